@@ -71,6 +71,7 @@ def suitable():
             partitions={"train": {"u_0_0": {"response_len": 2}}},
             prompt_global_steps={"train": {"u": 2}},
             replicas=replicas,
+            hybrid_checkpoint_manager=Anything(replicas=replicas, actor_wg=Anything(world_size=1)),
             actor_wg=Anything(world_size=1),
             backend="naive",
             llm_server_manager=Anything(rollout_replicas=replicas),
@@ -79,7 +80,9 @@ def suitable():
             **dict.fromkeys(("current_param_version", "local_trigger_step"), 1),
             **dict.fromkeys(("staleness_samples", "max_required_samples", "required_samples"), 1),
             **dict.fromkeys(("max_concurrent_samples", "max_queue_size"), 1),
-            **dict.fromkeys(("active_tasks", "queue", "_request_id_to_server"), ()),
+            **dict.fromkeys(("active_tasks", "queue"), ()),
+            _request_id_to_server={},
+            _full_determinism=False,
             _inflight_requests=Counts(),
             config=Anything(
                 trainer=Anything(test_freq=1),

@@ -168,3 +168,16 @@ def test_no_device_time_is_lost(states, calls, devices, yields):
 
     for (begin, end), found in zip(windows, integrate(windows, [group]), strict=True):
         assert sum(found.values()) == pytest.approx(devices * (end - begin) / 1e6)
+
+
+def test_the_wait_before_hybrid_replicas_are_taken_back_is_no_training():
+    """A fully asynchronous trainer's timer, which has no name of V1's."""
+    events = events_of(Simulation(Plan()))
+    named = bubble_ledger(tables_of(events))
+    renamed = [
+        each | {"event": "wait_for_enough_samples"} if each["event"] == "gen" else each
+        for each in events
+    ]
+
+    assert any(each["event"] == "gen" for each in events)
+    assert bubble_ledger(tables_of(renamed)) == named

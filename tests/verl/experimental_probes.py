@@ -33,6 +33,9 @@ from verl.experimental.fully_async_policy import (  # noqa: E402
     fully_async_trainer,
     message_queue,
 )
+from verl.experimental.fully_async_policy.dynamic_schedule import (  # noqa: E402
+    dynamic_resource_controller,
+)
 from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer  # noqa: E402
 from verl.experimental.separation.engine_workers import DetachActorWorker  # noqa: E402
 from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
@@ -263,6 +266,70 @@ async def fully_async(report):
         await trainer._fit_validate()
 
 
+class Replica:
+    """A replica that does nothing."""
+
+    world_size = 2
+
+    def __init__(self, rank, mode):
+        self.replica_rank = rank
+        self.rollout_mode = SimpleNamespace(value=mode)
+
+    async def nothing(self, *_args, **_kwargs):
+        return None
+
+    abort_all_requests = resume_generation = sleep = nothing
+
+
+async def dynamic(report):
+    """Lend a trainer's hybrid replicas to the rollout and take them back; then validate with them."""
+    hybrid = {"hybrid_0": Replica(0, "hybrid")}
+    workers = SimpleNamespace(world_size=2, update_weights=lambda **_: [])
+    trainer = unmade(fully_async_trainer.FullyAsyncTrainer)
+    engine = {"_target_": "verl.workers.config.CheckpointEngineConfig", "backend": "nccl"}
+    trainer.__dict__.update(
+        global_steps=3,
+        current_param_version=2,
+        actor_rollout_wg=workers,
+        rollouter=SimpleNamespace(
+            get_all_hybrid_replicas=SimpleNamespace(remote=lambda: hybrid),
+            **{
+                name: Remote(Replica(0, "").nothing)
+                for name in ("add_replicas", "remove_replicas", "do_validate", "rebalance_requests")
+            },
+        ),
+        config=OmegaConf.create(
+            {
+                "actor_rollout_ref": {"rollout": {"checkpoint_engine": engine}},
+                "async_training": {
+                    "use_dynamic_resource_scheduling": True,
+                    "use_trainer_do_validate": False,
+                },
+            }
+        ),
+    )
+    context.process.reset()
+    context.process.hold_trainer(trainer, counts_steps=False)
+    context.process.step = 3
+    await trainer._setup_hybrid_checkpoint_manager()
+    controller = dynamic_resource_controller.DynamicResourceController(
+        trainer.rollouter, trainer.hybrid_checkpoint_manager, 1, 1
+    )
+    await controller.sync_hybrid_weights(2)
+    await controller.activate_hybrid_replicas(2)
+    await controller.deactivate_hybrid_replicas(2)
+    trainer.checkpoint_manager = trainer.hybrid_checkpoint_manager
+    trainer.logger = SimpleNamespace(log=lambda **_: None)
+
+
+    async def replicas():
+        return hybrid
+
+    trainer.rollouter.get_all_hybrid_replicas = Remote(replicas)
+    await trainer._trainer_side_validate()
+    report["hybrid"] = [controller.activate_count, controller.deactivate_count]
+
+
 def sample(number):
     return detach_utils.RolloutSample(
         full_batch=prompt(2), sample_id=f"sample_0_{number}", epoch=0, rollout_status={}
@@ -344,6 +411,7 @@ def main():
     report = {}
     asyncio.run(fully_async(report))
     asyncio.run(one_step_off(report))
+    asyncio.run(dynamic(report))
     report["syncs"] = syncs()
     report["errors"] = dict(wrapping.status.errors)
     report["exported"] = exported()

@@ -142,3 +142,32 @@ def test_the_trainer_validates_every_second_version(report):
 def test_a_ranks_work_belongs_to_its_step(report):
     """Whether the step syncs before its work, as one step off does, or after it."""
     assert {"before": [1, 2], "after": [1, 2]} == report["syncs"]
+
+
+def test_hybrid_replicas_of_a_fully_asynchronous_trainer(report):
+    """Which are lent to the rollout, and with which a trainer validates."""
+    found = [
+        (each["event"], x["replicas"], x.get("reason"), x.get("to"))
+        for each in report["events"]
+        for x in [each.get("extra", {})]
+        if x.get("pool") == "hybrid"
+    ]
+    abort, resume, sleep = "abort_replicas", "resume_replicas", "sleep_replicas"
+    to_rollout, to_trainer = "switch_to_rollout", "switch_to_trainer"
+
+    assert report["hybrid"] == [1, 1]
+    assert {each["step"] for each in report["events"] if each["event"] == "pool_switch"} == {3}
+    assert found[:9] == [
+        (sleep, [0], None, None),
+        ("replica_pool", [0], None, None),
+        (abort, [0], to_rollout, None),
+        ("weight_sync", [0], to_rollout, None),
+        (resume, [0], to_rollout, None),
+        (resume, [0], to_rollout, None),
+        ("pool_switch", [0], None, "rollout"),
+        (abort, [0], to_trainer, None),
+        (sleep, [0], to_trainer, None),
+    ]
+    assert found[9] == ("pool_switch", [0], None, "trainer")
+    validating = {(event, reason) for event, _, reason, _ in found[10:]}
+    assert validating == {(each, "validate_begin") for each in ("weight_sync", abort, resume, sleep)}

@@ -148,6 +148,11 @@ EVENTS: dict[str, Event] = {
         "prepare_step",
         "The trainer's `timing_s/switch_wait`: its replicas generate until enough prompts are ready.",
     ),
+    "wait_for_enough_samples": Event(
+        "trainer",
+        "step",
+        "The trainer's `timing_s/wait_for_enough_samples`: its replicas generate until enough are ready.",
+    ),
     "switch_to_trainer": Event(
         "trainer",
         "step",

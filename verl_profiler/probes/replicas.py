@@ -1,8 +1,9 @@
-"""What becomes of replicas in the V1 trainers; in the trainer's process.
+"""What becomes of replicas in asynchronous trainers; in the trainer's process.
 
 Replicas are aborted, put to sleep, synced, resumed and switched between training and generating.  The
 reason is that of the innermost of verl's hooks and methods around the call (verl 0.9.1
-trainer_colocate_async.py, trainer_separate_async.py).
+trainer_colocate_async.py, trainer_separate_async.py; fully_async_policy/fully_async_trainer.py and
+dynamic_schedule/dynamic_resource_controller.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ _SYNC = f"{_V1}.trainer_sync:PPOTrainerSync"
 _COLOCATE = f"{_V1}.trainer_colocate_async:PPOTrainerColocateAsync"
 _SEPARATE = f"{_V1}.trainer_separate_async:PPOTrainerSeparateAsync"
 _MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
+_FULLY_ASYNC = "verl.experimental.fully_async_policy"
+_TRAINER = f"{_FULLY_ASYNC}.fully_async_trainer:FullyAsyncTrainer"
+_CONTROLLER = (
+    f"{_FULLY_ASYNC}.dynamic_schedule.dynamic_resource_controller:DynamicResourceController"
+)
 
 # Base class of the trainers in verl.experimental.
 _SEPARATED = "SeparateRayPPOTrainer"
@@ -47,9 +53,17 @@ def _of_replicas(replicas: Iterable[Any]) -> dict[str, Any]:
 
 
 def _end_manager(call: Call, _result: Any) -> None:
+    _note_pool(call, call.arguments["self"])
+
+
+def _end_hybrid_setup(call: Call, _result: Any) -> None:
+    """Note the pool of a manager that is made without its replicas."""
+    _note_pool(call, call.arguments["self"].hybrid_checkpoint_manager)
+
+
+def _note_pool(call: Call, manager: Any) -> None:
     instant(call)
-    manager = call.arguments["self"]
-    if not context.process.is_trainer or not manager.replicas:
+    if manager is None or not context.process.is_trainer or not manager.replicas:
         call.event = None
         return
     call.extra = {
@@ -117,6 +131,15 @@ def _begin_switch(to: str, call: Call) -> None:
     call.bind(_reason, f"switch_to_{to}")
 
 
+def _begin_activation(to: str, call: Call) -> None:
+    manager = call.arguments["self"].hybrid_checkpoint_manager
+    if not manager.replicas:
+        call.event = None
+        return
+    call.extra = {**_of_replicas(manager.replicas), "to": to}
+    call.bind(_reason, f"switch_to_{to}")
+
+
 # verl's hook or method → what it is the reason of.
 _REASONS = {
     "on_init_end": "init_end",
@@ -181,6 +204,33 @@ PROBES = (
             enter=functools.partial(_begin_switch, to),
         )
         for to in ("rollout", "trainer")
+    ),
+    *(
+        Probe(
+            "pool_switch",
+            "trainer",
+            (f"{_CONTROLLER}.{method}_hybrid_replicas",),
+            enter=functools.partial(_begin_activation, to),
+        )
+        for method, to in (("activate", "rollout"), ("deactivate", "trainer"))
+    ),
+    Probe(
+        None,
+        "trainer",
+        (f"{_CONTROLLER}.sync_hybrid_weights",),
+        enter=functools.partial(_because, "switch_to_rollout"),
+    ),
+    Probe(
+        None,
+        "trainer",
+        (f"{_TRAINER}._trainer_side_validate",),
+        enter=functools.partial(_because, "validate_begin"),
+    ),
+    Probe(
+        "replica_pool",
+        "trainer",
+        (f"{_TRAINER}._setup_hybrid_checkpoint_manager",),
+        leave=_end_hybrid_setup,
     ),
     *(
         Probe(event, "trainer", (f"{_SEPARATE}.{method}",), enter=_begin_pool_move)

@@ -49,15 +49,17 @@ def _end_route(call: Call, result: Any) -> None:
     if before is None or active is None or not isinstance(result, tuple):
         call.event = None
         return
-    in_flight, least = before.loads[result[0]], min(before.loads.values())
-    if in_flight <= least and active.config.events.detail_share < 1:
+    server = plain(result[0])
+    in_flight = before.loads.get(server)
+    least = min(before.loads.values(), default=0)
+    if in_flight is None or (in_flight <= least and active.config.events.detail_share < 1):
         call.event = None
         return
     # An instant: the choice takes microseconds.
     call.begin_ns = None
     call.extra = {
         "request_id": plain(call.arguments["request_id"]),
-        "server": plain(result[0]),
+        "server": server,
         "reason": before.reason,
         "in_flight": in_flight,
         "least_in_flight": least,

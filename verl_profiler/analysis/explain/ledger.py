@@ -59,7 +59,8 @@ _TIMERS = {
     "step": "unattributed",
     **dict.fromkeys(("prepare_step", "dispatch"), "dispatch"),
     **dict.fromkeys(
-        ("gen", "sample_wait", "sampleable_wait", "switch_wait"), "waiting_for_samples"
+        ("gen", "sample_wait", "sampleable_wait", "switch_wait", "wait_for_enough_samples"),
+        "waiting_for_samples",
     ),
     **dict.fromkeys(
         (
