@@ -96,8 +96,10 @@ def _phases(steps: Steps) -> str:
     """
 
 
-def rollout_balance(tables: Tables, steps: Steps = None) -> Rows:
+def rollout_balance(tables: Tables, steps: Steps = None, *, process: str | None = None) -> Rows:
     """Compare the agent-loop workers: when each finished its last training request.
+
+    `process` narrows to one of them, which is still compared with all.
 
     Returns:
         Table `rollout_balance`: one row per run, step and worker, slowest first.
@@ -106,8 +108,10 @@ def rollout_balance(tables: Tables, steps: Steps = None) -> Rows:
         f"""
         SELECT run, step, name, requests, duration_us / 1e6 AS busy_s, mean_us / 1e6 AS mean_s,
             (duration_us - median(duration_us) OVER (PARTITION BY run, step)) / 1e6 AS behind_s
-        FROM ({_rollouts(steps)}) ORDER BY run, step, duration_us DESC, name
-        """
+        FROM ({_rollouts(steps)}) QUALIFY $1 IS NULL OR name = $1
+        ORDER BY run, step, duration_us DESC, name
+        """,
+        [process],
     )
 
 
@@ -138,8 +142,10 @@ def worker_balance(tables: Tables, steps: Steps = None) -> Rows:
     )
 
 
-def worker_phases(tables: Tables, steps: Steps = None) -> Rows:
+def worker_phases(tables: Tables, steps: Steps = None, *, process: str | None = None) -> Rows:
     """List what each process spent on each phase that it shares with others.
+
+    `process` narrows to one of them, which is still compared with all.
 
     Returns:
         Table `worker_phases`: one row per run, step, role, process and phase.
@@ -158,6 +164,8 @@ def worker_phases(tables: Tables, steps: Steps = None) -> Rows:
             waited_us / 1e6 AS waited_s,
             row_number() OVER (PARTITION BY run, step, role, phase
                 ORDER BY waited_us, duration_us DESC, name) = 1 AS slowest
-        FROM summed ORDER BY run, step, role, name, duration_us DESC, phase
-        """
+        FROM summed QUALIFY $1 IS NULL OR name = $1
+        ORDER BY run, step, role, name, duration_us DESC, phase
+        """,
+        [process],
     )

@@ -42,6 +42,12 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "notes": _NOTES,
         "problems": _PROBLEMS,
     },
+    "summary --worker": {
+        "runs": _RUNS,
+        "worker": ("string", "The process."),
+        "tables": _TABLES,
+        "left_out": _LEFT_OUT,
+    },
     "why": {
         "runs": _RUNS,
         "findings": _FINDINGS,
@@ -210,7 +216,7 @@ def schema(command: str) -> dict[str, Any]:
         "type": "object",
         "required": ["format", *(name for name in keys if not name.endswith("?"))],
         "properties": {
-            "format": {"const": _VERSIONS.get(command, 1)},
+            "format": {"const": _VERSIONS.get(command.split(" ", maxsplit=1)[0], 1)},
             **{
                 name.rstrip("?"): {**_TYPES[kind], "description": text}
                 for name, (kind, text) in keys.items()

@@ -1,12 +1,13 @@
-"""Show where the time of a run went, and what to change first, on one screen.
+"""Show where the time of a run went, and what to change first, in 20 lines.
 
     verl-profiler summary logs/my-run
     verl-profiler summary -v logs/my-run
     verl-profiler summary logs/my-run --step 5
     verl-profiler summary logs/my-run logs/my-run-2 --json
 
--v adds each finding's cause and the blocks of the longest steps; --step N adds the block of that
-step.  NO_COLOR disables colors.
+-v shows everything: all phases, findings with their causes, warnings, and the blocks of the longest
+steps.  --step N adds the block of that step, --worker NAME shows one process instead.  NO_COLOR
+disables colors.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from verl_profiler.cli.options import (
     add_runs,
     add_steps,
     check_steps,
+    process_name,
     step_range,
 )
 from verl_profiler.cli.output import bounded, json_text
@@ -42,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_runs(parser)
     add_steps(parser)
+    parser.add_argument(
+        "--worker", metavar="NAME", help="one process instead: worker_3 (or 3), actor_0, …"
+    )
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="show findings and steps in full"
     )
@@ -62,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
         for path in args.runs:
             _print_stuck(path)
     with quick_rows(), load(args.runs, cache=not args.no_cache, steps=args.steps) as opened:
+        if args.worker is not None:
+            check_steps(opened, args.steps)
+            return _print_worker(opened, args)
         return _print(
             opened,
             args.steps,
@@ -81,6 +89,28 @@ def _print_stuck(path: Path) -> None:
     line = pointer(Followed(path)) if os.path.isdir(path) else None
     if line is not None:
         print(escaped(line), end="\n\n")
+
+
+def _print_worker(opened: Run, args: argparse.Namespace) -> int:
+    from verl_profiler.analysis.requests import request_breakdown
+    from verl_profiler.analysis.workers import rollout_balance, worker_phases
+    from verl_profiler.views.worker_text import SLOWEST, worker_text
+
+    name = process_name(opened, args.worker)
+    tables: dict[str, Any] = {
+        "worker_phases": worker_phases(opened.tables, args.steps, process=name),
+        "rollout_balance": rollout_balance(opened.tables, args.steps, process=name),
+        "request_breakdown": request_breakdown(
+            opened.tables, args.steps, process=name, count=SLOWEST
+        ),
+    }
+    if args.json:
+        kept, left_out = bounded(tables)
+        content = {"format": 2, "runs": opened.labels, "worker": name}
+        sys.stdout.write(json_text({**content, "tables": kept, "left_out": left_out}))
+    else:
+        sys.stdout.write(worker_text(*shown((name, tables))))
+    return 0 if any(tables.values()) else 1
 
 
 def summarize(run_dir: Path, stream: TextIO) -> None:
@@ -106,7 +136,7 @@ def _print(
     from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.views.about_run import recorded_events
     from verl_profiler.views.findings import finding_list, findings
-    from verl_profiler.views.overview_text import TABLES, overview_text
+    from verl_profiler.views.overview_text import TABLES, overview_text, totals_text
     from verl_profiler.views.summary_text import step_blocks, summary
 
     check_steps(opened, steps)
@@ -139,22 +169,19 @@ def _print(
         if not tables["step_times"]:
             print_error("nothing to report:", *opened.problems)
             return 1
-        problems = opened.problems
-        if not verbose:
-            rows = {**tables, **_totals(opened, steps, tables, warm_up)}
-            rows["device_use"] = explained["device_use"]
-            rows = {name: rows[name] for name in TABLES}
-            runs = {key: about[key] for key in ("runs", "events", "notes")}
-            text = overview_text(
-                *shown((rows, runs, found, problems)), left_out=warm_up, color=color, price=price
-            )
+        rows = {**tables, **_totals(opened, steps, tables, warm_up)}
+        rows["device_use"] = explained["device_use"]
+        rows = shown({name: rows[name] for name in TABLES})
+        tables, found, about, problems = shown((tables, found, about, opened.problems))
+        if verbose:
+            about["findings"] = finding_list(found, warm_up)
+            about["totals"] = totals_text(rows, about["runs"], warm_up, price)
+            stream.write(summary(tables, about, problems))
+        else:
+            text = overview_text(rows, about, found, problems, warm_up, color=color, price=price)
             (control if color else stream.write)(text)
-        if verbose or (steps is not None and steps[0] == steps[1]):
-            tables, about, problems = shown((tables, about, problems))
-            about["findings"] = finding_list(shown(found), warm_up) if verbose else ""
-            stream.write(
-                summary(tables, about, problems) if verbose else f"\n{step_blocks(tables, about)}"
-            )
+            if steps is not None and steps[0] == steps[1]:
+                stream.write(f"\n{step_blocks(tables, about)}")
     return 0 if tables["step_times"] else 1
 
 

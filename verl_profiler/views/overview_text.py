@@ -1,10 +1,10 @@
-"""A run on one screen: verdict, what to change first, phases, requests, and data-quality warnings."""
+"""A run in 20 lines: where the time went, what to change first, requests, and data quality."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
@@ -14,7 +14,7 @@ from verl_profiler.views.ledger_text import ledger_lines
 from verl_profiler.views.step_text import of_which
 from verl_profiler.views.training_text import device_line, price_sentence
 
-__all__ = ["TABLES", "overview_text"]
+__all__ = ["LINES", "TABLES", "overview_text", "totals_text"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -32,13 +32,30 @@ TABLES = (
     "profiler_cost",
 )
 
+# At most so many lines, whatever the size of the run.
+LINES = 20
+_RUNS = 5
 _FINDINGS = 3
+_MESSAGE_LINES = 2
+_PHASES = 3
 _TOOLS = 3
-_WARNINGS = 3
 _WIDTH = 100
+_FACT_WIDTH = 120
 # Phases below this share of the steps are combined into one line.
 _SMALL = 0.02
-_BOLD, _DIM, _YELLOW, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[33m", "\x1b[0m"
+_BOLD, _YELLOW, _RESET = "\x1b[1m", "\x1b[33m", "\x1b[0m"
+# What is left out last comes first.
+_RANKS = ("head", "finding 1", "quality", "price", "devices", "note", "requests", "finding 2",
+          "tools", "slowest", "your spans", "finding 3", "profiler")  # fmt: skip
+
+_Paint = Callable[[str, str], str]
+
+
+class _Item(NamedTuple):
+    """Lines of an overview that are shown together or not at all."""
+
+    rank: str
+    lines: list[str]
 
 
 def overview_text(
@@ -51,7 +68,7 @@ def overview_text(
     color: bool = False,
     price: float | None = None,
 ) -> str:
-    """Return a run's overview.
+    """Return a run's overview, of at most `LINES` lines.
 
     Args:
         found: Rows by name, of `TABLES`.
@@ -63,19 +80,83 @@ def overview_text(
         price: Of a GPU-hour, if device time is shown in money.
     """
     paint = _painted if color else _plain
+    runs = about["runs"]
     heads: list[str] = []
+    facts: list[_Item] = []
+    for run in runs[:_RUNS]:
+        own = _of_run(found, run)
+        heads.append(paint(_clipped(_headline(run, own, left_out)), _BOLD))
+        if len(runs) == 1:
+            facts = [_fact(*each) for each in _facts(own, left_out, price)]
+        elif own["phase_totals"]:
+            heads.append(_clipped(f"  {_phase_line(own['phase_totals'])}"))
+            heads += [_clipped(f"  {text}") for text in [_price(own, left_out, price)] if text]
+    if len(runs) > _RUNS:
+        heads.append(f"and {len(runs) - _RUNS} more runs: summary -v")
+    facts += [_Item("note", [_clipped(f"Note: {note}")]) for note in about["notes"][:1]]
+    title, changes = _changes(findings, found, about, paint)
+    quality = _Item("quality", [_quality(problems)])
+
+    phases: Rows = found["phase_totals"] if len(runs) == 1 else ()
+    head = _Item("head", [*heads, *_phases(phases, _PHASES)])
+    # Two empty lines divide the blocks, and the findings have a title.
+    room = LINES - 2 - len(title)
+    kept = _fitting([head, *changes, *facts, quality], room)
+    room -= sum(len(item.lines) for item in kept)
+    more = _phases(phases, _PHASES + room)
+    if more:
+        head.lines[1:] = more
+    listed = [item for item in changes if item in kept]
+    if title and len(findings) > len(listed):
+        title = [title[0] + paint(f"; {len(listed)} of {len(findings)}, -v has all", _BOLD)]
+    blocks = [
+        head.lines,
+        [*title, *_lines(listed)],
+        _lines(item for item in (*facts, quality) if item in kept),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
+
+
+def totals_text(
+    found: Mapping[str, Rows], runs: Sequence[str], left_out: Sequence[int], price: float | None
+) -> str:
+    """Return all phases and facts of each run, whatever room they take."""
     blocks: list[str] = []
-    for run in about["runs"]:
-        own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
-        heads.append(paint(visible(_headline(run, own, left_out)), _BOLD))
-        blocks.append(_details(own, left_out, price))
-        if len(about["runs"]) > 1:
-            blocks[-1] = f"{visible(run)}\n{blocks[-1]}"
-    change = _changes(findings, found, about, paint)
-    warnings = _warnings(problems, paint)
-    notes = [textwrap.fill(visible(f"Note: {note}"), _WIDTH) for note in about["notes"]]
-    every = ("\n".join(heads), change, *blocks, *notes, warnings)
-    return "\n\n".join(block for block in every if block) + "\n"
+    for run in runs:
+        own = _of_run(found, run)
+        phases = _phases(own["phase_totals"], None)
+        facts = [f"{label:<12}{text}" for _, label, text in _facts(own, left_out, price)]
+        lines = [*phases, *map(visible, facts)]
+        blocks.append("\n".join([visible(run), *lines] if len(runs) > 1 else lines))
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _fitting(items: Sequence[_Item], room: int) -> list[_Item]:
+    """Return what there is room for, in the order of `_RANKS`; the first two always."""
+    kept: list[_Item] = []
+    for item in sorted(items, key=lambda item: _RANKS.index(item.rank)):
+        if len(item.lines) <= room or _RANKS.index(item.rank) < 3:
+            kept.append(item)
+            room -= len(item.lines)
+    return kept
+
+
+def _lines(items: Iterable[_Item]) -> list[str]:
+    return [line for item in items for line in item.lines]
+
+
+def _of_run(found: Mapping[str, Rows], run: str) -> dict[str, Rows]:
+    return {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
+
+
+def _clipped(text: str, width: int = _FACT_WIDTH) -> str:
+    """Return the text as one line; what was cut off is marked."""
+    text = visible(text)
+    return text if len(text) <= width else text[: width - 2].rstrip(" ,;") + " …"
+
+
+def _fact(rank: str, label: str, text: str) -> _Item:
+    return _Item(rank, [_clipped(f"{label:<12}{text}")])
 
 
 def _plain(text: str, _code: str) -> str:
@@ -87,73 +168,71 @@ def _painted(text: str, code: str) -> str:
 
 
 def _changes(
-    findings: Rows, found: Mapping[str, Rows], about: Mapping[str, Any], paint: Any
-) -> str:
+    findings: Rows, found: Mapping[str, Rows], about: Mapping[str, Any], paint: _Paint
+) -> tuple[list[str], list[_Item]]:
+    """Return the title of the findings and the first of them, or that there is none."""
     if not findings:
         finished = sum(row["finished"] for row in found["step_times"] if row["step"] > 0)
         if finished < 1 or about["notes"]:
-            return ""
-        return paint("No single change is worth 3 % of a step.", _BOLD)
+            return [], []
+        return [paint("No single change is worth 3 % of a step.", _BOLD)], []
     texts = finding_texts([dict(row) for row in findings])
-    lines = [paint("What to change first (gains per step, not additive)", _BOLD)]
+    items: list[_Item] = []
     for number, text in enumerate(texts[:_FINDINGS], 1):
-        wrapped = textwrap.wrap(
-            visible(f"{number}. {text['message']}"), _WIDTH, subsequent_indent="   "
-        )
-        lines += [paint(line, _YELLOW) for line in wrapped]
-        lines += _wrapped("gain", text["gain"])
-        lines += _wrapped("culprit", text["who"])
+        message = textwrap.wrap(
+            visible(f"{number}. {text['message']}"), _WIDTH, subsequent_indent="   ",
+            max_lines=_MESSAGE_LINES, placeholder=" …",
+        )  # fmt: skip
+        gain = f"   gain: {text['gain']}"
+        if text["who"]:
+            gain += f"; culprit: {text['who']}"
+        lines = [*(paint(line, _YELLOW) for line in message), _clipped(gain)]
+        # Never cut off, so that it can be pasted.
         fix = " ".join(text["paste"])
         if text["files"]:
             names = " and ".join(name for name, _ in text["files"])
             fix += f"  ({names}: summary -v)"
-        lines += [visible(f"   fix: {fix}")] if fix else _wrapped("fix", text["try"])
-    if len(texts) > _FINDINGS:
-        lines.append(f"   and {len(texts) - _FINDINGS} more: summary -v")
-    return "\n".join(lines)
+        if fix:
+            lines.append(visible(f"   fix: {fix}"))
+        elif text["try"]:
+            lines.append(_clipped(f"   fix: {text['try']}"))
+        items.append(_Item(f"finding {number}", lines))
+    return [paint("What to change first (gains per step, not additive)", _BOLD)], items
 
 
-def _wrapped(label: str, text: str) -> list[str]:
-    if not text:
-        return []
-    return textwrap.wrap(
-        visible(text), _WIDTH, initial_indent=f"   {label}: ", subsequent_indent="        "
-    )
-
-
-def _device_lines(
-    found: Mapping[str, Rows], left_out: Sequence[int], price: float | None
-) -> list[str]:
-    ledger, use = (
-        [row for row in found[name] if row["step"] not in left_out] or found[name]
-        for name in ("bubble_ledger", "device_use")
-    )
+def _device_lines(found: Mapping[str, Rows], left_out: Sequence[int]) -> list[str]:
+    use = _without(found["device_use"], left_out)
     lines = [*ledger_lines(found["bubble_ledger"], left_out), device_line(use)]
-    if price is not None:
-        lines.append(price_sentence(ledger, use, price))
     return [line for line in lines if line]
 
 
-def _details(found: Mapping[str, Rows], left_out: Sequence[int], price: float | None) -> str:
-    phases = _phases(found["phase_totals"])
-    lines = [phases] if phases else []
-    lines += [
-        visible(f"{label:<12}{text}")
-        for label, text in (
-            *zip(
-                ["devices", *[""] * 9],
-                _device_lines(found, left_out, price),
-                strict=False,
-            ),
-            ("requests", _requests(found)),
-            ("slowest", _slowest(found)),
-            ("tools", _tools(found["tool_latencies"])),
-            ("your spans", _spans(found["own_spans"])),
-            ("profiler", _cost(found["profiler_cost"])),
-        )
-        if text
+def _price(found: Mapping[str, Rows], left_out: Sequence[int], price: float | None) -> str:
+    if price is None:
+        return ""
+    ledger, use = (_without(found[name], left_out) for name in ("bubble_ledger", "device_use"))
+    return price_sentence(ledger, use, price)
+
+
+def _without(rows: Rows, left_out: Sequence[int]) -> Rows:
+    return [row for row in rows if row["step"] not in left_out] or rows
+
+
+def _facts(
+    found: Mapping[str, Rows], left_out: Sequence[int], price: float | None
+) -> list[tuple[str, str, str]]:
+    """Return what is known of a run besides its phases: rank, label and text."""
+    devices = _device_lines(found, left_out)
+    labels = ["devices", *[""] * (len(devices) - 1)]
+    facts = [
+        *(("devices", label, text) for label, text in zip(labels, devices, strict=False)),
+        ("price", "", _price(found, left_out, price)),
+        ("requests", "requests", _requests(found)),
+        ("slowest", "slowest", _slowest(found)),
+        ("tools", "tools", _tools(found["tool_latencies"])),
+        ("your spans", "your spans", _spans(found["own_spans"])),
+        ("profiler", "profiler", _cost(found["profiler_cost"])),
     ]
-    return "\n".join(lines)
+    return [fact for fact in facts if fact[2]]
 
 
 def _headline(run: str, found: Mapping[str, Rows], left_out: Sequence[int]) -> str:
@@ -178,11 +257,12 @@ def _headline(run: str, found: Mapping[str, Rows], left_out: Sequence[int]) -> s
     return text
 
 
-def _phases(rows: Rows) -> str:
+def _phases(rows: Rows, count: int | None) -> list[str]:
+    """Return the lines of a table of the largest phases, at most `count`, and the sum of the others."""
     if not rows:
-        return ""
-    large = [row for row in rows if (row["share"] or 0) >= _SMALL]
-    small = [row for row in rows if (row["share"] or 0) < _SMALL]
+        return []
+    large = [row for row in rows if (row["share"] or 0) >= _SMALL][:count]
+    small = [row for row in rows if row not in large]
     several = rows[0]["steps"] > 1
     lines = [["phase", "mean" if several else "time", "share", *(["longest"] if several else [])]]
     lines += [
@@ -198,15 +278,23 @@ def _phases(rows: Rows) -> str:
         total = sum(row["mean_s"] for row in small)
         names = ", ".join(row["phase"] for row in small[:4]) + (", …" if len(small) > 4 else "")
         lines.append([names, seconds(total), share(sum(row["share"] or 0 for row in small))])
-    return align(lines, left=(0, 3), indent="")
+    return align(lines, left=(0, 3), indent="").split("\n")
+
+
+def _phase_line(rows: Rows) -> str:
+    """Return the largest phases of one of several runs."""
+    return ", ".join(
+        f"{row['phase']} {share(row['share'])} ({seconds(row['mean_s'])})" for row in rows[:_PHASES]
+    )
 
 
 def _requests(found: Mapping[str, Rows]) -> str:
     if not found["request_totals"]:
         return ""
     (row,) = found["request_totals"]
-    names = ("p50", "p95", "p99", "max")
-    times = zip(names, quantile_texts(row, *names), strict=True)
+    # What has too few requests is left out.
+    names = [name for name in ("p50", "p95", "p99") if row[f"{name}_s"] is not None]
+    times = zip([*names, "max"], quantile_texts(row, *names, "max"), strict=True)
     text = f"{row['requests']:,}: " + "  ".join(f"{name} {value}" for name, value in times)
     if row["mean_turns"] is not None:
         text += f"; {row['mean_turns']:.1f} turns"
@@ -262,15 +350,9 @@ def _cost(rows: Rows) -> str:
     return f"at most {share(row['share'])} of a step ({row['costliest']}, step {row['step']})"
 
 
-def _warnings(problems: Sequence[str], paint: Any) -> str:
+def _quality(problems: Sequence[str]) -> str:
     if not problems:
         return "Data quality: no problems found in the files."
-    lines = [paint("Data-quality warnings", _BOLD)]
-    for problem in problems[:_WARNINGS]:
-        lines += textwrap.wrap(
-            visible(problem), _WIDTH, initial_indent="  - ", subsequent_indent="    ",
-            max_lines=3, placeholder=" … (-v)",
-        )  # fmt: skip
-    if len(problems) > _WARNINGS:
-        lines.append(f"  - and {len(problems) - _WARNINGS} more: summary -v")
-    return "\n".join(lines)
+    many = len(problems)
+    title = f"Data quality, 1 of {many} warnings (-v has all)" if many > 1 else "Data quality"
+    return _clipped(f"{title}: {problems[0]}")

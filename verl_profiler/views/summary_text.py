@@ -32,12 +32,12 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
     Args:
         tables: The rows of the analyses, by name.
         about: `runs` (labels), `events` (how many), `recorded` (names of events that occur),
-            `findings` (their text), `notes` (of the reader).
+            `findings` and `totals` (their texts), `notes` (of the reader).
         problems: Plain sentences; they come last.
     """
     steps = tables["step_times"]
     several = len(about["runs"]) > 1
-    blocks = [_headline(tables, about), about["findings"]]
+    blocks = [_headline(tables, about), about["findings"], about["totals"]]
     trained = [row for row in steps if row["step"] or row["requests"] or row["finished"]] or steps
     if len(trained) > _BLOCKS:
         blocks.append(_step_lines(trained, tables, several=several))
