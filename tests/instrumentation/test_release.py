@@ -89,6 +89,10 @@ def suitable():
                 async_training=Anything(trigger_parameter_sync_step=1),
             ),
         ),
+        "sample_fields": Counts(uid="u"),
+        **dict.fromkeys(("sample_index", "session_index", "global_steps"), 1),
+        "runner_name": Text("solver"),
+        "session_id": Text("s"),
         "rollout_sample": Anything(sample_id="s"),
         "rollout_samples": Rows(
             [Anything(sample_id="s", full_batch=Anything(non_tensor_batch={}))]

@@ -321,7 +321,6 @@ async def dynamic(report):
     trainer.checkpoint_manager = trainer.hybrid_checkpoint_manager
     trainer.logger = SimpleNamespace(log=lambda **_: None)
 
-
     async def replicas():
         return hybrid
 

@@ -170,4 +170,6 @@ def test_hybrid_replicas_of_a_fully_asynchronous_trainer(report):
     ]
     assert found[9] == ("pool_switch", [0], None, "trainer")
     validating = {(event, reason) for event, _, reason, _ in found[10:]}
-    assert validating == {(each, "validate_begin") for each in ("weight_sync", abort, resume, sleep)}
+    assert validating == {
+        (each, "validate_begin") for each in ("weight_sync", abort, resume, sleep)
+    }

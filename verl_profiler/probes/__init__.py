@@ -19,6 +19,7 @@ _MODULES = (
     "replicas",
     "experimental",
     "rollout",
+    "uni_agent",
     "engine_calls",
     "routing",
     "engine",

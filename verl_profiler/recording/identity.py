@@ -47,6 +47,8 @@ _ACTOR_CLASSES = (
     ("TaskRunner", "trainer"),
     ("MessageQueue", "message_queue"),
     ("AgentLoopWorker", "agent_loop"),
+    # uni-agent's.
+    ("AgentFrameworkWorker", "agent_loop"),
     ("HttpServer", "engine"),
     ("RewardLoopWorker", "reward"),
     ("TransferQueueController", "tq_controller"),
