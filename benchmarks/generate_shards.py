@@ -2,12 +2,12 @@
 
     python benchmarks/generate_shards.py /tmp/run --events 1e9
     python benchmarks/generate_shards.py /tmp/run --events 1e9 --for 300
-    python benchmarks/generate_shards.py /tmp/run --steps 1000 --workers 64 --requests 512
+    python benchmarks/generate_shards.py /tmp/run --steps 1000 --workers 64 --requests 512 --base-steps 25
     python benchmarks/generate_shards.py /tmp/run --one-step 1e6 --further-turns 0.3
 
 By default 1,024 processes: 512 agent-loop workers, 128 engines, 382 ranks, a trainer and a reward worker,
-with 8,192 requests and a million events a step.  One step is generated and converted; its shards are
-copied in duckdb, each copy with its own step, ids, times and length, so memory does not grow with the run.
+with 8,192 requests and a million events a step.  One step (or `--base-steps`) is generated and converted;
+its shards are copied in duckdb, each copy with its own step, ids, times and length, so memory does not grow with the run.
 A billion events take about 15 GB.  With `--for`, the command ends after so many seconds; the same
 command continues where it ended, and exits with 0 once the run is complete.
 """
@@ -133,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("requests", 8_192),
         ("turns", 64),
         ("seed", 0),
+        ("base-steps", 1),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--further-turns", type=float, default=12.5)
@@ -141,12 +142,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     base = args.out.with_name(f"{args.out.name}.base") / args.out.name
     if not base.exists():
         fields = ("workers", "engines", "ranks", "requests", "turns", "further_turns", "seed")
-        shape = Shape(steps=1, validate_every=0, **{name: getattr(args, name) for name in fields})
+        shape = Shape(
+            steps=args.base_steps,
+            validate_every=0,
+            **{name: getattr(args, name) for name in fields},
+        )
         one = generate(base, shape)["total"]
-        print(f"one step: {one:,} events of {len(list((base / 'processes').iterdir()))} processes")
+        print(
+            f"base of {args.base_steps}: {one:,} events of {len(list((base / 'processes').iterdir()))} processes"
+        )
     truth = json.loads((base / "truth.json").read_text(encoding="utf-8"))
     # Less the two events before the first step.
-    wanted = int(args.events or args.steps * (truth["total"] - 2))
+    wanted = int(args.events or args.steps * (truth["total"] - 2) / args.base_steps)
     if args.one_step:
         wanted = math.ceil(args.one_step / args.requests) * (truth["total"] - 2)
     total = multiply(base, args.out, wanted, end_s=end_s, one_step=bool(args.one_step))

@@ -11,6 +11,7 @@ import pytest
 from verl_profiler.analysis.compare.conditions import condition
 from verl_profiler.cli import diff, output
 from verl_profiler.errors import ReadingError
+from verl_profiler.views.diff_text import diff_text
 
 DATA = Path(__file__).parent.parent / "data"
 REHEARSED = DATA / "rehearsal_run.tar.gz"
@@ -342,3 +343,33 @@ def test_four_steps_of_each_show_what_is_there(tmp_path, capsys):
         assert step["significant"] == (step["low"] > 0 or step["high"] < 0)
         assert int(step["significant"]) == run(*pair, "--fail-if", condition_text)
         assert "Nothing changed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("significant", "others", "shown"), [(60, 60, 16), (2, 60, 12), (0, 4, 4)])
+def test_a_diff_of_many_metrics_fits_a_terminal(significant, others, shown):
+    """Those with a significant change come first; the rest is counted."""
+    row = {
+        "unit": "s", "headline": False, "a": 1.0, "b": 2.0, "difference": 1.0, "share": 1.0,
+        "low": 0.5, "high": 1.5, "p": 0.001, "adjusted_p": 0.001, "detectable": None,
+        "effective_steps": [9, 9], "drift": False, "estimated": False,
+    }  # fmt: skip
+    rows = [
+        {**row, "metric": f"tool_call:tool_{number}.mean", "significant": number < significant}
+        for number in range(significant + others)
+    ]
+    rows.append({**row, "metric": "step.mean", "headline": True, "significant": True})
+    run = {"steps": [1, 2], "warm_up": [], "asynchronous": False, "bound": ""}
+    document = {
+        "runs": [{**run, "name": "a"}, {**run, "name": "b"}],
+        "workload": [], "configuration": [], "only_in_one": [], "left_out": 0,
+        "metrics": rows, "conditions": [],
+    }  # fmt: skip
+    text = diff_text(document)
+
+    assert shown == text.count("\n  tool_call:tool_")
+    assert min(10, significant) == text.partition("No significant")[0].count("\n  tool_call:tool_")
+    hidden = significant + others - shown
+    assert (hidden > 0) == ("--all shows them." in text)
+    assert len(text.splitlines()) < 40
+    complete = diff_text(document, everything=True)
+    assert significant + others == complete.count("\n  tool_call:tool_")

@@ -17,6 +17,7 @@ import pytest
 from cached_runs import SMALL
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape
 
 from verl_profiler.analysis.tools import reward_times
 from verl_profiler.cli import report
@@ -592,6 +593,36 @@ def test_functions_that_transferqueue_feeds_are_there_when_they_were_traced():
     assert 161 == sum(row["calls"] for row in functions)
     assert any(text.startswith("_compute_advantage: get and put") for text in traced["tq_findings"])
     assert [] == rows(plain["tq_functions"])
+
+
+def test_the_warm_up_is_left_out_of_the_first_sentence():
+    """By hand: 20 s and 10 s in steps 2 and 3, of which 6 s and 6 s in gen; step 1 took 90 s."""
+    listed = [
+        {"run": "r", "step": step, "finished": True, "duration_s": length, "requests": 1,
+         "unfinished_requests": 0, "seen_s": length}
+        for step, length in ((1, 90.0), (2, 20.0), (3, 10.0))
+    ]  # fmt: skip
+    phases = [
+        {"step": 1, "phase": "save_checkpoint", "duration_s": 80.0, "share": 0.9},
+        {"step": 2, "phase": "gen", "duration_s": 6.0, "share": 0.3},
+        {"step": 3, "phase": "gen", "duration_s": 6.0, "share": 0.6},
+    ]
+    found = {"step_phases": phases, "slowest_requests": []}
+
+    assert conclusions(found, listed, [1], several=False) == [
+        "3 steps, median 15.0 s (10.0 s to 20.0 s, without step 1); 40 % of it is gen."
+    ]
+
+
+def test_a_finding_shows_what_to_try_at_once():
+    """Not folded away: the overrides, or advice where there are none."""
+    data = of(SMALL)
+    text = page(data, made="now")
+    folded = re.sub(r"<details>.*?</details>", "", text[: text.index("<main")], flags=re.DOTALL)
+
+    for row in data["findings"]:
+        shown = " ".join(row["overrides"]) or row["advice"]
+        assert escape(shown) in folded
 
 
 @pytest.mark.parametrize(

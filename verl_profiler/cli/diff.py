@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "least two others remain)",
     )
     parser.add_argument(
-        "--all", action="store_true", help="also show metrics without a significant change"
+        "--all", action="store_true", help="show all metrics, not only those that changed most"
     )
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON")
     parser.add_argument("--html", metavar="FILE", type=Path, help="also write an HTML page")

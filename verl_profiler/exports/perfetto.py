@@ -152,7 +152,8 @@ class PerfettoTrace:
     def __init__(self, file: BinaryIO, origin_ns: int) -> None:
         self._file = file
         self._block = bytearray()
-        self._tracks = 0
+        # How many there are.
+        self.tracks = 0
         self._ranks: dict[tuple[int, str], int] = {}
         self._names: dict[tuple[int, str], int] = {}
         self._heads: dict[tuple[int, Kind], bytes] = {}
@@ -224,17 +225,17 @@ class PerfettoTrace:
         self._flush()
 
     def _track(self, name: str, parent: int, *, about: str = "", counter: bytes = b"") -> int:
-        self._tracks += 1
-        track = _number(1, self._tracks) + _text(2, name) + counter
+        self.tracks += 1
+        track = _number(1, self.tracks) + _text(2, name) + counter
         # Made in the order in which they are to be shown; lanes of one name are shown as one.
-        rank = self._ranks.setdefault((parent, name), self._tracks)
+        rank = self._ranks.setdefault((parent, name), self.tracks)
         track += _number(11, _EXPLICIT_ORDER) + _number(12, rank)
         if parent:
             track += _number(5, parent)
         if about:
             track += _text(14, about)
         self._packet(_SEQUENCE + _bytes(60, track))
-        return self._tracks
+        return self.tracks
 
     def _head(self, track: int, kind: Kind) -> bytes:
         name, category, moment = kind

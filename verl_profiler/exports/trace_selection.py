@@ -3,8 +3,9 @@
 A viewer has to hold a trace in memory, and nobody scrolls through thousands of lanes.  Of a run beyond
 these limits, the slowest and the failed requests of each step are drawn, and an even sample of the
 others, with their engine requests and rewards, in lanes that all processes share; their number is that
-of the drawn requests that are in flight at once.  If what the processes do besides requests is too
-much as well, the longest steps are drawn, and others spread evenly.  Counters always count everything.
+of the drawn requests that are in flight at once.  Of many processes, some of each role have tracks.  If
+what they do is too much as well, the longest steps are drawn, and others spread evenly.  Counters of the
+whole run always count everything.  So a trace has at most about 200 tracks and 100 MB.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import math
 from dataclasses import dataclass, field
 
 from verl_profiler.analysis.selection import Steps, in_steps
+from verl_profiler.exports.process_selection import choose_processes, estimated_tracks
+from verl_profiler.exports.track_queries import POOLED
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted
 
@@ -23,8 +26,12 @@ TimeRange = tuple[int, int]
 
 # A span takes about 90 bytes, and is one of its process's lines.
 _SPANS = 500_000
-# Requests in flight at once, of all processes; each has a lane.
-_LANES = 150
+# Tracks of the processes, but for their requests.
+_TRACKS = 90
+# Requests in flight at once, of all processes; each has a lane, and so has its engine request.
+_LANES = 70
+# The same of a sample, whose rewards have lanes, too.
+_SAMPLED_LANES = 32
 # Of larger steps, so many requests are drawn, and at least so many of very long runs.
 _EACH = 64
 _LEAST = 8
@@ -42,7 +49,8 @@ class Selection:
     Args:
         steps: SQL condition on `step`.
         within_us: Only what lies in this time, or reaches into it.
-        is_sampled: Only requests in the table `traced_requests` are drawn.
+        is_sampled: Only requests in the table `traced_requests` and processes in `traced_processes`
+            are drawn.
         bucket_us: Counters have one value, the highest, for each so many microseconds.
         sentences: What was left out, and how to get it.
     """
@@ -66,6 +74,9 @@ class Selection:
                 "(SELECT (run, request_id) FROM traced_requests)) AND (event <> 'reward_score' "
                 "OR (run, extra->>'$.uid') IN (SELECT (run, uid) FROM traced_requests))"
             )
+            conditions.append(
+                f"({POOLED} OR (run, name) IN (SELECT (run, name) FROM traced_processes))"
+            )
         return " AND ".join(conditions)
 
     def counted(self, query: str) -> str:
@@ -73,6 +84,11 @@ class Selection:
         if self.within_us is not None:
             first_us, last_us = self.within_us
             query = f"SELECT * FROM ({query}) WHERE time_us BETWEEN {first_us} AND {last_us}"
+        if self.is_sampled:
+            query = (
+                f"SELECT * FROM ({query}) WHERE name = '' OR (run, name) IN "
+                "(SELECT (run, name) FROM traced_processes)"
+            )
         if self.bucket_us is None:
             return query
         return (
@@ -107,15 +123,17 @@ def choose(tables: Tables, steps: Steps, within_us: TimeRange | None = None) -> 
         part = min(1.0, (within_us[1] - within_us[0]) / max(1, lasting_us))
     events = part * sum(row["events"] for row in totals)
     busy = _in_flight(tables, overlapping)
-    if events <= _SPANS and busy <= _LANES:
+    tracks = estimated_tracks(tables)
+    if events <= _SPANS and busy <= _LANES and tracks <= 2 * _TRACKS:
         return selected
+    drawn_processes, processes = choose_processes(tables, _TRACKS)
     requests = tables.row(f"SELECT count(*) AS requests FROM requests WHERE {overlapping}")[
         "requests"
     ]
     of_requests = part * sum(row["of_requests"] or 0 for row in totals)
     each_events = max(1.0, of_requests / max(1, requests))
     count = len(totals) or 1
-    others = events - of_requests
+    others = (events - of_requests) * min(1.0, drawn_processes / max(1, processes))
     room = (_SPANS - others) / (count * each_events)
     sentences: list[str] = []
     condition = selected.steps
@@ -135,12 +153,22 @@ def choose(tables: Tables, steps: Steps, within_us: TimeRange | None = None) -> 
         room = _EACH
     each = max(_LEAST, min(_EACH, int(room)))
     _choose_requests(tables, f"{condition} AND {overlapping}", each)
+    while each > 1 and _in_flight(tables, _TRACED) > _SAMPLED_LANES:
+        each //= 2
+        _choose_requests(tables, f"{condition} AND {overlapping}", each)
     drawn = tables.connection.execute("SELECT count(*) FROM traced_requests").fetchall()[0][0]
-    sentences.append(
-        f"{drawn:,} of {counted(requests, 'request')} are drawn, at most {each} per step: the slowest, "
-        "those that failed, and an even sample; counters count all. --all draws everything."
-    )
-    processes = tables.row("SELECT count(DISTINCT (run, name)) AS many FROM processes")["many"]
+    if drawn < requests:
+        sentences.append(
+            f"{drawn:,} of {counted(requests, 'request')} are drawn, at most {each} per step: the "
+            "slowest, those that failed, and an even sample; counters of the whole run count all."
+        )
+    if drawn_processes < processes:
+        sentences.append(
+            f"{drawn_processes:,} of {processes:,} processes are drawn: of each role the one that "
+            "worked most, the one that worked least, and others between."
+        )
+    if sentences:
+        sentences.append("--all draws everything.")
     points = _POINTS_OF_MANY if processes > _MANY_PROCESSES else _POINTS
     span = tables.row(
         f"SELECT max(end_us) - min(begin_us) AS span_us FROM event_counts WHERE {condition}"
@@ -148,6 +176,9 @@ def choose(tables: Tables, steps: Steps, within_us: TimeRange | None = None) -> 
     lasting_us = (span["span_us"] or 0) if within_us is None else within_us[1] - within_us[0]
     bucket_us = max(1, math.ceil(lasting_us / points))
     return Selection(condition, within_us, True, bucket_us, sentences)
+
+
+_TRACED = "(run, request_id) IN (SELECT (run, request_id) FROM traced_requests)"
 
 
 def _in_flight(tables: Tables, selected: str) -> int:

@@ -14,6 +14,7 @@ __all__ = [
     "KINDS",
     "LANES",
     "ORDERED",
+    "POOLED",
     "PROCESSES",
     "RETRACTIONS",
     "SPANS",
@@ -52,6 +53,11 @@ _DEPTHS: dict[str, int] = {}
 for _name, _event in EVENTS.items():
     _DEPTHS[_name] = 0 if _event.parent is None else _DEPTHS.get(_event.parent, 0) + 1
 
+# What of a sample lies in lanes of the whole run.
+POOLED = (
+    "(event = 'reward_score' OR request_id IS NOT NULL AND family IN ('rollout', 'user', 'engine'))"
+)
+
 SPANS = f"""
 CREATE OR REPLACE TEMP TABLE spans AS
 SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::UBIGINT AS id,
@@ -60,8 +66,7 @@ SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::U
     greatest(begin_us, 0) AS begin_us, greatest(end_us, 0) AS end_us, duration_us IS NULL AS instant,
     CASE {" ".join(f"WHEN {claim} THEN {place}" for place, claim in enumerate(LANES.values()))} END
         AS lane,
-    CASE WHEN {{pooled}} AND request_id IS NOT NULL AND family IN ('rollout', 'user', 'engine')
-        THEN '' ELSE name END AS home,
+    CASE WHEN {{pooled}} AND {POOLED} THEN '' ELSE name END AS home,
     CASE WHEN event IN ('engine_call', 'engine_request')
         THEN extra->>'$.engine_request_id' END AS engine_request_id,
     CASE event WHEN 'tool_call' THEN extra->>'$.tool' WHEN 'turn' THEN turn::VARCHAR

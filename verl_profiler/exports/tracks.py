@@ -18,6 +18,8 @@ import msgspec
 
 from verl_profiler.analysis.selection import Steps, in_steps
 from verl_profiler.exports.perfetto import Arrows, Event, Kind, Points
+from verl_profiler.exports.process_selection import DEVICES as DRAWN_DEVICES
+from verl_profiler.exports.process_selection import spread
 from verl_profiler.exports.trace_selection import Selection
 from verl_profiler.exports.track_queries import (
     ARROWS,
@@ -58,7 +60,7 @@ Folders = dict[tuple[str, str], int]
 Span = tuple[int, int, Kind, "str | None", Arrows, Arrows]
 
 # Of a sampled trace; each has a track.
-_UNFINISHED = 20
+_UNFINISHED = 8
 # Rows at a time; many more no longer fit into the processor's cache.
 _FETCHED = 2_000
 
@@ -84,7 +86,7 @@ def write_run(
         The folder of each process, by run and process name; that of a whole run has no name.
     """
     selection = selection or Selection(in_steps(steps))
-    folders = _folders(tables, trace, " ".join(selection.sentences))
+    folders = _folders(tables, trace, selection)
     connection = tables.connection
     try:
         connection.execute(SPANS.format(selected=selection.spans, pooled=selection.is_sampled))
@@ -99,6 +101,7 @@ def write_run(
         connection.execute("DROP TABLE IF EXISTS traced_requests")
     _write_unfinished(tables, selection, folders, trace)
     _write_counters(tables, selection, folders, trace)
+    connection.execute("DROP TABLE IF EXISTS traced_processes")
     return folders
 
 
@@ -153,11 +156,15 @@ class Lanes:
         return self._trace.lane(self._name, self._folder)
 
 
-def _folders(tables: Tables, trace: Trace, about_run: str) -> Folders:
-    """Make a folder per node, role and process, in this order."""
+def _folders(tables: Tables, trace: Trace, selection: Selection) -> Folders:
+    """Make a folder per node, role and process, in this order, of those that are drawn."""
     folders: Folders = {}
     above: dict[tuple[Any, ...], int] = {}
     rows = tables.rows(PROCESSES)
+    about_run = " ".join(selection.sentences)
+    if selection.is_sampled:
+        traced = tables.connection.execute("FROM traced_processes").fetchall()
+        rows = [row for row in rows if (row["run"], row["name"]) in set(traced)]
     several = len({row["run"] for row in rows}) > 1
     for row in rows:
         run, host, role = row["run"], row["host"], row["role"]
@@ -220,7 +227,8 @@ def _write_unfinished(tables: Tables, selection: Selection, folders: Folders, tr
         selected += f" AND begin_us <= {selection.within_us[1]}"
     limit = f"LIMIT {_UNFINISHED}" if selection.is_sampled else ""
     for row in tables.rows(UNFINISHED.format(selected=selected, limit=limit)):
-        track = trace.lane("unfinished requests", folders[row.pop("run"), row.pop("name")])
+        run, name = row.pop("run"), row.pop("name")
+        track = trace.lane("unfinished requests", folders.get((run, name), folders[run, ""]))
         begin_ns = max(row.pop("begin_us"), 0) * 1000
         fields = {key: value for key, value in row.items() if value is not None}
         about = msgspec.json.encode(fields).decode()
@@ -235,9 +243,12 @@ def _write_counters(tables: Tables, selection: Selection, folders: Folders, trac
     engines = [
         counter for rank in ranks for counter in engine_counters(rank, alone=len(ranks) == 1)
     ]
+    rows = tables.rows(DEVICES)
+    if selection.is_sampled:
+        rows = spread(rows, DRAWN_DEVICES)
     devices = [
         counter
-        for row in tables.rows(DEVICES)
+        for row in rows
         for counter in device_counters(row["host"] or "", row["device"], several=row["several"])
     ]
     for counter, unit, query in (*COUNTERS, *engines, RETRACTIONS, *devices, *more):
@@ -247,6 +258,8 @@ def _write_counters(tables: Tables, selection: Selection, folders: Folders, trac
             "ORDER BY run, name, time_us"
         )
         for process, points in groupby(_fetched(tables, statement), itemgetter(0, 1)):
+            if process not in folders:
+                continue
             track = trace.counter(counter, folders[process], unit)
             trace.count(track, ((time_ns, value) for _, _, time_ns, value in points))
 
@@ -280,4 +293,4 @@ def _home(foreign: ForeignTrace, tables: Tables, folders: Folders) -> int:
         for row in tables.rows("SELECT run, name, host, pid FROM processes WHERE pid IS NOT NULL")
         if row["pid"] in foreign.pids and foreign.host in (None, row["host"])
     ]
-    return folders[rows[0]["run"], rows[0]["name"]] if len(rows) == 1 else 0
+    return folders.get((rows[0]["run"], rows[0]["name"]), 0) if len(rows) == 1 else 0

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.events.json_values import is_mapping
+from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
 from verl_profiler.views.step_text import of_which
 
@@ -15,15 +16,18 @@ __all__ = ["conclusions", "notes"]
 Rows = Sequence[Mapping[str, Any]]
 
 
-def conclusions(found: Mapping[str, Rows], listed: Rows, *, several: bool) -> list[str]:
+def conclusions(
+    found: Mapping[str, Rows], listed: Rows, left_out: Sequence[int] = (), *, several: bool
+) -> list[str]:
     """Return the step times, their largest phases, and the slowest request.
 
     Args:
         found: The rows of the analyses, by name.
         listed: The rows of `step_times`.
+        left_out: The steps that the figures leave out as warm-up.
         several: Whether several runs are shown; steps are then named with their run.
     """
-    sentences = [_steps(found, listed), _slowest(found, several=several)]
+    sentences = [_steps(found, listed, left_out), _slowest(found, several=several)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -118,8 +122,9 @@ def _engine(
     return [f"{text}."]
 
 
-def _steps(found: Mapping[str, Rows], listed: Rows) -> str:
-    finished = [row["duration_s"] for row in listed if row["finished"]]
+def _steps(found: Mapping[str, Rows], listed: Rows, left_out: Sequence[int]) -> str:
+    steady = [row for row in listed if row["finished"] and row["step"] not in left_out]
+    finished = [row["duration_s"] for row in steady]
     requests = sum(row["requests"] for row in listed)
     if not finished:
         if not listed:
@@ -133,16 +138,17 @@ def _steps(found: Mapping[str, Rows], listed: Rows) -> str:
         )
     sums: dict[str, float] = {}
     for row in found["step_phases"]:
-        if row["share"] is not None:
+        if row["share"] is not None and row["step"] not in left_out:
             sums[row["phase"]] = sums.get(row["phase"], 0.0) + row["duration_s"]
     total = sum(finished)
-    text = f"{len(finished)} step{'s' * (len(finished) != 1)}, "
+    count = sum(row["finished"] for row in listed)
+    text = f"{count} step{'s' * (count != 1)}, "
     if len(finished) == 1:
         text += seconds(finished[0])
     else:
         text += (
             f"median {seconds(statistics.median(finished))} "
-            f"({seconds(min(finished))} to {seconds(max(finished))})"
+            f"({seconds(min(finished))} to {seconds(max(finished))}{without(left_out)})"
         )
     ranked = sorted(sums.items(), key=lambda item: -item[1])[:2]
     if ranked and total:

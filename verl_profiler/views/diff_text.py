@@ -45,8 +45,9 @@ _WORKLOAD = (
 )
 # A change of work by this share is reported, significant or not.
 _WORK_SHARE = 0.1
-# Maximum number of metrics without a significant change shown without --all, and of names listed.
-_OTHERS = 10
+# Without --all, at most so many metrics with and without a significant change are shown, and of both.
+_EACH = 10
+_ROWS = 16
 _NAMED = 3
 _LISTED = 12
 _WIDEST = 60
@@ -108,19 +109,23 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
 
     Args:
         document: The result of `gathered`.
-        everything: Also show all metrics without a significant change.
+        everything: Show all metrics, however many there are.
     """
     blocks = [*_paragraphs(document), "\n".join(sides(document)), differences(document)]
-    hidden = 0
+    room = _ROWS
+    hidden: list[str] = []
     for title, rows in groups(document):
         shown = rows
-        if title == _NOT_SIGNIFICANT and not everything:
-            hidden = max(len(rows) - _OTHERS, 0)
-            shown = rows[: len(rows) - hidden]
+        if title in _BOUNDED and not everything:
+            # Those with a significant change come first, and always some.
+            shown = rows[: max(min(_EACH, room), 3)]
+            room -= len(shown)
+            if len(shown) < len(rows):
+                hidden.append(f"{len(rows) - len(shown)} more {_BOUNDED[title]}")
         blocks.append(f"{title}\n{align([HEADINGS, *map(change_cells, shown)])}")
     blocks.append(note(document))
     if hidden:
-        blocks.append(f"{hidden} more metrics without a significant change; --all shows them.")
+        blocks.append(f"{' and '.join(hidden)}; --all shows them.")
     blocks.append(left_out_names(document))
     blocks += [verdict(each) for each in document["conditions"]]
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -128,6 +133,11 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
 
 _SIGNIFICANT = "Significant changes"
 _NOT_SIGNIFICANT = "No significant change"
+# Tables of which only the first rows are shown, and what their rows are.
+_BOUNDED = {
+    _SIGNIFICANT: "metrics with a significant change",
+    _NOT_SIGNIFICANT: "metrics without a significant change",
+}
 
 
 def groups(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:

@@ -18,7 +18,7 @@ from verl_profiler.analysis.explain.ledger import account_totals
 from verl_profiler.analysis.overview import phase_totals
 from verl_profiler.analysis.requests import request_percentiles, step_turn_times
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
-from verl_profiler.analysis.selection import in_steps
+from verl_profiler.analysis.selection import in_steps, left_out
 from verl_profiler.analysis.time_tree import whole_time_tree
 from verl_profiler.analysis.tq import tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
@@ -146,7 +146,8 @@ def document(
                 rows = _placed(rows, places, detailed, _ROWS)
             data[view.name] = frame(rows[:_ROWS], drop=("run", "step"))
     data["sections"] = page_sections(data)
-    data["sentences"] = [*conclusions(found, listed, several=several), *prices]
+    warm_up = left_out(tables, steps)
+    data["sentences"] = [*conclusions(found, listed, warm_up, several=several), *prices]
     data["notes"] = notes(found, recorded, event_settings(run), FAMILIES)
     data["notes"]["memory_saver"] = [
         f"{row['message']} {row['advice']}".strip()

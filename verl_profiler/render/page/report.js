@@ -153,7 +153,8 @@ function fillHead() {
   byId('facts').textContent = facts.filter(Boolean).map(clean).join(' · ');
   byId('facts').after(...about.notes.map((text) => note(clean(text))));
   const gaps = [];
-  if (problems.length) gaps.push(`${plural(problems.length, 'problem')} found while reading`);
+  if (problems.length === 1) gaps.push(`Data quality: ${clean(problems[0])}`);
+  else if (problems.length) gaps.push(plural(problems.length, 'data-quality warning'));
   if (missed.length) gaps.push(`${plural(missed.length, 'probe')} not installed`);
   if (!gaps.length) return;
   const link = element('a', {href: '#problems'}, 'details');
