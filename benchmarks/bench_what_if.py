@@ -105,6 +105,16 @@ COMPARISONS = {
     "async_tools": Comparison("async_tools", "async_half_tools", "tools_twice_as_fast"),
     "async_more": Comparison("async_tools", "async_more", "one_batch_more_in_flight"),
     "async_fewer": Comparison("async_more", "async_tools", "one_batch_fewer_in_flight"),
+    # What the replays shorten; on shared cores the trainer slows down meanwhile.
+    "async_tools_wait": Comparison(
+        "async_tools", "async_half_tools", "tools_twice_as_fast", "waiting"
+    ),
+    "async_more_wait": Comparison(
+        "async_tools", "async_more", "one_batch_more_in_flight", "waiting"
+    ),
+    "async_fewer_wait": Comparison(
+        "async_more", "async_tools", "one_batch_fewer_in_flight", "waiting"
+    ),
 }
 
 
@@ -112,6 +122,8 @@ COMPARISONS = {
 PARTS = {
     "weight sync": ("update_weights",),
     "ranks' phases": ("old_log_prob", "ref", "update_actor"),
+    # Of an asynchronous trainer, for samples.
+    "waiting": ("gen",),
 }
 
 

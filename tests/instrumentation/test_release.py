@@ -76,6 +76,8 @@ def suitable():
             backend="naive",
             llm_server_manager=Anything(rollout_replicas=replicas),
             metadata={"length": 4},
+            start_time=0.0,
+            bucket_size=4,
             rank=0,
             **dict.fromkeys(("current_param_version", "local_trigger_step"), 1),
             **dict.fromkeys(("staleness_samples", "max_required_samples", "required_samples"), 1),

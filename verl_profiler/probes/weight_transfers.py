@@ -2,11 +2,14 @@
 
 All of verl's paths iterate over the weights by `ensure_async_iterator` (verl 0.9.1), where their number
 and size are counted.  Buckets have lines where a checkpoint engine moves each by a function of its own:
-NCCL, HCCL and the rehearsal's gloo engine; and where SGLang's adapter passes them to its engine.
+NCCL, HCCL, NIXL and the rehearsal's gloo engine; and where SGLang's adapter passes them to its engine.
+Mooncake's receivers read each by a method of its library's object, and Kimi's library moves all of them
+(`ParameterServer.receive_tensor`), so those have none.
 """
 
 from __future__ import annotations
 
+import time
 from contextvars import ContextVar
 from typing import Any
 
@@ -39,6 +42,8 @@ class _Buckets:
 
     def begin_sync(self) -> None:
         self.count = self.busy_ns = self.size_bytes = 0
+        # A rank that receives may relay, too: then each bucket is counted once.
+        self.receives = False
         self.begin_ns: int | None = None
         self.end_ns = 0
         self.extra: dict[str, Any] = {}
@@ -169,6 +174,24 @@ def _end_operation(call: Call, _result: Any) -> None:
     _moved.end_one(call, metadata.get("length"), sender=operation.rank == 0)
 
 
+def _end_read(call: Call, _result: Any) -> None:
+    """End a bucket of NIXL's from when its read began, before the bucket before it was passed on."""
+    operation: Any = call.arguments["self"]
+    began_s = operation.start_time
+    if isinstance(began_s, float):
+        call.begin_ns = call.end_ns - max(0, int((time.time() - began_s) * 1e9))
+    _moved.receives = True
+    _moved.end_one(call, operation.bucket_size, sender=False)
+
+
+def _end_readable(call: Call, _result: Any) -> None:
+    """End the wait until a bucket of NIXL's sender has been read."""
+    if _moved.receives:
+        call.event = None
+        return
+    _moved.end_one(call, None, sender=True)
+
+
 def _end_own_send(call: Call, _result: Any) -> None:
     _moved.end_one(call, int(call.arguments["bucket"].nbytes), sender=True)
 
@@ -220,6 +243,19 @@ PROBES = (
         leave=_end_operation,
         # Their modules need the accelerator's libraries.
         optional=True,
+    ),
+    *(
+        Probe(
+            "weight_bucket",
+            "weights",
+            (f"verl.checkpoint_engine.nixl_checkpoint_engine:{operation}.wait_for_complete",),
+            leave=leave,
+            optional=True,
+        )
+        for operation, leave in (
+            ("ReadOperation", _end_read),
+            ("ReadableOperation", _end_readable),
+        )
     ),
     Probe("weight_bucket", "weights", (f"{_OWN}.send_bucket",), leave=_end_own_send),
     Probe("weight_bucket", "weights", (f"{_OWN}.receive_bucket",), leave=_end_own_receive),
