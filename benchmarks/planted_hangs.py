@@ -30,7 +30,8 @@ from typing import Any
 _LIMIT_S = 90.0
 # Steps before the first hang: a phase's usual length is known after three.
 _STEPS = 4
-_PATIENCE_S = 300.0
+# On a busy machine, the first step takes minutes.
+_PATIENCE_S = 600.0
 _EVIDENCE_S = 16.0
 
 
@@ -92,8 +93,11 @@ PLANTS = {
     ),
     "rollouter": Plant(
         "a rollouter generates no more samples",
-        ("rollouter_0, which has dispatched and finished no sample",),
+        ("rollouter_", "neither dispatched nor finished a sample", "in flight", "rehearsal.hangs:"),
         trainer="fully_async",
+    ),
+    "stopped_rollouter": Plant(
+        "SIGSTOP of a rollouter", ("rollouter_", "stopped"), "rollouter_", trainer="fully_async"
     ),
     "weight_sync": Plant("weights are never sent", ("actor_", "rehearsal.hangs:")),
     "stopped_rank": Plant("SIGSTOP of a rank", ("actor_1", "stopped"), "actor_1"),
@@ -283,12 +287,9 @@ def try_out(run: Path, name: str) -> tuple[dict[str, Any], float]:
         time.sleep(0.5)
     # Processes gather evidence once the run is found to be stuck.
     until_s = time.monotonic() + _EVIDENCE_S
-    # The trainer's comes last: it asks Ray.
-    while (
-        found["state"] == "stuck"
-        and "trainer_0:" not in found["details"]
-        and time.monotonic() < until_s
-    ):
+    # The trainer's comes last: it asks Ray. While it is stopped, it has none.
+    last = "worker_0:" if name == "stopped_trainer" else "trainer_0:"
+    while found["state"] == "stuck" and last not in found["details"] and time.monotonic() < until_s:
         time.sleep(2)
         later = explained(run)
         found |= {key: later[key] for key in ("facts", "details")}
@@ -306,8 +307,11 @@ def try_alone(folder: Path, name: str, after_s: float, engine: str) -> tuple[dic
             words = [] if plant.trainer is None else ["--trainer", plant.trainer]
             words += ["--ranks", "1"] if plant.trainer is not None else []
             hang = stack.enter_context(rehearsal(folder, after_s, engine, run, words))
-            stack.enter_context(planted(run, hang, name))
-            return try_out(run, name)
+            with planted(run, hang, name):
+                found = try_out(run, name)
+            if plant.signal != signal.SIGKILL:
+                await_steps(run, 2)
+            return found
         where, kind = plant.disk
         place = stack.enter_context(disk(folder, kind))
         words = [f"trainer.default_local_dir={place}/checkpoints", "trainer.save_freq=1"]

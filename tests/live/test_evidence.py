@@ -288,6 +288,32 @@ def test_what_is_short_on_a_host_is_named_once():
     assert [] == shown(TRAINER, {"worker_0": {"host": well}}).facts
 
 
+def test_threads_that_only_wait_for_work_are_not_listed():
+    """Each process has some, and they hide the one that does something."""
+    idle = ["concurrent.futures.thread:_worker:81", "threading:Condition.wait:327"]
+    rows = [
+        {"thread": "t", "stack": ["threading:Thread.run:1", at]} for at in (*idle, "mine:load:3")
+    ]
+    evidence = {
+        "actor_0": {"stacks": {"threads": rows}},
+        "actor_1": {"stacks": {"threads": rows[:2]}},
+    }
+
+    assert ["actor_0:", "    threads in mine:load:3"] == shown(TRAINER, evidence).details
+
+
+@pytest.mark.parametrize(("at", "counts"), [(100, True), (150, False)])
+def test_evidence_of_others_counts_while_the_trainer_is_silent(at, counts):
+    """They gathered it because it has written nothing; what is older is of another hang."""
+    headers = {**RUN, "trainer_0": header("trainer", heard=120)}
+    evidence = {"engine_0": {"at": ago(at), **load(running_requests=1)}}
+
+    found = verdict(headers, {}, HERE, NOW, evidence)
+
+    assert found.culprit.startswith("trainer_0")
+    assert counts == (found.facts == ["engine_0: 1 running"])
+
+
 def test_evidence_of_an_earlier_hang_is_not_of_this_one():
     """Nor of a run that is not stuck."""
     evidence = {"engine_0": {"at": ago(150), **load(running_requests=1)}}

@@ -213,10 +213,11 @@ def test_a_step_that_writes_a_long_checkpoint_is_not_stuck():
 )
 def test_a_rollouter_that_stands_still_while_the_trainer_goes_on(open_s, longest, state):
     """After ten minutes, and six times the longest that it has ever been; ranks that train are not to blame."""
+    begun = call("request", 900, None, request_id="r1", turn=1)
     calls = [call("tool_call", 900, "tools:search:7", request_id="r1", tool="search")]
     files = {
         "rollouter_0": opened(phases=[phase("no_progress", open_s, longest, longest_s=longest)]),
-        "worker_0": opened(open_requests=1, requests=[request(1)], calls=calls),
+        "worker_0": opened(open_requests=1, requests=[begun], calls=calls),
         "actor_0": opened(calls=[call("update_actor", 99, "torch:train:3")]),
     }
     headers = {**RUN, "rollouter_0": header("rollouter")}
@@ -226,16 +227,17 @@ def test_a_rollouter_that_stands_still_while_the_trainer_goes_on(open_s, longest
     assert state == found.state
     if state == "stuck":
         assert found.culprit.startswith("tool search: 1 call has not returned")
-        assert found.summary.startswith("rollouter_0 has dispatched and finished no sample for "), (
-            found.summary
-        )
+        assert found.summary.startswith(
+            "rollouter_0 has neither dispatched nor finished a sample for "
+        ), found.summary
         assert "high" == found.confidence
 
 
 def test_a_trainer_that_waits_for_a_rollouter_without_progress():
     """Where most of its tasks are is in its evidence."""
     headers = {**RUN, "rollouter_0": header("rollouter")}
-    files = {**TRAINER, "rollouter_0": opened(phases=[phase("no_progress", 99, None)])}
+    idle = phase("no_progress", 99, None, in_flight=9)
+    files = {**TRAINER, "rollouter_0": opened(phases=[idle])}
     tasks = [
         {"tasks": 3, "stack": ["verl:monitor:1", "asyncio.tasks:sleep:5"]},
         {"tasks": 9, "stack": ["mine:sample:3", "asyncio.locks:Event.wait:213"]},
@@ -245,10 +247,10 @@ def test_a_trainer_that_waits_for_a_rollouter_without_progress():
     found = verdict(headers, files, HERE, NOW, evidence)
 
     assert (
-        "rollouter_0, which has dispatched and finished no sample for 99.0 s; most of its tasks are in "
-        "mine:sample:3" == found.culprit
+        "rollouter_0, which has neither dispatched nor finished a sample for 99.0 s, with 9 in flight; most of "
+        "its tasks are in mine:sample:3" == found.culprit
     )
-    assert "medium" == found.confidence
+    assert "high" == found.confidence
 
 
 QUEUE = "verl.experimental.fully_async_policy.message_queue:MessageQueueClient.get_sample:201"
@@ -282,7 +284,7 @@ def test_a_trainer_is_followed_through_the_queue_into_a_rollouter_that_makes_no_
         (2, "rollouter_0", "no sample, 6 in flight"),
     ] == chain_of(found)
     assert found.culprit == (
-        "rollouter_0, which has dispatched and finished no sample for 95.0 s, with 6 in flight"
+        "rollouter_0, which has neither dispatched nor finished a sample for 95.0 s, with 6 in flight"
     )
 
 
@@ -308,6 +310,22 @@ def test_a_stopped_queue_is_not_said_to_be_empty():
 
     assert [(0, "trainer_0", "gen"), (1, "message_queue_0", "no sign of life")] == chain_of(found)
     assert found.culprit.startswith("message_queue_0")
+
+
+@pytest.mark.parametrize(("age_s", "culprit"), [(30, "rollouter_0, "), (90, "tool search: ")])
+def test_requests_that_are_far_younger_than_the_standstill_do_not_explain_it(age_s, culprit):
+    """They come and go; one that is about as old does."""
+    begun = call("request", age_s, None, request_id="r1", turn=1)
+    tool = call("tool_call", age_s, "tools:search:7", request_id="r1", tool="search")
+    files = {
+        **waiting_trainer(),
+        "rollouter_0": opened(phases=[phase("no_progress", 95, 2.0, longest_s=2.0, in_flight=6)]),
+        "worker_0": opened(open_requests=1, requests=[begun], calls=[tool], after_s=20.0),
+    }
+    for each in files.values():
+        each["after_s"] = 10.0
+
+    assert verdict(FULLY_ASYNC, files, HERE, NOW).culprit.startswith(culprit)
 
 
 def test_a_rollouter_whose_event_loop_is_blocked():
@@ -337,10 +355,10 @@ def test_a_rollouter_that_is_found_before_its_trainer_waits():
     found = verdict(FULLY_ASYNC, {"rollouter_0": opened(phases=[idle])}, HERE, NOW)
 
     assert found.summary == (
-        "rollouter_0 has dispatched and finished no sample for 11 min 40 s, with 6 in flight."
+        "rollouter_0 has neither dispatched nor finished a sample for 11 min 40 s, with 6 in flight."
     )
     assert found.culprit == (
-        "rollouter_0, which has dispatched and finished no sample for 11 min 40 s, with 6 in flight"
+        "rollouter_0, which has neither dispatched nor finished a sample for 11 min 40 s, with 6 in flight"
     )
     assert "medium" == found.confidence
 

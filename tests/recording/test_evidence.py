@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -108,6 +110,95 @@ def test_a_process_that_starts_later_has_no_part_in_earlier_hangs(recording, sou
 
     assert 1 == late.hangs
     assert [] == files_of(late)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test moves."""
+    clock = SimpleNamespace(s=1000.0)
+    monkeypatch.setattr(open_state, "now", lambda: round(clock.s * 1e9))
+    return clock
+
+
+def trainer_writes(watcher, number, ended=None):
+    """As the trainer's process does all the time."""
+    path = watcher.active.directory / "processes" / "trainer_0.json"
+    path.write_text(json.dumps({"ended": ended, "complete_until": number}))
+    os.utime(path, ns=(number * 10**9, number * 10**9))
+
+
+def look(watcher):
+    watcher.look()
+    watcher.look_at_trainer()
+    watcher.add_evidence()
+
+
+def test_others_request_evidence_while_the_trainers_process_stands_still(watcher, clock, capfd):
+    """It is stopped, and cannot do so itself. Its clock may be hours off."""
+    for number in range(4):
+        trainer_writes(watcher, number)
+        clock.s += 9
+        look(watcher)
+    assert [] == files_of(watcher)
+
+    clock.s += 9
+    look(watcher)
+    assert [] == files_of(watcher), "not before 10 s"
+    for _ in range(5):
+        clock.s += 2
+        look(watcher)
+
+    assert ["1"] == [path.parent.name for path in files_of(watcher)], "once"
+    line, *others = [line for line in capfd.readouterr().err.splitlines() if "trainer" in line]
+    assert "WARNING trainer_0 has written nothing for 11 s" in line
+    assert line.endswith("(trainer-silent)")
+    assert [] == others
+
+    # It goes on, and stops once more.
+    for number in range(9, 12):
+        trainer_writes(watcher, number)
+        clock.s += 6
+        look(watcher)
+    assert "trainer_0 goes on after " in capfd.readouterr().err
+    clock.s += 12
+    look(watcher)
+    assert ["1", "2"] == [path.parent.name for path in files_of(watcher)]
+
+
+def test_one_of_many_processes_requests_it(watcher, clock, capfd):
+    """Whoever makes the folder prints the line; all the others write theirs into it."""
+    other = open_state._Watcher(watcher.active, 0.05)
+    trainer_writes(watcher, 1)
+    for _ in range(6):
+        clock.s += 3
+        look(watcher)
+        look(other)
+
+    assert (1, 1) == (watcher.hangs, other.hangs)
+    assert 1 == capfd.readouterr().err.count("(trainer-silent)")
+    assert ["1"] == [each.name for each in (watcher.active.directory / "evidence").iterdir()]
+
+
+@pytest.mark.parametrize("case", ["ended", "no header", "a copy", "not asked for"])
+def test_a_trainer_that_has_ended_or_is_elsewhere_stands_not_still(
+    watcher, clock, capfd, monkeypatch, case
+):
+    """Nor is anything looked for where the settings want no evidence."""
+    if case == "not asked for":
+        config = watcher.active.config
+        stuck = msgspec.structs.replace(config.stuck, evidence=0)
+        monkeypatch.setattr(watcher.active, "config", msgspec.structs.replace(config, stuck=stuck))
+    if case == "a copy":
+        nodes = [{"processes": {"trainer_0": "trainer_0"}}]
+        (watcher.active.directory / "shipping.json").write_text(json.dumps({"nodes": nodes}))
+    if case != "no header":
+        trainer_writes(watcher, 1, "2026-11-24T00:00:00+00:00" if case == "ended" else None)
+    for _ in range(4):
+        clock.s += 9
+        look(watcher)
+
+    assert not (watcher.active.directory / "evidence").exists()
+    assert "trainer-silent" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("with_paths", [True, False])

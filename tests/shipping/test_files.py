@@ -57,6 +57,7 @@ def test_only_files_of_a_run_travel():
             "step_1/worker_0.jsonl.gz",
             "processes/worker_0.json",
             "open/worker_0.json",
+            "evidence/1/worker_0.json",
             "nsight/journal/actor_0.jsonl",
             "run.json",
             ".disk",
@@ -73,6 +74,7 @@ def test_only_files_of_a_run_travel():
         "step_1/worker_0.jsonl.gz",
         "processes/worker_0.json",
         "open/worker_0.json",
+        "evidence/1/worker_0.json",
         "nsight/journal/actor_0.jsonl",
     ]
     assert "tq_storage_n.local_7" == process_of("step_1/tq_storage_n.local_7.jsonl.gz")

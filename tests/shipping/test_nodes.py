@@ -56,7 +56,7 @@ class FakeRay:
         node = options["scheduling_strategy"].node_id
         instance = actor_class()
         handle = types.SimpleNamespace(node=node, ended=False)
-        for name in ("open", "begin", "scan", "pieces"):
+        for name in ("open", "begin", "request_evidence", "scan", "pieces"):
             method = types.SimpleNamespace(remote=self._method(handle, instance, name))
             setattr(handle, name, method)
         self.actors.append(handle)
@@ -151,6 +151,34 @@ def test_on_a_single_node_nothing_is_made(cluster):
     assert [] == shipments.finish()
     assert before == sorted(path.name for path in run.iterdir())
     assert [] == ray.actors
+
+
+def test_evidence_is_requested_on_each_disk_and_comes_back_with_the_headers(cluster, tmp_path):
+    """The driver's run directory has the request, or the evidence of a process that made it elsewhere."""
+    run, ray = cluster
+    shipments = Shipments(ray, run)
+    shipments.round()
+    assert not (tmp_path / "a" / "evidence").exists()
+
+    # The trainer's process, on node a, finds that the run is stuck, and its own file is sent.
+    write(tmp_path / "a", "evidence/1/worker_a.json", '{"at": "a"}')
+    shipments.round(light=True)
+    assert '{"at": "a"}' == (run / "evidence" / "1" / "worker_a.json").read_text()
+
+    shipments.round(light=True)
+    assert (tmp_path / "b" / "evidence" / "1").is_dir()
+    write(tmp_path / "b", "evidence/1/worker_b.json", '{"at": "b"}')
+    shipments.round(light=True)
+    assert '{"at": "b"}' == (run / "evidence" / "1" / "worker_b.json").read_text()
+
+    # Two more before the next visit.
+    for number in ("2", "3", "notes"):
+        (run / "evidence" / number).mkdir()
+    shipments.round(light=True)
+    for node in ("a", "b"):
+        assert ["1", "2", "3"] == sorted(
+            each.name for each in (tmp_path / node / "evidence").iterdir()
+        )
 
 
 def test_two_nodes_that_share_a_disk_ship_it_once(cluster, tmp_path):

@@ -6,14 +6,21 @@ The processes gathered it when the trainer's had found that the run is stuck; se
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from verl_profiler.host.sockets import connections
 from verl_profiler.live.flight_recorders import recorder_facts, recorder_rows
 from verl_profiler.live.host_facts import own_pid
-from verl_profiler.live.open_processes import Process, Verdict, part, parts, some, texts
+from verl_profiler.live.open_processes import (
+    Process,
+    Verdict,
+    busy_threads,
+    part,
+    parts,
+    some,
+    texts,
+)
 from verl_profiler.units import counted, size
 
 __all__ = ["with_evidence"]
@@ -226,9 +233,9 @@ def _process_details(process: Process) -> Iterator[str]:
         stack = texts(row, "stack")
         at = next((each for each in stack[::-1] if not each.startswith("asyncio.")), stack[-1])
         yield f"{counted(row.get('tasks') or 0, 'task')} in {at}{awaited}"
-    ends = Counter(str(row["stack"][-1]) for row in parts(stacks, "threads") if row.get("stack"))
-    if ends:
-        yield f"threads in {some([place for place, _ in ends.most_common()])}"
+    threads = busy_threads(found)
+    if threads:
+        yield f"threads in {some(threads)}"
     for name in texts(found, "unanswered"):
         yield f"{name}: no answer in time"
     for name, error in part(found, "errors").items():

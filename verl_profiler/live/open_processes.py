@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ __all__ = [
     "Process",
     "Verdict",
     "age_text",
+    "busy_threads",
     "grouped",
     "identity",
     "in_collective",
@@ -46,6 +48,8 @@ _LOCKS = {
     "queue:Queue.put": "room in a queue",
 }
 _PYTHONS = ("asyncio.", "concurrent.", "ray.")
+# Threads whose innermost function is in such a module wait for work.
+_IDLE = ("threading:", "queue:", "selectors:", "socketserver:", "asyncio.", "concurrent.", "ray.")
 _SHOWN = 3
 
 
@@ -156,6 +160,13 @@ def most_frequent_stack(evidence: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def busy_threads(evidence: Mapping[str, Any]) -> list[str]:
+    """Return the innermost functions of threads that do not just wait for work, the most frequent first."""
+    stacks = [texts(row, "stack") for row in parts(part(evidence, "stacks"), "threads")]
+    ends = Counter(stack[-1] for stack in stacks if stack and not stack[-1].startswith(_IDLE))
+    return [place for place, _ in ends.most_common()]
+
+
 def since(row: Mapping[str, Any], otherwise: float) -> float:
     """Return when it began, in seconds since 1970."""
     moment = instant(row.get("since"))
@@ -233,4 +244,5 @@ def age_text(row: Mapping[str, Any]) -> str:
 def some(names: Sequence[str]) -> str:
     """Write the first few of some names."""
     shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} others"
+    more = len(names) - _SHOWN
+    return shown if more <= 0 else f"{shown} and {more} other{'s' if more > 1 else ''}"

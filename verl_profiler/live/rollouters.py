@@ -79,8 +79,11 @@ def standstill(processes: Sequence[Process], last_s: float) -> Standstill | None
     flying = f"{row['in_flight']} in flight" if row.get("in_flight") else ""
     stack = most_frequent_stack(each.evidence)
     at = stack[-1] if stack else None
-    culprit = f"{each.name}, which has dispatched and finished no sample for {seconds(open_s)}"
+    culprit = (
+        f"{each.name}, which has neither dispatched nor finished a sample for {seconds(open_s)}"
+    )
     culprit += f", with {flying}" if flying else ""
     culprit += f"; most of its tasks are in {at}" if at else ""
     what = f"no sample, {flying}" if flying else "no sample"
-    return Standstill(each.name, what, open_s, at, culprit, "medium", stack)
+    confidence = "high" if flying and at else "medium"
+    return Standstill(each.name, what, open_s, at, culprit, confidence, stack)

@@ -73,7 +73,9 @@ def verdict(
     stuck = _stuck(trainers, last_s) or _stuck(rollouters, last_s)
     quiet = [_silence(each) for each in processes if each.silent_s]
     rows = [row for _, row in stuck] + ([failure[1]] if failure is not None else [])
-    _add_evidence(processes, evidence or {}, rows, last_s)
+    begins = [since(row, last_s) for row in rows]
+    begins += [each.heard_s for each in trainers if each.silent_s and each.heard_s is not None]
+    _add_evidence(processes, evidence or {}, min(begins, default=None))
     if failure is not None:
         hung = explained(processes, stuck, last_s) if stuck else None
         if hung is not None and is_interrupt(failure[1]):
@@ -99,7 +101,9 @@ def verdict(
     else:
         found = explained(processes, stuck, last_s)
         if not goes_on:
-            found.unknown.append("The run is over: what was stuck when it was killed is shown.")
+            found.unknown.append(
+                "Whether it would have gone on: the run is over, and this is when it was killed."
+            )
     found.at, found.silent = clock_text(last_s), quiet
     return with_evidence(found, processes) if found.is_alarm else found
 
@@ -107,11 +111,9 @@ def verdict(
 def _add_evidence(
     processes: Sequence[Process],
     evidence: Mapping[str, Mapping[str, Any]],
-    rows: Sequence[Mapping[str, Any]],
-    last_s: float,
+    begin_s: float | None,
 ) -> None:
-    """Give processes their evidence, if it is of the phases that are stuck or failed."""
-    begin_s = min((since(row, last_s) for row in rows), default=None)
+    """Give processes their evidence, if it is of what is stuck or failed since then."""
     for each in processes:
         found = evidence.get(each.name) or {}
         moment = instant(found.get("at"))

@@ -54,6 +54,7 @@ def lines(found: Verdict, *, verbose: bool = False) -> Iterator[str]:
         yield ""
         yield from found.facts
     if verbose and found.evidence:
+        yield ""
         yield "Stack of the culprit, the innermost last:"
         yield from (f"    {place}" for place in found.evidence)
     if verbose and found.details:

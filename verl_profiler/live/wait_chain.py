@@ -74,7 +74,7 @@ class _Search:
         if phase.get("event") == NO_PROGRESS:
             flying = phase.get("in_flight")
             self.found.summary = (
-                f"{trainer.name} has dispatched and finished no sample for {seconds(age_s)}, "
+                f"{trainer.name} has neither dispatched nor finished a sample for {seconds(age_s)}, "
                 + (f"with {flying} in flight." if flying else "and no limit keeps it from it.")
             )
         inner = [row for row in trainer.rows("calls") if since(row, 0) >= since(phase, 0)]
@@ -177,6 +177,11 @@ class _Search:
         workers = self.of(WORKER_ROLE)
         silent = [each for each in workers if each.silent_s]
         pairs = self.old_requests()
+        still = standstill(self.processes, self.last_s)
+        if still is not None and pairs:
+            oldest_s = max(self.age(row) for _, row in pairs)
+            # They come and go meanwhile.
+            pairs = pairs if oldest_s > still.open_s / 2 else []
         if pairs:
             names = some(sorted({each.name for each, _ in pairs}))
             age_s = max(self.age(row) for _, row in pairs)

@@ -32,6 +32,7 @@ from verl_profiler.recording.complaints import say
 from verl_profiler.recording.open_calls import FailedPhase, OpenCall, OpenPhase
 from verl_profiler.recording.stacks import Stack
 from verl_profiler.recording.stuck_notice import notify
+from verl_profiler.recording.trainer_signs import TrainerSigns
 
 __all__ = ["account", "begin"]
 
@@ -69,6 +70,10 @@ class _Watcher(threading.Thread):
         self.kept: FailedPhase | None = None
         # Hangs of the run that this process has written evidence of, or that were before its time.
         self.hangs = 0
+        self.gathered_ns = 0
+        self.signs = TrainerSigns(active.directory, self.after_ns)
+        # Since when the trainer's process is silent, if this one has announced it.
+        self.silent_ns: int | None = None
         self.looks = self.cpu_ns = 0
 
     def run(self) -> None:
@@ -85,6 +90,8 @@ class _Watcher(threading.Thread):
             # Whatever the host's frames and the disk are like, the next look gets its chance.
             with contextlib.suppress(Exception):
                 self.look()
+            with contextlib.suppress(Exception):
+                self.look_at_trainer()
             with contextlib.suppress(Exception):
                 self.add_evidence()
             spent_ns = time.thread_time_ns() - begin_ns
@@ -209,13 +216,40 @@ class _Watcher(threading.Thread):
         """Return the folder for the evidence of the next hang."""
         return self.active.directory / EVIDENCE_FOLDER / str(self.hangs + 1)
 
+    def look_at_trainer(self) -> None:
+        """Request evidence if the trainer's process stands still, which cannot do so itself.
+
+        All other processes look; the one that makes the folder announces it.
+        """
+        if context.process.is_trainer or self.hangs >= self.active.config.stuck.evidence:
+            return
+        at_ns = now()
+        since_ns = self.signs.silent_since(at_ns)
+        if since_ns is None:
+            if self.silent_ns is not None:
+                length = f"{(at_ns - self.silent_ns) / 1e9:.0f} s"
+                self.silent_ns = None
+                self.tell(f"{self.signs.name} goes on after {length}", "over")
+        elif since_ns > self.gathered_ns:
+            folder = self.hang()
+            folder.parent.mkdir(exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                self.silent_ns = since_ns
+                self.tell(
+                    f"WARNING {self.signs.name} has written nothing for "
+                    f"{(at_ns - since_ns) / 1e9:.0f} s, and may stand still. What is known of it: "
+                    f"verl-profiler stuck {self.active.directory} (trainer-silent)",
+                    "stuck",
+                )
+
     def add_evidence(self) -> None:
         """Write what this process shows of itself, if the trainer's has found that the run is stuck."""
         folder, name = self.hang(), self.active.name
         if name is None or self.hangs >= self.active.config.stuck.evidence or not folder.is_dir():
             return
         self.hangs += 1
-        at_ns = now()
+        self.gathered_ns = at_ns = now()
         found = evidence.gather(self.active.directory)
         if not self.active.config.record_command:
             found.get("collectives", {}).pop("dump", None)

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from verl_profiler.events.open_files import EVIDENCE_FOLDER
 from verl_profiler.events.open_files import FOLDER as OPEN
 from verl_profiler.events.shipping import DISK_FILE, process_of, travels
 
-__all__ = ["CHUNK_BYTES", "NodeFiles", "Piece", "disk_of"]
+__all__ = ["CHUNK_BYTES", "NodeFiles", "Piece", "disk_of", "hangs_of", "request_evidence"]
 
 CHUNK_BYTES = 4 << 20
 # A line that is longer than a chunk is read whole, up to this.
@@ -27,7 +28,7 @@ _LINE_BYTES = 64 << 20
 _PROCESSES = "processes"
 _PACKED = ".gz"
 # What tells whether a file is small, and replaced often.
-_LIGHT = (_PROCESSES, OPEN)
+_LIGHT = (_PROCESSES, OPEN, EVIDENCE_FOLDER)
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,20 @@ def disk_of(directory: Path, *, create: bool = True) -> str | None:
         return None
 
 
+def hangs_of(directory: Path) -> int:
+    """Return of how many hangs evidence is requested in a run directory."""
+    numbers = [
+        int(each.name) for each in (directory / EVIDENCE_FOLDER).glob("*") if each.name.isdecimal()
+    ]
+    return max(numbers, default=0)
+
+
+def request_evidence(directory: Path, hangs: int) -> None:
+    """Request evidence of so many hangs; processes gather that of each one after the other."""
+    for number in range(1, hangs + 1):
+        (directory / EVIDENCE_FOLDER / str(number)).mkdir(parents=True, exist_ok=True)
+
+
 @dataclass
 class _Known:
     """How much of a file was read, and what it was like then."""
@@ -112,7 +127,7 @@ class NodeFiles:
         """Find out which files have changed; `pieces` then reads them.
 
         Args:
-            light: Only headers and open calls, which are few and small.
+            light: Only headers, open calls and evidence, which are few and small.
         """
         self._partial = None
         found = dict(self._files(light))

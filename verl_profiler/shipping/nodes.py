@@ -5,6 +5,9 @@ run directory has the driver's `.disk` file shares its disk: its actor is ended.
 driver requests pieces of 4 MiB, one at a time per node and of at most four nodes at once, which is
 what Ray's object store holds of them.
 
+Evidence of a hang is requested by a folder in the run directory (docs/stuck.md), which is made on
+the disks of these nodes, too.
+
 `shipping.json` in the run directory has which nodes ship, and up to when they have.
 """
 
@@ -21,7 +24,7 @@ from typing import Any
 from verl_profiler.capture.connected_ray import as_connected
 from verl_profiler.environ import SETTINGS
 from verl_profiler.shipping.account import earlier_nodes, iso, reason_in_line, write_account
-from verl_profiler.shipping.node_files import CHUNK_BYTES, Piece, disk_of
+from verl_profiler.shipping.node_files import CHUNK_BYTES, Piece, disk_of, hangs_of
 from verl_profiler.shipping.receiver import Names, Receiver
 
 __all__ = ["LIGHT_S", "Shipments"]
@@ -51,6 +54,7 @@ class _Node:
         shipped_s: When the last complete round began, on the driver's wall clock.
         seen_s: Its last answer.
         left_s: When it was found to have left the cluster.
+        hangs: Of how many hangs evidence was requested there.
     """
 
     node_id: str
@@ -63,6 +67,7 @@ class _Node:
     seen_s: float | None = None
     left_s: float | None = None
     problem: str = ""
+    hangs: int = 0
     failures: int = 0
     skips: int = 0
     busy: bool = field(default=False)
@@ -130,7 +135,7 @@ class Shipments:
         """Take from every node what its files have gained.
 
         Args:
-            light: Only headers and open calls.
+            light: Only headers, open calls and evidence.
             patience_s: Stop waiting for nodes after this time without an answer of any; they continue,
                 and are skipped while they do.
 
@@ -310,6 +315,10 @@ class Shipments:
         receiver = node.receiver
         if receiver is None:
             return
+        hangs = hangs_of(self._run)
+        if hangs > node.hangs:
+            self._called(node, "request_evidence", hangs)
+            node.hangs = hangs
         self._called(node, "scan", light)
         pieces: list[Piece]
         while pieces := self._called(node, "pieces", CHUNK_BYTES):
@@ -359,6 +368,12 @@ def _actor(ray: Any, node_id: str) -> Any:
             from verl_profiler.shipping.node_files import NodeFiles
 
             self.files = NodeFiles(self.directory, have)
+
+        def request_evidence(self, hangs: int) -> None:
+            """Make the folders that processes of this node look for."""
+            from verl_profiler.shipping import node_files
+
+            node_files.request_evidence(node_files.Path(self.directory), hangs)
 
         def scan(self, light: bool) -> None:
             """Find out what has changed."""
