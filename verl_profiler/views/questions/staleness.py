@@ -226,6 +226,7 @@ sample waited in the queue after its last token, and versions between its first 
             "staleness_causes",
             "Causes of staleness",
             "what samples were in while the weights went on without them; asynchronous runs only",
+            link="Why stale",
         ),
         shows=f"""\
 Top: the weight versions that samples were behind when they were consumed, by what they were in when the
