@@ -142,7 +142,7 @@ def _steps(found: Mapping[str, Rows], listed: Rows, left_out: Sequence[int]) -> 
             sums[row["phase"]] = sums.get(row["phase"], 0.0) + row["duration_s"]
     total = sum(finished)
     count = sum(row["finished"] for row in listed)
-    text = f"{count} step{'s' * (count != 1)}, "
+    text = f"{count:,} step{'s' * (count != 1)}, "
     if len(finished) == 1:
         text += seconds(finished[0])
     else:

@@ -241,7 +241,7 @@ def _headline(run: str, found: Mapping[str, Rows], left_out: Sequence[int]) -> s
     if not lengths:
         seen = max((row["seen_s"] or 0 for row in found["step_times"]), default=0)
         return f"{run}: no finished steps; {seconds(seen)} were recorded"
-    text = f"{run}: {len(lengths)} step{'s' * (len(lengths) > 1)}, {seconds(sum(lengths))}"
+    text = f"{run}: {len(lengths):,} step{'s' * (len(lengths) > 1)}, {seconds(sum(lengths))}"
     if len(lengths) > 1:
         steady = [row for row in finished if row["step"] not in left_out] or finished
         lengths = [row["duration_s"] for row in steady]

@@ -131,7 +131,11 @@ function engineCalls() {
     note(
       `${plural(engine.calls, 'call')}, P50 ${seconds(engine.p50_s)}, ` +
         `P95 ${quantile(engine.p95_s, engine)}, longest ${seconds(engine.max_s)}` +
-        `${generated}${hits}.`,
+        `${generated}${hits}.` +
+        (outside_s
+          ? ' “Outside” is the part of a call before and after the engine server: ' +
+            'transport, and waiting for a busy event loop.'
+          : ''),
     ),
     parts.length ? partsBar(parts) : null,
     parts.length ? legend(parts) : null,
