@@ -127,63 +127,66 @@ def trainer_writes(watcher, number, ended=None):
     os.utime(path, ns=(number * 10**9, number * 10**9))
 
 
-def look(watcher):
-    watcher.look()
-    watcher.look_at_trainer()
-    watcher.add_evidence()
+def look_for(clock, seconds, *watchers, every_s=0.25):
+    """Let watchers look while time passes; they plan to do so four times per second."""
+    until = clock.s + seconds
+    while clock.s < until:
+        clock.s += every_s
+        for watcher in watchers:
+            watcher.look()
+            watcher.look_at_trainer()
+            watcher.add_evidence()
 
 
-def test_others_request_evidence_while_the_trainers_process_stands_still(watcher, clock, capfd):
+@pytest.fixture
+def training(watcher):
+    """A run that has begun its first step."""
+    (watcher.active.directory / "step_1").mkdir()
+
+
+def test_others_request_evidence_while_the_trainers_process_stands_still(
+    watcher, clock, training, capfd
+):
     """It is stopped, and cannot do so itself. Its clock may be hours off."""
     for number in range(4):
         trainer_writes(watcher, number)
-        clock.s += 9
-        look(watcher)
-    assert [] == files_of(watcher)
-
-    clock.s += 9
-    look(watcher)
+        look_for(clock, 9, watcher)
     assert [] == files_of(watcher), "not before 10 s"
-    for _ in range(5):
-        clock.s += 2
-        look(watcher)
+    look_for(clock, 12, watcher)
 
     assert ["1"] == [path.parent.name for path in files_of(watcher)], "once"
     line, *others = [line for line in capfd.readouterr().err.splitlines() if "trainer" in line]
-    assert "WARNING trainer_0 has written nothing for 11 s" in line
+    assert "WARNING trainer_0 has written nothing for 10 s" in line
     assert line.endswith("(trainer-silent)")
     assert [] == others
 
     # It goes on, and stops once more.
     for number in range(9, 12):
         trainer_writes(watcher, number)
-        clock.s += 6
-        look(watcher)
+        look_for(clock, 6, watcher)
     assert "trainer_0 goes on after " in capfd.readouterr().err
-    clock.s += 12
-    look(watcher)
+    look_for(clock, 6, watcher)
     assert ["1", "2"] == [path.parent.name for path in files_of(watcher)]
 
 
-def test_one_of_many_processes_requests_it(watcher, clock, capfd):
+def test_one_of_many_processes_requests_it(watcher, clock, training, capfd):
     """Whoever makes the folder prints the line; all the others write theirs into it."""
     other = open_state._Watcher(watcher.active, 0.05)
     trainer_writes(watcher, 1)
-    for _ in range(6):
-        clock.s += 3
-        look(watcher)
-        look(other)
+    look_for(clock, 15, watcher, other)
 
     assert (1, 1) == (watcher.hangs, other.hangs)
     assert 1 == capfd.readouterr().err.count("(trainer-silent)")
     assert ["1"] == [each.name for each in (watcher.active.directory / "evidence").iterdir()]
 
 
-@pytest.mark.parametrize("case", ["ended", "no header", "a copy", "not asked for"])
-def test_a_trainer_that_has_ended_or_is_elsewhere_stands_not_still(
+@pytest.mark.parametrize(
+    "case", ["ended", "no header", "a copy", "not asked for", "starting", "a busy machine"]
+)
+def test_a_trainer_that_has_reason_to_write_nothing_stands_not_still(
     watcher, clock, capfd, monkeypatch, case
 ):
-    """Nor is anything looked for where the settings want no evidence."""
+    """It has ended, is elsewhere or starts; or whoever looks runs late, too."""
     if case == "not asked for":
         config = watcher.active.config
         stuck = msgspec.structs.replace(config.stuck, evidence=0)
@@ -193,9 +196,8 @@ def test_a_trainer_that_has_ended_or_is_elsewhere_stands_not_still(
         (watcher.active.directory / "shipping.json").write_text(json.dumps({"nodes": nodes}))
     if case != "no header":
         trainer_writes(watcher, 1, "2026-11-24T00:00:00+00:00" if case == "ended" else None)
-    for _ in range(4):
-        clock.s += 9
-        look(watcher)
+    (watcher.active.directory / ("step_0" if case == "starting" else "step_1")).mkdir()
+    look_for(clock, 30, watcher, every_s=2.5 if case == "a busy machine" else 0.25)
 
     assert not (watcher.active.directory / "evidence").exists()
     assert "trainer-silent" not in capfd.readouterr().err

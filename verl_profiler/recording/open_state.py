@@ -71,7 +71,7 @@ class _Watcher(threading.Thread):
         # Hangs of the run that this process has written evidence of, or that were before its time.
         self.hangs = 0
         self.gathered_ns = 0
-        self.signs = TrainerSigns(active.directory, self.after_ns)
+        self.signs = TrainerSigns(active.directory, self.after_ns, round(self.period_s * 1e9))
         # Since when the trainer's process is silent, if this one has announced it.
         self.silent_ns: int | None = None
         self.looks = self.cpu_ns = 0

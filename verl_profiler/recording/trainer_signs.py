@@ -31,20 +31,25 @@ class _Shipping(msgspec.Struct):
 class TrainerSigns:
     """Watches the header of the trainer's process.
 
-    Clocks of two hosts are not compared: what counts is when this process saw the header change.
+    Clocks of two hosts are not compared: what counts is when this process saw the header change.  Where
+    this process runs late itself, the machine is busy, and of the time between two looks no more than
+    twice the planned one counts.  While the run starts, imports hold the trainer's interpreter lock for
+    long: there it is never silent.
 
     Args:
         directory: The run. On a disk that the trainer's process does not write to, there is no header, or a
             copy, which is replaced rarely: there it is never silent.
         after_ns: From how many nanoseconds on it is silent, at least 10 s.
+        period_ns: The planned time between two looks.
     """
 
-    def __init__(self, directory: Path, after_ns: int) -> None:
+    def __init__(self, directory: Path, after_ns: int, period_ns: int) -> None:
         self._directory = directory
         self._after_ns = max(after_ns, _LEAST_NS)
         self._path: Path | None = None
         self._seen: tuple[int, int] | None = None
-        self._changed_ns = 0
+        self._changed_ns = self._looked_ns = self._quiet_ns = 0
+        self._most_ns = 2 * period_ns
 
     @property
     def name(self) -> str:
@@ -64,12 +69,20 @@ class TrainerSigns:
         status = os.stat(self._path)
         seen = status.st_mtime_ns, status.st_ino
         if seen != self._seen:
-            self._seen, self._changed_ns = seen, at_ns
-        elif at_ns - self._changed_ns > self._after_ns and not (
-            _has_ended(self._path) or _is_copy(self._directory, self.name)
-        ):
-            return self._changed_ns
-        return None
+            self._seen, self._changed_ns, self._quiet_ns = seen, at_ns, 0
+        else:
+            self._quiet_ns += min(at_ns - self._looked_ns, self._most_ns)
+        self._looked_ns = at_ns
+        if self._quiet_ns <= self._after_ns or not _trains(self._directory):
+            return None
+        if _has_ended(self._path) or _is_copy(self._directory, self.name):
+            return None
+        return self._changed_ns
+
+
+def _trains(directory: Path) -> bool:
+    """Whether a step has begun."""
+    return any(each.name != "step_0" for each in directory.glob("step_*"))
 
 
 def _has_ended(header: Path) -> bool:
