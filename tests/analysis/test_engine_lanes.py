@@ -10,6 +10,8 @@ from truth.synthetic import EPOCH, Request, Step, Turn, events_of, run_of, table
 
 from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
 from verl_profiler.analysis.engine_state import engine_load_over_time
+from verl_profiler.views.questions import engine_timeline
+from verl_profiler.views.questions.engine_timeline import page_engines
 
 
 def drawn_step(seed):
@@ -80,3 +82,44 @@ def test_the_longest_step_is_shown_unless_another_is_named():
     assert (3, 3) == longest_step(tables)
     assert {2} == {row["step"] for row in engine_lanes(tables, (2, 2))}
     assert longest_step(tables_of([])) is None
+
+
+def test_the_page_draws_the_longest_step_from_its_first_call():
+    """Readings before it are left out, but for the one that holds then; five engines are three."""
+    short = Step(tuple(Request(replica=place) for place in range(5)))
+    long = Step(
+        tuple(Request(replica=place, turns=(Turn(tokens=200),) * (1 + place)) for place in range(5))
+    )
+    events, truths = events_of(long, short)
+    first = min(event["begin_us"] for event in events if event["event"] == "engine_request")
+    read = [
+        reading("engine_4", first + after_us, step=1, dp_rank=0, running_requests=running)
+        for after_us, running in ((-900_000, 9), (-300_000, 1), (400_000, 2))
+    ]
+    tables = tables_of([*events, *read])
+    page, notes = page_engines(tables, None)
+    names = {row["name"] for row in page["engine_lanes"]}
+
+    assert truths[0].duration_us > truths[1].duration_us
+    assert {1} == {row["step"] for row in page["engine_lanes"]}
+    assert 3 == len(names)
+    assert 0 == min(row["begin_s"] for row in page["engine_lanes"])
+    assert "Step 1." in notes[0]
+    assert "The 3 of 5 engines" in notes[0]
+    if "engine_4" in names:
+        assert [(0, 1), (0.4, 2)] == [
+            (pytest.approx(row["at_s"]), row["running_requests"])
+            for row in page["engine_load_over_time"]
+        ]
+
+
+def test_a_page_with_many_calls_ends_where_the_first_begins_that_is_left_out(monkeypatch):
+    """So that no lane has gaps."""
+    tables, _ = run_of(drawn_step(1))
+    whole = page_engines(tables, None)[0]["engine_lanes"]
+    monkeypatch.setattr(engine_timeline, "_CALLS", 10)
+    page, notes = page_engines(tables, None)
+
+    assert len(whole) > 10
+    assert whole[:10] == page["engine_lanes"]
+    assert f"The first 10 of {len(whole)} calls" in notes[0]

@@ -6,17 +6,19 @@ is summed up here while the clock advances, and shares no code with the analyses
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from truth.engine_readings import reading
+
 from verl_profiler.events.vocabulary import EVENTS
 
-__all__ = ["Call", "Plan", "Sample", "Simulation", "events_of"]
+__all__ = ["Call", "Plan", "Sample", "Simulation", "events_of", "iterations_of"]
 
 MS = 1_000
 EPOCH = 1_795_228_400_000_000
+_ROW_MS = 100
 # Rounding of tokens that take no whole number of milliseconds.
 _SAME = 1e-9
 
@@ -41,6 +43,8 @@ class Plan:
         rollouter: Whether samples are dispatched after a weight sync, by a process of its own.
         pause_ms: From when aborted calls could go on until they are sent again.
         slowdown: By how much each further call in its replica lengthens the time per token.
+        bend: Above so many calls, each one lengthens it by `steeper` more.
+        prefill_ms: Of each call (attempt); the replica's other calls stand still meanwhile.
     """
 
     steps: int = 4
@@ -62,6 +66,13 @@ class Plan:
     slowdown: float = 0.0
     rollouter: bool = False
     pause_ms: int = 0
+    bend: int = 0
+    steeper: float = 0.0
+    prefill_ms: int = 0
+
+    def pass_ms(self, calls: int) -> float:
+        """Return how long a pass takes that gives each of so many calls a token."""
+        return 1 + self.slowdown * (calls - 1) + self.steeper * max(calls - self.bend, 0)
 
 
 @dataclass
@@ -76,6 +87,8 @@ class Call:
     aborted: bool = False
     tokens: int = 0
     progress: float = 0.0
+    prefill: int = 0
+    decodes: int | None = None
     seconds: dict[int, float] = field(default_factory=dict)
 
 
@@ -128,7 +141,8 @@ class Sample:
 class Simulation:
     """One run: `seconds` by (pool, step, account), `timers` of the trainer, and the samples.
 
-    `depths` are (time, finished samples that no step has taken) at each change; `empty_s` and `full_s`
+    `passes` are, by replica, the milliseconds in which it was busy: when, its passes, the tokens that they
+    gave, and whether it was in prefill.  `depths` are (time, finished samples that no step has taken) at each change; `empty_s` and `full_s`
     by step, how long there were none, or as many as the queue holds.
     """
 
@@ -138,6 +152,7 @@ class Simulation:
         self.samples: list[Sample] = []
         self.timers: list[tuple[str, int, int, int]] = []
         self.seconds: dict[tuple[str, int, str], float] = {}
+        self.passes: dict[int, list[tuple[int, float, float, bool]]] = {}
         self.depths: list[tuple[int, int]] = []
         self.empty_s: dict[int, float] = {}
         self.full_s: dict[int, float] = {}
@@ -261,9 +276,23 @@ class Simulation:
 
     def _advance(self) -> None:
         self.now += 1
-        running = Counter(s.replica for s in self.samples if s.call is not None)
-        slowdown = self.plan.slowdown
-        speeds = {each: 1 / (1 + slowdown * (calls - 1)) for each, calls in running.items()}
+        calls_of: dict[int, list[Call]] = {}
+        for sample in self.samples:
+            if sample.call is not None:
+                calls_of.setdefault(sample.replica, []).append(sample.call)
+        speeds: dict[int, float] = {}
+        for replica, calls in calls_of.items():
+            new = next((each for each in calls if each.prefill < self.plan.prefill_ms), None)
+            decoding = [each for each in calls if each.prefill == self.plan.prefill_ms]
+            rows = self.passes.setdefault(replica, [])
+            if new is None:
+                speeds[replica] = 1 / self.plan.pass_ms(len(calls))
+                rows.append((self.now, speeds[replica], speeds[replica] * len(decoding), False))
+            else:
+                speeds[replica] = 0.0
+                rows.append((self.now, 1 / self.plan.prefill_ms, 0.0, True))
+                new.prefill += 1
+                new.decodes = self.now
         for sample in self.samples:
             if sample.end is not None or (sample.calls_engine and sample.call is None):
                 continue
@@ -304,6 +333,43 @@ _ACCOUNTS = {
     "dropped": "generating_dropped",
     "unconsumed": "generating_unconsumed",
 }
+
+
+# Prompt tokens that are prefilled in a millisecond.
+_PROMPT = 10
+
+
+def iterations_of(run: Simulation) -> list[dict[str, Any]]:
+    """Return what a profiler would read of the replicas' passes: rows of 100 ms, or until one idles."""
+    found: list[dict[str, Any]] = []
+    for replica, passes in run.passes.items():
+        rows: list[list[tuple[int, float, float, bool]]] = []
+        for each in passes:
+            if not rows or each[0] - rows[-1][-1][0] > 1 or len(rows[-1]) == _ROW_MS:
+                rows.append([])
+            rows[-1].append(each)
+        before = [0.0, 0.0]
+        for row in rows:
+            # Whole numbers, as they are recorded, whose rests go to the next row.
+            whole: list[int] = []
+            for place in (0, 1):
+                summed = before[place] + sum(each[1 + place] for each in row)
+                whole.append(round(summed))
+                before[place] = summed - whole[place]
+            last, busy_s = EPOCH + row[-1][0] * MS, len(row) / 1000
+            made = reading(
+                f"engine_{replica}",
+                last,
+                iterations=whole[0],
+                decode_requests=whole[1],
+                prefill_tokens=_PROMPT * sum(each[3] for each in row),
+                busy_s=busy_s,
+                device_s=busy_s,
+            )
+            begin_us, length_us = last - len(row) * MS, len(row) * MS
+            event = {"event": "engine_iterations", "begin_us": begin_us, "duration_us": length_us}
+            found.append(made | event)
+    return found
 
 
 def events_of(run: Simulation) -> list[dict[str, Any]]:
@@ -366,6 +432,14 @@ def _write_sample(run: Simulation, sample: Sample, span: Callable[..., None]) ->
             "response_tokens": call.tokens,
         }
         versions = {"weight_version": str(call.version)}
+        if run.plan.prefill_ms:
+            decodes = end if call.decodes is None else call.decodes
+            ids |= {
+                "queue_s": 0.0,
+                "prefill_s": (decodes - call.begin) / 1000,
+                "decode_s": (end - decodes) / 1000,
+                "prompt_tokens": _PROMPT * run.plan.prefill_ms,
+            }
         span(f"engine_{sample.replica}", "engine_request", step, call.begin, end, **ids, **versions)
         if call.aborted or call.attempt:
             span(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from truth.asynchronous_runs import Plan, Simulation, events_of
+from truth.asynchronous_runs import Plan, Simulation, events_of, iterations_of
 from truth.synthetic import tables_of
 
 from verl_profiler.analysis.explain import asynchronous_what_if as module
@@ -154,6 +154,88 @@ def test_the_saving_is_that_of_the_changed_run(answers, name, what):
     assert row["expected_s"] == pytest.approx(saved, abs=part * step_s)
     # Steps that begin at a whole number of polls and batches are not known better than this.
     assert row["low_s"] - 0.01 * step_s <= saved <= row["high_s"] + 0.01 * step_s
+
+
+# Replicas that are slower by more than a line: above 4 calls, or while another call is in prefill.
+READ = {
+    "prefill": Plan(
+        stages=long,
+        train_ms=180,
+        sync_ms=60,
+        steps=STEPS,
+        slowdown=0.1,
+        batch=6,
+        ahead=6,
+        prefill_ms=80,
+    ),
+    "bend": Plan(
+        stages=long,
+        train_ms=180,
+        sync_ms=60,
+        steps=STEPS,
+        slowdown=0.05,
+        batch=6,
+        ahead=6,
+        bend=4,
+        steeper=0.4,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def read():
+    """Answers to the plans of `READ`, from the replicas' iterations and from calls."""
+    runs = {name: Simulation(plan) for name, plan in READ.items()}
+
+    def answers(run, more=()):
+        rows = asynchronous_what_if(tables_of([*events_of(run), *more]))
+        return {row["what"]: row for row in rows}
+
+    return {name: (answers(run, iterations_of(run)), answers(run)) for name, run in runs.items()}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_iterations_that_were_read_replace_the_line(read, name):
+    """And reproduce the steps."""
+    rows, others = read[name]
+
+    assert {"iterations"} == {row["engine"] for row in rows.values()}
+    assert {"calls"} == {row["engine"] for row in others.values()}
+    assert rows["unchanged"]["replayed_s"] == pytest.approx(step_s_of(READ[name]), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "part"),
+    [
+        ("prefill", "one_batch_more_in_flight", 0.05),
+        ("prefill", "one_batch_fewer_in_flight", 0.05),
+        ("prefill", "one_replica_more", 0.05),
+        ("prefill", "one_replica_fewer", 0.05),
+        ("bend", "one_batch_fewer_in_flight", 0.05),
+        ("bend", "one_replica_more", 0.05),
+        # More than were ever read.
+        ("bend", "one_replica_fewer", 0.15),
+    ],
+)
+def test_intervals_from_iterations_hold_the_truth(read, name, what, part):
+    """At loads that the run had, and at higher ones."""
+    plan = READ[name]
+    step_s = step_s_of(plan)
+    saved = step_s - step_s_of(CHANGED[what](plan))
+    row = read[name][0][what]
+
+    assert row["expected_s"] == pytest.approx(saved, abs=part * step_s)
+    assert row["low_s"] - 0.01 * step_s <= saved <= row["high_s"] + 0.01 * step_s
+
+
+def test_a_line_through_a_bend_is_worse(read):
+    """Fewer calls gain less speed than a line through all of them has."""
+    plan = READ["bend"]
+    saved = step_s_of(plan) - step_s_of(CHANGED["one_batch_fewer_in_flight"](plan))
+    rows, line = (each["one_batch_fewer_in_flight"] for each in read["bend"])
+
+    assert abs(rows["expected_s"] - saved) < 0.5 * abs(line["expected_s"] - saved)
+    assert not line["low_s"] <= saved <= line["high_s"]
 
 
 def refusal_of(tables):

@@ -35,6 +35,7 @@ def counters_of(tables, path):
         if name.startswith("engine ") and "in flight" not in name:
             found[process, name] = [(at_ns, value) for at_ns, value in points]
     assert not [each for each in trace.instants if each.name.startswith("engine_state")]
+    assert not [each for each in trace.spans if each.name.startswith("engine_iterations")]
     return found
 
 
@@ -79,6 +80,49 @@ def test_each_rank_has_counters(tmp_path):
         "engine running (DP rank 0)": [3, 8, 1],
         "engine running (DP rank 1)": [4, 9, 2],
     } == running
+
+
+def test_iterations_are_counters_that_end_with_them(tmp_path):
+    """Rows that follow each other without a gap, and one after a second of nothing to do."""
+    events, _ = events_of(STEP)
+    first = min(event["begin_us"] for event in events)
+    rows = [
+        reading(
+            "engine_1",
+            first + end_ms * 1_000,
+            step=1,
+            iterations=iterations,
+            busy_s=(end_ms - begin_ms) / 1e3,
+            decode_requests=decoded,
+            prefill_tokens=prefilled,
+            retracted_requests=retracted,
+        )
+        | {
+            "event": "engine_iterations",
+            "begin_us": first + begin_ms * 1_000,
+            "duration_us": (end_ms - begin_ms) * 1_000,
+        }
+        for begin_ms, end_ms, iterations, decoded, prefilled, retracted in (
+            (0, 100, 10, 40, 0, 0),
+            (100, 200, 5, 20, 300, 2),
+            (1_200, 1_300, 20, 20, 0, 0),
+        )
+    ]
+    found = counters_of(tables_of([*events, *rows]), tmp_path / "run.pftrace")
+    shown = {name: points for (_, name), points in found.items()}
+    times = [
+        (at_ns - shown["engine batch"][0][0]) // 1_000_000 for at_ns, _ in shown["engine batch"]
+    ]
+
+    assert [0, 100, 200, 1_200, 1_300] == times
+    assert {
+        "engine batch": [4, 4, 0, 1, 0],
+        "engine iteration": [10, 20, 0, 5, 0],
+        "engine prefill": [0, 3_000, 0, 0, 0],
+        "engine retracted": [0, 2, 0, 0, 0],
+    } == {
+        name: [value for _, value in shown[name]] for name in shown if name != "engine retractions"
+    }
 
 
 def test_retractions_so_far(tmp_path):

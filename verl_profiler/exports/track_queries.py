@@ -76,7 +76,8 @@ SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::U
     sample, session, extra
 FROM events
 WHERE {{selected}} AND end_us IS NOT NULL AND event NOT IN
-    ('memory', 'profiler_cost', 'request_start', 'engine_state', 'device', 'device_time')
+    ('memory', 'profiler_cost', 'request_start', 'engine_state', 'engine_iterations', 'device',
+        'device_time')
 """
 
 # One row per end of an arrow: the span, the arrow's number, and whether it comes from there.  The
@@ -236,23 +237,42 @@ COUNTERS = (
     ),
 )
 
-# The engines' own readings, of one data-parallel rank each.
-ENGINE_RANKS = "SELECT DISTINCT dp_rank FROM engine_states ORDER BY dp_rank"
+# The engines' own readings and iterations, of one data-parallel rank each.
+ENGINE_RANKS = (
+    "SELECT dp_rank FROM engine_states UNION SELECT dp_rank FROM engine_iterations ORDER BY dp_rank"
+)
 _READ = (
     "SELECT run, name, at_us AS time_us, {value} AS value FROM engine_states "
     "WHERE dp_rank = {rank} AND {value} IS NOT NULL AND {{selected}}"
 )
+# A row's value holds from its begin; after it, the engine idles until the next one.
+_ITERATED = """
+WITH rows AS (
+    SELECT run, name, begin_us, end_us, {value} AS value,
+        lead(begin_us) OVER (PARTITION BY run, name ORDER BY begin_us) AS next_us
+    FROM engine_iterations
+    WHERE dp_rank = {rank} AND iterations > 0 AND busy_us > 0 AND {{selected}}
+)
+SELECT run, name, begin_us AS time_us, value FROM rows WHERE value IS NOT NULL
+UNION ALL
+SELECT run, name, end_us, 0 FROM rows
+WHERE value IS NOT NULL AND coalesce(next_us > end_us + 1000, true)
+"""
 
 
 def engine_counters(rank: int, *, alone: bool) -> tuple[tuple[str, str, str], ...]:
     """Return the counters of a data-parallel rank of each engine; the only one goes without a number."""
     which = "" if alone else f" (DP rank {rank})"
     return tuple(
-        (f"{name}{which}", unit, _READ.format(value=value, rank=rank))
-        for name, unit, value in (
-            ("engine running", "requests", "running_requests"),
-            ("engine waiting", "requests", "waiting_requests"),
-            ("engine KV cache", "%", "100 * kv_share"),
+        (f"{name}{which}", unit, query.format(value=value, rank=rank))
+        for name, unit, query, value in (
+            ("engine running", "requests", _READ, "running_requests"),
+            ("engine waiting", "requests", _READ, "waiting_requests"),
+            ("engine KV cache", "%", _READ, "100 * kv_share"),
+            ("engine batch", "decoding requests", _ITERATED, "decode_requests / iterations"),
+            ("engine iteration", "ms", _ITERATED, "busy_us / 1e3 / iterations"),
+            ("engine prefill", "tokens/s", _ITERATED, "prefill_tokens * 1e6 / busy_us"),
+            ("engine retracted", "waiting requests", _ITERATED, "retracted_requests"),
         )
     )
 

@@ -62,8 +62,9 @@ def cycle_replays_text(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in sorted(rows, key=lambda row: -(row["expected_s"] or 0.0))
         if row["what"] != UNCHANGED
     ]
+    speed = ", engine speed from iterations" if unchanged["engine"] == "iterations" else ""
     title = (
         f"what if (mean per step, {counted(unchanged['steps'], 'step')} replayed, replay error "
-        f"{share(abs(unchanged['residual_share']))}; gains are not additive)"
+        f"{share(abs(unchanged['residual_share']))}{speed}; gains are not additive)"
     )
     return f"{title}\n{align(lines)}"

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from verl_profiler.analysis.engine_lanes import LANE_PARTS
+from verl_profiler.analysis.engine_time import CALL_PARTS
 from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS
 from verl_profiler.render.colors import (
+    CALL_PART_COLORS,
     ENGINE_COLORS,
     PART_COLORS,
     PHASE_COLORS,
@@ -41,6 +44,7 @@ def page(
             **document,
             "colors": _colors(document),
             "accounts": ACCOUNTS,
+            "call_parts": {part: CALL_PARTS[part] for part in LANE_PARTS},
             "pools": POOLS,
             "versions": VERSION_COLORS,
             "details": details,
@@ -73,6 +77,7 @@ def page(
 def _colors(document: Mapping[str, Any]) -> dict[str, str]:
     """Give each phase, part and category that occurs its color."""
     colors = {**PART_COLORS, **PHASE_COLORS, **ENGINE_COLORS}
+    colors |= {f"call:{part}": code for part, code in CALL_PART_COLORS.items()}
     colors |= {f"account:{account}": account_color(account) for account in ACCOUNTS}
     log = document["log"]
     tables = [(document["step_phases"], "phase")]

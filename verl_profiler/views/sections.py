@@ -33,6 +33,7 @@ from verl_profiler.views.findings import findings
 from verl_profiler.views.log_section import log_section
 from verl_profiler.views.page_sections import page_sections
 from verl_profiler.views.questions import VIEWS
+from verl_profiler.views.questions.engine_timeline import page_engines
 from verl_profiler.views.timelines import timelines
 from verl_profiler.views.tq_text import finding_lines
 from verl_profiler.views.training_text import price_sentences
@@ -71,9 +72,8 @@ def document(
         price: Of a GPU-hour, if device time is shown in money.
 
     Returns:
-        A JSON object: `about`, `sentences`, `notes` and `problems` for the reader; `sections`, as
-        `page_sections` gives them; `steps` and the tables (`columns`, `rows`) of the sections;
-        `timelines`; `log`.
+        A JSON object: `about`, `sentences`, `notes`, `problems`; `sections`, as `page_sections` gives
+        them; `steps` and the tables (`columns`, `rows`) of the sections; `timelines`; `log`.
     """
     tables = run.tables
     with _explaining(tables, steps) as explained:
@@ -125,8 +125,7 @@ def document(
         kept = _placed(rows, places, kept_steps, limit)
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
-    for name in ("what_if", "stragglers", "straggler_requests"):
-        # They are about all steps together.
+    for name in ("what_if", "stragglers", "straggler_requests"):  # of all steps together
         data[name] = frame(whys[name], drop=() if several else ("run",))
     data["findings"] = ranked
     functions = tq_functions(tables, steps)
@@ -135,12 +134,16 @@ def document(
         short_text("; ".join(finding_lines(row)), 400)
         for row in tq_findings(tables, steps, functions=functions)
     ]
-    lags = _placed(analysis.longest_lags(tables, steps), places, set(places.values()), _ROWS)
+    every = set(places.values())
+    lags = _placed(analysis.longest_lags(tables, steps), places, every, _ROWS)
     data["longest_lags"] = frame(lags, drop=("run", "step"))
     data["release_effects"] = frame(analysis.release_effects(tables, steps))
     data["log"] = log and log_section(tables, *log, steps, places, WHOLE)
+    engines, engine_notes = page_engines(tables, steps)
+    for name, rows in engines.items():
+        data[name] = frame(_placed(rows, places, every, len(rows)), drop=("run", "step"))
     for view in VIEWS.values():
-        if isinstance(view.section, Section):
+        if isinstance(view.section, Section) and view.name not in data:
             rows = view.analysis(tables, Choice(steps=steps))[view.name]
             if rows and "step" in rows[0]:
                 rows = _placed(rows, places, detailed, _ROWS)
@@ -149,6 +152,7 @@ def document(
     warm_up = left_out(tables, steps)
     data["sentences"] = [*conclusions(found, listed, warm_up, several=several), *prices]
     data["notes"] = notes(found, recorded, event_settings(run), FAMILIES)
+    data["notes"]["engine_lanes"] = engine_notes
     data["notes"]["memory_saver"] = [
         f"{row['message']} {row['advice']}".strip()
         for row in analysis.memory_findings(tables, steps, launches=run.launches)

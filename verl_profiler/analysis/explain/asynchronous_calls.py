@@ -127,8 +127,11 @@ def _generate(rows: Rows, stops: Stops) -> tuple[int, int, Generate]:
     work = sum(row["work"] * (1 - _stopped_share(row, stops)) for row in rows if not row["lost"])
     last = rows[-1]
     fixed = last["decoding_us"] - last["begin_us"] + last["end_us"] - last["ended_us"]
+    prefill = last.get("own_prefill_us")
+    if prefill is not None:
+        fixed -= last["decoding_us"] - last["started_us"]
     stopped = stopped_us(stops, last["begin_us"], last["decoding_us"])
-    stage = Generate(float(max(fixed - stopped, 0)), work, last["replica"])
+    stage = Generate(float(max(fixed - stopped, 0)), work, last["replica"], prefill or 0.0)
     return rows[0]["begin_us"], last["end_us"], stage
 
 
@@ -212,7 +215,7 @@ ORDER BY run, begin_us, end_us
 _ATTEMPTS = """
 WITH attempts AS MATERIALIZED (
     SELECT run, name, request_id, turn, attempt, engine_request_id, server, begin_us, end_us,
-        duration_us, response_tokens, coalesce(finish_reason LIKE 'abort%', false) AS aborted,
+        duration_us, prompt_tokens, response_tokens, coalesce(finish_reason LIKE 'abort%', false) AS aborted,
         aborted AND coalesce(response_tokens, 0) = 0 AS lost
     FROM event_fields
     WHERE event = 'engine_attempt' AND duration_us IS NOT NULL AND NOT validate
@@ -221,14 +224,14 @@ WITH attempts AS MATERIALIZED (
     SELECT * FROM attempts
     UNION ALL
     SELECT c.run, c.name, c.request_id, c.turn, 0, c.engine_request_id, c.server, c.begin_us,
-        c.end_us, c.duration_us, c.response_tokens, false, false
+        c.end_us, c.duration_us, c.prompt_tokens, c.response_tokens, false, false
     FROM engine_calls AS c ANTI JOIN attempts AS a
         ON a.run = c.run AND a.request_id = c.request_id AND a.turn = c.turn
     WHERE c.duration_us IS NOT NULL AND NOT c.validate AND c.request_id IS NOT NULL
 ), served AS (
     SELECT DISTINCT ON (run, engine_request_id) run, engine_request_id, name AS replica,
         begin_us AS engine_begin_us, duration_us AS engine_duration_us, queue_us, prefill_us,
-        decode_us
+        decode_us, cached_tokens
     FROM engine_requests WHERE engine_request_id IS NOT NULL AND duration_us IS NOT NULL
     ORDER BY run, engine_request_id, begin_us
 )

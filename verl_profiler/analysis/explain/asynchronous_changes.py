@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from statistics import fmean
 from typing import Any
 
 from verl_profiler.analysis.explain.asynchronous_model import Model, times_of
@@ -17,6 +16,7 @@ from verl_profiler.analysis.explain.asynchronous_replay import (
     Run,
     Take,
 )
+from verl_profiler.analysis.explain.replay import mean_speed
 
 __all__ = ["ASYNCHRONOUS_CHANGES", "AsynchronousChange", "Changed"]
 
@@ -81,7 +81,9 @@ def _chains(change: Callable[[Chain], Chain]) -> Callable[[Model], Changed]:
 
 def _faster_calls(chain: Chain) -> Chain:
     return tuple(
-        each._replace(fixed_us=each.fixed_us / 2, work=each.work / 2)
+        each._replace(
+            fixed_us=each.fixed_us / 2, work=each.work / 2, prefill_us=each.prefill_us / 2
+        )
         if isinstance(each, Generate)
         else each
         for each in chain
@@ -127,8 +129,7 @@ def _moved(replicas: int) -> Callable[[Model], Changed | None]:
         if not slowness:
             return None
         if replicas > 0:
-            mean = tuple(fmean(line[place] for line in slowness.values()) for place in (0, 1))
-            slowness[_ADDED] = mean[0], mean[1]
+            slowness[_ADDED] = mean_speed(list(slowness.values()))
             most[_ADDED] = max(most.values(), default=1)
         elif len(slowness) > 1:
             slowness.pop(names[-1], None)

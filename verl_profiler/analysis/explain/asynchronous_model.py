@@ -34,13 +34,14 @@ from verl_profiler.analysis.explain.asynchronous_replay import (
     Unit,
 )
 from verl_profiler.analysis.explain.device_time import Span
+from verl_profiler.analysis.explain.iteration_times import pass_times
 from verl_profiler.analysis.explain.ledger import (
     standalone_replicas,
     step_windows,
     trainer_devices,
     trainer_states,
 )
-from verl_profiler.analysis.explain.replay import BEYOND
+from verl_profiler.analysis.explain.replay import BEYOND, Speed
 from verl_profiler.analysis.explain.replica_speed import replica_speeds
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
 from verl_profiler.reading.tables.tables import Tables
@@ -68,9 +69,9 @@ class Model:
         steps: The recorded steps, in order.
         step_us: Their lengths, from begin to begin.
         batch: Units that a step consumes (mean).
-        slowness: (a, b) of each replica: time per unit of work with n calls is a + b n.
+        slowness: Of each replica, the time per unit of work by its calls.
         most_running: Maximum number of concurrent calls of each replica, as recorded.
-        slope_error: Relative standard error of b.
+        slope_error: Relative standard error of b, or of an iteration's time.
         standalone: Replicas with devices of their own; none if all are on the trainer's.
         rollouter: Whether a rollouter dispatches, which new weights permit to go on.
         trainer_devices: Devices of the trainer.
@@ -81,13 +82,18 @@ class Model:
     steps: tuple[int, ...]
     step_us: tuple[int, ...]
     batch: float
-    slowness: Mapping[str, tuple[float, float]]
+    slowness: Mapping[str, Speed]
     most_running: Mapping[str, int]
     slope_error: float
     standalone: tuple[str, ...]
     rollouter: bool
     trainer_devices: float
     replica_devices: float
+
+    @property
+    def engine(self) -> str:
+        """What the engine's speed is from: `iterations` that it reported, or the `calls`."""
+        return "calls" if self.cycle.during_prefill is None else "iterations"
 
     @property
     def separate(self) -> bool:
@@ -100,15 +106,13 @@ class Model:
         return sum(self.step_us) / len(self.step_us)
 
 
-def times_of(
-    slowness: Mapping[str, tuple[float, float]], most: Mapping[str, int], beyond: str
-) -> dict[str, Any]:
+def times_of(slowness: Mapping[str, Speed], most: Mapping[str, int], beyond: str) -> dict[str, Any]:
     """Return the time per unit of work by load, for each replica; `beyond` is a key of `BEYOND`."""
 
-    def time_us(a: float, b: float, peak: int, running: int) -> float:
-        return BEYOND[beyond](a, b, running, peak)
+    def time_us(speed: Speed, peak: int, running: int) -> float:
+        return BEYOND[beyond](speed, running, peak)
 
-    return {name: partial(time_us, a, b, most.get(name) or 1) for name, (a, b) in slowness.items()}
+    return {name: partial(time_us, speed, most.get(name) or 1) for name, speed in slowness.items()}
 
 
 def models(tables: Tables, steps: Steps = None) -> dict[str, Model | RefusedError]:
@@ -151,7 +155,7 @@ class _Rebuilding:
         self.standalone = tuple(sorted(own)) if self.separate else ()
         if self.separate and not names <= own.keys():
             raise RefusedError("replicas on the trainer's devices generate beside standalone ones")
-        pauses = _of(tables, _PAUSES, run)
+        pauses = [row for row in tables.rows(_PAUSES) if row["run"] == run]
         self.rollouter = bool(pauses)
         if self.rollouter and not any(row["pauses"] for row in pauses):
             raise RefusedError(
@@ -214,9 +218,11 @@ class _Rebuilding:
         groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for row in self.attempts:
             groups[row["replica"]].append(row)
-        speeds = replica_speeds([groups])
+        speeds = replica_speeds([groups], pass_times(self.tables).get(self.run, {}))
         slowness = {name: speeds.slowness_of.get(name, speeds.slowness) for name in groups}
-        most = {name: peak(rows) for name, rows in groups.items()}
+        most = {
+            name: max(peak(rows), speeds.most_read.get(name, 0)) for name, rows in groups.items()
+        }
         used = [
             uid
             for uid, unit in self.units.items()
@@ -240,6 +246,7 @@ class _Rebuilding:
             units,
             self._limit(),
             times_of(slowness, most, "line"),
+            speeds.during_prefill,
             2 * sum(row["lost"] for row in self.attempts)
             > sum(row["aborted"] for row in self.attempts),
             parked_us(self.attempts, stops),
@@ -383,10 +390,6 @@ def _unit(unit: Prompt, lag_us: float, chains: Mapping[tuple[str, str], Chain]) 
         for row in unit.requests
     )
     return Unit(requests, unit.dropped_us is not None)
-
-
-def _of(tables: Tables, query: str, run: str) -> Rows:
-    return [row for row in tables.rows(query) if row["run"] == run]
 
 
 _PAUSES = """

@@ -8,6 +8,7 @@ them.  While the trainer does what stops the replicas, calls are interrupted and
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,11 +33,15 @@ _SAME_US = 1e-3
 
 
 class Generate(NamedTuple):
-    """A generate call: fixed time (client and prefill), and work at the speed of its replica."""
+    """A generate call: fixed time (client and prefill), and work at the speed of its replica.
+
+    `prefill_us` is not part of the fixed time where a replica's calls are slower during prefill.
+    """
 
     fixed_us: float
     work: float
     replica: str
+    prefill_us: float = 0.0
 
 
 class Work(NamedTuple):
@@ -93,6 +98,8 @@ class Cycle:
         units: In the order of their dispatch; repeated.
         limit: Units that may be dispatched and not yet taken.
         times: Time per unit of work of each replica for 0, 1, … concurrent calls.
+        during_prefill: Speed of decoding while a call of the replica is in prefill, and `times` is by
+            the calls that decode; None if only the number of calls matters, those in prefill included.
         redo: Whether an interrupted call begins anew.
         parked_us: Time after the interruption until such a call is sent again.
     """
@@ -101,6 +108,7 @@ class Cycle:
     units: tuple[Unit, ...]
     limit: int
     times: Mapping[str, Callable[[int], float]]
+    during_prefill: float | None = None
     redo: bool = False
     parked_us: float = 0.0
 
@@ -135,7 +143,10 @@ class _Replica:
     """Calls that run share its speed; `decoding` is ordered by the work per call at their end."""
 
     times: Callable[[int], float]
+    during_prefill: float | None = None
     running: dict[int, _Call] = field(default_factory=dict[int, _Call])
+    prefilling: list[_Call] = field(default_factory=list[_Call])
+    prefill_end_us: float = 0.0
     decoding: list[tuple[float, int, _Call, int]] = field(
         default_factory=list[tuple[float, int, _Call, int]]
     )
@@ -143,6 +154,18 @@ class _Replica:
     at_us: float = 0.0
     check: int = 0
     most: int = 0
+
+    def base_us(self) -> float:
+        """Return the time per unit of work of a call, without what prefill takes of it."""
+        if self.during_prefill is None:
+            return self.times(len(self.running))
+        return self.times(max(len(self.decoding), 1))
+
+    def per_work_us(self) -> float:
+        """Return the time per unit of work of a call; infinite while prefill stops decoding."""
+        if not self.prefilling:
+            return self.base_us()
+        return self.base_us() / self.during_prefill if self.during_prefill else math.inf
 
 
 class _Replay:
@@ -154,7 +177,9 @@ class _Replay:
         self.now = 0.0
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.number = count().__next__
-        self.replicas = {name: _Replica(times) for name, times in cycle.times.items()}
+        self.replicas = {
+            name: _Replica(times, cycle.during_prefill) for name, times in cycle.times.items()
+        }
         self.serves = True
         self.halted: deque[tuple[_Call, bool]] = deque()
         self.next_unit = 0
@@ -277,6 +302,7 @@ class _Replay:
                 call.epoch += 1
                 self.halted.append((call, True))
             replica.running.clear()
+            replica.prefilling.clear()
             replica.decoding.clear()
             replica.check += 1
 
@@ -287,23 +313,47 @@ class _Replay:
         replica = self.replicas[call.stage.replica]
         self._pass(replica)
         replica.running[id(call)] = call
-        replica.most = max(replica.most, len(replica.running))
-        self._at(self.now + call.stage.fixed_us, self._decode, replica, call, call.epoch)
+        begin = self._prefill
+        if replica.during_prefill is None:
+            replica.most = max(replica.most, len(replica.running))
+            begin = self._decode
+        self._at(self.now + call.stage.fixed_us, begin, replica, call, call.epoch)
         self._check(replica)
 
-    def _decode(self, replica: _Replica, call: _Call, epoch: int) -> None:
+    def _prefill(self, replica: _Replica, call: _Call, epoch: int) -> None:
+        """Begin the prefill of a call, behind that of others; all of them decode after the last."""
         if call.epoch != epoch:
             return
         self._pass(replica)
-        call.sent = True
-        call.target = replica.done + call.left
-        heapq.heappush(replica.decoding, (call.target, self.number(), call, epoch))
+        begin_us = replica.prefill_end_us if replica.prefilling else self.now
+        replica.prefill_end_us = begin_us + call.stage.prefill_us
+        replica.prefilling.append(call)
+        self._at(replica.prefill_end_us, self._prefilled, replica, call, epoch)
+        self._check(replica)
+
+    def _prefilled(self, replica: _Replica, call: _Call, epoch: int) -> None:
+        if call.epoch == epoch and replica.prefilling[-1] is call:
+            self._begin(replica, replica.prefilling)
+
+    def _decode(self, replica: _Replica, call: _Call, epoch: int) -> None:
+        if call.epoch == epoch:
+            self._begin(replica, [call])
+
+    def _begin(self, replica: _Replica, calls: list[_Call]) -> None:
+        self._pass(replica)
+        replica.prefilling = []
+        for call in calls:
+            call.sent = True
+            call.target = replica.done + call.left
+            heapq.heappush(replica.decoding, (call.target, self.number(), call, call.epoch))
+        if replica.during_prefill is not None:
+            replica.most = max(replica.most, len(replica.decoding))
         self._check(replica)
 
     def _pass(self, replica: _Replica) -> None:
         """Add the work per call since the last event of the replica."""
         if replica.running:
-            replica.done += (self.now - replica.at_us) / replica.times(len(replica.running))
+            replica.done += (self.now - replica.at_us) / replica.per_work_us()
         replica.at_us = self.now
 
     def _check(self, replica: _Replica) -> None:
@@ -311,14 +361,16 @@ class _Replay:
         replica.check += 1
         if replica.decoding:
             left = max(replica.decoding[0][0] - replica.done, 0.0)
-            wait_us = left * replica.times(len(replica.running))
-            self._at(self.now + wait_us, self._done, replica, replica.check)
+            # What has no work left ends, whatever prefill does.
+            wait_us = left * replica.per_work_us() if left else 0.0
+            if wait_us < math.inf:
+                self._at(self.now + wait_us, self._done, replica, replica.check)
 
     def _done(self, replica: _Replica, check: int) -> None:
         if replica.check != check:
             return
         self._pass(replica)
-        time_us = replica.times(len(replica.running))
+        time_us = replica.base_us()
         while replica.decoding and (replica.decoding[0][0] - replica.done) * time_us <= _SAME_US:
             call = heapq.heappop(replica.decoding)[2]
             del replica.running[id(call)]

@@ -22,9 +22,10 @@ LARGEST_ERROR = 0.10
 _LEVEL = 0.9
 _NORMAL = 1.645
 # Relative standard errors of the model, as in the synchronous replay: of the saving, and of the
-# part that comes from changed load.
+# part that comes from changed load; the last where the engines' iterations were read.
 _MODEL_ERROR = 0.10
 _LOAD_ERROR = 0.20
+_READ_ERROR = 0.10
 # Steps that are replayed before those that count, and how many count at least.
 _BEFORE, _COUNTED = 10, 20
 # The same where so many steps have more generate calls than this. A call takes 10 to 15 microseconds in
@@ -53,7 +54,7 @@ def asynchronous_what_if(tables: Tables, steps: Steps = None) -> Rows:
 def _row(run: str, what: str, about: str, **more: Any) -> dict[str, Any]:
     names = (
         "steps", "step_s", "replayed_s", "residual_share", "expected_s", "share", "low_s", "high_s",
-        "refused",
+        "engine", "refused",
     )  # fmt: skip
     return {"run": run, "what": what, "about": about, **dict.fromkeys(names), **more}
 
@@ -64,7 +65,7 @@ def _refusal(run: str, reason: str, **more: Any) -> Rows:
 
 def _answers(run: str, model: Model) -> Rows:
     measured = model.mean_us
-    known = {"steps": len(model.steps), "step_s": measured / 1e6}
+    known = {"steps": len(model.steps), "step_s": measured / 1e6, "engine": model.engine}
     if _calls(model, sum(_repeated(model))) > _MOST_CALLS:
         reason = f"a replay takes more than {_MOST_CALLS:,} generate calls"
         return _refusal(run, reason, **known)
@@ -99,12 +100,15 @@ def _answer(
     expected = fmean(saved)
     bounds = [_replayed(bound) for bound in changed.bounds]
     if any(most[name] > peak for name, peak in changed.model.most_running.items()):
-        bounds += [_replayed(changed.model, beyond) for beyond in ("saturated", "flat")]
+        # The time of an iteration is convex: it goes on at least as steeply as at the highest batch.
+        beyond = ("saturated", "flat") if model.engine == "calls" else ("saturated",)
+        bounds += [_replayed(changed.model, each) for each in beyond]
     answers = [saved, *(_saved(unchanged, each[0]) for each in bounds if each is not None)]
     least, best = min(answers, key=fmean), max(answers, key=fmean)
     low, high = _interval(model, least)[0], _interval(model, best)[1]
     step_s = model.mean_us / 1e6
-    load = math.hypot(_LOAD_ERROR, model.slope_error) if _loaded(model) else 0.0
+    known = _LOAD_ERROR if model.engine == "calls" else _READ_ERROR
+    load = math.hypot(known, model.slope_error) if _loaded(model) else 0.0
     error = math.hypot(
         _NORMAL * math.hypot(_MODEL_ERROR, load) * expected,
         # A replay error is not known to be the same with a change.
@@ -122,11 +126,12 @@ def _answer(
         # Nothing is 0, not -0.
         low_s=0.0 + expected - math.hypot(expected - min(low, expected), error),
         high_s=expected + math.hypot(max(high, expected) - expected, error),
+        engine=model.engine,
     )
 
 
 def _loaded(model: Model) -> bool:
-    return any(b for _, b in model.slowness.values())
+    return any(speed[1] or any(speed[3::2]) for speed in model.slowness.values())
 
 
 def _saved(unchanged: list[float], changed: list[float]) -> list[float]:

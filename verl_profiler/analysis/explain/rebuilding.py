@@ -17,8 +17,8 @@ from statistics import fmean, median
 from typing import Any
 
 from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work
-from verl_profiler.analysis.explain.iteration_times import PassTimes, pass_times
-from verl_profiler.analysis.explain.replica_speed import replica_speeds, speeds_of_passes
+from verl_profiler.analysis.explain.iteration_times import pass_times
+from verl_profiler.analysis.explain.replica_speed import replica_speeds
 from verl_profiler.analysis.explain.step_model import POLL_US, StepModel
 from verl_profiler.analysis.explain.step_rows import (
     APART_US,
@@ -93,7 +93,7 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
     prepared = {key: _by_replica(rollout.calls) for key, rollout in rollouts.items()}
     passes = pass_times(tables)
     speeds = {
-        run: _speeds(
+        run: replica_speeds(
             [groups for key, groups in prepared.items() if key[0] == run], passes.get(run, {})
         )
         for run in runs
@@ -130,13 +130,6 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
         for run in runs
     }
     return [replace(m, after_token_us=after.get(m.run, (0.0, 0.0))) for m in models]
-
-
-def _speeds(
-    steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]], passes: Mapping[str, PassTimes]
-) -> Any:
-    """Take the replicas' speeds from their iterations if these were read, otherwise from the calls."""
-    return speeds_of_passes(steps, passes) or replica_speeds(steps)
 
 
 def _after_token_us(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:

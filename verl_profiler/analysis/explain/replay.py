@@ -22,6 +22,7 @@ __all__ = [
     "Limits",
     "Speed",
     "ends_alone_us",
+    "mean_speed",
     "replicas_of",
     "request_ends",
     "time_us",
@@ -41,13 +42,13 @@ class Limits(NamedTuple):
 _NO_LIMITS = Limits()
 # Times of a replay that differ by less than this are equal.
 _SAME_US = 1e-3
-# Time per token with n calls in a replica that never ran more than `most`, by assumption, from
-# (a, b) of the fitted line.  A forward pass over more calls takes at least as long, and gives at least
-# as many tokens per second: so `flat` and `saturated` are bounds, and the line lies between them.
-BEYOND: dict[str, Callable[[float, float, int, int], float]] = {
-    "line": lambda a, b, n, _: a + b * n,
-    "flat": lambda a, b, n, most: a + b * min(n, most),
-    "saturated": lambda a, b, n, most: (a + b * min(n, most)) * max(n / most, 1),
+# Time per token with n calls in a replica that never ran more than `most`, by assumption.  A forward pass
+# over more calls takes at least as long, and gives at least as many tokens per second: so `flat` and
+# `saturated` are bounds, and the line lies between them.
+BEYOND: dict[str, Callable[[Speed, int, int], float]] = {
+    "line": lambda speed, n, _: time_us(speed, n),
+    "flat": lambda speed, n, most: time_us(speed, min(n, most)),
+    "saturated": lambda speed, n, most: time_us(speed, min(n, most)) * max(n / most, 1),
 }
 
 
@@ -242,6 +243,14 @@ def time_us(speed: Speed, calls: float) -> float:
     return a + b * calls + sum(more * max(calls - load, 0.0) for load, more in above)
 
 
+def mean_speed(speeds: Sequence[Speed]) -> Speed:
+    """Return the speed that takes the mean time of all, at any load."""
+    many = len(speeds)
+    a, b = (sum(speed[place] for speed in speeds) / many for place in (0, 1))
+    bends = [value for speed in speeds for value in speed[2:]]
+    return (a, b, *(value / many if place % 2 else value for place, value in enumerate(bends)))
+
+
 @lru_cache(256)
 def times_by_load(beyond: str, speed: Speed, calls: int, most: int) -> list[float]:
     """Return the time per unit of work for 0, 1, … concurrent calls.
@@ -252,17 +261,7 @@ def times_by_load(beyond: str, speed: Speed, calls: int, most: int) -> list[floa
         calls: Return it for up to so many calls.
         most: The highest load that was observed.
     """
-    if len(speed) == 2:
-        return [BEYOND[beyond](*speed, running, most) for running in range(calls + 1)]
-    highest = time_us(speed, most)
-    times = [time_us(speed, running) for running in range(calls + 1)]
-    if beyond == "line":
-        return times
-    more = [running / most if beyond == "saturated" else 1.0 for running in range(calls + 1)]
-    return [
-        time if running <= most else highest * factor
-        for running, (time, factor) in enumerate(zip(times, more, strict=True))
-    ]
+    return [BEYOND[beyond](speed, running, most) for running in range(calls + 1)]
 
 
 def replicas_of(requests: Sequence[Request]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from verl_profiler.analysis.explain.iteration_times import PassTimes
 from verl_profiler.analysis.explain.replay import Speed, time_us
 
-__all__ = ["SLOWER", "replica_speeds", "speeds_of_passes"]
+__all__ = ["SLOWER", "Speeds", "replica_speeds"]
 
 SLOWER = 1.2
 """A replica is slower than the others if its time per token is higher by this factor."""
@@ -28,24 +28,15 @@ _SHRUNK_CALLS = 20
 _ROUNDS = 3
 
 
-class _Speeds(NamedTuple):
-    """Speeds of replicas: (a, b) of all, of each, and the relative standard error of b."""
+class Speeds(NamedTuple):
+    """Speeds of replicas, of one run; for the fields see `StepModel`."""
 
-    slowness: tuple[float, float] = (1.0, 0.0)
-    slowness_of: Mapping[str, tuple[float, float]] = {}
+    slowness: Speed = (1.0, 0.0)
+    slowness_of: Mapping[str, Speed] = {}
     slope_error: float = 0.0
     load_varied: bool = False
-
-
-class _PassSpeeds(NamedTuple):
-    """Speeds of replicas from their iterations; for the fields see `StepModel`."""
-
-    slowness: Speed
-    slowness_of: Mapping[str, Speed]
-    slope_error: float
-    load_varied: bool
-    during_prefill: float
-    most_read: Mapping[str, int]
+    during_prefill: float | None = None
+    most_read: Mapping[str, int] = {}
 
 
 class _Seen(NamedTuple):
@@ -56,7 +47,21 @@ class _Seen(NamedTuple):
     time_us: float
 
 
-def replica_speeds(steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]]) -> _Speeds:
+def replica_speeds(
+    steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]], passes: Mapping[str, PassTimes]
+) -> Speeds:
+    """Take the replicas' speeds from their iterations if these were read, otherwise from the calls.
+
+    Adds `work` to the calls, and where the iterations were read `own_prefill_us`.
+
+    Args:
+        steps: The calls of each step by replica, of one run.
+        passes: By replica, as `pass_times` returns them.
+    """
+    return _speeds_of_passes(steps, passes) or _speeds_of_calls(steps)
+
+
+def _speeds_of_calls(steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]]) -> Speeds:
     """Fit how load slows replicas down, over all steps, and the work of each call.
 
     Adds `work` to the calls.  A forward pass generates one token per call, so the relevant load is
@@ -65,7 +70,7 @@ def replica_speeds(steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]]) -> _
     Args:
         steps: The calls of each step by replica, of one run.
     """
-    found = _Speeds()
+    found = Speeds()
     for _ in range(_ROUNDS):
         seen: dict[str, list[_Seen]] = {}
         for groups in steps:
@@ -95,9 +100,9 @@ _DURING_PREFILL = (0.0, 0.25, 0.5, 0.75, 1.0)
 _READ = 0.7
 
 
-def speeds_of_passes(
+def _speeds_of_passes(
     steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]], passes: Mapping[str, PassTimes]
-) -> _PassSpeeds | None:
+) -> Speeds | None:
     """Take the speeds of replicas from their iterations, and the work of each call: its passes.
 
     Adds `work` and `own_prefill_us` to the calls.  Decoding is slower while another call is in prefill, by the factor with which
@@ -125,7 +130,7 @@ def speeds_of_passes(
             _integrate_passes(group, passes[replica].speed, share)
             _share_prefill(group, passes[replica].prefill_token_us)
     slowest = max(used, key=lambda name: time_us(used[name].speed, used[name].most))
-    return _PassSpeeds(
+    return Speeds(
         used[slowest].speed,
         {name: each.speed for name, each in used.items()},
         fmean(each.error for each in used.values()) / 2,
@@ -216,7 +221,7 @@ def _decoded_tokens(call: Mapping[str, Any]) -> int:
     return call["response_tokens"] - (call["prefill_us"] is not None)
 
 
-def _fitted(seen: Mapping[str, Sequence[_Seen]]) -> _Speeds:
+def _fitted(seen: Mapping[str, Sequence[_Seen]]) -> Speeds:
     """Fit time per token = a + b load to all replicas, with a factor per replica, then to each.
 
     The replicas' factors and lines are shrunk towards their common value.
@@ -224,7 +229,7 @@ def _fitted(seen: Mapping[str, Sequence[_Seen]]) -> _Speeds:
     calls = [call for group in seen.values() for call in group]
     tokens = sum(call.tokens for call in calls)
     if not tokens:
-        return _Speeds()
+        return Speeds()
     mean_us = sum(call.time_us for call in calls) / len(calls)
     loads = [call.load for call in calls]
     varied = len(calls) >= _FITTED_CALLS and max(loads) >= _LOAD_RATIO * min(loads)
@@ -245,7 +250,7 @@ def _fitted(seen: Mapping[str, Sequence[_Seen]]) -> _Speeds:
         replica: _own_line(group, (factors[replica] * line[0], factors[replica] * line[1]), calls)
         for replica, group in seen.items()
     }
-    return _Speeds(line, own, error, varied)
+    return Speeds(line, own, error, varied)
 
 
 def _line(calls: Sequence[_Seen], *, sloped: bool) -> tuple[tuple[float, float], float]:

@@ -136,6 +136,16 @@ interface SyncRow extends OfStep {
   resume_s: Num;
 }
 
+interface LaneRow extends OfStep {
+  name: string; request_id: MaybeText; turn: Num; lane: number; begin_s: number;
+  retractions: Num;
+}
+
+interface ReadingRow extends OfStep {
+  name: string; dp_rank: Num; at_s: number; held_s: Num; running_requests: Num;
+  waiting_requests: Num; kv_share: Num;
+}
+
 interface PoolRow {
   run?: string; lane: string; phase: MaybeText; weight_version: Num; mean: Num; begin_s: number;
   end_s: number;
@@ -212,7 +222,7 @@ interface Tables {
   requests_in_flight: FlightRow; turn_times: TurnTimesRow; turns_per_request: TurnsPerRequestRow;
   tool_times: ToolTimesRow; engine_times: EngineTimesRow; replica_balance: ReplicaRow;
   rollout_balance: WorkerRow; rank_balance: RankRow; weight_sync: SyncRow;
-  pools_over_time: PoolRow;
+  pools_over_time: PoolRow; engine_lanes: LaneRow; engine_load_over_time: ReadingRow;
   transfer_totals: TransferRow; tq_functions: TracedRow; loop_lags: StallsRow;
   longest_lags: LongestStallRow; memory_peaks: MemoryPeakRow; memory_timeline: MemoryPhaseRow;
   release_effects: ReleaseRow; sleep_times: SleepRow; profiler_cost: CostRow;
@@ -319,6 +329,7 @@ type PageDocument = {[Name in keyof Tables]: Frame<Tables[Name]>} & {
   sections: PageSection[]; log: Log | null; colors: Record<string, string>;
   /** What each account of the device time is. */
   accounts: Record<string, string>;
+  call_parts: Record<string, string>;
   /** Whose devices each pool has. */
   pools: Record<string, string>;
   /** Colors of weight versions; they repeat. */

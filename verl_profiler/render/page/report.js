@@ -7,6 +7,7 @@ import {byId, element} from './dom.js';
 import {clean, plural} from './format.js';
 import {capturesSection} from './section_captures.js';
 import {devicesSection} from './section_devices.js';
+import {enginesSection} from './section_engines.js';
 import {poolsSection} from './section_pools.js';
 import {
   applyFilter,
@@ -40,6 +41,7 @@ const MAKERS = {
   path: pathSection,
   devices: devicesSection,
   pools: poolsSection,
+  engine_lanes: enginesSection,
   rollout: rolloutSection,
   requests: () => requestsSection(choose),
   turns: turnsSection,
@@ -57,7 +59,7 @@ const MAKERS = {
 };
 
 // Sections that are the same for every step.
-const FIXED = ['requests', 'pools', 'validation', 'problems', 'launch'];
+const FIXED = ['requests', 'pools', 'engine_lanes', 'validation', 'problems', 'launch'];
 
 let started = false;
 /** Whether a person has selected a request. */

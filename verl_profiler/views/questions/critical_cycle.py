@@ -148,6 +148,7 @@ The cycle is traced from the last step backwards, always to what finished last.
             "share": "expected_s as part of step_s",
             "low_s": "lower end of the 90 % interval of expected_s, in s",
             "high_s": "upper end of the 90 % interval of expected_s, in s",
+            "engine": "what the engines' speed is from: `iterations` that they reported, or the `calls`",
             "refused": "why the run could not be replayed; then there is no other row",
         },
         draw=_replays,

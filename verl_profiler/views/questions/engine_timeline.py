@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
 from verl_profiler.analysis.engine_state import engine_load_over_time
 from verl_profiler.analysis.engine_time import CALL_PARTS
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.colors import CALL_PART_COLORS, ENGINE_COLORS, MUTED, PART_COLORS
 from verl_profiler.render.figure import patch, sheet, short
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.columns import common
 from verl_profiler.views.questions.engine_load import draw_kv_cache
-from verl_profiler.views.view import Choice, DataTables, View, known
+from verl_profiler.views.view import Choice, DataTables, Section, View, known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from verl_profiler.render.panel import Panel
 
-__all__ = ["VIEWS"]
+__all__ = ["VIEWS", "page_engines"]
 
 # Engines drawn: those with the most lanes.
 _ENGINES = 3
+# Calls on the page.
+_CALLS = 1_000
 _INCHES_PER_LANE = 0.07
 
 
@@ -36,13 +40,63 @@ def _tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
     }
 
 
+def page_engines(tables: Tables, steps: Steps) -> tuple[dict[str, Rows], list[str]]:
+    """Return what the report page draws of the engines, of its longest step: tables and notes.
+
+    Seconds are counted from the first call.
+    """
+    if steps is None or steps[0] != steps[1]:
+        steps = longest_step(tables, steps) or steps
+    lanes = engine_lanes(tables, steps)
+    many = _many_lanes(lanes)
+    shown = _drawn(many)
+    kept = sorted((row for row in lanes if row["name"] in shown), key=lambda row: row["begin_s"])
+    if not kept:
+        return {"engine_lanes": [], "engine_load_over_time": []}, []
+    notes = ["Queue and prefill only where the engine reports them."]
+    if steps is not None and steps[0] == steps[1]:
+        notes.insert(0, f"Step {steps[0]}.")
+    if len(shown) < len(many):
+        notes.append(f"The {len(shown)} of {counted(len(many), 'engine')} with the most lanes.")
+    if len(kept) > _CALLS:
+        notes.append(f"The first {_CALLS:,} of {len(kept):,} calls; plot engine_lanes has all.")
+    first_s = kept[0]["begin_s"]
+    # The picture ends where the first call begins that is left out: no lane has gaps.
+    until_s = kept[_CALLS]["begin_s"] if len(kept) > _CALLS else math.inf
+    parts = [f"{part}_s" for part in LANE_PARTS if any(row[f"{part}_s"] for row in kept)]
+    columns = ("run", "name", "step", "request_id", "turn", "lane", "retractions", *parts)
+    return {
+        "engine_lanes": [
+            {name: row[name] for name in columns} | {"begin_s": row["begin_s"] - first_s}
+            for row in kept[:_CALLS]
+        ],
+        "engine_load_over_time": [
+            row | {"at_s": max(row["at_s"] - first_s, 0.0)}
+            for row in engine_load_over_time(tables, steps)
+            if row["name"] in shown
+            and row["at_s"] + (row["held_s"] or 0) > first_s
+            and row["at_s"] < until_s
+        ],
+    }, [" ".join(notes)]
+
+
+def _many_lanes(lanes: Rows) -> dict[str, int]:
+    """Return the number of lanes of each engine."""
+    many: dict[str, int] = {}
+    for row in lanes:
+        many[row["name"]] = max(many.get(row["name"], 0), row["lane"] + 1)
+    return many
+
+
+def _drawn(many: Mapping[str, int]) -> list[str]:
+    """Return the engines that are drawn."""
+    return sorted(sorted(many, key=lambda name: (-many[name], name))[:_ENGINES])
+
+
 def _draw(data: DataTables, choice: Choice) -> Figure:
     lanes, readings = data["engine_lanes"], data["engine_load_over_time"]
-    many = {
-        name: max(row["lane"] for row in lanes if row["name"] == name) + 1 for name in _names(lanes)
-    }
-    engines = sorted(many, key=lambda name: (-many[name], name))
-    shown = sorted(engines[:_ENGINES])
+    many = _many_lanes(lanes)
+    engines, shown = list(many), _drawn(many)
     parts = [part for part in LANE_PARTS if any(row[f"{part}_s"] for row in lanes)]
     total = sum(row[f"{part}_s"] for row in lanes for part in parts)
     worst = max(
@@ -92,10 +146,6 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
     panels[-1].set_xlim(first - 0.02 * (last - first), last + 0.02 * (last - first))
     panels[-1].set_xlabel("seconds since the first reading or call")
     return figure
-
-
-def _names(rows: Rows) -> list[str]:
-    return list(dict.fromkeys(row["name"] for row in rows))
 
 
 def _draw_lanes(axes: Panel, rows: Rows, parts: list[str]) -> None:
@@ -187,7 +237,13 @@ VIEWS = (
         },
         draw=_draw,
         empty="no generate call with its engine's part was recorded there.",
-        section=None,
+        section=Section(
+            "engine_lanes",
+            "Engines over time",
+            "what each engine served in the longest step, how full its batch and its KV cache were, and who "
+            "waited meanwhile",
+            link="Engines",
+        ),
         shows="""
             Two panels per engine on one time axis. Above, a line per generate call from its arrival
             at the engine, in the lowest free lane, colored by what it did. Below, the requests in
