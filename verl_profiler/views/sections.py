@@ -97,7 +97,6 @@ def document(
         recorded = recorded_events(tables, steps)
         drawn = timelines(tables, steps, listed, places)
         whys = explained.result()
-    ranked = findings(whys)
     prices = price_sentences(whys, price)
     found["critical_path"] = whys["critical_path"]
     whole["critical_path"] = _whole_path(found["critical_path"])
@@ -127,7 +126,7 @@ def document(
         data[name] = frame(kept, drop=("run", "step"))
     for name in ("what_if", "stragglers", "straggler_requests"):  # of all steps together
         data[name] = frame(whys[name], drop=() if several else ("run",))
-    data["findings"] = ranked
+    data["findings"] = findings(whys)
     functions = tq_functions(tables, steps)
     data["tq_functions"] = frame(functions[:_FUNCTIONS], drop=("run",))
     data["tq_findings"] = [
