@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -115,6 +116,21 @@ def recording(worker_config):
     active = recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     yield active
     recorder.stop()
+
+
+@pytest.fixture(scope="session")
+def namespaces():
+    """The start of a command line that runs in its own mount and process namespaces."""
+    argv = ["unshare", "-mpf", "--kill-child", "--mount-proc"]
+    if os.geteuid() != 0:
+        argv = ["unshare", "-r", *argv[1:]]
+    try:
+        done = subprocess.run([*argv, "unshare", "-mu", "true"], capture_output=True, check=False)
+    except OSError as error:
+        pytest.skip(f"no namespaces: {error}")
+    if done.returncode:
+        pytest.skip(f"no namespaces: {done.stderr.decode().strip()}")
+    return argv
 
 
 @pytest.fixture(scope="session")

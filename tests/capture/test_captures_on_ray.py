@@ -13,7 +13,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 HERE = Path(__file__).parent
 ROLES = ("trainer_0", "agent_loop_0", "agent_loop_1")
-NAMESPACES = ["unshare", "-mpf", "--kill-child", "--mount-proc"]
 
 
 def run_driver(name, folder, *before, environment=None):
@@ -58,19 +57,6 @@ def test_only_chosen_processes_run_under_nsys(tmp_path):
     calls = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     (engine,) = [argv for argv in calls if f"{tmp_path}/raw/engine_%h_%p" in argv]
     assert {"--capture-range=nvtx", "--trace=nvtx", "-o", "python"} <= set(engine)
-
-
-@pytest.fixture
-def namespaces():
-    """The start of a command line that runs in its own mount and process namespaces."""
-    argv = NAMESPACES if os.geteuid() == 0 else ["unshare", "-r", *NAMESPACES[1:]]
-    try:
-        done = subprocess.run([*argv, "unshare", "-mu", "true"], capture_output=True, check=False)
-    except OSError as error:
-        pytest.skip(f"no namespaces: {error}")
-    if done.returncode:
-        pytest.skip(f"no namespaces: {done.stderr.decode().strip()}")
-    return argv
 
 
 def test_reports_of_another_node_arrive_and_a_node_without_nsys_is_reported(

@@ -31,15 +31,9 @@ def sources(monkeypatch):
 
 
 @pytest.fixture
-def watcher(recording, sources):
-    """One that looks when it is told to; what is open for 50 ms is long."""
-    active = recorder.active()
-    until = time.monotonic() + 5
-    while active.name is None and time.monotonic() < until:
-        time.sleep(0.01)
-    open_calls.forget()
-    yield open_state._Watcher(active, 0.05)
-    open_calls.forget()
+def watcher(sources, watcher):
+    """The watcher of this folder, without other sources."""
+    return watcher
 
 
 def files_of(watcher):

@@ -21,19 +21,6 @@ from verl_profiler.recording.requests import begin_request, end_request
 from verl_profiler.recording.worker_config import StuckSettings
 
 
-@pytest.fixture
-def watcher(recording):
-    """One that looks when it is told to; what is open for 50 ms is long."""
-    active = recorder.active()
-    until = time.monotonic() + 5
-    while active.name is None and time.monotonic() < until:
-        time.sleep(0.01)
-    # Phases of earlier tests, which ran without a watcher.
-    open_calls.forget()
-    yield open_state._Watcher(active, 0.05)
-    open_calls.forget()
-
-
 def written(watcher):
     """What the file holds after a look; None if there is none."""
     watcher.look()

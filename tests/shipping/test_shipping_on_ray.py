@@ -15,21 +15,7 @@ from verl_profiler.reading.reader import load
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 HERE = Path(__file__).parent
-NAMESPACES = ["unshare", "-mpf", "--kill-child", "--mount-proc"]
 SPANS = 200
-
-
-@pytest.fixture(scope="module")
-def namespaces():
-    """The start of a command line that runs in its own mount and process namespaces."""
-    argv = NAMESPACES if os.geteuid() == 0 else ["unshare", "-r", *NAMESPACES[1:]]
-    try:
-        done = subprocess.run([*argv, "unshare", "-mu", "true"], capture_output=True, check=False)
-    except OSError as error:
-        pytest.skip(f"no namespaces: {error}")
-    if done.returncode:
-        pytest.skip(f"no namespaces: {done.stderr.decode().strip()}")
-    return argv
 
 
 @pytest.fixture(scope="module")
