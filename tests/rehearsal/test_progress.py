@@ -129,3 +129,13 @@ def test_a_step_whose_console_line_was_dropped_is_told_from_its_events(tmp_path)
 
     assert ["step 2 of 2: 7.2 s (gen 4.0), 2.5 turns per request"] == [*progress.recorded(tmp_path)]
     assert [] == [*progress.recorded(tmp_path)]
+
+
+def test_where_the_run_was_uploaded_to_is_told():
+    """A name that was taken has a number."""
+    progress = Progress()
+    line = "[verl-profiler] the run was uploaded to s3://bucket/my-run-2\n"
+
+    assert progress.uploaded is None
+    assert "the run was uploaded to s3://bucket/my-run-2" == progress.read(line)
+    assert "s3://bucket/my-run-2" == progress.uploaded

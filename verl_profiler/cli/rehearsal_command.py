@@ -15,6 +15,7 @@ from verl_profiler.render.visible import escaped
 __all__ = ["ENGINES", "TRAINERS", "Command", "build"]
 
 _MAIN = "verl.trainer.main_ppo"
+_TO_URL = re.compile(r"""\+*profiler\.output_dir=["']?[a-z][a-z0-9+.-]+://""")
 # Trainers of verl.experimental: their main modules, and overrides for a small run.
 _EXPERIMENTAL = {
     "one_step_off": (
@@ -102,6 +103,9 @@ def build(
     arguments = [sys.executable, "-m", main, f"+rehearsal={option}"]
     if profiler != "none":
         arguments += [f"+profiler={profiler}", f"profiler.output_dir={_quoted(output)}"]
+        if any(_TO_URL.match(each) for each in overrides):
+            # The run is written here, and uploaded.
+            arguments.append(f"profiler.spool_dir={_quoted(output)}")
     arguments += [
         f"hydra.run.dir={_quoted(output / 'hydra')}",
         f"trainer.total_training_steps={steps}",

@@ -29,6 +29,7 @@ from typing import IO
 from verl_profiler.cli.rehearsal_command import ENGINES, TRAINERS, build
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ConfigError, ReadingError
+from verl_profiler.events.remote import is_url
 from verl_profiler.reading.formats.console_log import CONSOLE
 from verl_profiler.rehearsal.process_tree import Children
 from verl_profiler.rehearsal.progress import Progress, relevant_tail
@@ -60,7 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=_positive, default=3, help="training steps (default: 3)")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="run directory (default: logs/rehearsal[-N])"
+        "--output",
+        type=_directory,
+        metavar="DIR",
+        help="run directory (default: logs/rehearsal[-N])",
     )
     parser.add_argument(
         "--ranks", type=_positive, default=2, help="ranks, each with an engine replica (default: 2)"
@@ -121,9 +125,12 @@ def run(args: argparse.Namespace) -> int:
     for message in progress.recorded(output):
         clock.print(message)
     clock.print("the trainer has exited")
+    uploaded = progress.uploaded
     if args.profiler != "none":
-        _summarize(output)
-    print(f"Results: {_short(output)}", flush=True)
+        run = output if uploaded is None else _read_back(uploaded, output)
+        _summarize(run, output / "report.html")
+    where = _short(output) if uploaded is None else f"{visible(uploaded)}, and {_short(output)}"
+    print(f"Results: {where}", flush=True)
     return 0
 
 
@@ -233,17 +240,29 @@ def _check_installed(engine: str) -> None:
         )
 
 
-def _summarize(output: Path) -> None:
-    """Print the summary and write the report."""
+def _read_back(url: str, output: Path) -> Path:
+    """Return a copy of what was uploaded; the files that it was made of, where there is none."""
+    try:
+        return importlib.import_module("verl_profiler.reading.remote").fetched(url)
+    except (ImportError, ReadingError) as error:
+        print_error(
+            f"{url} cannot be read, so the local files are: {error}",
+            f"Try again with: verl-profiler summary {url}",
+        )
+        return output
+
+
+def _summarize(run: Path, page: Path) -> None:
+    """Print the summary and write the report, of what is in the run directory or was uploaded."""
     try:
         summary = importlib.import_module("verl_profiler.cli.summary")
     except ImportError as error:
-        print(visible(f"No summary: {error}.  The events are in {_short(output)}"), flush=True)
+        print(visible(f"No summary: {error}.  The events are in {_short(run)}"), flush=True)
         return
-    summary.summarize(output, sys.stdout)
+    summary.summarize(run, sys.stdout)
     try:
         report = importlib.import_module("verl_profiler.cli.report")
-        written = report.write_report(output, force=True)
+        written = report.write_report(run, page, force=True)
     except (ImportError, ReadingError) as error:
         print(visible(f"No report: {error}"), flush=True)
         return
@@ -255,6 +274,14 @@ def _short(path: Path) -> str:
     with contextlib.suppress(ValueError):
         path = path.relative_to(Path.cwd())
     return visible(str(path))
+
+
+def _directory(text: str) -> Path:
+    if is_url(text):
+        raise argparse.ArgumentTypeError(
+            f"{text} is a URL. To upload the run, add the override profiler.output_dir={text}"
+        )
+    return Path(text)
 
 
 def _positive(text: str) -> int:

@@ -14,6 +14,7 @@ __all__ = ["Progress", "relevant_tail"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY_PREFIX = re.compile(r"^\([^()]*pid=\d+[^()]*\) ")
+_UPLOADED = re.compile(r"^\[verl-profiler\] the run was uploaded to (\S+)$")
 _NUMBER = r"(?:np\.\w+\()?(-?[\d.]+(?:e-?\d+)?)"
 _STEP = re.compile(r"^step:(\d+) - ")
 # Fully asynchronous training logs these besides the trainer's own.
@@ -32,11 +33,18 @@ _MILESTONES: tuple[tuple[str, str], ...] = (
 
 
 class Progress:
-    """Reads console lines one by one, and tracks the stage of the run."""
+    """Reads console lines one by one, and tracks the stage of the run.
+
+    Attributes:
+        stage: What the trainer is doing.
+        steps_done: The last step that ended.
+        uploaded: The URL that the run was uploaded to, with the number that it got; or None.
+    """
 
     def __init__(self) -> None:
         self.stage = "starting verl"
         self.steps_done = 0
+        self.uploaded: str | None = None
         self._total = 0
         self._told: set[str] = set()
 
@@ -47,6 +55,10 @@ class Progress:
             return self._now(text.removeprefix("[rehearsal] "))
         if text.startswith("[verl-profiler] WARNING"):
             return text
+        uploaded = _UPLOADED.match(text)
+        if uploaded:
+            self.uploaded = uploaded[1]
+            return text.removeprefix("[verl-profiler] ")
         total = _TOTAL.search(text)
         if total:
             self._total = int(total[1])

@@ -1,0 +1,94 @@
+"""`verl-profiler rehearse` with a URL as `profiler.output_dir`: how it ends.
+
+The trainer is a script that leaves a recorded run, and uploads it as the driver does.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from verl_profiler.__main__ import main
+from verl_profiler.cli import rehearse
+from verl_profiler.cli.rehearsal_command import Command, build
+
+RUN = Path(__file__).parents[1] / "data" / "small_run"
+TRAINER = """
+import shutil, sys
+from pathlib import Path
+from verl_profiler.launch import remote_output
+run, url = Path(sys.argv[1]), sys.argv[2]
+shutil.copytree(sys.argv[3], run, dirs_exist_ok=True)
+claimed = remote_output.claim(url, run)
+remote_output.start(run, claimed, 60.0)
+"""
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """Have the trainer replaced by the script; it uploads to the URL that is given."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rehearse, "_check_installed", lambda engine: None)
+
+    def rehearsed(url, *more):
+        script = (sys.executable, "-c", TRAINER, str(tmp_path / "out"), url, str(RUN))
+        monkeypatch.setattr(rehearse, "build", lambda **_: Command(script, {}))
+        arguments = ["rehearse", "--engine", "standin", "--output", "out", *more]
+        return main([*arguments, f"profiler.output_dir={url}"])
+
+    return rehearsed
+
+
+def test_it_ends_with_what_is_in_object_storage(trained, s3, capsys, tmp_path, monkeypatch):
+    """Also where the name was taken; the local files are no longer needed then."""
+    from verl_profiler.reading import remote
+
+    assert 0 == trained(f"{s3}/my-run")
+    printed = capsys.readouterr().out
+    assert f"the run was uploaded to {s3}/my-run" in printed
+    assert f"Results: {s3}/my-run, and out" == printed.splitlines()[-1]
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+
+    shutil.rmtree(tmp_path / "out")
+    read = []
+    monkeypatch.setattr(
+        remote, "fetched", lambda url, fetched=remote.fetched: read.append(url) or fetched(url)
+    )
+    assert 0 == trained(f"{s3}/my-run")
+    assert [f"{s3}/my-run-2"] == read
+    printed = capsys.readouterr().out
+    assert "step" in printed
+    assert f"Results: {s3}/my-run-2, and out" == printed.splitlines()[-1]
+
+
+def test_where_it_cannot_be_read_back_the_local_files_are(trained, s3, capsys, monkeypatch):
+    from verl_profiler.errors import ReadingError
+    from verl_profiler.reading import remote
+
+    def refuse(url):
+        raise ReadingError(f"{url}: access denied", "remote")
+
+    monkeypatch.setattr(remote, "fetched", refuse)
+    assert 0 == trained(f"{s3}/my-run")
+    printed = capsys.readouterr()
+    assert f"verl-profiler summary {s3}/my-run" in printed.err
+    assert f"Results: {s3}/my-run, and out" == printed.out.splitlines()[-1]
+
+
+def test_the_run_is_written_to_the_output_directory_and_uploaded():
+    settings = {"engine": "standin", "profiler": "multiturn", "steps": 3, "ranks": 2, "workers": 2}
+    settings |= {"output": Path("/runs/one"), "current": {}}
+    for given in ("profiler.output_dir=s3://b/run", "++profiler.output_dir='s3://b/run'"):
+        arguments = build(**settings, overrides=[given]).arguments
+        assert "profiler.spool_dir=/runs/one" in arguments
+        assert given == arguments[-1]
+    local = build(**settings, overrides=["profiler.output_dir=/runs/two"]).arguments
+    assert not [each for each in local if "spool_dir" in each]
+
+
+def test_a_url_is_no_output_directory(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["rehearse", "--output", "s3://bucket/run"])
+    assert 2 == ended.value.code
+    assert "profiler.output_dir=s3://bucket/run" in capsys.readouterr().err
