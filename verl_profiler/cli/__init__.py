@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from verl_profiler.cli.options import did_you_mean, local
+from verl_profiler.cli.options import did_you_mean, distribute, local
 from verl_profiler.cli.terminal import guarded, named, print_error, tidy_ends
 from verl_profiler.errors import ReadingError, VerlProfilerError
 
@@ -73,6 +73,7 @@ def _run(argv: Sequence[str]) -> int:
         return 2
     try:
         local(args)
+        distribute(args)
         status = args.run(args)
         # While its errors can still be printed.
         sys.stdout.flush()

@@ -27,7 +27,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import add_cache, add_out, add_runs, add_steps, check_steps
+from verl_profiler.cli.options import add_cache, add_on, add_out, add_runs, add_steps, check_steps
 from verl_profiler.cli.output import replacing, target_of
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -100,6 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--experiment", metavar="NAME", help="otlp: RL-Insight's experiment (default: the run's)"
     )
     add_cache(parser)
+    add_on(parser)
 
 
 def moment(text: str) -> float | datetime:

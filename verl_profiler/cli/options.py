@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RemoteRun",
     "add_cache",
+    "add_on",
     "add_out",
     "add_price",
     "add_runs",
@@ -28,6 +29,7 @@ __all__ = [
     "check_steps",
     "check_worker",
     "did_you_mean",
+    "distribute",
     "local",
     "process_name",
     "run_argument",
@@ -108,6 +110,53 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
         "--no-cache",
         action="store_true",
         help="do not read or write the run's cache; see VERL_PROFILER_CACHE in docs/reading.md",
+    )
+
+
+def add_on(parser: argparse.ArgumentParser) -> None:
+    """Declare `--on`, which `distribute` honors."""
+    parser.add_argument(
+        "--on",
+        metavar="ray|ray://HOST:PORT",
+        type=_cluster,
+        help="first convert the runs and make their tables as tasks on a Ray cluster; the runs must be "
+        "on a disk that its nodes share",
+    )
+
+
+def _cluster(text: str) -> str:
+    if text != "ray" and not text.startswith("ray://"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a cluster; write ray, or ray://HOST:10001 for a remote one"
+        )
+    return text
+
+
+def distribute(args: argparse.Namespace) -> None:
+    """Do what `--on` requests, before the command reads the runs.
+
+    Raises:
+        ReadingError: The cluster or the runs cannot be used (exit code 2).
+    """
+    where = getattr(args, "on", None)
+    if where is None:
+        return
+    if args.no_cache:
+        raise ReadingError(
+            "--on keeps its results in the run's cache, so it cannot be used with --no-cache.\n"
+            "Omit one of them",
+            "option-not-heeded",
+        )
+    from verl_profiler.cli.terminal import print_error
+    from verl_profiler.reading.distribute import distribute as fill
+    from verl_profiler.reading.executors import executor
+
+    with executor(where) as tasks:
+        done = fill(args.runs, tasks, args.steps)
+    print_error(
+        *(f"Node not used: {node} {reason}." for node, reason in done.left_out.items()),
+        f"{done.shards} shards converted and {done.chunks} groups of steps read on {done.nodes} "
+        f"node{'s' * (done.nodes != 1)}.",
     )
 
 

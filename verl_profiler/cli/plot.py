@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import (
     add_cache,
+    add_on,
     add_steps,
     check_steps,
     check_worker,
@@ -96,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     numbers.add_argument("--json", action="store_true", help="print the numbers as JSON")
     numbers.add_argument("--csv", action="store_true", help="print the numbers as CSV")
     add_cache(parser)
+    add_on(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from verl_profiler.cli.options import (
     add_cache,
+    add_on,
     add_out,
     add_price,
     add_runs,
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "which the page loads on demand",
     )
     add_cache(parser)
+    add_on(parser)
 
 
 def run(args: argparse.Namespace) -> int:

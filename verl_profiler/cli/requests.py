@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import (
     add_cache,
+    add_on,
     add_runs,
     add_steps,
     check_steps,
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     add_cache(parser)
+    add_on(parser)
 
 
 def run(args: argparse.Namespace) -> int:

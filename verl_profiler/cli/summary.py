@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from verl_profiler.cli.options import (
     add_cache,
+    add_on,
     add_price,
     add_runs,
     add_steps,
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
     add_price(parser)
     add_cache(parser)
+    add_on(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -271,14 +271,15 @@ class Draft:
 
     Attributes:
         path: Where duckdb writes it; it may be written and read several times.
+        name: Its name in the folder until it is published.
         published: It has got its name.
     """
 
     def __init__(self, folder: CacheFolder, name: str, descriptor: int) -> None:
         self.path = _by_descriptor(descriptor) or folder.path / name
+        self.name = name
         self.published = False
         self._folder = folder
-        self._name = name
         self._descriptor = descriptor
 
     def status(self) -> os.stat_result:
@@ -332,7 +333,7 @@ class Draft:
 
     def _rename(self, name: str) -> None:
         folder = self._folder._folder  # pyright: ignore[reportPrivateUsage]
-        os.rename(self._name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(self.name, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def unwritable(what: str, folder: CacheFolder, error: Exception) -> ReadingError:

@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -36,11 +36,11 @@ from verl_profiler.reading.processes import Process
 from verl_profiler.reading.scans import scan
 from verl_profiler.reading.tables.schemas import FIELDS
 
-__all__ = ["Converted", "convert"]
+__all__ = ["CONVERSION", "Converted", "convert", "groups_within"]
 
 # Parts that another conversion made are made again; the number counts changes of `salvage`.
 _CONVERSION = json.dumps([6, event_query([]), vocabulary()])
-_VERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
+CONVERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 _PART_BYTES = 128 << 20
 # A compressed file counts as so many times its size.
 _EXPANSION = 10
@@ -57,7 +57,6 @@ class Converted:
         problems: Sentences about files and lines.
         original: The files are in a vocabulary of the original logger.
         cache: Where what is made of the events may be kept; None where nothing may.
-        folder: The cache of the run, which must not be closed before the parts are read.
     """
 
     parts: list[Kept] = field(default_factory=list[Kept])
@@ -65,7 +64,6 @@ class Converted:
     problems: list[str] = field(default_factory=list[str])
     original: bool = False
     cache: CacheFolder | None = None
-    folder: CacheFolder | None = None
 
 
 def convert(
@@ -74,8 +72,9 @@ def convert(
     processes: dict[str, Process],
     scratch: CacheFolder,
     *,
-    cache: bool,
+    cache: CacheFolder | None = None,
     steps: tuple[int, int] | None = None,
+    only: Container[int] | None = None,
 ) -> Converted:
     """Convert the event files of a run, or take the parts that an earlier call left.
 
@@ -84,26 +83,24 @@ def convert(
         source: The run.
         processes: Its processes, by name.
         scratch: Where parts go when they are not kept.
-        cache: Keep parts in the run directory, if it can be written.
+        cache: The cache of the run, which must not be closed before the parts are read; None for none.
         steps: Convert only files that may hold events of these steps, with the files that share a
             part with them.
+        only: The numbers of the parts to convert, as `groups_within` gives them; all when None.
     """
     original = _is_original(source)
-    result = Converted(original=original)
-    # What an archive brings along is not used; it is unpacked anew each time.
-    cached = None
-    if cache and source.whole and scratch.path not in source.root.parents:
-        cached = result.cache = result.folder = CacheFolder.for_run(source.root)
+    result = Converted(original=original, cache=cache)
     files = [file for file in source.files if file.size_bytes]
     result.problems += _named_together(
         [file.shown for file in source.files if not file.size_bytes], "is empty", "are empty"
     )
-    for group in _groups(files, processes):
-        if steps is not None and not any(_may_hold(file, steps) for file in group):
+    chosen = groups_within(source, processes, steps) if only is None else only
+    for number, group in enumerate(_groups(files, processes)):
+        if number not in chosen:
             continue
         prints = [_fingerprint(file, processes[file.name], original) for file in group]
         name = f"part-{_digest(prints)}"
-        kept = None if cached is None else cached.find(name)
+        kept = None if cache is None else cache.find(name)
         part = None if kept is None else _checked(connection, kept)
         if kept is None or part is None:
             build = partial(build_part, connection, group, processes, original)
@@ -113,9 +110,21 @@ def convert(
             result.counts[process] = result.counts.get(process, 0) + count
         if kept.path is not None:
             result.parts.append(kept)
-    if result.cache is not None and steps is None:
+    if result.cache is not None and steps is None and only is None:
         result.cache.retire("part")
     return result
+
+
+def groups_within(
+    source: Source, processes: Mapping[str, Process], steps: tuple[int, int] | None = None
+) -> frozenset[int]:
+    """Return the numbers of the parts that a run's event files become, or of those for some steps."""
+    files = [file for file in source.files if file.size_bytes]
+    return frozenset(
+        number
+        for number, group in enumerate(_groups(files, processes))
+        if steps is None or any(_may_hold(file, steps) for file in group)
+    )
 
 
 def _may_hold(file: EventFile, steps: tuple[int, int]) -> bool:
@@ -205,7 +214,7 @@ def _fingerprint(file: EventFile, process: Process, original: bool) -> list[Any]
 
 
 def _digest(prints: list[Any]) -> str:
-    return hashlib.sha256(json.dumps([_VERSION, prints]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([CONVERSION, prints]).encode()).hexdigest()[:16]
 
 
 def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:

@@ -13,7 +13,6 @@ Files are never trusted: what cannot be read is named in `Run.problems`, and cos
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -36,6 +35,7 @@ except ImportError as error:
 
 from verl_profiler.reading.cache_folder import CacheFolder, Kept
 from verl_profiler.reading.clock_contradictions import contradictions_query
+from verl_profiler.reading.connection import connect
 from verl_profiler.reading.convert import convert
 from verl_profiler.reading.detail_notes import detail_notes
 from verl_profiler.reading.discovery import EventFile, find_sources
@@ -45,7 +45,6 @@ from verl_profiler.reading.parquet_columns import check_columns
 from verl_profiler.reading.process_ends import end_problems
 from verl_profiler.reading.processes import Process, process_problems, processes
 from verl_profiler.reading.remote import fetched, is_url
-from verl_profiler.reading.scans import quoted
 from verl_profiler.reading.shipments import not_arrived
 from verl_profiler.reading.table_cache import (
     EventPart,
@@ -127,26 +126,7 @@ class Run:
         self._scratch = scratch
         # A run that is dropped without `close` leaves nothing behind either.
         self._remove_scratch = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
-        spill = quoted(scratch / "spill")
-        connection = duckdb.connect()
-        try:
-            connection.execute(f"SET memory_limit = '{memory_limit}'".replace(";", ""))
-        except duckdb.Error as error:
-            raise ReadingError(
-                f"{memory_limit!r} is not an amount of memory.\nWrite for example 2GB",
-                "memory-limit",
-            ) from error
-        connection.execute(f"SET temp_directory = '{spill}'")
-        connection.execute("SET preserve_insertion_order = false")
-        connection.execute("SET enable_progress_bar = false")
-        # GLOBAL: cursors have them too.  A duckdb without time zones rejects the first, which it does not need;
-        # an older one reads the ends of the files for each query.
-        for setting in ("TimeZone = 'UTC'", "parquet_metadata_cache = true"):
-            with contextlib.suppress(duckdb.Error):
-                connection.execute(f"SET GLOBAL {setting}")
-        if threads is not None:
-            connection.execute(f"SET threads = {int(threads)}")
-        self.tables = Tables(connection)
+        self.tables = Tables(connect(scratch, memory_limit, threads))
         self.launches: dict[str, dict[str, Any]] = {}
         self.tables.launches = self.launches
         self.labels: list[str] = []
@@ -229,7 +209,13 @@ class Run:
             steps = steps[0] - 1, steps[1] + 1
         for source, found in zip(sources, members, strict=True):
             everyone += found.values()
-            converted = convert(connection, source, found, scratch, cache=cache, steps=steps)
+            folder = None
+            # What an archive brings along is not used; it is unpacked anew each time.
+            if cache and source.whole and self._scratch not in source.root.parents:
+                folder = CacheFolder.for_run(source.root)
+            if folder is not None:
+                self._folders.append(folder)
+            converted = convert(connection, source, found, scratch, cache=folder, steps=steps)
             several = len(sources) > 1
             # Of a part of the events it is not known whether all are there.
             counts = None if steps is not None else converted.counts
@@ -261,8 +247,6 @@ class Run:
             if chosen:
                 check_columns(connection, source.root, chosen)
             parts += own
-            if converted.folder is not None:
-                self._folders.append(converted.folder)
             kept = converted.cache
         if parts:
             alone = kept if len(sources) == 1 else None

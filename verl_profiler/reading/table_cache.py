@@ -183,6 +183,13 @@ class TableCache:
         self.parts = parts
         self._steps = steps
         self._folders = list(dict.fromkeys((cache, scratch)))
+        # Where other processes find the tables, by their names.
+        self.shared: dict[str, Path] = {}
+
+    @property
+    def folder(self) -> CacheFolder:
+        """Where tables are kept now."""
+        return self._folders[0]
 
     @property
     def everything(self) -> list[str]:
@@ -221,6 +228,7 @@ class TableCache:
         key = f"{name}-{digest}"
         kept = self._folders[0].find(key)
         if kept is not None and kept.path is not None and _holds(connection, kept.path, name):
+            self.shared[key] = self._folders[0].path / kept.identity
             return key, kept.path
         while True:
             folder = self._folders[0]
@@ -233,6 +241,7 @@ class TableCache:
                     raise unwritable(f"the table {name}", folder, error) from error
                 del self._folders[0]
             else:
+                self.shared[key] = folder.path / made.identity
                 return key, made.path or folder.path
 
     def forget_others(self, name: str) -> None:

@@ -1,0 +1,136 @@
+"""Read a run with `--on ray` on a cluster of several raylets, and alone; compare the answers.
+
+python tests/reading/reading_cluster.py RUN --raylets 2 [--busy]
+python tests/reading/reading_cluster.py RUN --raylets 1 2 4
+
+Prints one JSON object per number of raylets: seconds until the cache was full, by tasks and in this process
+alone; shards and groups of steps; how many raylets had tasks; whether the output of every command, and all
+rows of every table, are byte for byte those of the run that was read alone; and which files the commands
+still made.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import shutil
+import time
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+from verl_profiler.cli import main as command
+from verl_profiler.reading.distribute import distribute
+from verl_profiler.reading.executors import Inline, OnRay
+from verl_profiler.reading.reader import load
+from verl_profiler.reading.tables.tables import BY_STEPS
+
+COMMANDS = (
+    ("summary",),
+    ("summary", "--json"),
+    ("why", "--json"),
+    ("requests", "--json"),
+    ("plot", "step_times", "--json"),
+)
+
+
+def answers_of(run, commands=COMMANDS):
+    """Return digests of what commands print, and of the rows of each table."""
+    digests = {}
+    for name, *options in commands:
+        text = io.StringIO()
+        place = [options[0], str(run), *options[1:]] if name == "plot" else [str(run), *options]
+        with contextlib.redirect_stdout(text):
+            assert command([name, *place]) == 0
+        # A sum depends on the order of its numbers, in the last digits.
+        printed = text.getvalue()
+        if "--json" in options:
+            content = json.loads(printed, parse_float=lambda digits: f"{float(digits):.9g}")
+            printed = json.dumps(content)
+        digests[" ".join((name, *options))] = hashlib.sha256(printed.encode()).hexdigest()
+    with load(run) as opened:
+        for name in BY_STEPS:
+            opened.tables.make(name)
+            (rows,) = opened.tables.connection.execute(
+                f"SELECT count(*), sum(hash(t)::HUGEINT) FROM {name} AS t"
+            ).fetchall()
+            digests[name] = str(rows)
+    return digests
+
+
+def cached(run):
+    return {path.name for path in run.glob(".cache/*/*.parquet")}
+
+
+class Counting(OnRay):
+    """Notes on which raylets tasks ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = set()
+
+    def run(self, function, shared, arguments):
+        def called(common, argument):
+            return function(common, argument), ray.get_runtime_context().get_node_id()
+
+        for result, node in super().run(called, shared, arguments):
+            self.used.add(node)
+            yield result
+
+
+@ray.remote(num_cpus=1)
+class Holder:
+    """Holds a CPU, as training does."""
+
+    def ready(self):
+        return True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--raylets", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--busy", action="store_true", help="take all CPUs first")
+    args = parser.parse_args()
+    run = args.run.resolve()
+    shutil.rmtree(run / ".cache", ignore_errors=True)
+    begin = time.perf_counter()
+    distribute([run], Inline())
+    alone_s = time.perf_counter() - begin
+    expected = answers_of(run)
+    for raylets in args.raylets:
+        shutil.rmtree(run / ".cache")
+        cluster = Cluster()
+        for number in range(raylets):
+            cluster.add_node(num_cpus=1, node_name=f"node-{number}")
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        held = [Holder.remote() for _ in range(raylets)] if args.busy else []
+        ray.get([each.ready.remote() for each in held])
+        tasks = Counting()
+        begin = time.perf_counter()
+        done = distribute([run], tasks)
+        tasks_s = time.perf_counter() - begin
+        before = cached(run)
+        found = answers_of(run)
+        result = {
+            "raylets": raylets,
+            "tasks_s": round(tasks_s, 2),
+            "alone_s": round(alone_s, 2),
+            "shards": done.shards,
+            "chunks": done.chunks,
+            "nodes": done.nodes,
+            "tasks_on": len(tasks.used),
+            "different": sorted(name for name in expected if found[name] != expected[name]),
+            "made_by_the_reader": sorted(
+                name for name in cached(run) - before if name.startswith(("part", *BY_STEPS))
+            ),
+        }
+        print(json.dumps(result), flush=True)
+        ray.shutdown()
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

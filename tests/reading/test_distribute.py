@@ -1,0 +1,233 @@
+"""Runs that are converted elsewhere: nothing is left to do for a reader, and its answers are the same."""
+
+import json
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cached_runs import REHEARSED
+
+from verl_profiler.cli import main
+from verl_profiler.errors import ReadingError
+from verl_profiler.reading import convert
+from verl_profiler.reading.distribute import distribute
+from verl_profiler.reading.executors import Inline, executor
+from verl_profiler.reading.reader import load
+from verl_profiler.reading.tables import tables
+
+CLUSTER = Path(__file__).parent / "reading_cluster.py"
+
+
+class Apart(Inline):
+    """Calls a function with pickled copies, as another process would get them."""
+
+    def run(self, function, shared, arguments):
+        for argument in arguments:
+            yield pickle.loads(pickle.dumps(function))(
+                *pickle.loads(pickle.dumps([shared, argument]))
+            )
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Path(
+        shutil.copytree(REHEARSED, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
+    )
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    """Several parts and several groups of steps, of a small run."""
+    monkeypatch.setattr(convert, "_PART_BYTES", 100_000)
+    monkeypatch.setattr(tables, "_CHUNK_EVENTS", 500)
+
+
+def cached(run):
+    return sorted(path.name for path in run.glob(".cache/*/*.parquet"))
+
+
+@pytest.mark.parametrize("executor", [Inline(), Apart()])
+def test_a_reader_finds_everything_made(run, executor):
+    done = distribute([run], executor)
+    assert done.shards > 2
+    assert done.chunks > 1
+    before = cached(run)
+    with load(run) as opened:
+        opened.tables.make(*tables.BY_STEPS)
+    assert cached(run) == before
+
+
+def test_tables_are_made_in_tasks_and_not_by_the_one_who_starts_them(run, monkeypatch):
+    """What a table of the whole run needs is made by tasks before."""
+    made = []
+    original = tables.Tables._make_by_steps
+
+    def make(self, name, query):
+        made.append((name, len(cached(run))))
+        original(self, name, query)
+        assert len(cached(run)) == made[-1][1], name
+
+    monkeypatch.setattr(tables.Tables, "_make_by_steps", make)
+    distribute([run], Apart())
+    assert made
+
+
+def test_waves_have_every_table_after_what_it_is_made_from():
+    waves = tables.waves()
+    order = [name for names, _ in waves for name in names]
+    assert sorted(order) == sorted(tables.BY_STEPS)
+    assert waves[0][0][0] == "requests"
+    # It is made from all requests.
+    assert "asynchronous" not in waves[0][1]
+    assert "asynchronous" in waves[1][1]
+
+
+def test_the_answers_are_those_of_a_run_read_alone(run, tmp_path, capsys):
+    alone = shutil.copytree(run, tmp_path / "alone" / "run")
+    distribute([run], Apart())
+    texts = []
+    for each in (run, alone):
+        assert main(["summary", str(each)]) == 0
+        assert main(["requests", str(each), "--json"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
+def test_only_the_steps_that_were_requested(run, monkeypatch):
+    monkeypatch.setattr(convert, "_PART_BYTES", 1)
+    whole = distribute([run], Inline()).shards
+    shutil.rmtree(run / ".cache")
+    assert distribute([run], Inline(), (1, 1)).shards < whole
+    before = cached(run)
+    with load(run, steps=(1, 1)) as opened:
+        opened.tables.make(*tables.BY_STEPS)
+    assert cached(run) == before
+
+
+def test_several_runs_are_all_converted(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    launch = json.loads((other / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps(launch | {"pid": 1}))
+    assert distribute([run, other], Inline()).shards > 4
+    assert cached(run)
+    assert cached(other)
+
+
+class Elsewhere(Inline):
+    """A node that has something else under the paths of the run."""
+
+    def __init__(self, **changed):
+        self._changed = changed
+
+    def leave_out(self, check, argument):
+        return super().leave_out(check, replace(argument, **self._changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"root": Path("/no-such-disk/run")}, "does not have /no-such-disk/run"),
+        ({"content": b"of another disk"}, "has another directory as .*/.cache/events-1"),
+        ({"versions": "0"}, "has another version of verl-profiler or duckdb"),
+    ],
+)
+def test_a_node_that_cannot_read_the_run_is_an_error_with_its_name(run, changed, reason):
+    with pytest.raises(
+        ReadingError, match=rf"(?s){socket.gethostname()}: {reason}.*share"
+    ) as caught:
+        distribute([run], Elsewhere(**changed))
+    assert caught.value.slug == "not-shared"
+    assert not cached(run)
+
+
+def test_a_cache_at_home_is_filled_for_a_run_that_cannot_be_written(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_PROFILER_CACHE", "home")
+    monkeypatch.setenv("VERL_PROFILER_CACHE_HOME", str(tmp_path / "caches"))
+    assert distribute([run], Apart()).chunks
+    assert not cached(run)
+    assert list(tmp_path.glob("caches/runs/run-*/events-1/requests-*.parquet"))
+
+
+def test_no_cache_at_all_is_an_error(run, monkeypatch):
+    monkeypatch.setenv("VERL_PROFILER_CACHE", "off")
+    with pytest.raises(ReadingError, match=r"no cache of .* that can be written"):
+        distribute([run], Inline())
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [("step_1", "is a part of a run"), ("run.json", "is not a run directory")],
+)
+def test_what_is_no_run_directory_is_an_error(run, part, message):
+    with pytest.raises(ReadingError, match=message):
+        distribute([run / part], Inline())
+
+
+def test_ray_that_is_not_installed_is_an_error(run, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["summary", str(run), "--on", "ray"]) == 2
+    assert "needs ray, which is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["ray", "ray://127.0.0.1:{port}"])
+def test_an_address_without_a_cluster_is_an_error_at_once(run, capsys, monkeypatch, where):
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    assert main(["summary", str(run), "--on", where.format(port=port)]) == 2
+    error = capsys.readouterr().err
+    assert f"127.0.0.1:{port}: " in error
+    assert "(no-ray-cluster)" in error
+
+
+def test_no_cluster_is_started(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    with pytest.raises(ReadingError, match="RAY_ADDRESS is local"), executor("ray"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--on", "spark"), "write ray, or ray://HOST:10001"),
+        (("--on", "ray", "--no-cache"), "cannot be used with --no-cache"),
+    ],
+)
+def test_options_that_cannot_be_used(run, capsys, options, message):
+    try:
+        status = main(["summary", str(run), *options])
+    except SystemExit as error:
+        status = error.code
+    assert status == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_raylets_of_a_real_cluster(run):
+    """A cluster whose CPUs are all taken, as by a training."""
+    pytest.importorskip("ray")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("VERL_PROF", "RAY_"))}
+    done = subprocess.run(
+        [sys.executable, str(CLUSTER), str(run), "--raylets", "1", "2", "--busy"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = [json.loads(each) for each in done.stdout.splitlines() if each.startswith("{")]
+    assert [each["tasks_on"] for each in results] == [1, 2]
+    for each in results:
+        assert each["shards"] >= 2
+        assert each["different"] == []
+        assert each["made_by_the_reader"] == []
