@@ -8,6 +8,7 @@
 By default 1,024 processes: 512 agent-loop workers, 128 engines, 382 ranks, a trainer and a reward worker,
 with 8,192 requests and a million events a step.  One step (or `--base-steps`) is generated and converted;
 its shards are copied in duckdb, each copy with its own step, ids, times and length, so memory does not grow with the run.
+Copies of one step have a folder each, `events/step_<N>`, so that a reader of other steps does not open them.
 A billion events take about 15 GB.  With `--for`, the command ends after so many seconds; the same
 command continues where it ended, and exits with 0 once the run is complete.
 """
@@ -71,7 +72,11 @@ def multiply(
             if time.monotonic() > end_s:
                 return number * counted["events"]
             for place, part in enumerate(parts):
-                target = folder / "events" / f"part-{number:06d}-{place}.parquet"
+                # The first copy also has the events before the first step.
+                apart = number and not one_step and counted["steps"] == 1
+                target = folder / "events" / (f"step_{number + 1}" if apart else "")
+                target.mkdir(exist_ok=True)
+                target /= f"part-{number:06d}-{place}.parquet"
                 if target.exists():
                     continue
                 rows = f"FROM read_parquet('{part}')"

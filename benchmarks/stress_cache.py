@@ -9,6 +9,8 @@ A round starts the commands at the same moment, in processes of their own.
     warm      the run has a cache
     growing   a step is added, or a file gets more lines, while they start
     removed   the cache is removed by hand while they read
+    bounded   as growing; caches are in the home of all caches, and each command removes all that are not open
+    readonly  as bounded, and the run is another user's, who alone may write there (needs root)
 
 Each must print what the same command prints alone, without a cache: of the run as it was before the
 round or after it.
@@ -21,18 +23,23 @@ import contextlib
 import io
 import json
 import multiprocessing
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-KINDS = ("cold", "growing", "removed", "warm")
+KINDS = ("bounded", "cold", "growing", "readonly", "removed", "warm")
+AT_HOME = ("bounded", "readonly")
+GROWING = ("growing", *AT_HOME)
+NOBODY = 65534
 COMMANDS = (
     ("summary", "--json"),
     ("requests", "--json"),
@@ -85,8 +92,17 @@ def _written(command: tuple[str, ...], printed: str, out: Path) -> str:
     return printed
 
 
-def _work(orders: Connection, barrier: Any) -> None:
+def _work(orders: Connection, barrier: Any, kind: str) -> None:
     """Answer orders until there are none."""
+    if kind in AT_HOME:
+        from verl_profiler.reading import cache_home
+
+        # Seconds for which nothing is removed that was used.
+        cache_home._UNUSED_S = 0.0
+    if kind == "readonly":
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
     while order := orders.recv():
         command, run, out, as_process = order
         barrier.wait()
@@ -174,35 +190,65 @@ def stress(
     expected = expected_answers(growth, commands, folder / "report.html")
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(at_once + 1)
-    workers = []
-    for _ in range(at_once):
-        mine, its = context.Pipe()
-        process = context.Process(target=_work, args=(its, barrier), daemon=True)
-        process.start()
-        workers.append((mine, process))
     failures: list[str] = []
-    try:
-        for kind in kinds:
-            begin = time.perf_counter()
-            before = len(failures)
+    for kind in kinds:
+        begin = time.perf_counter()
+        before = len(failures)
+        with _workers(context, barrier, kind, at_once, folder) as workers:
             for number in range(rounds):
                 failures += _round(
                     growth, expected, workers, barrier, kind, number, number < processes
                 )
-            wrong = len(failures) - before
-            length_s = time.perf_counter() - begin
-            print(
-                f"  {kind:<10}{rounds * at_once:>6} commands{wrong:>6} wrong{length_s:>8.0f} s",
-                *failures[before:][:8],
-                sep="\n    ",
-                flush=True,
-            )
+        wrong = len(failures) - before
+        if kind in AT_HOME:
+            kept = sorted((folder / kind).glob("caches/runs/*/*/*.parquet"))
+            beside = (growth.run / ".cache").exists()
+            failures += [f"{kind}: the run has a cache beside it"] * beside
+            failures += [f"{kind}: nothing was kept at home"] * (not kept)
+        length_s = time.perf_counter() - begin
+        print(
+            f"  {kind:<10}{rounds * at_once:>6} commands{wrong:>6} wrong{length_s:>8.0f} s",
+            *failures[before:][:8],
+            sep="\n    ",
+            flush=True,
+        )
+    return failures
+
+
+@contextlib.contextmanager
+def _workers(
+    context: Any, barrier: Any, kind: str, at_once: int, folder: Path
+) -> Iterator[list[tuple[Connection, Any]]]:
+    """Start processes that answer orders, with the caches that a kind of round is about."""
+    environment = {}
+    if kind in AT_HOME:
+        place = folder / kind
+        place.mkdir()
+        os.chmod(place, 0o777)
+        environment = {
+            "VERL_PROFILER_CACHE": "home" if kind == "bounded" else "",
+            "VERL_PROFILER_CACHE_HOME": str(place / "caches"),
+            "VERL_PROFILER_CACHE_GB": "0",
+        }
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    workers = []
+    try:
+        for _ in range(at_once):
+            mine, its = context.Pipe()
+            process = context.Process(target=_work, args=(its, barrier, kind), daemon=True)
+            process.start()
+            workers.append((mine, process))
+        yield workers
     finally:
         for orders, process in workers:
             with contextlib.suppress(OSError):
                 orders.send(None)
             process.join(10)
-    return failures
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _difference(printed: str, expected: str) -> str:
@@ -225,7 +271,7 @@ def _round(
     state = number % growth.states
     if state == 0:
         growth.begin()
-    elif kind != "growing":
+    elif kind not in GROWING:
         growth.grow(state)
     cache = growth.run / ".cache"
     if kind == "cold":
@@ -235,11 +281,11 @@ def _round(
     # Some commands twice.
     asked = [commands[(number + place * place) % len(commands)] for place in range(len(workers))]
     for place, (orders, _) in enumerate(workers):
-        out = growth.run.with_name(f"report-{place}.html")
+        out = growth.run.parent / (kind if kind in AT_HOME else "") / f"report-{place}.html"
         orders.send((asked[place], growth.run, out, as_process))
     barrier.wait()
     possible = [state]
-    if kind == "growing" and state:
+    if kind in GROWING and state:
         possible = [state - 1, state]
         time.sleep(0.03 * (number % 10))
         growth.grow(state)
@@ -280,13 +326,15 @@ def main() -> int:
     )
     parser.add_argument("--kind", choices=KINDS, action="append", help="may be repeated")
     arguments = parser.parse_args()
+    kinds = arguments.kind or [kind for kind in KINDS if kind != "readonly" or not os.geteuid()]
     with tempfile.TemporaryDirectory(prefix="stress_cache-") as folder:
+        os.chmod(folder, 0o755)
         failures = stress(
             Path(folder),
             arguments.rounds,
             arguments.at_once,
             arguments.processes,
-            tuple(arguments.kind or KINDS),
+            tuple(kinds),
             tuple(c for c in COMMANDS if c[0] in (arguments.command or c)),
         )
     print(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zlib
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from cached_runs import REHEARSED, SMALL
 from verl_profiler.analysis import ANALYSES
 from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading import convert
+from verl_profiler.reading import convert, event_parts
+from verl_profiler.reading.cache_folder import CacheFolder, Draft
 from verl_profiler.reading.reader import load
 
 DATA = Path(__file__).parents[1] / "data"
@@ -132,3 +134,101 @@ def test_no_files_at_all_for_a_step_is_no_traceback(tmp_path):
     (tmp_path / "run" / "events" / "a.parquet").write_bytes(b"no parquet")
     with pytest.raises(ReadingError, match="cannot be read"):
         load(tmp_path / "run", steps=(1, 1))
+
+
+@pytest.fixture
+def shards(long_run, tmp_path, small_parts):
+    """The long run as Parquet files of one step each, in folders that are named after it."""
+    with load(long_run, cache=False) as run:
+        for number, part in enumerate(run.tables.table_cache.parts):
+            assert part.steps[0] == part.steps[1]
+            folder = tmp_path / "shards" / "events" / f"step_{part.steps[0]}"
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(part.path, folder / f"part-{number}.parquet")
+    shutil.copytree(long_run / "processes", tmp_path / "shards" / "processes")
+    return tmp_path / "shards"
+
+
+def test_parquet_files_in_folders_of_steps_are_one_run(long_run, shards):
+    with load(long_run, cache=False) as whole, load(shards, cache=False) as run:
+        assert _answers(run, None)["step_times"] == _answers(whole, None)["step_times"]
+
+
+def test_files_in_folders_of_other_steps_are_not_opened(shards):
+    for step in (1, 2, 6, 7, 8):
+        for path in (shards / "events" / f"step_{step}").iterdir():
+            path.write_bytes(b"no parquet")
+    with load(shards, steps=(4, 4)) as run:
+        assert {part.steps for part in run.tables.table_cache.parts} == {(3, 3), (4, 4), (5, 5)}
+        assert run.all_steps == (1, STEPS)
+    with pytest.raises(ReadingError, match="cannot be read"):
+        load(shards, steps=(7, 7))
+
+
+@pytest.fixture
+def flat(shards, monkeypatch):
+    """All of them in one folder, described in the cache."""
+    monkeypatch.setattr(event_parts, "_INDEXED_FILES", 1)
+    for path in shards.glob("events/step_*/*.parquet"):
+        path.rename(shards / "events" / path.name)
+    with load(shards) as run:
+        assert run.all_steps == (1, STEPS)
+    return shards
+
+
+def _opened(monkeypatch):
+    """Note the files whose ends are read."""
+    opened = []
+    stated = event_parts._stated
+
+    def note(connection, paths):
+        opened.extend(path.name for path in paths)
+        return stated(connection, paths)
+
+    monkeypatch.setattr(event_parts, "_stated", note)
+    return opened
+
+
+def test_the_ends_of_many_files_are_read_once(flat, monkeypatch):
+    opened = _opened(monkeypatch)
+    with load(flat, steps=(4, 4)) as run:
+        assert {part.steps for part in run.tables.table_cache.parts} == {(3, 3), (4, 4), (5, 5)}
+    assert opened == []
+    # One that has changed is another file.
+    changed, other = sorted((flat / "events").iterdir())[:2]
+    shutil.copy(other, changed)
+    with load(flat) as run:
+        parts = {part.path.name: part.steps for part in run.tables.table_cache.parts}
+        assert parts[changed.name] == parts[other.name]
+    assert opened == [changed.name]
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        {},
+        {"files": 3},
+        {"files": {"a": [None, True, None, 5]}, "columns": []},
+        {"files": {"a": [["x", 1], True, None, 0]}, "columns": [["step"]]},
+    ],
+)
+def test_an_index_of_another_form_is_not_used(flat, monkeypatch, note):
+    (path,) = flat.glob(".cache/*/index-*.json")
+    body = json.dumps({"file": None, "note": note}).encode()
+    path.write_bytes(body + f"\n{zlib.crc32(body):08x}\n".encode())
+    opened = _opened(monkeypatch)
+    with load(flat) as run:
+        assert run.all_steps == (1, STEPS)
+    assert len(opened) == len(list((flat / "events").iterdir()))
+
+
+def test_an_index_that_cannot_be_kept_costs_nothing_else(flat, monkeypatch):
+    shutil.rmtree(flat / ".cache")
+    monkeypatch.setattr(CacheFolder, "can_write", lambda self: False)
+    monkeypatch.setattr(Draft, "publish", _full)
+    with load(flat) as run:
+        assert run.all_steps == (1, STEPS)
+
+
+def _full(self, name, note, *, empty=False):
+    raise OSError(28, "No space left on device")

@@ -1,6 +1,7 @@
 """The cache of the generated model and prompts: made once, whole or not at all."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -81,10 +82,13 @@ def test_whoever_is_second_takes_what_the_first_made(tmp_path, monkeypatch):
 
 
 def test_the_cache_can_be_put_elsewhere(monkeypatch):
-    """A home directory may be small, or not writable."""
-    monkeypatch.setenv("VERL_PROFILER_CACHE", "/elsewhere")
+    """A home directory may be small, or not writable; where readers keep tables is another setting."""
+    for choice in ("beside", "home", "off"):
+        monkeypatch.setenv("VERL_PROFILER_CACHE", choice)
+        assert assets.default_cache() == Path("~/.cache/verl_profiler").expanduser()
+    monkeypatch.setenv("VERL_PROFILER_CACHE_HOME", "/elsewhere")
 
-    assert "/elsewhere" == str(assets.default_cache())
+    assert "/elsewhere/rehearsal" == str(assets.default_cache())
 
 
 def test_prompts_are_written(tmp_path):

@@ -3,7 +3,7 @@
 Event files may be compressed (`step_<N>/<name>.jsonl.gz`), by the recorder or with gzip.
 
 A path may be a run directory, a folder that holds one, a `step_<N>` folder, an event file, a
-`.parquet` file (or a folder of them), or a tar of a run directory.  Nothing is parsed here but
+`.parquet` file (or a folder of them, `events/` or `events/step_<N>/` in it), or a tar of a run directory.  Nothing is parsed here but
 `run.json` and the process headers; event files are only listed, with their sizes and times.
 """
 
@@ -47,6 +47,7 @@ _STEP_LIMIT = 1 << 31
 _HEADERS_LIMIT_BYTES = 256 << 20
 _SHOWN = 5
 _PACKED = ".gz"
+_PARQUET = ("*.parquet", "events/*.parquet", "events/step_*/*.parquet")
 # Of a line, which begins with its time in microseconds.
 _COMPARED_BYTES = 1 << 10
 
@@ -184,7 +185,7 @@ def _directory(root: Path, problems: list[str]) -> Source:
     folders = _step_folders(root, problems)
     source.files = _event_files(folders or [(None, root)], root, problems)
     if not source.files:
-        found = sorted([*root.glob("*.parquet"), *root.glob("events/*.parquet")])
+        found = sorted(path for pattern in _PARQUET for path in root.glob(pattern))
         source.parquet = _usable(found, root, problems)
     if not source.files and not source.parquet and not source.headers and not source.launch:
         raise ReadingError(

@@ -25,12 +25,13 @@ from verl_profiler.reading.cache_folder import CacheFolder
 from verl_profiler.reading.connection import connect
 from verl_profiler.reading.convert import CONVERSION, convert, groups_within
 from verl_profiler.reading.discovery import Source, find_sources
+from verl_profiler.reading.event_parts import EventPart, parts_query
 from verl_profiler.reading.event_sql import RECORDED_EXTRA
 from verl_profiler.reading.executors import Executor
 from verl_profiler.reading.processes import Process, processes
 from verl_profiler.reading.reader import Run, load
 from verl_profiler.reading.scans import scan
-from verl_profiler.reading.table_cache import EventPart, TableCache, parts_query
+from verl_profiler.reading.table_cache import TableCache
 from verl_profiler.reading.tables.derivations import fingerprint
 from verl_profiler.reading.tables.tables import Chunk, Tables, waves
 

@@ -38,7 +38,14 @@ from verl_profiler.reading.clock_contradictions import contradictions_query
 from verl_profiler.reading.connection import connect
 from verl_profiler.reading.convert import convert
 from verl_profiler.reading.detail_notes import detail_notes
-from verl_profiler.reading.discovery import EventFile, find_sources
+from verl_profiler.reading.discovery import find_sources
+from verl_profiler.reading.event_parts import (
+    EventPart,
+    event_parts,
+    folder_steps,
+    parts_query,
+    parts_within,
+)
 from verl_profiler.reading.event_sql import RECORDED_EXTRA
 from verl_profiler.reading.formats.nsys_export import take_captures
 from verl_profiler.reading.parquet_columns import check_columns
@@ -46,13 +53,7 @@ from verl_profiler.reading.process_ends import end_problems
 from verl_profiler.reading.processes import Process, process_problems, processes
 from verl_profiler.reading.remote import fetched, is_url
 from verl_profiler.reading.shipments import not_arrived
-from verl_profiler.reading.table_cache import (
-    EventPart,
-    TableCache,
-    event_parts,
-    parts_query,
-    parts_within,
-)
+from verl_profiler.reading.table_cache import TableCache
 from verl_profiler.reading.tables.schemas import SCHEMAS
 from verl_profiler.reading.tables.tables import Tables
 
@@ -230,20 +231,27 @@ class Run:
             self.labels.append(source.label)
             self.launches[source.label] = source.launch
             self._unsent[source.label] = frozenset(not_arrived(source))
-            given = (Kept(_identity(path), path, {}) for path in source.parquet)
+            given = source.parquet
+            if steps is not None:
+                self._note_steps(filter(None, map(folder_steps, given)))
+                given = [path for path in given if _may_hold(path, steps)]
+            whole = [*converted.parts, *(Kept(_identity(path), path, {}) for path in given)]
             try:
-                own = event_parts(connection, source.label, [*converted.parts, *given])
+                own = event_parts(connection, source.label, whole, folder)
             except duckdb.Error as error:
                 raise ReadingError(
                     f"{source.root} cannot be read: {error}", "unreadable"
                 ) from error
-            self._note_steps(own, source.files)
+            self._note_steps(part.steps for part in own if part.steps is not None)
+            self._note_steps(
+                (file.step, file.step) for file in source.files if file.step is not None
+            )
             self._size_bytes += sum(file.size_bytes for file in source.files)
             self._size_bytes += sum(path.stat().st_size for path in source.parquet)
             if steps is not None:
                 own = parts_within(own, steps)
             needed = {part.path for part in own}
-            chosen = [path for path in source.parquet if path in needed]
+            chosen = [path for path in given if path in needed]
             if chosen:
                 check_columns(connection, source.root, chosen)
             parts += own
@@ -271,13 +279,16 @@ class Run:
         there = self.rows(f"SELECT 1 FROM steps WHERE step BETWEEN {first} AND {last} LIMIT 1")
         return not there and self._size_bytes < _SMALL_BYTES
 
-    def _note_steps(self, parts: Iterable[EventPart], files: Iterable[EventFile]) -> None:
+    def _note_steps(self, known: Iterable[tuple[int, int]]) -> None:
         """Widen `all_steps` by what statistics and names of folders tell."""
-        known = [step for part in parts if part.steps is not None for step in part.steps]
-        known += [file.step for file in files if file.step is not None]
-        if known:
-            known += self.all_steps or ()
-            self.all_steps = min(known), max(known)
+        steps = [*(self.all_steps or ()), *(step for pair in known for step in pair)]
+        if steps:
+            self.all_steps = min(steps), max(steps)
+
+
+def _may_hold(path: Path, steps: tuple[int, int]) -> bool:
+    own = folder_steps(path)
+    return own is None or (own[0] <= steps[1] and own[1] >= steps[0])
 
 
 # Of a larger run, a step that does not exist is an error without reading all others.

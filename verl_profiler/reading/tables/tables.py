@@ -14,8 +14,9 @@ from typing import Any
 
 import duckdb
 
+from verl_profiler.reading.event_parts import CLOCKS_APART_US, parts_query
 from verl_profiler.reading.scans import scan
-from verl_profiler.reading.table_cache import CLOCKS_APART_US, TableCache, parts_query
+from verl_profiler.reading.table_cache import TableCache
 from verl_profiler.reading.tables.derivations import Derivation, derivations, macros
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS, SCHEMAS
 

@@ -1,0 +1,234 @@
+"""The Parquet files of events that a run consists of: what each holds, without reading its rows.
+
+What the ends of many files state is kept in one file of the cache.  A file in `events/step_<N>` is left
+out without opening it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+import msgspec
+
+from verl_profiler.events.vocabulary import steps_of_folder
+from verl_profiler.reading.cache_folder import CacheFolder, Kept
+from verl_profiler.reading.event_sql import PART_COLUMNS
+from verl_profiler.reading.scans import listed, scan
+from verl_profiler.reading.tables.derivations import from_rest
+
+__all__ = [
+    "CLOCKS_APART_US",
+    "EventPart",
+    "event_parts",
+    "folder_steps",
+    "parts_query",
+    "parts_within",
+]
+
+# How far, where a run is cut, the corrected clocks of a client's and a server's host may be apart for
+# their calls to be joined.
+CLOCKS_APART_US = 60 * 1_000_000
+_INDEX = "index-0000000000000000"
+# Opening fewer takes less than a tenth of a second.
+_INDEXED_FILES = 32
+
+
+@dataclass(frozen=True)
+class EventPart:
+    """A Parquet file of events, and what its statistics say about it.
+
+    Args:
+        fingerprint: Changes whenever the content does.
+        steps: First and last step; None when that is not known.
+        without_step: Some of its events may have no step.
+        span_us: A time before all of its events, and one after; None when that is not known.
+        columns: Which of `PART_COLUMNS` it has; what the others would hold is in `rest`.
+    """
+
+    run: str
+    path: Path
+    fingerprint: str
+    steps: tuple[int, int] | None
+    without_step: bool
+    span_us: tuple[int, int] | None
+    columns: frozenset[str]
+
+    def may_hold(self, steps: tuple[int, int] | None, without_step: bool = True) -> bool:
+        """Whether there may be events of these steps, or of none."""
+        return (
+            (without_step and self.without_step)
+            or self.steps is None
+            or (steps is not None and self.steps[0] <= steps[1] and self.steps[1] >= steps[0])
+        )
+
+    def may_hold_times(self, first_us: int, last_us: int) -> bool:
+        """Whether there may be events of these times."""
+        span_us = self.span_us
+        return span_us is None or (span_us[0] <= last_us and span_us[1] >= first_us)
+
+
+class _Facts(NamedTuple):
+    """What the end of a file states; as in `EventPart`."""
+
+    steps: tuple[int, int] | None
+    without_step: bool
+    span_us: tuple[int, int] | None
+    columns: int
+
+
+class _Index(msgspec.Struct):
+    """The facts of files, by identity; `columns` are numbers of sets of columns."""
+
+    files: dict[str, _Facts] = {}
+    columns: list[list[str]] = []
+
+
+def folder_steps(path: Path) -> tuple[int, int] | None:
+    """Return the steps of a file by its folder, `events/step_<N>`; None where it may hold any."""
+    folder = path.parent
+    return steps_of_folder(folder.name) if folder.parent.name == "events" else None
+
+
+def event_parts(
+    connection: duckdb.DuckDBPyConnection,
+    run: str,
+    kept: Sequence[Kept],
+    cache: CacheFolder | None = None,
+) -> list[EventPart]:
+    """Describe the Parquet files of a run.
+
+    Args:
+        connection: Reads the ends of those that are not known.
+        run: The run's label.
+        kept: The files.
+        cache: Where facts about many files are kept; None for nowhere.
+    """
+    identities = {each.path: each.identity for each in kept if each.path is not None}
+    if len(identities) < _INDEXED_FILES:
+        cache = None
+    index = _Index() if cache is None else _kept_index(cache)
+    unknown = [path for path, identity in identities.items() if identity not in index.files]
+    if unknown:
+        numbers = {frozenset(columns): place for place, columns in enumerate(index.columns)}
+        for path, (facts, columns) in _stated(connection, unknown).items():
+            number = numbers.setdefault(columns, len(numbers))
+            index.files[identities[path]] = facts._replace(columns=number)
+        index.columns = [sorted(columns) for columns in numbers]
+        if cache is not None:
+            _keep_index(cache, index)
+    parts: list[EventPart] = []
+    for path, identity in identities.items():
+        steps, without_step, span_us, columns = index.files[identity]
+        having = frozenset(index.columns[columns])
+        parts.append(
+            EventPart(run, path, f"{run}:{identity}", steps, without_step, span_us, having)
+        )
+    return parts
+
+
+def _kept_index(cache: CacheFolder) -> _Index:
+    found = cache.find(_INDEX)
+    if found is not None:
+        try:
+            index = msgspec.convert(found.note, _Index)
+        except msgspec.ValidationError:
+            return _Index()
+        if all(0 <= facts.columns < len(index.columns) for facts in index.files.values()):
+            return index
+    return _Index()
+
+
+def _keep_index(cache: CacheFolder, index: _Index) -> None:
+    # Whatever prevents it, the next reader opens the files again.
+    try:
+        with cache.new() as draft:
+            draft.publish(_INDEX, msgspec.to_builtins(index), empty=True)
+    except OSError:
+        pass
+
+
+def _stated(
+    connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]
+) -> Mapping[Path, tuple[_Facts, frozenset[str]]]:
+    """Read the ends of files."""
+    rows = connection.execute(
+        f"""
+        SELECT file_name, path_in_schema, min(try_cast(stats_min AS BIGINT)),
+            max(try_cast(stats_max AS BIGINT)),
+            bool_and(stats_min IS NOT NULL OR stats_null_count = num_values),
+            sum(stats_null_count)
+        FROM parquet_metadata([{listed(paths)}])
+        WHERE path_in_schema IN ('step', 'end_us', 'duration_us') GROUP BY ALL
+        """
+    ).fetchall()
+    known = {(row[0], row[1]): row[2:] for row in rows}
+    columns: dict[str, set[str]] = {}
+    for file, name in connection.execute(
+        f"SELECT file_name, name FROM parquet_schema([{listed(paths)}])"
+    ).fetchall():
+        columns.setdefault(file, set()).add(name)
+    nothing: tuple[Any, ...] = (None, None, False, None)
+    facts: dict[Path, tuple[_Facts, frozenset[str]]] = {}
+    for path in paths:
+        file = str(path.absolute())
+        step, end, duration = (
+            known.get((file, column), nothing) for column in ("step", "end_us", "duration_us")
+        )
+        span = None
+        if end[0] is not None and end[2] and duration[2]:
+            span = end[0] - (duration[1] or 0), end[1]
+        steps = (step[0], step[1]) if step[0] is not None and step[2] else None
+        facts[path] = (
+            _Facts(steps, step[3] != 0, span, 0),
+            frozenset(columns[file].intersection(PART_COLUMNS)),
+        )
+    return facts
+
+
+def parts_within(parts: Sequence[EventPart], steps: tuple[int, int]) -> list[EventPart]:
+    """Return the parts that may hold events of these steps, or of the time around them.
+
+    Engines count steps by the weights that they have, so their events may be those of another step.
+    """
+    chosen = {part.path for part in parts if part.may_hold(steps)}
+    spans = [
+        part.span_us
+        for part in parts
+        if part.path in chosen and part.steps is not None and part.span_us is not None
+    ]
+    if spans:
+        first_us = min(span[0] for span in spans) - CLOCKS_APART_US
+        last_us = max(span[1] for span in spans) + CLOCKS_APART_US
+        chosen.update(part.path for part in parts if part.may_hold_times(first_us, last_us))
+    return [part for part in parts if part.path in chosen]
+
+
+def parts_query(parts: Sequence[EventPart]) -> str:
+    """Return the SQL of `event_fields` over these files."""
+    queries: list[str] = []
+    for run in dict.fromkeys(part.run for part in parts):
+        label = run.replace("'", "''")
+        own = [part for part in parts if part.run == run]
+        columns = ", ".join(
+            _column(name, own) for name in PART_COLUMNS if name not in ("file_id", "flawed")
+        )
+        queries.append(
+            f"SELECT '{label}' AS run, {columns}, "
+            "end_us - coalesce(duration_us, 0) AS begin_us FROM "
+            + scan("read_parquet", (part.path for part in own), "union_by_name = true")
+        )
+    return "\nUNION ALL\n".join(queries)
+
+
+def _column(name: str, parts: Sequence[EventPart]) -> str:
+    """Return the SQL of a column that not all parts need to have."""
+    column = f'"{name}"'
+    having = sum(name in part.columns for part in parts)
+    if having == len(parts):
+        return column
+    left = from_rest(name)
+    return f"coalesce({column}, {left}) AS {column}" if having else f"{left} AS {column}"
