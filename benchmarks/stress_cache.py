@@ -92,7 +92,9 @@ def _written(command: tuple[str, ...], printed: str, out: Path) -> str:
     return printed
 
 
-def _work(orders: Connection, barrier: Any, kind: str) -> None:
+def _work(
+    orders: Connection, barrier: Any, kind: str, run: Path, commands: tuple[tuple[str, ...], ...]
+) -> None:
     """Answer orders until there are none."""
     if kind in AT_HOME:
         from verl_profiler.reading import cache_home
@@ -100,6 +102,9 @@ def _work(orders: Connection, barrier: Any, kind: str) -> None:
         # Seconds for which nothing is removed that was used.
         cache_home._UNUSED_S = 0.0
     if kind == "readonly":
+        # The interpreter and its modules may be where only this user reads.
+        for command in commands:
+            answer_of(command, run, run.with_name("report.html"), "--no-cache")
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
@@ -194,11 +199,10 @@ def stress(
     for kind in kinds:
         begin = time.perf_counter()
         before = len(failures)
-        with _workers(context, barrier, kind, at_once, folder) as workers:
+        with _workers(context, barrier, kind, at_once, growth.run, commands) as workers:
             for number in range(rounds):
-                failures += _round(
-                    growth, expected, workers, barrier, kind, number, number < processes
-                )
+                as_process = number < processes and kind != "readonly"
+                failures += _round(growth, expected, workers, barrier, kind, number, as_process)
         wrong = len(failures) - before
         if kind in AT_HOME:
             kept = sorted((folder / kind).glob("caches/runs/*/*/*.parquet"))
@@ -217,12 +221,17 @@ def stress(
 
 @contextlib.contextmanager
 def _workers(
-    context: Any, barrier: Any, kind: str, at_once: int, folder: Path
+    context: Any,
+    barrier: Any,
+    kind: str,
+    at_once: int,
+    run: Path,
+    commands: tuple[tuple[str, ...], ...],
 ) -> Iterator[list[tuple[Connection, Any]]]:
     """Start processes that answer orders, with the caches that a kind of round is about."""
     environment = {}
     if kind in AT_HOME:
-        place = folder / kind
+        place = run.with_name(kind)
         place.mkdir()
         os.chmod(place, 0o777)
         environment = {
@@ -236,7 +245,9 @@ def _workers(
     try:
         for _ in range(at_once):
             mine, its = context.Pipe()
-            process = context.Process(target=_work, args=(its, barrier, kind), daemon=True)
+            process = context.Process(
+                target=_work, args=(its, barrier, kind, run, commands), daemon=True
+            )
             process.start()
             workers.append((mine, process))
         yield workers

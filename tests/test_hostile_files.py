@@ -512,7 +512,9 @@ def test_only_one_module_opens_files_of_runs():
         ("cache_home", "os.open(folder / _LOCK_FILE, flags, 384)"),
         # In memory, and files of the package.
         ("tables", "duckdb.connect()"),
-        ("reader", "duckdb.connect()"),
+        ("connection", "duckdb.connect()"),
+        ("reader", "connect(scratch, memory_limit, threads)"),
+        ("distribute", "connect(place, memory, _THREADS)"),
         ("html", "(_PAGE / name).read_text(encoding='utf-8')"),
         ("derivations", "(_FOLDER / file).read_text(encoding='utf-8')"),
         ("hand_over", "(_PAGE / 'hand_over.html').read_bytes()"),
@@ -521,6 +523,7 @@ def test_only_one_module_opens_files_of_runs():
         ("hand_over", "trace.open('rb')"),
         # The reader's, which is above.
         ("tq_sources", "load(runs, cache=cache)"),
+        ("distribute", "load(source.root, steps=steps, memory_limit=memory_limit)"),
     }
 
 

@@ -209,6 +209,13 @@ class CacheFolder:
             return False
         return True
 
+    def has(self, name: str, content: bytes) -> bool:
+        """Whether a file in this folder has this content, as on the disk where it was written."""
+        try:
+            return self._read(name) == content
+        except OSError:
+            return False
+
     def retire(self, kind: str) -> None:
         """Remove files of a kind that this reader did not use, and nobody for some time."""
         now = time.time()

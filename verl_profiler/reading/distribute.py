@@ -167,16 +167,16 @@ def _missing(probe: _Probe) -> str | None:
     """Return why this node cannot be used; None if it can."""
     if not probe.root.is_dir():
         return f"does not have {probe.root}"
-    try:
-        content = (probe.folder / probe.token).read_bytes()
-    except OSError:
-        content = b""
-    if content != probe.content:
-        return f"has another directory as {probe.folder}"
     if probe.versions != _versions():
         return "has another version of verl-profiler or duckdb"
-    folder = CacheFolder.of(probe.folder)
+    other = f"has another directory as {probe.folder}"
     try:
+        folder = CacheFolder.of(probe.folder)
+    except OSError:
+        return other
+    try:
+        if not folder.has(probe.token, probe.content):
+            return other
         return None if folder.can_write() else f"cannot write to {probe.folder}"
     finally:
         folder.close()
