@@ -1,4 +1,4 @@
-"""Which part of a run's requests have details, in plain sentences."""
+"""Which analyses the details of a run are too few or too many for, in plain sentences."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from verl_profiler.events.json_values import is_object
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, share
 
-__all__ = ["detail_notes"]
+__all__ = ["detail_notes", "replay_notes", "too_large"]
 
+# A dozen replays of a step with so many generate calls take about a minute, and half a gigabyte.
+REPLAYED_CALLS = 200_000
 _EXACT = "Counts, durations, components and percentiles of requests, the critical path and tails are exact"
 
 
@@ -54,6 +56,27 @@ def detail_notes(tables: Tables) -> Iterator[str]:
             f"{label}: details of {row['detailed']:,} of {counted(row['requests'], 'request')} were "
             f"recorded ({chosen}). {_EXACT}; {estimates}. What-if needs the details of all requests of "
             "a step (profiler.events.detail_share=1)."
+        )
+
+
+def too_large(tables: Tables) -> list[dict[str, Any]]:
+    """Return run, step and calls of the steps that are not replayed, because they have too many calls."""
+    return tables.rows(
+        "SELECT run, step, sum(events)::BIGINT AS calls FROM event_counts "
+        "WHERE event = 'engine_call' AND family = 'rollout' GROUP BY run, step "
+        f"HAVING sum(events) > {REPLAYED_CALLS} ORDER BY run, step"
+    )
+
+
+def replay_notes(tables: Tables) -> Iterator[str]:
+    """Yield a sentence for the steps that are too large to be replayed."""
+    steps = too_large(tables)
+    if steps:
+        most = max(steps, key=lambda row: row["calls"])
+        others = f" and {counted(len(steps) - 1, 'other step')}" if len(steps) > 1 else ""
+        yield (
+            f"What-if leaves out step {most['step']} with {most['calls']:,} generate calls{others}: a step "
+            f"is replayed if it has at most {REPLAYED_CALLS:,}."
         )
 
 

@@ -37,7 +37,7 @@ from verl_profiler.reading.cache_folder import CacheFolder, Kept
 from verl_profiler.reading.clock_contradictions import contradictions_query
 from verl_profiler.reading.connection import connect
 from verl_profiler.reading.convert import convert
-from verl_profiler.reading.detail_notes import detail_notes
+from verl_profiler.reading.detail_notes import detail_notes, replay_notes
 from verl_profiler.reading.discovery import find_sources
 from verl_profiler.reading.event_parts import (
     EventPart,
@@ -163,6 +163,7 @@ class Run:
         """Facts about the runs that limit which analyses apply, in plain sentences."""
         return [
             *detail_notes(self.tables),
+            *replay_notes(self.tables),
             *self._asynchronous_notes(),
         ]
 

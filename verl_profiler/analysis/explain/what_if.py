@@ -17,6 +17,7 @@ from verl_profiler.analysis.explain.changes import UNCHANGED, Change, changes_of
 from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.step_model import StepModel
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_steps
+from verl_profiler.reading.detail_notes import too_large
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
@@ -311,7 +312,11 @@ def _bounds_s(
 
 
 def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
-    """Choose every n-th step after the warm-up, so that the replay takes seconds."""
+    """Choose every n-th step after the warm-up, so that the replay takes seconds.
+
+    Steps with too many calls are left out (`Run.notes`).
+    """
+    large = [row["step"] for row in too_large(tables)]
     steps = after_warm_up(tables, steps)
     counted = tables.rows(
         "SELECT s.step, coalesce(sum(c.calls), 0) AS calls FROM steps AS s LEFT JOIN ("
@@ -320,7 +325,7 @@ def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
         f"WHERE s.finished AND s.{SYNCHRONOUS} AND {in_steps(steps, 's.step')} "
         # A replay needs the calls of all requests.
         "AND NOT EXISTS (SELECT 1 FROM requests AS r WHERE r.run = s.run AND r.step = s.step "
-        "AND NOT r.validate AND NOT r.detailed) "
+        f"AND NOT r.validate AND NOT r.detailed) AND NOT list_contains({large}::INTEGER[], s.step) "
         "GROUP BY s.step ORDER BY s.step"
     )
     calls = sum(row["calls"] for row in counted)
