@@ -25,14 +25,14 @@ from verl_profiler.cli import main as command
 from verl_profiler.reading.distribute import distribute
 from verl_profiler.reading.executors import Inline, OnRay
 from verl_profiler.reading.reader import load
-from verl_profiler.reading.tables.tables import BY_STEPS
+from verl_profiler.reading.tables.tables import BY_STEPS, SCHEMAS
 
 COMMANDS = (
     ("summary",),
     ("summary", "--json"),
     ("why", "--json"),
     ("requests", "--json"),
-    ("plot", "step_times", "--json"),
+    ("plot", "step_durations", "--json"),
 )
 
 
@@ -53,8 +53,12 @@ def answers_of(run, commands):
     with load(run) as opened:
         for name in BY_STEPS:
             opened.tables.make(name)
+            columns = ", ".join(
+                f'round("{column}", 3)' if kind == "DOUBLE" else f'"{column}"'
+                for column, kind in SCHEMAS[name].items()
+            )
             (rows,) = opened.tables.connection.execute(
-                f"SELECT count(*), sum(hash(t)::HUGEINT) FROM {name} AS t"
+                f"SELECT count(*), sum(hash({columns})::HUGEINT) FROM {name}"
             ).fetchall()
             digests[name] = str(rows)
     return digests
@@ -68,7 +72,8 @@ class Counting(OnRay):
     """Notes on which raylets tasks ran."""
 
     def __init__(self):
-        super().__init__()
+        # Others of this machine would get all of the time.
+        super().__init__(nice=0)
         self.used = set()
 
     def run(self, function, shared, arguments):

@@ -22,7 +22,8 @@ T = TypeVar("T")
 _TASKS_PER_NODE = 2
 # Lower than the 15 that Ray gives its own worker processes.
 _NICE = 19
-_CHECK_S = 60.0
+# A busy node may take long to start a process.
+_CHECK_S = 300.0
 _CONNECT_S = 5.0
 _HOST_AND_PORT = re.compile(r"(?:ray://)?\[?([^\]/]+?)\]?:(\d{1,5})(?:/.*)?")
 
@@ -78,12 +79,16 @@ class OnRay:
 
     Each task has a worker process of its own with the lowest priority, and reserves neither accelerators
     nor CPUs, so that it is scheduled while training holds all of them.  A node has two at a time.
+
+    Args:
+        nice: The priority of tasks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nice: int = _NICE) -> None:
         import ray
 
         self._ray: Any = ray
+        self._nice = nice
         self._nodes: dict[str, str] = {
             node["NodeID"]: node["NodeManagerHostname"] or node["NodeID"]
             for node in self._ray.nodes()
@@ -96,7 +101,7 @@ class OnRay:
         return len(self._nodes)
 
     def leave_out(self, check: Callable[[Any], str | None], argument: Any) -> dict[str, str]:
-        """Check each node at once; one that does not answer within a minute is not used."""
+        """Check each node at once; one that does not answer within five minutes is not used."""
         tasks = {node: self._start(_checked, node, check, argument) for node in self._nodes}
         done, _ = self._ray.wait(
             list(tasks.values()), num_returns=len(tasks), timeout=_CHECK_S, fetch_local=False
@@ -136,7 +141,7 @@ class OnRay:
                     busy = sum(other == node for other, _ in running.values())
                     if waiting and busy < _TASKS_PER_NODE:
                         argument = waiting.pop()
-                        task = self._start(_aside, node, function, common, argument)
+                        task = self._start(_aside, node, self._nice, function, common, argument)
                         running[task] = node, argument
                 if not running:
                     raise ReadingError(
@@ -187,10 +192,10 @@ def _checked(check: Callable[[Any], str | None], argument: Any) -> str | None:
     return check(argument)
 
 
-def _aside(function: Callable[[Any, Any], T], shared: Any, argument: Any) -> T:
-    """Run a function in a worker process with the lowest priority."""
+def _aside(nice: int, function: Callable[[Any, Any], T], shared: Any, argument: Any) -> T:
+    """Run a function in a worker process with this priority, if it may have it."""
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
     return function(shared, argument)
 
 

@@ -286,7 +286,8 @@ class Tables:
             chunk.condition(),
             *(part.fingerprint for part in parts),
             json.dumps([seen, replicas]),
-            *(files[number][0] for name, files in self._chunk_files.items() if name in named),
+            # Whatever the order in which they were made.
+            *(self._chunk_files[name][number][0] for name in named if name in self._chunk_files),
         ]
 
     def chunks(self) -> list[Chunk]:
