@@ -11,6 +11,7 @@ __all__ = [
     "CACHE_HOME",
     "CAPTURES_OFF",
     "NVTX_LIBRARY",
+    "REHEARSAL_CACHE",
     "SETTINGS",
     "TRANSFER_QUEUE_SWITCHES",
     "UNDER_NSYS",
@@ -37,3 +38,5 @@ CACHE = "VERL_PROFILER_CACHE"
 CACHE_HOME = "VERL_PROFILER_CACHE_HOME"
 # How much it may hold, in 10^9 bytes.
 CACHE_GB = "VERL_PROFILER_CACHE_GB"
+# The folder of the rehearsal's model and prompts.
+REHEARSAL_CACHE = "VERL_PROFILER_REHEARSAL_CACHE"

@@ -86,9 +86,9 @@ def test_the_cache_can_be_put_elsewhere(monkeypatch):
     for choice in ("beside", "home", "off"):
         monkeypatch.setenv("VERL_PROFILER_CACHE", choice)
         assert assets.default_cache() == Path("~/.cache/verl_profiler").expanduser()
-    monkeypatch.setenv("VERL_PROFILER_CACHE_HOME", "/elsewhere")
+    monkeypatch.setenv("VERL_PROFILER_REHEARSAL_CACHE", "/elsewhere")
 
-    assert "/elsewhere/rehearsal" == str(assets.default_cache())
+    assert "/elsewhere" == str(assets.default_cache())
 
 
 def test_prompts_are_written(tmp_path):

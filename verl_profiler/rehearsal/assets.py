@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from verl_profiler.environ import CACHE_HOME
+from verl_profiler.environ import REHEARSAL_CACHE
 from verl_profiler.rehearsal import data, dialogue, model
 
 __all__ = ["default_cache", "prompts", "trained_model"]
@@ -23,9 +23,9 @@ TOOL_CONFIG = HERE / "tools.yaml"
 
 
 def default_cache() -> Path:
-    """Return a folder in `$VERL_PROFILER_CACHE_HOME`, or in the user's cache directory."""
-    given = os.environ.get(CACHE_HOME)
-    return Path(given) / "rehearsal" if given else Path("~/.cache/verl_profiler").expanduser()
+    """Return `$VERL_PROFILER_REHEARSAL_CACHE`, or a folder in the user's cache directory."""
+    given = os.environ.get(REHEARSAL_CACHE)
+    return Path(given) if given else Path("~/.cache/verl_profiler").expanduser()
 
 
 def prompts(cache: Path, seed: int) -> Path:
