@@ -265,7 +265,8 @@ def _request(writer: _Writer, begin: int, number: int, *, validate: bool) -> dic
     now = writer.after(loop_begin, rng.randrange(400, 3_000), stalls=stalls)
     prompt_tokens = rng.randrange(80, 400)
     writer.span(process, "prompt_build", loop_begin + 50, now, f'{who},"tokens":{prompt_tokens}')
-    turns = min(1 + int(rng.expovariate(1 / shape.further_turns)), shape.turns)
+    further = rng.expovariate(1 / shape.further_turns) if shape.further_turns else 0.0
+    turns = min(1 + int(further), shape.turns)
     context = prompt_tokens
     response_tokens = 0
     sums = {"engine_us": 0, "tool_us": 0}

@@ -19,7 +19,7 @@ _Roles = dict[tuple[str, str], list[tuple[str, str]]]
 # Of a large run, so many devices have counters.
 DEVICES = 4
 # About so many tracks a process has: its folder, lanes and counters.
-_TRACKS = {"agent_loop": 4, "reward": 3, "engine": 9, "trainer": 12}
+_TRACKS = {"agent_loop": 4, "reward": 3, "engine": 13, "trainer": 12}
 _OTHERS = 7
 
 # How much time each process spent, by the events that show it.

@@ -65,31 +65,31 @@ def _engines(processes: Sequence[Process]) -> Iterator[str]:
 def _engine_text(process: Process) -> str:
     """Write the load of an engine: `3 running, 5 waiting, KV cache 12 % of 16,384 tokens`."""
     found = part(process.evidence, "engine")
-    said: list[str] = []
+    facts: list[str] = []
     unanswered = found.get("unanswered")
     if unanswered == "scheduler":
-        said.append("its scheduler does not answer")
+        facts.append("its scheduler does not answer")
     elif unanswered:
-        said.append(f"its {unanswered} does not answer")
+        facts.append(f"its {unanswered} does not answer")
     elif "engine" in texts(process.evidence, "unanswered"):
-        said.append("its server does not answer")
+        facts.append("its server does not answer")
     loads = parts(found, "loads")
     for key, word in (("running_requests", "running"), ("waiting_requests", "waiting")):
         known = [each[key] for each in loads if each.get(key) is not None]
         if known:
-            said.append(f"{sum(known)} {word}")
+            facts.append(f"{sum(known)} {word}")
     capacity = sum(each.get("kv_capacity_tokens") or 0 for each in loads)
     if capacity:
         used = sum(each.get("kv_used_tokens") or 0 for each in loads)
-        said.append(f"KV cache {100 * used / capacity:.0f} % of {capacity:,} tokens")
+        facts.append(f"KV cache {100 * used / capacity:.0f} % of {capacity:,} tokens")
     if found.get("requests") is not None:
-        said.append(f"{counted(found['requests'], 'request')} in its server")
+        facts.append(f"{counted(found['requests'], 'request')} in its server")
     if found.get("paused"):
-        said.append("paused")
+        facts.append("paused")
     ages = [each["age_s"] for each in loads if each.get("age_s") is not None]
     if ages:
-        said.append(f"last iteration {max(ages):.0f} s before")
-    return ", ".join(said)
+        facts.append(f"last iteration {max(ages):.0f} s before")
+    return ", ".join(facts)
 
 
 def _ray(processes: Sequence[Process]) -> Iterator[str]:

@@ -66,7 +66,7 @@ class _Search:
             self.found.summary = (
                 f"The trainer has written nothing for {seconds(silent[0].silent_s)}."
             )
-            self.blame(silent, [])
+            self.suspect(silent, [])
             return self.found
         trainer, phase = stuck[-1]
         age_s = self.last_s - since(phase, self.last_s)
@@ -82,7 +82,7 @@ class _Search:
         what = "no sample" if phase.get("event") == NO_PROGRESS else str(phase.get("event"))
         self.add(trainer.name, what, age_s, at, phase.get("step"))
         if silent:
-            self.blame(silent, [])
+            self.suspect(silent, [])
         elif phase.get("event") == NO_PROGRESS:
             # The ranks train meanwhile.
             if not self.requests():
@@ -110,7 +110,7 @@ class _Search:
         self.found.culprit, self.found.confidence = culprit, confidence
         self.found.evidence = list(stack)
 
-    def blame(self, silent: Sequence[Process], stack: Iterable[str]) -> None:
+    def suspect(self, silent: Sequence[Process], stack: Iterable[str]) -> None:
         names = some([each.name for each in silent])
         states = {state_of(each.header) for each in silent} - {None}
         if not stack and ALIVE in states:
@@ -130,7 +130,7 @@ class _Search:
         working = [(each, row) for each, row in busy if row is not None]
         if not working:
             if silent and not self.old_requests():
-                self.blame(silent, [])
+                self.suspect(silent, [])
                 return True
             return False
         waits = [(each, row) for each, row in working if in_collective(row)]
@@ -145,7 +145,7 @@ class _Search:
             self.found.facts.append(ranks_text(waits, works, idle, silent))
         apart = {function_of(row) for _, row in waits}
         if silent:
-            self.blame(silent, [])
+            self.suspect(silent, [])
         elif works:
             _, row = min(works, key=lambda pair: since(pair[1], 0))
             names = some([one.name for one, _ in works])
@@ -193,7 +193,7 @@ class _Search:
             step = steps.pop() if len(steps) == 1 else None
             self.add(names, counted(total, "request"), age_s, None, step)
         if silent:
-            self.blame(silent, [])
+            self.suspect(silent, [])
             return True
         blocked = [(each, row) for each in workers for row in each.rows("blocked_loops")]
         if blocked:
@@ -245,7 +245,7 @@ class _Search:
         """Name the calls themselves, those of a tool for example; or a process that answers nobody."""
         silent = [each for each in self.processes if each.silent_s]
         if silent:
-            self.blame(silent, [])
+            self.suspect(silent, [])
             return
         _, oldest = max(group, key=lambda pair: self.age(pair[1]))
         tools = Counter(_named(row, "tool") for _, row in group)
@@ -267,7 +267,7 @@ class _Search:
         engines = self.of("engine")
         silent = [each for each in engines if each.silent_s]
         if silent:
-            self.blame(silent, [])
+            self.suspect(silent, [])
             return
         where = f" by {' and '.join(named)}" if named else ""
         calls = (
@@ -319,7 +319,7 @@ class _Search:
         members = self.of("reward")
         silent = [each for each in members if each.silent_s]
         if silent:
-            self.blame(silent, [])
+            self.suspect(silent, [])
             return
         threads = [(each, row) for each in members for row in each.rows("threads")]
         calls = [(each, row) for each in members for row in each.rows("calls")]
@@ -349,7 +349,7 @@ class _Search:
                     self.add(queue.name, "no sample", None)
         silent = [each for each in self.processes if each.silent_s]
         if silent:
-            self.blame(silent, [])
+            self.suspect(silent, [])
             return
         found = standstill(self.processes, self.last_s)
         if found is not None:

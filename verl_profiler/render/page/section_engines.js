@@ -23,7 +23,9 @@ export function enginesSection() {
     ...lanes.map((row) => endOf(row, parts)),
     ...readings.map((row) => row.at_s),
   );
-  const names = [...new Set(lanes.map((row) => row.name))];
+  const names = [...new Set(lanes.map((row) => row.name))].sort((a, b) =>
+    a.localeCompare(b, 'en', {numeric: true}),
+  );
   return [
     about(
       'What each engine served: a line per generate call, in the lowest free lane, from its arrival. ' +
