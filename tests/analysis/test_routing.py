@@ -37,7 +37,9 @@ def choices(span, *, loads="all", clock_s=0.0, **request):
             moment = at + 0.05 + clock_s
             # The other replica has the fewest wherever this one has not.
             both = [load, least] if server == "east" else [least, load]
-            own = {"in_flight": load, "least_in_flight": least, "server": server, "loads": both}
+            own = {"in_flight": load, "server": server, "loads": both}
+            if least != load:
+                own["least_in_flight"] = least
             own["reason"] = "sticky" if (name, server) in seen else "least_loaded"
             if place == 0 or loads == "unbalanced":
                 own["servers"] = ["east", "west"]

@@ -76,7 +76,7 @@ def test_parquet_files_of_other_steps_are_not_opened(long_run, tmp_path, small_p
         (tmp_path / "long" / "events").mkdir(parents=True)
         for number, path in enumerate(paths):
             shutil.copy(path, tmp_path / "long" / "events" / f"part-{number}.parquet")
-    with load(tmp_path / "shards", cache=False, steps=(4, 4)) as run:
+    with load(tmp_path / "long", cache=False, steps=(4, 4)) as run:
         read = {part.steps for part in run.tables.table_cache.parts}
         assert read == {(3, 3), (4, 4), (5, 5)}
         assert run.rows("SELECT DISTINCT step FROM requests WHERE step = 4") == [{"step": 4}]

@@ -19,19 +19,19 @@ def test_each_choice_has_its_reason_and_the_load_of_every_replica(reported):
     assert last == seventh
     both, other_two = ["east", "west"], ["west", "south"]
     assert [
-        ("one", first, "least_loaded", 0, 0, [0, 0], both),
-        ("two", second, "least_loaded", 0, 0, loads(first, 1, 0), None),
-        ("one", first, "sticky", 1, 1, [1, 1], None),
+        ("one", first, "least_loaded", 0, None, [0, 0], both),
+        ("two", second, "least_loaded", 0, None, loads(first, 1, 0), None),
+        ("one", first, "sticky", 1, None, [1, 1], None),
         # The second call of `one` adds to two calls; that of `two` has ended.
         ("one", first, "sticky", 2, 0, loads(first, 2, 0), None),
-        ("three", second, "least_loaded", 0, 0, loads(first, 3, 0), None),
-        ("five", hashed, "hash", 0, 0, [0, 0], both),
+        ("three", second, "least_loaded", 0, None, loads(first, 3, 0), None),
+        ("five", hashed, "hash", 0, None, [0, 0], both),
         (report["same"], hashed, "hash", 1, 0, loads(hashed, 1, 0), None),
-        ("six", "east", "only_one", 0, 0, [0], ["east"]),
-        ("six", "east", "only_one", 1, 1, [1], None),
-        ("six", sixth, "least_loaded", 0, 0, [0, 0], other_two),
-        ("seven", seventh, "least_loaded", 0, 0, [int(x == sixth) for x in other_two], None),
-        ("seven", seventh, "sticky", 1, 1, [1, 1], None),
+        ("six", "east", "only_one", 0, None, [0], ["east"]),
+        ("six", "east", "only_one", 1, None, [1], None),
+        ("six", sixth, "least_loaded", 0, None, [0, 0], other_two),
+        ("seven", seventh, "least_loaded", 0, None, [int(x == sixth) for x in other_two], None),
+        ("seven", seventh, "sticky", 1, None, [1, 1], None),
     ] == [
         tuple(
             x["extra"].get(key)

@@ -308,7 +308,10 @@ FIELDS = {
     ),
     "kv_capacity_tokens": _count("Capacity of a scheduler's KV cache, in tokens.", "engine_state"),
     "kv_used_tokens": _count("Tokens of it in use, as the scheduler reports it.", "engine_state"),
-    "least_in_flight": _count("The same for the replica with the fewest.", "server_route"),
+    "least_in_flight": _count(
+        "The same for the replica with the fewest; events have it only where it is less.",
+        "server_route",
+    ),
     "line": _count("Line of the file at which the function was seen first.", "event_loop_lag"),
     "loads": _list(
         "Generate calls in flight on each replica before this one, in the order of `servers`.",

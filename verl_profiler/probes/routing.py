@@ -62,7 +62,8 @@ def _end_route(call: Call, result: Any) -> None:
         "server": server,
         "reason": before.reason,
         "in_flight": in_flight,
-        "least_in_flight": least,
+        # Mostly the same.
+        **({} if least == in_flight else {"least_in_flight": least}),
         "loads": list(before.loads.values()),
     }
     balancer, servers = call.arguments["self"], list(before.loads)
