@@ -172,7 +172,7 @@ def test_a_view_with_a_section_of_its_own_brings_its_table():
     assert [(row["part"], row["count"]) for row in expected] == [
         (row["part"], row["count"]) for row in shown
     ]
-    own = ["routing", "rewards", "weight_transfers"]
+    own = ["engine_lanes", "routing", "rewards", "weight_transfers"]
     assert own == [name for name, section in sections.items() if section["view"]]
     assert {"captures", "log"} & set(sections) == set()
 
