@@ -39,4 +39,5 @@ def test_dead_actors_and_calls_that_hang_are_found():
         # Ray's state API is there with its dashboard only (ray[default]).
         waiting = [row for row in found["calls"] if row["function"].endswith("Busy.wait")]
         assert report["calls"] == sum(row["calls"] for row in waiting)
-        assert "RUNNING" in {row["state"] for row in waiting}
+        # On a busy machine, Ray learns late that a call has begun.
+        assert {"RUNNING", "SUBMITTED_TO_WORKER"} & {row["state"] for row in waiting}
