@@ -287,9 +287,13 @@ def try_out(run: Path, name: str) -> tuple[dict[str, Any], float]:
         time.sleep(0.5)
     # Processes gather evidence once the run is found to be stuck.
     until_s = time.monotonic() + _EVIDENCE_S
-    # The trainer's comes last: it asks Ray. While it is stopped, it has none.
-    last = "worker_0:" if name == "stopped_trainer" else "trainer_0:"
-    while found["state"] == "stuck" and last not in found["details"] and time.monotonic() < until_s:
+    # The trainer's mostly comes last: it asks Ray. While it is stopped, it has none.
+    needed = {"worker_0:"} if name == "stopped_trainer" else {"trainer_0:", "engine_0:", "actor_0:"}
+    while (
+        found["state"] == "stuck"
+        and not needed <= {*found["details"]}
+        and time.monotonic() < until_s
+    ):
         time.sleep(2)
         later = explained(run)
         found |= {key: later[key] for key in ("facts", "details")}
