@@ -287,16 +287,16 @@ def try_out(run: Path, name: str) -> tuple[dict[str, Any], float]:
         time.sleep(0.5)
     # Processes gather evidence once the run is found to be stuck.
     until_s = time.monotonic() + _EVIDENCE_S
-    # The trainer's mostly comes last: it asks Ray. While it is stopped, it has none.
-    needed = {"worker_0:"} if name == "stopped_trainer" else {"trainer_0:", "engine_0:", "actor_0:"}
-    while (
-        found["state"] == "stuck"
-        and not needed <= {*found["details"]}
-        and time.monotonic() < until_s
-    ):
-        time.sleep(2)
+    # It is complete when no further process has any for some seconds.
+    seen: set[str] = set()
+    while found["state"] == "stuck" and time.monotonic() < until_s:
+        time.sleep(3)
         later = explained(run)
         found |= {key: later[key] for key in ("facts", "details")}
+        names = {line for line in found["details"] if not line.startswith(" ")}
+        if names and names == seen:
+            break
+        seen = names
     return found, spent_s
 
 
