@@ -12,6 +12,12 @@ from verl_profiler.analysis.explain.asynchronous_changes import ASYNCHRONOUS_CHA
 from verl_profiler.analysis.explain.asynchronous_model import Model, RefusedError, models, times_of
 from verl_profiler.analysis.explain.asynchronous_replay import Generate, replay, step_lengths
 from verl_profiler.analysis.explain.changes import UNCHANGED
+from verl_profiler.analysis.explain.replay import (
+    LOAD_ERROR,
+    MODEL_ERROR,
+    READ_ERROR,
+    grows_with_load,
+)
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
 
@@ -21,11 +27,6 @@ __all__ = ["LARGEST_ERROR", "asynchronous_what_if"]
 LARGEST_ERROR = 0.10
 _LEVEL = 0.9
 _NORMAL = 1.645
-# Relative standard errors of the model, as in the synchronous replay: of the saving, and of the
-# part that comes from changed load; the last where the engines' iterations were read.
-_MODEL_ERROR = 0.10
-_LOAD_ERROR = 0.20
-_READ_ERROR = 0.10
 # Steps that are replayed before those that count, and how many count at least.
 _BEFORE, _COUNTED = 10, 20
 # The same where so many steps have more generate calls than this. A call takes 10 to 15 microseconds in
@@ -107,10 +108,10 @@ def _answer(
     least, best = min(answers, key=fmean), max(answers, key=fmean)
     low, high = _interval(model, least)[0], _interval(model, best)[1]
     step_s = model.mean_us / 1e6
-    known = _LOAD_ERROR if model.engine == "calls" else _READ_ERROR
+    known = LOAD_ERROR if model.engine == "calls" else READ_ERROR
     load = math.hypot(known, model.slope_error) if _loaded(model) else 0.0
     error = math.hypot(
-        _NORMAL * math.hypot(_MODEL_ERROR, load) * expected,
+        _NORMAL * math.hypot(MODEL_ERROR, load) * expected,
         # A replay error is not known to be the same with a change.
         fmean(unchanged) / 1e6 - step_s,
     )
@@ -131,7 +132,7 @@ def _answer(
 
 
 def _loaded(model: Model) -> bool:
-    return any(speed[1] or any(speed[3::2]) for speed in model.slowness.values())
+    return any(map(grows_with_load, model.slowness.values()))
 
 
 def _saved(unchanged: list[float], changed: list[float]) -> list[float]:

@@ -14,7 +14,15 @@ from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.step_model import StepModel
 from verl_profiler.reading.quantiles import interpolated, least_values
 
-__all__ = ["CHANGES", "UNCHANGED", "Change", "changes_of", "measured_us", "tools_of_length"]
+__all__ = [
+    "CHANGES",
+    "UNCHANGED",
+    "Change",
+    "changes_of",
+    "measured_us",
+    "tool_lengths",
+    "tools_of_length",
+]
 
 UNCHANGED = "unchanged"
 # Minimum number of requests of a step for a 95th percentile.
@@ -351,6 +359,18 @@ CHANGES: dict[str, Change] = {
 }
 
 
+def tool_lengths(models: Iterable[StepModel]) -> dict[str, list[float]]:
+    """Return the durations of the calls of each tool, in microseconds."""
+    found: dict[str, list[float]] = {}
+    for model in models:
+        for request in model.requests:
+            for stage in request.stages:
+                if isinstance(stage, Tools):
+                    for _, length, tool in stage.calls:
+                        found.setdefault(tool, []).append(length)
+    return found
+
+
 def changes_of(models: Sequence[StepModel]) -> dict[str, Change]:
     """Return `CHANGES` and, of steps with several tools, one for each of those with the most time.
 
@@ -360,13 +380,7 @@ def changes_of(models: Sequence[StepModel]) -> dict[str, Change]:
     Returns:
         The changes by name, in the order of their rows; `tool_twice_as_fast:NAME` halves one tool.
     """
-    totals: dict[str, float] = {}
-    for model in models:
-        for request in model.requests:
-            for stage in request.stages:
-                if isinstance(stage, Tools):
-                    for _, length, tool in stage.calls:
-                        totals[tool] = totals.get(tool, 0.0) + length
+    totals = {tool: sum(lengths) for tool, lengths in tool_lengths(models).items()}
     tools = sorted(totals, key=totals.__getitem__, reverse=True)[:_TOOLS] if len(totals) > 1 else []
     found: dict[str, Change] = {}
     for name, change in CHANGES.items():

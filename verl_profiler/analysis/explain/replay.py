@@ -19,9 +19,13 @@ from verl_profiler.analysis.explain.chains import Call, Request, Stage
 
 __all__ = [
     "BEYOND",
+    "LOAD_ERROR",
+    "MODEL_ERROR",
+    "READ_ERROR",
     "Limits",
     "Speed",
     "ends_alone_us",
+    "grows_with_load",
     "mean_speed",
     "replicas_of",
     "request_ends",
@@ -38,6 +42,13 @@ class Limits(NamedTuple):
     calls: float = math.inf
     kv_tokens: float = math.inf
 
+
+# Relative standard errors of the model: of a saving, and of the speedup from lower load, in addition to
+# the fitted slope's error; the last where the engines' iterations were read.  Assumed;
+# benchmarks/bench_simulated_engines.py measures their coverage.
+MODEL_ERROR = 0.10
+LOAD_ERROR = 0.20
+READ_ERROR = 0.10
 
 _NO_LIMITS = Limits()
 # Times of a replay that differ by less than this are equal.
@@ -241,6 +252,11 @@ def time_us(speed: Speed, calls: float) -> float:
     a, b, *bends = speed
     above = zip(bends[::2], bends[1::2], strict=True)
     return a + b * calls + sum(more * max(calls - load, 0.0) for load, more in above)
+
+
+def grows_with_load(speed: Speed) -> bool:
+    """Return whether a unit of work takes longer the more calls run."""
+    return bool(speed[1] or any(speed[3::2]))
 
 
 def mean_speed(speeds: Sequence[Speed]) -> Speed:

@@ -7,14 +7,26 @@ errors common to both cancel.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import is_
 from statistics import fmean, median
 from typing import Any
 
-from verl_profiler.analysis.explain.chains import Request, Tools
-from verl_profiler.analysis.explain.changes import UNCHANGED, Change, changes_of, measured_us
+from verl_profiler.analysis.explain.chains import Request
+from verl_profiler.analysis.explain.changes import (
+    UNCHANGED,
+    Change,
+    changes_of,
+    measured_us,
+    tool_lengths,
+)
 from verl_profiler.analysis.explain.rebuilding import step_models
+from verl_profiler.analysis.explain.replay import (
+    LOAD_ERROR,
+    MODEL_ERROR,
+    READ_ERROR,
+    grows_with_load,
+)
 from verl_profiler.analysis.explain.step_model import StepModel
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_steps
 from verl_profiler.reading.detail_notes import too_large
@@ -35,12 +47,6 @@ __all__ = [
 _CALLS = 10_000
 _STEPS = 40
 _LEVEL = 0.9
-# Relative standard errors of the model: of the saving, and of the speedup from lower load, in addition
-# to the fitted slope's error.  Assumed; benchmarks/bench_simulated_engines.py measures their coverage.
-_MODEL_ERROR = 0.10
-_LOAD_ERROR = 0.20
-# The latter where the engines' iterations were read.
-_READ_ERROR = 0.10
 # Two runs with the same settings are assumed to differ by this share of a step in nine of ten pairs, in
 # addition to the variation between their steps.
 _RUN_SPREAD = 0.15
@@ -148,7 +154,7 @@ def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
 
 def replays_of(models: Sequence[StepModel]) -> Rows:
     """Replay models unchanged and with each change, as `step_replays` returns them."""
-    medians = _tool_medians(models)
+    medians = {tool: median(each) for tool, each in tool_lengths(models).items()}
     changes = changes_of(models)
     rows: Rows = []
     for model in models:
@@ -214,8 +220,8 @@ def _error_us(
         by_load = expected_us - (own - other)
     after_us = model.after_change_us(requests)[1]
     return math.hypot(
-        _MODEL_ERROR * expected_us,
-        math.hypot(_LOAD_ERROR if model.during_prefill is None else _READ_ERROR, model.slope_error)
+        MODEL_ERROR * expected_us,
+        math.hypot(LOAD_ERROR if model.during_prefill is None else READ_ERROR, model.slope_error)
         * by_load,
         after_us,
     )
@@ -285,7 +291,7 @@ def _saved_us(
 
 
 def _slower_with_load(model: StepModel) -> bool:
-    return any(any(speed[1:]) for speed in (model.slowness, *model.slowness_of.values()))
+    return any(map(grows_with_load, (model.slowness, *model.slowness_of.values())))
 
 
 def _bounds_s(
@@ -331,17 +337,6 @@ def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
     calls = sum(row["calls"] for row in counted)
     every = max(-(-len(counted) // _STEPS), -(-calls // _CALLS), 1)
     return [row["step"] for row in counted[every // 2 :: every] or counted[:1]]
-
-
-def _tool_medians(models: Iterable[StepModel]) -> dict[str, float]:
-    lengths: dict[str, list[float]] = {}
-    for model in models:
-        for request in model.requests:
-            for stage in request.stages:
-                if isinstance(stage, Tools):
-                    for _, length, tool in stage.calls:
-                        lengths.setdefault(tool, []).append(length)
-    return {tool: median(each) for tool, each in lengths.items()}
 
 
 def _wider(
