@@ -70,6 +70,7 @@ def test_what_is_asked_for_arrives(ask):
         ({"weight_sync_s": "long"}, "weight_sync_s=long"),
         ({"tool_latency": float("nan")}, "tool_latency=nan"),
         ({"tool_latency": {"calculate": "slow"}}, "tool_latency=slow"),
+        ({"tool_latency": {"calc": 2}}, "no tool calc; it has calculate, check_answer"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(settings, message):

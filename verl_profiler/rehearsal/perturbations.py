@@ -32,6 +32,8 @@ DEFAULTS: dict[str, Any] = {
 }
 # `rehearsal.routing=uneven` sends this many of four requests to the first replica.
 _UNEVEN = 3
+# The rehearsal's own tools.
+_TOOLS = ("calculate", "check_answer")
 _CHOICES = {"rank_delay_at": ("begin", "end"), "routing": ("sticky", "fewest", "uneven")}
 
 
@@ -60,6 +62,11 @@ def checked(settings: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     for name in ("poll_interval_s", "tool_latency", "weight_sync_s"):
         value = given[name]
         if name == "tool_latency" and (factors := mapping_or_empty(value)):
+            if unknown := factors.keys() - _TOOLS:
+                raise ValueError(
+                    f"rehearsal.tool_latency: the rehearsal has no tool {', '.join(map(str, unknown))}; "
+                    f"it has {', '.join(_TOOLS)}"
+                )
             given[name] = {tool: _seconds(name, factor) for tool, factor in factors.items()}
         elif value is not None:
             given[name] = _seconds(name, value)
