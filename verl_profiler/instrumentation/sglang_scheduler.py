@@ -6,8 +6,8 @@ the engine server are: in captured engines that a tool watches, or everywhere wi
 `profiler.nsight.nvtx=on`.  Elsewhere the scheduler's functions are the original objects.
 
 On a CPU engine with `profiler.events.engine_iterations`, one more hook selects the clock of SGLang's
-forward-pass metrics: sglang 0.5.12 always selects its device timer, which measures nothing without CUDA, and
-then sends nothing.
+forward-pass metrics: sglang 0.5.12 always selects its device timer, whose CUDA events end a scheduler without
+CUDA in its first forward pass.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = ["load"]
 
 _CATEGORY = "scheduler"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_DEVICE_TIMER = "forward_pass_device_timer"
 
 
 def load() -> None:
@@ -62,11 +63,16 @@ def _register_clock() -> None:
     from sglang.srt.plugins import hook_registry  # pyright: ignore[reportMissingTypeStubs]
 
     hooks: Any = hook_registry
-    hooks.HookRegistry.register(f"{_SCHEDULER}._init_fpm", _use_clock, hooks.HookType.AFTER)
+    hooks.HookRegistry.register(f"{_SCHEDULER}._init_fpm", _use_clock, hooks.HookType.AROUND)
 
 
-def _use_clock(_result: Any, scheduler: Any, *_args: Any) -> None:
+def _use_clock(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """Initialize the metrics without the device timer that they make, unless SGLang has one of its own."""
+    had_timer = hasattr(scheduler, _DEVICE_TIMER)
+    original(scheduler, *args, **kwargs)
     scheduler._fpm_uses_device_timer = False
+    if not had_timer and hasattr(scheduler, _DEVICE_TIMER):
+        delattr(scheduler, _DEVICE_TIMER)
 
 
 def _in_range(nvtx: Any, name_of: Callable[[Any], str]) -> Callable[..., Any]:
