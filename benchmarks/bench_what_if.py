@@ -32,6 +32,8 @@ from scipy import stats
 
 POLL = "rehearsal.poll_interval_s=0.05"
 LIMIT = "actor_rollout_ref.rollout.max_num_seqs=4"
+# Room for responses that were lengthened.
+LONG = "data.max_response_length=1024"
 # Standalone replicas only, which wait for tools most of the time.
 SEPARATE = [
     "--trainer=separate_async",
@@ -67,6 +69,11 @@ SETTINGS: dict[str, list[str]] = {
         "data.train_batch_size=16",
         "actor_rollout_ref.actor.ppo_mini_batch_size=16",
     ],
+    "long_responses": [POLL, LONG, "rehearsal.response_factor=2"],
+    "shorter_responses": [POLL, LONG, "rehearsal.response_factor=1.5"],
+    "one_slow_replica": [POLL, "rehearsal.replica_delay_s=[0,0.03]"],
+    "one_blocked_worker": [POLL, "rehearsal.worker_delay_s=[0.2,0]"],
+    "two_blocked_workers": [POLL, "rehearsal.worker_delay_s=[0.1,0.1]"],
     "async_tools": [*SEPARATE, POLL, SLOW_TOOLS],
     "async_half_tools": [*SEPARATE, POLL, "rehearsal.tool_latency=4"],
     "async_more": [*SEPARATE, POLL, SLOW_TOOLS, "trainer.v1.separate_async.num_warmup_batches=2"],
@@ -102,6 +109,11 @@ COMPARISONS = {
     "fewer_prompts": Comparison("twice_prompts", "base", "half_the_requests"),
     "more_prompts": Comparison("base", "twice_prompts", "twice_the_requests"),
     "turns": Comparison("base", "five_turns", "one_turn_fewer"),
+    "responses": Comparison("long_responses", "shorter_responses", "responses_a_quarter_shorter"),
+    "slow_replica": Comparison("one_slow_replica", "base", "replicas_equally_fast", "rollout"),
+    "blocked_worker": Comparison(
+        "one_blocked_worker", "two_blocked_workers", "even_workers", "rollout"
+    ),
     "async_tools": Comparison("async_tools", "async_half_tools", "tools_twice_as_fast"),
     "async_more": Comparison("async_tools", "async_more", "one_batch_more_in_flight"),
     "async_fewer": Comparison("async_more", "async_tools", "one_batch_fewer_in_flight"),

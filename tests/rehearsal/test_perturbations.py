@@ -6,6 +6,7 @@ import importlib.util
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "rehearsal" / "cpu.yaml"
 @pytest.fixture
 def ask(monkeypatch):
     """Ask for something, as the driver does."""
-    return lambda **settings: monkeypatch.setenv(VARIABLE, json.dumps(checked(settings, 2)))
+    return lambda **settings: monkeypatch.setenv(VARIABLE, json.dumps(checked(settings, ranks=2)))
 
 
 @pytest.fixture
@@ -66,6 +67,10 @@ def test_what_is_asked_for_arrives(ask):
         ({"routing": "random"}, "routing=random: must be one of sticky, fewest, uneven"),
         ({"rank_delay_at": "middle"}, "one of begin, end"),
         ({"rank_delay_s": [1, 2, 3]}, "3 values for 2 ranks: .* for example .0.5, 0.5."),
+        ({"replica_delay_s": [1]}, "1 values for 3 replicas: .* for example .0.5, 0.5, 0.5."),
+        ({"worker_delay_s": [1]}, "1 values for 4 workers"),
+        ({"response_factor": 0.5}, "response_factor=0.5: must be at least 1"),
+        ({"response_factor": "long"}, "response_factor=long: must be a number"),
         ({"rank_delay_s": [1, -2]}, "rank_delay_s=-2: must be a number of at least 0"),
         ({"weight_sync_s": "long"}, "weight_sync_s=long"),
         ({"tool_latency": float("nan")}, "tool_latency=nan"),
@@ -76,7 +81,15 @@ def test_what_is_asked_for_arrives(ask):
 def test_what_cannot_be_meant_is_refused(settings, message):
     """Before Ray starts, with what is possible."""
     with pytest.raises(ValueError, match=message):
-        checked(settings, 2)
+        checked(settings, ranks=2, replicas=3, workers=4)
+
+
+@pytest.mark.parametrize("settings", [{"replica_delay_s": [0, 1]}, {"response_factor": 2}])
+def test_what_only_the_stand_in_has_is_refused_with_an_engine(settings):
+    """It would have no effect."""
+    assert checked(settings, ranks=2)
+    with pytest.raises(ValueError, match="needs the stand-in engine: use --engine standin"):
+        checked(settings, ranks=2, engine="sglang")
 
 
 @of_verl
@@ -142,6 +155,12 @@ def test_nothing_is_wrapped_where_nothing_is_asked(ask, adjusted):
     engine_workers = "verl.workers.engine_workers"
     for adjustment, *where in (
         (perturbations._slow_ranks, engine_workers, "TrainingWorker", "infer_batch"),
+        (
+            perturbations._slow_workers,
+            "verl.experimental.agent_loop.tool_agent_loop",
+            "ToolAgentLoop",
+            "_handle_generating_state",
+        ),
         (perturbations._slow_sync, engine_workers, "ActorRolloutRefWorker", "update_weights"),
         (
             perturbations._routing,
@@ -178,6 +197,32 @@ def test_a_rank_stands_still_at_its_end_of_the_work(ask, adjusted, monkeypatch, 
     assert all(getattr(owner, method)("result") == "result" for method in methods)
     assert ([0.7, "work"] if at == "begin" else ["work", 0.7]) * 2 == order
     assert methods == tuple(getattr(owner, method).dispatched_as for method in methods)
+
+
+@of_verl
+def test_a_worker_blocks_its_event_loop_at_each_turn(ask, adjusted, monkeypatch):
+    """By the delay of its own number, before verl's turn; other workers are not delayed."""
+    ray = pytest.importorskip("ray")
+    order = []
+    monkeypatch.setattr(time, "sleep", order.append)
+
+    async def turn(self, data):
+        order.append("turn")
+        return data
+
+    module = "verl.experimental.agent_loop.tool_agent_loop"
+    name = "_handle_generating_state"
+    monkeypatch.setattr(importlib.import_module(module).ToolAgentLoop, name, turn)
+    ask(worker_delay_s=[0, 0.25])
+    owner, _ = adjusted(perturbations._slow_workers, module, "ToolAgentLoop", name)
+    for number in (1, 0):
+        perturbations._worker_number.cache_clear()
+        context = SimpleNamespace(get_actor_name=lambda n=number: f"agent_loop_worker_{n}_1a2b3c4d")
+        monkeypatch.setattr(ray, "get_runtime_context", lambda found=context: found)
+        assert asyncio.run(getattr(owner, name)("loop", "data")) == "data"
+    perturbations._worker_number.cache_clear()
+
+    assert order == [0.25, "turn", 0.0, "turn"]
 
 
 @of_verl

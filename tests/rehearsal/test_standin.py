@@ -45,6 +45,7 @@ def server(model):
     made._model = model
     made._pad_token_id = PAD
     made._eos_token_ids = {EOS}
+    made._filler_ids, made._response_factor, made._pass_delay_s = [2, 3], 1.0, 0.0
     made._global_steps = 5
     made._waiting, made._batch, made._loop = [], None, None
     made._model_lock = asyncio.Lock()
@@ -145,6 +146,39 @@ def test_no_more_run_at_once_than_it_was_told(model, server):
     assert all(times["prefill_s"] > 0 <= times["decode_s"] for times in told)
     ran = min(times["prefill_s"] + times["decode_s"] for times in told)
     assert [True, True, False, False] == sorted((t["queue_s"] < ran for t in told), reverse=True)
+
+
+@pytest.mark.parametrize(("factor", "more"), [(1.0, 0), (2.0, 5), (1.5, 2)])
+def test_a_response_is_lengthened_before_its_end(server, monkeypatch, factor, more):
+    """Five tokens become `factor` as many, each from a pass of its own; the end stays the end."""
+    import torch
+
+    passes = []
+
+    def chosen(*args, **kwargs):
+        """Prefer token 9 four times, then the end."""
+        passes.append(kwargs["input_ids"].tolist())
+        logits = torch.zeros(1, 1, 32)
+        logits[0, 0, EOS if len(passes) >= 5 else 9] = 9.0
+        return SimpleNamespace(logits=logits)
+
+    monkeypatch.setattr(server, "_model", chosen)
+    server._response_factor = factor
+    output = asyncio.run(server.generate(PROMPTS[0], GREEDY, "a"))
+
+    assert output.token_ids == [9, 9, 9, 9, *[2, 3, 2, 3, 2][:more], EOS]
+    assert [each[0] for each in passes[1:]] == [[token] for token in output.token_ids[:-1]]
+    assert len(output.log_probs) == len(output.token_ids)
+
+
+def test_a_delayed_replica_takes_longer_for_each_pass(server, monkeypatch):
+    """Its delay comes once per forward pass."""
+    delays = []
+    monkeypatch.setattr(standin().time, "sleep", delays.append)
+    server._pass_delay_s = 0.02
+    output = asyncio.run(server.generate(PROMPTS[0], GREEDY | {"max_tokens": 6}, "a"))
+
+    assert delays == [0.02] * len(output.token_ids)
 
 
 def test_a_long_prompt_leaves_less_room(server):

@@ -26,23 +26,39 @@ DEFAULTS: dict[str, Any] = {
     "poll_interval_s": None,
     "rank_delay_at": "end",
     "rank_delay_s": None,
+    "replica_delay_s": None,
+    "response_factor": 1.0,
     "routing": "sticky",
     "tool_latency": 1.0,
     "weight_sync_s": 0.0,
+    "worker_delay_s": None,
 }
 # `rehearsal.routing=uneven` sends this many of four requests to the first replica.
 _UNEVEN = 3
+# Lists with a delay in seconds for each of these.
+_DELAYS = {"rank_delay_s": "rank", "replica_delay_s": "replica", "worker_delay_s": "worker"}
+_STANDIN_ONLY = ("replica_delay_s", "response_factor")
 # The rehearsal's own tools.
 _TOOLS = ("calculate", "check_answer")
 _CHOICES = {"rank_delay_at": ("begin", "end"), "routing": ("sticky", "fewest", "uneven")}
 
 
-def checked(settings: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+def checked(
+    settings: Mapping[str, Any],
+    *,
+    ranks: int,
+    replicas: int | None = None,
+    workers: int | None = None,
+    engine: str = "standin",
+) -> dict[str, Any]:
     """Return the validated settings, with defaults filled in.
 
     Args:
         settings: The config node `rehearsal`.
         ranks: Number of trainer ranks.
+        replicas: Number of replicas; None for as many as ranks.
+        workers: Number of agent-loop workers; None for as many as ranks.
+        engine: verl's name of the engine.
 
     Raises:
         ValueError: An invalid value; the message names it and the valid ones.
@@ -51,15 +67,21 @@ def checked(settings: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     for name, choices in _CHOICES.items():
         if given[name] not in choices:
             raise ValueError(f"rehearsal.{name}={given[name]}: must be one of {', '.join(choices)}")
-    delays = given["rank_delay_s"]
-    if delays is not None:
-        given["rank_delay_s"] = [_seconds("rank_delay_s", delay) for delay in delays]
-        if len(delays) != ranks:
+    counts = {"rank": ranks, "replica": replicas or ranks, "worker": workers or ranks}
+    for name, each in _DELAYS.items():
+        if given[name] is None:
+            continue
+        delays = [_seconds(name, delay) for delay in given[name]]
+        if len(delays) != (count := counts[each]):
             raise ValueError(
-                f"rehearsal.rank_delay_s has {len(delays)} values for {ranks} ranks: "
-                f"give one number of seconds per rank, for example [{', '.join(['0.5'] * ranks)}]"
+                f"rehearsal.{name} has {len(delays)} values for {count} {each}s: "
+                f"give one number of seconds per {each}, for example [{', '.join(['0.5'] * count)}]"
             )
-    for name in ("poll_interval_s", "tool_latency", "weight_sync_s"):
+        given[name] = delays
+    for name in _STANDIN_ONLY:
+        if given[name] != DEFAULTS[name] and engine != "standin":
+            raise ValueError(f"rehearsal.{name} needs the stand-in engine: use --engine standin")
+    for name in ("poll_interval_s", "response_factor", "tool_latency", "weight_sync_s"):
         value = given[name]
         if name == "tool_latency" and (factors := mapping_or_empty(value)):
             if unknown := factors.keys() - _TOOLS:
@@ -70,6 +92,10 @@ def checked(settings: Mapping[str, Any], ranks: int) -> dict[str, Any]:
             given[name] = {tool: _seconds(name, factor) for tool, factor in factors.items()}
         elif value is not None:
             given[name] = _seconds(name, value)
+    if given["response_factor"] < 1:
+        raise ValueError(
+            f"rehearsal.response_factor={given['response_factor']:g}: must be at least 1"
+        )
     return given
 
 
@@ -172,9 +198,33 @@ def _routing(module: Any) -> None:
         _wrapped(module.GlobalRequestLoadBalancer, "acquire_server", wrap)
 
 
+def _slow_workers(module: Any) -> None:
+    """Block the event loop of agent-loop workers at each turn, by `rehearsal.worker_delay_s`."""
+    delays = setting("worker_delay_s")
+
+    def wrap(original: Any) -> Callable[..., Any]:
+        async def generate(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(delays[_worker_number()])  # noqa: ASYNC251  a blocked loop is the purpose
+            return await original(*args, **kwargs)
+
+        return generate
+
+    if delays is not None:
+        _wrapped(module.ToolAgentLoop, "_handle_generating_state", wrap)
+
+
+@functools.cache
+def _worker_number() -> int:
+    """Return the number in this actor's name: `agent_loop_worker_NUMBER_…`."""
+    import ray
+
+    return int(ray.get_runtime_context().get_actor_name().split("_")[3])
+
+
 ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("verl.trainer.ppo.v1.replay_buffer", _poll_interval),
     ("verl.workers.engine_workers", _slow_ranks),
     ("verl.workers.engine_workers", _slow_sync),
     ("verl.workers.rollout.router", _routing),
+    ("verl.experimental.agent_loop.tool_agent_loop", _slow_workers),
 )

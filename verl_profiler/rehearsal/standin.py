@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import ray
@@ -27,8 +28,13 @@ from verl.workers.rollout.utils import ensure_async_iterator
 
 from verl_profiler.recording import evidence
 from verl_profiler.rehearsal.hangs import pause_at, wait_at
+from verl_profiler.rehearsal.perturbations import setting
 
 __all__ = ["StandinAdapter", "StandinReplica", "StandinServer"]
+
+
+# Repeated at the end of responses that `rehearsal.response_factor` lengthens.
+_FILLER = "Let me think about it. "
 
 
 def _actor_name(replica_rank: int) -> str:
@@ -42,6 +48,8 @@ class _Request:
         self.temperature = temperature
         self.token_ids: list[int] = []
         self.log_probs: list[float] = []
+        # What follows regardless of the samples.
+        self.rest: deque[int] = deque()
         self.stop_reason: str | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Timestamps, in seconds.
@@ -98,8 +106,11 @@ class _Batch:
         return merged
 
     @torch.no_grad()
-    def step(self, model: Any, eos_token_ids: set[int]) -> None:
-        """Sample one token for each request, and remove finished ones."""
+    def step(self, model: Any, eos_token_ids: set[int], filler: Callable[[int], list[int]]) -> None:
+        """Sample one token for each request, and remove finished ones.
+
+        `filler` returns the tokens to insert before the end of a response of so many tokens.
+        """
         positions = (self.mask.cumsum(-1) - 1).clamp(min=0)[:, -self.input_ids.shape[1] :]
         logits = model(
             input_ids=self.input_ids,
@@ -119,6 +130,10 @@ class _Batch:
                 token = int(torch.multinomial(log_probs.exp(), 1))
             else:
                 token = int(log_probs.argmax())
+            if token in eos_token_ids and not request.rest:
+                request.rest.extend([*filler(len(request.token_ids) + 1), token])
+            if request.rest:
+                token = request.rest.popleft()
             tokens[row] = token
             request.token_ids.append(token)
             request.log_probs.append(float(log_probs[token]))
@@ -156,6 +171,11 @@ class StandinServer:
         tokenizer = model_config.tokenizer
         self._pad_token_id = tokenizer.pad_token_id
         self._eos_token_ids = {tokenizer.eos_token_id}
+        self._filler_ids = tokenizer.encode(_FILLER, add_special_tokens=False)
+        self._response_factor: float = setting("response_factor")
+        delays: list[float] = setting("replica_delay_s") or []
+        # Replicas that are added during the run have no delay.
+        self._pass_delay_s = dict(enumerate(delays)).get(replica_rank, 0.0)
         self._global_steps: int | None = None
         self._waiting: list[_Request] = []
         self._batch: _Batch | None = None
@@ -263,9 +283,15 @@ class StandinServer:
         batch = _Batch(begun, self._pad_token_id) if begun else self._batch
         if batch is None:
             return
-        batch.step(self._model, self._eos_token_ids)
+        batch.step(self._model, self._eos_token_ids, self._filler)
+        time.sleep(self._pass_delay_s)
         if begun:
             self._batch = self._batch.joined(batch) if self._batch else batch
+
+    def _filler(self, tokens: int) -> list[int]:
+        """Return what lengthens a response of so many tokens by `rehearsal.response_factor`."""
+        more = round(tokens * (self._response_factor - 1))
+        return [self._filler_ids[place % len(self._filler_ids)] for place in range(more)]
 
     async def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         """Replace the weights with the trainer's."""
