@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from truth.event_loops import blocked
 from truth.synthetic import Phase, Request, Step, Turn, run_of
 from truth.test_culprits import PLANTED
 
@@ -74,7 +75,7 @@ CASES = {
         {"engine_queue", "tail"},
     ),
     "uneven_workers": (
-        requests_with(turns_with(own_us=200_000), range(0, 40, 2)),
+        blocked(QUIET, (100_000, 300)),
         set(),
     ),
     "slow_ranks": (

@@ -218,7 +218,8 @@ def _worker_number() -> int:
     """Return the number in this actor's name: `agent_loop_worker_NUMBER_…`."""
     import ray
 
-    return int(ray.get_runtime_context().get_actor_name().split("_")[3])
+    name: Any = ray.get_runtime_context().get_actor_name()
+    return int(name.split("_")[3])
 
 
 ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["Call", "Request", "Stage", "Tools", "Work"]
+__all__ = ["Call", "Request", "Stage", "Tools", "Work", "measured_us"]
 
 
 class Call(NamedTuple):
@@ -63,6 +63,11 @@ class Work(NamedTuple):
 
 
 Stage = Call | Tools | Work
+
+
+def measured_us(stage: Stage) -> float:
+    """Return the measured duration of a stage."""
+    return stage.seen_us if isinstance(stage, Call) else stage.length_us
 
 
 class Request(NamedTuple):

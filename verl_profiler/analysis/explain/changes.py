@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
-from statistics import fmean
 from typing import Any
 
-from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work
+from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work, measured_us
 from verl_profiler.analysis.explain.replay import Limits, Speed, time_us
 from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.step_model import StepModel
+from verl_profiler.analysis.explain.worker_loops import balanced
 from verl_profiler.reading.quantiles import interpolated, least_values
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "UNCHANGED",
     "Change",
     "changes_of",
-    "measured_us",
     "tool_lengths",
     "tools_of_length",
 ]
@@ -133,11 +132,6 @@ def _cut(stages: Sequence[Stage], limit_us: float) -> tuple[Stage, ...]:
     return tuple(kept)
 
 
-def measured_us(stage: Stage) -> float:
-    """Return the measured duration of a stage."""
-    return stage.seen_us if isinstance(stage, Call) else stage.length_us
-
-
 def tools_of_length(length_of: Callable[[float, float], float]) -> Callable[..., list[Request]]:
     """Set each tool call's duration to `length_of` its duration and its tool's median."""
 
@@ -202,27 +196,6 @@ def _without_cold_prefill(_: StepModel, requests: Sequence[Request], __: Any) ->
         return stage
 
     return [_of_stages(request, map(changed, request.stages)) for request in requests]
-
-
-def _even_workers(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
-    """Set each worker's event-loop time to the mean over workers."""
-    loads: dict[str, float] = {}
-    for request in model.requests:
-        loads.setdefault(request.worker, 0.0)
-        loads[request.worker] += sum(
-            stage.length_us for stage in request.stages if isinstance(stage, Work) and stage.own
-        )
-    mean = fmean(loads.values())
-
-    def changed(stage: Stage, load: float) -> Stage:
-        if isinstance(stage, Work) and stage.own and load and load != mean:
-            return stage._replace(length_us=stage.length_us * mean / load)
-        return stage
-
-    return [
-        _of_stages(request, (changed(stage, loads[request.worker]) for stage in request.stages))
-        for request in requests
-    ]
 
 
 def _shorter(share: float) -> Callable[..., list[Request]]:
@@ -322,7 +295,10 @@ CHANGES: dict[str, Change] = {
         "bring slower replicas up to the others' speed", speeds=_equally_fast
     ),
     "even_replicas": Change("route generate calls to the least loaded replica", even=True),
-    "even_workers": Change("balance work over the workers' event loops", requests=_even_workers),
+    "even_workers": Change(
+        "balance work over the workers' event loops",
+        requests=lambda _, requests, __: balanced(requests),
+    ),
     "even_ranks": Change("balance the ranks in each phase", saved_us=lambda model: model.uneven_us),
     "weights_twice_as_fast": Change(
         "halve the weight sync", saved_us=lambda model: model.weights_us / 2

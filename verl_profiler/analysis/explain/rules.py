@@ -133,7 +133,7 @@ RULES: dict[str, Rule] = {
         ("engine_parts", "loop_suspects"),
         categories=("server_acquire", "transport"),
         overrides=_MORE_WORKERS,
-        without=("event_loop", "host_stall"),
+        without=("event_loop", "host_stall", "uneven_workers"),
     ),
     "event_loop": Rule(
         "A worker's event loop is blocked for {lost_s} per step while the last request waits for it "
@@ -162,6 +162,7 @@ RULES: dict[str, Rule] = {
         ("critical_path", "rollout_tail"),
         categories=("dispatch", "prepare_step"),
         overrides=_MORE_WORKERS,
+        without=("uneven_workers",),
     ),
     "reward": Rule(
         "Scoring delays the step by {lost_s} ({who}).",

@@ -12,12 +12,11 @@ from operator import is_
 from statistics import fmean, median
 from typing import Any
 
-from verl_profiler.analysis.explain.chains import Request
+from verl_profiler.analysis.explain.chains import Request, measured_us
 from verl_profiler.analysis.explain.changes import (
     UNCHANGED,
     Change,
     changes_of,
-    measured_us,
     tool_lengths,
 )
 from verl_profiler.analysis.explain.rebuilding import step_models

@@ -1,0 +1,213 @@
+"""The event loops of agent-loop workers as queues: what balancing their work would change.
+
+A worker's event loop runs one thing at a time.  While a request's own work blocks it, the others wait:
+those that begin, those whose generate call has ended, and those whose tool has answered.  Recorded are
+only the times at which the loop got to them, so the waits are part of the stages before.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from statistics import fmean, median
+
+from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work, measured_us
+
+__all__ = ["balanced"]
+
+# Work of a loop with shorter pauses is one busy time.
+_PAUSE_US = 1000.0
+
+
+@dataclass
+class _Job:
+    """Own work of a request, from `begin_us` to `end_us` as recorded; `stage` is its place in the chain.
+
+    It was ready for its loop at `ready_us`, at `earliest_us` or later (then, if `known`); `tool` was called
+    before.  It kept the loop busy for `busy_us`, and `chain_us` is since when the loop had been busy.
+    """
+
+    request: int
+    stage: int
+    begin_us: float
+    end_us: float
+    earliest_us: float
+    known: bool
+    tool: str | None
+    busy_us: float = 0.0
+    chain_us: float = 0.0
+    ready_us: float = 0.0
+
+
+def balanced(requests: Sequence[Request]) -> list[Request]:
+    """Return the requests with each worker's work scaled to the mean over the workers.
+
+    How long requests wait for their loops follows from a queue with the scaled work.  Engines and tools
+    keep their durations.
+    """
+    jobs: dict[str, list[_Job]] = {}
+    chains = [_with_returns(request) for request in requests]
+    for place, request in enumerate(chains):
+        jobs.setdefault(request.worker, []).extend(_jobs(place, request))
+    for own in jobs.values():
+        _set_busy(own)
+    lengths = _tool_lengths(job for own in jobs.values() for job in own)
+    for own in jobs.values():
+        _set_ready(own, lengths)
+    loads = {worker: sum(job.busy_us for job in own) for worker, own in jobs.items()}
+    mean_us = fmean(loads.values()) if loads else 0.0
+    changed = list(requests)
+    for worker, own in jobs.items():
+        if not loads[worker] or loads[worker] == mean_us:
+            continue
+        now, then = _lengths(own, 1.0), _lengths(own, mean_us / loads[worker])
+        for place in dict.fromkeys(job.request for job in own):
+            more = {
+                job.stage: (then[id(job)] - now[id(job)], job.begin_us - job.ready_us)
+                for job in own
+                if job.request == place
+            }
+            changed[place] = _with_waits(chains[place], more)
+    return changed
+
+
+def _with_returns(request: Request) -> Request:
+    """Return the request with own work after each generate call and tool, if only of length 0."""
+    stages: list[Stage] = []
+    for stage in request.stages:
+        if (
+            stages
+            and isinstance(stages[-1], Call | Tools)
+            and not (isinstance(stage, Work) and stage.own)
+        ):
+            stages.append(Work(0.0, own=True))
+        stages.append(stage)
+    return request._replace(stages=tuple(stages))
+
+
+def _jobs(place: int, request: Request) -> list[_Job]:
+    """Return the own work in a request's chain."""
+    found: list[_Job] = []
+    now_us = request.begin_us
+    # When the request was ready at the earliest, and whether that is when it was.
+    earliest_us, known, tool = float("-inf"), False, None
+    for number, stage in enumerate(request.stages):
+        begin_us = now_us
+        now_us += measured_us(stage)
+        if isinstance(stage, Call):
+            earliest_us, known, tool = now_us - stage.after_us, True, None
+            continue
+        if isinstance(stage, Tools):
+            _, _, tool = max(stage.calls, key=lambda call: call[0] + call[1])
+            earliest_us, known = begin_us, False
+            continue
+        if stage.own:
+            found.append(_Job(place, number, begin_us, now_us, earliest_us, known, tool))
+        earliest_us, known, tool = now_us, True, None
+    return found
+
+
+def _set_busy(jobs: list[_Job]) -> None:
+    """Sort jobs by their ends, and set for what part of each the loop was busy with it.
+
+    Of jobs that overlap, the one that ended first ran while both were there.
+    """
+    jobs.sort(key=lambda job: (job.end_us, job.begin_us))
+    # Times at which the loop was busy, in their order.
+    busy: list[tuple[float, float]] = []
+    for job in jobs:
+        begin_us, job.busy_us = job.begin_us, job.end_us - job.begin_us
+        while busy and busy[-1][1] >= job.begin_us - _PAUSE_US:
+            first_us, last_us = busy.pop()
+            begin_us = min(begin_us, first_us)
+            job.busy_us -= max(last_us - max(first_us, job.begin_us), 0.0)
+        busy.append((begin_us, job.end_us))
+    for job in jobs:
+        job.chain_us, _ = busy[bisect_right(busy, (job.begin_us, float("inf"))) - 1]
+
+
+def _tool_lengths(jobs: Iterable[_Job]) -> dict[str, float]:
+    """Return the median duration of each tool's calls after which no request waited for its loop."""
+    lengths: dict[str, list[float]] = {}
+    for job in jobs:
+        if job.tool is not None and job.begin_us - job.chain_us <= _PAUSE_US:
+            lengths.setdefault(job.tool, []).append(job.begin_us - job.earliest_us)
+    return {tool: median(each) for tool, each in lengths.items()}
+
+
+def _set_ready(jobs: Sequence[_Job], tool_lengths: Mapping[str, float]) -> None:
+    """Set when each job was ready for its loop.
+
+    What ran later was ready later: that bounds when a tool had answered.  Within that, it took as long as
+    without a wait.  A request is dispatched with the others of its worker, when their work began.
+    """
+    least_us = float("-inf")
+    for job in jobs:
+        job.ready_us = min(max(job.earliest_us, job.chain_us, least_us), job.begin_us)
+        if job.known:
+            least_us = job.ready_us
+    most_us = float("inf")
+    for job in reversed(jobs):
+        most_us = min(most_us, job.ready_us if job.known else job.begin_us)
+        if job.tool is not None:
+            answered_us = job.earliest_us + tool_lengths.get(job.tool, 0.0)
+            job.ready_us = max(job.ready_us, min(answered_us, most_us))
+
+
+def _lengths(jobs: Sequence[_Job], factor: float) -> dict[int, float]:
+    """Return by `id` for how long each job waits and runs if its work is scaled: a FIFO queue."""
+    chains: dict[int, list[_Job]] = {}
+    for job in sorted(jobs, key=lambda job: (job.request, job.stage)):
+        chains.setdefault(job.request, []).append(job)
+    number = count()
+    heap = [(chain[0].ready_us, next(number), chain, 0) for chain in chains.values()]
+    heapq.heapify(heap)
+    free_us = float("-inf")
+    found: dict[int, float] = {}
+    while heap:
+        ready_us, _, chain, place = heapq.heappop(heap)
+        job = chain[place]
+        free_us = max(ready_us, free_us) + job.busy_us * factor
+        found[id(job)] = free_us - ready_us
+        if place + 1 < len(chain):
+            after = chain[place + 1]
+            ready_us = free_us + max(after.ready_us - job.end_us, 0.0)
+            heapq.heappush(heap, (ready_us, next(number), chain, place + 1))
+    return found
+
+
+def _with_waits(request: Request, more: Mapping[int, tuple[float, float]]) -> Request:
+    """Prolong own work, by its stage, by what is given first, or shorten it.
+
+    What cannot be taken from the work is taken from the wait for it, given second: it is the end of the
+    stage before, or lies before the request's begin.
+    """
+    begin_us = request.begin_us
+    stages = list(request.stages)
+    for number, (more_us, waited_us) in more.items():
+        length_us = measured_us(stages[number]) + more_us
+        if length_us < 0 and number:
+            stages[number - 1] = _without_end(stages[number - 1], min(-length_us, waited_us))
+        elif length_us < 0:
+            begin_us -= min(-length_us, waited_us)
+        stages[number] = Work(max(length_us, 0.0), own=True)
+    return request._replace(begin_us=begin_us, stages=tuple(stages))
+
+
+def _without_end(stage: Stage, less_us: float) -> Stage:
+    """Return a stage that ends earlier."""
+    if isinstance(stage, Call):
+        less_us = min(less_us, stage.after_us)
+        return stage._replace(after_us=stage.after_us - less_us, seen_us=stage.seen_us - less_us)
+    if isinstance(stage, Tools):
+        end_us = max(stage.length_us - less_us, 0.0)
+        return stage._replace(
+            calls=tuple(
+                (min(begin, end_us), min(length, max(end_us - begin, 0.0)), tool)
+                for begin, length, tool in stage.calls
+            )
+        )
+    return stage
