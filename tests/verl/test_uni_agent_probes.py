@@ -1,8 +1,14 @@
 """Sessions of uni-agent are requests that are joined to their samples, and to the calls of its gateways."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
+
+from verl_profiler.reading.reader import load
+
+API = Path(__file__).parents[2] / "docs" / "api.md"
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +52,23 @@ def test_calls_of_the_gateways_name_the_request(report):
     assert 4 == len(ids)
     assert sorted([*ids, *ids]) == sorted(calls)
     assert ids == {each["extra"]["request_id"] for each in named(report, "sandbox")}
+
+
+def test_the_query_of_the_docs_joins_the_calls_to_their_samples(report):
+    """Word for word; the folder is that of the run above, as it was recorded."""
+    (query,) = re.findall(
+        r"^    SELECT r\.uid.*?(?=\n\n)", API.read_text(), re.DOTALL | re.MULTILINE
+    )
+    taken_s = sum(
+        each["duration_sec"]
+        for each in named(report, "engine_call")
+        if each["extra"]["conversation"]
+        in {r["extra"]["request_id"] for r in named(report, "request") if r["extra"]["uid"] == "p"}
+    )
+    with load(report["folder"]) as run:
+        rows = run.rows(query)
+
+    assert {("p", "0", 5, 2), ("p", "1", 5, 2)} == {
+        (row["uid"], row["session"], row["consumed_step"], row["calls"]) for row in rows
+    }
+    assert taken_s == pytest.approx(sum(row["seconds"] for row in rows), abs=1e-5)

@@ -17,7 +17,8 @@ import asynchronous_probes
 import probes_report
 
 from verl_profiler import span
-from verl_profiler.recording import context
+from verl_profiler.recording import context, recorder
+from verl_profiler.recording.clock import now
 
 FAKES = str(Path(__file__).with_name("fakes"))
 DIRECTORY = probes_report.begin("agent_loop")
@@ -100,7 +101,11 @@ async def run():
 
 def main():
     context.process.reset()
-    report = {"failures": asyncio.run(run()), "source": of_uni_agent.__file__}
+    report = {"failures": asyncio.run(run()), "source": of_uni_agent.__file__, "folder": DIRECTORY}
+    for number in (0, 1):
+        # What the trainer's process records of a sample.
+        taken = {"uid": "p", "session": number, "consumed_step": 5}
+        recorder.record("sample_consumed", now(), now(), taken, 3)
     probes_report.end(DIRECTORY, report)
 
 

@@ -1,10 +1,9 @@
 """What a weight sync moves: in ranks that send and receive through a checkpoint engine, and to engines.
 
 All of verl's paths iterate over the weights by `ensure_async_iterator` (verl 0.9.1), where their number
-and size are counted.  Buckets have lines where a checkpoint engine moves each by a function of its own:
-NCCL, HCCL, NIXL and the rehearsal's gloo engine; and where SGLang's adapter passes them to its engine.
-Mooncake's receivers read each by a method of its library's object, and Kimi's library moves all of them
-(`ParameterServer.receive_tensor`), so those have none.
+and size are counted.  Buckets have lines in all checkpoint engines that move them one by one, and where
+SGLang's adapter passes them to its engine.  NIXL's and Mooncake's receivers read what a sender has, so a
+sender's bucket is its wait until that is done.
 """
 
 from __future__ import annotations
@@ -38,6 +37,8 @@ class _Buckets:
 
     def __init__(self, event: str) -> None:
         self.event = event
+        # The engine that a receiver's sync uses.
+        self.engine: Any = None
         self.begin_sync()
 
     def begin_sync(self) -> None:
@@ -144,6 +145,7 @@ def _end_send(call: Call, _result: Any) -> None:
 def begin_receiving(call: Call) -> None:
     """Begin a receiver's sync."""
     _moved.begin_sync()
+    _moved.engine = getattr(call.arguments.get("self"), "checkpoint_engine", None)
     begin_counting(call)
 
 
@@ -152,6 +154,7 @@ def end_receiving(call: Call) -> None:
     buckets = {"buckets": _moved.count} if _moved.count else {}
     call.extra = {**(call.extra or {}), **counted(call), **buckets}
     _moved.end_sync(call.step)
+    _moved.engine = None
 
 
 def begin_loading(call: Call) -> None:
@@ -174,6 +177,25 @@ def _end_operation(call: Call, _result: Any) -> None:
     _moved.end_one(call, metadata.get("length"), sender=operation.rank == 0)
 
 
+def _end_broadcast(call: Call, _result: Any) -> None:
+    """End a bucket of Kimi's, whose receivers pass on to each other what each of them read."""
+    operation: Any = call.arguments["self"]
+    own = getattr(_moved.engine, "rank", None)
+    _moved.end_one(call, int(operation.bucket.nbytes), sender=operation.rank == own)
+
+
+def _end_library_read(call: Call, _result: Any) -> None:
+    """End a bucket that Mooncake's library read: engine, session, own and other address, length.
+
+    Its other users, as SGLang's transfer of KV caches, are in no receiver's sync.
+    """
+    if _moved.engine is None:
+        call.event = None
+        return
+    _moved.receives = True
+    _moved.end_one(call, call.args[4] if len(call.args) > 4 else None, sender=False)
+
+
 def _end_read(call: Call, _result: Any) -> None:
     """End a bucket of NIXL's from when its read began, before the bucket before it was passed on."""
     operation: Any = call.arguments["self"]
@@ -185,7 +207,7 @@ def _end_read(call: Call, _result: Any) -> None:
 
 
 def _end_readable(call: Call, _result: Any) -> None:
-    """End the wait until a bucket of NIXL's sender has been read."""
+    """End the wait until a bucket of NIXL's or Mooncake's sender has been read."""
     if _moved.receives:
         call.event = None
         return
@@ -206,12 +228,15 @@ def _end_load(call: Call, _result: Any) -> None:
     _loaded.end_one(call, size, tensors=len(batch))
 
 
+_NIXL = "verl.checkpoint_engine.nixl_checkpoint_engine"
+_MOONCAKE = "verl.checkpoint_engine.mooncake_checkpoint_engine"
+_KIMI = "verl.checkpoint_engine.kimi_checkpoint_engine"
 _CHECKPOINT_ENGINES = (
     "verl.checkpoint_engine.nccl_checkpoint_engine:NCCLCheckpointEngine",
     "verl.checkpoint_engine.hccl_checkpoint_engine:HCCLCheckpointEngine",
-    "verl.checkpoint_engine.nixl_checkpoint_engine:NIXLCheckpointEngine",
-    "verl.checkpoint_engine.mooncake_checkpoint_engine:MooncakeCheckpointEngine",
-    "verl.checkpoint_engine.kimi_checkpoint_engine:KIMICheckpointEngine",
+    f"{_NIXL}:NIXLCheckpointEngine",
+    f"{_MOONCAKE}:MooncakeCheckpointEngine",
+    f"{_KIMI}:KIMICheckpointEngine",
     "verl.checkpoint_engine.delta_checkpoint_engine:DeltaShardedCheckpointEngine",
 )
 _OWN = "verl_profiler.rehearsal.gloo_checkpoint_engine:GlooCheckpointEngine"
@@ -245,16 +270,13 @@ PROBES = (
         optional=True,
     ),
     *(
-        Probe(
-            "weight_bucket",
-            "weights",
-            (f"verl.checkpoint_engine.nixl_checkpoint_engine:{operation}.wait_for_complete",),
-            leave=leave,
-            optional=True,
-        )
-        for operation, leave in (
-            ("ReadOperation", _end_read),
-            ("ReadableOperation", _end_readable),
+        Probe("weight_bucket", "weights", (target,), leave=leave, optional=True)
+        for target, leave in (
+            (f"{_NIXL}:ReadOperation.wait_for_complete", _end_read),
+            (f"{_NIXL}:ReadableOperation.wait_for_complete", _end_readable),
+            (f"{_KIMI}:BroadcastOperation._run", _end_broadcast),
+            ("mooncake.engine:TransferEngine.transfer_sync_read", _end_library_read),
+            (f"{_MOONCAKE}:MooncakeCheckpointEngine.wait_for_complete", _end_readable),
         )
     ),
     Probe("weight_bucket", "weights", (f"{_OWN}.send_bucket",), leave=_end_own_send),
