@@ -11,7 +11,7 @@ import pytest
 from verl_profiler.analysis.compare.conditions import condition
 from verl_profiler.cli import diff, output
 from verl_profiler.errors import ReadingError
-from verl_profiler.views.diff_text import diff_text
+from verl_profiler.views.diff_text import change_cells, diff_text
 
 DATA = Path(__file__).parent.parent / "data"
 REHEARSED = DATA / "rehearsal_run.tar.gz"
@@ -345,7 +345,7 @@ def test_four_steps_of_each_show_what_is_there(tmp_path, capsys):
         assert "Nothing changed" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("significant", "others", "shown"), [(60, 60, 16), (2, 60, 12), (0, 4, 4)])
+@pytest.mark.parametrize(("significant", "others", "shown"), [(60, 60, 10), (2, 60, 9), (0, 4, 4)])
 def test_a_diff_of_many_metrics_fits_a_terminal(significant, others, shown):
     """Those with a significant change come first; the rest is counted."""
     row = {
@@ -367,9 +367,22 @@ def test_a_diff_of_many_metrics_fits_a_terminal(significant, others, shown):
     text = diff_text(document)
 
     assert shown == text.count("\n  tool_call:tool_")
-    assert min(10, significant) == text.partition("No significant")[0].count("\n  tool_call:tool_")
+    assert min(7, significant) == text.partition("No significant")[0].count("\n  tool_call:tool_")
     hidden = significant + others - shown
     assert (hidden > 0) == ("--all shows them." in text)
     assert len(text.splitlines()) < 40
     complete = diff_text(document, everything=True)
     assert significant + others == complete.count("\n  tool_call:tool_")
+
+
+@pytest.mark.parametrize(
+    ("a", "low", "shown"),
+    [(0.0, -1.8e-102, "+0"), (128.0, -2.4e-12, "+0"), (1e-6, -1e-7, "-1e-07")],
+)
+def test_a_rounding_error_is_not_shown_as_a_change(a, low, shown):
+    """Work that is the same in every step has an interval of rounding errors."""
+    row = {
+        "metric": "requests.mean", "unit": "", "a": a, "b": a, "difference": 0.0, "share": 0.0,
+        "low": low, "high": -low, "p": 1.0, "adjusted_p": 1.0, "drift": False, "estimated": False,
+    }  # fmt: skip
+    assert change_cells(row)[5].split(" to ")[0] == shown

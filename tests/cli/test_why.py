@@ -6,8 +6,14 @@ import json
 import pytest
 from cached_runs import REHEARSED
 
+from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.cli import why
 from verl_profiler.errors import ReadingError
+from verl_profiler.reading.reader import load
+from verl_profiler.views.findings import findings
+from verl_profiler.views.why_text import why as view
+
+SCREEN = 45
 
 
 def run(*arguments):
@@ -18,7 +24,7 @@ def run(*arguments):
 
 def test_one_step_of_a_real_run(capsys):
     """In the order in which a tired reader asks: what to do, why, how sure, what else, who."""
-    status = run(REHEARSED, "--steps", "2")
+    status = run(REHEARSED, "--steps", "2", "-v")
 
     text = capsys.readouterr().out
     assert 0 == status
@@ -40,6 +46,55 @@ def test_one_step_of_a_real_run(capsys):
     # A file to paste keeps its lines.
     assert "\n        class FastPoll(ReplayBuffer):\n" in text
     assert all(line.isprintable() for line in text.splitlines())
+
+
+def test_without_v_a_run_of_any_size_fits_on_one_screen(capsys):
+    """Titles, totals and the largest of each kind stay; what is left out is counted or named."""
+    assert 0 == run(REHEARSED)
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= SCREEN
+    assert "1. Validation takes 2.12 s per step" in text
+    assert "\n   gain: " in text
+    assert "critical path of " in text
+    assert "-v has findings in full" in text
+
+    with load(REHEARSED) as opened:
+        found = dict(explanations(opened.tables))
+    ranked = findings(found)
+    for name in ("what_if", "step_replays", "stragglers", "straggler_requests"):
+        found[name] = found[name] * 100
+    found["steady_path"] = [
+        {**row, "category": f"{row['category']}_{number}"}
+        for number, row in enumerate(found["steady_path"])
+    ]
+    large = view(found, ranked * 20, verbose=False)
+    assert len(large.splitlines()) <= SCREEN
+    assert "; 3 of 40" in large
+    full = view(found, ranked * 20)
+    assert len(full.splitlines()) > SCREEN
+    # The rest of the path is one line with its sum.
+    (path, *_) = (line for line in large.splitlines() if "more  " in line)
+    assert path.split()[1] == "more"
+
+
+def test_the_replays_that_save_most_come_first(capsys):
+    run(REHEARSED)
+    lines = capsys.readouterr().out.split("what if (")[1].split("\n\n")[0].splitlines()[2:]
+    run(REHEARSED, "--json")
+    rows = json.loads(capsys.readouterr().out)["tables"]["what_if"]
+    best = sorted(
+        (row for row in rows if row["what"] != "unchanged"),
+        key=lambda row: -(row["expected_s"] or 0),
+    )
+    assert len(best) > 7
+    for row, line in zip(best[:7], lines[:7], strict=True):
+        assert line.strip().startswith(row["about"])
+    assert best[7]["about"] not in "".join(lines)
+
+
+def test_an_option_without_effect_is_not_accepted():
+    with pytest.raises(SystemExit):
+        run(REHEARSED, "--worker", "0")
 
 
 def test_json_holds_all_of_it(capsys):

@@ -3,8 +3,10 @@
 verl-profiler why logs/my-run
 verl-profiler why logs/my-run --steps 12
 verl-profiler why logs/my-run --steps 12 --json
+verl-profiler why logs/my-run -v
 
-Without --steps, all finished steps are combined.  docs/what-if.md explains how the replays work and
+Without --steps, all finished steps are combined.  The answer fits on one screen; -v shows findings with
+their causes, the path of one step in order, all replays and their errors, device time and requests.  docs/what-if.md explains how the replays work and
 how accurate they are.
 """
 
@@ -13,14 +15,31 @@ from __future__ import annotations
 import argparse
 import sys
 
-from verl_profiler.cli.options import check_steps
+from verl_profiler.cli.options import (
+    add_cache,
+    add_on,
+    add_price,
+    add_runs,
+    add_steps,
+    check_steps,
+)
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.quick_rows import quick_rows
-from verl_profiler.cli.summary import add_arguments
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.render.visible import shown
 
 __all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_runs(parser)
+    add_steps(parser)
+    parser.add_argument("-v", "--verbose", action="store_true", help="show everything")
+    parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
+    add_price(parser)
+    add_cache(parser)
+    add_on(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,5 +78,12 @@ def run(args: argparse.Namespace) -> int:
         }
         print_json(content)
     else:
-        sys.stdout.write(why(*shown((found, ranked)), left_out=warm_up, price=args.gpu_hour_price))
+        sys.stdout.write(
+            why(
+                *shown((found, ranked)),
+                left_out=warm_up,
+                price=args.gpu_hour_price,
+                verbose=args.verbose,
+            )
+        )
     return 0

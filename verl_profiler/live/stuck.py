@@ -71,7 +71,8 @@ def verdict(
     # A rollouter that stands still while the trainer goes on counts only then.
     rollouters = [each for each in processes if each.role == "rollouter"]
     stuck = _stuck(trainers, last_s) or _stuck(rollouters, last_s)
-    quiet = [_silence(each) for each in processes if each.silent_s]
+    longest = sorted(processes, key=lambda each: -each.silent_s)
+    quiet = [_silence(each) for each in longest if each.silent_s]
     rows = [row for _, row in stuck] + ([failure[1]] if failure is not None else [])
     begins = [since(row, last_s) for row in rows]
     begins += [each.heard_s for each in trainers if each.silent_s and each.heard_s is not None]

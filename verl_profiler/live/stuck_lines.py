@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from verl_profiler.live.follow import Run
 from verl_profiler.live.open_processes import Link, Verdict
@@ -10,6 +10,9 @@ from verl_profiler.live.stuck import verdict
 from verl_profiler.units import seconds
 
 __all__ = ["lines", "pointer"]
+
+# Without -v, so many of a kind: all of it fits on a screen.
+_BRIEF = 6
 
 
 def pointer(followed: Run, *, brief: bool = False) -> str | None:
@@ -27,7 +30,8 @@ def pointer(followed: Run, *, brief: bool = False) -> str | None:
     if not found.is_alarm:
         return None
     if brief:
-        return f"{found.state}: {found.summary} See verl-profiler stuck"
+        # What is cut off comes last.
+        return f"{found.state} (see verl-profiler stuck): {found.summary}"
     return (
         f"{found.state}: {found.summary} Culprit: {found.culprit}. See verl-profiler stuck "
         f"{followed.directory}"
@@ -52,7 +56,7 @@ def lines(found: Verdict, *, verbose: bool = False) -> Iterator[str]:
         yield f"Confidence: {found.confidence}"
     if found.facts:
         yield ""
-        yield from found.facts
+        yield from _first(found.facts, "facts", verbose=verbose)
     if verbose and found.evidence:
         yield ""
         yield "Stack of the culprit, the innermost last:"
@@ -63,10 +67,19 @@ def lines(found: Verdict, *, verbose: bool = False) -> Iterator[str]:
         yield from found.details
     if found.silent:
         yield ""
-        yield from found.silent
+        yield from _first(found.silent, "silent processes", verbose=verbose)
     if found.unknown:
         yield ""
-        yield from (f"Not determined: {text}" for text in found.unknown)
+        unknown = [f"Not determined: {text}" for text in found.unknown]
+        yield from _first(unknown, "points not determined", verbose=verbose)
+
+
+def _first(texts: Sequence[str], what: str, *, verbose: bool) -> Iterator[str]:
+    """Yield the first lines, and how many there are besides; all if verbose."""
+    count = len(texts) if verbose or len(texts) == _BRIEF + 1 else _BRIEF
+    yield from texts[:count]
+    if len(texts) > count:
+        yield f"and {len(texts) - count:,} more {what}; -v lists them"
 
 
 def _shown(link: Link) -> str:

@@ -46,8 +46,10 @@ _WORKLOAD = (
 # A change of work by this share is reported, significant or not.
 _WORK_SHARE = 0.1
 # Without --all, at most so many metrics with and without a significant change are shown, and of both.
-_EACH = 10
-_ROWS = 16
+_EACH = 7
+_ROWS = 10
+# What is smaller than this share of both values is a rounding error.
+_NONE = 1e-9
 _NAMED = 3
 _LISTED = 12
 _WIDEST = 60
@@ -396,4 +398,6 @@ def _signed(value: float | None) -> str:
 
 def _moved(row: Mapping[str, Any], value: float | None = None) -> str:
     difference = row["difference"] if value is None else value
+    if abs(difference) < _NONE * max(abs(row["a"]), abs(row["b"]), _NONE):
+        difference = 0.0
     return f"{'+' if difference >= 0 else '-'}{_amount(abs(difference), row['unit'])}"

@@ -14,9 +14,10 @@ from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share
 from verl_profiler.views.page_sections import section_of
 
-__all__ = ["RULES", "finding_list", "finding_texts", "findings"]
+__all__ = ["RULES", "brief_findings", "finding_list", "finding_texts", "findings"]
 
 _WIDTH = 92
+_BRIEF = 3
 
 
 def findings(found: Mapping[str, Rows]) -> Rows:
@@ -125,6 +126,27 @@ def finding_list(rows: Rows, left_out: Sequence[int] = ()) -> str:
             own = FILES[name].splitlines()
             lines += [f"   {name}:", *(f"        {line}" for line in own if line)]
         lines += [f"   prove: {text['proof']}"] if text["proof"] else []
+    return _titled(lines, rows, left_out)
+
+
+def brief_findings(rows: Rows, left_out: Sequence[int] = ()) -> str:
+    """Return the first findings for a terminal, each with its gain and culprit; empty without findings."""
+    lines: list[str] = []
+    for number, text in enumerate(finding_texts(rows[:_BRIEF]), 1):
+        culprit = f"; culprit: {text['who']}" if text["who"] else ""
+        for each, before in (
+            (text["message"], f"{number}. "),
+            (text["gain"] + culprit, "   gain: "),
+        ):
+            lines += textwrap.wrap(
+                each, _WIDTH, initial_indent=before, subsequent_indent="   ",
+                max_lines=2, placeholder=" …",
+            )  # fmt: skip
+    of = f"; {_BRIEF} of {len(rows)}" if len(rows) > _BRIEF else ""
+    return _titled(lines, rows, left_out, of)
+
+
+def _titled(lines: list[str], rows: Rows, left_out: Sequence[int], of: str = "") -> str:
     if not lines:
         return ""
     steps = max(row["steps"] for row in rows)
@@ -133,4 +155,4 @@ def finding_list(rows: Rows, left_out: Sequence[int] = ()) -> str:
         if steps > 1
         else "Findings of one step"
     )
-    return "\n".join([title, *map(visible, lines)])
+    return "\n".join([title + of, *map(visible, lines)])

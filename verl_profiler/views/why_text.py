@@ -10,9 +10,9 @@ from verl_profiler.analysis.explain.critical_path import UNEXPLAINED
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.text import align, without
 from verl_profiler.render.visible import visible
-from verl_profiler.units import seconds, share
+from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.cycle_text import cycle_replays_text, cycle_text
-from verl_profiler.views.findings import finding_list
+from verl_profiler.views.findings import brief_findings, finding_list
 from verl_profiler.views.ledger_text import ledger_text
 from verl_profiler.views.staleness_text import causes_text, staleness_text
 from verl_profiler.views.training_text import device_text, efficiency_text, price_sentence
@@ -28,6 +28,8 @@ _NAMES = 5
 # Maximum number of steps with a line each.
 _STEPS = 20
 _STRAGGLERS = 14
+# The brief form fits on one screen: lines of each block without its titles.
+_BRIEF = {"path": 6, "ledger": 8, "cycle": 6, "what_if": 7, "stragglers": 4}
 
 
 def why(
@@ -35,6 +37,8 @@ def why(
     ranked: Rows,
     left_out: Sequence[int] = (),
     price: float | None = None,
+    *,
+    verbose: bool = True,
 ) -> str:
     """Return the explanation of the step times.
 
@@ -47,6 +51,7 @@ def why(
         ranked: The rows of `findings`.
         left_out: The steps that means leave out.
         price: Of a GPU-hour, if device time is shown in money.
+        verbose: Everything, not only what fits on one screen.
     """
     blocks: list[str] = []
     runs = list(dict.fromkeys(row["run"] for row in found["bubble_ledger"]))
@@ -54,28 +59,67 @@ def why(
         own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
         if len(runs) > 1:
             blocks.append(visible(f"run {run}"))
-        if own["steady_path"]:
-            blocks += [_path(own["steady_path"], left_out), _chain(own["critical_segments"])]
-        blocks.append(ledger_text(own["bubble_ledger"], left_out, price))
-        blocks.append(cycle_text(own["critical_cycle"]))
-        ledger, use, by_tokens = (
-            [row for row in own[name] if row["step"] not in left_out] or own[name]
-            for name in ("bubble_ledger", "device_use", "phase_efficiency")
-        )
-        if price is not None:
-            sentence = price_sentence(ledger, use, price)
-            blocks.append(f"price\n  {sentence}" if sentence else "")
-        blocks += [device_text(use, price), efficiency_text(by_tokens)]
-        blocks.append(cycle_replays_text(own["asynchronous_what_if"]))
-        blocks += [staleness_text(own["staleness"]), causes_text(own["staleness_causes"])]
-        if own["step_replays"]:
-            blocks += [_replay_errors(own["step_replays"]), _replays(own["what_if"])]
-        blocks += [_stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
-    return "\n\n".join(block for block in [finding_list(ranked, left_out), *blocks] if block) + "\n"
+        blocks += (_full if verbose else _brief)(own, left_out, price)
+    top = finding_list(ranked, left_out) if verbose else brief_findings(ranked, left_out)
+    more = (
+        ""
+        if verbose
+        else "-v has findings in full, all replays with their errors, device time and requests"
+    )
+    return "\n\n".join(block for block in [top, *blocks, more] if block) + "\n"
 
 
-def _path(rows: Rows, left_out: Sequence[int]) -> str:
-    """Return the mean of each category over the steps, with a bar for each."""
+def _full(own: Mapping[str, Rows], left_out: Sequence[int], price: float | None) -> list[str]:
+    blocks: list[str] = []
+    if own["steady_path"]:
+        blocks += [_path(own["steady_path"], left_out), _chain(own["critical_segments"])]
+    blocks.append(ledger_text(own["bubble_ledger"], left_out, price))
+    blocks.append(cycle_text(own["critical_cycle"]))
+    blocks.append(_price(own, left_out, price))
+    use, by_tokens = (_steady(own[name], left_out) for name in ("device_use", "phase_efficiency"))
+    blocks += [device_text(use, price), efficiency_text(by_tokens)]
+    blocks.append(cycle_replays_text(own["asynchronous_what_if"]))
+    blocks += [staleness_text(own["staleness"]), causes_text(own["staleness_causes"])]
+    if own["step_replays"]:
+        blocks += [_replay_errors(own["step_replays"]), _replays(own["what_if"])]
+    return [*blocks, _stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
+
+
+def _brief(own: Mapping[str, Rows], left_out: Sequence[int], price: float | None) -> list[str]:
+    blocks: list[str] = []
+    if own["steady_path"]:
+        blocks.append(_path(own["steady_path"], left_out, _BRIEF["path"]))
+    else:
+        blocks.append(_first(ledger_text(own["bubble_ledger"], left_out, price), _BRIEF["ledger"]))
+        blocks.append(_first(cycle_text(own["critical_cycle"]), _BRIEF["cycle"]))
+    blocks.append(_price(own, left_out, price))
+    blocks.append(_first(cycle_replays_text(own["asynchronous_what_if"]), _BRIEF["what_if"] + 1))
+    if own["step_replays"]:
+        blocks.append(_replays(own["what_if"], _BRIEF["what_if"]))
+    return [*blocks, _stragglers(own["stragglers"], _BRIEF["stragglers"])]
+
+
+def _first(block: str, count: int) -> str:
+    """Return a block's title and so many lines; what is left out is counted."""
+    title, *lines = block.split("\n")
+    more = [f"  and {len(lines) - count} more lines"] if len(lines) > count + 1 else lines[count:]
+    return "\n".join([title, *lines[:count], *more])
+
+
+def _steady(rows: Rows, left_out: Sequence[int]) -> Rows:
+    return [row for row in rows if row["step"] not in left_out] or rows
+
+
+def _price(own: Mapping[str, Rows], left_out: Sequence[int], price: float | None) -> str:
+    if price is None:
+        return ""
+    ledger, use = (_steady(own[name], left_out) for name in ("bubble_ledger", "device_use"))
+    sentence = price_sentence(ledger, use, price)
+    return f"price\n  {sentence}" if sentence else ""
+
+
+def _path(rows: Rows, left_out: Sequence[int], count: int | None = None) -> str:
+    """Return the mean of each category over the steps, with a bar for each; at most `count`, and the rest."""
     steps = {row["step"] for row in rows}
     total = sum(row["duration_s"] for row in rows)
     categories: dict[str, Rows] = {}
@@ -85,11 +129,8 @@ def _path(rows: Rows, left_out: Sequence[int]) -> str:
         category: sum(row["duration_s"] for row in group) for category, group in categories.items()
     }
     order = sorted(sums, key=lambda category: (category == UNEXPLAINED, -sums[category]))
-    shown = [
-        category
-        for category in order
-        if sums[category] >= _SMALL * total or category == UNEXPLAINED
-    ]
+    large = [each for each in order if sums[each] >= _SMALL * total and each != UNEXPLAINED]
+    shown = [*large[:count], *(each for each in order if each == UNEXPLAINED)]
     lines: list[list[str]] = []
     for category in shown:
         longest = max(categories[category], key=lambda row: row["longest_s"])
@@ -101,7 +142,8 @@ def _path(rows: Rows, left_out: Sequence[int]) -> str:
     if small:
         rest = sum(sums[category] for category in small)
         name = f"{len(small)} more"
-        lines.append([name, seconds(rest / len(steps)), share(rest / total), "", ", ".join(small)])
+        names = ", ".join(small[:_NAMES]) + ", …" * (len(small) > _NAMES)
+        lines.append([name, seconds(rest / len(steps)), share(rest / total), "", names])
     which = f"step {min(steps)}" if len(steps) == 1 else f"{len(steps)} steps, mean"
     title = (
         f"critical path of {which}{without(left_out)}: {seconds(total / len(steps))}, "
@@ -170,11 +212,14 @@ def _replay_errors(rows: Rows) -> str:
     return f"replay accuracy\n{align(lines, left=())}{note}"
 
 
-def _replays(rows: Rows) -> str:
+def _replays(rows: Rows, count: int | None = None) -> str:
+    """Return what each change would save; with `count`, those that save most."""
     lines = [["", "saved", "share", "90 % interval", "in these steps"]]
+    every = rows
+    rows = [row for row in rows if row["what"] != UNCHANGED]
+    if count is not None:
+        rows = sorted(rows, key=lambda row: -(row["expected_s"] or 0.0))[:count]
     for row in rows:
-        if row["what"] == UNCHANGED:
-            continue
         if row["expected_s"] is None:
             lines.append([row["about"], "too few", "requests", "", ""])
             continue
@@ -184,7 +229,7 @@ def _replays(rows: Rows) -> str:
         )
         expected, here = seconds(row["expected_s"]), seconds(row["saved_s"])
         lines.append([row["about"], expected, share(row["share"]), between, here])
-    between = next((r["between_runs_s"] for r in rows if r["between_runs_s"] is not None), None)
+    between = next((r["between_runs_s"] for r in every if r["between_runs_s"] is not None), None)
     noise = (
         ""
         if between is None
@@ -198,11 +243,11 @@ def _replays(rows: Rows) -> str:
     )
     beyond = {name for name, change in CHANGES.items() if change.beyond}
     shown = any(row["what"] in beyond for row in rows if row["saved_s"])
-    counted = f"{rows[0]['steps']} step{'s' * (rows[0]['steps'] != 1)} replayed"
-    return f"what if (mean per step, {counted}; gains are not additive)\n{align(lines)}{note * shown}{noise}"
+    steps = counted(every[0]["steps"], "step")
+    return f"what if (mean per step, {steps} replayed; gains are not additive)\n{align(lines)}{note * shown}{noise}"
 
 
-def _stragglers(rows: Rows) -> str:
+def _stragglers(rows: Rows, count: int = _STRAGGLERS) -> str:
     if not rows:
         return ""
     lines = [["", "", "caused wait time per step", "share of kind", "last in"]]
@@ -216,7 +261,7 @@ def _stragglers(rows: Rows) -> str:
         ]
         for row in rows
         if row["share"] is not None and row["share"] >= 0.01
-    ][:_STRAGGLERS]
+    ][:count]
     return f"stragglers (requests: by reason)\n{align(lines, left=(0, 1))}"
 
 
