@@ -209,3 +209,34 @@ def test_a_report_whose_requests_are_all_drawn_has_no_files(run, tmp_path, monke
     out = tmp_path / "report.html"
     assert main(["report", str(run[0]), "-o", str(out), "--no-cache", "--details"]) == 0
     assert not list((tmp_path / "report.data").iterdir())
+
+
+def test_slowest_requests_of_many_workers_keep_to_half_of_the_budget(tmp_path, monkeypatch):
+    """200 workers with three requests each; a request has nine spans by estimate, and two here."""
+    workers, worth = 200, 9
+    length_s = {(worker, n): 10 + worker / 10 + n for worker in range(workers) for n in range(3)}
+    folder = tmp_path / "run" / "step_1"
+    folder.mkdir(parents=True)
+    for worker in range(workers):
+        lines = []
+        for n in range(3):
+            about = {"request_id": f"{worker}-{n}", "sample": worker, "session": n}
+            end_s = length_s[worker, n]
+            lines += [line(e, 0, end_s, 1, worker, turn=0, **about) for e in ("turn", "request")]
+        text = "".join(json.dumps(each) + "\n" for each in lines)
+        (folder / f"worker_{worker}.jsonl").write_text(text)
+    steps = [line("gen", 0, 90, 1, 0), line("step", 0, 95, 1, 0)]
+    (folder / "trainer_0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in steps))
+    monkeypatch.setattr(timelines, "_SPANS", 100 * worth)
+
+    with load(folder.parent) as opened:
+        (step,) = opened.rows("SELECT run, step, true AS requests FROM steps WHERE step = 1")
+        drawn = timelines.timelines(opened.tables, None, [step], {(step["run"], 1): 0})
+    requests = drawn["requests"]
+    place = requests["columns"].index("request_id")
+    ids = {row[place] for row in requests["rows"]}
+    # 50 of them are worth half of the budget: those of the workers that end last.
+    assert {f"{worker}-2" for worker in range(150, 200)} <= ids
+    # Besides, the slowest 20 and every n-th of all.
+    assert len(ids) <= 50 + 20 + 80
+    assert len(ids) > 100
