@@ -222,8 +222,8 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
                 count(*) OVER (PARTITION BY scene) AS count
             FROM numbered
         ), bounded AS (
-            -- The spans of each worker's slowest request, added up from the worker that is slowest.
-            SELECT *, sum(spans) FILTER (slow_in_worker = 1)
+            -- Spans of the slowest and of each worker's slowest, added up from the slowest.
+            SELECT *, sum(spans) FILTER (slow_in_worker = 1 OR slow <= {_SLOWEST})
                 OVER (PARTITION BY scene ORDER BY slow) AS spans_of_slowest
             FROM ranked
         ), others AS NOT MATERIALIZED (
