@@ -131,7 +131,7 @@ def test_no_more_run_at_once_than_it_was_told(model, server):
         step(begun)
 
     async def one(prompt):
-        request = standin()._Request(list(prompt), 12, 0)
+        request = standin().Request(list(prompt), 12, 0)
         told.extend([times_of(item) async for item in server._answered(request)])
         return request.token_ids
 
