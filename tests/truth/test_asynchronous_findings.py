@@ -24,6 +24,11 @@ def even(_):
     return (400, 60, 420)
 
 
+def long_tools(number):
+    """Every fourth sample waits for a tool during several steps."""
+    return (420, 5580, 90) if number % 4 == 0 else (150 + number, 30, 120)
+
+
 # The finding, a run that has it, and the same run without its cause.
 PAIRS = {
     "waits_for_rollout": (
@@ -58,7 +63,11 @@ ALSO = {
 def found_in(plan):
     """Return the findings without the first step, and the mean length of the other steps in s."""
     run = Simulation(plan)
-    tables = tables_of(events_of(run))
+    events = events_of(run)
+    for timer in [each for each in events if each["event"] == "update_weights"]:
+        sent = {"event": "weight_sync", "extra": {"weight_version": timer["step"]}}
+        events.append({**timer, **sent})
+    tables = tables_of(events)
     steps = (2, plan.steps)
     lengths = [
         (end - begin) / 1000
@@ -149,6 +158,19 @@ PLANTED = {
         ),
         Plan(ahead=4, steps=12, sync_ms=20, replicas=1, trainer_devices=1),
         "long requests (320 to 6000 tokens)",
+    ),
+    "too_stale, tools": (
+        Plan(
+            stages=long_tools,
+            ahead=8,
+            train_ms=1800,
+            steps=12,
+            sync_ms=20,
+            replicas=1,
+            trainer_devices=1,
+        ),
+        Plan(ahead=4, steps=12, sync_ms=20, replicas=1, trainer_devices=1),
+        "the time between generate calls (tools, rewards)",
     ),
 }
 

@@ -214,6 +214,7 @@ def test_iterations_that_were_read_replace_the_line(read, name):
         ("bend", "one_batch_fewer_in_flight", 0.05),
         ("bend", "one_replica_more", 0.05),
         # More than were ever read.
+        ("bend", "one_batch_more_in_flight", 0.12),
         ("bend", "one_replica_fewer", 0.15),
     ],
 )

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from verl_profiler.analysis.explain.asynchronous_replay import Chain, Generate, Work
+from verl_profiler.analysis.explain.asynchronous_cycle import Chain, Generate, Work
 from verl_profiler.analysis.explain.rebuilding import engine_interval
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables

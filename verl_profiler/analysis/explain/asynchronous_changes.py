@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from verl_profiler.analysis.explain.asynchronous_model import Model, times_of
-from verl_profiler.analysis.explain.asynchronous_replay import (
+from verl_profiler.analysis.explain.asynchronous_cycle import (
     Chain,
     Dispatch,
     Generate,
     Operation,
     Run,
     Take,
+    is_balanced,
 )
+from verl_profiler.analysis.explain.asynchronous_model import Model, times_of
 from verl_profiler.analysis.explain.replay import mean_speed
 
 __all__ = ["ASYNCHRONOUS_CHANGES", "AsynchronousChange", "Changed"]
@@ -100,13 +101,20 @@ def _faster_tools(chain: Chain) -> Chain:
 
 
 def _in_flight(batches: int) -> Callable[[Model], Changed | None]:
-    """Move the limit by batches; how many samples would be dropped then is not recorded."""
+    """Move the limit by batches; how many samples would be dropped then is not recorded.
+
+    More samples are routed anew: with the recorded routes, repeated, a replica that had a little more work
+    would collect all of them.
+    """
 
     def changed(model: Model) -> Changed | None:
         limit = model.cycle.limit + batches * max(round(model.batch), 1)
         if limit < 1 or any(unit.dropped for unit in model.cycle.units):
             return None
-        return _with(model, limit=limit)
+        cycle = model.cycle
+        return _with(
+            model, limit=limit, balanced=batches > 0 and is_balanced(cycle.units, cycle.times)
+        )
 
     return changed
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.explain.asynchronous_engines import LOST_IN_ENGINES, lost_in_engines
+from verl_profiler.analysis.explain.asynchronous_staleness import maker_of, stale_share
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.queues import queue_times
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.staleness import staleness
+from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.events.json_values import is_mapping
 from verl_profiler.reading.tables.tables import Tables
 
@@ -23,9 +25,8 @@ _GENERATING = (
     "generating_dropped",
 )
 _EVIDENCE = 3
-# Tokens more versions behind than this are stale: a step is one or two behind by design.
-_STALE = 2
 _NOTHING = 1e-9
+_SYNCED = "SELECT DISTINCT run FROM event_counts WHERE event = 'weight_sync'"
 # Older runs lack what became of their samples.
 _RECORDED = """
 SELECT run FROM asynchronous WHERE run IN (SELECT run FROM samples) ORDER BY run
@@ -49,6 +50,9 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
     rows: Rows = []
     experimental = {row["run"] for row in tables.rows(_EXPERIMENTAL)}
     queues, stale = queue_times(tables, steps), staleness(tables, steps)
+    # Without the syncs' own events it is not known when a sample became older.
+    synced = {row["run"] for row in tables.rows(_SYNCED)}
+    causes = [row for row in staleness_causes(tables, steps) if row["run"] in synced]
     for found in tables.rows(_RECORDED):
         run = found["run"]
         own = [
@@ -64,7 +68,9 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
         named = [
             *_split_off(pools),
             *_of_queue(pools, [row for row in queues if row["run"] == run]),
-            *_of_staleness(pools, [row for row in stale if row["run"] == run]),
+            *_of_staleness(
+                pools, *([row for row in each if row["run"] == run] for each in (stale, causes))
+            ),
             *_of_devices(pools, settings),
             *_of_engines(pools, lost_in_engines(tables, run, (pools.steps[0], pools.steps[-1]))),
         ]
@@ -280,55 +286,15 @@ def _of_queue(pools: _Pools, queues: Rows) -> Rows:
     return found
 
 
-def _of_staleness(pools: _Pools, rows: Rows) -> Rows:
+def _of_staleness(pools: _Pools, rows: Rows, causes: Rows) -> Rows:
     """Return whether the trained tokens are too old, and what made them so."""
-    rule = RULES["too_stale"]
-    versions = [row for row in rows if row["part"] == "versions"]
-    tokens = sum(row["tokens"] for row in versions)
-    stale = sum(row["tokens"] for row in versions if row["max_behind"] > _STALE)
-    if not tokens or stale < rule.least * tokens:
+    stale = stale_share(rows)
+    if stale is None or stale < RULES["too_stale"].least:
         return []
-    maker, cause, advice = _maker(rows)
-    row = _row("too_stale", pools.trainer, {}, 0.0, culprit=maker, who=maker)
-    row["values"]["lost_share"] = stale / tokens
-    return [row | ({"cause": cause, "advice": advice} if cause else {})]
-
-
-def _maker(rows: Rows) -> tuple[str, str, str]:
-    """Return what makes samples old: the queue, long requests or aborts; with its cause and advice.
-
-    Of the steps and lengths with a stale sample.
-    """
-
-    def versions(name: str, part: str, what: str | None = None) -> float:
-        return sum(
-            row[name] * row["samples"]
-            for row in rows
-            if row["part"] == part and what in (None, row["what"]) and row["max_behind"] > _STALE
-        )
-
-    spanned = versions("spanned", "length")
-    if versions("waited", "length") >= spanned:
-        return "the wait in the queue", "", ""
-    lengths = {row["what"] for row in rows if row["part"] == "length"}
-    longest = max(lengths, key=lambda what: int(what.split()[0]))
-    if versions("spanned", "length", longest) > spanned / 2:
-        return (
-            f"long requests ({longest})",
-            "Their first tokens are several weight versions older than their last ones.",
-            "Limit turns or response length; sync less often (parameter_sync_step).",
-        )
-    if versions("spanned", "attempts", "aborted and resumed") > spanned / 2:
-        return (
-            "calls aborted and resumed by syncs",
-            "Each sync makes the tokens before the abort one version older.",
-            "Sync less often (parameter_sync_step), or let requests finish before a sync.",
-        )
-    return (
-        "requests that span syncs",
-        "Their first tokens are several weight versions older than their last ones.",
-        "Sync less often (parameter_sync_step); fewer turns.",
-    )
+    maker = maker_of(rows, causes)
+    row = _row("too_stale", pools.trainer, {}, 0.0, culprit=maker.name, who=maker.name)
+    row["values"]["lost_share"] = stale
+    return [row | ({"cause": maker.cause, "advice": maker.advice} if maker.cause else {})]
 
 
 def _split(trainer: _Pool, rollout: _Pool) -> str:

@@ -23,7 +23,7 @@ from verl_profiler.analysis.explain.asynchronous_calls import (
     prompts_of,
     tools_of,
 )
-from verl_profiler.analysis.explain.asynchronous_replay import (
+from verl_profiler.analysis.explain.asynchronous_cycle import (
     Chain,
     Cycle,
     Dispatch,

@@ -10,107 +10,26 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count, pairwise
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any
 
-__all__ = [
-    "Chain",
-    "Cycle",
-    "Dispatch",
-    "Generate",
-    "Mark",
-    "Run",
-    "Take",
-    "Unit",
-    "Work",
-    "replay",
-    "step_lengths",
-]
+from verl_profiler.analysis.explain.asynchronous_cycle import (
+    Chain,
+    Cycle,
+    Dispatch,
+    Generate,
+    Mark,
+    Run,
+    Take,
+    Unit,
+    Work,
+)
+
+__all__ = ["replay"]
 
 _SAME_US = 1e-3
-
-
-class Generate(NamedTuple):
-    """A generate call: fixed time (client and prefill), and work at the speed of its replica.
-
-    `prefill_us` is not part of the fixed time where a replica's calls are slower during prefill.
-    """
-
-    fixed_us: float
-    work: float
-    replica: str
-    prefill_us: float = 0.0
-
-
-class Work(NamedTuple):
-    """Time without a replica; `tool` if a tool call."""
-
-    length_us: float
-    tool: bool
-
-
-Chain = tuple[Generate | Work, ...]
-
-
-class Unit(NamedTuple):
-    """A prompt: when its requests begin after the dispatch, their chains, whether it was dropped."""
-
-    requests: tuple[tuple[float, Chain], ...]
-    dropped: bool = False
-
-
-class Run(NamedTuple):
-    """The trainer is busy; `serves` is whether the replicas run calls meanwhile."""
-
-    length_us: float
-    state: str
-    serves: bool
-
-
-class Take(NamedTuple):
-    """The trainer waits for so many units, and has them `lag_us` later."""
-
-    units: int
-    lag_us: float
-
-
-class Dispatch(NamedTuple):
-    """Units are dispatched up to the limit."""
-
-
-class Mark(NamedTuple):
-    """A step begins: the one at this place among the recorded ones."""
-
-    place: int
-
-
-Operation = Run | Take | Dispatch | Mark
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """A cycle of operations and the units that it uses in turn.
-
-    Args:
-        operations: Of the recorded steps; repeated.
-        units: In the order of their dispatch; repeated.
-        limit: Units that may be dispatched and not yet taken.
-        times: Time per unit of work of each replica for 0, 1, … concurrent calls.
-        during_prefill: Speed of decoding while a call of the replica is in prefill, and `times` is by
-            the calls that decode; None if only the number of calls matters, those in prefill included.
-        redo: Whether an interrupted call begins anew.
-        parked_us: Time after the interruption until such a call is sent again.
-    """
-
-    operations: tuple[Operation, ...]
-    units: tuple[Unit, ...]
-    limit: int
-    times: Mapping[str, Callable[[int], float]]
-    during_prefill: float | None = None
-    redo: bool = False
-    parked_us: float = 0.0
 
 
 @dataclass
@@ -119,6 +38,7 @@ class _Call:
 
     request: _Request
     stage: Generate
+    replica: _Replica
     left: float
     epoch: int = 0
     sent: bool = False
@@ -130,6 +50,7 @@ class _Request:
     unit: _InFlight
     stages: Chain
     place: int = 0
+    replica: _Replica | None = None
 
 
 @dataclass
@@ -140,7 +61,10 @@ class _InFlight:
 
 @dataclass
 class _Replica:
-    """Calls that run share its speed; `decoding` is ordered by the work per call at their end."""
+    """Calls that run share its speed; `decoding` is ordered by the work per call at their end.
+
+    `open` counts all of its calls, those that are interrupted included.
+    """
 
     times: Callable[[int], float]
     during_prefill: float | None = None
@@ -154,6 +78,7 @@ class _Replica:
     at_us: float = 0.0
     check: int = 0
     most: int = 0
+    open: int = 0
 
     def base_us(self) -> float:
         """Return the time per unit of work of a call, without what prefill takes of it."""
@@ -269,7 +194,19 @@ class _Replay:
         if isinstance(stage, Work):
             self._at(self.now + stage.length_us, self._go_on, request)
         else:
-            self._send(_Call(request, stage, stage.work))
+            replica = self._route(request, stage)
+            replica.open += 1
+            self._send(_Call(request, stage, replica, stage.work))
+
+    def _route(self, request: _Request, stage: Generate) -> _Replica:
+        recorded = self.replicas[stage.replica]
+        if not self.cycle.balanced:
+            return recorded
+        if request.replica is None:
+            request.replica = min(
+                self.replicas.values(), key=lambda each: (each.open, each is not recorded)
+            )
+        return request.replica
 
     def _finished(self, unit: Unit) -> None:
         if unit.dropped:
@@ -310,7 +247,7 @@ class _Replay:
         if not self.serves:
             self.halted.append((call, False))
             return
-        replica = self.replicas[call.stage.replica]
+        replica = call.replica
         self._pass(replica)
         replica.running[id(call)] = call
         begin = self._prefill
@@ -374,6 +311,7 @@ class _Replay:
         while replica.decoding and (replica.decoding[0][0] - replica.done) * time_us <= _SAME_US:
             call = heapq.heappop(replica.decoding)[2]
             del replica.running[id(call)]
+            replica.open -= 1
             self._at(self.now, self._go_on, call.request)
         self._check(replica)
 
@@ -389,12 +327,3 @@ def replay(cycle: Cycle, steps: int) -> tuple[list[tuple[int, float]], dict[str,
     made = _Replay(cycle, steps)
     begins = made.run()
     return begins, made.most_running()
-
-
-def step_lengths(begins: Sequence[tuple[int, float]], places: int, skipped: int) -> list[float]:
-    """Return the mean length of the steps at each place, without the first `skipped` ones."""
-    sums, counts = [0.0] * places, [0] * places
-    for (place, begin), (_, end) in list(pairwise(begins))[skipped:]:
-        sums[place] += end - begin
-        counts[place] += 1
-    return [total / max(number, 1) for total, number in zip(sums, counts, strict=True)]

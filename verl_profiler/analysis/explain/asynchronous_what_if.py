@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from verl_profiler.analysis.explain.asynchronous_changes import ASYNCHRONOUS_CHANGES, Changed
+from verl_profiler.analysis.explain.asynchronous_cycle import Generate
 from verl_profiler.analysis.explain.asynchronous_model import Model, RefusedError, models, times_of
-from verl_profiler.analysis.explain.asynchronous_replay import Generate, replay, step_lengths
+from verl_profiler.analysis.explain.asynchronous_replay import replay
 from verl_profiler.analysis.explain.changes import UNCHANGED
 from verl_profiler.analysis.explain.replay import (
     LOAD_ERROR,
@@ -97,6 +99,12 @@ def _answer(
     if line is None:
         return
     lengths, most = line
+    if changed.model.cycle.balanced:
+        # Other routes than the recorded ones are not part of the change.
+        rerouted = _replayed(replace(model, cycle=replace(model.cycle, balanced=True)))
+        if rerouted is None:
+            return
+        unchanged = rerouted[0]
     saved = _saved(unchanged, lengths)
     expected = fmean(saved)
     bounds = [_replayed(bound) for bound in changed.bounds]
@@ -163,7 +171,7 @@ def _replayed(model: Model, beyond: str = "line") -> tuple[list[float], Mapping[
     begins, most = replay(replace(model.cycle, times=times), total)
     if len(begins) <= total:
         return None
-    return step_lengths(begins, places, before * places), most
+    return _lengths(begins, places, before * places), most
 
 
 def _repeated(model: Model) -> tuple[int, int]:
@@ -188,3 +196,12 @@ def _calls(model: Model, cycles: int) -> float:
         isinstance(stage, Generate) for unit in units for _, c in unit.requests for stage in c
     )
     return calls / len(units) * model.batch * len(model.steps) * cycles
+
+
+def _lengths(begins: Sequence[tuple[int, float]], places: int, skipped: int) -> list[float]:
+    """Return the mean length of the steps at each place, without the first `skipped` ones."""
+    sums, counts = [0.0] * places, [0] * places
+    for (place, begin), (_, end) in list(pairwise(begins))[skipped:]:
+        sums[place] += end - begin
+        counts[place] += 1
+    return [total / max(number, 1) for total, number in zip(sums, counts, strict=True)]
