@@ -25,6 +25,7 @@ _NICE = 19
 # A busy node may take long to start a process.
 _CHECK_S = 300.0
 _CONNECT_S = 5.0
+_AUTHENTICATION = "If it requires a token, set RAY_AUTH_MODE=token.  "
 _HOST_AND_PORT = re.compile(r"(?:ray://)?\[?([^\]/]+?)\]?:(\d{1,5})(?:/.*)?")
 
 
@@ -234,9 +235,11 @@ def executor(where: str) -> Generator[Executor, None, None]:
         _check_port(address)
         joined.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
+        # A client that sends no token only sees that nothing answers.
+        token = "" if not address.startswith("ray://") else _AUTHENTICATION
         raise ReadingError(
             f"there is no Ray cluster to join at {address}: {_reason_of(error)}\n"
-            "Start one, set RAY_ADDRESS, give --on ray://HOST:10001, or omit --on",
+            f"{token}Start one, set RAY_ADDRESS, give --on ray://HOST:10001, or omit --on",
             "no-ray-cluster",
         ) from error
     try:
