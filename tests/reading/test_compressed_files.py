@@ -85,6 +85,17 @@ def test_late_lines_beside_a_compressed_file_are_read(run, plain):
     assert plain == contents(run)
 
 
+def test_processes_of_a_run_with_its_events_as_parquet_alone_miss_nothing(run, plain):
+    """Their headers have how many events they wrote, which is no reason to look for files."""
+    assert plain == contents(run)
+    (run / "events").mkdir()
+    for number, part in enumerate(sorted(run.glob(".cache/*/part-*.parquet"))):
+        shutil.copy(part, run / "events" / f"{number}.parquet")
+    for folder in (run / ".cache", *run.glob("step_*")):
+        shutil.rmtree(folder)
+    assert plain == contents(run)
+
+
 def test_a_damaged_file_is_read_up_to_there(run, plain):
     """And reported, by its own name."""
     file = run / "step_1" / "worker_0.jsonl"

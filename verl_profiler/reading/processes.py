@@ -241,6 +241,9 @@ def _missing_files(
     if headless:
         yield f"no header in processes/ for {_some(headless)}; their host, clock and losses are unknown"
     recorded_events = {name: each.recorded_events or 0 for name, each in found.items()}
+    if source.parquet:
+        # Which process an event is of, is in the events only.
+        counts = recorded_events
     yield from shipment_problems(source, counts, recorded_events)
     unsent = not_arrived(source)
     for name, process in found.items():
