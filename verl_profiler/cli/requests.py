@@ -106,7 +106,7 @@ def _list(opened: Run, args: argparse.Namespace) -> int:
         print(request_table(shown(rows), counts, several=len(opened.labels) > 1, width=width))
     if not rows:
         kind = "validation" if args.validate else "training"
-        print_error(f"nothing to report: no {kind} requests")
+        print_error(f"nothing to report: no {kind} requests", *opened.notes)
         return 1
     return 0
 

@@ -313,6 +313,7 @@ FIELDS = {
         "server_route",
     ),
     "line": _count("Line of the file at which the function was seen first.", "event_loop_lag"),
+    "lines": _count("Lines of the file in that step.", "step_pruned"),
     "loads": _list(
         "Generate calls in flight on each replica before this one, in the order of `servers`.",
         "server_route",
@@ -439,6 +440,11 @@ FIELDS = {
     "replicas": _list(
         "Ranks of the replicas.",
         *_OF_REPLICAS,
+    ),
+    "requests": _object(
+        "Of an agent-loop worker: how many training requests finished, failed and did not end, sums of "
+        "their turns and tokens, and how many requests of validation ended.",
+        "step_pruned",
     ),
     "reserved_bytes": _bytes("Device memory that torch's allocator holds.", "memory"),
     "response_tokens": _count(
@@ -572,6 +578,10 @@ FIELDS = {
         "memory_resume",
         "memory",
         "memory_sample",
+    ),
+    "totals": _object(
+        "By event: how many, and their length in seconds together; estimated from sampled details.",
+        "step_pruned",
     ),
     "trainer_devices": _count("Devices of the trainer's ranks.", "replica_pool"),
     "trainer_version": _count(
@@ -729,6 +739,7 @@ HEADER = {
     "waiting_events": _count("Events that were not written then."),
     "dropped_events": _count("Events dropped until then."),
     "sampled_out_events": _count("Details of requests not chosen for them, until then."),
+    "pruned_events": _count("Of the written lines, those in files deleted since."),
 }
 
 # run.json.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from verl_profiler.events.vocabulary import RETENTION_FILE
+
 __all__ = ["DISK_FILE", "FORMAT_VERSION", "SHIPPING_FILE", "SUFFIXES", "process_of", "travels"]
 
 SHIPPING_FILE = "shipping.json"
@@ -15,12 +17,14 @@ _JOURNAL = ("nsight", "journal")
 def travels(name: str) -> bool:
     """Return whether a file of a node's run directory is brought to the driver's.
 
-    That is the case for event files, headers, open calls and the journals of captures; the reports of
-    captures are gathered on their own.
+    That is the case for event files, headers, open calls, the journals of captures and the decision
+    which steps are kept; the reports of captures are gathered on their own.
 
     Args:
         name: Its path below the run directory, with `/`.
     """
+    if name == RETENTION_FILE:
+        return True
     parts = name.split("/")
     if len(parts) < 2 or any(part.startswith(".") for part in parts):
         return False
@@ -30,8 +34,8 @@ def travels(name: str) -> bool:
 
 
 def process_of(name: str) -> str | None:
-    """Return the process that wrote a file, by its name; None for journals of captures."""
+    """Return the process that wrote a file, by its name; None for what belongs to the run."""
     folder, _, file = name.rpartition("/")
-    if folder.startswith(_JOURNAL[0]):
+    if not folder or folder.startswith(_JOURNAL[0]):
         return None
     return next((file.removesuffix(suffix) for suffix in SUFFIXES if file.endswith(suffix)), None)

@@ -33,6 +33,10 @@ FORMAT_VERSION = 1
 
 RUN_FILE = "run.json"
 
+# Which steps are kept, and what the files of the others added up to.
+RETENTION_FILE = "retention.json"
+PRUNED_FOLDER = "pruned"
+
 # The domain of all our NVTX ranges.
 NVTX_DOMAIN = "verl_profiler"
 
@@ -405,6 +409,13 @@ EVENTS: dict[str, Event] = {
         "profiler",
         None,
         "The profiler's own cost in this process and step since its previous line.",
+        instant=True,
+    ),
+    "step_pruned": Event(
+        "profiler",
+        None,
+        "What this process's file of a step added up to, before `profiler.events.keep_steps` deleted "
+        "it; in `pruned/`, at the time of the file's last line.",
         instant=True,
     ),
 }

@@ -86,7 +86,8 @@ def prepare(config: Any) -> Any:
     global _publish_to
     _publish_to = publish_to
     if url is not None:
-        remote_output.start(directory, url, settings.events.ship_every_s or _UPLOAD_EVERY_S)
+        every_s = settings.events.ship_every_s or _UPLOAD_EVERY_S
+        remote_output.start(directory, url, every_s, settings.events.ship_every_steps)
     _record_driver(encoded, directory, url)
     if capture is not None and plan is not None:
         _prepare_captures(config, capture, plan)
@@ -384,7 +385,13 @@ def _ship(ray: Any) -> None:
         return
     try:
         config = active.config
-        ship.start(ray, Path(config.directory), every_s, private=not config.record_command)
+        ship.start(
+            ray,
+            Path(config.directory),
+            every_s,
+            every_steps=config.events.ship_every_steps,
+            private=not config.record_command,
+        )
     except Exception as error:  # noqa: BLE001  the run starts in any case
         recorder.say(f"WARNING event files of other nodes stay there: {error!r} (not-shipped)")
 

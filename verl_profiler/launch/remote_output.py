@@ -71,11 +71,13 @@ def claim(url: str, run: Path) -> str:
 class _Uploader:
     """The process, and when it last uploaded a file."""
 
-    def __init__(self, run: Path, url: str, every_s: float) -> None:
+    def __init__(self, run: Path, url: str, every_s: float, every_steps: int | None) -> None:
         self.run = run
         self.url = url
         self.pid = os.getpid()
         argv = [sys.executable, "-m", _MODULE, str(run), url, "--every", str(every_s)]
+        if every_steps is not None:
+            argv += ["--every-steps", str(every_steps)]
         self._process = subprocess.Popen(  # noqa: S603
             argv,
             stdin=subprocess.PIPE,
@@ -123,18 +125,19 @@ class _Uploader:
                 self._heard_s = time.monotonic()
 
 
-def start(run: Path, url: str, every_s: float) -> None:
+def start(run: Path, url: str, every_s: float, every_steps: int | None = None) -> None:
     """Start to upload; called before recording starts, so that it ends after it.
 
     Args:
         run: The run directory.
         url: What `claim` returned.
-        every_s: The interval between two uploads.
+        every_s: The longest interval between two uploads.
+        every_steps: Upload earlier where so many steps have begun.
     """
     global _uploader
     if _uploader is None:
         atexit.register(finish)
-    _uploader = _Uploader(run, url, every_s)
+    _uploader = _Uploader(run, url, every_s, every_steps)
 
 
 def finish() -> None:

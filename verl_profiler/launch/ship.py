@@ -11,6 +11,7 @@ from typing import Any
 
 from verl_profiler.recording.complaints import say
 from verl_profiler.shipping.nodes import LIGHT_S, Shipments
+from verl_profiler.shipping.schedule import Schedule
 
 __all__ = ["finish", "start"]
 
@@ -20,29 +21,32 @@ _thread: _Thread | None = None
 
 
 class _Thread(threading.Thread):
-    def __init__(self, ray: Any, run: Path, every_s: float, private: bool) -> None:
+    def __init__(
+        self, ray: Any, run: Path, every_s: float, every_steps: int | None, private: bool
+    ) -> None:
         super().__init__(name="verl-profiler shipping", daemon=True)
         self.run_directory = run
         self.pid = os.getpid()
         self._ray = ray
-        self._every_s = every_s
+        self._schedule = Schedule(run, every_s, every_steps)
         self._ended = threading.Event()
         self.shipments = Shipments(ray, run, every_s=every_s, private=private)
 
     def run(self) -> None:
         """Ship until the end; a failing head may come back."""
-        light_s = min(LIGHT_S, self._every_s)
+        wait_s = min(LIGHT_S, self._schedule.look_s)
         passed_s = 0.0
-        while not self._ended.wait(light_s):
-            passed_s += light_s
-            light = passed_s < self._every_s
+        while not self._ended.wait(wait_s):
+            passed_s += wait_s
+            light = not self._schedule.is_due()
+            if light and passed_s < LIGHT_S:
+                continue
+            passed_s = 0.0
             if not self._ray.is_initialized():
                 return
             with contextlib.suppress(Exception):
                 # A node that is slow goes on by itself.
                 self.shipments.round(light=light, patience_s=_PATIENCE_S)
-            if not light:
-                passed_s = 0.0
 
     def end(self) -> None:
         """Ship what is left; print what could not be shipped."""
@@ -62,20 +66,23 @@ class _Thread(threading.Thread):
             say(f"{size_bytes:,} bytes of events came from {host}")
 
 
-def start(ray: Any, run: Path, every_s: float, *, private: bool = False) -> None:
+def start(
+    ray: Any, run: Path, every_s: float, *, every_steps: int | None = None, private: bool = False
+) -> None:
     """Start to ship; returns at once.
 
     Args:
         ray: The module, connected.
         run: The run directory.
-        every_s: The interval between two shipments of events.
+        every_s: The longest interval between two shipments of events.
+        every_steps: Ship earlier where so many steps have begun.
         private: Leave the directory out of `shipping.json`.
     """
     global _thread
     if _thread is None:
         # Called before Ray's own function, which was registered when Ray was imported.
         atexit.register(finish)
-    _thread = _Thread(ray, run, every_s, private)
+    _thread = _Thread(ray, run, every_s, every_steps, private)
     _thread.start()
 
 

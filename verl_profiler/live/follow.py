@@ -156,8 +156,8 @@ class Run:
 
     def _packed(self, step: int, path: Path) -> Iterator[tuple[str, int, Line]]:
         """Yield the lines of a compressed file, of a step that is over, once."""
-        self._offsets[path] = path.stat().st_size
         try:
+            self._offsets[path] = path.stat().st_size
             with open_regular(path) as packed, expanded(packed) as file:
                 while lines := file.readlines(_BLOCK_BYTES):
                     name = cleaned_text(path.with_suffix("").stem)

@@ -7,6 +7,7 @@ A file that cannot be parsed, or that has values of wrong types, is read again a
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import os
@@ -50,13 +51,23 @@ class Part:
         counts: Events by process name.
         problems: Sentences about files and lines.
         complete: Every file could be read, whatever was in it.
+        gone: Files that are no longer there.
         empty: There are no events, and nothing was written.
     """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
     problems: list[str] = field(default_factory=list[str])
     complete: bool = True
+    gone: list[EventFile] = field(default_factory=list[EventFile])
     empty: bool = False
+
+    def cannot_read(self, file: EventFile, error: OSError) -> None:
+        """Note a file that could not be read."""
+        self.complete = False
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            self.gone.append(file)
+        else:
+            self.problems.append(f"{file.shown} cannot be read ({reason_of(error)})")
 
 
 def build_part(
@@ -98,8 +109,7 @@ def build_part(
                 problems.extend(repair(file.path, copy, file.shown, growing=growing))
                 empty = not copy.stat().st_size
             except OSError as error:
-                problems.append(f"{file.shown} cannot be read ({reason_of(error)})")
-                result.complete = False
+                result.cannot_read(file, error)
                 empty = True
             if empty:
                 paths.pop(number)
@@ -188,8 +198,7 @@ def _unpacked(group: list[EventFile], scratch: Path, result: Part) -> list[Event
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 result.problems.append(f"{file.shown} is damaged ({error}); it is read up to there")
             except OSError as error:
-                result.problems.append(f"{file.shown} cannot be read ({reason_of(error)})")
-                result.complete = False
+                result.cannot_read(file, error)
         files.append(replace(file, path=copy, size_bytes=copy.stat().st_size))
     return files
 

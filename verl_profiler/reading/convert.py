@@ -17,7 +17,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any
 
 import duckdb
 
-from verl_profiler.events.files import open_regular
+from verl_profiler.events.files import UnusableFileError, open_regular, status_of_regular
 from verl_profiler.events.json_values import is_list, is_object
 from verl_profiler.reading.cache_folder import CacheFolder, Draft, Kept, unwritable
 from verl_profiler.reading.chunks import Part, build_part
@@ -33,6 +33,7 @@ from verl_profiler.reading.discovery import EventFile, Source
 from verl_profiler.reading.event_sql import PART_COLUMNS, event_query
 from verl_profiler.reading.legacy_names import vocabulary
 from verl_profiler.reading.processes import Process
+from verl_profiler.reading.pruned_files import as_listed
 from verl_profiler.reading.scans import scan
 from verl_profiler.reading.tables.schemas import FIELDS
 
@@ -94,10 +95,10 @@ def convert(
     result.problems += _named_together(
         [file.shown for file in source.files if not file.size_bytes], "is empty", "are empty"
     )
-    chosen = groups_within(source, processes, steps) if only is None else only
-    for number, group in enumerate(_groups(files, processes)):
-        if number not in chosen:
-            continue
+    # Removed since they were listed.
+    gone: list[EventFile] = []
+
+    def read(group: list[EventFile]) -> None:
         prints = [_fingerprint(file, processes[file.name], original) for file in group]
         name = f"part-{_digest(prints)}"
         kept = None if cache is None else cache.find(name)
@@ -106,10 +107,28 @@ def convert(
             build = partial(build_part, connection, group, processes, original)
             kept, part = _built(build, name, result, scratch)
         result.problems += part.problems
+        gone.extend(part.gone)
         for process, count in part.counts.items():
             result.counts[process] = result.counts.get(process, 0) + count
         if kept.path is not None:
             result.parts.append(kept)
+
+    chosen = groups_within(source, processes, steps) if only is None else only
+    pruned: dict[str, EventFile] = {}
+    for number, group in enumerate(_groups(files, processes)):
+        if number in chosen:
+            if group[0].is_pruned:
+                pruned.update((file.name, file) for file in group)
+            else:
+                read(group)
+    packed = [each for each in map(_packed_since, gone) if each is not None]
+    gone = [file for file in gone if f"{file.shown}.gz" not in {each.shown for each in packed}]
+    for group in _groups(packed, processes):
+        read(group)
+    left = as_listed(source.root, pruned, gone, result.counts, scratch.path)
+    for group in _groups((file for file in left if file.size_bytes), processes):
+        read(group)
+    result.problems += _named_together([file.shown for file in gone], "is gone", "are gone")
     if result.cache is not None and steps is None and only is None:
         result.cache.retire("part")
     return result
@@ -124,6 +143,23 @@ def groups_within(
         number
         for number, group in enumerate(_groups(files, processes))
         if steps is None or any(_may_hold(file, steps) for file in group)
+    )
+
+
+def _packed_since(file: EventFile) -> EventFile | None:
+    """Return what a file is now that its process compressed since it was listed."""
+    path = file.path.with_name(f"{file.path.name}.gz")
+    try:
+        status = status_of_regular(path)
+    except (OSError, UnusableFileError):
+        return None
+    return replace(
+        file,
+        path=path,
+        shown=f"{file.shown}.gz",
+        size_bytes=status.st_size,
+        modified_ns=status.st_mtime_ns,
+        is_packed=True,
     )
 
 
@@ -168,14 +204,17 @@ def _is_original(source: Source) -> bool:
 def _groups(
     files: Iterable[EventFile], processes: Mapping[str, Process]
 ) -> Iterator[list[EventFile]]:
-    """Cut the files into parts: those of the requests apart, whose events have other fields."""
+    """Cut the files into parts: those of the requests apart, whose events have other fields.
 
-    def of_requests(file: EventFile) -> bool:
-        return processes[file.name].role == "agent_loop"
+    What is left of pruned steps is apart from both, since it may be of any step.
+    """
+
+    def of_requests(file: EventFile) -> tuple[bool, bool]:
+        return file.is_pruned, processes[file.name].role != "agent_loop"
 
     ordered = sorted(
         files,
-        key=lambda f: (not of_requests(f), -1 if f.step is None else f.step, f.name, f.shown),
+        key=lambda f: (of_requests(f), -1 if f.step is None else f.step, f.name, f.shown),
     )
     for _, alike in groupby(ordered, of_requests):
         group: list[EventFile] = []

@@ -14,7 +14,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from verl_profiler.events.files import (
 from verl_profiler.events.shipping import SHIPPING_FILE
 from verl_profiler.events.vocabulary import (
     FORMAT_VERSION,
+    PRUNED_FOLDER,
     RUN_FILE,
     WORKER_ROLE,
     steps_of_folder,
@@ -65,6 +66,7 @@ class EventFile:
         size_bytes: Its size when it was found.
         modified_ns: Its modification time when it was found.
         is_packed: Whether it is compressed.
+        is_pruned: Whether it has what is left of steps whose files were deleted (`keep_steps`).
     """
 
     path: Path
@@ -74,6 +76,7 @@ class EventFile:
     size_bytes: int
     modified_ns: int
     is_packed: bool = False
+    is_pruned: bool = False
 
 
 @dataclass
@@ -184,6 +187,8 @@ def _directory(root: Path, problems: list[str]) -> Source:
     source = _described(root, problems)
     folders = _step_folders(root, problems)
     source.files = _event_files(folders or [(None, root)], root, problems)
+    # After the steps: what is deleted before is in these, and what is deleted later is listed.
+    source.files += _pruned_files(source, problems)
     if not source.files:
         found = sorted(path for pattern in _PARQUET for path in root.glob(pattern))
         source.parquet = _usable(found, root, problems)
@@ -272,6 +277,19 @@ def _step_folders(root: Path, problems: list[str] | None = None) -> list[tuple[i
     return sorted(folders)
 
 
+def _pruned_files(source: Source, problems: list[str]) -> list[EventFile]:
+    """List what is left of steps whose files were deleted; the headers then state how many lines were."""
+    folder = source.root / PRUNED_FOLDER
+    files = _event_files([(None, folder)], source.root, problems) if _is_folder(folder) else []
+    for file in files:
+        if file.name in source.headers:
+            shown = f"{PROCESSES}/{file.name}.json"
+            again = described(source.root / shown, shown, HEADER, Faults())
+            if again is not None:
+                source.headers[file.name]["pruned_events"] = again.get("pruned_events")
+    return [replace(file, is_pruned=True) for file in files]
+
+
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
@@ -285,12 +303,22 @@ def _event_files(
     files: list[EventFile] = []
     failed: dict[Path, OSError] = {}
     for step, folder in folders:
-        for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")]):
+        listed: list[Path] = []
+        with contextlib.suppress(FileNotFoundError):
+            # Its step may have been pruned just now.
+            listed = sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")])
+        for path in listed:
             try:
                 if not _is_copy(path):
                     files.append(_event_file(path, root, step))
             except OSError as error:
-                failed[path] = error
+                packed = path.with_name(f"{path.name}{_PACKED}")
+                if os.path.lexists(path):
+                    failed[path] = error
+                elif packed not in listed and os.path.lexists(packed):
+                    # Compressed just now; what is otherwise gone was pruned.
+                    with contextlib.suppress(OSError):
+                        files.append(_event_file(packed, root, step))
     problems += _unusable(failed, root)
     return files
 
@@ -300,8 +328,12 @@ def _is_copy(path: Path) -> bool:
     plain = path.with_suffix("")
     if path.suffix != _PACKED or not plain.exists():
         return False
-    with open_regular(plain) as file:
-        first = file.readline(_COMPARED_BYTES)
+    try:
+        with open_regular(plain) as file:
+            first = file.readline(_COMPARED_BYTES)
+    except FileNotFoundError:
+        # Compressed just now.
+        return False
     try:
         with open_regular(path) as packed, expanded(packed) as file:
             return bool(first) and file.readline(_COMPARED_BYTES) == first

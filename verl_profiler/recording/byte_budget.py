@@ -39,6 +39,8 @@ class ByteBudget:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.halvings: int | None = 0
+        # What was printed last.
+        self._lowest = 0
         self.refused = 0
 
     def admits(self, event: Any, size: int) -> bool:
@@ -64,9 +66,12 @@ class ByteBudget:
         halvings = 0
         while halvings <= _HALVINGS and left <= 0.5 ** (halvings + 1):
             halvings += 1
-        before, self.halvings = self.halvings, None if halvings > _HALVINGS else halvings
-        if self.halvings == before or before is None or (self.halvings or _HALVINGS + 1) < before:
+        self.halvings = None if halvings > _HALVINGS else halvings
+        lowered = _HALVINGS + 1 if self.halvings is None else self.halvings
+        if lowered <= self._lowest:
+            # Where files are compressed or deleted, it goes up and down.
             return None
+        self._lowest = lowered
         used = f"{self.used_bytes / 1e9:.2f} of {self.limit_bytes / 1e9:g} GB are used"
         if self.halvings is None:
             return f"{used}: events that few answers need, and all details, are left out"

@@ -61,6 +61,9 @@ class ClosedSteps:
         if path is None:
             return
         del self._open[path]
+        if not path.exists():
+            # Its step was pruned.
+            return
         self._release(path)
         try:
             self._compress(path)

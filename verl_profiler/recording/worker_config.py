@@ -10,7 +10,7 @@ from msgspec import Meta
 from verl_profiler.events.vocabulary import FAMILIES
 from verl_profiler.recording.clock import Anchor
 
-__all__ = ["EventSettings", "StuckSettings", "WorkerConfig"]
+__all__ = ["EventSettings", "KeepSteps", "StuckSettings", "WorkerConfig"]
 
 if TYPE_CHECKING:
 
@@ -26,6 +26,20 @@ else:
         frozen=True,
         forbid_unknown_fields=True,
     )
+
+
+class KeepSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`profiler.events.keep_steps`: the steps whose event files are kept.
+
+    Args:
+        first: The first steps of the run, from 0.
+        last: The latest steps, from 5.
+        slow: The steps that were longest in comparison with the steps after them, from 0.
+    """
+
+    first: Annotated[int, Meta(ge=0)] = 10
+    last: Annotated[int, Meta(ge=5)] = 50
+    slow: Annotated[int, Meta(ge=0)] = 20
 
 
 class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +59,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         engine_iterations: Let SGLang publish each iteration, and record their sums.
         compress: Compress the files of steps that are over, with gzip.
         steps_per_file: So many steps of a process share a file, 1 to 100000.
+        keep_steps: The event files of all other steps are deleted; None keeps all.
         detail_share: The share of requests whose details (turns, calls, tools) are written, 0 to 1, taken
             as one in N.
         detail_slowest: Of each step and process the details are written of so many requests that took
@@ -54,6 +69,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         clock_exchange: Compare the clocks of a cluster's nodes.
         ship_every_s: Events of nodes with disks of their own are brought to the driver's at this
             interval and at the end, 1 to 86400 s; None for never.
+        ship_every_steps: And earlier, whenever so many steps have begun, from 1; None for no such limit.
     """
 
     enabled: bool = True
@@ -69,12 +85,14 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_iterations: bool = False
     compress: bool = False
     steps_per_file: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    keep_steps: KeepSteps | None = None
     detail_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
     detail_slowest: Annotated[int, Meta(ge=1, le=1000)] = 5
     max_gb: Annotated[float, Meta(ge=0.001)] | None = None
     announce: bool = True
     clock_exchange: bool = True
     ship_every_s: Annotated[float, Meta(ge=1, le=86400)] | None = 60.0
+    ship_every_steps: Annotated[int, Meta(ge=1)] | None = None
 
     def active_families(self) -> frozenset[str]:
         """Return the names of the families that are switched on."""

@@ -19,8 +19,18 @@ from typing import BinaryIO
 from verl_profiler.events.open_files import EVIDENCE_FOLDER
 from verl_profiler.events.open_files import FOLDER as OPEN
 from verl_profiler.events.shipping import DISK_FILE, process_of, travels
+from verl_profiler.events.vocabulary import RETENTION_FILE
+from verl_profiler.recording.retention import Decision, publish
 
-__all__ = ["CHUNK_BYTES", "NodeFiles", "Piece", "disk_of", "hangs_of", "request_evidence"]
+__all__ = [
+    "CHUNK_BYTES",
+    "NodeFiles",
+    "Piece",
+    "disk_of",
+    "hangs_of",
+    "request_evidence",
+    "take_decision",
+]
 
 CHUNK_BYTES = 4 << 20
 # A line that is longer than a chunk is read whole, up to this.
@@ -94,6 +104,13 @@ def request_evidence(directory: Path, hangs: int) -> None:
         (directory / EVIDENCE_FOLDER / str(number)).mkdir(parents=True, exist_ok=True)
 
 
+def take_decision(directory: Path, content: bytes) -> None:
+    """Store which steps are kept (`retention.json`), unless a later decision is there."""
+    own, new = Decision.read(directory), Decision.of(content)
+    if new is not None and (own is None or own.until < new.until):
+        publish(directory, content)
+
+
 @dataclass
 class _Known:
     """How much of a file was read, and what it was like then."""
@@ -114,11 +131,11 @@ class NodeFiles:
 
     def __init__(self, directory: str | Path, have: Mapping[str, int] | None = None) -> None:
         self._root = Path(directory)
-        # A header is read again in any case: it may have another content of the same size.
+        # These are read again in any case: they may have another content of the same size.
         self._known = {
             name: _Known(size, size, -1, -1)
             for name, size in (have or {}).items()
-            if not name.startswith(_LIGHT)
+            if not name.startswith((*_LIGHT, RETENTION_FILE))
         }
         self._queue: deque[str] = deque()
         self._partial: tuple[str, int, os.stat_result] | None = None
@@ -149,8 +166,9 @@ class NodeFiles:
             for name in self._known
             if name not in found and (not light or name.startswith(_LIGHT)) and self._replaced(name)
         ]
-        # A header has how many events were written: it is read again after them.
-        self._queue = deque([*first, *gone, *others, *headers])
+        # What is left of a step precedes the removal of its files.  A header has how many events were
+        # written: it is read again after them.
+        self._queue = deque([*first, *others, *gone, *headers])
 
     def pieces(self, limit: int = CHUNK_BYTES) -> list[Piece]:
         """Return the next pieces, of about `limit` bytes together; none where all was read."""
@@ -201,7 +219,10 @@ class NodeFiles:
 
     def _replaced(self, name: str) -> bool:
         """Whether a file that is gone was closed by its process, and not removed by somebody else."""
-        return name.startswith(f"{OPEN}/") or f"{name}{_PACKED}" in self._known
+        if name.startswith(f"{OPEN}/") or f"{name}{_PACKED}" in self._known:
+            return True
+        decision = Decision.read(self._root)
+        return decision is not None and decision.prunes(name.rpartition("/")[0])
 
     def _gone(self, name: str) -> Piece | None:
         known = self._known.get(name)

@@ -31,8 +31,10 @@ from verl_profiler.events.remote import (
     name_of,
     problem_of,
 )
-from verl_profiler.events.vocabulary import RUN_FILE
+from verl_profiler.events.vocabulary import PRUNED_FOLDER, RUN_FILE
 from verl_profiler.recording.complaints import say
+from verl_profiler.recording.retention import Decision
+from verl_profiler.shipping.schedule import Schedule
 
 __all__ = ["Upload", "claim", "main", "other_run"]
 
@@ -116,10 +118,19 @@ class Upload:
                 if len(failed) >= _FAILURES:
                     # The storage is not there.
                     break
-        for name in [name for name in self._sent if name not in found]:
+        # What replaces them is there.
+        gone = [] if failed else [name for name in self._sent if name not in found]
+        for name in gone:
             if self._was_replaced(name, found):
-                with contextlib.suppress(Exception):
+                try:
                     self._filesystem.rm_file(joined(self._target, name))
+                except FileNotFoundError:
+                    pass
+                except Exception as error:  # noqa: BLE001  any client's
+                    failed.append(f"{name}: {problem_of(error)}")
+                    if len(failed) >= _FAILURES:
+                        break
+                    continue
                 del self._sent[name]
         return failed
 
@@ -157,14 +168,22 @@ class Upload:
                     yield name, path.stat()
 
     def _is_worth(self, name: str, status: os.stat_result, known: _Sent | None) -> bool:
-        if known is None or not name.endswith(".jsonl"):
+        if known is None or not name.endswith(".jsonl") or name.startswith(f"{PRUNED_FOLDER}/"):
+            # What is left of a step is there before its files are removed.
             return True
         quiet_s = time.time() - status.st_mtime
         return status.st_size >= _GROWTH * known.size or known.rounds >= _ROUNDS or quiet_s > 60
 
     def _was_replaced(self, name: str, found: dict[str, os.stat_result]) -> bool:
-        """Whether a file that is gone was compressed or is over; others were deleted to make room."""
-        return name.startswith(f"{OPEN}/") or f"{name}.gz" in found
+        """Whether a file that is gone was compressed or pruned, or is over.
+
+        Others were deleted to make room.
+        """
+        if name.startswith(f"{OPEN}/") or f"{name}.gz" in found:
+            return True
+        folder, _, _ = name.rpartition("/")
+        decision = Decision.read(self._run)
+        return decision is not None and decision.prunes(folder)
 
     def _put(self, name: str, tries: int) -> str:
         """Upload a file; return why that failed, or an empty string."""
@@ -254,6 +273,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("target")
     parser.add_argument("--every", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument("--every-steps", type=int, metavar="STEPS")
     parser.add_argument("--claim", action="store_true", help="take a free name, print it, and end")
     args = parser.parse_args(argv)
     try:
@@ -270,7 +290,10 @@ def main(argv: list[str] | None = None) -> int:
         filesystem, target, args.run, folders=has_folders(args.target), progress=_progress
     )
     complained = False
-    while not _input_ended(args.every):
+    schedule = Schedule(args.run, args.every, args.every_steps)
+    while not _input_ended(schedule.look_s):
+        if not schedule.is_due():
+            continue
         failed = upload.round()
         if failed and not complained:
             say(

@@ -57,7 +57,7 @@ SELECT c.step, unnest(['requests', 'turns_per_request', 'prompt_tokens', 'genera
         CASE WHEN count(a.begin_us) = 0 THEN 0.0 ELSE sum(a.generated_tokens)::DOUBLE END,
         CASE WHEN count(a.begin_us) = 0 THEN 0.0 ELSE sum(a.tool_tokens)::DOUBLE END
     ])
-FROM chosen AS c LEFT JOIN training_requests AS a ON a.step = c.step
+FROM kept AS c LEFT JOIN training_requests AS a ON a.step = c.step
 WHERE EXISTS (SELECT 1 FROM training_requests) GROUP BY c.step
 UNION ALL
 SELECT step, 'generated_tokens_per_s', '/s', generated_tokens_per_s FROM chosen
@@ -105,7 +105,8 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
 
     Returns:
         Table `step_metrics`: one row per step and name.  In asynchronous runs a request and its
-        calls count in the step that consumed its sample; there are no tails.
+        calls count in the step that consumed its sample; there are no tails.  Steps whose files
+        were deleted (`keep_steps`) have rows of phases and step only.
     """
     joined = tables.rows(f"SELECT run FROM ({_CONSUMED}) LIMIT 1")
     sources = {
@@ -121,6 +122,9 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
         f"""
         WITH consumed AS MATERIALIZED ({_CONSUMED}), chosen AS (
             SELECT * FROM steps WHERE finished AND step > 0 AND {in_steps(steps)}
+        ), kept AS (
+            -- Of the others' events there are totals only.
+            SELECT * FROM chosen WHERE NOT pruned
         ), training_requests AS (
             SELECT * FROM {sources["requests"]}
             WHERE finished AND NOT validate AND step IN (SELECT step FROM chosen)
@@ -139,7 +143,7 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
         UNION ALL
         SELECT c.step, n.name, 's', NULL, mean, {named}, longest, coalesce(total, 0),
             coalesce(count, 0), coalesce(estimated, false)
-        FROM chosen AS c CROSS JOIN (SELECT DISTINCT name FROM often) AS n
+        FROM kept AS c CROSS JOIN (SELECT DISTINCT name FROM often) AS n
             LEFT JOIN often AS o ON o.step = c.step AND o.name = n.name
         ORDER BY name, step
         """

@@ -197,17 +197,18 @@ def _quoted(text: str) -> str:
 def step_windows(tables: Tables, steps: Steps) -> dict[str, list[tuple[int, int, int]]]:
     """Return step, begin and end by run: from a step's begin to the next one's.
 
-    The last one ends with its last timer, of validation for example.
+    The last one ends with its last timer, of validation for example.  Steps whose event files were
+    deleted are left out.
     """
     found: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for row in tables.rows(
         f"""
         WITH timed AS (SELECT run, step, max(end_us) AS last_us FROM phases GROUP BY run, step)
         SELECT * FROM (
-            SELECT run, step, begin_us, greatest(end_us, coalesce(lead(begin_us) OVER (
+            SELECT run, step, pruned, begin_us, greatest(end_us, coalesce(lead(begin_us) OVER (
                 PARTITION BY run ORDER BY begin_us), last_us)) AS end_us
             FROM steps JOIN timed USING (run, step) WHERE finished
-        ) WHERE {in_steps(steps)} ORDER BY run, begin_us
+        ) WHERE NOT pruned AND {in_steps(steps)} ORDER BY run, begin_us
         """
     ):
         found[row["run"]].append((row["step"], row["begin_us"], row["end_us"]))

@@ -1,0 +1,88 @@
+"""What is left of steps whose event files were deleted (`keep_steps`), read beside a run that goes on.
+
+A process deletes a file, and then appends what it added up to (`recording/retention`).  A file that is
+deleted after it was listed is either read before, or replaced by these lines, and never both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from verl_profiler.events.files import open_regular
+from verl_profiler.events.json_values import mapping_or_empty
+from verl_profiler.events.vocabulary import PRUNED_FOLDER, steps_of_folder
+from verl_profiler.reading.discovery import EventFile
+
+__all__ = ["as_listed"]
+
+
+def as_listed(
+    root: Path,
+    pruned: Mapping[str, EventFile],
+    gone: list[EventFile],
+    counts: dict[str, int],
+    scratch: Path,
+) -> list[EventFile]:
+    """Return what is left of pruned steps as it was when the files were listed.
+
+    Of what was appended since, only the lines about files that could not be read any more are taken.
+
+    Args:
+        root: The run directory.
+        pruned: The listed files, by process.
+        gone: Event files that could not be read any more; those that lines are about are removed.
+        counts: Events by process, to which the lines of these files are added.
+        scratch: A folder for copies.
+    """
+    listed = dict(pruned)
+    for name in {file.name for file in gone} - pruned.keys():
+        shown = f"{PRUNED_FOLDER}/{name}.jsonl"
+        listed[name] = EventFile(root / shown, shown, name, None, 0, 0, is_pruned=True)
+    return [_as_listed(file, gone, counts, scratch) for file in listed.values()]
+
+
+def _as_listed(
+    file: EventFile, gone: list[EventFile], counts: dict[str, int], scratch: Path
+) -> EventFile:
+    own = [each for each in gone if each.name == file.name]
+    try:
+        if not own and file.path.stat().st_size == file.size_bytes:
+            return file
+        with open_regular(file.path) as opened:
+            before = opened.read(file.size_bytes)
+            since = opened.readlines()
+    except OSError:
+        return file
+    taken: list[bytes] = []
+    lines = [*((line, False) for line in before.splitlines()), *((line, True) for line in since)]
+    for line, is_new in lines if own else []:
+        step, count = _step_and_lines(line)
+        about = [each for each in own if _holds(each, step)]
+        if about:
+            if is_new:
+                taken.append(line)
+            counts[file.name] = counts.get(file.name, 0) + count
+            gone[:] = [each for each in gone if each not in about]
+    copy = scratch / f"pruned-{hashlib.sha256(file.name.encode()).hexdigest()[:16]}.jsonl"
+    copy.write_bytes(b"".join([before, *taken]))
+    status = copy.stat()
+    return replace(file, path=copy, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
+
+
+def _step_and_lines(line: bytes) -> tuple[int | None, int]:
+    """Return the step of a line, and of how many lines it is the total."""
+    try:
+        content = json.loads(line)
+        return int(content["step"]), int(mapping_or_empty(content.get("extra")).get("lines") or 0)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return None, 0
+
+
+def _holds(file: EventFile, step: int | None) -> bool:
+    """Whether a file was in the folder of a step."""
+    steps = steps_of_folder(file.path.parent.name)
+    return step is not None and steps is not None and steps[0] <= step <= steps[1]

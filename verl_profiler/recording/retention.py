@@ -1,0 +1,349 @@
+"""Prune the event files of steps that are over: `profiler.events.keep_steps`.
+
+The trainer's process decides which steps are kept, and writes that to `retention.json`; each process
+follows it, and deletes nothing but files that it wrote itself.  A file is deleted as a whole.  What it
+added up to is then appended to `pruned/<name>.jsonl`: a `step_pruned` line per step, and the trainer's
+own timers and metrics, which are a few lines per step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from verl_profiler.events.json_values import is_object
+from verl_profiler.events.vocabulary import (
+    PRUNED_FOLDER,
+    RETENTION_FILE,
+    step_folder,
+    steps_of_folder,
+)
+from verl_profiler.recording.identity import Identity
+from verl_profiler.recording.step_totals import Totals, decode_line, is_timer
+from verl_profiler.recording.worker_config import EventSettings, KeepSteps
+
+__all__ = ["Decision", "Retention", "StepChoice", "publish"]
+
+# Files that one flush deletes at most.
+_AT_ONCE = 8
+# Compressed ones count as ten times their size; the last flush has not the time for more.
+_LAST_BYTES = 32 << 20
+_EXPANSION = 10
+# Lines between which other threads run.
+_BATCH = 256
+# From this share on of samples that a later step consumed, training is asynchronous.
+_LATER_SHARE = 0.2
+
+
+class Decision(msgspec.Struct):
+    """`retention.json`: of the steps up to `until`, only those in the folders of `kept` are kept."""
+
+    until: int = -1
+    kept: list[str] = []
+
+    @classmethod
+    def read(cls, directory: Path) -> Decision | None:
+        """Return what the trainer has decided, if that can be read."""
+        try:
+            return cls.of((directory / RETENTION_FILE).read_bytes())
+        except OSError:
+            return None
+
+    @classmethod
+    def of(cls, content: bytes) -> Decision | None:
+        """Return the decision in a `retention.json`; None where there is none."""
+        try:
+            return msgspec.json.decode(content, type=cls)
+        except msgspec.MsgspecError:
+            return None
+
+    def prunes(self, folder: str) -> bool:
+        """Whether the files in the folder of a step, or of several, are deleted."""
+        steps = steps_of_folder(folder)
+        return steps is not None and steps[1] <= self.until and folder not in self.kept
+
+
+def publish(directory: Path, content: bytes) -> None:
+    """Write `retention.json`, which others see whole or not at all.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    draft = directory / f".{RETENTION_FILE}.{os.getpid()}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(draft, flags, 0o666), "wb") as file:
+        file.write(content)
+    draft.replace(directory / RETENTION_FILE)
+
+
+class StepChoice:
+    """Chooses the steps to keep, in the trainer's process.
+
+    Args:
+        keep: What to keep.
+        steps_per_file: So many steps share a file, and are kept or pruned together.
+        captured: Steps that a capture was made of; always kept.
+    """
+
+    def __init__(self, keep: KeepSteps, steps_per_file: int, captured: Iterable[int] = ()) -> None:
+        self._keep = keep
+        self._per_file = steps_per_file
+        self._captured = {step_folder(step, steps_per_file) for step in captured}
+        # Folders that are neither pruned nor kept for good, with their longest step.
+        self._open: dict[str, float] = {}
+        self._latest: deque[float] = deque(maxlen=max(keep.last, 1))
+        self._first_step: int | None = None
+        self._slow: dict[str, float] = {}
+        self._alarmed: set[str] = set()
+        self._for_good: list[str] = [step_folder(0, steps_per_file)]
+        self._consumed = self._later = 0
+        self._until = -1
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether steps consume what earlier ones dispatched, so that none is pruned."""
+        return self._later > _LATER_SHARE * self._consumed
+
+    def consumed(self, extra: Any, step: Any) -> None:
+        """Note a sample that a step consumed."""
+        at = extra.get("consumed_step") if is_object(extra) else None
+        if type(at) is int and type(step) is int:
+            self._consumed += 1
+            self._later += at > step
+
+    def alarmed(self, step: int) -> None:
+        """Note a step in which a phase was stuck: it counts as slower than all others."""
+        self._alarmed.add(step_folder(step, self._per_file))
+
+    def ended(self, step: int, duration_s: float) -> dict[str, Any] | None:
+        """Note the end of a step.
+
+        Returns:
+            The new content of `retention.json`; None where it stays as it is.
+        """
+        if self._first_step is None:
+            self._first_step = step
+            # What precedes it is of the start; of a resumed training, not in step 0.
+            before = step_folder(max(step - 1, 0), self._per_file)
+            if before not in self._for_good:
+                self._for_good.append(before)
+        folder = step_folder(step, self._per_file)
+        if _last_step(folder) <= self._until:
+            return None
+        self._open[folder] = max(self._open.get(folder, 0.0), duration_s)
+        self._latest.append(duration_s)
+        until = step - self._keep.last
+        over = [each for each in self._open if _last_step(each) <= until]
+        if not over or self.is_asynchronous:
+            return None
+        usual_s = median(self._latest)
+        for each in over:
+            self._place(each, self._open.pop(each), usual_s)
+            self._until = max(self._until, _last_step(each))
+        return {"format": 1, "until": self._until, "kept": [*self._for_good, *self._slow]}
+
+    def _place(self, folder: str, longest_s: float, usual_s: float) -> None:
+        first = self._first_step or 0
+        steps = steps_of_folder(folder)
+        if folder in self._for_good:
+            return
+        if folder in self._captured or (steps and steps[0] < first + self._keep.first):
+            self._for_good.append(folder)
+            return
+        ratio = longest_s / usual_s if usual_s > 0 else 1.0
+        self._slow[folder] = float("inf") if folder in self._alarmed else ratio
+        self._alarmed.discard(folder)
+        # As many files as so many steps fill.
+        if len(self._slow) > -(-self._keep.slow // self._per_file):
+            # Of equal ones, the last.
+            del self._slow[min(reversed(self._slow), key=lambda each: self._slow[each])]
+
+
+class Retention:
+    """Deletes the files of one process whose steps are not kept; in the trainer's, chooses these.
+
+    Args:
+        events: `profiler.events`.
+        captured: Steps that a capture is made of.
+        release: Called with a path whose file is not to be held open any longer.
+        complain: Called with a kind and a text where steps are not pruned.
+
+    Attributes:
+        lines: How many lines were deleted.
+        freed_bytes: Bytes of the files that were deleted.
+    """
+
+    def __init__(
+        self,
+        events: EventSettings,
+        captured: Iterable[int],
+        release: Callable[[Path], None],
+        complain: Callable[[str, str], None],
+    ) -> None:
+        keep = events.keep_steps or KeepSteps()
+        self.lines = 0
+        self.freed_bytes = 0
+        self._last = keep.last
+        self._choice = StepChoice(keep, events.steps_per_file, captured)
+        self._release = release
+        self._complain = complain
+        self._directory = Path()
+        self._name = ""
+        self._rank: int | None = None
+        self._decides = False
+        self._files: dict[Path, int] = {}
+        self._newest = -1
+        self._read_at = -1
+        self._decision = Decision()
+        self._failed = False
+
+    def settle(self, directory: Path, name: str, identity: Identity) -> None:
+        """Set where this process writes, and who it is."""
+        self._directory, self._name, self._rank = directory, name, identity.rank
+        self._decides = identity.role == "trainer"
+
+    def see(self, item: tuple[Any, ...]) -> None:
+        """Take note of an event of the trainer."""
+        if not self._decides:
+            return
+        event, begin_ns, end_ns, extra, step = item[:5]
+        if event == "sample_consumed":
+            self._choice.consumed(extra, step)
+        elif event == "step" and begin_ns is not None and type(step) is int:
+            decision = self._choice.ended(step, (end_ns - begin_ns) / 1e9)
+            if decision is not None:
+                self._publish(decision)
+            elif self._choice.is_asynchronous:
+                self._complain(
+                    "keep",
+                    "training is asynchronous, so profiler.events.keep_steps has no effect: a step's "
+                    "requests belong to several steps (not-pruned)",
+                )
+
+    def alarmed(self, step: int) -> None:
+        """Take note of a step in which the trainer is stuck."""
+        self._choice.alarmed(step)
+
+    def note(self, path: Path) -> None:
+        """Take note of a file of this process that lines are written to."""
+        if path not in self._files:
+            steps = steps_of_folder(path.parent.name)
+            if steps is not None:
+                self._files[path] = steps[1]
+                self._newest = max(self._newest, steps[0])
+
+    def read_again(self) -> None:
+        """Look for a new decision, also where this process has begun no other step since."""
+        self._read_at = -1
+
+    def prune(self, *, final: bool = False) -> tuple[Path, list[bytes]]:
+        """Delete some files of steps that are not kept.
+
+        Args:
+            final: The process ends: only what is read quickly.
+
+        Returns:
+            The file for what is left of them, and its next lines.
+        """
+        lines: list[bytes] = []
+        left = _LAST_BYTES
+        for path in self._due():
+            try:
+                left -= sum(map(_lines_bytes, _files_of(path)))
+                if final and left < 0:
+                    break
+                lines += self._delete(path)
+            except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
+                self._failed = True
+                problem = _problem(path, error)
+                self._complain("prune", f"{problem}; from now on no step is pruned")
+                break
+        return self._directory / PRUNED_FOLDER / f"{self._name}.jsonl", lines
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there are files to delete."""
+        return bool(self._due())
+
+    def _due(self) -> list[Path]:
+        """Return the next files to delete."""
+        oldest = self._newest - self._last
+        old = [path for path, last in self._files.items() if last <= oldest]
+        if self._failed or not old:
+            return []
+        if self._read_at < self._newest:
+            # The file changes with each step.
+            self._read_at = self._newest
+            self._decision = Decision.read(self._directory) or self._decision
+        return [path for path in old if self._decision.prunes(path.parent.name)][:_AT_ONCE]
+
+    def _publish(self, decision: dict[str, Any]) -> None:
+        """Write the decision for all processes."""
+        try:
+            publish(self._directory, msgspec.json.encode(decision))
+            self._read_at = -1
+        except OSError as error:
+            # The next step tries again.
+            self._complain("keep", _problem(self._directory / RETENTION_FILE, error))
+
+    def _delete(self, path: Path) -> list[bytes]:
+        """Delete the files of a path; return the lines that are left of them."""
+        self._release(path)
+        files = _files_of(path)
+        steps: dict[int, Totals] = {}
+        timers: list[bytes] = []
+        count = 0
+        for file in files:
+            with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as texts:
+                for text in texts:
+                    line = decode_line(text)
+                    count += 1
+                    if not count % _BATCH:
+                        time.sleep(0)
+                    steps.setdefault(line.step or 0, Totals()).add(line)
+                    if self._decides and is_timer(line):
+                        timers.append(text)
+        size_bytes = sum(file.stat().st_size for file in files)
+        for file in files:
+            file.unlink()
+        with contextlib.suppress(OSError):
+            # Until the last process gets here, there are files of others.
+            path.parent.rmdir()
+        del self._files[path]
+        self.lines += count
+        self.freed_bytes += size_bytes
+        return [*timers, *(self._line(step, each) for step, each in sorted(steps.items()))]
+
+    def _line(self, step: int, totals: Totals) -> bytes:
+        line: dict[str, Any] = {"timestamp": totals.at, "event": "step_pruned"}
+        line["extra"] = totals.fields()
+        if self._rank is not None:
+            line["workid"] = self._rank
+        return msgspec.json.encode({**line, "step": step}) + b"\n"
+
+
+def _files_of(path: Path) -> list[Path]:
+    return [each for each in (path, path.with_name(f"{path.name}.gz")) if each.exists()]
+
+
+def _lines_bytes(file: Path) -> int:
+    return file.stat().st_size * (_EXPANSION if file.suffix == ".gz" else 1)
+
+
+def _problem(path: Path, error: Exception) -> str:
+    return f"{path}: {getattr(error, 'strerror', None) or error} (not-pruned)"
+
+
+def _last_step(folder: str) -> int:
+    steps = steps_of_folder(folder)
+    return steps[1] if steps is not None else -1
