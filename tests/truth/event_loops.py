@@ -1,7 +1,7 @@
 """A simulation of agent-loop workers whose event loops are blocked; shares no code with the analyses.
 
 A loop runs one thing at a time, in the order in which things are ready: the prompt building of a request,
-what follows a generate call, and the return of a tool.
+what follows a generate call, and the return of the load balancer and of a tool.
 """
 
 import heapq
@@ -12,8 +12,8 @@ from itertools import count
 def blocked(step, blocks_us):
     """Make the step with each worker's loop blocked for so long by each prompt and after each call.
 
-    What requests wait for their loop is where it would be recorded: before they begin, on the way back
-    from the engine, and in their tools.
+    What requests wait for their loop is where it would be recorded: before they begin, on the ways to
+    the engine and back, and in their tools.
     """
     number = count()
     heap = [
@@ -44,11 +44,14 @@ def _passes(request, block_us):
     first_us = begin_us
     turns = []
     for turn in request.turns:
-        engine = turn.acquire_us + turn.way_us + turn.prefill_us + turn.decode_us
+        ready_us, began_us, now_us = yield now_us + turn.acquire_us, 0
+        acquired = turn.acquire_us + began_us - ready_us
+        engine = turn.way_us + turn.prefill_us + turn.decode_us
         ready_us, began_us, now_us = yield now_us + engine + turn.back_us, block_us
         waited = began_us - ready_us
         tools = max((length for _, length in turn.tools), default=0)
-        made = replace(turn, back_us=turn.back_us + waited, own_us=block_us)
+        back = turn.back_us + waited
+        made = replace(turn, acquire_us=acquired, back_us=back, own_us=block_us)
         if tools:
             ready_us, began_us, now_us = yield now_us + tools, 0
             longest = tools + began_us - ready_us

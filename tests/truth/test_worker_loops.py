@@ -36,29 +36,31 @@ def step_of(seed):
 
 
 def saved_us(step, before, after):
-    """Return what the balanced loops save in the simulation, and by the model."""
+    """Return what balanced loops save in the simulation and by the model, and the step's length."""
     tables, (truth,) = run_of(blocked(step, before))
     (row,) = [row for row in step_replays(tables) if row["what"] == "even_workers"]
-    return truth.duration_us - run_of(blocked(step, after))[1][0].duration_us, row[
-        "earlier_s"
-    ] * 1e6
+    saved = truth.duration_us - run_of(blocked(step, after))[1][0].duration_us
+    return saved, row["earlier_s"] * 1e6, truth.duration_us
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "blocks_us", [(200_000, 300), (100_000, 20_000), (200_000, 100_000), (30_000, 300)]
 )
-def test_requests_wait_less_for_a_balanced_loop(seed, blocks_us):
-    """Most of a blocked loop's cost is what its other requests wait for it."""
-    truth, predicted = saved_us(step_of(seed), blocks_us, (sum(blocks_us) / 2,) * 2)
+def test_requests_wait_less_for_a_balanced_loop(blocks_us):
+    """Most of a blocked loop's cost is what its other requests wait for it.
 
-    assert truth > 200_000
-    assert predicted == pytest.approx(truth, rel=0.2, abs=120_000)
+    Which request is the last is chance in a single step, so these are sums of six.
+    """
+    found = [saved_us(step_of(seed), blocks_us, (sum(blocks_us) / 2,) * 2) for seed in range(6)]
+    truth, predicted, step_us = (sum(each) for each in zip(*found, strict=True))
+
+    assert truth > 0.05 * step_us
+    assert predicted == pytest.approx(truth, rel=0.25)
 
 
 def test_loops_that_hardly_work_change_nothing():
     """Half a millisecond per turn: what is saved is below the noise of a poll."""
-    truth, predicted = saved_us(step_of(1), (5_000, 500), (2_750, 2_750))
+    truth, predicted, _ = saved_us(step_of(1), (5_000, 500), (2_750, 2_750))
 
     assert abs(truth) < 60_000
     assert abs(predicted) < 60_000

@@ -20,6 +20,8 @@ __all__ = ["balanced"]
 
 # Work of a loop with shorter pauses is one busy time.
 _PAUSE_US = 1000.0
+# Stands for a tool: what a generate call takes before it arrives at its engine.
+_WAY = "way to the engine"
 
 
 @dataclass
@@ -64,18 +66,20 @@ def balanced(requests: Sequence[Request]) -> list[Request]:
         if not loads[worker] or loads[worker] == mean_us:
             continue
         now, then = _lengths(own, 1.0), _lengths(own, mean_us / loads[worker])
-        for place in dict.fromkeys(job.request for job in own):
-            more = {
-                job.stage: (then[id(job)] - now[id(job)], job.begin_us - job.ready_us)
-                for job in own
-                if job.request == place
-            }
-            changed[place] = _with_waits(chains[place], more)
+        by_request: dict[int, list[_Job]] = {}
+        for job in sorted(own, key=lambda job: (job.request, job.stage)):
+            by_request.setdefault(job.request, []).append(job)
+        for place, parts in by_request.items():
+            changed[place] = _with_waits(chains[place], parts, now, then)
     return changed
 
 
 def _with_returns(request: Request) -> Request:
-    """Return the request with own work after each generate call and tool, if only of length 0."""
+    """Return the request with own work after each return to the loop, if only of length 0.
+
+    These are the ends of generate calls and tools, and the load balancer's answer on the way to the engine,
+    which becomes a stage of its own.
+    """
     stages: list[Stage] = []
     for stage in request.stages:
         if (
@@ -84,7 +88,13 @@ def _with_returns(request: Request) -> Request:
             and not (isinstance(stage, Work) and stage.own)
         ):
             stages.append(Work(0.0, own=True))
-        stages.append(stage)
+        if isinstance(stage, Call) and stage.replica is not None:
+            way_us = stage.before_us - stage.queue_us
+            stages += [Tools(((0.0, way_us, _WAY),), stage.turn), Work(0.0, own=True)]
+            seen_us = stage.seen_us - way_us
+            stages.append(stage._replace(before_us=stage.queue_us, seen_us=seen_us))
+        else:
+            stages.append(stage)
     return request._replace(stages=tuple(stages))
 
 
@@ -179,21 +189,31 @@ def _lengths(jobs: Sequence[_Job], factor: float) -> dict[int, float]:
     return found
 
 
-def _with_waits(request: Request, more: Mapping[int, tuple[float, float]]) -> Request:
-    """Prolong own work, by its stage, by what is given first, or shorten it.
+def _with_waits(
+    request: Request, jobs: Sequence[_Job], now: Mapping[int, float], then: Mapping[int, float]
+) -> Request:
+    """Replace own work and the waits for it by those in a queue with scaled work.
 
-    What cannot be taken from the work is taken from the wait for it, given second: it is the end of the
-    stage before, or lies before the request's begin.
+    Args:
+        request: What the jobs are of; the waits are the ends of the stages before them.
+        jobs: In its order.
+        now: By `id` of the job, the length of waiting and work in the queue with the measured work.
+        then: The same with the scaled work.
     """
-    begin_us = request.begin_us
     stages = list(request.stages)
-    for number, (more_us, waited_us) in more.items():
-        length_us = measured_us(stages[number]) + more_us
-        if length_us < 0 and number:
-            stages[number - 1] = _without_end(stages[number - 1], min(-length_us, waited_us))
-        elif length_us < 0:
-            begin_us -= min(-length_us, waited_us)
-        stages[number] = Work(max(length_us, 0.0), own=True)
+    # By how much the queue with the measured work is shorter than measured.
+    missing_us = 0.0
+    for job in jobs:
+        waited_us = job.begin_us - job.ready_us
+        missing_us += waited_us + job.end_us - job.begin_us - now[id(job)]
+        stages[job.stage] = Work(then[id(job)], own=True)
+        if job.stage:
+            stages[job.stage - 1] = _without_end(stages[job.stage - 1], waited_us)
+    last = jobs[-1]
+    stages[last.stage] = Work(max(then[id(last)] + missing_us, 0.0), own=True)
+    begin_us = request.begin_us
+    if jobs[0].stage == 0:
+        begin_us = jobs[0].ready_us
     return request._replace(begin_us=begin_us, stages=tuple(stages))
 
 
