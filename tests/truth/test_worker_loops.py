@@ -55,7 +55,8 @@ def test_requests_wait_less_for_a_balanced_loop(blocks_us):
     truth, predicted, step_us = (sum(each) for each in zip(*found, strict=True))
 
     assert truth > 0.05 * step_us
-    assert predicted == pytest.approx(truth, rel=0.25)
+    # A tool that answers while its loop is blocked is assumed to take its median time.
+    assert predicted == pytest.approx(truth, rel=0.35 if max(blocks_us) < 50_000 else 0.2)
 
 
 def test_loops_that_hardly_work_change_nothing():
