@@ -205,6 +205,18 @@ def test_readers_state_which_steps_were_deleted_and_miss_nothing(recorded):
         assert [] == run.notes
 
 
+def test_summary_marks_that_percentiles_are_of_the_kept_steps(recorded, capsys):
+    """Four requests in each step, and only in the kept ones are they still there."""
+    lines = []
+    for training in recorded:
+        assert 0 == main(["summary", str(training.directory)])
+        (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("requests ")]
+        lines.append(line.split(":")[0].split(maxsplit=1)[1])
+
+    kept = len(KEPT - {0})
+    assert [f"{4 * kept} of {4 * STEPS:,} (of kept steps)", f"{4 * STEPS:,}"] == lines
+
+
 def test_diff_compares_phases_of_all_steps_and_all_else_of_the_kept_ones(recorded, capsys):
     """And states it: a run with all files, and the same with few, have the same metrics."""
     training, whole = recorded
