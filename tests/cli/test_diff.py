@@ -11,7 +11,8 @@ import pytest
 from verl_profiler.analysis.compare.conditions import condition
 from verl_profiler.cli import diff, output
 from verl_profiler.errors import ReadingError
-from verl_profiler.views.diff_text import change_cells, diff_text
+from verl_profiler.views.diff_cells import change_cells
+from verl_profiler.views.diff_text import diff_text
 
 DATA = Path(__file__).parent.parent / "data"
 REHEARSED = DATA / "rehearsal_run.tar.gz"

@@ -8,7 +8,7 @@ import pytest
 
 from verl_profiler.cli import main
 from verl_profiler.live.follow import Run
-from verl_profiler.reading import discovery
+from verl_profiler.reading import discovery, listing
 from verl_profiler.reading.reader import load
 
 SMALL = Path(__file__).parents[1] / "data" / "small_run"
@@ -97,20 +97,23 @@ def test_processes_of_a_run_with_its_events_as_parquet_alone_miss_nothing(run, p
     assert plain == contents(run)
 
 
-@pytest.mark.parametrize("function", ["_event_file", "_is_copy", "_pruned_files"])
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [(listing, "event_file"), (listing, "_is_copy"), (discovery, "_pruned_files")],
+)
 def test_files_that_are_compressed_while_they_are_listed_are_read(
-    run, plain, monkeypatch, function
+    run, plain, monkeypatch, module, function
 ):
     """Before the first of their folder is looked at, between two looks at one, and later."""
     packed = [compress(file, keep=True) for file in run.glob("step_1/*.jsonl")]
-    if function == "_event_file":
+    if function == "event_file":
         # Not there yet when the folder is listed.
         contents_of = {file: file.read_bytes() for file in packed}
         for file in packed:
             file.unlink()
     else:
         contents_of = {}
-    original = getattr(discovery, function)
+    original = getattr(module, function)
 
     def then(*arguments):
         for file in packed:
@@ -119,7 +122,7 @@ def test_files_that_are_compressed_while_they_are_listed_are_read(
             file.with_suffix("").unlink(missing_ok=True)
         return original(*arguments)
 
-    monkeypatch.setattr(discovery, function, then)
+    monkeypatch.setattr(module, function, then)
     assert plain == contents(run)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from verl_profiler.instrumentation import worker_setup_hook
 from verl_profiler.launch import clock_exchange, publishing, remote_output, ship
 from verl_profiler.launch.memory_saver import translate
 from verl_profiler.launch.settings import Settings, parse
+from verl_profiler.launch.training_facts import selected, training_facts
 from verl_profiler.recording import recorder, run_directory
 from verl_profiler.recording.clock import Anchor, take_anchor
 from verl_profiler.recording.worker_config import WorkerConfig
@@ -67,7 +68,7 @@ def prepare(config: Any) -> Any:
         return config
     publish_to = _trackers(config, settings)
     clock = take_anchor()
-    directory = run_directory.make(settings.local_dir, clock, settings, _training(config))
+    directory = run_directory.make(settings.local_dir, clock, settings, training_facts(config))
     try:
         with open_dict(config):
             plan = capture and make_plan(config, capture, settings.nsight, directory)
@@ -123,7 +124,7 @@ def _trackers(config: Any, settings: Settings) -> tuple[str, ...]:
     """Return where to publish, which `profiler.publish: true` takes from verl's own logger."""
     if settings.publish is not True:
         return settings.publish or ()
-    found = publishing.trackers_of(_selected(config, "trainer.logger"))
+    found = publishing.trackers_of(selected(config, "trainer.logger"))
     if not found:
         recorder.say(
             "WARNING profiler.publish is on, but trainer.logger has none of "
@@ -247,70 +248,6 @@ def _collect(directory: Path, plan: Plan) -> None:
             f"WARNING the captures could not be gathered: {error!r}. "
             f"Run: verl-profiler collect {directory} (not-collected)"
         )
-
-
-def _selected(config: Any, path: str) -> Any:
-    """Return the value at a path of the config; None where it cannot be resolved yet."""
-    try:
-        value = OmegaConf.select(config, path)
-    except Exception:  # noqa: BLE001  an interpolation that only a run can resolve
-        return None
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-
-
-def _training(config: Any) -> dict[str, Any]:
-    """Return the part of run.json that describes the training."""
-    pick = functools.partial(_selected, config)
-    return {
-        "model": pick("actor_rollout_ref.model.path"),
-        "rollout": pick("actor_rollout_ref.rollout.name"),
-        "rollout_n": pick("actor_rollout_ref.rollout.n"),
-        "tensor_model_parallel_size": pick("actor_rollout_ref.rollout.tensor_model_parallel_size"),
-        "gpu_memory_utilization": pick("actor_rollout_ref.rollout.gpu_memory_utilization"),
-        "agent_workers": pick("actor_rollout_ref.rollout.agent.num_workers"),
-        "agent_loop": pick("actor_rollout_ref.rollout.agent.default_agent_loop"),
-        "strategy": pick("actor_rollout_ref.actor.strategy"),
-        "train_batch_size": pick("data.train_batch_size"),
-        "max_prompt_length": pick("data.max_prompt_length"),
-        "max_response_length": pick("data.max_response_length"),
-        "nnodes": pick("trainer.nnodes"),
-        "n_gpus_per_node": pick("trainer.n_gpus_per_node"),
-        "use_v1": pick("trainer.use_v1"),
-        "trainer_mode": pick("trainer.v1.trainer_mode"),
-        "asynchronous": _asynchronous(pick),
-        "project_name": pick("trainer.project_name"),
-        "experiment_name": pick("trainer.experiment_name"),
-        "logger": list(publishing.trackers_of(pick("trainer.logger"))),
-        "memory": translate.facts(config),
-    }
-
-
-def _asynchronous(pick: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the settings of an asynchronous trainer that explain its waits; empty for others."""
-    schedule = pick("async_training")
-    if isinstance(schedule, dict):
-        return {
-            **schedule,
-            "checkpoint_engine": pick("actor_rollout_ref.rollout.checkpoint_engine.backend"),
-            "rollout_nnodes": pick("rollout.nnodes"),
-            "rollout_n_gpus_per_node": pick("rollout.n_gpus_per_node"),
-        }
-    mode = pick("trainer.v1.trainer_mode")
-    if mode is None or mode == "sync" or pick("trainer.use_v1") is False:
-        return {}
-    rollout, sampler = "actor_rollout_ref.rollout", "trainer.v1.sampler"
-    found = {
-        "num_warmup_batches": pick(f"trainer.v1.{mode}.num_warmup_batches"),
-        "parameter_sync_step": pick(f"trainer.v1.{mode}.parameter_sync_step"),
-        "enable_switch": pick(f"trainer.v1.{mode}.hybrid_rollout.enable_switch"),
-        "max_off_policy_threshold": pick(f"{sampler}.max_off_policy_threshold"),
-        "max_off_policy_strategy": pick(f"{sampler}.max_off_policy_strategy"),
-        "hybrid_engine": pick("actor_rollout_ref.hybrid_engine"),
-        "checkpoint_engine": pick(f"{rollout}.checkpoint_engine.backend"),
-        "rollout_nnodes": pick(f"{rollout}.nnodes"),
-        "rollout_n_gpus_per_node": pick(f"{rollout}.n_gpus_per_node"),
-    }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _put_into_runtime_env(config: Any, variables: Mapping[str, str]) -> None:

@@ -29,9 +29,10 @@ from verl_profiler.events.files import UnusableFileError, open_regular, status_o
 from verl_profiler.events.json_values import is_list, is_object
 from verl_profiler.reading.cache_folder import CacheFolder, Draft, Kept, unwritable
 from verl_profiler.reading.chunks import Part, build_part
-from verl_profiler.reading.discovery import EventFile, Source
+from verl_profiler.reading.discovery import Source
 from verl_profiler.reading.event_sql import PART_COLUMNS, event_query
 from verl_profiler.reading.legacy_names import vocabulary
+from verl_profiler.reading.listing import EventFile
 from verl_profiler.reading.processes import Process
 from verl_profiler.reading.pruned_files import as_listed
 from verl_profiler.reading.scans import scan

@@ -3,8 +3,8 @@
 Event files may be compressed (`step_<N>/<name>.jsonl.gz`), by the recorder or with gzip.
 
 A path may be a run directory, a folder that holds one, a `step_<N>` folder, an event file, a
-`.parquet` file (or a folder of them, `events/` or `events/step_<N>/` in it), or a tar of a run directory.  Nothing is parsed here but
-`run.json` and the process headers; event files are only listed, with their sizes and times.
+`.parquet` file (or a folder of them, `events/` or `events/step_<N>/` in it), or a tar of a run
+directory.  Nothing is parsed here but `run.json` and the process headers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,7 @@ from typing import Any
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import (
     JSON_LIMIT_BYTES,
-    expanded,
     is_regular,
-    open_regular,
     reason_of,
     status_of_regular,
 )
@@ -38,45 +34,16 @@ from verl_profiler.events.vocabulary import (
 from verl_profiler.reading import archives
 from verl_profiler.reading.descriptions import HEADER, LAUNCH, SHIPPING, Faults, described
 from verl_profiler.reading.formats.registry import format_of, label_of
+from verl_profiler.reading.listing import EventFile, as_text, event_file, event_files, usable
 
-__all__ = ["EventFile", "Source", "find_sources", "role_and_rank", "run_directory"]
+__all__ = ["Source", "find_sources", "role_and_rank", "run_directory"]
 
 PROCESSES = "processes"
 _NAME = re.compile(r"(?P<role>.+?)_(?P<rank>[0-9]{1,9})(?:-[0-9]+)?", re.DOTALL)
 _STEP_LIMIT = 1 << 31
 # A header is a few kilobytes; thousands of processes leave tens of megabytes.
 _HEADERS_LIMIT_BYTES = 256 << 20
-_SHOWN = 5
-_PACKED = ".gz"
 _PARQUET = ("*.parquet", "events/*.parquet", "events/step_*/*.parquet")
-# Of a line, which begins with its time in microseconds.
-_COMPARED_BYTES = 1 << 10
-
-
-@dataclass(frozen=True)
-class EventFile:
-    """One `.jsonl` or `.jsonl.gz` file.
-
-    Args:
-        path: Where it is.
-        shown: Its path below the run directory, for messages.
-        name: The process, from the file name.
-        step: From the folder's name, the first where several steps share it; None when the file is
-            outside one.
-        size_bytes: Its size when it was found.
-        modified_ns: Its modification time when it was found.
-        is_packed: Whether it is compressed.
-        is_pruned: Whether it has what is left of steps whose files were deleted (`keep_steps`).
-    """
-
-    path: Path
-    shown: str
-    name: str
-    step: int | None
-    size_bytes: int
-    modified_ns: int
-    is_packed: bool = False
-    is_pruned: bool = False
 
 
 @dataclass
@@ -172,11 +139,11 @@ def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
         if form == "archive":
             archives.unpack(path, scratch, problems)
             source = _directory(run_directory(scratch, path), problems)
-            source.label = _text(label_of(path))
+            source.label = as_text(label_of(path))
             source.whole = True
             return source
         if form == "parquet":
-            return Source(path.parent, _text(path.stem), whole=False, parquet=[path])
+            return Source(path.parent, as_text(path.stem), whole=False, parquet=[path])
         return _single_file(path, problems)
     if steps_of_folder(_resolved(path).name) is not None and not _step_folders(path):
         return _single_step(_resolved(path), problems)
@@ -186,12 +153,12 @@ def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
 def _directory(root: Path, problems: list[str]) -> Source:
     source = _described(root, problems)
     folders = _step_folders(root, problems)
-    source.files = _event_files(folders or [(None, root)], root, problems)
+    source.files = event_files(folders or [(None, root)], root, problems)
     # After the steps: what is deleted before is in these, and what is deleted later is listed.
     source.files += _pruned_files(source, problems)
     if not source.files:
         found = sorted(path for pattern in _PARQUET for path in root.glob(pattern))
-        source.parquet = _usable(found, root, problems)
+        source.parquet = usable(found, root, problems)
     if not source.files and not source.parquet and not source.headers and not source.launch:
         raise ReadingError(
             f"{root} holds no event files (step_<N>/<name>.jsonl).\n"
@@ -204,7 +171,7 @@ def _directory(root: Path, problems: list[str]) -> Source:
 def _single_step(folder: Path, problems: list[str]) -> Source:
     source = _described(folder.parent, problems)
     source.whole = False
-    source.files = _event_files([(_step_of(folder), folder)], folder.parent, problems)
+    source.files = event_files([(_step_of(folder), folder)], folder.parent, problems)
     return source
 
 
@@ -214,7 +181,7 @@ def _single_file(path: Path, problems: list[str]) -> Source:
     root = path.parent if step is None else path.parent.parent
     source = _described(root, problems)
     source.whole = False
-    source.files = [_event_file(path, root, step)]
+    source.files = [event_file(path, root, step)]
     return source
 
 
@@ -226,7 +193,7 @@ def _step_of(folder: Path) -> int | None:
 
 def _described(root: Path, problems: list[str]) -> Source:
     """Read run.json and the headers of a run; both may be missing."""
-    source = Source(root, _text(_resolved(root).name or str(root)))
+    source = Source(root, as_text(_resolved(root).name or str(root)))
     launch = root / RUN_FILE
     faults = Faults()
     if os.path.lexists(launch):
@@ -237,7 +204,7 @@ def _described(root: Path, problems: list[str]) -> Source:
     size_bytes = 0
     with contextlib.suppress(OSError):
         for path in sorted((root / PROCESSES).glob("*.json")):
-            shown = _text(f"{PROCESSES}/{path.name}")
+            shown = as_text(f"{PROCESSES}/{path.name}")
             with contextlib.suppress(OSError):
                 size_bytes += min(path.stat().st_size, JSON_LIMIT_BYTES)
             if size_bytes > _HEADERS_LIMIT_BYTES:
@@ -248,7 +215,7 @@ def _described(root: Path, problems: list[str]) -> Source:
                 break
             header = described(path, shown, HEADER, faults)
             if header is not None:
-                source.headers[_text(path.stem)] = header
+                source.headers[as_text(path.stem)] = header
     problems += faults.sentences()
     for shown, content in [
         (RUN_FILE, source.launch),
@@ -280,7 +247,7 @@ def _step_folders(root: Path, problems: list[str] | None = None) -> list[tuple[i
 def _pruned_files(source: Source, problems: list[str]) -> list[EventFile]:
     """List what is left of steps whose files were deleted; the headers then state how many lines were."""
     folder = source.root / PRUNED_FOLDER
-    files = _event_files([(None, folder)], source.root, problems) if _is_folder(folder) else []
+    files = event_files([(None, folder)], source.root, problems) if _is_folder(folder) else []
     for file in files:
         if file.name in source.headers:
             shown = f"{PROCESSES}/{file.name}.json"
@@ -295,91 +262,6 @@ def _is_folder(path: Path) -> bool:
         return path.is_dir()
     except OSError:
         return False
-
-
-def _event_files(
-    folders: Iterable[tuple[int | None, Path]], root: Path, problems: list[str]
-) -> list[EventFile]:
-    files: list[EventFile] = []
-    failed: dict[Path, OSError] = {}
-    for step, folder in folders:
-        listed: list[Path] = []
-        with contextlib.suppress(FileNotFoundError):
-            # Its step may have been pruned just now.
-            listed = sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")])
-        for path in listed:
-            try:
-                if not _is_copy(path):
-                    files.append(_event_file(path, root, step))
-            except OSError as error:
-                packed = path.with_name(f"{path.name}{_PACKED}")
-                if os.path.lexists(path):
-                    failed[path] = error
-                elif packed not in listed and os.path.lexists(packed):
-                    # Compressed just now; what is otherwise gone was pruned.
-                    with contextlib.suppress(OSError):
-                        files.append(_event_file(packed, root, step))
-    problems += _unusable(failed, root)
-    return files
-
-
-def _is_copy(path: Path) -> bool:
-    """Whether a compressed file stands beside what it was made of; later lines do not make it one."""
-    plain = path.with_suffix("")
-    if path.suffix != _PACKED or not plain.exists():
-        return False
-    try:
-        with open_regular(plain) as file:
-            first = file.readline(_COMPARED_BYTES)
-    except FileNotFoundError:
-        # Compressed just now.
-        return False
-    try:
-        with open_regular(path) as packed, expanded(packed) as file:
-            return bool(first) and file.readline(_COMPARED_BYTES) == first
-    except (OSError, EOFError, zlib.error):
-        # Cut short while it was written, before the other one would have been removed.
-        return bool(first)
-
-
-def _usable(paths: Iterable[Path], root: Path, problems: list[str]) -> list[Path]:
-    usable: list[Path] = []
-    failed: dict[Path, OSError] = {}
-    for path in paths:
-        try:
-            status_of_regular(path)
-            usable.append(path)
-        except OSError as error:
-            failed[path] = error
-    problems += _unusable(failed, root)
-    return usable
-
-
-def _unusable(failed: dict[Path, OSError], root: Path) -> list[str]:
-    texts = [
-        f"{_shown(path, root)} cannot be read: {reason_of(error)}"
-        for path, error in list(failed.items())[:_SHOWN]
-    ]
-    if len(failed) > _SHOWN:
-        texts.append(f"{len(failed) - _SHOWN} more files cannot be read")
-    return texts
-
-
-def _event_file(path: Path, root: Path, step: int | None) -> EventFile:
-    status = status_of_regular(path)
-    size, modified = status.st_size, status.st_mtime_ns
-    is_packed = path.suffix == _PACKED
-    name = _text((path.with_suffix("") if is_packed else path).stem)
-    return EventFile(path, _shown(path, root), name, step, size, modified, is_packed)
-
-
-def _shown(path: Path, root: Path) -> str:
-    return _text(str(path.relative_to(root)) if path.is_relative_to(root) else path.name)
-
-
-def _text(name: str) -> str:
-    """Return a file name as text that can be encoded; names on disk are bytes."""
-    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _is_run(folder: Path) -> bool:

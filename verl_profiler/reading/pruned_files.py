@@ -15,7 +15,7 @@ from pathlib import Path
 from verl_profiler.events.files import open_regular
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.vocabulary import PRUNED_FOLDER, steps_of_folder
-from verl_profiler.reading.discovery import EventFile
+from verl_profiler.reading.listing import EventFile
 
 __all__ = ["as_listed"]
 

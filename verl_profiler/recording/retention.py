@@ -3,7 +3,8 @@
 The trainer's process decides which steps are kept, and writes that to `retention.json`; each process
 follows it, and deletes nothing but files that it wrote itself.  A file is deleted as a whole.  What it
 added up to is then appended to `pruned/<name>.jsonl`: a `step_pruned` line per step, and the trainer's
-own timers and metrics, which are a few lines per step.
+own timers and metrics, which are a few lines per step.  Whoever reads in between, or after a kill in
+between, finds neither for the steps of one flush.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -169,6 +171,17 @@ class StepChoice:
             del self._slow[min(reversed(self._slow), key=lambda each: self._slow[each])]
 
 
+@dataclass(frozen=True)
+class _Read:
+    """Files of a path, and what they add up to: lines that are left of them, their lines and bytes."""
+
+    path: Path
+    files: list[Path]
+    lines: list[bytes]
+    count: int
+    size_bytes: int
+
+
 class Retention:
     """Deletes the files of one process whose steps are not kept; in the trainer's, chooses these.
 
@@ -255,19 +268,25 @@ class Retention:
         Returns:
             The file for what is left of them, and its next lines.
         """
-        lines: list[bytes] = []
+        read: list[_Read] = []
         left = _LAST_BYTES
-        for path in self._due():
-            try:
+        path = self._directory
+        lines: list[bytes] = []
+        try:
+            for path in self._due():
                 left -= sum(map(_lines_bytes, _files_of(path)))
                 if final and left < 0:
                     break
-                lines += self._delete(path)
-            except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
-                self._failed = True
-                problem = _problem(path, error)
-                self._complain("prune", f"{problem}; from now on no step is pruned")
-                break
+                read.append(self._read(path))
+            # Together, so that a reader beside the run seldom finds neither files nor lines.
+            for each in read:
+                path = each.path
+                self._delete(each)
+                lines += each.lines
+        except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
+            self._failed = True
+            problem = _problem(path, error)
+            self._complain("prune", f"{problem}; from now on no step is pruned")
         return self._directory / PRUNED_FOLDER / f"{self._name}.jsonl", lines
 
     @property
@@ -296,8 +315,8 @@ class Retention:
             # The next step tries again.
             self._complain("keep", _problem(self._directory / RETENTION_FILE, error))
 
-    def _delete(self, path: Path) -> list[bytes]:
-        """Delete the files of a path; return the lines that are left of them."""
+    def _read(self, path: Path) -> _Read:
+        """Add up the files of a path."""
         self._release(path)
         files = _files_of(path)
         steps: dict[int, Totals] = {}
@@ -314,15 +333,18 @@ class Retention:
                     if self._decides and is_timer(line):
                         timers.append(text)
         size_bytes = sum(file.stat().st_size for file in files)
-        for file in files:
+        left = [*timers, *(self._line(step, each) for step, each in sorted(steps.items()))]
+        return _Read(path, files, left, count, size_bytes)
+
+    def _delete(self, read: _Read) -> None:
+        for file in read.files:
             file.unlink()
         with contextlib.suppress(OSError):
             # Until the last process gets here, there are files of others.
-            path.parent.rmdir()
-        del self._files[path]
-        self.lines += count
-        self.freed_bytes += size_bytes
-        return [*timers, *(self._line(step, each) for step, each in sorted(steps.items()))]
+            read.path.parent.rmdir()
+        del self._files[read.path]
+        self.lines += read.count
+        self.freed_bytes += read.size_bytes
 
     def _line(self, step: int, totals: Totals) -> bytes:
         line: dict[str, Any] = {"timestamp": totals.at, "event": "step_pruned"}

@@ -14,7 +14,6 @@ the disks of these nodes, too; so is `retention.json`, which the trainer's proce
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from dataclasses import dataclass, field
@@ -22,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.capture.connected_ray import as_connected
-from verl_profiler.environ import SETTINGS
 from verl_profiler.events.vocabulary import RETENTION_FILE
 from verl_profiler.shipping.account import earlier_nodes, iso, reason_in_line, write_account
+from verl_profiler.shipping.node_actor import node_actor
 from verl_profiler.shipping.node_files import CHUNK_BYTES, Piece, disk_of, hangs_of
 from verl_profiler.shipping.receiver import Names, Receiver
 
@@ -282,7 +281,7 @@ class Shipments:
         if node.actor is not None and node.state == "shipping":
             return True
         if node.actor is None:
-            node.actor = _actor(self._ray, node.node_id)
+            node.actor = node_actor(self._ray, node.node_id)
         disk = self._called(node, "open", self._directory, timeout_s=_START_S)
         if not disk:
             # A node without a run directory is retried, one without the package is not.
@@ -352,59 +351,3 @@ class Shipments:
         with contextlib.suppress(Exception):
             if actor is not None:
                 as_connected(self._ray.kill)(actor)
-
-
-def _actor(ray: Any, node_id: str) -> Any:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    # A class that is defined here is pickled by value: the node need not have this package.
-    class VerlProfilerFiles:
-        """Reads the files of a run on its node."""
-
-        def open(self, directory: str) -> str | bool | None:
-            """Return the name of the disk; None without a run directory, False without the package."""
-            with contextlib.suppress(OSError):
-                os.nice(19)
-            try:
-                from verl_profiler.shipping import node_files
-            except ImportError:
-                return False
-            self.directory = directory
-            return node_files.disk_of(node_files.Path(directory))
-
-        def begin(self, have: dict[str, int]) -> None:
-            """Take note of what the other side has."""
-            from verl_profiler.shipping.node_files import NodeFiles
-
-            self.files = NodeFiles(self.directory, have)
-
-        def request_evidence(self, hangs: int) -> None:
-            """Make the folders that processes of this node look for."""
-            from verl_profiler.shipping import node_files
-
-            node_files.request_evidence(node_files.Path(self.directory), hangs)
-
-        def take_decision(self, content: bytes) -> None:
-            """Store which steps are kept for the processes of this node."""
-            from verl_profiler.shipping import node_files
-
-            node_files.take_decision(node_files.Path(self.directory), content)
-
-        def scan(self, light: bool) -> None:
-            """Find out what has changed."""
-            self.files.scan(light=light)
-
-        def pieces(self, limit: int) -> Any:
-            """Return the next pieces."""
-            return self.files.pieces(limit)
-
-    return (
-        ray.remote(VerlProfilerFiles)
-        .options(
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-            # Not one of the run's processes.
-            runtime_env={"env_vars": {SETTINGS: ""}},
-        )
-        .remote()
-    )

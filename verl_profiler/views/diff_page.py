@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.render.html import digest, part, template, trusted
+from verl_profiler.views.diff_cells import change_cells
 from verl_profiler.views.diff_text import (
     HEADINGS,
-    change_cells,
     conclusion,
     differences,
     groups,

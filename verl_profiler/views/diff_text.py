@@ -10,10 +10,10 @@ from verl_profiler.analysis.compare.asynchronous_metrics import DEVICE, STALENES
 from verl_profiler.analysis.compare.comparison import HEADLINES, Change
 from verl_profiler.render.text import align
 from verl_profiler.units import seconds, share
+from verl_profiler.views.diff_cells import amount, change_cells, in_brackets, moved
 
 __all__ = [
     "HEADINGS",
-    "change_cells",
     "conclusion",
     "diff_text",
     "differences",
@@ -48,8 +48,6 @@ _WORK_SHARE = 0.1
 # Without --all, at most so many metrics with and without a significant change are shown, and of both.
 _EACH = 7
 _ROWS = 10
-# What is smaller than this share of both values is a rounding error.
-_NONE = 1e-9
 _NAMED = 3
 _LISTED = 12
 _WIDEST = 60
@@ -182,7 +180,7 @@ def differences(document: Mapping[str, Any]) -> str:
             lines.append(f"  and {len(changed) - _LISTED} more; --json lists them")
     for letter in "AB":
         names = [
-            f"{each['name']} ({_amount(each['count'], '')} per step)"
+            f"{each['name']} ({amount(each['count'], '')} per step)"
             for each in document["only_in_one"]
             if each["run"] == letter
         ]
@@ -237,8 +235,8 @@ def _premises(document: Mapping[str, Any]) -> str:
     sentences: list[str] = []
     if work:
         named = ", ".join(
-            f"{row['metric'].removesuffix('.mean')} {_amount(row['a'], '')} to "
-            f"{_amount(row['b'], '')}{_in_brackets(row['share'])}"
+            f"{row['metric'].removesuffix('.mean')} {amount(row['a'], '')} to "
+            f"{amount(row['b'], '')}{in_brackets(row['share'])}"
             for row in work
         )
         sentences.append(f"The work per step differs: {named}; step times are not comparable.")
@@ -260,19 +258,17 @@ def _step(document: Mapping[str, Any]) -> str:
             f"{length}; too few steps to distinguish a change from noise.  Compare at least 3 "
             "steps of each."
         )
-    text = f"{length}: {_moved(step)}{_in_brackets(step['share'])}, "
+    text = f"{length}: {moved(step)}{in_brackets(step['share'])}, "
     if step["drift"]:
         text += "but a linear drift over both ranges explains the difference."
     else:
         kind = "significant" if step["significant"] else "not significant"
-        text += (
-            f"{kind} (95 % interval {_moved(step, step['low'])} to {_moved(step, step['high'])})."
-        )
+        text += f"{kind} (95 % interval {moved(step, step['low'])} to {moved(step, step['high'])})."
     others = [row for row in rows if row["significant"] and not row["metric"].startswith("step.")]
     lengths = [row for row in others if row["unit"] == "s"]
     if lengths:
         row = max(lengths, key=lambda row: abs(row["difference"]))
-        text += f"  The largest other significant change is {row['metric']}, {_moved(row)}."
+        text += f"  The largest other significant change is {row['metric']}, {moved(row)}."
     elif not others and not step["significant"]:
         text += "  No other metric changed significantly."
     return text
@@ -284,7 +280,7 @@ def _power(document: Mapping[str, Any]) -> str:
     if step["detectable"] is None:
         return ""
     counts = [len(run["steps"]) for run in document["runs"]]
-    worth = " and ".join(_amount(each, "") for each in step["effective_steps"])
+    worth = " and ".join(amount(each, "") for each in step["effective_steps"])
     of = "pairs of steps" if len(step["effective_steps"]) == 1 else "steps"
     counted = " and ".join(map(str, counts[: len(step["effective_steps"])]))
     text = (
@@ -311,27 +307,9 @@ def note(document: Mapping[str, Any]) -> str:
     return " ".join(notes)
 
 
-def change_cells(row: Mapping[str, Any]) -> list[str]:
-    """Return a row of the table: metric, both values, the change, its interval and p."""
-    low, high = row["low"], row["high"]
-    interval = "drift" if row["drift"] else "-"
-    if low is not None:
-        interval = f"{_moved(row, low)} to {_moved(row, high)}"
-    chance = row["adjusted_p"]
-    return [
-        f"≈ {row['metric']}" if row["estimated"] else row["metric"],
-        _amount(row["a"], row["unit"]),
-        _amount(row["b"], row["unit"]),
-        _moved(row),
-        _signed(row["share"]),
-        interval,
-        "-" if chance is None else f"{chance:.3f}" if chance >= 0.001 else "<0.001",
-    ]
-
-
 def verdict(each: Mapping[str, Any]) -> str:
     """Return the result of a condition."""
-    measured = f"A {_amount(each['a'], each['unit'])}, B {_amount(each['b'], each['unit'])}"
+    measured = f"A {amount(each['a'], each['unit'])}, B {amount(each['b'], each['unit'])}"
     if each["p"] is not None:
         measured += f"; p {each['p']:.3f}, significant at {each['significant_p']:.3f} or below"
     if each["holds"]:
@@ -364,14 +342,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
 
 
-def _amount(value: float, unit: str) -> str:
-    """Write a value of a metric."""
-    if unit == "s":
-        return seconds(value)
-    number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return f"{number}{unit}"
-
-
 def _order(each: Change) -> tuple[Any, ...]:
     name = each.metric.name
     first = (*HEADLINES, "step.p50")
@@ -393,20 +363,3 @@ def _warm_up(steps: Sequence[int]) -> str:
         return ""
     of = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     return f"; {of} left out as warm-up"
-
-
-def _in_brackets(value: float | None) -> str:
-    return "" if value is None else f" ({_signed(value)})"
-
-
-def _signed(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{'+' if value >= 0 else '-'}{share(abs(value))}"
-
-
-def _moved(row: Mapping[str, Any], value: float | None = None) -> str:
-    difference = row["difference"] if value is None else value
-    if abs(difference) < _NONE * max(abs(row["a"]), abs(row["b"]), _NONE):
-        difference = 0.0
-    return f"{'+' if difference >= 0 else '-'}{_amount(abs(difference), row['unit'])}"
