@@ -77,6 +77,7 @@ def suitable():
             llm_server_manager=Anything(rollout_replicas=replicas),
             metadata={"length": 4},
             start_time=0.0,
+            bucket=Anything(nbytes=4),
             bucket_size=4,
             rank=0,
             **dict.fromkeys(("current_param_version", "local_trigger_step"), 1),

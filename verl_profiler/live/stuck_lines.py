@@ -30,7 +30,9 @@ def pointer(followed: Run, *, brief: bool = False) -> str | None:
     if not found.is_alarm:
         return None
     if brief:
-        # What is cut off comes last.
+        # What is cut off comes last: of a failure, its type is the answer.
+        if found.state == "failed":
+            return f"{found.state}: {found.summary} See verl-profiler stuck"
         return f"{found.state} (see verl-profiler stuck): {found.summary}"
     return (
         f"{found.state}: {found.summary} Culprit: {found.culprit}. See verl-profiler stuck "
