@@ -257,11 +257,11 @@ def test_every_key_that_is_written_now_is_in_the_tables(worker_config, tmp_path,
 
 
 def test_what_is_read_of_the_training_is_in_the_table():
-    """`prepare._training` picks these keys."""
+    """`training_facts` picks these keys."""
     omegaconf = pytest.importorskip("omegaconf")
-    from verl_profiler.launch import prepare
+    from verl_profiler.launch.training_facts import training_facts
 
-    picked = prepare._training(omegaconf.OmegaConf.create({}))
+    picked = training_facts(omegaconf.OmegaConf.create({}))
 
     assert set() == unknown({"training": picked}, RUN)
     assert msgspec.json.encode(picked)
