@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from verl_profiler.launch import ship
-from verl_profiler.shipping import nodes
+from verl_profiler.shipping import node_actor, nodes
 from verl_profiler.shipping.account import earlier_directory
 from verl_profiler.shipping.nodes import Shipments
 
@@ -87,7 +87,7 @@ class FakeRay:
 @pytest.fixture(autouse=True)
 def _no_priority(monkeypatch):
     # Of this process, in which the fake's actors run.
-    monkeypatch.setattr(nodes.os, "nice", lambda _more: 0)
+    monkeypatch.setattr(node_actor.os, "nice", lambda _more: 0)
     # Real ids are longer than the names here.
     monkeypatch.setattr(
         "ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy",
