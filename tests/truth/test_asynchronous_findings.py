@@ -1,5 +1,7 @@
 """Findings of asynchronous runs: pairs of simulated runs, with and without the cause."""
 
+from dataclasses import replace
+
 import pytest
 from truth.asynchronous_runs import Plan, Simulation, events_of
 from truth.engine_readings import reading
@@ -119,6 +121,9 @@ def long_and_short(number):
     return (4200, 90, 1800) if number % 4 == 0 else (150 + number, 30, 120)
 
 
+# One replica and one device of the trainer.
+ONE_EACH = Plan(ahead=4, steps=12, sync_ms=20, replicas=1, trainer_devices=1)
+
 # The finding, a run that has it, the same run without its cause, and what the culprit is called.
 PLANTED = {
     "split_off, rollout": (
@@ -147,29 +152,13 @@ PLANTED = {
         "the wait in the queue",
     ),
     "too_stale, long requests": (
-        Plan(
-            stages=long_and_short,
-            ahead=8,
-            train_ms=1800,
-            steps=12,
-            sync_ms=20,
-            replicas=1,
-            trainer_devices=1,
-        ),
-        Plan(ahead=4, steps=12, sync_ms=20, replicas=1, trainer_devices=1),
+        replace(ONE_EACH, stages=long_and_short, ahead=8, train_ms=1800),
+        ONE_EACH,
         "long requests (320 to 6000 tokens)",
     ),
     "too_stale, tools": (
-        Plan(
-            stages=long_tools,
-            ahead=8,
-            train_ms=1800,
-            steps=12,
-            sync_ms=20,
-            replicas=1,
-            trainer_devices=1,
-        ),
-        Plan(ahead=4, steps=12, sync_ms=20, replicas=1, trainer_devices=1),
+        replace(ONE_EACH, stages=long_tools, ahead=8, train_ms=1800),
+        ONE_EACH,
         "the time between generate calls (tools, rewards)",
     ),
 }

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from verl_profiler.capture.connected_ray import as_connected
+from verl_profiler.capture.connected_ray import actor_on_node, as_connected
 from verl_profiler.recording import recorder
 from verl_profiler.recording.clock import boot_id, now
 
@@ -254,10 +254,6 @@ def _connected(host: str, port: int | None, token: bytes) -> socket.socket | Non
 
 
 def _actor(ray: Any, node_id: str) -> Any:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from verl_profiler.environ import SETTINGS
-
     # A class that is defined here is pickled by value: the node need not have this package.
     class VerlProfilerClock:
         """Reports the time of its node."""
@@ -360,13 +356,4 @@ def _actor(ray: Any, node_id: str) -> Any:
                 return False
             return bool(more)
 
-    return (
-        ray.remote(VerlProfilerClock)
-        .options(
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-            # Not one of the run's processes.
-            runtime_env={"env_vars": {SETTINGS: ""}},
-        )
-        .remote()
-    )
+    return actor_on_node(ray, VerlProfilerClock, node_id)

@@ -11,7 +11,6 @@ The thread writes itself: the writer thread may hang with its disk.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from pathlib import Path
@@ -33,6 +32,7 @@ from verl_profiler.recording.open_calls import FailedPhase, OpenCall, OpenPhase
 from verl_profiler.recording.stacks import Stack
 from verl_profiler.recording.stuck_notice import notify
 from verl_profiler.recording.trainer_signs import TrainerSigns
+from verl_profiler.recording.whole_files import replace_file
 
 __all__ = ["account", "begin"]
 
@@ -316,11 +316,7 @@ class _Watcher(threading.Thread):
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:
-    partial = path.with_suffix(".json.part")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    with os.fdopen(os.open(partial, flags, 0o666), "wb") as file:
-        file.write(msgspec.json.encode(content))
-    partial.replace(path)
+    replace_file(path, msgspec.json.encode(content), path.with_suffix(".json.part"))
 
 
 def _placed(stack: Stack) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from verl_profiler.events.vocabulary import (
 )
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.step_totals import Totals, decode_line, is_timer
+from verl_profiler.recording.whole_files import replace_file
 from verl_profiler.recording.worker_config import EventSettings, KeepSteps
 
 __all__ = ["Decision", "Retention", "StepChoice", "publish"]
@@ -82,10 +83,7 @@ def publish(directory: Path, content: bytes) -> None:
         OSError: It cannot be written.
     """
     draft = directory / f".{RETENTION_FILE}.{os.getpid()}.part"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(draft, flags, 0o666), "wb") as file:
-        file.write(content)
-    draft.replace(directory / RETENTION_FILE)
+    replace_file(directory / RETENTION_FILE, content, draft)
 
 
 class StepChoice:

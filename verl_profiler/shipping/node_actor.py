@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Any
 
-from verl_profiler.environ import SETTINGS
+from verl_profiler.capture.connected_ray import actor_on_node
 
 __all__ = ["node_actor"]
 
@@ -18,7 +18,6 @@ def node_actor(ray: Any, node_id: str) -> Any:
         ray: The module, connected.
         node_id: Ray's id of the node.
     """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # A class that is defined here is pickled by value: the node need not have this package.
     class VerlProfilerFiles:
@@ -61,13 +60,4 @@ def node_actor(ray: Any, node_id: str) -> Any:
             """Return the next pieces."""
             return self.files.pieces(limit)
 
-    return (
-        ray.remote(VerlProfilerFiles)
-        .options(
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-            # Not one of the run's processes.
-            runtime_env={"env_vars": {SETTINGS: ""}},
-        )
-        .remote()
-    )
+    return actor_on_node(ray, VerlProfilerFiles, node_id)

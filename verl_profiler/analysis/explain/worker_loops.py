@@ -28,8 +28,9 @@ _WAY = "way to the engine"
 class _Job:
     """Own work of a request, from `begin_us` to `end_us` as recorded; `stage` is its place in the chain.
 
-    It was ready for its loop at `ready_us`, at `earliest_us` or later (then, if `known`); `tool` was called
-    before.  It kept the loop busy for `busy_us`, and `chain_us` is since when the loop had been busy.
+    It was ready for its loop at `ready_us`: later than `earliest_us` where `tool` was called before or the
+    request begins, else then.  It kept the loop busy for `busy_us`, and `chain_us` is since when the loop
+    had been busy.
     """
 
     request: int
@@ -37,11 +38,15 @@ class _Job:
     begin_us: float
     end_us: float
     earliest_us: float
-    known: bool
     tool: str | None
     busy_us: float = 0.0
     chain_us: float = 0.0
     ready_us: float = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether it is recorded when the request was ready."""
+        return self.tool is None and self.earliest_us > float("-inf")
 
 
 def balanced(requests: Sequence[Request]) -> list[Request]:
@@ -65,10 +70,11 @@ def balanced(requests: Sequence[Request]) -> list[Request]:
     for worker, own in jobs.items():
         if not loads[worker] or loads[worker] == mean_us:
             continue
-        now, then = _lengths(own, 1.0), _lengths(own, mean_us / loads[worker])
         by_request: dict[int, list[_Job]] = {}
         for job in sorted(own, key=lambda job: (job.request, job.stage)):
             by_request.setdefault(job.request, []).append(job)
+        factors = 1.0, mean_us / loads[worker]
+        now, then = (_lengths(by_request.values(), factor) for factor in factors)
         for place, parts in by_request.items():
             changed[place] = _with_waits(chains[place], parts, now, then)
     return changed
@@ -102,21 +108,20 @@ def _jobs(place: int, request: Request) -> list[_Job]:
     """Return the own work in a request's chain."""
     found: list[_Job] = []
     now_us = request.begin_us
-    # When the request was ready at the earliest, and whether that is when it was.
-    earliest_us, known, tool = float("-inf"), False, None
+    earliest_us, tool = float("-inf"), None
     for number, stage in enumerate(request.stages):
         begin_us = now_us
         now_us += measured_us(stage)
         if isinstance(stage, Call):
-            earliest_us, known, tool = now_us - stage.after_us, True, None
+            earliest_us, tool = now_us - stage.after_us, None
             continue
         if isinstance(stage, Tools):
             _, _, tool = max(stage.calls, key=lambda call: call[0] + call[1])
-            earliest_us, known = begin_us, False
+            earliest_us = begin_us
             continue
         if stage.own:
-            found.append(_Job(place, number, begin_us, now_us, earliest_us, known, tool))
-        earliest_us, known, tool = now_us, True, None
+            found.append(_Job(place, number, begin_us, now_us, earliest_us, tool))
+        earliest_us, tool = now_us, None
     return found
 
 
@@ -167,13 +172,15 @@ def _set_ready(jobs: Sequence[_Job], tool_lengths: Mapping[str, float]) -> None:
             job.ready_us = max(job.ready_us, min(answered_us, most_us))
 
 
-def _lengths(jobs: Sequence[_Job], factor: float) -> dict[int, float]:
-    """Return by `id` for how long each job waits and runs if its work is scaled: a FIFO queue."""
-    chains: dict[int, list[_Job]] = {}
-    for job in sorted(jobs, key=lambda job: (job.request, job.stage)):
-        chains.setdefault(job.request, []).append(job)
+def _lengths(chains: Iterable[Sequence[_Job]], factor: float) -> dict[int, float]:
+    """Return by `id` for how long each job waits and runs if its work is scaled: a FIFO queue.
+
+    Args:
+        chains: The jobs of each request of a worker, in order.
+        factor: Of their work.
+    """
     number = count()
-    heap = [(chain[0].ready_us, next(number), chain, 0) for chain in chains.values()]
+    heap = [(chain[0].ready_us, next(number), chain, 0) for chain in chains]
     heapq.heapify(heap)
     free_us = float("-inf")
     found: dict[int, float] = {}
