@@ -246,6 +246,45 @@ def test_raylets_of_a_real_cluster(run):
         assert each["made_by_the_reader"] == []
 
 
+class FakeRay:
+    """Stands in for the module `ray`: `init` fails as often as it is told."""
+
+    def __init__(self, *failures):
+        self.failures = list(failures)
+        self.calls = 0
+
+    def is_initialized(self):
+        return False
+
+    def init(self, **options):
+        self.calls += 1
+        if self.failures:
+            raise RuntimeError(self.failures.pop(0))
+
+    def shutdown(self):
+        pass
+
+
+LOST = "Starting Ray client server failed. See ray_client_server_23000.err for detailed logs."
+
+
+def test_a_client_whose_server_was_lost_is_joined_again(monkeypatch):
+    """Ray's proxy loses one in ten servers that it forks (ray#63202)."""
+    fake = FakeRay(LOST, LOST)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    with executor("ray://head"):
+        assert fake.calls == 3
+
+
+@pytest.mark.parametrize(("failures", "calls"), [(["wrong version"], 1), ([LOST] * 9, 4)])
+def test_other_failures_and_a_server_lost_each_time_end(monkeypatch, failures, calls):
+    fake = FakeRay(*failures)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    with pytest.raises(ReadingError, match=failures[0]), executor("ray://head"):
+        raise AssertionError("never joined")
+    assert fake.calls == calls
+
+
 # `ray start` requires the token that an earlier cluster of this user left; clients do not send it.
 NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 

@@ -26,6 +26,8 @@ _NICE = 19
 _CHECK_S = 300.0
 _CONNECT_S = 5.0
 _AUTHENTICATION = "If it requires a token, set RAY_AUTH_MODE=token.  "
+_JOIN_ATTEMPTS = 4
+_LOST_SERVER = "Starting Ray client server failed"
 _HOST_AND_PORT = re.compile(r"(?:ray://)?\[?([^\]/]+?)\]?:(\d{1,5})(?:/.*)?")
 
 
@@ -233,7 +235,7 @@ def executor(where: str) -> Generator[Executor, None, None]:
         return
     try:
         _check_port(address)
-        joined.init(address=address, log_to_driver=False, logging_level="ERROR")
+        _join(joined, address)
     except Exception as error:
         # A client that sends no token only sees that nothing answers.
         token = "" if not address.startswith("ray://") else _AUTHENTICATION
@@ -246,6 +248,21 @@ def executor(where: str) -> Generator[Executor, None, None]:
         yield OnRay()
     finally:
         joined.shutdown()
+
+
+def _join(ray: Any, address: str) -> None:
+    """Join a cluster, again where Ray's proxy lost the server that it had just forked for this client.
+
+    The fork meets threads inside gRPC now and then: https://github.com/ray-project/ray/issues/63202.
+    """
+    for attempt in range(_JOIN_ATTEMPTS):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except Exception as error:
+            if attempt + 1 == _JOIN_ATTEMPTS or _LOST_SERVER not in str(error):
+                raise
+        else:
+            return
 
 
 def _check_port(address: str) -> None:
