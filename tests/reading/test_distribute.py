@@ -261,6 +261,9 @@ class FakeRay:
         if self.failures:
             raise RuntimeError(self.failures.pop(0))
 
+    def nodes(self):
+        return []
+
     def shutdown(self):
         pass
 
