@@ -136,6 +136,10 @@ def test_what_is_left_of_a_step_adds_up_to_it(recorded):
     assert "step_pruned" == line["event"]
     # Of the recorder itself.
     own, _ = line["extra"]["totals"].pop("profiler_cost")
+    (size,) = line["extra"].pop("files").items()
+    # 16 lines of about 150 bytes, and the recorder's own.
+    assert ".jsonl" == size[0]
+    assert 16 * 100 < size[1] < 16 * 200 + own * 400
     assert {
         "lines": 16 + own,
         "requests": {
@@ -357,7 +361,8 @@ def test_where_a_disk_refuses_to_delete_files_stay(worker_config, monkeypatch, c
     assert {*range(41)} == steps_on_disk(training.directory)
     with load(training.directory, cache=False) as run:
         rows = run.rows("SELECT requests FROM steps WHERE step > 0")
-        assert [] == run.notes
+        # What it adds up to was written before.
+        assert [True] == ["of 1 of 40 steps (7)" in note for note in run.notes]
     assert [4] * 40 == [row["requests"] for row in rows]
 
 
@@ -374,6 +379,102 @@ def test_late_lines_of_a_pruned_step_are_added(worker_config):
     with load(training.directory, cache=False) as run:
         (row,) = run.rows("SELECT requests, generated_tokens FROM steps WHERE step = 15")
     assert {"requests": 5, "generated_tokens": 50} == row
+
+
+def copies_at_each_deletion(directory, folder, monkeypatch):
+    """Return copies of a run as a kill would leave it before and after each deletion, as they are made."""
+    copies = []
+    unlink = Path.unlink
+
+    def copy():
+        if directory.is_dir():
+            copies.append(shutil.copytree(directory, folder / str(len(copies))))
+
+    def killed_around(path, **named):
+        copy()
+        unlink(path, **named)
+        copy()
+
+    monkeypatch.setattr(Path, "unlink", killed_around)
+    return copies
+
+
+@pytest.mark.parametrize("changes", [{}, {"steps_per_file": 3}])
+def test_a_kill_while_files_are_deleted_loses_and_doubles_nothing(
+    worker_config, tmp_path, monkeypatch, changes
+):
+    training = Training(worker_config, **changes)
+    for step in range(1, 21):
+        training.step(step)
+    copies = copies_at_each_deletion(training.directory, tmp_path / "copies", monkeypatch)
+    training.step(21)
+    training.step(22)
+    monkeypatch.undo()
+
+    assert copies
+    for copy in copies:
+        with load(copy, cache=False) as run:
+            rows = run.rows(
+                "SELECT requests, generated_tokens FROM steps WHERE step IN (1, 7, 12, 15)"
+            )
+            count = run.rows("SELECT count(*) FROM steps WHERE step BETWEEN 1 AND 20")
+            problems = [each for each in run.problems if "run.json" not in each]
+        assert [{"requests": 4, "generated_tokens": 40}] * 4 == rows
+        assert [20] == [row["count_star()"] for row in count]
+        assert [] == problems
+    training.close()
+
+
+def test_a_reader_in_tasks_leaves_out_files_that_are_about_to_be_deleted(
+    worker_config, tmp_path, monkeypatch
+):
+    training = Training(worker_config)
+    for step in range(1, 21):
+        training.step(step)
+    copies = copies_at_each_deletion(training.directory, tmp_path / "copies", monkeypatch)
+    training.step(21)
+    monkeypatch.undo()
+    training.close()
+
+    distribute([copies[0]], Inline())
+    with load(copies[0]) as run:
+        rows = run.rows("SELECT requests FROM steps WHERE step BETWEEN 1 AND 20")
+    assert [{"requests": 4}] * 20 == rows
+
+
+def test_totals_that_wait_for_the_disk_keep_the_files(worker_config, monkeypatch):
+    """Also lines that come meanwhile are counted once."""
+    training = Training(worker_config)
+    for step in range(1, 21):
+        training.step(step)
+    writer = training.worker._writer
+    append = writer.files.append
+
+    def refuse(path, lines, *, owned=True):
+        if path.parent.name == "pruned":
+            writer.files._keep(path, lines, owned)
+        else:
+            append(path, lines, owned=owned)
+
+    monkeypatch.setattr(writer.files, "append", refuse)
+    before = steps_on_disk(training.directory, "worker_0")
+    training.step(21)
+    assert before | {21} == steps_on_disk(training.directory, "worker_0")
+    (waiting,) = writer._retention._summed
+    monkeypatch.undo()
+    # A late line, which is written before the files are looked at again.
+    late = int(waiting.path.parent.name.removeprefix("step_"))
+    training.step(late, requests=1)
+    for step in range(22, 30):
+        training.step(step)
+    training.close()
+
+    assert late not in steps_on_disk(training.directory, "worker_0")
+    with load(training.directory, cache=False) as run:
+        rows = run.rows("SELECT requests FROM steps WHERE step BETWEEN 1 AND 29 ORDER BY step")
+        problems = [each for each in run.problems if "run.json" not in each]
+    assert [5 if step == late else 4 for step in range(1, 30)] == [row["requests"] for row in rows]
+    assert [] == problems
 
 
 def test_a_reader_beside_a_run_that_prunes_gets_every_step_once(worker_config):

@@ -267,6 +267,11 @@ FIELDS = {
     "file": _text(
         "Base name of that function's file; never its folder or contents.", "event_loop_lag"
     ),
+    "files": _object(
+        "Sizes in bytes of the deleted files, by the end of their name; in the last line about a file. "
+        "A file of the process in the step's folder with this size is still to be deleted.",
+        "step_pruned",
+    ),
     "finish_reason": _text(
         "Why generation ended: `stop`, `length`, `abort`, …; an engine server names aborts only.",
         *_ENGINE_CALLS,

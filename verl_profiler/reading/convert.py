@@ -126,6 +126,7 @@ def convert(
     gone = [file for file in gone if f"{file.shown}.gz" not in {each.shown for each in packed}]
     for group in _groups(packed, processes):
         read(group)
+    gone += [file for file in source.summed if file.name in pruned]
     left = as_listed(source.root, pruned, gone, result.counts, scratch.path)
     for group in _groups((file for file in left if file.size_bytes), processes):
         read(group)

@@ -35,6 +35,7 @@ from verl_profiler.reading import archives
 from verl_profiler.reading.descriptions import HEADER, LAUNCH, SHIPPING, Faults, described
 from verl_profiler.reading.formats.registry import format_of, label_of
 from verl_profiler.reading.listing import EventFile, as_text, event_file, event_files, usable
+from verl_profiler.reading.pruned_files import summed
 
 __all__ = ["Source", "find_sources", "role_and_rank", "run_directory"]
 
@@ -54,6 +55,7 @@ class Source:
         root: The run directory.
         label: What tables show in `run`.
         whole: True when all files of the directory are meant, so that a cache may be kept.
+        summed: Files that are not read: what is left of them in `pruned/` is there already.
         shipping: `shipping.json`, where nodes with other disks sent their files; else empty.
     """
 
@@ -64,6 +66,7 @@ class Source:
     parquet: list[Path] = field(default_factory=list[Path])
     launch: dict[str, Any] = field(default_factory=dict[str, Any])
     headers: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    summed: list[EventFile] = field(default_factory=list[EventFile])
     shipping: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -155,7 +158,10 @@ def _directory(root: Path, problems: list[str]) -> Source:
     folders = _step_folders(root, problems)
     source.files = event_files(folders or [(None, root)], root, problems)
     # After the steps: what is deleted before is in these, and what is deleted later is listed.
-    source.files += _pruned_files(source, problems)
+    pruned = _pruned_files(source, problems)
+    source.summed = summed(source.files, pruned)
+    left_out = {file.path for file in source.summed}
+    source.files = [file for file in source.files if file.path not in left_out] + pruned
     if not source.files:
         found = sorted(path for pattern in _PARQUET for path in root.glob(pattern))
         source.parquet = usable(found, root, problems)

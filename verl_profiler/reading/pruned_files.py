@@ -1,14 +1,15 @@
 """What is left of steps whose event files were deleted (`keep_steps`), read beside a run that goes on.
 
-A process deletes a file, and then appends what it added up to (`recording/retention`).  A file that is
-deleted after it was listed is either read before, or replaced by these lines, and never both.
+A process appends what a file adds up to, and then deletes it (`recording/retention`).  A file is either
+read, or replaced by these lines, and never both: also while it is deleted, and after a kill in between.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,43 @@ from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.vocabulary import PRUNED_FOLDER, steps_of_folder
 from verl_profiler.reading.listing import EventFile
 
-__all__ = ["as_listed"]
+__all__ = ["as_listed", "summed"]
+
+# The lines about files that may not be deleted so far are at the end.
+_TAIL_BYTES = 64 << 10
+
+
+def summed(files: Iterable[EventFile], pruned: Iterable[EventFile]) -> list[EventFile]:
+    """Return the files that are there although what is left of them is, too.
+
+    Args:
+        files: Event files of steps.
+        pruned: Files in `pruned/`.
+    """
+    of: dict[str, list[tuple[int, str, int]]] = {}
+    for file in pruned:
+        with contextlib.suppress(OSError):
+            of[file.name] = list(_summed_sizes(file))
+    return [file for file in files if file.name in of and _is_among(file, of[file.name])]
+
+
+def _summed_sizes(file: EventFile) -> Iterator[tuple[int, str, int]]:
+    """Yield a step, the end of a file's name in its folder, and the size of that file."""
+    with open_regular(file.path) as opened:
+        opened.seek(max(file.size_bytes - _TAIL_BYTES, 0))
+        for line in opened:
+            with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
+                content = json.loads(line)
+                sizes = mapping_or_empty(mapping_or_empty(content.get("extra")).get("files"))
+                for end, size in sizes.items():
+                    yield int(content["step"]), str(end), int(size)
+
+
+def _is_among(file: EventFile, sizes: list[tuple[int, str, int]]) -> bool:
+    return any(
+        size == file.size_bytes and file.path.name == f"{file.name}{end}" and _holds(file, step)
+        for step, end, size in sizes
+    )
 
 
 def as_listed(

@@ -368,17 +368,21 @@ class BackgroundWriter:
         """Delete files of steps that are not kept; what waits for the disk may belong to them."""
         if self._retention is None or self.files.waiting or self.hurry:
             return
+        # Of an earlier flush, whose totals had to wait.
+        self._retention.delete()
         if final:
             self._retention.read_again()
         if self._retention.is_due:
             # Its lines belong to these steps too.
             self._report_cost()
-        path, lines = self._retention.prune(final=final)
+        path, lines = self._retention.sum_up(final=final)
         if lines:
             self.own_events += len(lines)
             if self._budget is not None:
                 self._budget.used_bytes += sum(map(len, lines))
             self.files.append(path, lines)
+        if not self.files.waiting:
+            self._retention.delete()
 
     def _keep_to_budget(self) -> None:
         budget = self._budget

@@ -2,9 +2,9 @@
 
 The trainer's process decides which steps are kept, and writes that to `retention.json`; each process
 follows it, and deletes nothing but files that it wrote itself.  A file is deleted as a whole.  What it
-added up to is then appended to `pruned/<name>.jsonl`: a `step_pruned` line per step, and the trainer's
-own timers and metrics, which are a few lines per step.  Whoever reads in between, or after a kill in
-between, finds neither for the steps of one flush.
+adds up to is first appended to `pruned/<name>.jsonl`: a `step_pruned` line per step, and the trainer's
+own timers and metrics, which are a few lines per step.  The last line about a file has its size, so that
+whoever reads in between, or after a kill in between, leaves out the file.
 """
 
 from __future__ import annotations
@@ -171,13 +171,16 @@ class StepChoice:
 
 @dataclass(frozen=True)
 class _Read:
-    """Files of a path, and what they add up to: lines that are left of them, their lines and bytes."""
+    """Files of a path, with their sizes, and what is left of them.
+
+    `last` is the line that readers look for; `count` is the number of lines in the files.
+    """
 
     path: Path
-    files: list[Path]
+    sizes: dict[Path, int]
     lines: list[bytes]
+    last: bytes
     count: int
-    size_bytes: int
 
 
 class Retention:
@@ -213,6 +216,9 @@ class Retention:
         self._rank: int | None = None
         self._decides = False
         self._files: dict[Path, int] = {}
+        # Not deleted so far: their totals may wait for the disk.
+        self._summed: list[_Read] = []
+        self._read_so_far: dict[Path, _Read] = {}
         self._newest = -1
         self._read_at = -1
         self._decision = Decision()
@@ -257,8 +263,8 @@ class Retention:
         """Look for a new decision, also where this process has begun no other step since."""
         self._read_at = -1
 
-    def prune(self, *, final: bool = False) -> tuple[Path, list[bytes]]:
-        """Delete some files of steps that are not kept.
+    def sum_up(self, *, final: bool = False) -> tuple[Path, list[bytes]]:
+        """Read some files of steps that are not kept; `delete` deletes them once the lines are written.
 
         Args:
             final: The process ends: only what is read quickly.
@@ -266,26 +272,37 @@ class Retention:
         Returns:
             The file for what is left of them, and its next lines.
         """
-        read: list[_Read] = []
         left = _LAST_BYTES
         path = self._directory
-        lines: list[bytes] = []
+        read: list[_Read] = []
         try:
             for path in self._due():
                 left -= sum(map(_lines_bytes, _files_of(path)))
                 if final and left < 0:
                     break
                 read.append(self._read(path))
-            # Together, so that a reader beside the run seldom finds neither files nor lines.
-            for each in read:
-                path = each.path
-                self._delete(each)
-                lines += each.lines
         except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
-            self._failed = True
-            problem = _problem(path, error)
-            self._complain("prune", f"{problem}; from now on no step is pruned")
+            self._fail(path, error)
+        self._summed += read
+        lines = [line for each in read for line in each.lines]
+        # Together at the end, where readers look.
+        lines += [each.last for each in read if each.last]
         return self._directory / PRUNED_FOLDER / f"{self._name}.jsonl", lines
+
+    def delete(self) -> None:
+        """Delete the files whose totals are written."""
+        summed, self._summed = self._summed, []
+        path = self._directory
+        try:
+            for each in summed:
+                path = each.path
+                if _sizes_of(path) != each.sizes:
+                    # Lines came while the disk refused the totals; only they are left to add up.
+                    self._read_so_far[path] = each
+                else:
+                    self._delete(each)
+        except OSError as error:
+            self._fail(path, error)
 
     @property
     def is_due(self) -> bool:
@@ -302,7 +319,14 @@ class Retention:
             # The file changes with each step.
             self._read_at = self._newest
             self._decision = Decision.read(self._directory) or self._decision
-        return [path for path in old if self._decision.prunes(path.parent.name)][:_AT_ONCE]
+        waiting = {each.path for each in self._summed}
+        return [
+            path for path in old if path not in waiting and self._decision.prunes(path.parent.name)
+        ][:_AT_ONCE]
+
+    def _fail(self, path: Path, error: Exception) -> None:
+        self._failed = True
+        self._complain("prune", f"{_problem(path, error)}; from now on no step is pruned")
 
     def _publish(self, decision: dict[str, Any]) -> None:
         """Write the decision for all processes."""
@@ -316,12 +340,17 @@ class Retention:
     def _read(self, path: Path) -> _Read:
         """Add up the files of a path."""
         self._release(path)
-        files = _files_of(path)
+        sizes = _sizes_of(path)
+        so_far = self._read_so_far.get(path)
+        begins = {} if so_far is None else so_far.sizes
         steps: dict[int, Totals] = {}
         timers: list[bytes] = []
-        count = 0
-        for file in files:
+        count = 0 if so_far is None else so_far.count
+        for file, size in sizes.items():
+            if begins.get(file) == size:
+                continue
             with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as texts:
+                texts.seek(begins.get(file, 0))
                 for text in texts:
                     line = decode_line(text)
                     count += 1
@@ -330,23 +359,30 @@ class Retention:
                     steps.setdefault(line.step or 0, Totals()).add(line)
                     if self._decides and is_timer(line):
                         timers.append(text)
-        size_bytes = sum(file.stat().st_size for file in files)
-        left = [*timers, *(self._line(step, each) for step, each in sorted(steps.items()))]
-        return _Read(path, files, left, count, size_bytes)
+        names = {file.name.removeprefix(self._name): size for file, size in sizes.items()}
+        lines = [
+            *timers,
+            *(
+                self._line(step, each, names if position == len(steps) else None)
+                for position, (step, each) in enumerate(sorted(steps.items()), 1)
+            ),
+        ]
+        return _Read(path, sizes, lines[:-1], lines[-1] if lines else b"", count)
 
     def _delete(self, read: _Read) -> None:
-        for file in read.files:
+        for file in read.sizes:
             file.unlink()
         with contextlib.suppress(OSError):
             # Until the last process gets here, there are files of others.
             read.path.parent.rmdir()
         del self._files[read.path]
+        self._read_so_far.pop(read.path, None)
         self.lines += read.count
-        self.freed_bytes += read.size_bytes
+        self.freed_bytes += sum(read.sizes.values())
 
-    def _line(self, step: int, totals: Totals) -> bytes:
+    def _line(self, step: int, totals: Totals, sizes: dict[str, int] | None) -> bytes:
         line: dict[str, Any] = {"timestamp": totals.at, "event": "step_pruned"}
-        line["extra"] = totals.fields()
+        line["extra"] = totals.fields() if sizes is None else {**totals.fields(), "files": sizes}
         if self._rank is not None:
             line["workid"] = self._rank
         return msgspec.json.encode({**line, "step": step}) + b"\n"
@@ -354,6 +390,10 @@ class Retention:
 
 def _files_of(path: Path) -> list[Path]:
     return [each for each in (path, path.with_name(f"{path.name}.gz")) if each.exists()]
+
+
+def _sizes_of(path: Path) -> dict[Path, int]:
+    return {file: file.stat().st_size for file in _files_of(path)}
 
 
 def _lines_bytes(file: Path) -> int:

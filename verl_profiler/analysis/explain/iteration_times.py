@@ -21,7 +21,7 @@ __all__ = ["PassTimes", "pass_times"]
 _ROWS = 20
 _ITERATIONS = 200
 _BATCH_RATIO = 1.5
-_MOST_OFF = 0.3
+_MOST_OFF = 0.4
 # Batches above which a further request may take more, as parts of the highest, if so many of the iterations
 # were above: a slope from fewer would be noise, and decide about all higher batches.
 _BENDS = (0.5, 0.75)
