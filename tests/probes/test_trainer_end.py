@@ -1,5 +1,6 @@
 """The end of training: verl kills its actors as soon as the trainer's `fit` has returned."""
 
+import msgspec
 import pytest
 from reading_back import lines_of
 
@@ -7,6 +8,7 @@ from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes import trainer
 from verl_profiler.recording import recorder
 from verl_profiler.recording.clock import now
+from verl_profiler.recording.identity import Identity
 
 (PROBE,) = (probe for probe in trainer.PROBES if probe.targets[0].endswith(".fit"))
 
@@ -35,6 +37,28 @@ def test_when_fit_returns_what_was_recorded_before_is_written(recording, fails):
         for line in lines_of(recording.directory)
         if line["event"] == "reward"
     ]
+
+
+@pytest.mark.parametrize("validate", [False, True])
+def test_when_fit_returns_the_held_details_of_the_last_step_are_written(worker_config, validate):
+    """The slowest requests of a step are known when it is over, which for the last one is the end."""
+    events = msgspec.structs.replace(worker_config.events, detail_share=0.0, detail_slowest=1)
+    recorder.start(
+        msgspec.structs.replace(worker_config, events=events), lambda: Identity("agent_loop", 0)
+    )
+    about = {"validate": True} if validate else {}
+    # The first request has an event of a new name, and is written at once.
+    for name, length_ns in (("first", 1_000), ("slow", 3_000_000), ("fast", 1_000)):
+        begin = now() - length_ns
+        recorder.record("request_start", None, begin, {"sample": name, **about}, 1)
+        recorder.record("turn", begin, now(), {"request_id": name, **about}, 1)
+        recorder.record("request", begin, now(), {"request_id": name, **about}, 1)
+    wrapping.wrap(PROBE, lambda self: None)(None)
+
+    turns = [line for line in lines_of(worker_config.directory) if line["event"] == "turn"]
+    recorder.stop()
+    # The longest, and the last.
+    assert ["first", "slow", "fast"] == [line["extra"]["request_id"] for line in turns]
 
 
 def test_the_wait_is_no_cost_of_a_step(recording, monkeypatch):

@@ -308,7 +308,7 @@ def test_a_step_without_an_end_is_written_when_a_later_one_begins(worker_config)
 def test_a_quiet_step_is_over(worker_config, monkeypatch):
     from verl_profiler.recording import details
 
-    monkeypatch.setattr(details, "_QUIET_NS", 1)
+    monkeypatch.setattr(details, "QUIET_NS", 1)
     worker_config = with_events(worker_config, detail_share=0.0)
     active = recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     begin = now()

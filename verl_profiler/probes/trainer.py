@@ -10,6 +10,7 @@ from verl_profiler.probes.values import number, plain
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
+from verl_profiler.recording.details import QUIET_NS, are_held
 from verl_profiler.recording.open_calls import begin_phase, end_phase
 
 __all__ = ["PROBES"]
@@ -50,7 +51,12 @@ def _await_flush(_result: Any, error: BaseException | None) -> None:
     active = recorder.active()
     if active is not None and (error is None or isinstance(error, Exception)):
         begin_ns = now()
-        time.sleep(min(active.config.events.flush_interval_s + _FLUSH_S, _LONGEST_WAIT_S))
+        events = active.config.events
+        wait_s = min(events.flush_interval_s + _FLUSH_S, _LONGEST_WAIT_S)
+        if are_held(events):
+            # So long they hold details of the slowest requests of the last step.
+            wait_s += QUIET_NS / 1e9
+        time.sleep(wait_s)
         # Reported costs are those of steps, and this is behind the last one.
         active.wrapper_ns -= now() - begin_ns
 

@@ -23,7 +23,7 @@ from verl_profiler.recording.byte_budget import ByteBudget
 from verl_profiler.recording.clock import Readings, now
 from verl_profiler.recording.closed_steps import ClosedSteps
 from verl_profiler.recording.complaints import Complaints, say
-from verl_profiler.recording.details import Details, one_in
+from verl_profiler.recording.details import Details, are_held, one_in
 from verl_profiler.recording.encoding import LineEncoder
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.process_header import Mark, ProcessHeader, fallback_directory
@@ -107,7 +107,7 @@ class BackgroundWriter:
                 recorder.limit,
                 recorder.anchor.wall_ns - recorder.anchor.monotonic_ns,
             )
-            if self._budget is not None or one_in(events.detail_share) != 1
+            if are_held(events)
             else None
         )
         self._header = ProcessHeader()

@@ -15,8 +15,9 @@ from typing import Any
 
 from verl_profiler.events.json_values import is_object
 from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.recording.worker_config import EventSettings
 
-__all__ = ["DETAILS", "Details", "one_in"]
+__all__ = ["DETAILS", "QUIET_NS", "Details", "are_held", "one_in"]
 
 Item = tuple[Any, ...]
 # Those of `log_manager.log` may have more.
@@ -27,7 +28,8 @@ DETAILS = frozenset(
     name for name, event in EVENTS.items() if event.family == "rollout" and event.parent is not None
 )
 # A step is over for a process once it has no open request of it, and a later one began or so long passed.
-_QUIET_NS = 10_000_000_000
+# The trainer's process waits for that at the end of training.
+QUIET_NS = 2_000_000_000
 # Requests that ended last: late details, of tasks that outlive them, share their fate.
 _REMEMBERED = 4096
 # Smaller ones are none.
@@ -49,6 +51,11 @@ _COMPONENTS = {
 def one_in(share: float) -> int:
     """Return N of the share 1/N that is nearest to `share`; 0 for none."""
     return round(1 / share) if share > _LEAST_SHARE else 0
+
+
+def are_held(events: EventSettings) -> bool:
+    """Return whether details wait until it is decided about them."""
+    return events.max_gb is not None or one_in(events.detail_share) != 1
 
 
 @dataclass
@@ -133,7 +140,7 @@ class Details:
     def quiet(self, now_ns: int) -> list[Item]:
         """Return the details of steps that are over, as nothing has happened in them for long."""
         return self._release(
-            group for group in self._groups.values() if now_ns - group.last_ns >= _QUIET_NS
+            group for group in self._groups.values() if now_ns - group.last_ns >= QUIET_NS
         )
 
     def close(self) -> list[Item]:
