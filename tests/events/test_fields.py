@@ -37,6 +37,8 @@ RECORDED = [
         "fully_async_run.tar.gz",
         "sglang_separate_async_run.tar.gz",
         "sglang_colocate_async_run.tar.gz",
+        "vllm_separate_async_run.tar.gz",
+        "vllm_colocate_async_run.tar.gz",
     )
 ]
 JSON_TYPES = {

@@ -96,6 +96,8 @@ def _live(engine, trainer, folder):
         "fully_async",
         "sglang_separate_async",
         "sglang_colocate_async",
+        "vllm_separate_async",
+        "vllm_colocate_async",
         *(
             pytest.param(
                 f"live {engine} {trainer}",
