@@ -46,7 +46,7 @@ from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
 # A command that takes longer than this hangs.
-BOUND_S = 20
+BOUND_S = 100
 
 
 def call(*arguments):

@@ -54,7 +54,7 @@ def answers_of(run, commands):
         for name in BY_STEPS:
             opened.tables.make(name)
             columns = ", ".join(
-                f'round("{column}", 3)' if kind == "DOUBLE" else f'"{column}"'
+                f"format('{{:.9g}}', \"{column}\")" if kind == "DOUBLE" else f'"{column}"'
                 for column, kind in SCHEMAS[name].items()
             )
             (rows,) = opened.tables.connection.execute(
