@@ -21,7 +21,7 @@ from verl_profiler.recording import retention
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.recorder import Recorder
-from verl_profiler.recording.retention import StepChoice
+from verl_profiler.recording.step_choice import StepChoice
 from verl_profiler.recording.worker_config import KeepSteps
 
 MS = 1_000_000
