@@ -18,6 +18,7 @@ from verl_profiler.views.overview_text import TABLES, overview_text
 STEPS = 100
 DATA = Path(__file__).parents[1] / "data"
 RUNS = [*sorted(DATA.glob("*.tar.gz")), DATA / "small_run"]
+WITHOUT_FINDINGS = ("vllm_colocate_async_run.tar.gz", "vllm_separate_async_run.tar.gz")
 
 
 def line(event, end_s, duration_s, step, **extra):
@@ -104,8 +105,10 @@ def test_every_recorded_run_has_20_lines(run, capsys):
     assert len(lines) <= 20
     assert " steps, " in lines[0]
     assert lines[1].startswith("phase ")
-    assert any(line.startswith("   gain: ") for line in lines)
-    assert any(line.startswith("   fix: ") for line in lines)
+    # In the others the devices generate and train nearly all of the time, with three steps to judge by.
+    found = run.name not in WITHOUT_FINDINGS
+    assert found == any(line.startswith("   gain: ") for line in lines)
+    assert found == any(line.startswith("   fix: ") for line in lines)
     assert lines[-1].startswith("Data quality")
 
 
