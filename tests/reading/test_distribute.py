@@ -272,7 +272,7 @@ LOST = "Starting Ray client server failed. See ray_client_server_23000.err for d
 
 
 def test_a_client_whose_server_was_lost_is_joined_again(monkeypatch):
-    """Ray's proxy loses one in ten servers that it forks (ray#63202)."""
+    """Ray's proxy loses a server that it forks now and then (ray#63202)."""
     fake = FakeRay(LOST, LOST)
     monkeypatch.setitem(sys.modules, "ray", fake)
     with executor("ray://head"):
