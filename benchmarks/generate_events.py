@@ -407,7 +407,7 @@ def _rank_work(writer: _Writer, phase: str, begin: int, length: int) -> None:
             split = inner[0] + (inner[1] - inner[0]) * 9 // 10
             writer.span(process, "forward_backward", inner[0], split, '"forward_only":false')
             writer.span(process, "optimizer_step", split, inner[1])
-            used = (rank + 3) * 1_000_000_000 + writer.step * 1_000_000
+            used = (rank % 16 + 3) * 1_000_000_000 + writer.step * 1_000_000
             writer.instant(
                 process,
                 "memory",

@@ -150,6 +150,60 @@ def test_many_steps_get_a_line_each_and_the_longest_a_block(tmp_path, capsys):
     assert "\nstep 1 " not in text
 
 
+def phases(step, seconds, gen_s):
+    """The trainer's lines of a step that took so long, from 02:33:20 on."""
+    begin = {"timestamp": "2026-11-21T02:33:20.000000+00:00", "step": step, "duration_sec": 0.0}
+    at = {**begin, "workid": 0}
+    lines = []
+    for name, length in (("gen", gen_s), ("update_actor", seconds - gen_s), ("step", seconds)):
+        end = 20 + (gen_s if name == "gen" else seconds)
+        stamp = f"2026-11-21T02:33:{end:09.6f}+00:00"
+        lines.append({**at, "event": name, "duration_sec": length, "timestamp": stamp})
+    return lines
+
+
+def test_steps_of_a_long_run_share_lines_with_their_means(tmp_path, capsys):
+    """A thousand lines are not read: at most 40, of as many steps each; figures are by hand."""
+    for step in range(1, 202):
+        slow = 20.0 if step == 58 else 10.0
+        write(tmp_path, phases(step, slow, slow - 4), "trainer_0", step)
+        write(tmp_path, [event(step % 5, step=step)], step=step)
+
+    run_verbose(tmp_path)
+
+    text = capsys.readouterr().out
+    lines = [line.split() for line in text.splitlines()]
+    begins = [line for line in lines if line and line[0].startswith("51-60")]
+    # Nine steps of 10 s and one of 20 s; generation takes 4 s less.
+    assert [["51-60", "11.0", "s", "20.0", "s", "(step", "58)", "7.00", "s", "10"]] == [
+        line[:10] for line in begins
+    ]
+    assert "gen 64 %" in text
+    assert 21 == sum(bool(line) and "-" in line[0] and line[0][0].isdigit() for line in lines) + (
+        ["201", "10.0", "s"] in [line[:3] for line in lines]
+    )
+    assert "--steps 51:60" in text
+    assert len(lines) < 200
+    run_verbose(tmp_path, "--steps", "51:60")
+    assert ["58", "20.0", "s"] in [
+        line.split()[:3] for line in capsys.readouterr().out.splitlines()
+    ]
+
+
+def test_of_many_validations_the_last_are_shown(tmp_path, capsys):
+    """And how many there were."""
+    for step in range(1, 23):
+        write(tmp_path, [event(0, step=step, extra={"validate": True})], step=step)
+
+    run_verbose(tmp_path)
+
+    text = capsys.readouterr().out.split("validation (apart")[1].split("\n\n")[0]
+    assert "the last 20 of 22" in text
+    assert [f"step {step}" for step in range(3, 23)] == [
+        line[:9].strip() for line in text.splitlines()[2:]
+    ]
+
+
 def test_json_holds_every_table_and_all_problems(capsys):
     """Programs get the numbers without rounding."""
     run_verbose(SMALL, "--json")

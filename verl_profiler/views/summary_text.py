@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean
 from typing import Any
 
 from verl_profiler.render.text import align
@@ -23,6 +25,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 # More steps than this get one line each, and only the longest of them a block of their own.
 _BLOCKS = 5
+# More than this share lines, at most so many.
+_LINES = 60
+_RANGES = 40
+_VALIDATIONS = 20
 _PROBLEMS = 40
 
 
@@ -40,7 +46,8 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
     blocks = [_headline(tables, about), about["findings"], about["totals"]]
     trained = [row for row in steps if row["step"] or row["requests"] or row["finished"]] or steps
     if len(trained) > _BLOCKS:
-        blocks.append(_step_lines(trained, tables, several=several))
+        lines = _step_lines if len(trained) <= _LINES else _range_lines
+        blocks.append(lines(trained, tables, several=several))
         longest = sorted(trained, key=lambda row: -(row["duration_s"] or row["seen_s"]))[:_BLOCKS]
         chosen = [row for row in trained if any(row is each for each in longest)]
         blocks.insert(2, f"longest: {_conclusion(longest[0], tables, several=several)}")
@@ -122,6 +129,70 @@ def _step_lines(steps: Rows, tables: Mapping[str, Rows], *, several: bool) -> st
     return align(lines, left=(0, 8)) + note
 
 
+def _range_lines(steps: Rows, tables: Mapping[str, Rows], *, several: bool) -> str:
+    """Have a line for every so many steps of a run: means, the longest step, the slowest request."""
+    most = max(_RANGES, len({row["run"] for row in steps}))
+    size = next(size for size in _sizes() if len(_ranges(steps, size)) <= most)
+    ranges = _ranges(steps, size)
+    of_range = {(row["run"], row["step"]): key for key, rows in ranges.items() for row in rows}
+    phases: dict[tuple[str, int], Counter[str]] = {key: Counter() for key in ranges}
+    for phase in tables["step_phases"]:
+        if (phase["run"], phase["step"]) in of_range:
+            phases[of_range[phase["run"], phase["step"]]][phase["phase"]] += phase["duration_s"]
+    slowest_s: dict[tuple[str, int], float] = {}
+    for times in tables["request_times"]:
+        key = of_range.get((times["run"], times["step"]))
+        if key is not None and not times["validate"] and times["max_s"] is not None:
+            slowest_s[key] = max(slowest_s.get(key, 0.0), times["max_s"])
+    lines = [["steps", "mean", "longest", "", "gen", "requests", "max", "longest phase"]]
+    for key, rows in ranges.items():
+        finished = [row for row in rows if row["finished"]]
+        longest = max(finished, key=lambda row: row["duration_s"], default=None)
+        phase = phases[key].most_common(1)
+        lines.append(
+            [
+                _range_name(rows, several=several),
+                seconds(mean(row["duration_s"] for row in finished)) if finished else "-",
+                seconds(longest["duration_s"]) if longest else "-",
+                f"(step {longest['step']})" if longest else "",
+                seconds(_mean_of(finished, "gen_s")),
+                str(sum(row["requests"] for row in rows)),
+                seconds(slowest_s.get(key)),
+                f"{phase[0][0]} {share(phase[0][1] / phases[key].total())}" if phase else "-",
+            ]
+        )
+    longest = max(steps, key=lambda row: row["duration_s"] or row["seen_s"])
+    rows = ranges[of_range[longest["run"], longest["step"]]]
+    note = (
+        f"\n  Means of up to {size} steps, without those that have no end; "
+        f"--steps {rows[0]['step']}:{rows[-1]['step']} has a line for each."
+    )
+    return align(lines, left=(0, 3, 7)) + note
+
+
+def _sizes() -> Iterator[int]:
+    return (factor * 10**power for power in range(12) for factor in (2, 5, 10))
+
+
+def _ranges(steps: Rows, size: int) -> dict[tuple[str, int], list[Mapping[str, Any]]]:
+    """Return the steps by run and number: 1 to `size`, `size` + 1 to …"""
+    result: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in steps:
+        result.setdefault((row["run"], (row["step"] - 1) // size), []).append(row)
+    return result
+
+
+def _range_name(rows: Rows, *, several: bool) -> str:
+    name = step_name(rows[0], several=several).removeprefix("step ")
+    first = str(rows[0]["step"])
+    return name if len(rows) == 1 else f"{first}-{rows[-1]['step']}{name.removeprefix(first)}"
+
+
+def _mean_of(rows: Rows, column: str) -> float | None:
+    values = [row[column] for row in rows if row[column] is not None]
+    return mean(values) if values else None
+
+
 def _validation(tables: Mapping[str, Rows], *, several: bool) -> str:
     lines = [["requests", "p50", "p95", "max", "took"]]
     names = [""]
@@ -140,7 +211,13 @@ def _validation(tables: Mapping[str, Rows], *, several: bool) -> str:
     if len(lines) == 1:
         return ""
     shown = [[name, *line] for name, line in zip(names, lines, strict=True)]
-    return "validation (apart from the steps above)\n" + align(shown, left=(0,))
+    title = "validation (apart from the steps above)"
+    if len(shown) > 1 + _VALIDATIONS:
+        title = (
+            f"validation (apart from the steps above), the last {_VALIDATIONS} of {len(shown) - 1}"
+        )
+        shown[1:] = shown[-_VALIDATIONS:]
+    return f"{title}\n{align(shown, left=(0,))}"
 
 
 def _problem_list(problems: Sequence[str]) -> str:
