@@ -175,7 +175,7 @@ def _sizes() -> Iterator[int]:
 
 
 def _ranges(steps: Rows, size: int) -> dict[tuple[str, int], list[Mapping[str, Any]]]:
-    """Return the steps by run and number: 1 to `size`, `size` + 1 to …"""
+    """Return the steps by run and number, in groups of `size`."""
     result: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for row in steps:
         result.setdefault((row["run"], (row["step"] - 1) // size), []).append(row)
