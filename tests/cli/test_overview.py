@@ -109,6 +109,7 @@ def test_every_recorded_run_has_20_lines(run, capsys):
     found = run.name not in WITHOUT_FINDINGS
     assert found == any(line.startswith("   gain: ") for line in lines)
     assert found == any(line.startswith("   fix: ") for line in lines)
+    assert found != any(line.startswith("No finding reaches 3 %") for line in lines)
     assert lines[-1].startswith("Data quality")
 
 

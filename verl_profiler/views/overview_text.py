@@ -173,9 +173,13 @@ def _changes(
     """Return the title of the findings and the first of them, or that there is none."""
     if not findings:
         finished = sum(row["finished"] for row in found["step_times"] if row["step"] > 0)
-        if finished < 1 or about["notes"]:
+        if finished < 1:
             return [], []
-        return [paint("No single change is worth 3 % of a step.", _BOLD)], []
+        none = "No single change is worth 3 % of a step."
+        if about["notes"]:
+            # They state what could not be replayed, or was not recorded.
+            none = "No finding reaches 3 % of a step, as far as the notes below allow."
+        return [paint(none, _BOLD)], []
     texts = finding_texts([dict(row) for row in findings])
     items: list[_Item] = []
     for number, text in enumerate(texts[:_FINDINGS], 1):
