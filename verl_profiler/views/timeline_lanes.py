@@ -244,7 +244,8 @@ def _count_lanes(tables: Tables, names: Names) -> dict[int, list[dict[str, Any]]
                 for lane in those
                 if not lane["role"].startswith("engine") or lane["name"] in kept
             ]
-            lanes[scene][0]["role_of"] = [_ENGINES, len(engines)]
+            first = next(lane for lane in lanes[scene] if lane["name"] in kept)
+            first["role_of"] = [_ENGINES, len(engines)]
     return lanes
 
 

@@ -76,7 +76,9 @@ export function placeLanes(scene, filter, fold) {
     lane.height = Math.max(height, lane.second ? 30 : 17);
     y += lane.height + LANE_GAP;
   }
-  return {lanes, height: y, workers: workers.length, engines: engines.length};
+  // The page does not have the lanes of all engines, where there are very many.
+  const there = engines.find((lane) => lane.role_of)?.role_of?.[1] ?? engines.length;
+  return {lanes, height: y, workers: workers.length, engines: there};
 }
 
 /**
@@ -208,7 +210,8 @@ export function foldTexts(all, workers, engines) {
   if (engines[0] < engines[1]) {
     left.push(`${number(engines[0])} of ${number(engines[1])} engines: the fullest`);
   }
-  const further = engines[1] > MANY ? `; all ${number(engines[1])} engines` : '';
+  const every = engines[0] < engines[1] ? `the ${number(engines[0])} fullest of` : 'all';
+  const further = engines[1] > MANY ? `; ${every} ${number(engines[1])} engines` : '';
   const folded = all
     ? `All ${number(workers[1])} workers, the last to end first${further}.`
     : `${left.join('. ')}.`;
