@@ -88,11 +88,14 @@ def own_spans(tables: Tables, steps: Steps = None) -> Rows:
     return tables.rows(
         f"""
         WITH own AS (
-            SELECT * FROM event_fields AS e
-            WHERE duration_us IS NOT NULL AND {in_steps(steps)} AND (family = 'user' OR (
-                family = 'trainer' AND event NOT IN ({known}) AND NOT EXISTS (
-                    FROM phases AS p WHERE p.run = e.run AND p.phase = e.event AND p.parent = 'step')
-            ))
+            SELECT * FROM event_fields
+            WHERE duration_us IS NOT NULL AND {in_steps(steps)} AND family = 'user'
+            UNION ALL
+            SELECT e.* FROM event_fields AS e
+            ANTI JOIN (SELECT * FROM phases WHERE parent = 'step') AS p
+                ON p.run = e.run AND p.phase = e.event
+            WHERE e.duration_us IS NOT NULL AND {in_steps(steps, "e.step")}
+                AND e.family = 'trainer' AND e.event NOT IN ({known})
         )
         SELECT run, event, calls, failed, total_us / 1e6 AS total_s, q[1] / 1e6 AS p50_s,
             q[2] / 1e6 AS p95_s, max_us / 1e6 AS max_s, slowest_step, roles

@@ -233,11 +233,17 @@ def trainer_devices(tables: Tables) -> dict[str, float]:
 def _calls(tables: Tables) -> dict[str, dict[str, _Calls]]:
     """Return begins and ends of the generate calls by run, replica and account."""
     found: dict[str, dict[str, _Calls]] = defaultdict(dict)
-    charged = (
-        f"SELECT *, dense_rank() OVER (ORDER BY run, replica, account) AS number FROM ({_CALLS})"
+    tables.rows(
+        f"CREATE OR REPLACE TEMP TABLE charged_calls AS FROM ({_CALLS}) "
+        "SELECT *, dense_rank() OVER (ORDER BY run, replica, account) AS number"
     )
-    groups = tables.rows(f"SELECT DISTINCT run, replica, account, number FROM ({charged})")
-    calls = tables.arrays(f"SELECT number, begin_us, end_us FROM ({charged}) ORDER BY number")
+    try:
+        groups = tables.rows(
+            "SELECT DISTINCT run, replica, account, number FROM charged_calls ORDER BY number"
+        )
+        calls = tables.arrays("SELECT number, begin_us, end_us FROM charged_calls ORDER BY number")
+    finally:
+        tables.connection.execute("DROP TABLE charged_calls")
     numbers = calls["number"]
     for group in groups:
         own = slice(*np.searchsorted(numbers, (group["number"], group["number"] + 1)))
