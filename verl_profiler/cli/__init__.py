@@ -16,8 +16,10 @@ import traceback
 from collections.abc import Sequence
 
 from verl_profiler.cli.options import did_you_mean, distribute, local
+from verl_profiler.cli.progress import Progress
 from verl_profiler.cli.terminal import guarded, named, print_error, tidy_ends
 from verl_profiler.errors import ReadingError, VerlProfilerError
+from verl_profiler.reading.progress import watched
 
 __all__ = ["COMMANDS", "main"]
 
@@ -73,8 +75,9 @@ def _run(argv: Sequence[str]) -> int:
         return 2
     try:
         local(args)
-        distribute(args)
-        status = args.run(args)
+        with watched(Progress(args)):
+            distribute(args)
+            status = args.run(args)
         # While its errors can still be printed.
         sys.stdout.flush()
     except BrokenPipeError:

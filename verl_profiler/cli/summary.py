@@ -136,14 +136,19 @@ def _print(
     from verl_profiler.analysis import ANALYSES, EXPLANATIONS, SUMMARY
     from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.analysis.selection import left_out as without
+    from verl_profiler.reading.progress import doing
     from verl_profiler.views.about_run import recorded_events
     from verl_profiler.views.findings import finding_list, findings
     from verl_profiler.views.overview_text import TABLES, overview_text, totals_text
     from verl_profiler.views.summary_text import step_blocks, summary
 
     check_steps(opened, steps)
-    tables = {name: ANALYSES[name](opened.tables, steps) for name in SUMMARY}
-    explained = explanations(opened.tables, steps)
+    tables: dict[str, Any] = {}
+    for name in SUMMARY:
+        with doing(f"analysis {name}"):
+            tables[name] = ANALYSES[name](opened.tables, steps)
+    with doing("explanations"):
+        explained = explanations(opened.tables, steps)
     tables |= {name: explained[name] for name in EXPLANATIONS}
     found = findings(explained)
     warm_up = without(opened.tables, steps)

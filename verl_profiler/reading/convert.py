@@ -34,18 +34,19 @@ from verl_profiler.reading.event_sql import PART_COLUMNS, event_query
 from verl_profiler.reading.legacy_names import vocabulary
 from verl_profiler.reading.listing import EventFile
 from verl_profiler.reading.processes import Process
+from verl_profiler.reading.progress import doing
 from verl_profiler.reading.pruned_files import as_listed
 from verl_profiler.reading.scans import scan
 from verl_profiler.reading.tables.schemas import FIELDS
 
-__all__ = ["CONVERSION", "Converted", "convert", "groups_within"]
+__all__ = ["CONVERSION", "EXPANSION", "Converted", "convert", "groups_within"]
 
 # Parts that another conversion made are made again; the number counts changes of `salvage`.
 _CONVERSION = json.dumps([6, event_query([]), vocabulary()])
 CONVERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 _PART_BYTES = 128 << 20
 # A compressed file counts as so many times its size.
-_EXPANSION = 10
+EXPANSION = 10
 _NAIVE_TIMESTAMP = re.compile(rb'"timestamp":\s*"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?"')
 
 
@@ -99,14 +100,15 @@ def convert(
     # Removed since they were listed.
     gone: list[EventFile] = []
 
-    def read(group: list[EventFile]) -> None:
+    def read(group: list[EventFile], *place: int) -> None:
         prints = [_fingerprint(file, processes[file.name], original) for file in group]
         name = f"part-{_digest(prints)}"
         kept = None if cache is None else cache.find(name)
         part = None if kept is None else _checked(connection, kept)
         if kept is None or part is None:
             build = partial(build_part, connection, group, processes, original)
-            kept, part = _built(build, name, result, scratch)
+            with doing("event files", *place):
+                kept, part = _built(build, name, result, scratch)
         result.problems += part.problems
         gone.extend(part.gone)
         for process, count in part.counts.items():
@@ -116,12 +118,12 @@ def convert(
 
     chosen = groups_within(source, processes, steps) if only is None else only
     pruned: dict[str, EventFile] = {}
-    for number, group in enumerate(_groups(files, processes)):
-        if number in chosen:
-            if group[0].is_pruned:
-                pruned.update((file.name, file) for file in group)
-            else:
-                read(group)
+    groups = [group for number, group in enumerate(_groups(files, processes)) if number in chosen]
+    for number, group in enumerate(groups, 1):
+        if group[0].is_pruned:
+            pruned.update((file.name, file) for file in group)
+        else:
+            read(group, number, len(groups))
     packed = [each for each in map(_packed_since, gone) if each is not None]
     gone = [file for file in gone if f"{file.shown}.gz" not in {each.shown for each in packed}]
     for group in _groups(packed, processes):
@@ -222,7 +224,7 @@ def _groups(
         group: list[EventFile] = []
         size = 0
         for file in alike:
-            own = file.size_bytes * (_EXPANSION if file.is_packed else 1)
+            own = file.size_bytes * (EXPANSION if file.is_packed else 1)
             if group and size + own > _PART_BYTES:
                 yield group
                 group, size = [], 0

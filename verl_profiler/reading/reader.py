@@ -33,12 +33,13 @@ except ImportError as error:
         "missing-extra",
     ) from error
 
+from verl_profiler.reading import progress
 from verl_profiler.reading.cache_folder import CacheFolder, Kept
 from verl_profiler.reading.clock_contradictions import contradictions_query
 from verl_profiler.reading.connection import connect
-from verl_profiler.reading.convert import convert
+from verl_profiler.reading.convert import EXPANSION, convert
 from verl_profiler.reading.detail_notes import detail_notes, replay_notes
-from verl_profiler.reading.discovery import find_sources
+from verl_profiler.reading.discovery import Source, find_sources
 from verl_profiler.reading.event_parts import (
     EventPart,
     event_parts,
@@ -219,6 +220,8 @@ class Run:
                 folder = CacheFolder.for_run(source.root)
             if folder is not None:
                 self._folders.append(folder)
+            if steps is None:
+                progress.opened(source.label, *_sizes_bytes(source))
             converted = convert(connection, source, found, scratch, cache=folder, steps=steps)
             several = len(sources) > 1
             # Of a part of the events it is not known whether all are there.
@@ -301,6 +304,12 @@ _ORIGINAL = (
     "UTC), steps count validation passes too, and trainer phases, engine timings and losses were "
     "not recorded"
 )
+
+
+def _sizes_bytes(source: Source) -> tuple[int, int]:
+    """Return the sizes of a run's event files, before compression, and of its Parquet files."""
+    events = sum(file.size_bytes * (EXPANSION if file.is_packed else 1) for file in source.files)
+    return events, sum(path.stat().st_size for path in source.parquet)
 
 
 def _identity(path: Path) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import duckdb
 
 from verl_profiler.reading.event_parts import CLOCKS_APART_US, parts_query
+from verl_profiler.reading.progress import doing
 from verl_profiler.reading.scans import scan
 from verl_profiler.reading.table_cache import TableCache
 from verl_profiler.reading.tables.derivations import Derivation, derivations, macros
@@ -232,10 +233,10 @@ class Tables:
         self, table_cache: TableCache, name: str, queries: Mapping[str, Iterable[str]]
     ) -> list[tuple[str, Path]]:
         """Make a view of files with the rows of these queries; return their names and files."""
-        files = [
-            table_cache.table(self.connection, name, query, made_from)
-            for query, made_from in queries.items()
-        ]
+        files: list[tuple[str, Path]] = []
+        for number, (query, made_from) in enumerate(queries.items(), 1):
+            with doing(f"table {name}", number, len(queries)):
+                files.append(table_cache.table(self.connection, name, query, made_from))
         self._keys[name] = [key for key, _ in files]
         table_cache.forget_others(name)
         self.take(name, f"SELECT * FROM {scan('read_parquet', (path for _, path in files))}")

@@ -1,0 +1,98 @@
+"""What a command that takes long prints on standard error while it reads."""
+
+import io
+import json
+import sys
+
+import pytest
+from cached_runs import SMALL
+
+from verl_profiler.cli import main, progress
+from verl_profiler.reading import reader
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Lines come from the first piece of work on."""
+    monkeypatch.setattr(progress, "_QUIET_S", 0.0)
+
+
+@pytest.fixture
+def is_large(monkeypatch):
+    """Every run has more events than are read without advice."""
+    monkeypatch.setattr(progress, "_LARGE_EVENTS", 10)
+
+
+def test_a_command_that_is_done_soon_prints_nothing(capsys, is_large, monkeypatch):
+    monkeypatch.setattr(progress, "_QUIET_S", 3600.0)
+    assert 0 == main(["summary", str(SMALL), "--no-cache"])
+    assert "" == capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["summary", "report"])
+def test_a_pipe_gets_a_line_a_minute_and_the_output_stays_whole(
+    command, capsys, at_once, is_large, tmp_path
+):
+    """The advice comes with the first line, and only options of the command are in it."""
+    more = ["-o", str(tmp_path / "report.html")] if command == "report" else ["--json"]
+    assert 0 == main([command, str(SMALL), "--no-cache", *more])
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    assert lines[0].startswith(f"verl-profiler {command}: small_run has about ")
+    assert "--steps A:B" in lines[0]
+    assert "--on ray" in lines[0]
+    # The work of a minute has one line.
+    assert [f"verl-profiler {command}: reading: event files, 1 of 2"] == lines[1:]
+    if command == "summary":
+        json.loads(printed.out)
+
+
+def test_with_steps_there_is_no_advice(capsys, at_once, is_large):
+    assert 0 == main(["summary", str(SMALL), "--no-cache", "--steps", "1:2"])
+    assert "--steps" not in capsys.readouterr().err
+
+
+def test_on_a_terminal_the_line_is_erased_before_the_output(monkeypatch, at_once):
+    """Output and progress are on the same screen."""
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert 0 == main(["summary", str(SMALL), "--no-cache"])
+    before, _, after = screen.getvalue().partition("small_run: 2 steps")
+    assert "\r\x1b[Kreading: event files, 1 of 2" in before
+    assert "\r\x1b[Kreading: table requests" in before
+    assert before.endswith("\r\x1b[K")
+    assert "reading" not in after
+    assert "\x1b" not in after
+
+
+def test_lines_come_a_minute_apart(capsys):
+    """By a clock of the test."""
+    now = [0.0]
+    shown = progress.Progress(type("Args", (), {"command": "why"})(), lambda: now[0])
+    for second in range(200):
+        now[0] = second
+        shown.began(f"table turns, {second} of 200")
+        shown.ended()
+    assert [5, 65, 125, 185] == [
+        int(line.split(", ")[1].split()[0]) for line in capsys.readouterr().err.splitlines()
+    ]
+
+
+def test_events_are_about_as_many_as_their_files_have(tmp_path, monkeypatch):
+    """Within a factor of two, as event files and as Parquet."""
+    noted = {}
+    monkeypatch.setattr(
+        reader.progress, "opened", lambda label, *sizes: noted.update({label: sizes})
+    )
+    with reader.load(SMALL, cache=False) as run:
+        there = run.rows("SELECT count(*) AS n FROM events")[0]["n"]
+    event_bytes, parquet_bytes = noted["small_run"]
+    assert 0 == parquet_bytes
+    assert there / 2 < event_bytes / 200 < there * 2

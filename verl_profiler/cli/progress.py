@@ -1,0 +1,89 @@
+"""Lines on standard error while a large run is read."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from verl_profiler.cli.terminal import print_error
+from verl_profiler.reading.progress import Watcher
+from verl_profiler.render.visible import visible
+
+__all__ = ["Progress"]
+
+# A command that takes less prints nothing.
+_QUIET_S = 5.0
+# Where standard error is no terminal, a line so often.
+_EVERY_S = 60.0
+_LARGE_EVENTS = 200_000_000
+_ERASE = "\r\x1b[K"
+_WIDTH = 79
+
+
+class Progress(Watcher):
+    """Prints what is read: on a terminal in one line that is erased, else in a line a minute.
+
+    Args:
+        args: The command line; its options decide what is advised.
+        clock: Seconds, from any begin.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._command = args.command
+        self._ways: list[str] = []
+        if getattr(args, "steps", ...) is None:
+            self._ways.append("--steps A:B reads only these steps")
+        if getattr(args, "on", ...) is None:
+            self._ways.append("--on ray reads on the nodes of a cluster")
+        self._next_s = clock() + _QUIET_S
+        self._advice: list[str] = []
+        self._lock = threading.Lock()
+        self._is_shown = False
+
+    def opened(self, label: str, events: int) -> None:
+        """Advise how to read less of a run that is very large."""
+        if events >= _LARGE_EVENTS and self._ways:
+            about = f"{events / 1e9:.1f} × 10^9" if events > 5e8 else f"{events / 1e6:.0f} × 10^6"
+            self._advice.append(
+                f"{label} has about {about} events, and all are read. {'; '.join(self._ways)}."
+            )
+
+    def began(self, what: str) -> None:
+        """Show it, if the command takes long and the last line is old enough."""
+        with self._lock:
+            now_s = self._clock()
+            if now_s < self._next_s:
+                return
+            for line in self._advice:
+                print_error(f"verl-profiler {self._command}: {line}")
+            self._advice.clear()
+            terminal = _terminal()
+            if terminal is None:
+                self._next_s = now_s + _EVERY_S
+                print_error(f"verl-profiler {self._command}: reading: {what}")
+            else:
+                terminal.write(_ERASE + visible(f"reading: {what}")[:_WIDTH])
+                terminal.flush()
+                self._is_shown = True
+
+    def ended(self) -> None:
+        """Erase the line, since what comes next may be the output."""
+        with self._lock:
+            terminal = _terminal() if self._is_shown else None
+            if terminal is not None:
+                terminal.write(_ERASE)
+                terminal.flush()
+            self._is_shown = False
+
+
+def _terminal() -> TextIO | None:
+    """Return standard error if it is a terminal, without the guard of control characters."""
+    stream: TextIO = getattr(sys.stderr, "raw", sys.stderr)
+    return stream if stream.isatty() else None
