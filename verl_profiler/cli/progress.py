@@ -15,9 +15,8 @@ from verl_profiler.render.visible import visible
 
 __all__ = ["Progress"]
 
-# A command that takes less prints nothing.
+# A command that takes less prints nothing; where standard error is no terminal, it has a line so often.
 _QUIET_S = 5.0
-# Where standard error is no terminal, a line so often.
 _EVERY_S = 60.0
 _LARGE_EVENTS = 200_000_000
 _ERASE = "\r\x1b[K"
@@ -42,7 +41,8 @@ class Progress(Watcher):
             self._ways.append("--steps A:B reads only these steps")
         if getattr(args, "on", ...) is None:
             self._ways.append("--on ray reads on the nodes of a cluster")
-        self._next_s = clock() + _QUIET_S
+        self._quiet_s = clock() + _QUIET_S
+        self._next_s = clock() + _EVERY_S
         self._advice: list[str] = []
         self._lock = threading.Lock()
         self._is_shown = False
@@ -59,19 +59,19 @@ class Progress(Watcher):
         """Show it, if the command takes long and the last line is old enough."""
         with self._lock:
             now_s = self._clock()
-            if now_s < self._next_s:
+            if now_s < self._quiet_s:
                 return
             for line in self._advice:
                 print_error(f"verl-profiler {self._command}: {line}")
             self._advice.clear()
             terminal = _terminal()
-            if terminal is None:
-                self._next_s = now_s + _EVERY_S
-                print_error(f"verl-profiler {self._command}: reading: {what}")
-            else:
+            if terminal is not None:
                 terminal.write(_ERASE + visible(f"reading: {what}")[:_WIDTH])
                 terminal.flush()
                 self._is_shown = True
+            elif now_s >= self._next_s:
+                self._next_s = now_s + _EVERY_S
+                print_error(f"verl-profiler {self._command}: reading: {what}")
 
     def ended(self) -> None:
         """Erase the line, since what comes next may be the output."""
