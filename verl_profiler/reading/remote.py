@@ -24,7 +24,7 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import read_object
 from verl_profiler.events.redaction import mask_text
 from verl_profiler.events.remote import RemoteError, connect, is_url, name_of, problem_of
-from verl_profiler.events.shipping import SHIPPING_FILE
+from verl_profiler.events.shipping import SHIPPING_FILE, UPLOAD_FILE
 from verl_profiler.events.vocabulary import RUN_FILE, steps_of_folder
 from verl_profiler.reading import cache_home
 from verl_profiler.reading.formats.registry import suffixes
@@ -138,7 +138,7 @@ def _is_needed(name: str, only: str | None) -> bool:
     if path.is_absolute() or any(part.startswith(".") for part in path.parts):
         return False
     if only is not None and not name.startswith((only, *_ABOUT)):
-        return name in (RUN_FILE, SHIPPING_FILE)
+        return name in (RUN_FILE, SHIPPING_FILE, UPLOAD_FILE)
     return name.endswith((".json", *suffixes("events", "parquet", "nsys_export")))
 
 
