@@ -29,6 +29,7 @@ from verl_profiler.events.remote import (
     connect,
     has_folders,
     joined,
+    listing,
     name_of,
     problem_of,
 )
@@ -142,7 +143,10 @@ class Upload:
         Files of the same size that are there are taken for uploaded; headers are not among them.  What
         was replaced since is then removed there, too.
         """
-        there = self._filesystem.find(self._target, detail=True)
+        try:
+            there = listing(self._filesystem, self._target)
+        except FileNotFoundError:
+            return
         prefix = f"{self._target}/"
         for path, about in there.items():
             name = str(path).removeprefix(prefix)
@@ -260,9 +264,11 @@ def claim(url: str, run: Path) -> str:
         wanted = url.rstrip("/") if number == 1 else f"{url.rstrip('/')}-{number}"
         filesystem, target = connect(wanted)
         try:
-            if filesystem.exists(joined(target, RUN_FILE)):
-                continue
             files = RemoteFiles(filesystem, target, folders=has_folders(wanted))
+            with contextlib.suppress(FileNotFoundError):
+                # Clients' `exists` is false for what they may not read, too.
+                files.read(RUN_FILE)
+                continue
             UploadAccount(files, run, wanted, None).write()
             files.write(RUN_FILE, (run / RUN_FILE).read_bytes())
         except Exception as error:
