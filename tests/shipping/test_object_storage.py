@@ -15,7 +15,7 @@ import pytest
 
 from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError, ReadingError
-from verl_profiler.events.remote import RemoteError, connect, name_of
+from verl_profiler.events.remote import RemoteError, connect, has_folders, name_of
 from verl_profiler.launch import remote_output
 from verl_profiler.reading.reader import load
 from verl_profiler.shipping.upload import Upload, claim
@@ -44,12 +44,12 @@ def storage(request, tmp_path):
 
 
 def contents(url):
-    """Return what is at a URL, by name; asked of its own client."""
+    """Return what of a run is at a URL, by name; asked of its own client."""
     filesystem, target = connect(url)
-    return {
-        str(path).removeprefix(f"{target}/"): filesystem.cat_file(path)
-        for path in filesystem.find(target)
-    }
+    names = {str(path).removeprefix(f"{target}/"): path for path in filesystem.find(target)}
+    # Which is not of the run, but about its upload.
+    names.pop("upload.json", None)
+    return {name: filesystem.cat_file(path) for name, path in names.items()}
 
 
 def local(run):
@@ -63,7 +63,7 @@ def local(run):
 
 def uploaded(run, url):
     filesystem, target = connect(url)
-    upload = Upload(filesystem, target, run, folders=True)
+    upload = Upload(filesystem, target, run, folders=has_folders(url))
     assert [] == upload.round(final=True)
     return upload
 
@@ -156,7 +156,7 @@ def test_a_file_that_grows_is_uploaded_when_it_is_worth_it(run, storage, monkeyp
     """Whole lines; again with a quarter more, or once it no longer grows."""
     url = f"{storage}/my-run"
     filesystem, target = connect(url)
-    upload = Upload(filesystem, target, run, folders=True)
+    upload = Upload(filesystem, target, run, folders=has_folders(url))
     path = run / "step_3" / "worker_0.jsonl"
     path.parent.mkdir()
     path.write_text("x\n" * 100 + "cut")

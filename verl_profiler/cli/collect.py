@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import importlib
 import sys
+import time
 from collections.abc import Generator
 from dataclasses import asdict
 from pathlib import Path
@@ -135,13 +136,18 @@ def _ship(run: Path, stream: TextIO) -> list[str]:
 def _upload(run: Path, url: str, stream: TextIO) -> list[str]:
     """Upload what is not there; print how much that was, return what failed."""
     from verl_profiler.events.remote import RemoteError, connect, has_folders, problem_of
+    from verl_profiler.events.shipping import UPLOAD_FILE
     from verl_profiler.shipping.upload import Upload, other_run
+    from verl_profiler.shipping.upload_account import UploadAccount
 
     try:
         filesystem, target = connect(url)
         upload = Upload(filesystem, target, run, folders=has_folders(url))
+        account = UploadAccount(upload.there, run, url, None)
         other = other_run(filesystem, target, run)
         if not other:
+            account.take_over()
+            account.write()
             upload.resume()
     except RemoteError as error:
         raise ReadingError(str(error), "remote-run") from None
@@ -156,7 +162,12 @@ def _upload(run: Path, url: str, stream: TextIO) -> list[str]:
             f"{mask_text(url)} holds another run, launched {other}.\nName another folder",
             "output-exists",
         )
+    begun_s = time.time()
     failed = upload.round(final=True)
+    try:
+        account.write(None if failed else begun_s, ended=True, failed=failed)
+    except Exception as error:  # noqa: BLE001  any client's
+        failed.append(f"{UPLOAD_FILE}: {problem_of(error)}")
     print(visible(f"{size(upload.size_bytes):>10}  in {upload.files} files uploaded"), file=stream)
     for problem in failed:
         print(visible(f"WARNING not uploaded: {problem} (not-uploaded)"), file=stream)

@@ -11,7 +11,17 @@ from typing import Any, TypeGuard
 
 from verl_profiler.events.redaction import mask_text
 
-__all__ = ["RemoteError", "connect", "has_folders", "is_url", "joined", "name_of", "problem_of"]
+__all__ = [
+    "RemoteError",
+    "connect",
+    "has_folders",
+    "is_url",
+    "joined",
+    "listing",
+    "name_of",
+    "problem_of",
+    "takes_threads",
+]
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 # What to install for a protocol.
@@ -31,8 +41,18 @@ _PACKAGES = {
     "sftp": "paramiko",
     "ssh": "paramiko",
 }
+# What else a protocol needs.
+_ADVICE = {
+    "hdfs": "\nhdfs:// needs Java and Hadoop's libhdfs: set JAVA_HOME, HADOOP_HOME (or ARROW_LIBHDFS_DIR) and "
+    "CLASSPATH=$(hadoop classpath --glob), or use webhdfs://USER@NAMENODE:9870/…, which needs neither",
+}
 # A key is all that there is: folders need not be made, and `makedirs` would make the bucket.
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "tos"})
+# ossfs 2025.5 fails (KeyError) where listings are not kept; SFTP's client never keeps them, and takes
+# the option for one of SSH's.
+_NEED_LISTINGS_CACHE = frozenset({"oss", "sftp", "ssh"})
+# They have one connection, which only one thread may use: paramiko waits forever otherwise.
+_OF_ONE_THREAD = frozenset({"sftp", "ssh", "ftp", "smb"})
 # Nothing but this process would have what is written there.
 _OF_ONE_PROCESS = frozenset({"memory"})
 
@@ -85,15 +105,41 @@ def connect(url: str) -> tuple[Any, str]:
     package = _PACKAGES.get(protocol)
     try:
         fsspec: Any = importlib.import_module("fsspec")
-        filesystem, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        cache = {} if protocol in _NEED_LISTINGS_CACHE else {"use_listings_cache": False}
+        filesystem, path = fsspec.core.url_to_fs(url, **cache)
     except ImportError as error:
         missing = package or "fsspec"
         raise RemoteError(
             f"{protocol}:// needs a package that is not installed ({error}).\npip install {missing}"
         ) from None
-    except ValueError as error:
-        raise RemoteError(f"{mask_text(url)} cannot be used: {problem_of(error)}") from None
-    return filesystem, str(path).rstrip("/")
+    except Exception as error:  # noqa: BLE001  any client's: some connect at once
+        advice = _ADVICE.get(protocol, "") if isinstance(error, OSError) else ""
+        raise RemoteError(f"{mask_text(url)} cannot be used: {problem_of(error)}{advice}") from None
+    path = str(path).rstrip("/")
+    # ossfs lists names without the first slash.
+    return filesystem, path if has_folders(url) else path.lstrip("/")
+
+
+def takes_threads(filesystem: Any) -> bool:
+    """Return whether several threads may use a file system."""
+    protocol = filesystem.protocol
+    names = {protocol} if isinstance(protocol, str) else set(protocol)
+    return names.isdisjoint(_OF_ONE_THREAD)
+
+
+def listing(filesystem: Any, path: str) -> dict[str, Any]:
+    """Return the files below a path, or the file that it is, with what its client knows of each.
+
+    Raises:
+        FileNotFoundError: There is nothing.
+        Exception: The client's.
+    """
+    filesystem.invalidate_cache()
+    found = filesystem.find(path, detail=True)
+    if not found:
+        # Most clients find nothing where they are not answered, too.
+        filesystem.info(path)
+    return found
 
 
 def problem_of(error: BaseException) -> str:

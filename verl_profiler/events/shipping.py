@@ -1,13 +1,25 @@
-"""What both halves have of shipping: `shipping.json` of a run, and which files of a run travel."""
+"""What both halves have of shipping: `shipping.json` and `upload.json`, and which files of a run travel."""
 
 from __future__ import annotations
 
 from verl_profiler.events.vocabulary import RETENTION_FILE
 
-__all__ = ["DISK_FILE", "FORMAT_VERSION", "SHIPPING_FILE", "SUFFIXES", "process_of", "travels"]
+__all__ = [
+    "DISK_FILE",
+    "FORMAT_VERSION",
+    "SHIPPING_FILE",
+    "SUFFIXES",
+    "UPLOAD_FILE",
+    "UPLOAD_FORMAT_VERSION",
+    "process_of",
+    "travels",
+]
 
 SHIPPING_FILE = "shipping.json"
 FORMAT_VERSION = 1
+# In object storage only: whether the upload of the run has ended, and up to when it was complete.
+UPLOAD_FILE = "upload.json"
+UPLOAD_FORMAT_VERSION = 1
 # A random name of the disk that a run directory is on; two nodes that share it read the same.
 DISK_FILE = ".disk"
 SUFFIXES = (".jsonl.gz", ".jsonl", ".json")

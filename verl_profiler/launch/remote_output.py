@@ -1,7 +1,7 @@
 """`profiler.output_dir` is a URL: write locally, and upload from a process of its own.
 
 The driver imports no client of any storage, no failure of one reaches it, and the time that it waits
-at the end is limited.
+at the end is limited.  A process that was killed is started again, and continues from what is there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +27,9 @@ _CLAIM_S = 120.0
 # The end waits for an upload as long as a file is uploaded within this time.
 _SILENCE_S = 120.0
 _POLL_S = 0.1
+# The first restart comes after this time; each one after twice the time of the one before.
+_RESTART_S = 5.0
+_RESTARTS = 6
 _MODULE = "verl_profiler.shipping.upload"
 
 _uploader: _Uploader | None = None
@@ -75,54 +79,111 @@ class _Uploader:
         self.run = run
         self.url = url
         self.pid = os.getpid()
-        argv = [sys.executable, "-m", _MODULE, str(run), url, "--every", str(every_s)]
+        self._argv = [sys.executable, "-m", _MODULE, str(run), url, "--every", str(every_s)]
         if every_steps is not None:
-            argv += ["--every-steps", str(every_steps)]
-        self._process = subprocess.Popen(  # noqa: S603
-            argv,
+            self._argv += ["--every-steps", str(every_steps)]
+        self._ending = threading.Event()
+        # Held while a process is started, or told to end.
+        self._starting = threading.Lock()
+        self._process = self._started()
+        self._heard_s = time.monotonic()
+        threading.Thread(target=self._watch, name="verl-profiler upload", daemon=True).start()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603
+            self._argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=_environment(),
             # Ctrl-C reaches the driver only.
             start_new_session=True,
         )
-        self._heard_s = time.monotonic()
-        threading.Thread(target=self._listen, name="verl-profiler upload", daemon=True).start()
 
     def end(self) -> None:
-        """Have the last files uploaded, and wait."""
-        process = self._process
-        with contextlib.suppress(OSError):
-            if process.stdin is not None:
-                process.stdin.close()
+        """Have the last files uploaded, and wait; where the process is killed meanwhile, once more."""
+        status = self._last_status()
+        if status not in (None, 0, 1):
+            say(
+                f"WARNING the upload process {_ended(status)} before it had uploaded everything; it is "
+                "started again (upload-restarted)"
+            )
+            with self._starting:
+                self._process = self._started()
+            threading.Thread(target=self._listen, args=[self._process], daemon=True).start()
+            status = self._last_status()
+        if status is None:
+            say(
+                f"WARNING not uploaded: {self.url} did not answer for {_SILENCE_S:.0f} s; the files "
+                f"stay in {self.run}. {self._again} (not-uploaded)"
+            )
+        elif status == 0 and self.run.is_dir():
+            say(f"the run was uploaded to {self.url}")
+        elif status not in (0, 1):
+            # With 1 it printed a line itself.
+            say(
+                f"WARNING not uploaded: the upload process {_ended(status)}; the files stay in "
+                f"{self.run}. {self._again} (not-uploaded)"
+            )
+
+    def _last_status(self) -> int | None:
+        """Let the process end, and return its status; None where it made no progress."""
+        self._ending.set()
+        with self._starting:
+            process = self._process
+            with contextlib.suppress(OSError):
+                if process.stdin is not None:
+                    process.stdin.close()
         self._heard_s = time.monotonic()
         while process.poll() is None:
             if time.monotonic() - self._heard_s > _SILENCE_S:
                 process.kill()
                 process.wait()
-                say(
-                    f"WARNING not uploaded: {self.url} did not answer for {_SILENCE_S:.0f} s; the files "
-                    f"stay in {self.run}. {self._again} (not-uploaded)"
-                )
-                return
+                return None
             time.sleep(_POLL_S)
-        if process.returncode == 0 and self.run.is_dir():
-            say(f"the run was uploaded to {self.url}")
-        elif process.returncode not in (0, 1):
-            # With 1 it printed a line itself.
-            say(
-                f"WARNING not uploaded: the upload ended with status {process.returncode}; the files stay "
-                f"in {self.run}. {self._again} (not-uploaded)"
-            )
+        return process.returncode
 
     @property
     def _again(self) -> str:
         return f"Run: verl-profiler collect {self.run} --to {self.url}"
 
-    def _listen(self) -> None:
+    def _watch(self) -> None:
+        """Start a process that ended early again, a few times."""
+        for number in range(_RESTARTS + 1):
+            process = self._process
+            self._listen(process)
+            status = process.wait()
+            if self._ending.is_set():
+                return
+            wait_s = _RESTART_S * 2**number
+            again = (
+                "and is not started again before the end of the run"
+                if number == _RESTARTS
+                else f"and is started again in {wait_s:.0f} s"
+            )
+            say(
+                f"WARNING the upload process to {self.url} {_ended(status)}, {again}; the files stay in "
+                f"{self.run} (upload-restarted)"
+            )
+            if number == _RESTARTS or self._ending.wait(wait_s):
+                return
+            with self._starting:
+                if self._ending.is_set():
+                    return
+                self._process = self._started()
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(OSError, ValueError):
-            for _ in iter(self._process.stdout or ()):
+            for _ in iter(process.stdout or ()):
                 self._heard_s = time.monotonic()
+
+
+def _ended(status: int) -> str:
+    """Return how a process ended, as `was killed (SIGKILL)`."""
+    if status >= 0:
+        return f"ended with status {status}"
+    with contextlib.suppress(ValueError):
+        return f"was killed ({signal.Signals(-status).name})"
+    return f"was killed (signal {-status})"
 
 
 def start(run: Path, url: str, every_s: float, every_steps: int | None = None) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "LAUNCH",
     "OPEN",
     "SHIPPING",
+    "UPLOAD",
     "Faults",
     "checked",
     "described",
@@ -234,6 +235,21 @@ SHIPPING: Mapping[str, Any] = {
             "processes": _Named(_NAME),
         }
     ),
+}
+
+
+# upload.json
+UPLOAD: Mapping[str, Any] = {
+    "format": _SMALL,
+    "host": _NAME,
+    "directory": _LONG,
+    "url": _LONG,
+    "every_s": _seconds,
+    "uploaded": _moment,
+    "updated": _moment,
+    "ended": _moment,
+    "failed": _COUNT,
+    "problems": _Each(_LONG),
 }
 
 

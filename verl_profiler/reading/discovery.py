@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from verl_profiler.events.files import (
     reason_of,
     status_of_regular,
 )
-from verl_profiler.events.shipping import SHIPPING_FILE
+from verl_profiler.events.shipping import SHIPPING_FILE, UPLOAD_FILE
 from verl_profiler.events.vocabulary import (
     FORMAT_VERSION,
     PRUNED_FOLDER,
@@ -32,7 +33,14 @@ from verl_profiler.events.vocabulary import (
     steps_of_folder,
 )
 from verl_profiler.reading import archives
-from verl_profiler.reading.descriptions import HEADER, LAUNCH, SHIPPING, Faults, described
+from verl_profiler.reading.descriptions import (
+    HEADER,
+    LAUNCH,
+    SHIPPING,
+    UPLOAD,
+    Faults,
+    described,
+)
 from verl_profiler.reading.formats.registry import format_of, label_of
 from verl_profiler.reading.listing import EventFile, as_text, event_file, event_files, usable
 from verl_profiler.reading.pruned_files import summed
@@ -57,6 +65,7 @@ class Source:
         whole: True when all files of the directory are meant, so that a cache may be kept.
         summed: Files that are not read: what is left of them in `pruned/` is there already.
         shipping: `shipping.json`, where nodes with other disks sent their files; else empty.
+        upload: `upload.json`, of a copy in object storage; else empty.
     """
 
     root: Path
@@ -68,6 +77,7 @@ class Source:
     headers: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     summed: list[EventFile] = field(default_factory=list[EventFile])
     shipping: dict[str, Any] = field(default_factory=dict[str, Any])
+    upload: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 def find_sources(paths: list[Path], scratch: Path, problems: list[str]) -> list[Source]:
@@ -159,7 +169,7 @@ def _directory(root: Path, problems: list[str]) -> Source:
     source.files = event_files(folders or [(None, root)], root, problems)
     # After the steps: what is deleted before is in these, and what is deleted later is listed.
     pruned = _pruned_files(source, problems)
-    source.summed = summed(source.files, pruned)
+    source.summed = summed(source.files, pruned, partial=_may_be_older(source))
     left_out = {file.path for file in source.summed}
     source.files = [file for file in source.files if file.path not in left_out] + pruned
     if not source.files:
@@ -207,6 +217,9 @@ def _described(root: Path, problems: list[str]) -> Source:
     shipping = root / SHIPPING_FILE
     if os.path.lexists(shipping):
         source.shipping = described(shipping, SHIPPING_FILE, SHIPPING, faults) or {}
+    upload = root / UPLOAD_FILE
+    if os.path.lexists(upload):
+        source.upload = described(upload, UPLOAD_FILE, UPLOAD, faults) or {}
     size_bytes = 0
     with contextlib.suppress(OSError):
         for path in sorted((root / PROCESSES).glob("*.json")):
@@ -248,6 +261,18 @@ def _step_folders(root: Path, problems: list[str] | None = None) -> list[tuple[i
         elif problems is not None:
             problems.append(f"{entry.name}/ is not the folder of a step; it is not read")
     return sorted(folders)
+
+
+def _may_be_older(source: Source) -> Callable[[str], bool]:
+    """Return which processes' files may be copies of when the files were smaller."""
+    if source.upload and source.upload.get("ended") is None:
+        return lambda _: True
+    shipped: set[str] = set()
+    for node in source.shipping.get("nodes") or ():
+        processes: Mapping[str, str] = node.get("processes") or {}
+        if node.get("state") != "ended":
+            shipped.update(processes.values())
+    return shipped.__contains__
 
 
 def _pruned_files(source: Source, problems: list[str]) -> list[EventFile]:

@@ -19,6 +19,7 @@ from verl_profiler.events.vocabulary import WORKER_ROLE
 from verl_profiler.reading.clock_alignment import aheads
 from verl_profiler.reading.discovery import Source, role_and_rank
 from verl_profiler.reading.shipments import not_arrived, shipment_problems
+from verl_profiler.reading.uploads import is_incomplete, upload_problems
 
 __all__ = ["Process", "process_problems", "processes"]
 
@@ -123,6 +124,7 @@ def process_problems(
         return
     if not source.launch:
         yield "run.json is missing, so the launch is unknown"
+    yield from _not_uploaded(source, found, counts if source.whole else None)
     if source.whole and counts is not None:
         yield from _missing_files(source, found, counts)
     yield from _hosts(found)
@@ -237,6 +239,19 @@ def _hosts(found: dict[str, Process]) -> Iterator[str]:
         )
 
 
+def _not_uploaded(
+    source: Source, found: Mapping[str, Process], counts: Mapping[str, int] | None
+) -> Iterator[str]:
+    """Say what is missing of a copy; which shipments did not arrive is said of these alone."""
+    elsewhere = not_arrived(source)
+    recorded = {
+        name: each.recorded_events or 0 for name, each in found.items() if name not in elsewhere
+    }
+    if source.parquet:
+        counts = None
+    yield from upload_problems(source, counts, recorded)
+
+
 def _missing_files(
     source: Source, found: dict[str, Process], counts: dict[str, int]
 ) -> Iterator[str]:
@@ -250,7 +265,7 @@ def _missing_files(
     yield from shipment_problems(source, counts, recorded_events)
     unsent = not_arrived(source)
     for name, process in found.items():
-        if not process.has_header or name in unsent:
+        if not process.has_header or name in unsent or is_incomplete(source):
             continue
         read, recorded = counts.get(name, 0), process.recorded_events or 0
         if recorded and not read:

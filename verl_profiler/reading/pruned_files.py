@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,18 +24,27 @@ __all__ = ["as_listed", "summed"]
 _TAIL_BYTES = 64 << 10
 
 
-def summed(files: Iterable[EventFile], pruned: Iterable[EventFile]) -> list[EventFile]:
+def summed(
+    files: Iterable[EventFile],
+    pruned: Iterable[EventFile],
+    partial: Callable[[str], bool] = lambda _: False,
+) -> list[EventFile]:
     """Return the files that are there although what is left of them is, too.
 
     Args:
         files: Event files of steps.
         pruned: Files in `pruned/`.
+        partial: Whether the files of a process may be copies that lack the last lines.
     """
     of: dict[str, list[tuple[int, str, int]]] = {}
     for file in pruned:
         with contextlib.suppress(OSError):
             of[file.name] = list(_summed_sizes(file))
-    return [file for file in files if file.name in of and _is_among(file, of[file.name])]
+    return [
+        file
+        for file in files
+        if file.name in of and _is_among(file, of[file.name], partial=partial(file.name))
+    ]
 
 
 def _summed_sizes(file: EventFile) -> Iterator[tuple[int, str, int]]:
@@ -50,9 +59,11 @@ def _summed_sizes(file: EventFile) -> Iterator[tuple[int, str, int]]:
                     yield int(content["step"]), str(end), int(size)
 
 
-def _is_among(file: EventFile, sizes: list[tuple[int, str, int]]) -> bool:
+def _is_among(file: EventFile, sizes: list[tuple[int, str, int]], *, partial: bool) -> bool:
     return any(
-        size == file.size_bytes and file.path.name == f"{file.name}{end}" and _holds(file, step)
+        (size == file.size_bytes or (partial and file.size_bytes < size))
+        and file.path.name == f"{file.name}{end}"
+        and _holds(file, step)
         for step, end, size in sizes
     )
 

@@ -58,6 +58,7 @@ from verl_profiler.reading.shipments import not_arrived
 from verl_profiler.reading.table_cache import TableCache
 from verl_profiler.reading.tables.schemas import SCHEMAS
 from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.reading.uploads import is_incomplete
 
 __all__ = ["Run", "load"]
 
@@ -236,7 +237,9 @@ class Run:
             self._problems += [f"{source.label}: {p}" if several else p for p in problems]
             self.labels.append(source.label)
             self.launches[source.label] = source.launch
-            self._unsent[source.label] = frozenset(not_arrived(source))
+            # When these ended is not known.
+            unsent = source.headers if is_incomplete(source) else not_arrived(source)
+            self._unsent[source.label] = frozenset(unsent)
             given = source.parquet
             if steps is not None:
                 self._note_steps(filter(None, map(folder_steps, given)))

@@ -23,8 +23,16 @@ from typing import Any
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import read_object
 from verl_profiler.events.redaction import mask_text
-from verl_profiler.events.remote import RemoteError, connect, is_url, name_of, problem_of
-from verl_profiler.events.shipping import SHIPPING_FILE
+from verl_profiler.events.remote import (
+    RemoteError,
+    connect,
+    is_url,
+    listing,
+    name_of,
+    problem_of,
+    takes_threads,
+)
+from verl_profiler.events.shipping import SHIPPING_FILE, UPLOAD_FILE
 from verl_profiler.events.vocabulary import RUN_FILE, steps_of_folder
 from verl_profiler.reading import cache_home
 from verl_profiler.reading.formats.registry import suffixes
@@ -99,7 +107,7 @@ def _file(filesystem: Any, url: str, target: str, about: Mapping[str, Any]) -> P
 def _listing(filesystem: Any, target: str, url: str) -> dict[str, Any]:
     """Return what is there, by path; nothing where there is no such thing."""
     try:
-        return filesystem.find(target, detail=True)
+        return listing(filesystem, target)
     except FileNotFoundError:
         return {}
     except Exception as error:
@@ -138,7 +146,7 @@ def _is_needed(name: str, only: str | None) -> bool:
     if path.is_absolute() or any(part.startswith(".") for part in path.parts):
         return False
     if only is not None and not name.startswith((only, *_ABOUT)):
-        return name in (RUN_FILE, SHIPPING_FILE)
+        return name in (RUN_FILE, SHIPPING_FILE, UPLOAD_FILE)
     return name.endswith((".json", *suffixes("events", "parquet", "nsys_export")))
 
 
@@ -178,13 +186,13 @@ def _update(
         files: Path and description there, by name.
         remove: Remove files that are not there any more.
     """
-    listing = place.parent / _LISTING
+    stored = place.parent / _LISTING
     try:
         with open(place.parent / _UPDATING, "w") as updating:
             fcntl.flock(updating, fcntl.LOCK_EX)
             known: dict[str, Any] = {}
             with contextlib.suppress(OSError, ValueError):
-                known = read_object(listing)
+                known = read_object(stored)
             wanted = {name: _version(about) for name, (_, about) in files.items()}
             changed = [
                 name
@@ -195,7 +203,7 @@ def _update(
             def download(name: str) -> tuple[str, str | None]:
                 return _download(filesystem, files[name], place / name, name)
 
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
+            with ThreadPoolExecutor(_AT_ONCE if takes_threads(filesystem) else 1) as pool:
                 for name, version in pool.map(download, changed):
                     if version is None:
                         known.pop(name, None)
@@ -205,9 +213,9 @@ def _update(
                 for name in [name for name in known if name not in wanted]:
                     (place / name).unlink(missing_ok=True)
                     del known[name]
-            part = listing.with_name(f"{_LISTING}.{secrets.token_hex(6)}.part")
+            part = stored.with_name(f"{_LISTING}.{secrets.token_hex(6)}.part")
             part.write_text(json.dumps(known))
-            part.replace(listing)
+            part.replace(stored)
     except OSError as error:
         raise _unwritable(place, error) from error
 
@@ -244,6 +252,8 @@ def _download(
 def _version(about: Mapping[str, Any]) -> str:
     """Return what changes when an object does."""
     keys = ("size", "ETag", "etag", "md5", "LastModified", "last_modified", "mtime", "modified")
+    # HDFS over HTTP, and FTP.
+    keys += ("modificationTime", "modify")
     return "|".join(str(about[key]) for key in keys if about.get(key) is not None)
 
 

@@ -5,7 +5,8 @@
 One such process runs beside the driver, which imports no client of any storage; it ends with its
 standard input, after a last upload, also where the driver was killed.  Objects cannot be appended to:
 a file is uploaded as it is, again when it has grown by a quarter, or when it no longer grows.  A
-failure costs a line on the console; the files stay in RUN.
+failure costs a line on the console; the files stay in RUN.  `upload.json`, which is written there only,
+has up to when the run is complete there; whoever uploads next continues from what is there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,17 @@ from verl_profiler.events.remote import (
     connect,
     has_folders,
     joined,
+    listing,
     name_of,
     problem_of,
 )
+from verl_profiler.events.shipping import UPLOAD_FILE
 from verl_profiler.events.vocabulary import PRUNED_FOLDER, RUN_FILE
 from verl_profiler.recording.complaints import say
 from verl_profiler.recording.retention import Decision
+from verl_profiler.shipping.remote_files import RemoteFiles, is_draft
 from verl_profiler.shipping.schedule import Schedule
+from verl_profiler.shipping.upload_account import UploadAccount
 
 __all__ = ["Upload", "claim", "main", "other_run"]
 
@@ -70,6 +75,7 @@ class Upload:
         progress: Called after each file.
 
     Attributes:
+        there: What writes there.
         files: Files uploaded.
         size_bytes: Their bytes.
     """
@@ -86,10 +92,9 @@ class Upload:
         self._filesystem = filesystem
         self._target = target
         self._run = run
-        self._folders = folders
         self._progress = progress
         self._sent: dict[str, _Sent] = {}
-        self._made: set[str] = set()
+        self.there = RemoteFiles(filesystem, target, folders=folders)
         self.files = 0
         self.size_bytes = 0
 
@@ -123,9 +128,7 @@ class Upload:
         for name in gone:
             if self._was_replaced(name, found):
                 try:
-                    self._filesystem.rm_file(joined(self._target, name))
-                except FileNotFoundError:
-                    pass
+                    self.there.remove(name)
                 except Exception as error:  # noqa: BLE001  any client's
                     failed.append(f"{name}: {problem_of(error)}")
                     if len(failed) >= _FAILURES:
@@ -135,13 +138,25 @@ class Upload:
         return failed
 
     def resume(self) -> None:
-        """Take files of the same size that are there for uploaded; headers are not among them."""
-        there = self._filesystem.find(self._target, detail=True)
+        """Continue an earlier upload.
+
+        Files of the same size that are there are taken for uploaded; headers are not among them.  What
+        was replaced since is then removed there, too.
+        """
+        try:
+            there = listing(self._filesystem, self._target)
+        except FileNotFoundError:
+            return
         prefix = f"{self._target}/"
         for path, about in there.items():
             name = str(path).removeprefix(prefix)
             local = self._run / name
-            if name.endswith((".jsonl", ".gz", ".nsys-rep")) and local.is_file():
+            if is_draft(name):
+                self.there.remove(name)
+            elif not local.is_file():
+                if name != UPLOAD_FILE:
+                    self._sent[name] = _Sent(0, 0)
+            elif name.endswith((".jsonl", ".gz", ".nsys-rep")):
                 status = local.stat()
                 if about.get("size") == status.st_size:
                     self._sent[name] = _Sent(status.st_size, status.st_mtime_ns)
@@ -187,22 +202,21 @@ class Upload:
 
     def _put(self, name: str, tries: int) -> str:
         """Upload a file; return why that failed, or an empty string."""
-        target, path = joined(self._target, name), self._run / name
+        path = self._run / name
         problem = ""
         for number in range(1, tries + 1):
             try:
                 before = path.stat()
-                self._make_folder(target)
                 size = before.st_size
                 if size <= _WHOLE_BYTES:
                     with path.open("rb") as file:
                         data = file.read(_WHOLE_BYTES)
                     if name.endswith(".jsonl"):
                         data = data[: data.rfind(b"\n") + 1]
-                    self._filesystem.pipe_file(target, data)
+                    self.there.write(name, data)
                     size = len(data)
                 else:
-                    self._filesystem.put_file(str(path), target)
+                    self.there.copy(path, name)
                 self._sent[name] = _Sent(before.st_size, before.st_mtime_ns)
                 self.files += 1
                 self.size_bytes += size
@@ -219,12 +233,6 @@ class Upload:
             if number < tries:
                 time.sleep(_WAIT_S * 2 ** (number - 1))
         return f"{name}: {problem}"
-
-    def _make_folder(self, target: str) -> None:
-        folder = target.rpartition("/")[0]
-        if self._folders and folder not in self._made:
-            self._filesystem.makedirs(folder, exist_ok=True)
-            self._made.add(folder)
 
 
 def _same(known: _Sent, status: os.stat_result) -> bool:
@@ -256,11 +264,13 @@ def claim(url: str, run: Path) -> str:
         wanted = url.rstrip("/") if number == 1 else f"{url.rstrip('/')}-{number}"
         filesystem, target = connect(wanted)
         try:
-            if filesystem.exists(joined(target, RUN_FILE)):
+            files = RemoteFiles(filesystem, target, folders=has_folders(wanted))
+            with contextlib.suppress(FileNotFoundError):
+                # Clients' `exists` is false for what they may not read, too.
+                files.read(RUN_FILE)
                 continue
-            if has_folders(wanted):
-                filesystem.makedirs(target, exist_ok=True)
-            filesystem.pipe_file(joined(target, RUN_FILE), (run / RUN_FILE).read_bytes())
+            UploadAccount(files, run, wanted, None).write()
+            files.write(RUN_FILE, (run / RUN_FILE).read_bytes())
         except Exception as error:
             raise RemoteError(f"nothing can be written to {wanted}: {problem_of(error)}") from error
         return wanted
@@ -289,12 +299,20 @@ def main(argv: list[str] | None = None) -> int:
     upload = Upload(
         filesystem, target, args.run, folders=has_folders(args.target), progress=_progress
     )
+    account = UploadAccount(upload.there, args.run, args.target, args.every)
+    # An earlier process may have been killed.
+    account.take_over()
+    with contextlib.suppress(Exception):
+        upload.resume()
     complained = False
     schedule = Schedule(args.run, args.every, args.every_steps)
     while not _input_ended(schedule.look_s):
         if not schedule.is_due():
             continue
+        begun_s = time.time()
         failed = upload.round()
+        if not failed:
+            failed = _written(account, begun_s)
         if failed and not complained:
             say(
                 f"WARNING uploading to {args.target} fails, and is tried again: {failed[0]}; the files "
@@ -303,9 +321,11 @@ def main(argv: list[str] | None = None) -> int:
         complained = bool(failed)
     if not args.run.is_dir():
         # The run failed before it started.
-        with contextlib.suppress(Exception):
-            filesystem.rm_file(joined(target, RUN_FILE))
+        for name in (RUN_FILE, UPLOAD_FILE):
+            with contextlib.suppress(Exception):
+                upload.there.remove(name)
         return 0
+    begun_s = time.time()
     failed: list[str] = []
     for _ in range(_FINAL_ROUNDS):
         # Processes that still run write a line now and then.
@@ -313,12 +333,28 @@ def main(argv: list[str] | None = None) -> int:
         failed = upload.round(final=True)
         if failed or upload.files == before:
             break
+    failed += _written(account, None if failed else begun_s, ended=True, failed=failed)
     if failed:
         say(
             f"WARNING {len(failed)} files were not uploaded to {args.target} ({failed[0]}); they stay in "
             f"{args.run}. Run: verl-profiler collect {args.run} --to {args.target} (not-uploaded)"
         )
     return 1 if failed else 0
+
+
+def _written(
+    account: UploadAccount,
+    uploaded_s: float | None,
+    *,
+    ended: bool = False,
+    failed: Sequence[str] = (),
+) -> list[str]:
+    """Write the account; return why that failed."""
+    try:
+        account.write(uploaded_s, ended=ended, failed=failed)
+    except Exception as error:  # noqa: BLE001  any client's
+        return [f"{UPLOAD_FILE}: {problem_of(error)}"]
+    return []
 
 
 def _progress() -> None:

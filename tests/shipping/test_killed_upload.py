@@ -1,0 +1,354 @@
+"""An upload that is killed, with its driver and without: what a reader gets, and how the rest follows.
+
+Real processes: a driver with the recorder and its upload process, and an S3 server (moto's).
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from held_server import HeldServer
+
+from verl_profiler.cli import main
+from verl_profiler.events.remote import connect
+from verl_profiler.reading.reader import load
+
+pytest.importorskip("omegaconf")
+
+pytestmark = pytest.mark.timeout(240)
+
+HERE = Path(__file__).parent
+EVENTS = {"flush_interval_s": 0.05, "ship_every_s": 1.0}
+ACCOUNT = "upload.json"
+LONG_AGO = "2026-01-01T10:00:00.000000+00:00"
+QUERY = "SELECT * EXCLUDE (run) FROM event_fields ORDER BY ALL"
+
+
+class Driver:
+    """The driver, and its upload process."""
+
+    def __init__(self, url, spool, **environment):
+        self.url = url
+        argv = [sys.executable, str(HERE / "uploading_driver.py"), url, str(spool)]
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("VERL_PROFILER_SETTINGS")}
+        self.log = spool.with_name(f"{spool.name}.log")
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*argv, json.dumps({**EVENTS, **environment.pop("events", {})})],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**kept, **environment},
+            )
+        self.run = Path(self.answered()["run"])
+
+    def answered(self, seconds=90):
+        assert select.select([self.process.stdout], [], [], seconds)[0], self.log.read_text()
+        return json.loads(self.process.stdout.readline())
+
+    def does(self, command):
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+        return self.answered()
+
+    @property
+    def uploader(self):
+        return self.does("uploader")["pid"]
+
+    def kill_both(self):
+        """At once, as a power cut or the OOM killer of the node does; they are stopped first."""
+        pids = [self.uploader, self.process.pid]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                os.kill(pid, number)
+        self.process.wait()
+        until(lambda: not alive(pids[0]))
+
+    def close(self):
+        with contextlib.suppress(OSError, ValueError):
+            self.process.stdin.close()
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def alive(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def until(holds, seconds=60):
+    end = time.monotonic() + seconds
+    while not (value := holds()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return value
+
+
+@pytest.fixture
+def drive(s3, tmp_path, monkeypatch):
+    """Start drivers; what is left of them is ended."""
+    monkeypatch.delenv("VERL_PROFILER_SETTINGS", raising=False)
+    started = []
+
+    def start(name="my-run", **environment):
+        started.append(Driver(f"{s3}/{name}", tmp_path / name, **environment))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.close()
+
+
+@pytest.fixture
+def held(s3_server):
+    """A server between an upload and the S3 server."""
+    server = HeldServer(int(s3_server.rpartition(":")[2]))
+    yield server
+    server.close()
+
+
+def contents(url):
+    filesystem, target = connect(url)
+    return {
+        str(path).removeprefix(f"{target}/"): filesystem.cat_file(path)
+        for path in filesystem.find(target)
+    }
+
+
+def local(run):
+    return {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and not {".cache", ".disk"} & {*path.parts}
+    }
+
+
+def account(url):
+    return json.loads(contents(url)[ACCOUNT])
+
+
+def rewrite(url, **fields):
+    """Change the account of an upload, such as to when it was an hour ago."""
+    filesystem, target = connect(url)
+    filesystem.pipe_file(f"{target}/{ACCOUNT}", json.dumps({**account(url), **fields}).encode())
+
+
+def looked(where):
+    with load(str(where), cache=False) as run:
+        rows = run.rows("SELECT count(*) AS n FROM event_fields WHERE event = 'looked'")
+        return rows[0]["n"], [each for each in run.problems if "upload" in each]
+
+
+def printed(capsys, *argv):
+    status = main(list(argv))
+    return status, capsys.readouterr().out
+
+
+def as_the_local_run(driver, capsys):
+    """Whether the URL has every byte, and reads like the run on this disk."""
+    there = contents(driver.url)
+    assert json.loads(there.pop(ACCOUNT))["ended"]
+    assert local(driver.run) == there
+    with load(str(driver.run), cache=False) as here, load(driver.url, cache=False) as there:
+        assert here.rows(QUERY) == there.rows(QUERY)
+        assert here.problems == there.problems
+    capsys.readouterr()
+    expected = printed(capsys, "summary", str(driver.run))
+    assert expected == printed(capsys, "summary", driver.url)
+
+
+def test_both_are_killed_and_collect_brings_the_rest(drive, capsys):
+    """Until then, the problems have how much is known to be missing, and the command."""
+    driver = drive()
+    driver.does("write 1 500")
+    until(lambda: looked(driver.url)[0] == 500)
+    # Less than a quarter more.  The header has it.
+    written = driver.does("write 1 50")["events"]
+    (header,) = [name for name in contents(driver.url) if name.startswith("processes/")]
+    until(lambda: json.loads(contents(driver.url)[header])["written_events"] >= written)
+    driver.kill_both()
+
+    count, (problem,) = looked(driver.url)
+    assert 500 == count
+    assert "still being uploaded" in problem
+    assert "50 events" in problem
+    rewrite(driver.url, uploaded=LONG_AGO, updated=LONG_AGO)
+    count, (problem,) = looked(driver.url)
+    assert 500 == count
+    assert "did not end" in problem
+    assert "10:00:00 UTC" in problem
+    assert "50 events that its processes had written by their last headers" in problem
+    assert f"verl-profiler collect {driver.run} --to {driver.url}" in problem
+    with load(f"{driver.url}/step_1") as part:
+        assert [each for each in part.problems if "did not end" in each]
+
+    for _ in range(2):
+        assert 0 == main(["collect", str(driver.run), "--to", driver.url])
+        as_the_local_run(driver, capsys)
+    assert (550, []) == looked(driver.url)
+
+
+def test_both_are_killed_in_the_middle_of_a_file(drive, held, capsys):
+    """What was on its way is not there, and what was there before is whole."""
+    driver = drive(AWS_ENDPOINT_URL=f"http://127.0.0.1:{held.port}")
+    driver.does("write 1 500")
+    until(lambda: looked(driver.url)[0] == 500)
+    held.hold(200_000)
+    driver.does("write 1 5000")
+    assert held.held.wait(60)
+    driver.kill_both()
+
+    count, (problem,) = looked(driver.url)
+    assert 500 == count
+    assert "still being uploaded" in problem
+
+    assert 0 == main(["collect", str(driver.run), "--to", driver.url])
+    as_the_local_run(driver, capsys)
+    assert (5500, []) == looked(driver.url)
+
+
+def test_the_disk_is_gone_too(drive, capsys):
+    """What is known to be missing is in the problems: from headers that came later than events."""
+    driver = drive()
+    driver.does("write 1 500")
+    driver.does("write 2 300")
+    until(lambda: looked(driver.url)[0] == 800)
+    driver.does("write 2 40")
+    time.sleep(3)
+    driver.kill_both()
+    shutil.rmtree(driver.run)
+    rewrite(driver.url, uploaded=LONG_AGO, updated=LONG_AGO)
+
+    with load(driver.url, cache=False) as run:
+        read = run.rows("SELECT sum(events) AS n FROM event_counts")[0]["n"]
+        headers = [
+            json.loads(content)
+            for name, content in contents(driver.url).items()
+            if name.startswith("processes/")
+        ]
+        missing = sum(header["written_events"] for header in headers) - read
+        (problem,) = [each for each in run.problems if "upload" in each]
+        others = [each for each in run.problems if each is not problem]
+    assert missing >= 40
+    assert f"{missing:,} events that its processes had written" in problem
+    assert "if that directory is lost, so is the rest" in problem
+    # Nothing else is said of these events, such as that they were left on a host.
+    assert [] == others
+    assert 0 == main(["summary", driver.url])
+    assert "did not end" in capsys.readouterr().out
+
+
+def test_collect_is_killed_and_runs_again(drive, held, capsys):
+    """In the middle of a file."""
+    driver = drive()
+    driver.does("write 1 100")
+    until(lambda: looked(driver.url)[0] == 100)
+    driver.does("write 1 3000")
+    driver.does("write 2 6000")
+    driver.kill_both()
+    held.hold(300_000)
+    argv = [sys.executable, "-m", "verl_profiler", "collect", str(driver.run), "--to", driver.url]
+    environment = {**os.environ, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{held.port}"}
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, env=environment) as collecting:
+        assert held.held.wait(60)
+        collecting.kill()
+
+    assert looked(driver.url)[1]
+    assert 0 == main(["collect", str(driver.run), "--to", driver.url])
+    as_the_local_run(driver, capsys)
+
+
+def test_the_upload_alone_is_killed(drive, capsys):
+    """It is announced and started again; files that are there are not sent a second time."""
+    driver = drive()
+    driver.does("write 1 500")
+    until(lambda: looked(driver.url)[0] == 500)
+    killed = driver.uploader
+    os.kill(killed, signal.SIGKILL)
+    driver.does("write 2 500")
+    until(lambda: "was killed (SIGKILL)" in driver.log.read_text())
+    assert "(upload-restarted)" in driver.log.read_text()
+
+    until(lambda: looked(driver.url)[0] == 1000)
+    assert killed != driver.uploader
+    driver.does("write 3 10")
+    driver.does("end")
+
+    as_the_local_run(driver, capsys)
+    assert f"the run was uploaded to {driver.url}" in driver.log.read_text()
+
+
+def test_the_upload_is_killed_at_the_end(drive, held, capsys):
+    """In the middle of its last file: it is tried once more."""
+    driver = drive(AWS_ENDPOINT_URL=f"http://127.0.0.1:{held.port}")
+    driver.does("write 1 500")
+    until(lambda: looked(driver.url)[0] == 500)
+    held.hold(100_000)
+    driver.does("write 2 5000")
+    assert held.held.wait(60)
+    uploader = driver.uploader
+    driver.process.stdin.write("end\n")
+    driver.process.stdin.flush()
+    time.sleep(1)
+    held.hold(None)
+    os.kill(uploader, signal.SIGKILL)
+    assert driver.answered()["ended"]
+
+    as_the_local_run(driver, capsys)
+    assert f"the run was uploaded to {driver.url}" in driver.log.read_text()
+
+
+def test_what_was_compressed_and_pruned_meanwhile_is_not_counted_twice(drive, capsys):
+    """Objects of files that are gone are removed by whoever goes on, if they were replaced."""
+    driver = drive()
+    for step in range(1, 6):
+        driver.does(f"write {step} 100")
+    until(lambda: looked(driver.url)[0] == 500)
+    driver.kill_both()
+    (plain,) = (driver.run / "step_1").iterdir()
+    subprocess.run(["gzip", str(plain)], check=True)
+    (pruned,) = (driver.run / "step_2").iterdir()
+    line = {"timestamp": "2026-01-01T10:00:00.000000+00:00", "event": "step_pruned", "step": 2}
+    line["extra"] = {"lines": 100, "files": {".jsonl": pruned.stat().st_size}}
+    (driver.run / "pruned").mkdir()
+    (driver.run / "pruned" / pruned.name).write_text(f"{json.dumps(line)}\n")
+    (driver.run / "retention.json").write_text('{"until": 2, "kept": ["step_1"]}')
+    shutil.rmtree(pruned.parent)
+
+    assert 0 == main(["collect", str(driver.run), "--to", driver.url])
+
+    as_the_local_run(driver, capsys)
+    assert 400 == looked(driver.url)[0]
+
+
+def test_a_step_whose_upload_was_older_than_its_totals_is_not_counted_twice(drive, s3):
+    """Both were there when the upload was killed: the totals of the whole file, and half of it."""
+    driver = drive()
+    driver.does("write 1 100")
+    driver.does("write 2 100")
+    until(lambda: looked(driver.url)[0] == 200)
+    driver.kill_both()
+    filesystem, target = connect(driver.url)
+    (name,) = [name for name in contents(driver.url) if name.startswith("step_1/")]
+    whole = contents(driver.url)[name]
+    lines = whole.splitlines(keepends=True)
+    filesystem.pipe_file(f"{target}/{name}", b"".join(lines[:50]))
+    filesystem.pipe_file(f"{target}/retention.json", b'{"until": 1, "kept": []}')
+    line = {"timestamp": "2026-01-01T10:00:00.000000+00:00", "event": "step_pruned", "step": 1}
+    line["extra"] = {"lines": len(lines), "files": {".jsonl": len(whole)}}
+    filesystem.pipe_file(
+        f"{target}/pruned/{name.rpartition('/')[2]}", json.dumps(line).encode() + b"\n"
+    )
+
+    assert 100 == looked(driver.url)[0]
