@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 from recorded import grow, lines_in_order, unpacked
@@ -101,8 +102,54 @@ def test_much_is_read_in_portions(tmp_path, monkeypatch):
     assert len(counts) > 1
 
 
+def test_earlier_steps_are_read_in_portions_too(tmp_path, monkeypatch):
+    """The trainer's lines of steps before the latest ones, whatever their size."""
+    line = b'{"timestamp":"2026-11-21T02:00:00+00:00","event":"step","step":1}\n'
+    monkeypatch.setattr(follow, "_AT_ONCE_BYTES", 2 * len(line))
+    monkeypatch.setattr(follow, "_BLOCK_BYTES", len(line))
+    for step in range(1, 31):
+        grow(tmp_path, [(f"step_{step}/trainer_0.jsonl", line * 2)])
+    followed = Run(tmp_path)
+    found = polled(followed)
+    while followed.behind_bytes:
+        found += polled(followed)
+
+    assert 60 == len(found)
+
+
 def test_a_folder_that_is_away_is_no_error(tmp_path):
     """A network file system comes back."""
     followed = Run(tmp_path / "gone")
 
     assert ([], {}, {}) == (polled(followed), followed.launch(), followed.headers())
+
+
+def test_a_refresh_of_a_long_run_looks_at_a_limited_number_of_files(tmp_path, monkeypatch):
+    """Not at all that were ever followed: that grew with the steps, and more slowly than they did."""
+    line = b'{"timestamp":"2026-11-21T02:00:00+00:00","event":"x","step":1}\n'
+    followed = Run(tmp_path)
+    looked = []
+    stat = Path.stat
+    for step in range(1, 61):
+        for rank in range(3):
+            grow(tmp_path, [(f"step_{step}/worker_{rank}.jsonl", line)])
+        polled(followed)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", lambda path, **kw: looked.append(path) or stat(path, **kw))
+        polled(followed)
+
+    files = [path for path in looked if path.suffix == ".jsonl"]
+    assert 0 < len(files) <= 3 * (follow._LATEST + follow._RECENT + follow._IN_TURN)
+
+
+def test_a_late_line_of_a_step_long_ago_is_read_after_some_refreshes(tmp_path):
+    """Older steps are looked at in turn."""
+    line = b'{"timestamp":"2026-11-21T02:00:00+00:00","event":"x","step":2}\n'
+    followed = Run(tmp_path)
+    for step in range(1, 61):
+        grow(tmp_path, [(f"step_{step}/worker_0.jsonl", line)])
+        polled(followed)
+    grow(tmp_path, [("step_2/worker_0.jsonl", line)])
+    found = [each for _ in range(60) for each in polled(followed)]
+
+    assert [("worker_0", 2, "x")] == found

@@ -6,7 +6,8 @@ as long, or by calls of Ray if the actor cannot be reached.  The remote clock wa
 and reply, whatever the two delays were; the intersection of these intervals over a burst is kept in
 the driver's header.
 
-A node that fails is polled less and less often; one that left the cluster is dropped.
+The actors of all nodes start at once, and may take minutes where the run's own processes start.  A node
+that fails is polled less and less often; one that left the cluster is dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from verl_profiler.capture.connected_ray import actor_on_node, as_connected
@@ -29,6 +30,8 @@ _BURST = 48
 _FIRST_S = (0.0, 2.0, 5.0, 10.0)
 _EVERY_S = 30.0
 _TIMEOUT_S = 5.0
+# An actor that has not started by then is given up.
+_START_S = 300.0
 _CONNECT_S = 1.0
 _KEPT = 128
 # Samples of a node that left.
@@ -139,28 +142,52 @@ class _Nodes:
         """Take a burst of each of these nodes, if there are several, and drop the others."""
         alive = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if len(nodes) > 1}
         for left in [node for node in self._peers if node not in alive]:
-            _thin(self._peers[left].who[0])
+            if self._peers[left].starting is None:
+                _thin(self._peers[left].who[0])
             self._drop(left)
         for left in [node for node in self._failures if node not in alive]:
             del self._failures[left], self._skips[left]
+        for node in [node for node in alive if self._skips.get(node)]:
+            self._skips[node] -= 1
+            del alive[node]
         for node, address in alive.items():
+            if node not in self._peers:
+                with self._failing(node):
+                    self._peers[node] = _Peer(self._ray, node, address)
+        self._await_starts()
+        for node in alive:
             if self._ended.is_set():
                 return
-            if self._skips.get(node):
-                self._skips[node] -= 1
-                continue
-            try:
-                if node not in self._peers:
-                    self._peers[node] = _Peer(self._ray, node, address)
-                _compare(self._peers[node])
-            except Exception:  # noqa: BLE001  a node that left or is busy; others may reply
-                self._drop(node)
-                failures = self._failures.get(node, 0) + 1
-                self._failures[node] = failures
-                self._skips[node] = min(2 ** min(failures, 10), _ROUNDS) - 1
-            else:
-                self._failures.pop(node, None)
-                self._skips.pop(node, None)
+            if node in self._peers:
+                with self._failing(node):
+                    self._compare(node)
+
+    def _await_starts(self) -> None:
+        """Wait for the actors that have not started, all at once; those that take longer go on."""
+        starting = [peer.starting for peer in self._peers.values() if peer.starting is not None]
+        if starting:
+            with contextlib.suppress(Exception):
+                as_connected(self._ray.wait)(
+                    starting, num_returns=len(starting), timeout=_TIMEOUT_S
+                )
+
+    def _compare(self, node: str) -> None:
+        peer = self._peers[node]
+        if peer.has_started():
+            _take_burst(peer)
+            self._failures.pop(node, None)
+            self._skips.pop(node, None)
+
+    @contextlib.contextmanager
+    def _failing(self, node: str) -> Generator[None, None, None]:
+        """Drop a node that fails and poll it less often: it left or is busy, and others may reply."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001  whatever Ray and networks raise
+            self._drop(node)
+            failures = self._failures.get(node, 0) + 1
+            self._failures[node] = failures
+            self._skips[node] = min(2 ** min(failures, 10), _ROUNDS) - 1
 
     def _drop(self, node: str) -> None:
         peer = self._peers.pop(node, None)
@@ -169,7 +196,7 @@ class _Nodes:
                 peer.end()
 
 
-def _compare(peer: Any) -> None:
+def _take_burst(peer: Any) -> None:
     """Take one burst, unless the node shares this one's kernel and so its clock."""
     if peer.who[0] not in ("", boot_id()):
         peer.connect()
@@ -195,21 +222,39 @@ def _thin(boot: str) -> None:
 
 
 class _Peer:
-    """The actor on one node; `who` is that node's boot id and host name."""
+    """The actor on one node.
+
+    Attributes:
+        who: The node's boot id and host name, once the actor has started.
+        starting: What Ray will have the actor's first answer in; None once that is there.
+    """
 
     def __init__(self, ray: Any, node_id: str, address: str) -> None:
+        self.who = "", ""
         self._ray = ray
         self._address = address
+        self._port: int | None = None
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._connection: socket.socket | None = None
+        self._begin_ns = now()
         self._actor = _actor(ray, node_id)
-        try:
-            self.who, self._port = self._called("listen", address, self._token)
-        except Exception:
-            with contextlib.suppress(Exception):
-                self.end()
-            raise
-        self.connect()
+        self.starting = self._actor.listen.remote(address, self._token)
+
+    def has_started(self) -> bool:
+        """Take the actor's first answer if it is there.
+
+        Raises:
+            Exception: The actor could not start, or has not within `_START_S`.
+        """
+        if self.starting is not None:
+            answers = as_connected(self._ray.wait)([self.starting], num_returns=1, timeout=0)[0]
+            if not answers:
+                if (now() - self._begin_ns) / 1e9 < _START_S:
+                    return False
+                raise TimeoutError("the actor has not started")
+            self.who, self._port = as_connected(self._ray.get)(self.starting, timeout=_TIMEOUT_S)
+            self.starting = None
+        return True
 
     def connect(self) -> None:
         """Connect to the actor, if that is possible and there is no connection."""

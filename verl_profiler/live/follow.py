@@ -34,6 +34,8 @@ _TRAINER = "trainer_"
 _QUEUE = "message_queue_"
 # Number of latest steps that are read completely at start, and polled on every refresh.
 _LATEST = 3
+# Folders before these that are polled on every refresh for late lines, and how many of the others are, in turn.
+_RECENT, _IN_TURN = 5, 2
 _BLOCK_BYTES = 1 << 20
 # Bytes read before the next frame is drawn.
 _AT_ONCE_BYTES = 32 << 20
@@ -67,6 +69,12 @@ class Run:
         self.unreadable = 0
         self.damaged: list[str] = []
         self._offsets: dict[Path, int] = {}
+        # The same files by folder, and the folders that were seen.
+        self._followed: dict[Path, list[Path]] = {}
+        self._seen: set[Path] = set()
+        self._turn = 0
+        # Files with bytes that the last poll left unread.
+        self._behind: set[Path] = set()
         self._unusable: dict[Path, str] = {}
         self._first_step: int | None = None
         self._decode = msgspec.json.Decoder(Line).decode
@@ -120,13 +128,14 @@ class Run:
         """Yield process, step and line of everything appended since the last call."""
         self.behind_bytes = 0
         left = _AT_ONCE_BYTES
-        for step, path in self._files():
+        files, self._behind = self._files(), set()
+        for step, path in files:
             if path in self._unusable:
                 continue
             if path.suffix == ".gz":
                 yield from self._packed(step, path)
                 continue
-            offset = self._offsets.setdefault(path, 0)
+            offset = self._offset(path)
             try:
                 size = path.stat().st_size
                 if size <= offset:
@@ -151,11 +160,13 @@ class Run:
                 continue
             finally:
                 self._offsets[path] = offset
-            if left <= 0:
+            if left <= 0 and offset < size:
                 self.behind_bytes += size - offset
+                self._behind.add(path)
 
     def _packed(self, step: int, path: Path) -> Iterator[tuple[str, int, Line]]:
         """Yield the lines of a compressed file, of a step that is over, once."""
+        self._offset(path)
         try:
             self._offsets[path] = path.stat().st_size
             with open_regular(path) as packed, expanded(packed) as file:
@@ -193,25 +204,41 @@ class Run:
         latest = {step for step, _ in folders[-(2 if several else _LATEST) :]}
         if self._first_step is None and folders:
             self._first_step = min(latest)
+        older = [each for each in folders if each[0] not in latest]
         found: list[tuple[int, Path]] = []
-        for step, folder in folders:
+        for step, folder in [*self._due(older), *(each for each in folders if each[0] in latest)]:
             if step in latest:
                 found += [(step, path) for path in sorted(folder.glob("*.jsonl"))]
             elif step < (self._first_step or 0):
-                found += [
-                    (step, path)
-                    for path in folder.glob(f"{_TRAINER}*.jsonl*")
-                    if path not in self._offsets
-                ]
-                found += [
-                    (step, path)
-                    for path in folder.glob(f"{_QUEUE}*.jsonl*")
-                    if path.suffix != ".gz" or path not in self._offsets
-                ]
+                found += [(step, path) for path in folder.glob("*.jsonl*") if self._is_wanted(path)]
             else:
                 # Late lines of steps that were followed from their start.
-                found += [(step, path) for path in self._offsets if path.parent == folder]
+                found += [(step, path) for path in self._followed.get(folder, ())]
         return found
+
+    def _due(self, older: list[tuple[int, Path]]) -> list[tuple[int, Path]]:
+        """Return the folders to look into this time: the new and the recent ones, of the others some in turn."""
+        due = {folder for _, folder in older[-_RECENT:]} | {path.parent for path in self._behind}
+        others = older[:-_RECENT]
+        for _ in range(min(_IN_TURN, len(others))):
+            self._turn += 1
+            due.add(others[self._turn % len(others)][1])
+        due.update(folder for _, folder in others if folder not in self._seen)
+        self._seen.update(due)
+        return [each for each in older if each[1] in due]
+
+    def _is_wanted(self, path: Path) -> bool:
+        """Whether a file of a step before the followed ones is read: the trainer's once, its queue's as it grows."""
+        if path.name.startswith(_QUEUE):
+            return path.suffix != ".gz" or path not in self._offsets
+        new = path not in self._offsets or path in self._behind
+        return new and path.name.startswith(_TRAINER)
+
+    def _offset(self, path: Path) -> int:
+        if path not in self._offsets:
+            self._offsets[path] = 0
+            self._followed.setdefault(path.parent, []).append(path)
+        return self._offsets[path]
 
 
 def _is_possible(line: Line) -> bool:

@@ -81,7 +81,8 @@ class ProcessHeader:
             OSError: If no file can be made there.
         """
         folder = directory / "processes"
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
         for name in _numbered(base):
             try:
                 flags = _WRITE_FLAGS | os.O_CREAT | os.O_EXCL

@@ -12,6 +12,8 @@ from verl_profiler.events.shipping import SHIPPING_FILE
 
 __all__ = ["TrainerSigns"]
 
+# Of a run's first trainer; looking for others would list the headers of all processes in each of them.
+_HEADER = "trainer_0.json"
 # With less, a busy machine would be taken for a process that stands still.
 _LEAST_NS = 10 * 10**9
 
@@ -62,11 +64,14 @@ class TrainerSigns:
         Args:
             at_ns: The present, on the clock of `clock.now()`; so is the result.
         """
-        if self._path is None:
-            self._path = next(self._directory.glob("processes/trainer_*.json"), None)
-        if self._path is None:
-            return None
-        status = os.stat(self._path)
+        path = self._path or self._directory / "processes" / _HEADER
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            if self._path is None:
+                return None
+            raise
+        self._path = path
         seen = status.st_mtime_ns, status.st_ino
         if seen != self._seen:
             self._seen, self._changed_ns, self._quiet_ns = seen, at_ns, 0
