@@ -5,8 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from verl_profiler.recording import ray_view
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(200)]
 
@@ -41,3 +44,28 @@ def test_dead_actors_and_calls_that_hang_are_found():
         assert report["calls"] == sum(row["calls"] for row in waiting)
         # On a busy machine, Ray learns late that a call has begun.
         assert {"RUNNING", "SUBMITTED_TO_WORKER"} & {row["state"] for row in waiting}
+
+
+def test_the_profilers_own_actors_are_left_out(monkeypatch):
+    """They are ended once their node has nothing to send; of 128 nodes they would hide the run's."""
+    rows = {
+        number: {"JobID": "job", "State": state, "ActorClassName": name, "Pid": number}
+        for number, (name, state) in enumerate(
+            [
+                ("node_actor.<locals>.VerlProfilerFiles", "DEAD"),
+                ("_actor.<locals>.VerlProfilerClock", "ALIVE"),
+                ("WorkerDict", "ALIVE"),
+                ("AgentLoopWorker", "DEAD"),
+            ]
+        )
+    }
+    context = SimpleNamespace(get_job_id=lambda: "job")
+    ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    state = SimpleNamespace(actors=lambda: rows)
+    monkeypatch.setattr(ray_view.importlib, "import_module", lambda _name: state)
+
+    found = ray_view.ray_actors()
+
+    assert {"ALIVE": 1, "DEAD": 1} == found["actors"]
+    assert ["AgentLoopWorker"] == [each["class"] for each in found["not_alive"]]

@@ -20,6 +20,8 @@ _ALIVE = "ALIVE"
 _SHOWN = 20
 _LIMIT = 1000
 _NAME_LIMIT = 100
+# The profiler's own actors, which end before the run does.
+_OWN = "VerlProfiler"
 
 
 def ray_actors() -> dict[str, Any]:
@@ -34,7 +36,11 @@ def ray_actors() -> dict[str, Any]:
         return {}
     state: Any = importlib.import_module("ray._private.state")
     job = ray.get_runtime_context().get_job_id()
-    rows: list[dict[str, Any]] = [row for row in state.actors().values() if row.get("JobID") == job]
+    rows: list[dict[str, Any]] = [
+        row
+        for row in state.actors().values()
+        if row.get("JobID") == job and _OWN not in str(row.get("ActorClassName"))
+    ]
     others = [row for row in rows if row.get("State") != _ALIVE]
     return {
         "actors": dict(Counter(str(row.get("State")) for row in rows).most_common()),
@@ -80,7 +86,7 @@ def _calls(job: str, timeout_s: int) -> list[dict[str, Any]]:
     counts = Counter(
         (text(str(each.name), _NAME_LIMIT), str(each.state))
         for each in tasks
-        if each.type != "DRIVER_TASK"
+        if each.type != "DRIVER_TASK" and _OWN not in str(each.name)
     )
     return [
         {"function": name, "state": state, "calls": count}

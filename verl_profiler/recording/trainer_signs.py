@@ -9,11 +9,13 @@ from pathlib import Path
 import msgspec
 
 from verl_profiler.events.shipping import SHIPPING_FILE
+from verl_profiler.events.vocabulary import process_name
 
 __all__ = ["TrainerSigns"]
 
 # With less, a busy machine would be taken for a process that stands still.
 _LEAST_NS = 10 * 10**9
+_HEADER_NAME = f"{process_name('trainer', 0, '', 0)}.json"
 
 
 class _Header(msgspec.Struct):
@@ -62,11 +64,15 @@ class TrainerSigns:
         Args:
             at_ns: The present, on the clock of `clock.now()`; so is the result.
         """
-        if self._path is None:
-            self._path = next(self._directory.glob("processes/trainer_*.json"), None)
-        if self._path is None:
-            return None
-        status = os.stat(self._path)
+        # Not found by listing all headers: each process would list those of all others.
+        path = self._path or self._directory / "processes" / _HEADER_NAME
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            if self._path is None:
+                return None
+            raise
+        self._path = path
         seen = status.st_mtime_ns, status.st_ino
         if seen != self._seen:
             self._seen, self._changed_ns, self._quiet_ns = seen, at_ns, 0

@@ -42,11 +42,16 @@ class _File:
     """One open event file and how much of it is whole lines."""
 
     def __init__(self, path: Path, *, owned: bool) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         # Opening a named pipe must not wait for its reader.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        flags |= os.O_NOFOLLOW if owned else 0
         self.owned = owned
-        self.fd = os.open(path, flags | (os.O_NOFOLLOW if owned else 0), 0o666)
+        try:
+            self.fd = os.open(path, flags, 0o666)
+        except FileNotFoundError:
+            # Mostly another process has made it: at each step, all open a file at once.
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.fd = os.open(path, flags, 0o666)
         found = os.fstat(self.fd)
         if not stat.S_ISREG(found.st_mode):
             self.close()
