@@ -81,12 +81,9 @@ class ProcessHeader:
             OSError: If no file can be made there.
         """
         folder = directory / "processes"
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
         for name in _numbered(base):
             try:
-                flags = _WRITE_FLAGS | os.O_CREAT | os.O_EXCL
-                os.close(os.open(folder / f"{name}.json", flags, 0o666))
+                _create(folder / f"{name}.json")
             except FileExistsError:
                 continue
             self.directory, self.name = directory, name
@@ -156,6 +153,16 @@ def fallback_directory(wanted: str, clock: Anchor | None) -> Path:
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and private:
             return path
     return Path(tempfile.mkdtemp(prefix="verl_profiler_"))
+
+
+def _create(path: Path) -> None:
+    """Create a file, and its folder if that is not there."""
+    flags = _WRITE_FLAGS | os.O_CREAT | os.O_EXCL
+    try:
+        os.close(os.open(path, flags, 0o666))
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, flags, 0o666))
 
 
 def _numbered(base: str) -> Iterator[str]:

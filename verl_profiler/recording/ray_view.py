@@ -22,6 +22,8 @@ _OWN = "VerlProfiler"
 _SHOWN = 20
 _LIMIT = 1000
 _NAME_LIMIT = 100
+# The profiler's own actors, which end before the run does.
+_OWN = "VerlProfiler"
 
 
 def ray_actors() -> dict[str, Any]:
@@ -86,7 +88,7 @@ def _calls(job: str, timeout_s: int) -> list[dict[str, Any]]:
     counts = Counter(
         (text(str(each.name), _NAME_LIMIT), str(each.state))
         for each in tasks
-        if each.type != "DRIVER_TASK"
+        if each.type != "DRIVER_TASK" and _OWN not in str(each.name)
     )
     return [
         {"function": name, "state": state, "calls": count}

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from verl_profiler.events.shipping import SHIPPING_FILE
+from verl_profiler.events.vocabulary import process_name
 
 __all__ = ["TrainerSigns"]
 
@@ -16,6 +17,7 @@ __all__ = ["TrainerSigns"]
 _HEADER = "trainer_0.json"
 # With less, a busy machine would be taken for a process that stands still.
 _LEAST_NS = 10 * 10**9
+_HEADER_NAME = f"{process_name('trainer', 0, '', 0)}.json"
 
 
 class _Header(msgspec.Struct):
@@ -64,7 +66,8 @@ class TrainerSigns:
         Args:
             at_ns: The present, on the clock of `clock.now()`; so is the result.
         """
-        path = self._path or self._directory / "processes" / _HEADER
+        # Not found by listing all headers: each process would list those of all others.
+        path = self._path or self._directory / "processes" / _HEADER_NAME
         try:
             status = os.stat(path)
         except FileNotFoundError:

@@ -44,11 +44,12 @@ class _File:
     def __init__(self, path: Path, *, owned: bool) -> None:
         # Opening a named pipe must not wait for its reader.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-        self.owned = owned
         flags |= os.O_NOFOLLOW if owned else 0
+        self.owned = owned
         try:
             self.fd = os.open(path, flags, 0o666)
         except FileNotFoundError:
+            # Mostly another process has made it: at each step, all open a file at once.
             path.parent.mkdir(parents=True, exist_ok=True)
             self.fd = os.open(path, flags, 0o666)
         found = os.fstat(self.fd)
