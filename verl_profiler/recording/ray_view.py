@@ -17,8 +17,6 @@ from verl_profiler.recording.values import text
 __all__ = ["ray_actors", "ray_calls"]
 
 _ALIVE = "ALIVE"
-# In the class of each actor of this package; one that is ended once its node has nothing to send is no loss.
-_OWN = "VerlProfiler"
 _SHOWN = 20
 _LIMIT = 1000
 _NAME_LIMIT = 100

@@ -13,8 +13,6 @@ from verl_profiler.events.vocabulary import process_name
 
 __all__ = ["TrainerSigns"]
 
-# Of a run's first trainer; looking for others would list the headers of all processes in each of them.
-_HEADER = "trainer_0.json"
 # With less, a busy machine would be taken for a process that stands still.
 _LEAST_NS = 10 * 10**9
 _HEADER_NAME = f"{process_name('trainer', 0, '', 0)}.json"
