@@ -1,7 +1,7 @@
 """`upload.json`, beside a run in object storage: up to when that has the run, and whether more will come.
 
-It is not in the run directory itself.  Where driver and upload are killed together, it is what a reader
-knows the end of the upload from.
+It is not in the run directory itself.  Where driver and upload are killed together, readers report by it
+that the upload did not end.
 """
 
 from __future__ import annotations
