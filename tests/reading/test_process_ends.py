@@ -204,3 +204,47 @@ def test_headers_of_older_versions_give_one_line(tmp_path):
         "5 of 6 processes were killed; up to 0.5 s of events each may be lost (their headers, of an "
         "older version, do not show whether any is)"
     )
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ({"complete": 10.0, "updated": at(5)}, "50 processes were killed or hung (NAMES): "),
+        (
+            {"complete": 100.6, "updated": at(100), "waiting_events": 7},
+            "50 processes were killed before they wrote 350 events, now lost (NAMES)",
+        ),
+        (
+            {"counters": {"events": 1, "dropped": 3}},
+            "50 processes dropped 150 events because their queues were full; ",
+        ),
+        (
+            {"counters": {"events": 1, "write_errors": 2}},
+            "50 processes had 100 write errors (NAMES)",
+        ),
+        (
+            {"counters": {"events": 3}},
+            "50 processes wrote 150 events and 50 were found; the rest is missing (NAMES)",
+        ),
+        (
+            {"counters": {"events": 3}, "events": None},
+            "50 processes have headers (150 events written on host n) but no event files; ",
+        ),
+    ],
+)
+def test_many_processes_with_one_problem_take_one_line(tmp_path, header, expected):
+    """A node that was lost, a disk that was full: a line of each process hides all other problems."""
+    write_process(tmp_path, "trainer_0", events=[(100.0, "step")], ended=100.5, updated=at(100))
+    ended = {} if "complete" in header else {"ended": 100.5}
+    for rank in range(50):
+        given = {name: value for name, value in {**ended, **header}.items() if value is not None}
+        write_process(tmp_path, f"worker_{rank}", **given)
+        if "events" in header:
+            (tmp_path / "step_1" / f"worker_{rank}.jsonl").unlink()
+
+    with load(tmp_path, cache=False) as opened:
+        (text,) = opened.problems
+
+    names = "worker_0, worker_1, worker_10, worker_11 and 46 others"
+    assert text.startswith(expected.replace("NAMES", names))
+    assert names in text

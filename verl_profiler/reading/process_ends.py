@@ -82,24 +82,20 @@ def _of_run(
         for each in killed
         if each.heard_us is not None and last_us - each.heard_us > _SILENCE_S * 1e6
     ]
-    for each in silent:
-        heard, last = (
-            f"{_EPOCH + timedelta(microseconds=us):%H:%M:%S}"
-            for us in (each.heard_us or 0, last_us)
-        )
-        yield (
-            f"{each.name} was killed or hung: its last activity was at {heard}, the run's at "
-            f"{last} UTC; {_bound(each.window_s)} may be lost"
-        )
+    yield from _fell_silent(silent, last_us)
     over = any(row["ended"] is not None and row["role"] in ("trainer", "driver") for row in members)
     if not over and now_us - last_us <= _SILENCE_S * 1e6:
         # It goes on, for all that is known, and nothing has been lost.
         return
-    for each in killed:
-        if each.waiting:
-            yield (
-                f"{each.name} was killed before it wrote {counted(each.waiting, 'event')}, now lost"
-            )
+    waited = {each.name: each.waiting for each in killed if each.waiting}
+    if len(waited) <= _SHOWN:
+        for name, waiting in waited.items():
+            yield f"{name} was killed before it wrote {counted(waiting, 'event')}, now lost"
+    else:
+        yield (
+            f"{len(waited)} processes were killed before they wrote "
+            f"{counted(sum(waited.values()), 'event')}, now lost ({_some(waited)})"
+        )
     rest = [each for each in killed if each not in silent]
     lost: dict[str, float] = {}
     for each in rest:
@@ -119,6 +115,28 @@ def _of_run(
             f"{len(old)} of {len(members)} processes were killed; up to 0.5 s of events each may be "
             "lost (their headers, of an older version, do not show whether any is)"
         )
+
+
+def _fell_silent(silent: list[_Killed], last_us: int) -> Iterator[str]:
+    """Yield a sentence for each process, or one for all where they are many."""
+    heard_us = [each.heard_us or 0 for each in silent]
+    if len(silent) <= _SHOWN:
+        for each, us in zip(silent, heard_us, strict=True):
+            yield (
+                f"{each.name} was killed or hung: its last activity was at {_time(us)}, the run's at "
+                f"{_time(last_us)} UTC; {_bound(each.window_s)} may be lost"
+            )
+    else:
+        names = _some(each.name for each in silent)
+        yield (
+            f"{len(silent)} processes were killed or hung ({names}): their last activity was at "
+            f"{_time(min(heard_us))} to {_time(max(heard_us))}, the run's at {_time(last_us)} UTC; "
+            f"{_bound(max(each.window_s for each in silent))} each may be lost"
+        )
+
+
+def _time(us: int) -> str:
+    return f"{_EPOCH + timedelta(microseconds=us):%H:%M:%S}"
 
 
 def _described(row: Mapping[str, Any]) -> _Killed:

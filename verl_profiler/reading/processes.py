@@ -38,6 +38,17 @@ _DROPPED = {
     "bad_path": "their file could not be opened",
     "late": "they were recorded after its end, or could not be written within the time limit at exit",
 }
+# Where several processes did.
+_DROPPED_BY_MANY = {
+    **_DROPPED,
+    "queue_full": "their queues were full",
+    "budget": "their byte budgets (profiler.events.max_gb) were used up",
+    "bad_path": "their files could not be opened",
+    "late": "they were recorded after the end of their process, or could not be written within the time "
+    "limit at exit",
+}
+# Of more processes than this, one sentence names so many.
+_SHOWN = 4
 
 
 @dataclass
@@ -264,17 +275,13 @@ def _missing_files(
         counts = recorded_events
     yield from shipment_problems(source, counts, recorded_events)
     unsent = not_arrived(source)
-    for name, process in found.items():
-        if not process.has_header or name in unsent or is_incomplete(source):
-            continue
-        read, recorded = counts.get(name, 0), process.recorded_events or 0
-        if recorded and not read:
-            yield (
-                f"{name} has a header ({recorded} events written on host {process.host}) but no "
-                "event files; were they left on that host?"
-            )
-        elif read < recorded:
-            yield f"{name} wrote {recorded} events and {read} were found; the rest is missing"
+    if not is_incomplete(source):
+        recorded = {
+            name: each.recorded_events or 0
+            for name, each in found.items()
+            if each.has_header and name not in unsent
+        }
+        yield from _unread(recorded, counts, found)
     ranks = {p.rank for p in found.values() if p.role == WORKER_ROLE and p.rank is not None}
     # Whoever claims a rank in the millions did not count from 0.
     highest = max(ranks, default=-1)
@@ -291,22 +298,72 @@ def _missing_files(
         yield f"could not write into the run directory: {', '.join(fallbacks[:5])}"
 
 
+def _unread(
+    recorded: Mapping[str, int], counts: Mapping[str, int], found: Mapping[str, Process]
+) -> Iterator[str]:
+    """Say of which processes events are missing; many take one sentence."""
+    absent = [name for name, events in recorded.items() if events and not counts.get(name, 0)]
+    some = [name for name, events in recorded.items() if 0 < counts.get(name, 0) < events]
+    if len(absent) <= _SHOWN:
+        for name in absent:
+            yield (
+                f"{name} has a header ({recorded[name]} events written on host {found[name].host}) "
+                "but no event files; were they left on that host?"
+            )
+    else:
+        hosts = sorted({str(found[name].host) for name in absent})
+        one = len(hosts) == 1
+        yield (
+            f"{len(absent)} processes have headers ({sum(recorded[name] for name in absent)} events "
+            f"written on host{'' if one else 's'} {_some(hosts)}) but no event files; were they left "
+            f"on {'that host' if one else 'those hosts'}? ({_some(absent)})"
+        )
+    if len(some) <= _SHOWN:
+        for name in some:
+            yield (
+                f"{name} wrote {recorded[name]} events and {counts[name]} were found; the rest is "
+                "missing"
+            )
+    else:
+        yield (
+            f"{len(some)} processes wrote {sum(recorded[name] for name in some)} events and "
+            f"{sum(counts[name] for name in some)} were found; the rest is missing ({_some(some)})"
+        )
+
+
 def _losses(found: Iterable[Process]) -> Iterator[str]:
+    """Say which processes dropped events or had errors; many of one kind take one sentence."""
+    dropped: dict[tuple[str, ...], dict[str, int]] = {}
+    errors: dict[str, int] = {}
     for process in found:
         if process.dropped:
             counters = mapping_or_empty(
                 mapping_or_empty(json.loads(process.header or "{}")).get("counters")
             )
-            reasons = [
-                key for key, count in mapping_or_empty(counters.get("dropped_by")).items() if count
-            ]
-            why = ", ".join(_DROPPED.get(key, str(key)) for key in reasons or ["queue_full"])
-            yield (
-                f"{process.name} dropped {process.dropped} events because {why}; its totals are "
-                "too low"
-            )
+            by_reason = mapping_or_empty(counters.get("dropped_by"))
+            reasons = tuple(str(key) for key, count in by_reason.items() if count)
+            dropped.setdefault(reasons or ("queue_full",), {})[process.name] = process.dropped
         if process.write_errors:
-            yield f"{process.name} had {process.write_errors} write errors"
+            errors[process.name] = process.write_errors
+    for reasons, by_name in dropped.items():
+        if len(by_name) <= _SHOWN:
+            why = ", ".join(_DROPPED.get(key, key) for key in reasons)
+            for name, count in by_name.items():
+                yield f"{name} dropped {count} events because {why}; its totals are too low"
+        else:
+            why = ", ".join(_DROPPED_BY_MANY.get(key, key) for key in reasons)
+            yield (
+                f"{len(by_name)} processes dropped {sum(by_name.values())} events because "
+                f"{why}; their totals are too low ({_some(list(by_name))})"
+            )
+    if len(errors) <= _SHOWN:
+        for name, count in errors.items():
+            yield f"{name} had {count} write errors"
+    else:
+        yield (
+            f"{len(errors)} processes had {sum(errors.values())} write errors "
+            f"({_some(list(errors))})"
+        )
 
 
 def _probe_problems(found: dict[str, Process]) -> Iterator[str]:
@@ -364,8 +421,8 @@ def _wall_moves(clock: Mapping[str, Any]) -> Iterator[float]:
 
 
 def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} others"
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} others"
 
 
 def _larger(*values: Any) -> int | None:
