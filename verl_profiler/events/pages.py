@@ -68,6 +68,7 @@ A later `verl-profiler collect` then searches the run directory only; reports un
 | `step_<N>/<name>.jsonl` | events; with `profiler.events.compress`, also as `.jsonl.gz`; with `profiler.events.steps_per_file`, in `step_<first>-<last>/` |
 | `open/<name>.json` | what a process has open for long: events, times, identity as in its events, and names of functions with line numbers; of an exception that ended the trainer its type, process id and address, and a reason in known words of Ray, torch or the kernel, never its message ([stuck](stuck.md)) |
 | `evidence/<number>/<name>.json` | only if the run was stuck: names of functions with line numbers, names of threads, counts of requests and tokens in engines, names of collectives, class and process id of Ray actors, functions called through Ray, IP addresses and ports of TCP connections, load, memory and disk space of the host, and names of processes that the kernel killed for lack of memory; the path of PyTorch's dump ¹ ([stuck](stuck.md#evidence)) |
+| `upload.json` | in object storage only: times of uploads, why files could not be uploaded with credentials masked; host, run directory and URL ¹ |
 | `shipping.json`, `.disk` | nodes with disks of their own: host, names of processes, times and bytes of shipments, why one failed with credentials masked, the run directory ¹; a random name of the disk |
 | `nsight/` | captures: journals, lists, and the tools' reports |
 | `.cache/` | created by reading commands: the same events as Parquet |
