@@ -3,25 +3,32 @@
     python benchmarks/bench_processes.py                           256 processes, 45 s
     python benchmarks/bench_processes.py --processes 512 --seconds 60
     python benchmarks/bench_processes.py --rate 200                events per second and process
+    python benchmarks/bench_processes.py --stall-s 5               the disk stands still at the end
 
 Each is a Python process of its own with the real recorder and nothing else: no torch, no Ray.  It
 records at a steady rate, in steps of `--step-s` seconds, and ends regularly.  One process runs under
 strace; its operations on paths in the run directory are those that a metadata server would get.  At
-the end the run is read: every event that was offered has to be there, or counted as dropped.
+the end the run is read: every event that was offered has to be there, or counted as dropped.  With
+`--stall-s` the run is on a disk (bindfs, root) that stands still when all processes end: what is then
+neither there nor counted is that of processes that the reader calls killed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,7 +39,7 @@ _START_S = 3.0
 _END_S = 1.0
 
 
-def child(folder: Path, number: int, seconds: float, rate: float, step_s: float) -> None:
+def child(scratch: Path, number: int, seconds: float, rate: float, step_s: float) -> None:
     """Record; print what it cost."""
     before, cpu = time.perf_counter(), time.process_time()
     import msgspec
@@ -41,11 +48,11 @@ def child(folder: Path, number: int, seconds: float, rate: float, step_s: float)
     from verl_profiler.recording.identity import Identity
     from verl_profiler.recording.worker_config import WorkerConfig
 
-    config = msgspec.json.decode((folder.parent / "config.json").read_bytes(), type=WorkerConfig)
+    config = msgspec.json.decode((scratch / "config.json").read_bytes(), type=WorkerConfig)
     recorder.start(config, lambda: Identity("agent_loop", number))
     start_s, start_cpu_s = time.perf_counter() - before, time.process_time() - cpu
-    Path(folder.parent / "ready" / str(number)).touch()
-    while not (folder.parent / "go").exists():
+    Path(scratch / "ready" / str(number)).touch()
+    while not (scratch / "go").exists():
         time.sleep(0.2)
     cpu = time.process_time()
     begin, offered = time.perf_counter(), 0
@@ -68,7 +75,7 @@ def child(folder: Path, number: int, seconds: float, rate: float, step_s: float)
         "private_kb": private,
         "offered": offered,
     }
-    (folder.parent / "results" / f"{number}.json").write_text(json.dumps(result))
+    (scratch / "results" / f"{number}.json").write_text(json.dumps(result))
 
 
 def prepare(scratch: Path) -> Path:
@@ -80,8 +87,8 @@ def prepare(scratch: Path) -> Path:
     from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
     anchor, events = take_anchor(), EventSettings(announce=False, devices=False)
-    made = run_directory.make(str(scratch / "run"), anchor, events, {})
-    config = WorkerConfig(str(made), str(scratch / "run"), events, anchor)
+    made = run_directory.make(str(scratch / "disk" / "run"), anchor, events, {})
+    config = WorkerConfig(str(made), str(made), events, anchor)
     (scratch / "config.json").write_bytes(msgspec.json.encode(config))
     for name in ("ready", "results"):
         (scratch / name).mkdir()
@@ -115,21 +122,44 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=20, help="events per second and process")
     parser.add_argument("--step-s", type=float, default=15)
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--stall-s", type=float, default=0, help="the disk stands still at the end")
+    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child is not None:
-        child(args.folder, args.child, args.seconds, args.rate, args.step_s)
+        child(args.scratch, args.child, args.seconds, args.rate, args.step_s)
         return 0
     with tempfile.TemporaryDirectory(prefix="bench_processes-") as name:
         scratch = Path(name)
-        folder = prepare(scratch)
-        results = run(args, scratch, folder)
-        return report(args, scratch, folder, results)
+        with disk(scratch, own=bool(args.stall_s)) as process:
+            folder = prepare(scratch)
+            results = run(args, scratch, folder, process)
+            return report(args, scratch, folder, results)
 
 
-def run(args: argparse.Namespace, scratch: Path, folder: Path) -> dict[str, Any]:
+@contextlib.contextmanager
+def disk(scratch: Path, *, own: bool) -> Iterator[subprocess.Popen[bytes] | None]:
+    """Make a folder for the run, if need be on a disk whose process is given."""
+    mounted, real = scratch / "disk", scratch / "real"
+    mounted.mkdir()
+    if not own:
+        yield None
+        return
+    real.mkdir()
+    with subprocess.Popen(["bindfs", "-f", "--multithreaded", str(real), str(mounted)]) as process:
+        try:
+            while not os.path.ismount(mounted):
+                time.sleep(0.02)
+            yield process
+        finally:
+            subprocess.run(["umount", "-l", str(mounted)], check=False)
+            process.terminate()
+
+
+def run(
+    args: argparse.Namespace, scratch: Path, folder: Path, disk: subprocess.Popen[bytes] | None
+) -> dict[str, Any]:
     """Start all processes and wait for them; return how long that took."""
-    command = [sys.executable, __file__, "--folder", str(folder)]
+    command = [sys.executable, __file__, "--scratch", str(scratch)]
     command += ["--seconds", str(args.seconds), "--rate", str(args.rate)]
     command += ["--step-s", str(args.step_s)]
     begin = time.perf_counter()
@@ -156,6 +186,12 @@ def run(args: argparse.Namespace, scratch: Path, folder: Path) -> dict[str, Any]
             time.sleep(0.1)
         started_s = time.perf_counter() - begin
         (scratch / "go").touch()
+        if disk is not None:
+            # Just before all of them end.
+            time.sleep(args.seconds - 0.2)
+            disk.send_signal(signal.SIGSTOP)
+            time.sleep(args.stall_s)
+            disk.send_signal(signal.SIGCONT)
         files: list[int] = []
         while any(each.poll() is None for each in running):
             time.sleep(1)
@@ -169,6 +205,7 @@ def run(args: argparse.Namespace, scratch: Path, folder: Path) -> dict[str, Any]
 
 def report(args: argparse.Namespace, scratch: Path, folder: Path, results: dict[str, Any]) -> int:
     """Print the table; return 1 when events are missing."""
+    from verl_profiler.reading.process_ends import end_problems
     from verl_profiler.reading.reader import load
 
     rows = [json.loads(path.read_text()) for path in (scratch / "results").iterdir()]
@@ -178,7 +215,12 @@ def report(args: argparse.Namespace, scratch: Path, folder: Path, results: dict[
     with load(folder, cache=False) as run:
         read = run.rows("SELECT count(*) AS n FROM event_fields WHERE event = 'own_work'")[0]["n"]
         dropped = run.rows("SELECT sum(dropped)::BIGINT AS n FROM processes")[0]["n"] or 0
-        problems = run.problems
+        killed = run.rows(
+            "SELECT count(*) FILTER (ended IS NULL) AS n, count(*) AS all FROM processes"
+        )[0]
+        # As a reader sees it once the run is silent for a minute.
+        later = datetime.now(timezone.utc) + timedelta(minutes=2)
+        problems = [*run.problems, *end_problems(run.tables, later)]
     read_s = time.perf_counter() - begin
     steps = max(1, round(args.seconds / args.step_s))
     load_1 = os.getloadavg()[0]
@@ -211,8 +253,11 @@ def report(args: argparse.Namespace, scratch: Path, folder: Path, results: dict[
         print(f"  {_EXTRAPOLATED} processes               {per_second:10.1f} per second between")
     print(f"  events offered               {offered:10,}")
     print(f"  read, and counted as dropped {read:10,} and {dropped:,}")
+    print(f"  headers, of these without an end {killed['all']:6,} and {killed['n']:,}")
     for problem in problems[:5]:
         print(f"  problem: {problem}")
+    if args.stall_s:
+        return int(read + dropped < offered and not problems)
     return int(read + dropped != offered or len(rows) != args.processes)
 
 
