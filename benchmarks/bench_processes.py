@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -204,6 +205,7 @@ def run(
 
 def report(args: argparse.Namespace, scratch: Path, folder: Path, results: dict[str, Any]) -> int:
     """Print the table; return 1 when events are missing."""
+    from verl_profiler.reading.process_ends import end_problems
     from verl_profiler.reading.reader import load
 
     rows = [json.loads(path.read_text()) for path in (scratch / "results").iterdir()]
@@ -216,7 +218,9 @@ def report(args: argparse.Namespace, scratch: Path, folder: Path, results: dict[
         killed = run.rows(
             "SELECT count(*) FILTER (ended IS NULL) AS n, count(*) AS all FROM processes"
         )[0]
-        problems = run.problems
+        # As a reader sees it once the run is silent for a minute.
+        later = datetime.now(timezone.utc) + timedelta(minutes=2)
+        problems = [*run.problems, *end_problems(run.tables, later)]
     read_s = time.perf_counter() - begin
     steps = max(1, round(args.seconds / args.step_s))
     load_1 = os.getloadavg()[0]

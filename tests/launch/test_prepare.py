@@ -238,6 +238,7 @@ def test_a_run_with_a_url_is_recorded_here_and_is_there_at_its_end(ray, storage,
 
     here = {p.relative_to(run): p.read_bytes() for p in run.rglob("*.json*")}
     there = {p.relative_to(place / "run"): p.read_bytes() for p in (place / "run").rglob("*.json*")}
+    assert b'"failed": 0' in there.pop(Path("upload.json"))
     assert here == there
     assert b'"ended":"2' in next(c for p, c in here.items() if p.parent.name == "processes")
     printed = capfd.readouterr().err

@@ -360,6 +360,9 @@ class LocalRay:
     def get(self, answer, timeout):
         return answer
 
+    def wait(self, answers, num_returns, timeout):
+        return answers, []
+
     def kill(self, actor):
         self.calls.append("kill")
 
@@ -373,6 +376,7 @@ def peer_of(monkeypatch):
 
     def make(ray):
         made.append(clock_exchange._Peer(ray, "node", "127.0.0.1"))
+        assert made[-1].has_started()
         return made[-1]
 
     yield make
@@ -476,11 +480,16 @@ def exchanged(monkeypatch):
     said = []
 
     class Peer:
+        starting = None
+
         def __init__(self, ray, name, _address):
             self.who, self.ray = (f"boot-{name}", name), ray
             said.append(("made", name))
             if name in ray.failing:
                 raise TimeoutError
+
+        def has_started(self):
+            return True
 
         def connect(self):
             pass

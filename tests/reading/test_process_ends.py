@@ -127,6 +127,20 @@ def test_a_run_that_goes_on_has_lost_nothing(tmp_path):
     assert 1 == len(problems(tmp_path, START + timedelta(seconds=100)))
 
 
+def test_a_run_of_which_no_process_ended_lacks_its_last_events(tmp_path):
+    """Killed as a whole, or on a disk that stopped: no process is behind the others, all lost as much."""
+    for rank in range(3):
+        events = [(8.0 + rank / 10, "turn")]
+        write_process(tmp_path, f"worker_{rank}", events=events, complete=9.0 + rank / 10)
+
+    assert [] == problems(tmp_path, START + timedelta(seconds=30))
+    (text,) = problems(tmp_path)
+    assert text == (
+        "none of 3 processes recorded its end: the run was killed, or its disk stopped responding; events "
+        "after 02:33:29.0 UTC may be lost (02:33:29.2 of worker_2)"
+    )
+
+
 def test_other_hosts_clocks_are_corrected_before_they_are_compared(tmp_path):
     """Two boots of one wall clock, of which one was an hour ahead, would show an hour of loss."""
     clock = {"boot_id": "b", "monotonic_ns": 10**9, "uncertainty_ns": 10}

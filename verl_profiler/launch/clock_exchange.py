@@ -174,7 +174,7 @@ class _Nodes:
     def _compare(self, node: str) -> None:
         peer = self._peers[node]
         if peer.has_started():
-            _take_burst(peer)
+            _compare(peer)
             self._failures.pop(node, None)
             self._skips.pop(node, None)
 
@@ -196,7 +196,7 @@ class _Nodes:
                 peer.end()
 
 
-def _take_burst(peer: Any) -> None:
+def _compare(peer: Any) -> None:
     """Take one burst, unless the node shares this one's kernel and so its clock."""
     if peer.who[0] not in ("", boot_id()):
         peer.connect()
@@ -254,6 +254,7 @@ class _Peer:
                 raise TimeoutError("the actor has not started")
             self.who, self._port = as_connected(self._ray.get)(self.starting, timeout=_TIMEOUT_S)
             self.starting = None
+            self.connect()
         return True
 
     def connect(self) -> None:

@@ -97,6 +97,16 @@ def _of_run(
             f"{counted(sum(waited.values()), 'event')}, now lost ({_some(waited)})"
         )
     rest = [each for each in killed if each not in silent]
+    known = {each.complete_us: each.name for each in rest if each.complete_us is not None}
+    if known and len(killed) == len(members):
+        # Compared with each other, none of them has lost anything.
+        first_us, last_us = min(known), max(known)
+        later = f" ({_tenths(last_us)} of {known[last_us]})" if last_us > first_us else ""
+        yield (
+            f"{_none_of(members)}: the run was killed, or its disk stopped responding; events after "
+            f"{_tenths(first_us)} UTC may be lost{later}"
+        )
+        rest = [each for each in rest if each.complete_us is None]
     lost: dict[str, float] = {}
     for each in rest:
         if each.complete_us is not None:
@@ -137,6 +147,16 @@ def _fell_silent(silent: list[_Killed], last_us: int) -> Iterator[str]:
 
 def _time(us: int) -> str:
     return f"{_EPOCH + timedelta(microseconds=us):%H:%M:%S}"
+
+
+def _none_of(members: list[Mapping[str, Any]]) -> str:
+    if len(members) == 1:
+        return f"{members[0]['name']} recorded no end"
+    return f"none of {len(members):,} processes recorded its end"
+
+
+def _tenths(us: int) -> str:
+    return f"{_EPOCH + timedelta(microseconds=us):%H:%M:%S.%f}"[:-5]
 
 
 def _described(row: Mapping[str, Any]) -> _Killed:
