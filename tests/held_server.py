@@ -25,24 +25,37 @@ class HeldServer:
         self.held = threading.Event()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._threads = []
+        self._connections = [self._listening]
+        self._start(self._serve)
 
     def hold(self, after):
         """Stop any connection that sends more than so many bytes from now on."""
         self._limit = after
 
     def close(self):
-        """Stop listening, and drop what was held."""
+        """Stop listening, drop what was held, and leave no thread behind."""
         self._free.set()
+        for each in list(self._connections):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
         self._listening.close()
+        for thread in list(self._threads):
+            thread.join(10)
+
+    def _start(self, target, *args):
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _serve(self):
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
                 server = socket.create_connection(("127.0.0.1", self._to))
+                self._connections += (client, server)
                 for ends in ((client, server, True), (server, client, False)):
-                    threading.Thread(target=self._pass, args=ends, daemon=True).start()
+                    self._start(self._pass, *ends)
 
     def _pass(self, source, target, sent):
         passed, limit = 0, None

@@ -3,6 +3,7 @@
 import os
 import sys
 import types
+from pathlib import Path
 
 import msgspec
 import pytest

@@ -206,7 +206,7 @@ def test_both_are_killed_in_the_middle_of_a_file(drive, held, capsys):
     until(lambda: looked(driver.url)[0] == 500)
     held.hold(200_000)
     driver.does("write 1 5000")
-    assert held.held.wait(60)
+    assert held.held.wait(150)
     driver.kill_both()
 
     count, (problem,) = looked(driver.url)
@@ -261,7 +261,7 @@ def test_collect_is_killed_and_runs_again(drive, held, capsys):
     argv = [sys.executable, "-m", "verl_profiler", "collect", str(driver.run), "--to", driver.url]
     environment = {**os.environ, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{held.port}"}
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, env=environment) as collecting:
-        assert held.held.wait(60)
+        assert held.held.wait(150)
         collecting.kill()
 
     assert looked(driver.url)[1]
@@ -296,7 +296,7 @@ def test_the_upload_is_killed_at_the_end(drive, held, capsys):
     until(lambda: looked(driver.url)[0] == 500)
     held.hold(100_000)
     driver.does("write 2 5000")
-    assert held.held.wait(60)
+    assert held.held.wait(150)
     uploader = driver.uploader
     driver.process.stdin.write("end\n")
     driver.process.stdin.flush()
