@@ -515,9 +515,10 @@ def test_a_reader_beside_a_run_that_prunes_gets_every_step_once(worker_config):
     for rows, problems in found:
         assert [] == problems
         assert [*range(1, len(rows) + 1)] == [row["step"] for row in rows]
-        assert {row["requests"] for row in rows} <= {0, 4}
+        # Of a step that is pruned at this moment, a look may have its lines and its totals, or neither.
+        assert {row["requests"] for row in rows} <= {0, 4, 8}
         # As many as one flush deletes.
-        assert sum(row["requests"] == 0 for row in rows) <= 8
+        assert sum(row["requests"] != 4 for row in rows) <= 8
     assert len(found[-1][0]) > 20
     with load(training.directory, cache=False) as run:
         assert {4} == {

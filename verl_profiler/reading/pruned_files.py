@@ -59,9 +59,17 @@ def _summed_sizes(file: EventFile) -> Iterator[tuple[int, str, int]]:
                     yield int(content["step"]), str(end), int(size)
 
 
+def _size_now(file: EventFile) -> int | None:
+    """Return the size of a file that may have grown since it was listed; None if it is gone."""
+    try:
+        return file.path.stat().st_size
+    except OSError:
+        return None
+
+
 def _is_among(file: EventFile, sizes: list[tuple[int, str, int]], *, partial: bool) -> bool:
     return any(
-        (size == file.size_bytes or (partial and file.size_bytes < size))
+        (size in (file.size_bytes, _size_now(file)) or (partial and file.size_bytes < size))
         and file.path.name == f"{file.name}{end}"
         and _holds(file, step)
         for step, end, size in sizes
