@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 
 from verl_profiler.cli import main
 from verl_profiler.events.vocabulary import steps_of_folder
-from verl_profiler.reading import discovery, reader
+from verl_profiler.reading import convert, discovery, reader
 from verl_profiler.reading.distribute import distribute
 from verl_profiler.reading.executors import Inline
 from verl_profiler.reading.pruned_notes import ranges
@@ -515,10 +516,9 @@ def test_a_reader_beside_a_run_that_prunes_gets_every_step_once(worker_config):
     for rows, problems in found:
         assert [] == problems
         assert [*range(1, len(rows) + 1)] == [row["step"] for row in rows]
-        # Of a step that is pruned at this moment, a look may have its lines and its totals, or neither.
-        assert {row["requests"] for row in rows} <= {0, 4, 8}
+        assert {row["requests"] for row in rows} <= {0, 4}
         # As many as one flush deletes.
-        assert sum(row["requests"] != 4 for row in rows) <= 8
+        assert sum(row["requests"] == 0 for row in rows) <= 8
     assert len(found[-1][0]) > 20
     with load(training.directory, cache=False) as run:
         assert {4} == {
@@ -561,6 +561,49 @@ def test_what_is_pruned_after_it_was_listed_is_taken_from_what_is_left(
     assert ["run.json is missing, so the launch is unknown"] == problems
     # Those after the first 3: of the others the files are read.
     assert before - 10 < len(steps) < before
+
+
+def counted_once(training, monkeypatch, module, function, changed):
+    """Read with a function of the reader replaced; all steps have 4 requests."""
+    monkeypatch.setattr(module, function, changed)
+    with load(training.directory, cache=False) as run:
+        rows = run.rows("SELECT step, requests FROM steps WHERE step BETWEEN 1 AND 30")
+    training.close()
+    assert dict.fromkeys(range(1, 31), 4) == {row["step"]: row["requests"] for row in rows}
+
+
+def test_what_is_left_of_a_step_that_was_read_is_not_taken_when_it_comes_later(
+    worker_config, monkeypatch
+):
+    """Lines that are appended to `pruned/` between its listing and its reading, with the files read by then."""
+    training = Training(worker_config)
+    for step in range(1, 31):
+        training.step(step)
+    original = convert.as_listed
+
+    def then_grows(*arguments):
+        listed = original(*arguments)
+        for step in range(31, 46):
+            training.step(step)
+        return listed
+
+    counted_once(training, monkeypatch, convert, "as_listed", then_grows)
+
+
+def test_a_file_that_was_still_written_when_it_was_listed_is_not_read_beside_its_totals(
+    worker_config, monkeypatch
+):
+    """It has more bytes by then; its process was killed before it could delete it."""
+    training = Training(worker_config)
+    monkeypatch.setattr(retention.Retention, "delete", lambda _: None)
+    for step in range(1, 31):
+        training.step(step)
+    original = discovery.event_files
+
+    def a_line_less(*arguments):
+        return [replace(each, size_bytes=each.size_bytes - 1) for each in original(*arguments)]
+
+    counted_once(training, monkeypatch, discovery, "event_files", a_line_less)
 
 
 def test_what_is_compressed_after_it_was_listed_is_read(worker_config, monkeypatch):

@@ -59,21 +59,23 @@ def _summed_sizes(file: EventFile) -> Iterator[tuple[int, str, int]]:
                     yield int(content["step"]), str(end), int(size)
 
 
-def _size_now(file: EventFile) -> int | None:
-    """Return the size of a file that may have grown since it was listed; None if it is gone."""
-    try:
-        return file.path.stat().st_size
-    except OSError:
-        return None
-
-
 def _is_among(file: EventFile, sizes: list[tuple[int, str, int]], *, partial: bool) -> bool:
-    return any(
-        (size in (file.size_bytes, _size_now(file)) or (partial and file.size_bytes < size))
-        and file.path.name == f"{file.name}{end}"
-        and _holds(file, step)
+    steps = steps_of_folder(file.path.parent.name)
+    if steps is None:
+        return False
+    summed_sizes = {
+        size
         for step, end, size in sizes
-    )
+        if steps[0] <= step <= steps[1] and file.path.name == f"{file.name}{end}"
+    }
+    if not summed_sizes:
+        return False
+    if file.size_bytes in summed_sizes or (partial and file.size_bytes < max(summed_sizes)):
+        return True
+    # It may have grown since it was listed.
+    with contextlib.suppress(OSError):
+        return file.path.stat().st_size in summed_sizes
+    return False
 
 
 def as_listed(
@@ -105,9 +107,9 @@ def _as_listed(
     file: EventFile, gone: list[EventFile], counts: dict[str, int], scratch: Path
 ) -> EventFile:
     own = [each for each in gone if each.name == file.name]
+    if not own:
+        return file
     try:
-        if not own and file.path.stat().st_size == file.size_bytes:
-            return file
         with open_regular(file.path) as opened:
             before = opened.read(file.size_bytes)
             since = opened.readlines()
@@ -115,7 +117,7 @@ def _as_listed(
         return file
     taken: list[bytes] = []
     lines = [*((line, False) for line in before.splitlines()), *((line, True) for line in since)]
-    for line, is_new in lines if own else []:
+    for line, is_new in lines:
         step, count = _step_and_lines(line)
         about = [each for each in own if _holds(each, step)]
         if about:
