@@ -9,10 +9,10 @@ Ties are rounded up, as in JavaScript. Missing values, infinity and NaN are `-`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["BYTE_UNITS", "counted", "quantile_texts", "rate", "seconds", "share", "size"]
+__all__ = ["BYTE_UNITS", "counted", "quantile_texts", "rate", "seconds", "share", "size", "some"]
 
 
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -89,6 +89,14 @@ def rate(value: float | None) -> str:
 def counted(number: int, one: str, many: str | None = None) -> str:
     """Write a number of things: `1 call`, `2,300 calls`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def some(names: Iterable[str], most: int) -> str:
+    """Write the first of some names: `a, b and 3 others`."""
+    listed = list(names)
+    shown = ", ".join(listed[:most])
+    more = len(listed) - most
+    return shown if more <= 0 else f"{shown} and {counted(more, 'other')}"
 
 
 def _fixed(value: float, digits: int) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from held_server import HeldServer
+from shipping.copies import contents, local
 
 from verl_profiler.cli import main
 from verl_profiler.events.remote import connect
@@ -118,22 +119,6 @@ def held(s3_server):
     server.close()
 
 
-def contents(url):
-    filesystem, target = connect(url)
-    return {
-        str(path).removeprefix(f"{target}/"): filesystem.cat_file(path)
-        for path in filesystem.find(target)
-    }
-
-
-def local(run):
-    return {
-        str(path.relative_to(run)): path.read_bytes()
-        for path in run.rglob("*")
-        if path.is_file() and not {".cache", ".disk"} & {*path.parts}
-    }
-
-
 def account(url):
     return json.loads(contents(url)[ACCOUNT])
 
@@ -159,7 +144,7 @@ def as_the_local_run(driver, capsys):
     """Whether the URL has every byte, and reads like the run on this disk."""
     there = contents(driver.url)
     assert json.loads(there.pop(ACCOUNT))["ended"]
-    assert local(driver.run) == there
+    assert local(driver.run, ".cache", ".disk") == there
     with load(str(driver.run), cache=False) as here, load(driver.url, cache=False) as there:
         assert here.rows(QUERY) == there.rows(QUERY)
         assert here.problems == there.problems

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fake_oss import FakeOSS
 from fake_webhdfs import FakeWebHDFS
+from shipping.copies import contents, local
 
 from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError, ReadingError
@@ -70,26 +71,10 @@ def storage(request):
     return request.getfixturevalue(request.param)[1]
 
 
-def contents(url):
-    filesystem, target = connect(url)
-    return {
-        str(path).removeprefix(f"{target}/"): filesystem.cat_file(path)
-        for path in filesystem.find(target)
-    }
-
-
-def local(run):
-    return {
-        str(path.relative_to(run)): path.read_bytes()
-        for path in run.rglob("*")
-        if path.is_file() and ".cache" not in path.parts
-    }
-
-
 def as_the_local_run(run, url, capsys):
     there = contents(url)
     assert json.loads(there.pop("upload.json"))["ended"]
-    assert local(run) == there
+    assert local(run, ".cache") == there
     with load(str(run), cache=False) as here, load(url, cache=False) as other:
         assert here.rows(QUERY) == other.rows(QUERY)
         assert here.problems == other.problems
@@ -152,7 +137,7 @@ def test_a_process_beside_the_driver_uploads(run, storage, capfd):
     assert f"the run was uploaded to {url}" in capfd.readouterr().err
     there = contents(url)
     assert json.loads(there.pop("upload.json"))["ended"]
-    assert local(run) == there
+    assert local(run, ".cache") == there
 
 
 def test_an_upload_to_hdfs_that_was_killed_leaves_whole_files(run, webhdfs):

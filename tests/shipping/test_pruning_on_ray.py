@@ -2,19 +2,14 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import pytest
+from shipping.on_nodes import run_on_nodes
 
 from verl_profiler.reading.reader import load
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
-HERE = Path(__file__).parent
 SPANS, STEPS = 50, 13
 PRUNED = {2, 4, 5, 6, 7}
 
@@ -23,22 +18,8 @@ PRUNED = {2, 4, 5, 6, 7}
 def pruned(namespaces):
     """What the script prints, and the run."""
     pytest.importorskip("ray")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("VERL_PROFILER")}
-    folders = [str(HERE), str(HERE.parent / "capture"), environment.get("PYTHONPATH")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
-    # Ray's sockets have no room for a long path.
-    with tempfile.TemporaryDirectory(prefix="prune-") as folder:
-        done = subprocess.run(
-            [*namespaces, sys.executable, str(HERE / "pruning_nodes.py"), folder],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=380,
-            cwd=HERE,
-            env=environment,
-        )
-        assert 0 == done.returncode, (done.stdout + done.stderr)[-4000:]
-        yield json.loads(done.stdout.splitlines()[-1]), Path(folder) / "logs" / "run"
+    with run_on_nodes(namespaces, "pruning_nodes.py") as (found, logs):
+        yield found, logs / "run"
 
 
 def steps_of(names, worker):

@@ -2,19 +2,14 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import pytest
+from shipping.on_nodes import run_on_nodes
 
 from verl_profiler.reading.reader import load
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
-HERE = Path(__file__).parent
 SPANS = 200
 
 
@@ -22,22 +17,8 @@ SPANS = 200
 def shipped(namespaces):
     """What the script prints, and the folder of its runs."""
     pytest.importorskip("ray")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("VERL_PROFILER")}
-    folders = [str(HERE), str(HERE.parent / "capture"), environment.get("PYTHONPATH")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
-    # Ray's sockets have no room for a long path.
-    with tempfile.TemporaryDirectory(prefix="ship-") as folder:
-        done = subprocess.run(
-            [*namespaces, sys.executable, str(HERE / "shipping_nodes.py"), folder],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=380,
-            cwd=HERE,
-            env=environment,
-        )
-        assert 0 == done.returncode, (done.stdout + done.stderr)[-4000:]
-        yield json.loads(done.stdout.splitlines()[-1]), Path(folder) / "logs"
+    with run_on_nodes(namespaces, "shipping_nodes.py") as found:
+        yield found
 
 
 def digest(path):

@@ -98,6 +98,8 @@ from verl_profiler.analysis.workers import (
     worker_balance,
     worker_phases,
 )
+from verl_profiler.reading.progress import doing
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
     "ANALYSES",
@@ -169,6 +171,7 @@ __all__ = [
     "step_turn_times",
     "straggler_requests",
     "stragglers",
+    "summarized",
     "time_tree",
     "token_rates",
     "tool_latencies",
@@ -308,3 +311,12 @@ SUMMARY = (
     "memory_peaks",
     "profiler_cost",
 )
+
+
+def summarized(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
+    """Return the rows of `SUMMARY`, by name."""
+    found: dict[str, Rows] = {}
+    for name in SUMMARY:
+        with doing(f"analysis {name}"):
+            found[name] = ANALYSES[name](tables, steps)
+    return found

@@ -136,7 +136,6 @@ def _ship(run: Path, stream: TextIO) -> list[str]:
 def _upload(run: Path, url: str, stream: TextIO) -> list[str]:
     """Upload what is not there; print how much that was, return what failed."""
     from verl_profiler.events.remote import RemoteError, connect, has_folders, problem_of
-    from verl_profiler.events.shipping import UPLOAD_FILE
     from verl_profiler.shipping.upload import Upload, other_run
     from verl_profiler.shipping.upload_account import UploadAccount
 
@@ -164,10 +163,7 @@ def _upload(run: Path, url: str, stream: TextIO) -> list[str]:
         )
     begun_s = time.time()
     failed = upload.round(final=True)
-    try:
-        account.write(None if failed else begun_s, ended=True, failed=failed)
-    except Exception as error:  # noqa: BLE001  any client's
-        failed.append(f"{UPLOAD_FILE}: {problem_of(error)}")
+    failed += account.try_write(None if failed else begun_s, ended=True, failed=failed)
     print(visible(f"{size(upload.size_bytes):>10}  in {upload.files} files uploaded"), file=stream)
     for problem in failed:
         print(visible(f"WARNING not uploaded: {problem} (not-uploaded)"), file=stream)

@@ -133,7 +133,7 @@ def _print(
     color: bool = False,
     price: float | None = None,
 ) -> int:
-    from verl_profiler.analysis import ANALYSES, EXPLANATIONS, SUMMARY
+    from verl_profiler.analysis import EXPLANATIONS, summarized
     from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.reading.progress import doing
@@ -143,10 +143,7 @@ def _print(
     from verl_profiler.views.summary_text import step_blocks, summary
 
     check_steps(opened, steps)
-    tables: dict[str, Any] = {}
-    for name in SUMMARY:
-        with doing(f"analysis {name}"):
-            tables[name] = ANALYSES[name](opened.tables, steps)
+    tables = summarized(opened.tables, steps)
     with doing("explanations"):
         explained = explanations(opened.tables, steps)
     tables |= {name: explained[name] for name in EXPLANATIONS}

@@ -7,14 +7,14 @@ flush.  A process whose files are complete beyond the last work of all others ha
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.units import counted
+from verl_profiler.units import counted, some
 
 __all__ = ["end_problems"]
 
@@ -94,7 +94,7 @@ def _of_run(
     else:
         yield (
             f"{len(waited)} processes were killed before they wrote "
-            f"{counted(sum(waited.values()), 'event')}, now lost ({_some(waited)})"
+            f"{counted(sum(waited.values()), 'event')}, now lost ({some(waited, _SHOWN)})"
         )
     rest = [each for each in killed if each not in silent]
     known = {each.complete_us: each.name for each in rest if each.complete_us is not None}
@@ -117,7 +117,7 @@ def _of_run(
     if lost:
         yield (
             f"{len(lost)} of {len(members)} processes were killed while others worked; "
-            f"{_bound(max(lost.values()))} each may be lost ({_some(lost)})"
+            f"{_bound(max(lost.values()))} each may be lost ({some(lost, _SHOWN)})"
         )
     old = [each.name for each in rest if each.complete_us is None]
     if old:
@@ -137,7 +137,7 @@ def _fell_silent(silent: list[_Killed], last_us: int) -> Iterator[str]:
                 f"{_time(last_us)} UTC; {_bound(each.window_s)} may be lost"
             )
     else:
-        names = _some(each.name for each in silent)
+        names = some((each.name for each in silent), _SHOWN)
         yield (
             f"{len(silent)} processes were killed or hung ({names}): their last activity was at "
             f"{_time(min(heard_us))} to {_time(max(heard_us))}, the run's at {_time(last_us)} UTC; "
@@ -200,11 +200,3 @@ def _microseconds(moment: datetime) -> int:
 def _bound(seconds: float) -> str:
     length = f"{seconds:.1f} s" if seconds >= 0.05 else f"{max(seconds * 1000, 1):.0f} ms"
     return f"up to {length} of events"
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    shown = ", ".join(listed[:_SHOWN])
-    return (
-        shown if len(listed) <= _SHOWN else f"{shown} and {counted(len(listed) - _SHOWN, 'other')}"
-    )

@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.reading.discovery import Source
-from verl_profiler.units import counted
+from verl_profiler.units import counted, some
 
 __all__ = ["not_arrived", "shipment_problems"]
 
@@ -63,9 +63,7 @@ def _of_node(
     now: datetime,
 ) -> Iterator[str]:
     host = node.get("host") or "a node"
-    some = ", ".join(names[:_SHOWN])
-    if len(names) > _SHOWN:
-        some += f" and {counted(len(names) - _SHOWN, 'other')}"
+    named = some(names, _SHOWN)
     updated = instant(shipping.get("updated"))
     every_s = shipping.get("every_s") or 0.0
     left = instant(node.get("left"))
@@ -76,21 +74,21 @@ def _of_node(
         gap_s = (left - (seen or left)).total_seconds()
         yield (
             f"{host} left the cluster by {_clock(left)}; {last}: {known}, and up to {gap_s:.0f} s of "
-            f"later events are lost with its disk ({some})"
+            f"later events are lost with its disk ({named})"
         )
         return
     goes_on = updated is not None and (now - updated).total_seconds() < _SILENCE_S + every_s
     if shipping.get("ended") is None and goes_on:
         if missing:
             yield (
-                f"{counted(missing, 'event')} of {some} are still on {host}; they are shipped every "
+                f"{counted(missing, 'event')} of {named} are still on {host}; they are shipped every "
                 f"{every_s:g} s"
             )
         return
     why = f" ({node['problem']})" if node.get("problem") else ""
     yield (
         f"{host} did not send all of its events{why}; {last}: {known}, later ones are on its disk "
-        f"({some}). While the cluster is up, run: verl-profiler collect --ray "
+        f"({named}). While the cluster is up, run: verl-profiler collect --ray "
         f"{shipping.get('directory') or 'RUN'}"
     )
 

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.reading.discovery import Source
-from verl_profiler.units import counted
+from verl_profiler.units import counted, some
 
 __all__ = ["is_incomplete", "upload_problems"]
 
@@ -82,8 +82,5 @@ def _missing(counts: Mapping[str, int] | None, recorded: Mapping[str, int]) -> t
     if not gaps:
         return "", ""
     names = sorted(gaps, key=lambda name: (-gaps[name], name))
-    some = ", ".join(names[:_SHOWN])
-    if len(names) > _SHOWN:
-        some += f" and {counted(len(names) - _SHOWN, 'other')}"
     known = counted(sum(gaps.values()), "event")
-    return f"{known} that its processes had written by their last headers", some
+    return f"{known} that its processes had written by their last headers", some(names, _SHOWN)

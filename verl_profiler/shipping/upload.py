@@ -18,7 +18,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -312,7 +312,7 @@ def main(argv: list[str] | None = None) -> int:
         begun_s = time.time()
         failed = upload.round()
         if not failed:
-            failed = _written(account, begun_s)
+            failed = account.try_write(begun_s)
         if failed and not complained:
             say(
                 f"WARNING uploading to {args.target} fails, and is tried again: {failed[0]}; the files "
@@ -333,28 +333,13 @@ def main(argv: list[str] | None = None) -> int:
         failed = upload.round(final=True)
         if failed or upload.files == before:
             break
-    failed += _written(account, None if failed else begun_s, ended=True, failed=failed)
+    failed += account.try_write(None if failed else begun_s, ended=True, failed=failed)
     if failed:
         say(
             f"WARNING {len(failed)} files were not uploaded to {args.target} ({failed[0]}); they stay in "
             f"{args.run}. Run: verl-profiler collect {args.run} --to {args.target} (not-uploaded)"
         )
     return 1 if failed else 0
-
-
-def _written(
-    account: UploadAccount,
-    uploaded_s: float | None,
-    *,
-    ended: bool = False,
-    failed: Sequence[str] = (),
-) -> list[str]:
-    """Write the account; return why that failed."""
-    try:
-        account.write(uploaded_s, ended=ended, failed=failed)
-    except Exception as error:  # noqa: BLE001  any client's
-        return [f"{UPLOAD_FILE}: {problem_of(error)}"]
-    return []
 
 
 def _progress() -> None:

@@ -24,7 +24,6 @@ from verl_profiler.analysis.tq import tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reading.formats.console_steps import LoggedRun
-from verl_profiler.reading.progress import doing
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
@@ -78,10 +77,7 @@ def document(
     """
     tables = run.tables
     with _explaining(tables, steps) as explained:
-        found: dict[str, Any] = {}
-        for number, name in enumerate(analysis.SUMMARY, 1):
-            with doing("analysis", number, len(analysis.SUMMARY)):
-                found[name] = analysis.ANALYSES[name](tables, steps)
+        found = analysis.summarized(tables, steps)
         whole = _whole(tables, steps)
         listed = found["step_times"]
         found["memory_timeline"] = analysis.memory_timeline(tables, steps)
