@@ -5,10 +5,11 @@
 
 Each node is a raylet in namespaces of its own: network, host name, boot id and monotonic clock, all with
 one disk.  A driver prepares as verl's does and starts a trainer; the trainer starts agent-loop workers and
-ranks, and has all of them record at a steady rate in steps.  Three jobs follow each other on the
-cluster: all processes without the profiler, a quarter of them with it, all with it.  Two processes run
-under strace for some steps; `summary`, `watch` and `stuck` are run while the job records, the last two
-also while requests are open for long.  Needs root, iproute2 and strace.
+ranks, and has all of them record at a steady rate in steps.  Four jobs follow each other on the
+cluster: all processes without the profiler, a quarter of them with it, all with it, and all without it
+again, so that a trend of the machine shows.  Two processes run under strace for some steps; `summary`,
+`watch` and `stuck` are run while the job records, the last two also while requests are open for long.
+Needs root, iproute2 and strace.
 
 Exit status 1: an event was neither read back nor counted as dropped, or a process has no header.
 """
@@ -485,7 +486,7 @@ def job(args: argparse.Namespace, folder: Path, label: str, processes: int) -> d
     words = [sys.executable, __file__, "--drive", "--folder", str(folder), "--label", label]
     words += ["--processes", str(processes), "--steps", str(args.steps), "--rate", str(args.rate)]
     words += ["--step-s", str(args.step_s), *(["--hold"] if label == "all" else [])]
-    words += [] if label == "without" else ["--profiled"]
+    words += [] if label.startswith("without") else ["--profiled"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("VERL_PROFILER")}
     done = subprocess.run(
         words,
@@ -530,11 +531,11 @@ def read_back(run: Path) -> dict[str, Any]:
 
 def report(args: argparse.Namespace, jobs: dict[str, dict[str, Any]], folder: Path) -> int:
     """Print all; return 1 when events or processes are missing."""
-    without = jobs.pop("without")
+    without, again = jobs.pop("without"), jobs.pop("without_again")
     failed = False
     base = {
-        "start, CPU": median(without["start_cpu_s"]),
-        "steady": median(without["steady_cpu_s"]),
+        "start, CPU": median(without["start_cpu_s"] + again["start_cpu_s"]),
+        "steady": median(without["steady_cpu_s"] + again["steady_cpu_s"]),
         "private": median(each["private_mb"] for each in without["accounts"]),
         "threads": median(each["threads"] for each in without["accounts"]),
         "descriptors": median(each["descriptors"] for each in without["accounts"]),
@@ -555,7 +556,8 @@ def report(args: argparse.Namespace, jobs: dict[str, dict[str, Any]], folder: Pa
             print(f"  {name}, per process: {value:.4g}, without {base[name]:.4g}: ", end="")
             print(f"× {value / base[name]:.3f}, + {value - base[name]:.4g}")
         print(f"  all started after {found['all_started_s']:.0f} s", end="")
-        print(f", without {without['all_started_s']:.0f} s ({without['processes']} processes)")
+        print(f", without {without['all_started_s']:.0f} s before and", end="")
+        print(f" {again['all_started_s']:.0f} s after ({without['processes']} processes)")
         for who, each in (("driver", driver), ("trainer", found["trainer"])):
             spent = {**each["profiler_cpu_s"], **each.get("ended_threads_cpu_s", {})}
             print(f"  {who}: {sum(spent.values()):.2f} s of CPU in the profiler's threads", end="")
@@ -639,6 +641,7 @@ def main() -> int:
             ("without", args.processes),
             ("quarter", args.processes // 4),
             ("all", args.processes),
+            ("without_again", args.processes),
         ):
             jobs[label] = job(args, folder, label, processes)
         return report(args, jobs, folder)

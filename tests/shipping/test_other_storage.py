@@ -1,12 +1,20 @@
-"""Storage other than S3: `webhdfs://` by fsspec's client, `oss://` by ossfs, both on fakes of servers.
+"""Storage other than S3.
+
+`webhdfs://` by fsspec's client and `oss://` by ossfs are on fakes of servers, `sftp://` by paramiko on
+asyncssh's server, and `hdfs://` on the Hadoop that `VERL_PROFILER_TEST_HDFS` names as
+`hdfs://host:port/folder`, where there is one and its libhdfs (docs/how-to/multi-node.md).
 
 What each of these runs through is the whole of `profiler.output_dir=URL`: a name is claimed, files grow,
 are compressed, and their steps pruned; readers and `collect --to` then have what this disk has.
 """
 
+import asyncio
 import gzip
 import json
+import os
 import shutil
+import threading
+import uuid
 from pathlib import Path
 
 import pytest
@@ -66,7 +74,59 @@ def oss(caches, monkeypatch):
     server.close()
 
 
-@pytest.fixture(params=["webhdfs", "oss"])
+@pytest.fixture
+def sftp(caches, tmp_path, monkeypatch):
+    """A server that shows a folder of this disk as its root, and the URL of a folder on it."""
+    asyncssh = pytest.importorskip("asyncssh")
+    pytest.importorskip("paramiko")
+    root = tmp_path / "server"
+    root.mkdir()
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    key.write_private_key(str(tmp_path / "key"))
+    key.write_public_key(str(tmp_path / "key.pub"))
+    loop = asyncio.new_event_loop()
+
+    async def listen():
+        return await asyncssh.listen(
+            "127.0.0.1",
+            0,
+            server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")],
+            authorized_client_keys=str(tmp_path / "key.pub"),
+            sftp_factory=lambda channel: asyncssh.SFTPServer(channel, chroot=str(root)),
+        )
+
+    server = loop.run_until_complete(listen())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    monkeypatch.setenv("FSSPEC_SFTP_KEY_FILENAME", str(tmp_path / "key"))
+    # fsspec reads them when it is imported.
+    monkeypatch.setitem(conf, "sftp", {"key_filename": str(tmp_path / "key")})
+    yield root, f"sftp://me@127.0.0.1:{server.get_port()}/runs"
+
+    async def close():
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run_coroutine_threadsafe(close(), loop).result(20)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(20)
+    loop.close()
+
+
+@pytest.fixture
+def hdfs(caches):
+    """A new folder on a real HDFS."""
+    folder = os.environ.get("VERL_PROFILER_TEST_HDFS")
+    if not folder:
+        pytest.skip("VERL_PROFILER_TEST_HDFS names no HDFS")
+    url = f"{folder.rstrip('/')}/{uuid.uuid4().hex}"
+    yield None, url
+    filesystem, path = connect(url)
+    if filesystem.exists(path):
+        filesystem.rm(path, recursive=True)
+
+
+@pytest.fixture(params=["webhdfs", "oss", "sftp", "hdfs"])
 def storage(request):
     return request.getfixturevalue(request.param)[1]
 

@@ -15,8 +15,10 @@ import hashlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -42,6 +44,11 @@ __all__ = ["fetched", "is_downloaded", "is_url"]
 # What describes a run is needed for any part of it.
 _ABOUT = ("processes/", "open/")
 _LISTING, _UPDATING = ".listing", ".updating"
+# What an object's description has that differs for each content (of HDFS over HTTP, milliseconds), and
+# of its age (of FTP, `modify`).
+_EXACT = ("ETag", "etag", "md5", "modificationTime")
+_TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify")
+_UNSETTLED, _SETTLED_S = "unsettled", 60.0
 _AT_ONCE = 8
 _TRIES = 2
 # Descriptors that lock what this process reads; they are closed when it ends.
@@ -193,6 +200,7 @@ def _update(
             known: dict[str, Any] = {}
             with contextlib.suppress(OSError, ValueError):
                 known = read_object(stored)
+            began = time.time()
             wanted = {name: _version(about) for name, (_, about) in files.items()}
             changed = [
                 name
@@ -207,6 +215,8 @@ def _update(
                 for name, version in pool.map(download, changed):
                     if version is None:
                         known.pop(name, None)
+                    elif _may_change(files[name][1], began):
+                        known[name] = f"{wanted[name]}|{_UNSETTLED}"
                     else:
                         known[name] = wanted[name]
             if remove:
@@ -251,10 +261,28 @@ def _download(
 
 def _version(about: Mapping[str, Any]) -> str:
     """Return what changes when an object does."""
-    keys = ("size", "ETag", "etag", "md5", "LastModified", "last_modified", "mtime", "modified")
-    # HDFS over HTTP, and FTP.
-    keys += ("modificationTime", "modify")
+    keys = ("size", *_EXACT, *_TIMES)
     return "|".join(str(about[key]) for key in keys if about.get(key) is not None)
+
+
+def _may_change(about: Mapping[str, Any], now: float) -> bool:
+    """Return whether an object may be replaced by one of the same version.
+
+    SFTP, FTP and libhdfs have whole seconds and no tags.  The server's clock may be off by less than a minute.
+    """
+    if any(about.get(key) is not None for key in _EXACT):
+        return False
+    written = next((about[key] for key in _TIMES if about.get(key) is not None), None)
+    if isinstance(written, datetime):
+        written = written.timestamp()
+    elif isinstance(written, str):
+        # FTP's, of RFC 3659.
+        with contextlib.suppress(ValueError):
+            moment = datetime.strptime(written[:14], "%Y%m%d%H%M%S")
+            written = moment.replace(tzinfo=timezone.utc).timestamp()
+    if not isinstance(written, (int, float)):
+        return False
+    return written % 1 == 0 and now - written < _SETTLED_S
 
 
 def _unwritable(place: Path, error: OSError) -> ReadingError:
