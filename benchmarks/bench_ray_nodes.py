@@ -2,6 +2,7 @@
 
     python benchmarks/bench_ray_nodes.py                                4 nodes, 32 and 128 processes
     python benchmarks/bench_ray_nodes.py --nodes 8 --processes 256
+    python benchmarks/bench_ray_nodes.py --hang                         one job, whose last step is taken for a hang
 
 Each node is a raylet in namespaces of its own: network, host name, boot id and monotonic clock, all with
 one disk.  A driver prepares as verl's does and starts a trainer; the trainer starts agent-loop workers and
@@ -11,7 +12,8 @@ again, so that a trend of the machine shows.  Two processes run under strace for
 `watch` and `stuck` are run while the job records, the last two also while requests are open for long.
 Needs root, iproute2 and strace.
 
-Exit status 1: an event was neither read back nor counted as dropped, or a process has no header.
+Exit status 1: an event was neither read back nor counted as dropped, or a process has no header, or no
+evidence of the hang.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,6 +46,8 @@ BRIDGE, NETWORK, PORT = "vpload", "10.213.9", 6489
 # Open requests are written from this age on (`profiler.stuck.after`), and some looks later.
 _HOLD_S = 80.0
 _OPEN_REQUESTS = 4
+# A step is a hang from here on, with --hang.
+_HANG_S = 20.0
 # Processes that start at once; where two cores start more, Ray declares nodes dead.
 _AT_ONCE = 16
 _PATIENCE = {
@@ -210,7 +215,7 @@ class TaskRunner(Recording):
             from verl_profiler.recording import context
 
             context.process.hold_trainer(trainer)
-        accounts: list[dict[str, Any]] = []
+        accounts: list[list[dict[str, Any]]] = []
         for step in range(1, steps + 1 + hold):
             # The last one is long, with requests that stay open.
             long = step > steps
@@ -218,15 +223,17 @@ class TaskRunner(Recording):
             work = step, _HOLD_S if long else step_s, rate, long
             with marked_timer("step", {}), marked_timer("gen", {}):
                 offered += sum(ray.get([each.work.remote(*work) for each in workers]))
-            if step == steps:
-                accounts = ray.get([each.account.remote() for each in workers])
+            if step >= steps:
+                accounts.append(ray.get([each.account.remote() for each in workers]))
             self.mark(f"ended_{step}")
-        steady = [each["cpu_s"] - then for each, then in zip(accounts, cpu, strict=True)]
+        steady = [each["cpu_s"] - then for each, then in zip(accounts[0], cpu, strict=True)]
+        pairs = zip(accounts[-1], accounts[0], strict=True)
         return {
             "all_started_s": started_s,
             "start_cpu_s": [each["cpu_s"] for each in started],
             "steady_cpu_s": [each / (steps * step_s) for each in steady],
-            "accounts": accounts,
+            "held_cpu_s": [(last["cpu_s"] - then["cpu_s"]) / _HOLD_S for last, then in pairs],
+            "accounts": accounts[0],
             "offered": offered,
             "trainer": self.account(),
         }
@@ -338,6 +345,8 @@ def drive(args: argparse.Namespace) -> None:
             },
         }
     )
+    if args.hang:
+        config.profiler.stuck = {"after": _HANG_S}
     found: dict[str, Any] = {"label": args.label, "processes": args.processes}
     run, counts, ended = None, Counter[str](), account_for_ended_threads()
     if args.profiled:
@@ -486,6 +495,7 @@ def job(args: argparse.Namespace, folder: Path, label: str, processes: int) -> d
     words = [sys.executable, __file__, "--drive", "--folder", str(folder), "--label", label]
     words += ["--processes", str(processes), "--steps", str(args.steps), "--rate", str(args.rate)]
     words += ["--step-s", str(args.step_s), *(["--hold"] if label == "all" else [])]
+    words += ["--hang"] if args.hang else []
     words += [] if label.startswith("without") else ["--profiled"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("VERL_PROFILER")}
     done = subprocess.run(
@@ -527,6 +537,37 @@ def read_back(run: Path) -> dict[str, Any]:
         "peers": peers,
         "files": sum(len(names) for _, _, names in os.walk(run)),
     }
+
+
+def report_hang(found: dict[str, Any]) -> int:
+    """Print what the processes wrote of themselves; return 1 when one did not."""
+    run = Path(found["run"])
+    (folder,) = (run / "evidence").iterdir()
+    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    print(
+        f"{found['processes']} processes, load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores"
+    )
+    print(f"  evidence of {len(files)} processes", end="")
+    requested = min(json.loads(path.read_text())["at"] for path in files)
+    first = datetime.fromisoformat(requested).timestamp()
+    print(f", written {files[0].stat().st_mtime - first:.1f} to", end="")
+    print(f" {files[-1].stat().st_mtime - first:.1f} s after the first began", end="")
+    print(f"; {sum(path.stat().st_size for path in files) / len(files) / 1e3:.0f} kB each")
+    unanswered = Counter(
+        name for path in files for name in json.loads(path.read_text()).get("unanswered", [])
+    )
+    print(f"  sources without an answer: {dict(unanswered)}")
+    print(
+        f"  CPU per process while it records: {median(found['steady_cpu_s']):.2%} of a core, in",
+        end="",
+    )
+    print(f" the step of the hang {median(found['held_cpu_s']):.2%}")
+    for each in found["commands"]:
+        print(f"  {each['command']}: status {each['status']}, {each['cpu_s']:.1f} s of CPU")
+        print(*(f"      | {line[:200]}" for line in each["text"].splitlines()), sep="\n")
+    ours = [line for line in found["printed"] if "stuck" in line or "silent" in line]
+    print(*(f"      {line[:200]}" for line in ours), sep="\n")
+    return int(len(files) < found["processes"] + 2)
 
 
 def report(args: argparse.Namespace, jobs: dict[str, dict[str, Any]], folder: Path) -> int:
@@ -608,6 +649,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=20, help="events per second and process")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--step-s", type=float, default=15)
+    parser.add_argument("--hang", action="store_true", help="one job, whose last step is a hang")
     parser.add_argument("--keep", type=Path, help="leave all files in this folder, a new one")
     for name in ("--drive", "--profiled", "--hold"):
         parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
@@ -636,6 +678,8 @@ def main() -> int:
             # One after the other: they choose names for their sockets in one folder.
             log = folder / f"node{number}.log"
             wait_until(lambda log=log: "Ray runtime started" in log.read_text(), 120)
+        if args.hang:
+            return report_hang(job(args, folder, "all", args.processes))
         jobs: dict[str, dict[str, Any]] = {}
         for label, processes in (
             ("without", args.processes),

@@ -108,6 +108,25 @@ def test_a_request_in_flight_says_where_it_is():
     assert {} == live.in_flight
 
 
+def test_requests_without_a_sample_are_counted_one_by_one():
+    """Those of user code have a request id only."""
+    live = Live()
+
+    def take(event, second, request_id, duration=None):
+        moment = f"2026-11-21T02:00:{second:02}+00:00"
+        extra = {"request_id": request_id}
+        live.take("worker_3", 5, Line(moment, event, duration, extra, 5))
+
+    for number in range(3):
+        take("request_start", number, f"q{number}")
+    take("request", 9, "q1", 8.0)
+
+    assert {"q0", "q2"} == {each.request_id for each in live.in_flight.values()}
+    text = "\n".join(frame(live, {}, {}, title="run", now_s=live.newest_s + 1))
+    assert "2 in flight, 1 of 3 finished" in text
+    assert ["q0", "worker_3", "-", "0", "prompt", "10.0", "s"] in map(str.split, text.splitlines())
+
+
 def test_the_tail_is_counted_from_when_most_had_ended():
     """20 requests; 19 end in the first 19 seconds, one is still awaited."""
     live = Live()

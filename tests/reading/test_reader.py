@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading import convert, reader
 from verl_profiler.reading.reader import load
+from verl_profiler.reading.salvage import folded
 from verl_profiler.reading.tables.schemas import FIELDS
 
 try:
@@ -228,6 +229,38 @@ def test_a_wrong_value_in_a_good_line_is_named_and_not_used(tmp_path, kept, sent
     assert [1, 1, 1] == [row["step"] for row in rows]
     assert rows[1]["turn"] is None or "step" in sentence
     assert any(sentence in problem for problem in problems), problems
+
+
+def test_the_same_fault_in_many_files_takes_one_line(tmp_path):
+    """A node that was lost leaves an unfinished line per process; other faults stay visible."""
+    for number in range(9):
+        lines = [line(each, workid=number) for each in range(3)]
+        path = write_run(tmp_path, lines, f"worker_{number}")
+        path.write_bytes(path.read_bytes()[:-20])
+    write_run(tmp_path, [line(1), "nonsense", *["{"] * number, line(2)], "worker_9")
+
+    rows, problems = read(tmp_path)
+
+    assert 9 * 2 + 2 == len(rows)
+    unfinished = [each for each in problems if "unfinished" in each]
+    places = ", ".join(f"step_1/worker_{each}.jsonl:3" for each in range(4))
+    assert [
+        f"{places} and 5 others: unfinished line, dropped (was the process killed?)"
+    ] == unfinished
+    assert [each for each in problems if each.startswith("step_1/worker_9.jsonl:2: not JSON")]
+
+
+def test_lines_of_many_files_are_added_up():
+    """Each file has a line for its first, and how many more there are."""
+    sentences = [
+        f"a/{n}.jsonl:{n + 1}: bad; {n} more lines of this file likewise" for n in range(2, 8)
+    ]
+    other = "b is empty"
+
+    places = "a/2.jsonl:3, a/3.jsonl:4, a/4.jsonl:5, a/5.jsonl:6"
+    together = f"{places} and 2 others: bad; 27 more lines of these files likewise"
+    assert [together, other] == folded([*sentences[:3], other, *sentences[3:]])
+    assert [other, *sentences[:4]] == folded([other, *sentences[:4]])
 
 
 def test_an_unfinished_last_line_is_dropped_and_named(tmp_path):

@@ -15,6 +15,7 @@ import os
 import shutil
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ from verl_profiler.errors import ConfigError, ReadingError
 from verl_profiler.events.remote import connect, has_folders
 from verl_profiler.launch import remote_output
 from verl_profiler.reading.reader import load
-from verl_profiler.shipping.upload import Upload
+from verl_profiler.shipping.remote_files import RemoteFiles
+from verl_profiler.shipping.upload import Upload, claim
 
 conf = pytest.importorskip("fsspec.config").conf
 
@@ -105,7 +107,11 @@ def sftp(caches, tmp_path, monkeypatch):
 
     async def close():
         server.close()
-        await server.wait_closed()
+        # A client's connection is open until the client's process ends.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     asyncio.run_coroutine_threadsafe(close(), loop).result(20)
     loop.call_soon_threadsafe(loop.stop)
@@ -185,6 +191,37 @@ def test_the_whole_way_of_a_run(run, storage, capsys):
     as_the_local_run(run, url, capsys)
 
 
+@pytest.mark.parametrize("kind", ["webhdfs", "oss", "hdfs"])
+def test_two_launches_at_the_same_moment_take_two_names(run, kind, tmp_path, monkeypatch, request):
+    """Both find nothing before either has written, as tasks of a job array may."""
+    storage = request.getfixturevalue(kind)[1]
+    other = tmp_path / "other" / "my-run"
+    shutil.copytree(run, other)
+    launch = json.loads((other / "run.json").read_text())
+    (other / "run.json").write_text(json.dumps({**launch, "pid": launch["pid"] + 1}))
+    wanted = f"{storage}/my-run"
+    both = threading.Barrier(2)
+    waited = threading.local()
+    read = RemoteFiles.read
+
+    def read_together(files, name):
+        try:
+            return read(files, name)
+        finally:
+            if not vars(waited):
+                waited.once = True
+                both.wait(30)
+
+    monkeypatch.setattr(RemoteFiles, "read", read_together)
+    with ThreadPoolExecutor(2) as pool:
+        taken = list(pool.map(claim, [wanted, wanted], [run, other]))
+
+    assert {wanted, f"{wanted}-2"} == {*taken}
+    monkeypatch.undo()
+    for url, launched in zip(taken, (run, other), strict=True):
+        assert (launched / "run.json").read_bytes() == contents(url)["run.json"]
+
+
 def test_a_process_beside_the_driver_uploads(run, storage, capfd):
     """To the last line."""
     url = remote_output.claim(f"{storage}/my-run", run)
@@ -215,6 +252,25 @@ def test_an_upload_to_hdfs_that_was_killed_leaves_whole_files(run, webhdfs):
     assert 0 == main(["collect", str(run), "--to", url])
     after = contents(url)
     assert before == {name: data for name, data in after.items() if name != "upload.json"}
+
+
+def test_a_file_replaced_within_the_same_second_is_read_again(run, sftp):
+    """SFTP has whole seconds, and the size is the same too."""
+    root, storage = sftp
+    url = f"{storage}/my-run"
+    filesystem, target = connect(url)
+    Upload(filesystem, target, run, folders=True).round()
+    (there,) = root.rglob("processes/worker_0.json")
+    at = there.stat().st_mtime
+    with load(url) as opened:
+        (row,) = opened.rows("SELECT header FROM processes WHERE name = 'worker_0'")
+        assert "node-1" in row["header"]
+    there.write_text(there.read_text().replace('"node-1"', '"node-9"'))
+    os.utime(there, (at, at))
+
+    with load(url) as opened:
+        (row,) = opened.rows("SELECT header FROM processes WHERE name = 'worker_0'")
+        assert "node-9" in row["header"]
 
 
 def test_hdfs_refuses_another_user(run, webhdfs):

@@ -65,9 +65,11 @@ def claim(url: str, run: Path) -> str:
         lines = done.stderr.strip().splitlines()
         # What `RemoteError` states, or the end of a traceback.
         problem = "\n".join(lines if done.returncode == 2 else lines[-1:]) or "no reason was given"
+    about = mask_text(url)
     raise ConfigError(
-        f"profiler.output_dir is {mask_text(url)}: {problem}\nCheck the URL, the credentials in the "
-        "environment and the endpoint, or choose a directory with profiler.output_dir=DIR.",
+        f"profiler.output_dir{'' if about in problem else f' is {about}'}: {problem}\nCheck the URL, the "
+        "credentials in the environment and the endpoint, or choose a directory with "
+        "profiler.output_dir=DIR.",
         "output-url",
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_profiler import units
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.units import seconds
@@ -243,6 +244,4 @@ def age_text(row: Mapping[str, Any]) -> str:
 
 def some(names: Sequence[str]) -> str:
     """Write the first few of some names."""
-    shown = ", ".join(names[:_SHOWN])
-    more = len(names) - _SHOWN
-    return shown if more <= 0 else f"{shown} and {more} other{'s' if more > 1 else ''}"
+    return units.some(names, _SHOWN)

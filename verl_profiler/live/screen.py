@@ -187,7 +187,7 @@ def _slowest(live: Live, now_s: float) -> list[str]:
         [
             (each.request_id or "-")[:11],
             each.name,
-            f"{each.sample}/{each.session}",
+            "/".join(part for part in (each.sample, each.session) if part is not None) or "-",
             str(each.turn),
             each.doing,
             seconds(max(now_s - each.begin_s, 0)),

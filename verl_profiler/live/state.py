@@ -49,14 +49,15 @@ class RequestInFlight:
     Args:
         begin_s: Start time, in seconds since 1970.
         name: The agent-loop worker.
+        sample: None for a request of user code, as is `session`.
         request_id: None until verl has assigned one.
         doing: Its activity after its last line.
     """
 
     begin_s: float
     name: str
-    sample: str
-    session: str
+    sample: str | None
+    session: str | None
     request_id: str | None = None
     turn: int = 0
     doing: str = "prompt"
@@ -107,7 +108,8 @@ class Live:
 
     Attributes:
         steps: The latest steps by number.
-        in_flight: Requests in flight, by process, step, validation, sample and session.
+        in_flight: Requests in flight, by process, step, validation, sample, session, and the id of those
+            without a sample.
         newest_s: The latest time on any line, in seconds since 1970.
         rates: (end in seconds since 1970, generated tokens) of the latest engine calls; with sampled
             details, of the latest requests.
@@ -223,9 +225,11 @@ class Live:
         extra = line.extra or {}
         validate = bool(extra.get("validate"))
         request_id = extra.get("request_id")
-        key = (name, step.number, validate, _word(extra.get("sample")), _word(extra.get("session")))
+        sample, session = _word_or_none(extra.get("sample")), _word_or_none(extra.get("session"))
+        own = None if sample is not None else _word_or_none(request_id)
+        key = (name, step.number, validate, sample, session, own)
         if line.event == "request_start":
-            self.in_flight[key] = RequestInFlight(end_s, name, key[3], key[4])
+            self.in_flight[key] = RequestInFlight(end_s, name, sample, session)
             step.started += not validate
         elif line.event == "request":
             self.in_flight.pop(key, None)
@@ -270,6 +274,10 @@ class Live:
 def _word(value: Any) -> str:
     """Return a value of any type as short text."""
     return value[:_WORD] if isinstance(value, str) else repr(value)[:_WORD]
+
+
+def _word_or_none(value: Any) -> str | None:
+    return None if value is None else _word(value)
 
 
 def _count(value: Any) -> int | None:

@@ -36,8 +36,10 @@ from verl_profiler.reading.listing import EventFile
 from verl_profiler.reading.processes import Process
 from verl_profiler.reading.progress import doing
 from verl_profiler.reading.pruned_files import as_listed
+from verl_profiler.reading.salvage import folded
 from verl_profiler.reading.scans import scan
 from verl_profiler.reading.tables.schemas import FIELDS
+from verl_profiler.units import some
 
 __all__ = ["CONVERSION", "EXPANSION", "Converted", "convert", "groups_within"]
 
@@ -133,6 +135,7 @@ def convert(
     for group in _groups((file for file in left if file.size_bytes), processes):
         read(group)
     result.problems += _named_together([file.shown for file in gone], "is gone", "are gone")
+    result.problems = folded(result.problems)
     if result.cache is not None and steps is None and only is None:
         result.cache.retire("part")
     return result
@@ -290,7 +293,4 @@ def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:
 def _named_together(names: list[str], one: str, many: str) -> list[str]:
     if not names:
         return []
-    shown = ", ".join(names[:5])
-    if len(names) > 5:
-        shown += f" and {len(names) - 5} others"
-    return [f"{shown} {one if len(names) == 1 else many}"]
+    return [f"{some(names, 5)} {one if len(names) == 1 else many}"]

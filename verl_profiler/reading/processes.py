@@ -20,6 +20,7 @@ from verl_profiler.reading.clock_alignment import aheads
 from verl_profiler.reading.discovery import Source, role_and_rank
 from verl_profiler.reading.shipments import not_arrived, shipment_problems
 from verl_profiler.reading.uploads import is_incomplete, upload_problems
+from verl_profiler.units import some
 
 __all__ = ["Process", "process_problems", "processes"]
 
@@ -245,7 +246,7 @@ def _hosts(found: dict[str, Process]) -> Iterator[str]:
     )
     if unknown:
         yield (
-            f"the run used {len(hosts)} hosts, and the clocks of {_some(unknown)} were not "
+            f"the run used {len(hosts)} hosts, and the clocks of {some(unknown, _SHOWN)} were not "
             "compared with the driver's; their times are only as accurate as their wall clocks"
         )
 
@@ -268,7 +269,7 @@ def _missing_files(
 ) -> Iterator[str]:
     headless = [name for name, process in found.items() if not process.has_header]
     if headless:
-        yield f"no header in processes/ for {_some(headless)}; their host, clock and losses are unknown"
+        yield f"no header in processes/ for {some(headless, _SHOWN)}; their host, clock and losses are unknown"
     recorded_events = {name: each.recorded_events or 0 for name, each in found.items()}
     if source.parquet:
         # Which process an event is of, is in the events only.
@@ -303,7 +304,7 @@ def _unread(
 ) -> Iterator[str]:
     """Say of which processes events are missing; many take one sentence."""
     absent = [name for name, events in recorded.items() if events and not counts.get(name, 0)]
-    some = [name for name, events in recorded.items() if 0 < counts.get(name, 0) < events]
+    partly = [name for name, events in recorded.items() if 0 < counts.get(name, 0) < events]
     if len(absent) <= _SHOWN:
         for name in absent:
             yield (
@@ -315,19 +316,19 @@ def _unread(
         one = len(hosts) == 1
         yield (
             f"{len(absent)} processes have headers ({sum(recorded[name] for name in absent)} events "
-            f"written on host{'' if one else 's'} {_some(hosts)}) but no event files; were they left "
-            f"on {'that host' if one else 'those hosts'}? ({_some(absent)})"
+            f"written on host{'' if one else 's'} {some(hosts, _SHOWN)}) but no event files; were they left "
+            f"on {'that host' if one else 'those hosts'}? ({some(absent, _SHOWN)})"
         )
-    if len(some) <= _SHOWN:
-        for name in some:
+    if len(partly) <= _SHOWN:
+        for name in partly:
             yield (
                 f"{name} wrote {recorded[name]} events and {counts[name]} were found; the rest is "
                 "missing"
             )
     else:
         yield (
-            f"{len(some)} processes wrote {sum(recorded[name] for name in some)} events and "
-            f"{sum(counts[name] for name in some)} were found; the rest is missing ({_some(some)})"
+            f"{len(partly)} processes wrote {sum(recorded[name] for name in partly)} events and "
+            f"{sum(counts[name] for name in partly)} were found; the rest is missing ({some(partly, _SHOWN)})"
         )
 
 
@@ -354,7 +355,7 @@ def _losses(found: Iterable[Process]) -> Iterator[str]:
             why = ", ".join(_DROPPED_BY_MANY.get(key, key) for key in reasons)
             yield (
                 f"{len(by_name)} processes dropped {sum(by_name.values())} events because "
-                f"{why}; their totals are too low ({_some(list(by_name))})"
+                f"{why}; their totals are too low ({some(list(by_name), _SHOWN)})"
             )
     if len(errors) <= _SHOWN:
         for name, count in errors.items():
@@ -362,7 +363,7 @@ def _losses(found: Iterable[Process]) -> Iterator[str]:
     else:
         yield (
             f"{len(errors)} processes had {sum(errors.values())} write errors "
-            f"({_some(list(errors))})"
+            f"({some(list(errors), _SHOWN)})"
         )
 
 
@@ -380,10 +381,10 @@ def _probe_problems(found: dict[str, Process]) -> Iterator[str]:
             if count:
                 failed.setdefault(str(probe), {})[name] = int(count)
     for (probe, reason), names in sorted(missed.items()):
-        yield f"probe {probe} is not installed in {_some(names)}: {reason}"
+        yield f"probe {probe} is not installed in {some(names, _SHOWN)}: {reason}"
     for probe, by_name in sorted(failed.items()):
         total = sum(by_name.values())
-        yield f"probe {probe} failed {total} times in {_some(list(by_name))}; those events lack fields"
+        yield f"probe {probe} failed {total} times in {some(list(by_name), _SHOWN)}; those events lack fields"
 
 
 def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
@@ -398,7 +399,7 @@ def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
     for host, (jump_s, names) in sorted(jumps.items()):
         yield (
             f"the wall clock of host {host} was changed by {jump_s:+.3f} s during the run "
-            f"(detected by {_some(names)}); times here follow the monotonic clock and are not "
+            f"(detected by {some(names, _SHOWN)}); times here follow the monotonic clock and are not "
             f"affected"
         )
 
@@ -418,11 +419,6 @@ def _wall_moves(clock: Mapping[str, Any]) -> Iterator[float]:
         jump_s = (wall - known[0][0]) / 1e9 - elapsed_s
         if abs(jump_s) > _JUMP_S + _SLEW * abs(elapsed_s):
             yield jump_s
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} others"
 
 
 def _larger(*values: Any) -> int | None:

@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -45,7 +45,7 @@ __all__ = ["fetched", "is_downloaded", "is_url"]
 _ABOUT = ("processes/", "open/")
 _LISTING, _UPDATING = ".listing", ".updating"
 # What an object's description has that differs for each content (of HDFS over HTTP, milliseconds), and
-# of its age (of FTP, `modify`).
+# of its age.
 _EXACT = ("ETag", "etag", "md5", "modificationTime")
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify")
 _UNSETTLED, _SETTLED_S = "unsettled", 60.0
@@ -268,18 +268,14 @@ def _version(about: Mapping[str, Any]) -> str:
 def _may_change(about: Mapping[str, Any], now: float) -> bool:
     """Return whether an object may be replaced by one of the same version.
 
-    SFTP, FTP and libhdfs have whole seconds and no tags.  The server's clock may be off by less than a minute.
+    SFTP and libhdfs have no tags, and times in whole seconds.  The server's clock may be off by less than
+    a minute.
     """
     if any(about.get(key) is not None for key in _EXACT):
         return False
     written = next((about[key] for key in _TIMES if about.get(key) is not None), None)
     if isinstance(written, datetime):
         written = written.timestamp()
-    elif isinstance(written, str):
-        # FTP's, of RFC 3659.
-        with contextlib.suppress(ValueError):
-            moment = datetime.strptime(written[:14], "%Y%m%d%H%M%S")
-            written = moment.replace(tzinfo=timezone.utc).timestamp()
     if not isinstance(written, (int, float)):
         return False
     return written % 1 == 0 and now - written < _SETTLED_S

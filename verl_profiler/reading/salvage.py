@@ -17,8 +17,9 @@ from typing import IO, Any
 from verl_profiler.events import files
 from verl_profiler.events.json_values import is_list, is_object
 from verl_profiler.reading.tables.schemas import COUNT_LIMIT, FIELDS, NUMBER_LIMIT
+from verl_profiler.units import counted, some
 
-__all__ = ["LINE_LIMIT_BYTES", "Complaints", "repair"]
+__all__ = ["LINE_LIMIT_BYTES", "Complaints", "folded", "repair"]
 
 # Longer lines are dropped.  What is read must fit into memory several times, for each thread.
 LINE_LIMIT_BYTES = 1 << 20
@@ -26,6 +27,12 @@ LINE_LIMIT_BYTES = 1 << 20
 _DEPTH_LIMIT = 60
 _DURATION_LIMIT_S = 1e9
 _LARGE = "too large"
+# Files with the same fault that take a line each.
+_SHOWN = 4
+_SENTENCE = re.compile(
+    r"(?P<place>.+?:\d+): (?P<kind>.*?)(?:; (?P<more>\d+) more lines? of this file likewise)?",
+    re.DOTALL,
+)
 # What both duckdb and this module take as a time, and nothing else.
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 
@@ -51,6 +58,31 @@ class Complaints:
             tail = f"; {more} more line{'s' * (more > 1)} of this file likewise" if more else ""
             result.append(f"{self._shown}:{number}: {kind}{detail}{tail}")
         return result
+
+
+def folded(sentences: Iterable[str]) -> list[str]:
+    """Make one sentence of those of many files that have the same fault.
+
+    Args:
+        sentences: Those of `repair`, and others, which are left as they are.
+    """
+    listed = list(sentences)
+    groups: dict[str, list[re.Match[str]]] = {}
+    matches = [_SENTENCE.fullmatch(sentence) for sentence in listed]
+    for match in matches:
+        if match is not None:
+            groups.setdefault(match["kind"], []).append(match)
+    result: list[str] = []
+    for sentence, match in zip(listed, matches, strict=True):
+        group = [] if match is None else groups[match["kind"]]
+        if match is None or len(group) <= _SHOWN:
+            result.append(sentence)
+        elif match is group[0]:
+            more = sum(int(each["more"] or 0) for each in group)
+            tail = f"; {counted(more, 'more line')} of these files likewise" if more else ""
+            places = some([each["place"] for each in group], _SHOWN)
+            result.append(f"{places}: {match['kind']}{tail}")
+    return result
 
 
 def repair(path: Path, copy: Path, shown: str, *, growing: bool = False) -> list[str]:

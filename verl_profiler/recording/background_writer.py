@@ -197,10 +197,12 @@ class BackgroundWriter:
             if not thread.is_alive() and not self.finished:
                 self._finish_here()
         if not self.finished:
+            waiting = self._recorder.waiting()
+            what = (
+                f"{waiting:,} events were not written" if waiting else "the last events may be lost"
+            )
             self.complaints.make(
-                "end",
-                f"{self._recorder.waiting():,} events were not written: the disk did not respond within "
-                f"{_STALL_S:.0f} s (events-lost)",
+                "end", f"{what}: the disk did not respond within {_STALL_S:.0f} s (events-lost)"
             )
 
     def _await_end(self, thread: threading.Thread) -> None:

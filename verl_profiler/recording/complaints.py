@@ -15,7 +15,9 @@ _LONGEST = 1000
 def say(text: str) -> None:
     """Print one line to stderr, marked as ours."""
     with contextlib.suppress(Exception):
-        print(f"[verl-profiler] {text}", file=sys.stderr, flush=True)
+        # `print` writes the line's end by itself: lines of processes that share a terminal would mix.
+        sys.stderr.write(f"[verl-profiler] {text}\n")
+        sys.stderr.flush()
 
 
 class Complaints:

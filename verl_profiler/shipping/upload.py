@@ -52,6 +52,7 @@ _WAIT_S = 1.0
 # Read at once; larger files are sent in pieces by the client, with a line that may be cut.
 _WHOLE_BYTES = 64 << 20
 _LAUNCHES = 1000
+_CLAIMED_S = 0.5
 _FAILURES = 20
 
 
@@ -269,8 +270,13 @@ def claim(url: str, run: Path) -> str:
                 # Clients' `exists` is false for what they may not read, too.
                 files.read(RUN_FILE)
                 continue
+            launch = (run / RUN_FILE).read_bytes()
+            files.write(RUN_FILE, launch)
+            # Of launches that found nothing at the same moment, the last one to write has the name.
+            time.sleep(_CLAIMED_S)
+            if files.read(RUN_FILE) != launch:
+                continue
             UploadAccount(files, run, wanted, None).write()
-            files.write(RUN_FILE, (run / RUN_FILE).read_bytes())
         except Exception as error:
             raise RemoteError(f"nothing can be written to {wanted}: {problem_of(error)}") from error
         return wanted
