@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from shipping.copies import taken_by_two_at_once
 
 from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError, ReadingError
@@ -227,6 +228,11 @@ def test_a_second_launch_gets_a_name_of_its_own(run, storage):
     url = f"{storage}/my-run"
     assert [url, f"{url}-2", f"{url}-3"] == [claim(url, run) for _ in range(3)]
     assert (run / "run.json").read_bytes() == contents(f"{url}-2")["run.json"]
+
+
+def test_two_launches_at_the_same_moment_take_two_names(run, storage, tmp_path, monkeypatch):
+    """Both find nothing before either has written."""
+    taken_by_two_at_once(run, f"{storage}/my-run", tmp_path, monkeypatch)
 
 
 def test_a_driver_uploads_while_it_runs_and_at_its_end(run, storage, capfd):

@@ -15,21 +15,19 @@ import os
 import shutil
 import threading
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from fake_oss import FakeOSS
 from fake_webhdfs import FakeWebHDFS
-from shipping.copies import contents, local
+from shipping.copies import contents, local, taken_by_two_at_once
 
 from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError, ReadingError
 from verl_profiler.events.remote import connect, has_folders
 from verl_profiler.launch import remote_output
 from verl_profiler.reading.reader import load
-from verl_profiler.shipping.remote_files import RemoteFiles
-from verl_profiler.shipping.upload import Upload, claim
+from verl_profiler.shipping.upload import Upload
 
 conf = pytest.importorskip("fsspec.config").conf
 
@@ -195,31 +193,7 @@ def test_the_whole_way_of_a_run(run, storage, capsys):
 def test_two_launches_at_the_same_moment_take_two_names(run, kind, tmp_path, monkeypatch, request):
     """Both find nothing before either has written, as tasks of a job array may."""
     storage = request.getfixturevalue(kind)[1]
-    other = tmp_path / "other" / "my-run"
-    shutil.copytree(run, other)
-    launch = json.loads((other / "run.json").read_text())
-    (other / "run.json").write_text(json.dumps({**launch, "pid": launch["pid"] + 1}))
-    wanted = f"{storage}/my-run"
-    both = threading.Barrier(2)
-    waited = threading.local()
-    read = RemoteFiles.read
-
-    def read_together(files, name):
-        try:
-            return read(files, name)
-        finally:
-            if not vars(waited):
-                waited.once = True
-                both.wait(30)
-
-    monkeypatch.setattr(RemoteFiles, "read", read_together)
-    with ThreadPoolExecutor(2) as pool:
-        taken = list(pool.map(claim, [wanted, wanted], [run, other]))
-
-    assert {wanted, f"{wanted}-2"} == {*taken}
-    monkeypatch.undo()
-    for url, launched in zip(taken, (run, other), strict=True):
-        assert (launched / "run.json").read_bytes() == contents(url)["run.json"]
+    taken_by_two_at_once(run, f"{storage}/my-run", tmp_path, monkeypatch)
 
 
 def test_a_process_beside_the_driver_uploads(run, storage, capfd):
@@ -326,8 +300,10 @@ def test_what_to_install_is_named(run, url, package, module, tmp_path, monkeypat
         remote_output.claim(url, run)
 
 
-def test_without_hadoops_library_hdfs_has_another_way(run):
+def test_without_hadoops_library_hdfs_has_another_way(run, monkeypatch):
     """pyarrow brings no libhdfs; WebHDFS needs none."""
     pytest.importorskip("pyarrow")
+    for name in ("ARROW_LIBHDFS_DIR", "HADOOP_HOME", "JAVA_HOME"):
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=r"libhdfs[^']*webhdfs://"):
         remote_output.claim("hdfs://127.0.0.1:1/runs/my-run", run)

@@ -7,6 +7,7 @@ place and renamed; not every file system replaces a file by that, so there it is
 from __future__ import annotations
 
 import contextlib
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ class RemoteFiles:
         self._target = target
         self._folders = folders
         self._made: set[str] = set()
+        # Another process may write the same file: two launches, or `collect` beside an upload.
+        self._draft_end = f".{secrets.token_hex(4)}{_DRAFT}"
         protocol = filesystem.protocol
         names = {protocol} if isinstance(protocol, str) else set(protocol)
         self._replaces = not names.isdisjoint(_REPLACING)
@@ -77,7 +80,7 @@ class RemoteFiles:
         if folder not in self._made:
             self._filesystem.makedirs(folder, exist_ok=True)
             self._made.add(folder)
-        return f"{folder}/.{base}{_DRAFT}"
+        return f"{folder}/.{base}{self._draft_end}"
 
     def _rename(self, draft: str, path: str, size: int | None) -> None:
         if not self._replaces:

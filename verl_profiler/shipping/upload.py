@@ -270,17 +270,39 @@ def claim(url: str, run: Path) -> str:
                 # Clients' `exists` is false for what they may not read, too.
                 files.read(RUN_FILE)
                 continue
-            launch = (run / RUN_FILE).read_bytes()
-            files.write(RUN_FILE, launch)
-            # Of launches that found nothing at the same moment, the last one to write has the name.
-            time.sleep(_CLAIMED_S)
-            if files.read(RUN_FILE) != launch:
+            if not _takes(files, (run / RUN_FILE).read_bytes()):
                 continue
             UploadAccount(files, run, wanted, None).write()
         except Exception as error:
             raise RemoteError(f"nothing can be written to {wanted}: {problem_of(error)}") from error
         return wanted
     raise RemoteError(f"{url} and {_LAUNCHES:,} of its names with a number hold runs already")
+
+
+def _takes(files: RemoteFiles, launch: bytes) -> bool:
+    """Write a run.json where there was none; return whether it is the one that is there in the end.
+
+    Of launches that found none at the same moment, the last one to write has the name.  They may also
+    fail, as they rename each other's files.
+
+    Raises:
+        Exception: The storage's, if there is no other run.
+    """
+    failure: Exception | None = None
+    try:
+        files.write(RUN_FILE, launch)
+    except Exception as error:  # noqa: BLE001  any client's
+        failure = error
+    time.sleep(_CLAIMED_S)
+    try:
+        return files.read(RUN_FILE) == launch
+    except Exception as error:
+        if failure is not None:
+            raise failure from None
+        if isinstance(error, FileNotFoundError):
+            # Another launch is replacing it.
+            return False
+        raise
 
 
 def main(argv: list[str] | None = None) -> int:
