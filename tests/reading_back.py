@@ -4,11 +4,18 @@ import json
 from pathlib import Path
 
 
-def lines_of(directory, *, own=False):
-    """Return the events of a run directory in file order, without the profiler's own accounts."""
+def lines_of(directory, *, own=False, killed=False):
+    """Return the events of a run directory in file order, without the profiler's own accounts.
+
+    Where the process was `killed`, the last line of a file may be cut: Linux ends a write of several
+    pages between two of them.
+    """
     events = []
     for file in sorted(Path(directory).glob("step_*/*.jsonl")):
-        for line in file.read_bytes().splitlines(keepends=True):
+        lines = file.read_bytes().splitlines(keepends=True)
+        if killed and lines and not lines[-1].endswith(b"\n"):
+            del lines[-1]
+        for line in lines:
             assert line.endswith(b"\n"), f"{file} has an unfinished line"
             events.append(json.loads(line))
     return [event for event in events if own or event["event"] != "profiler_cost"]

@@ -9,6 +9,7 @@ are compressed, and their steps pruned; readers and `collect --to` then have wha
 """
 
 import asyncio
+import gc
 import gzip
 import json
 import os
@@ -79,6 +80,8 @@ def sftp(caches, tmp_path, monkeypatch):
     """A server that shows a folder of this disk as its root, and the URL of a folder on it."""
     asyncssh = pytest.importorskip("asyncssh")
     pytest.importorskip("paramiko")
+    from fsspec.implementations.sftp import SFTPFileSystem
+
     root = tmp_path / "server"
     root.mkdir()
     key = asyncssh.generate_private_key("ssh-ed25519")
@@ -102,10 +105,14 @@ def sftp(caches, tmp_path, monkeypatch):
     # fsspec reads them when it is imported.
     monkeypatch.setitem(conf, "sftp", {"key_filename": str(tmp_path / "key")})
     yield root, f"sftp://me@127.0.0.1:{server.get_port()}/runs"
+    for client in list(SFTPFileSystem._cache.values()):
+        client.ftp.close()
+        client.client.close()
+    SFTPFileSystem.clear_instance_cache()
 
     async def close():
         server.close()
-        # A client's connection is open until the client's process ends.
+        # An upload's connection may be open for a moment.
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -115,6 +122,8 @@ def sftp(caches, tmp_path, monkeypatch):
     loop.call_soon_threadsafe(loop.stop)
     thread.join(20)
     loop.close()
+    # What is left of connections ends here, not in whatever test comes next.
+    gc.collect()
 
 
 @pytest.fixture
