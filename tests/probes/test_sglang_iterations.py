@@ -216,13 +216,15 @@ def test_sglangs_own_publisher_is_read(recording, sglang_metrics, server, monkey
             publisher.publish(decoding(sglang_metrics, rank, 3 + rank, 0.001, context=100))
     for rank, publisher in enumerate(publishers):
         publisher.publish(sglang_metrics.ForwardPassMetrics(dp_rank=rank))
-        publisher.shutdown()
     until = time.monotonic() + 20
     while time.monotonic() < until:
         # The last heartbeats end the rows.
         if len(read) == 100 and not any(each.iterations for each in sums.values()):
             break
         time.sleep(0.02)
+    # It drops what its thread has not sent yet.
+    for publisher in publishers:
+        publisher.shutdown()
 
     rows = [line["extra"] for line in recording.end()]
 
