@@ -10,12 +10,16 @@ from recorded import lines_in_order, unpacked
 from verl_profiler.__main__ import main
 from verl_profiler.analysis import request_percentiles, validation_times
 from verl_profiler.analysis.compare.step_metrics import step_metrics
+from verl_profiler.analysis.rollout import rollout_tail
 from verl_profiler.live.follow import Line
 from verl_profiler.live.screen import frame
 from verl_profiler.live.state import Live
 from verl_profiler.reading.reader import load
+from verl_profiler.render.figure import settings
 from verl_profiler.units import seconds
+from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.sections import document
+from verl_profiler.views.view import Choice
 
 SHARES = {"p50": 0.5, "p80": 0.8, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 # So many values lie, one of them, beyond the quantile.
@@ -96,10 +100,14 @@ def test_a_quantile_is_the_same_everywhere(run, step, capsys):
         agree(truth, {name: of[f"{name}_s"] for name in ("p50", "p95", "p99")}, rel=1e-5)
         marks = {
             f"p{row['percentile']:g}": row["duration_s"]
-            for row in request_percentiles(opened, (step, step), (50.0, 80.0, 95.0))
+            for row in request_percentiles(opened, (step, step))
             if row["step"] == step
         }
-        agree({**truth, **{n: np.quantile(lengths_of(run, step), SHARES[n]) for n in marks}}, marks)
+        assert marks.pop("p99.9") is None
+        agree(truth, marks)
+        (row,) = rollout_tail(opened, (step, step))
+        few = {f"p{level}" for level in (80, 95, 99) if row[f"tail{level}_s"] is None}
+        assert few == {name for name in ("p80", "p95", "p99") if truth[name] is None}
 
     assert 0 == main(["summary", str(run), "--steps", f"{step}:{step}", "--no-cache"])
     text = capsys.readouterr().out
@@ -116,6 +124,28 @@ def test_watch_prints_the_same(run):
     text = "\n".join(frame(live, {}, {}, title="r", now_s=live.newest_s))
 
     assert f"p50 {seconds(truth['p50'])}, p95 {seconds(truth['p95'])}, max " in text
+
+
+def test_a_plot_draws_no_quantile_of_too_few(run):
+    """Neither a mark, nor its text, nor a band of the rollout."""
+    choice = Choice(run="r", steps=(2, 2))
+    truth = {**truth_of(run, 2), "p99.9": None}
+    shown = [name.upper() for name, value in truth.items() if value is not None]
+    few = [name.upper() for name, value in truth.items() if value is None]
+    with load(run, cache=False) as opened, settings():
+        cdf, tail = (
+            VIEWS[name].figure(VIEWS[name].analysis(opened, choice), choice)
+            for name in ("request_duration_cdf", "rollout_tail")
+        )
+    (listed,) = cdf.axes[0].texts
+    bands = [each.get_text() for each in tail.axes[0].get_legend().get_texts()]
+
+    assert "P99" in few
+    assert shown == listed.get_text().split()[::3]
+    notes = " ".join(each.get_text() for each in (*cdf.texts, *tail.texts))
+    assert f"requests are too few for {' and '.join(few)}." in notes
+    assert "Too few requests in a rollout for the last 1 %." in notes
+    assert {"0 to 80 %", "80 to 95 %", "the last 5 %"} == set(bands)
 
 
 def test_a_plot_has_the_same_in_its_numbers(run, capsys):

@@ -211,12 +211,12 @@ def request_percentiles(
 
     Returns:
         Table `request_percentiles`: one row per run, step (None for all steps together) and
-        percentile.
+        percentile.  duration_s is None where too few requests finished.
     """
     if not percentiles:
         return []
     names = ", ".join(repr(float(each)) for each in percentiles)
-    levels = ", ".join(repr(float(each) / 100) for each in percentiles)
+    levels = quantiles("duration_us", *(float(each) / 100 for each in percentiles))
     return tables.rows(
         f"""
         SELECT run, step, requests, unfinished, mean_us / 1e6 AS mean_s,
@@ -224,7 +224,7 @@ def request_percentiles(
         FROM (
             SELECT run, step, count(*) FILTER (finished) AS requests,
                 count(*) FILTER (NOT finished) AS unfinished, avg(duration_us) AS mean_us,
-                quantile_cont(duration_us, [{levels}]) AS quantiles
+                {levels} AS quantiles
             FROM requests WHERE {rows_of(steps, worker=worker, validate=validate)}
             GROUP BY GROUPING SETS ((run, step), (run))
             HAVING requests > 0 AND (grouping(step) = 1 OR step IS NOT NULL)

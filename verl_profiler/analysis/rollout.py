@@ -11,8 +11,6 @@ __all__ = ["POINTS", "requests_in_flight", "rollout_tail", "step_tail"]
 
 POINTS = 2000
 
-# However many requests end, their bands add up to the rollout.
-_TAILS = "quantile_cont(end_us, [0.8, 0.95, 0.99])"
 _FLIGHTS = """flights AS (
     -- At one time all rows have the count after it.
     SELECT run, step, at_us, try_cast(sum(change) OVER (PARTITION BY run, step ORDER BY at_us
@@ -24,14 +22,15 @@ _FLIGHTS = """flights AS (
 )"""
 
 
-def _rollouts(selection: str, tails: str = _TAILS) -> str:
+def _rollouts(selection: str) -> str:
     """Return the SQL of the finished requests, `chosen`, and of each step's rollout, `ends`."""
     return f"""WITH chosen AS (
         SELECT run, step, name, request_id, begin_us, end_us, duration_us FROM requests
         WHERE finished AND {selection}
     ), ends AS (
         SELECT run, step, count(*) AS requests, sum(duration_us) AS total_us,
-            min(begin_us) AS first_us, max(end_us) AS last_us, {tails} AS tails
+            min(begin_us) AS first_us, max(end_us) AS last_us,
+            {quantiles("end_us", 0.8, 0.95, 0.99)} AS tails
         FROM chosen GROUP BY run, step
     )"""
 
@@ -125,10 +124,9 @@ def step_tail(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         Table `step_tail`: one row per run and step with finished training requests.
     """
-    tails = quantiles("end_us", 0.8, 0.95, 0.99)
     return tables.rows(
         f"""
-        {_rollouts(rows_of(steps, validate=False), tails)}, gen_ends AS (
+        {_rollouts(rows_of(steps, validate=False))}, gen_ends AS (
             SELECT g.run, g.step, g.end_us AS gen_end_us
             FROM gens AS g JOIN processes AS o USING (run, name) WHERE o.role = 'trainer'
         )

@@ -16,7 +16,7 @@ from verl_profiler import analysis
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.ledger import account_totals
 from verl_profiler.analysis.overview import phase_totals
-from verl_profiler.analysis.requests import request_percentiles, step_turn_times
+from verl_profiler.analysis.requests import step_turn_times
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.analysis.selection import in_steps, left_out
 from verl_profiler.analysis.time_tree import whole_time_tree
@@ -338,21 +338,15 @@ def _steps(listed: Rows, found: Mapping[str, Rows], *, several: bool) -> dict[st
 
 
 def _request_cdf(tables: Tables, steps: Steps) -> Rows:
-    """Give the durations below which each part of `_CDF` of the finished requests lies."""
-    curves: dict[tuple[Any, Any, bool], dict[str, Any]] = {}
-    for validate in (False, True):
-        for row in request_percentiles(
-            tables, steps, [100 * part for part in _CDF], validate=validate
-        ):
-            if row["step"] is None:
-                continue
-            key = {"run": row["run"], "step": row["step"], "validate": validate}
-            curve = curves.setdefault(
-                (row["run"], row["step"], validate),
-                {**key, "requests": row["requests"], "quantiles_s": []},
-            )
-            curve["quantiles_s"].append(row["duration_s"])
-    return list(curves.values())
+    """Give the curve of the finished requests' durations, at each part of `_CDF`."""
+    return tables.rows(
+        f"""
+        SELECT run, step, validate, count(*) AS requests,
+            quantile_cont(duration_us / 1e6, {[*_CDF]}) AS quantiles_s
+        FROM requests WHERE finished AND step IS NOT NULL AND {in_steps(steps)}
+        GROUP BY run, step, validate ORDER BY validate, run, step
+        """
+    )
 
 
 def _captures(tables: Tables, steps: Steps) -> Rows:

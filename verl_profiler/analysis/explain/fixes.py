@@ -8,6 +8,7 @@ from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.events.json_values import is_mapping
+from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
@@ -89,9 +90,9 @@ _SHOWN = {
             / max(prompts) FILTER (reason = 'step')) AS value
         FROM (SELECT run, integer_of(rest, 'prompts') AS prompts, rest->>'$.reason' AS reason
             FROM event_fields WHERE event = 'dispatch') GROUP BY run""",
-    "p95_turns": """
-        SELECT run, ceil(quantile_cont(turns, 0.95)) AS value FROM requests
-        WHERE finished AND NOT validate AND turns > 0 AND {chosen} GROUP BY run""",
+    "p95_turns": f"""
+        SELECT run, ceil({quantiles("turns", 0.95)}[1]) AS value FROM requests
+        WHERE finished AND NOT validate AND turns > 0 AND {{chosen}} GROUP BY run""",
     "twice_the_limit": """
         SELECT run, 2 * max(running) AS value FROM (
             SELECT run, sum(change) OVER (

@@ -19,14 +19,13 @@ import {number, plural, seconds, ticks} from './format.js';
  * Cumulative share of requests by duration.
  * @param {CdfRow[]} rows
  * @param {number} chosen
+ * @param {{p50_s: Num, p80_s: Num, max_s: Num}} times
  */
-export function cdfChart(rows, chosen) {
+export function cdfChart(rows, chosen, times) {
   const {fractions} = DATA;
   const main = /** @type {CdfRow} */ (rows.find((row) => row.s === chosen));
-  /** @param {number} part */
-  const quantileAt = (part) => main.quantiles_s[fractions.indexOf(part)];
-  const most = quantileAt(1) * 1.02 || 1;
-  const label = 'Cumulative share of requests by duration; median ' + seconds(quantileAt(0.5));
+  const most = (times.max_s ?? 0) * 1.02 || 1;
+  const label = 'Cumulative share of requests by duration; median ' + seconds(times.p50_s);
   return drawn((width) => {
     const left = 46;
     const right = width - 14;
@@ -56,16 +55,17 @@ export function cdfChart(rows, chosen) {
       if (row !== main && row.s >= 0) curves.append(svg('path', {d: path(row), class: 'faint'}));
     }
     curves.append(svg('path', {d: path(main), class: 'line'}));
-    /** @type {[number, string][]} */
+    /** @type {[number, string, Num][]} */
     const points = [
-      [0.5, 'P50'],
-      [0.8, 'P80'],
-      [1, 'slowest'],
+      [0.5, 'P50', times.p50_s],
+      [0.8, 'P80', times.p80_s],
+      [1, 'slowest', times.max_s],
     ];
-    for (const [part, name] of points) {
-      const at = x(quantileAt(part));
+    for (const [part, name, value] of points) {
+      if (value === null) continue;
+      const at = x(value);
       chart.append(svg('circle', {cx: at, cy: y(part), r: 3.5, fill: 'var(--series)'}));
-      const text = `${name} ${seconds(quantileAt(part))}`;
+      const text = `${name} ${seconds(value)}`;
       const anchor = at > width * 0.75 ? 'end' : 'start';
       if (part === 1) chart.append(textAt(right, y(1) - 8, text, 'end', 'ink'));
       else chart.append(textAt(at + 9, y(part) + 15, text, anchor, 'ink halo'));

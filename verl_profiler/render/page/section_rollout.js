@@ -37,7 +37,7 @@ export function rolloutSection() {
   const counted = `${plural(times.requests, 'request')} in ${shownName()}${unfinished}${failed}.`;
   return [
     about([counted, ...(step ? tailOf(step) : [])].join(' ')),
-    element('div', {class: 'columns'}, durations(), step ? inFlight(step) : null),
+    element('div', {class: 'columns'}, durations(times), step ? inFlight(step) : null),
     times.p50_s === null
       ? note('None of them finished, so there are no durations.')
       : table({
@@ -64,7 +64,7 @@ export function rolloutSection() {
 /** @param {StepRow} step */
 function tailOf(step) {
   if (step.after_p80_s === null) return [];
-  const p95 = step.requests >= 40 ? ` and ${seconds(step.after_p95_s)} after 95 %` : '';
+  const p95 = step.after_p95_s !== null ? ` and ${seconds(step.after_p95_s)} after 95 %` : '';
   const found = [
     `In step ${clean(step.label)}, the last request ended ${seconds(step.after_p80_s)} after ` +
       `80 % of them${p95}.`,
@@ -78,7 +78,8 @@ function tailOf(step) {
   return found;
 }
 
-function durations() {
+/** @param {RequestTimesRow} times */
+function durations(times) {
   const rows = tableOf('request_cdf').filter((row) => !row.validate);
   if (!rows.some((row) => row.s === shown.step)) return null;
   const gray = shown.step === ALL ? 'each step.' : 'the other steps.';
@@ -86,7 +87,7 @@ function durations() {
     'div',
     {},
     heading(`Request durations, ${shownName()}`),
-    cdfChart(rows, shown.step),
+    cdfChart(rows, shown.step, times),
     rows.length > 2 ? note(`Cumulative share of requests by duration. Gray: ${gray}`) : null,
   );
 }

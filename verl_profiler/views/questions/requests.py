@@ -50,7 +50,8 @@ def _cdf(data: DataTables, choice: Choice) -> Figure:
     steps = sorted({row["step"] for row in curve if row["step"] is not None})
     requests, unfinished = overall[0]["requests"], overall[0]["unfinished"]
     middle = next(row for row in overall if row["percentile"] == 50)
-    far = [row for row in overall if _is_known(row) or row is middle][-1]
+    sure = [row for row in overall if row["duration_s"] is not None]
+    far = sure[-1]
     title = f"Half of the requests took {seconds(middle['duration_s'])} or less"
     if far is not middle:
         rest = 100 - far["percentile"]
@@ -64,16 +65,12 @@ def _cdf(data: DataTables, choice: Choice) -> Figure:
             f"The curve of all steps has {len(pooled):,} points for {requests:,} requests (one per "
             "0.1 %, and the 100 slowest); each point is a request."
         )
-    few = [f"P{row['percentile']:g}" for row in overall if not _is_known(row)]
+    few = [f"P{row['percentile']:g}" for row in overall if row["duration_s"] is None]
     if few:
-        verb = "lies" if len(few) == 1 else "lie"
-        notes.append(
-            f"{requests:,} requests are too few for {' and '.join(few)}, which {verb} between the "
-            "two slowest."
-        )
+        notes.append(f"{requests:,} requests are too few for {' and '.join(few)}.")
     several = len(steps) > 1
-    lines = [row for row in marks if row["step"] is not None and _is_known(row)]
-    left_out = sorted({row["percentile"] for row in marks} - {row["percentile"] for row in lines})
+    lines = [row for row in marks if row["step"] is not None and row["duration_s"] is not None]
+    left_out = sorted({row["percentile"] for row in sure} - {row["percentile"] for row in lines})
     if several and left_out:
         listed = " and ".join(f"P{percentile:g}" for percentile in left_out)
         notes.append(f"Too few requests in each step for {listed}: drawn of all steps only.")
@@ -107,7 +104,7 @@ def _cdf(data: DataTables, choice: Choice) -> Figure:
     value_axis(axes, f"duration of a request [{unit}]", of="x")
     value_axis(axes, "share of requests that took no longer", form=percent)
     axes.set_ylim(0, 1.02)
-    for row in overall:
+    for row in sure:
         axes.plot(
             [row["duration_s"] * factor],
             [row["percentile"] / 100],
@@ -116,7 +113,7 @@ def _cdf(data: DataTables, choice: Choice) -> Figure:
             markersize=4.5,
         )
     listed = "\n".join(
-        f"P{row['percentile']:g}".ljust(7) + seconds(row["duration_s"]).rjust(10) for row in overall
+        f"P{row['percentile']:g}".ljust(7) + seconds(row["duration_s"]).rjust(10) for row in sure
     )
     axes.text(
         0.97,
@@ -131,7 +128,7 @@ def _cdf(data: DataTables, choice: Choice) -> Figure:
     )
     axes.set_title("all steps together (black) and each step" if several else "")
     if several:
-        _percentile_lines(panels[1], lines or marks, steps)
+        _percentile_lines(panels[1], lines, steps)
         colorbar(
             figure,
             axes,
@@ -146,13 +143,7 @@ def _cdf(data: DataTables, choice: Choice) -> Figure:
     return figure
 
 
-def _is_known(row: Mapping[str, Any]) -> bool:
-    """Return whether at least one request lies beyond the percentile."""
-    return (100 - row["percentile"]) * row["requests"] >= 100
-
-
-def _percentile_lines(axes: Panel, marks: Rows, steps: list[int]) -> None:
-    rows = [row for row in marks if row["step"] is not None]
+def _percentile_lines(axes: Panel, rows: Rows, steps: list[int]) -> None:
     names = sorted({row["percentile"] for row in rows})
     factor, unit = time_unit(max(row["duration_s"] for row in rows))
     step_lines(
@@ -295,8 +286,8 @@ VIEWS = (
             - Percentiles that drift apart over steps: response lengths vary more and more.
         """,
         limits="""
-            Unfinished requests are left out and counted below the title. With fewer than 1,000
-            requests P99.9 lies between the two slowest, and the plot has a note. With more than
+            Unfinished requests are left out and counted below the title. P95 needs 20 requests,
+            P99 100 and P99.9 1,000; with fewer it is left out, and the plot has a note. With more than
             1,000 requests the curve has a point per 0.1 % and one for each of the 100 slowest;
             every point is a real request. Percentiles are interpolated linearly, as in numpy.
         """,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.rollout import rollout_tail
 from verl_profiler.render.axes import percent, step_lines, step_stack, time_unit
 from verl_profiler.render.colors import ACCENT, PHASE_COLORS
 from verl_profiler.render.figure import sheet, tint
-from verl_profiler.units import share
+from verl_profiler.units import seconds, share
 from verl_profiler.views.columns import common
-from verl_profiler.views.view import Choice, DataTables, View, asking
+from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,38 +23,47 @@ __all__ = ["TABLES", "VIEWS"]
 def _tails(data: DataTables, choice: Choice) -> Figure:
     rows = data["rollout_tail"]
     total = sum(row["rollout_s"] for row in rows)
-    title = (
-        f"{share(sum(row['tail80_s'] for row in rows) / total if total else 0)} of all rollout time "
-        "goes to the last 20 % of the requests, "
-        f"{share(sum(row['tail95_s'] for row in rows) / total if total else 0)} to the last 5 %"
+    levels = [level for level in (80, 95, 99) if len(known(rows, f"tail{level}_s")) == len(rows)]
+    shares = {level: sum(column(rows, f"tail{level}_s")) / (total or 1) for level in levels}
+    title = ", ".join(
+        f"{share(shares[level])} of all rollout time goes to the last {100 - level} % of the requests"
+        if level == 80
+        else f"{share(shares[level])} to the last {100 - level} %"
+        for level in levels[:2]
     )
     about = (
         f"{choice.text()}: {len(rows)} rollouts, {sum(row['requests'] for row in rows):,} requests"
     )
+    notes = [
+        (
+            "Idle slots: share of (peak requests in flight) × (rollout time) without a request. "
+            "Waiting workers: share of the workers' time after their own last request."
+        )
+    ]
+    few = [f"{100 - level} %" for level in (80, 95, 99) if level not in levels]
+    if few:
+        notes.append(f"Too few requests in a rollout for the last {' and '.join(few)}.")
     figure, panels = sheet(
-        title,
+        title or f"The rollouts took {seconds(total)}",
         about,
         size=(11, 5),
         panels=(1, 2),
-        notes=(
-            "Idle slots: share of (peak requests in flight) × (rollout time) without a request. "
-            "Waiting workers: share of the workers' time after their own last request."
-        ),
+        notes=notes,
     )
     steps = [row["step"] for row in rows]
     factor, unit = time_unit(max(row["rollout_s"] for row in rows))
-    parts = [
-        ("the first 80 %", [row["rollout_s"] - row["tail80_s"] for row in rows], 0.1),
-        ("80 to 95 %", [row["tail80_s"] - row["tail95_s"] for row in rows], 0.4),
-        ("95 to 99 %", [row["tail95_s"] - row["tail99_s"] for row in rows], 0.7),
-        ("the last 1 %", [row["tail99_s"] for row in rows], 1.0),
-    ]
+    rests = [column(rows, key, factor) for key in ("rollout_s", *(f"tail{n}_s" for n in levels))]
+    rests.append([0.0] * len(rows))
+    names = [f"{low} to {high} %" for low, high in pairwise([0, *levels])]
+    names.append(f"the last {100 - levels[-1]} %" if levels else "all requests")
     step_stack(
         panels[0],
         steps,
         [
-            (name, [value * factor for value in values], tint(place))
-            for name, values, place in parts
+            (name, [a - b for a, b in zip(before, after, strict=True)], tint(0.1 + 0.3 * place))
+            for place, (name, (before, after)) in enumerate(
+                zip(names, pairwise(rests), strict=True)
+            )
         ],
         f"time [{unit}]",
         "what the rollout waited for",
@@ -84,8 +94,8 @@ VIEWS = (
             "requests": "number of finished requests",
             "begin_us": "start of the first request on the run's clock, in µs",
             "tail80_s": (
-                "from the time when 80 % of the requests had finished to the end, of however many "
-                "requests, in s"
+                "from the time when 80 % of the requests had finished to the end, in s; empty for "
+                "too few"
             ),
             "tail95_s": "the same from 95 %, in s",
             "tail99_s": "the same from 99 %, in s",
@@ -115,8 +125,9 @@ VIEWS = (
               names the slow one.
         """,
         limits="""
-            Idle slots refer to the most requests at once, not to the engines' capacity. With
-            few requests the last 1 % is the last request. Requests that never end are left out.
+            Idle slots refer to the most requests at once, not to the engines' capacity. The last
+            1 % needs 100 requests in each rollout, the last 5 % 20 and the last 20 % 5. Requests
+            that never end are left out.
         """,
         takes=frozenset({"worker", "validate"}),
         example="--validate",
