@@ -27,7 +27,7 @@ WITH_NODE = PATH="$(NODE)/bin:$$PATH"
 # Each process that a test or a rehearsal starts would compile all that it imports; those of users do not.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install rehearsal lint test test-real test-quick test-quick-rest
+.PHONY: help install rehearsal docs lint test test-real test-quick test-quick-rest
 
 help:
 	@echo "make rehearsal                  install into $(VENV) and rehearse with the real SGLang"
@@ -35,6 +35,7 @@ help:
 	@echo "make rehearsal ENGINE=standin   the same with a stand-in for the engine: smaller, quicker"
 	@echo "make install                    install only"
 	@echo "make test                       install, then lint, types and all tests"
+	@echo "make docs                       the documentation as a site, in $(VENV)/site"
 
 install: $(INSTALLED)
 
@@ -49,6 +50,9 @@ lint: $(VENV)/installed-dev $(PAGE_CHECKS)/installed
 	$(WITH_NODE) $(PAGE_CHECKS)/node_modules/.bin/eslint -c $(PAGE_CHECKS)/eslint.config.js $(SCRIPTS)
 	$(WITH_NODE) $(PAGE_CHECKS)/node_modules/.bin/prettier --config tests/js/prettier.json \
 		--log-level warn --check $(SCRIPTS)
+	$(MAKE) --no-print-directory docs
+
+docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict --site-dir $(VENV)/site
 
 ifneq ($(TEST_FLAGS),)

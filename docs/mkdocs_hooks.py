@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages from the repository's root, and links that hold in the site.
+"""Hooks of mkdocs: pages from the repository's root and from the code, and links that hold in the site.
 
 The pages link to each other, and to files outside of docs/, as they lie in the repository.
 """
@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from generated import pages
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,9 +25,11 @@ LINK = re.compile(r"\[([^\]\n]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages from the root."""
+    """Add the pages from the root, and those that are made from the code."""
     for page, place in PLACES.items():
         files.append(File.generated(config, place, content=(ROOT / page).read_text()))
+    for place, text in pages().items():
+        files.append(File.generated(config, place, content=text))
     return files
 
 

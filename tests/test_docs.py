@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import importlib.util
 import re
 import tarfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from verl_profiler.events.vocabulary import FAMILIES
 from verl_profiler.launch.settings import MemorySaverSettings, Settings
 from verl_profiler.recording.worker_config import EventSettings
 from verl_profiler.transfer_queue.switches import Switches
+from verl_profiler.views.questions import VIEWS
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [
@@ -110,17 +112,20 @@ def test_the_yaml_says_what_the_code_assumes(group, struct):
     assert msgspec.to_builtins(struct()) == said
 
 
-def test_the_page_of_reports_is_that_of_the_views():
-    """After a change: `python -m verl_profiler.views.reference > docs/reports.md`."""
+def test_the_table_of_events_is_that_of_the_vocabulary():
+    """And the site's pages can be made, with every plot among them."""
     pytest.importorskip("duckdb")
-    from verl_profiler.views.reference import reference
+    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs/generated.py")
+    generated = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generated)
 
-    assert reference() == (ROOT / "docs/reports.md").read_text()
+    assert generated.vocabulary() in (ROOT / "docs/events.md").read_text()
+    assert {f"\n## {name}\n" in generated.pages()["plots.md"] for name in VIEWS} == {True}
 
 
 def test_links_between_pages_lead_somewhere():
     """To a file that exists and, where one is named, a heading in it."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), ROOT / "benchmarks/README.md", *(ROOT / "docs").rglob("*.md")]
     broken = []
     for page in pages:
         for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):

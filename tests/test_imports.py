@@ -102,7 +102,7 @@ def test_the_command_line_needs_only_the_core(tmp_path):
     assert set() == found & (READING | HOSTS)
 
 
-@pytest.mark.parametrize("module", ["events.redaction", "events.pages", "capture.connected_ray"])
+@pytest.mark.parametrize("module", ["events.redaction", "capture.connected_ray"])
 def test_what_both_halves_import_needs_no_other_package(module):
     """Masking, for example, is done in the driver and in the report."""
     found = imported_by(f"import verl_profiler.{module}")

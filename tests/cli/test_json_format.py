@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from verl_profiler.cli import main
-from verl_profiler.cli.json_format import FORMATS, page, schema, table_docs
+from verl_profiler.cli.json_format import FORMATS, schema, table_docs
 from verl_profiler.views.columns import described
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -90,11 +90,6 @@ def test_every_column_of_every_table_is_described(outputs):
                     missing.setdefault(name, []).append(column)
 
     assert missing == {}, missing
-
-
-def test_the_page_is_up_to_date():
-    """It is made by the module."""
-    assert page() == (ROOT / "docs" / "json.md").read_text()
 
 
 def test_the_commands_of_the_skill_run(run, outputs, tmp_path):

@@ -1,11 +1,10 @@
-"""The contract has every field that is written; docs/privacy.md and docs/events.md come from it."""
+"""The contract has every field that is written."""
 
 import ast
 import dataclasses
 import json
 import math
 import re
-import shutil
 import tarfile
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from verl_profiler import plugin
 from verl_profiler.capture import session
 from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.capture.record import CaptureRecord
-from verl_profiler.events import pages
 from verl_profiler.events.fields import CAPTURE, FIELDS, HEADER, IDENTITY, LINE, RUN, fields_of
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.launch.settings import parse
@@ -140,24 +138,13 @@ def recorded(request):
 
 
 def test_every_key_that_probes_write_is_a_field():
-    """One that is missing has no type, no unit and no line in docs/privacy.md."""
+    """One that is missing has no type, no unit and no line in the list of fields."""
     written = {key: path.name for path in WRITERS for key in keys_of(path)}
 
     assert {"untensored_fields", "begin_error_s", "tags"} <= written.keys()
     assert {} == {
         key: file for key, file in written.items() if key not in {*FIELDS, *IDENTITY, *NO_FIELDS}
     }
-
-
-def test_the_pages_come_from_the_tables(tmp_path):
-    """`python -m verl_profiler.events.pages docs` writes them."""
-    for name in ("privacy.md", "events.md"):
-        shutil.copy(ROOT / "docs" / name, tmp_path)
-
-    pages.write(tmp_path)
-
-    for name in ("privacy.md", "events.md"):
-        assert (ROOT / "docs" / name).read_text() == (tmp_path / name).read_text()
 
 
 def test_every_field_is_of_known_events():

@@ -47,8 +47,3 @@ def test_every_frequent_field_has_a_column_of_its_type():
 
     assert marked | {"sampled"} == schemas.FIELDS.keys()
     assert schemas.FIELDS.keys() <= schemas.SCHEMAS["event_fields"].keys()
-
-
-def test_the_page_comes_from_the_columns():
-    """`python -m verl_profiler.reading.tables.schemas > docs/tables.md` writes it."""
-    assert schemas.page() == (ROOT / "docs" / "tables.md").read_text()

@@ -4,7 +4,7 @@ A function is named after the table that it returns.  It reads no files, draws n
 nothing; rows come in a fixed order whatever the order of the events.
 
 A docstring states what one row is; `verl_profiler.views.questions.COLUMNS` describes the columns, and
-docs/json.md lists both.
+docs/generated.py lists both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The JSON output of each command: the source of docs/json.md and of JSON Schemas.
-
-python -m verl_profiler.cli.json_format > docs/json.md
-"""
+"""The JSON output of each command, and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -10,12 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from verl_profiler.views.columns import listed
-
-__all__ = ["FORMATS", "page", "schema", "table_docs"]
-
-# Where the docs describe the columns that several tables have.
-_COMMON = "reports.md#columns-of-several-tables"
+__all__ = ["FORMATS", "schema", "table_docs"]
 
 # The `format` of commands whose output has changed.
 _VERSIONS = {"diff": 2, "memory": 2, "plot": 2, "summary": 2, "why": 2}
@@ -184,22 +176,6 @@ _TYPES: dict[str, dict[str, Any]] = {
     },
 }
 
-_HEAD = """# JSON output
-
-`--json` prints one JSON object in ASCII on stdout; messages go to stderr.
-This page is generated from the code: `python -m verl_profiler.cli.json_format > docs/json.md`.
-
-- `format` is 1; of `diff`, `memory`, `plot`, `summary` and `why` it is 2. It changes when a key is removed or changes its meaning; new keys may be added to any object without a change.
-- Units are in the names: `_s` seconds, `_us` microseconds since 1970 or of a duration, `_bytes`, `_share` and `share` from 0 to 1, `_per_s` per second. `begin_us` and `end_us` are times of day, corrected between hosts.
-- A table has at most 10,000 rows, the first in its order; `left_out` counts the others. Tables by step hold the first steps then: `--steps N:M` selects others. `--csv` of `plot` is not limited.
-- `null`, below "empty": not recorded, unknown, or too few values for a quantile ([metrics](metrics.md)).
-- Rows of per-step tables have `run` and `step`; `validate` is true for validation.
-- Exit status: 0 done, 1 nothing to report (or a `diff --fail-if` condition holds, or the verdict of `verify` is not `kept`), 2 the command cannot be run as given, 3 an error in verl-profiler.
-- `check --json` and `collect --json` print a list of rows.
-
-`python -c "from verl_profiler.cli.json_format import schema; print(schema('summary'))"` gives the JSON Schema (2020-12) of a command.
-"""
-
 
 def schema(command: str) -> dict[str, Any]:
     """Return the JSON Schema of a command's output.
@@ -254,23 +230,3 @@ def _described(function: Callable[..., Any]) -> str:
     returns = re.search(r"Returns:\n(?: +Table `\w+`: )?(.*?)(?:\n\S|\Z)", text, re.DOTALL)
     rows = " ".join(returns[1].split()) if returns else ""
     return f"{' '.join(summary.split())} {rows[:1].upper()}{rows[1:]}".rstrip()
-
-
-def page() -> str:
-    """Return docs/json.md."""
-    blocks = [_HEAD]
-    for command, keys in FORMATS.items():
-        lines = [f"## {command}", "", "| key | type | |", "| --- | --- | --- |"]
-        lines += [
-            f"| `{name.rstrip('?')}` | {kind}{', or absent' if name.endswith('?') else ''} | {text} |"
-            for name, (kind, text) in keys.items()
-        ]
-        blocks.append("\n".join(lines))
-    blocks.append("## Tables\n\nThe same rows as `verl_profiler.analysis` returns in Python.")
-    for name, (about, columns) in sorted(table_docs().items()):
-        blocks.append(f"### {name}\n\n{about}\n\n{listed(columns, _COMMON)}")
-    return "\n\n".join(block.strip() for block in blocks) + "\n"
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -62,7 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run directory, archive or URL of one, step folder or event file; several give a plot each",
     )
     parser.add_argument(
-        "--list", action="store_true", help="list the plots and the questions that they answer"
+        "--list",
+        action="store_true",
+        help="list the plots and the questions that they answer; with NAME, what "
+        "that plot shows, what to conclude from it, and its columns",
     )
     add_steps(parser)
     parser.add_argument(
@@ -109,6 +112,11 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.reading.reader import load
     from verl_profiler.views.questions import VIEWS
 
+    if args.list and args.name is not None:
+        from verl_profiler.views.reference import entry
+
+        print("\n".join(map(entry, _chosen(VIEWS, args).values())))
+        return 0
     if args.list:
         width = max(map(len, VIEWS))
         print("\n".join(f"{name.ljust(width)}  {view.question}" for name, view in VIEWS.items()))

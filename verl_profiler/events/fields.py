@@ -1,7 +1,7 @@
 """Every field that is recorded: type, unit, events and one sentence.
 
-The reader's columns, the schemas of tables, docs/privacy.md and docs/events.md come from these tables
-(`events.pages`), and tests compare them with what is recorded.  Both halves may import this; it needs
+The reader's columns, the schemas of tables and the site's list of fields come from these tables, and
+tests compare them with what is recorded.  Both halves may import this; it needs
 no other package.  Over 400 lines, as it is one table with a row per field.
 """
 

@@ -1,22 +1,19 @@
-"""docs/reports.md, made of the views: `python -m verl_profiler.views.reference > docs/reports.md`."""
+"""What the views are, in Markdown: one for `plot NAME --list`, all for the site."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 
 from verl_profiler.views.columns import COMMON, listed
 from verl_profiler.views.page_sections import SECTIONS, section_of
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import View
 
-__all__ = ["reference"]
+__all__ = ["entry", "reference"]
 
 _HEAD = """\
-# Reports
-
-<!-- Made by `python -m verl_profiler.views.reference > docs/reports.md`; edit the views instead. -->
+# Plots
 
 Every question below has a plot and tables.
 `verl-profiler plot NAME logs/my-run` draws the plot, `--json` and `--csv` give its numbers:
@@ -58,7 +55,7 @@ def reference() -> str:
             index,
             _OPTIONS,
             sections,
-            *map(_entry, VIEWS.values()),
+            *map(entry, VIEWS.values()),
             "## Columns of several tables\n",
             columns.rstrip("\n"),
             "",
@@ -66,7 +63,8 @@ def reference() -> str:
     )
 
 
-def _entry(view: View) -> str:
+def entry(view: View) -> str:
+    """Return what a view shows, what to conclude from it, its limitations and its columns."""
     section = section_of(view.name)
     command = f"verl-profiler plot {view.name} logs/my-run {view.example}".rstrip()
     parts = [
@@ -96,7 +94,3 @@ def _prose(text: str, name: str) -> str:
 def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     lines = [head, ("---", "---"), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(reference())

@@ -91,7 +91,7 @@ class View:
     """A question to a run: the rows that answer it, and how every output shows them.
 
     `plot --list`, the plot, its tables as JSON or CSV, the sections of the report page and
-    docs/reports.md are made of views.
+    the list of plots are made of views.
 
     Args:
         name: Of the view, and of its own table.

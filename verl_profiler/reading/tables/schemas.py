@@ -1,7 +1,5 @@
 """The columns of every table that a run is read into; docs/reading.md explains the tables.
 
-    python -m verl_profiler.reading.tables.schemas > docs/tables.md
-
 A column that is a field of the event files has its type, unit and sentence from `events.fields`;
 `DERIVED` describes the others.  Times are microseconds since 1970 in UTC (`begin_us`, `end_us`),
 lengths are microseconds (`duration_us`).  What was not recorded is NULL, never 0.
@@ -20,7 +18,6 @@ __all__ = [
     "REQUEST_PARTS",
     "SCHEMAS",
     "TQ_STAGES",
-    "page",
 ]
 
 # What a function that TransferQueue feeds does, in this order.
@@ -373,23 +370,3 @@ COLUMNS = {table: _columns(table) for table in _TABLES}
 SCHEMAS = {
     table: {name: kind for name, (kind, _) in columns.items()} for table, columns in COLUMNS.items()
 }
-
-
-def page() -> str:
-    """Return docs/tables.md."""
-    lines = [
-        "# Columns of all tables\n",
-        "<!-- Generated: python -m verl_profiler.reading.tables.schemas > docs/tables.md -->\n",
-        "[reading.md](reading.md) explains the tables.  NULL means not recorded.",
-    ]
-    for table, columns in COLUMNS.items():
-        lines += [f"\n## {table}\n", "| column | type | unit | what |", "| --- | --- | --- | --- |"]
-        lines += [
-            f"| `{name}` | {kind} | {field.unit} | {field.doc} |"
-            for name, (kind, field) in columns.items()
-        ]
-    return "\n".join([*lines, ""])
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -1,0 +1,116 @@
+"""The pages of the site that are made from the code: plots, tables, JSON output, fields.
+
+`mkdocs build` makes them; `python docs/generated.py FOLDER` writes them into a folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from verl_profiler.cli.json_format import FORMATS, table_docs
+from verl_profiler.events.fields import (
+    CAPTURE,
+    FIELDS,
+    HEADER,
+    IDENTITY,
+    LINE,
+    RUN,
+    Field,
+)
+from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.reading.tables.schemas import COLUMNS
+from verl_profiler.views.columns import listed
+from verl_profiler.views.reference import reference
+
+__all__ = ["pages", "vocabulary"]
+
+# Where the pages describe the columns that several tables have.
+_COMMON = "plots.md#columns-of-several-tables"
+
+
+def pages() -> dict[str, str]:
+    """Return the pages, in Markdown, by their names."""
+    return {
+        "plots.md": reference(),
+        "tables.md": _tables(),
+        "json.md": _json(),
+        "fields.md": _fields(),
+    }
+
+
+def _fields() -> str:
+    return "\n".join(
+        [
+            "# Recorded fields\n",
+            "[Privacy](privacy.md) explains what is recorded.  ¹: not with `profiler.record_command=false`.\n",
+            *_table("`run.json`", RUN),
+            *_table("`processes/<name>.json`", HEADER),
+            *_table("Lines of `step_<N>/<name>.jsonl`", LINE),
+            *_table("`extra` of any event", IDENTITY),
+            *_table("`extra` of events of this package", FIELDS, events=True),
+            *_table("`nsight/captures.json`, `nsight/<capture>.json`, `nsight/journal/`", CAPTURE),
+        ]
+    )
+
+
+def vocabulary() -> str:
+    """Return the table of events in events.md."""
+    lines = ["| event | category | inside | what it is |", "| --- | --- | --- | --- |"]
+    for name, event in EVENTS.items():
+        instant = " (instant)" if event.instant else ""
+        parent = f"`{event.parent}`" if event.parent else ""
+        lines.append(f"| `{name}`{instant} | {event.family} | {parent} | {event.doc} |")
+    return "\n".join([*lines, ""])
+
+
+def _tables() -> str:
+    lines = [
+        "# Columns of all tables\n",
+        "[Reading a run](reading.md) explains the tables.  NULL means not recorded.",
+    ]
+    for table, columns in COLUMNS.items():
+        lines += [f"\n## {table}\n", "| column | type | unit | what |", "| --- | --- | --- | --- |"]
+        lines += [
+            f"| `{name}` | {kind} | {field.unit} | {field.doc} |"
+            for name, (kind, field) in columns.items()
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _json() -> str:
+    blocks = ["# Keys of the JSON output\n\n[JSON output](reference.md#json) explains it."]
+    for command, keys in FORMATS.items():
+        lines = [f"## {command}", "", "| key | type | |", "| --- | --- | --- |"]
+        lines += [
+            f"| `{name.rstrip('?')}` | {kind}{', or absent' if name.endswith('?') else ''} | {text} |"
+            for name, (kind, text) in keys.items()
+        ]
+        blocks.append("\n".join(lines))
+    blocks.append("## Tables\n\nThe same rows as `verl_profiler.analysis` returns in Python.")
+    for name, (about, columns) in sorted(table_docs().items()):
+        blocks.append(f"### {name}\n\n{about}\n\n{listed(columns, _COMMON)}")
+    return "\n\n".join(block.strip() for block in blocks) + "\n"
+
+
+def _table(title: str, fields: Mapping[str, Field], *, events: bool = False) -> list[str]:
+    more = " events |" if events else ""
+    lines = [
+        f"## {title}\n",
+        f"| field | type | unit | what |{more}",
+        "| --- | --- | --- | --- |" + (" --- |" if more else ""),
+    ]
+    for name, field in fields.items():
+        last = f" {_listed(field.events)} |" if events else ""
+        lines.append(f"| `{name}` | {field.type} | {field.unit} | {field.doc} |{last}")
+    return [*lines, ""]
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        Path(sys.argv[1], name).write_text(text, encoding="utf-8")
