@@ -106,16 +106,6 @@ def test_the_command_prints_its_help(bare):
     assert "+profiler=multiturn" in out
 
 
-def test_a_command_without_its_extra_says_how_to_get_it(bare):
-    """Not by a traceback."""
-    code = (
-        "import sys, os; os.makedirs('run/step_1'); open('run/run.json', 'w').write('{}')\n"
-        "from verl_profiler.cli import main; sys.exit(0 if main(['summary', 'run']) == 2 else 1)"
-    )
-
-    bare("-c", code)
-
-
 def test_two_builds_of_the_same_sources_are_equal_byte_for_byte(tmp_path):
     """Wheel and sdist; the second copy's files have other times."""
     built = []

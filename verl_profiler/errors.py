@@ -9,7 +9,41 @@
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "ReadingError", "VerlProfilerError"]
+import shlex
+import sys
+
+__all__ = ["ConfigError", "ReadingError", "VerlProfilerError", "extra_of", "install_line"]
+
+# Modules outside the core, with the smallest extra of pyproject.toml that installs each.
+_EXTRAS = {
+    "duckdb": "analysis",
+    "numpy": "analysis",
+    "scipy": "analysis",
+    "matplotlib": "plots",
+    "jinja2": "report",
+    "markupsafe": "report",
+    "prometheus_client": "prometheus",
+    "google": "otel",
+    "opentelemetry": "otel",
+    "fsspec": "remote",
+    "s3fs": "remote",
+}
+
+
+def extra_of(error: BaseException) -> str | None:
+    """Return the extra that installs what could not be imported; None for any other error."""
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    return _EXTRAS.get((error.name or "").partition(".")[0])
+
+
+def install_line(extra: str) -> str:
+    """Return the command that adds an extra to this environment.
+
+    pip and uv take the extra from the metadata of the installed package, whether that came from a
+    clone, a wheel or an index.
+    """
+    return f"{shlex.quote(sys.executable)} -m pip install 'verl-profiler[{extra}]'"
 
 
 class VerlProfilerError(Exception):

@@ -5,13 +5,18 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import duckdb
+import msgspec
 import pytest
+import wrapt
 
-from verl_profiler.cli import main, summary
+import verl_profiler
+from verl_profiler.cli import COMMANDS, main, summary
 from verl_profiler.recording import run_directory
 
 SMALL = Path(__file__).parents[1] / "data" / "small_run"
@@ -112,3 +117,83 @@ def test_a_stale_handle_is_a_message(monkeypatch, capsys, error):
     assert "stale NFS file handle" in printed
     assert "Run the command again. (stale-handle)" in printed
     assert 2 == printed.count("\n")
+
+
+# Arguments of each command, and the extra that its message names; None where the core suffices.
+NEEDS = {
+    "summary": {"RUN": "analysis"},
+    "why": {"RUN": "analysis"},
+    "report": {"RUN": "report"},
+    "open": {"RUN": "report"},
+    "requests": {"RUN": "analysis"},
+    "plot": {"all RUN": "plots", "--list": "plots"},
+    "diff": {"RUN RUN": "analysis"},
+    "verify": {"polling RUN RUN": "analysis"},
+    "watch": {"RUN": None},
+    "stuck": {"RUN": None},
+    "timing": {"LOG": "plots"},
+    "tq": {"RUN": "analysis", "LOG": "analysis"},
+    "memory": {"RUN": "analysis"},
+    "export": {"perfetto RUN": "analysis", "otlp RUN": "otel"},
+    "publish": {"RUN": "report"},
+    "collect": {"RUN": None},
+    "check": {"": None},
+    "rehearse": {"": None},
+}
+EACH = """
+import contextlib, io, json, sys
+from verl_profiler.cli import main
+done = {}
+for words in json.loads(sys.argv[1]):
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        status = main(words)
+    done[" ".join(words)] = status, text.getvalue()
+print(json.dumps(done))
+"""
+
+
+@pytest.fixture(scope="module")
+def with_the_core_alone(tmp_path_factory):
+    """Return a function that runs code in a Python that has msgspec, wrapt and this package only."""
+    folder = tmp_path_factory.mktemp("core")
+    for module in (msgspec, wrapt, verl_profiler):
+        source = Path(module.__file__).parent
+        (folder / source.name).symlink_to(source)
+
+    def run(*words):
+        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=folder,
+            env={**kept, "PYTHONPATH": str(folder)},
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_each_command_without_its_extra_names_it(with_the_core_alone, tmp_path):
+    """`pip install .` on a training node, and then any command there."""
+    run = shutil.copytree(SMALL, tmp_path / "run")
+    log = SMALL.parent / "console_logs" / "verl-0.3-ppo.log"
+    tried = {
+        f"{command} {words}".replace("RUN", str(run)).replace("LOG", str(log)).strip(): extra
+        for command, each in NEEDS.items()
+        for words, extra in each.items()
+    }
+
+    done = with_the_core_alone(EACH, json.dumps([line.split() for line in tried]))
+
+    assert {*COMMANDS} == {*NEEDS}
+    for line, extra in tried.items():
+        status, text = done[line]
+        assert "error in verl-profiler itself" not in text, text
+        if extra is None:
+            assert "missing-extra" not in text, text
+            continue
+        end = f"{sys.executable} -m pip install 'verl-profiler[{extra}]' (missing-extra)\n"
+        assert (2, True) == (status, text.endswith(f"').\n{end}")), text

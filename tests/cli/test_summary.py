@@ -4,8 +4,6 @@ import argparse
 import io
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -267,29 +265,3 @@ def test_a_wrong_step_is_refused(text):
     """With how to write it."""
     with pytest.raises(argparse.ArgumentTypeError, match=r"write|ends before"):
         summary.step_range(text)
-
-
-@pytest.mark.parametrize(
-    ("command", "argument", "extra"),
-    [
-        ("summary", "x", "analysis"),
-        ("plot", "--list", "analysis"),
-        ("timing", str(DATA / "console_logs/verl-0.3-ppo.log"), "plots"),
-    ],
-)
-def test_a_missing_duckdb_names_the_extra(command, argument, extra):
-    """The command line works with the core dependencies; reading says what it needs."""
-    code = (
-        "import sys; sys.modules['duckdb'] = None\n"
-        "import argparse\n"
-        f"from verl_profiler.cli import {command} as command\n"
-        "from verl_profiler.errors import ReadingError\n"
-        "parser = argparse.ArgumentParser(); command.add_arguments(parser)\n"
-        f"try: command.run(parser.parse_args([{argument!r}]))\n"
-        "except ReadingError as error: print(error.exit_code, error)"
-    )
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert f"pip install 'verl-profiler[{extra}]' (missing-extra)" in done.stdout
-    assert done.stdout.startswith("2 ")

@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -567,21 +566,6 @@ def test_a_place_that_cannot_be_written_is_a_message(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ReadingError, match="cannot be written"):
         run_command(SMALL, "--out", tmp_path / "file" / "r.html")
-
-
-def test_without_jinja2_the_message_says_what_to_install(tmp_path):
-    """The report is an extra; the summary works without it."""
-    code = "import sys; sys.modules['jinja2'] = None; from verl_profiler.cli import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "report", str(SMALL), "--out", str(tmp_path / "r.html")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert 2 == done.returncode
-    assert "pip install 'verl-profiler[report]'" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_functions_that_transferqueue_feeds_are_there_when_they_were_traced():

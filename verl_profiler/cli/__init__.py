@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from verl_profiler.cli.options import did_you_mean, distribute, local
 from verl_profiler.cli.progress import Progress
 from verl_profiler.cli.terminal import guarded, named, print_error, tidy_ends
-from verl_profiler.errors import ReadingError, VerlProfilerError
+from verl_profiler.errors import ReadingError, VerlProfilerError, extra_of, install_line
 from verl_profiler.reading.progress import watched
 
 __all__ = ["COMMANDS", "main"]
@@ -43,6 +43,16 @@ COMMANDS = (
     "check",
     "rehearse",
 )
+
+
+# What a command needs in the end, whichever module is missing first; others need `analysis`.
+_EXTRAS = {
+    "report": "report",
+    "open": "report",
+    "publish": "report",
+    "plot": "plots",
+    "timing": "plots",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,6 +99,15 @@ def _run(argv: Sequence[str]) -> int:
         print(message, file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  the last resort
+        if (extra := extra_of(error)) is not None:
+            if args.traceback:
+                traceback.print_exc()
+            extra = _EXTRAS.get(args.command, extra)
+            print_error(
+                f"verl-profiler {args.command}: a package is not installed ({error}).",
+                f"{install_line(extra)} (missing-extra)",
+            )
+            return 2
         # What duckdb raises after a Ctrl-C during a query.
         if isinstance(error, RuntimeError) and str(error) == "Query interrupted":
             raise KeyboardInterrupt from None

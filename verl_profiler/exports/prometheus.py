@@ -13,28 +13,21 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import prometheus_client
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector, CollectorRegistry
+
 from verl_profiler.analysis.selection import Rows, in_steps
 from verl_profiler.analysis.tq import of_function, tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.errors import ReadingError, VerlProfilerError
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.visible import visible
-
-try:
-    import prometheus_client
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-        Metric,
-    )
-    from prometheus_client.registry import Collector, CollectorRegistry
-except ImportError as error:
-    raise ReadingError(
-        "this export needs prometheus-client, which is not installed.\n"
-        "pip install 'verl-profiler[prometheus]'",
-        "missing-extra",
-    ) from error
 
 __all__ = ["BUCKETS_S", "exposition", "metrics", "serve"]
 

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from verl_profiler.errors import ReadingError
+from verl_profiler.errors import ReadingError, extra_of
 
 __all__ = ["Executor", "Inline", "OnRay", "executor"]
 
@@ -205,8 +205,8 @@ def _aside(nice: int, function: Callable[[Any, Any], T], shared: Any, argument: 
 def _reason_of(error: Any) -> str:
     """Return why a task failed, in one line."""
     cause = getattr(error, "cause", None) or error
-    if isinstance(cause, ModuleNotFoundError):
-        return f"lacks {cause.name}: pip install 'verl-profiler[analysis]'"
+    if extra := extra_of(cause):
+        return f"lacks {cause.name}: pip install 'verl-profiler[{extra}]'"
     lines = str(cause).strip().splitlines()
     return lines[-1] if lines else type(cause).__name__
 

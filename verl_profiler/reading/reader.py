@@ -22,17 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import duckdb
+
 from verl_profiler.errors import ReadingError
-
-try:
-    import duckdb
-except ImportError as error:
-    raise ReadingError(
-        "reading event files needs duckdb, which is not installed.\n"
-        "pip install 'verl-profiler[analysis]'",
-        "missing-extra",
-    ) from error
-
 from verl_profiler.reading import progress
 from verl_profiler.reading.cache_folder import CacheFolder, Kept
 from verl_profiler.reading.clock_contradictions import contradictions_query

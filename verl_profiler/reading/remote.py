@@ -22,7 +22,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from verl_profiler.errors import ReadingError
+from verl_profiler.errors import ReadingError, install_line
 from verl_profiler.events.files import read_object
 from verl_profiler.events.redaction import mask_text
 from verl_profiler.events.remote import (
@@ -71,9 +71,7 @@ def fetched(url: str) -> Path:
         advice = (
             "" if "pip install" in str(error) else "\nName a run, such as s3://bucket/runs/my-run"
         )
-        extra = (
-            "\npip install 'verl-profiler[remote]'" if not advice and "s3fs" in str(error) else ""
-        )
+        extra = f"\nor {install_line('remote')}" if not advice and "s3fs" in str(error) else ""
         raise ReadingError(f"{error}{advice}{extra}", "remote-run") from None
     found = _listing(filesystem, target, url)
     if steps_of_folder(name) and found:

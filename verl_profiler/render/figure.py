@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from verl_profiler.errors import ReadingError
 from verl_profiler.render.colors import GRID, INK, MUTED
 from verl_profiler.render.visible import visible
 
@@ -95,19 +94,8 @@ def tint(place: float) -> Any:
 
 
 def check_installed() -> None:
-    """Check that plots can be drawn.
-
-    Raises:
-        ReadingError: A package of the extra `plots` is not installed.
-    """
-    for name in ("duckdb", "matplotlib"):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ReadingError(
-                f"plots need {name}, which is not installed.\npip install 'verl-profiler[plots]'",
-                "missing-extra",
-            ) from error
+    """Import matplotlib; a missing one ends a command before it reads anything."""
+    importlib.import_module("matplotlib")
 
 
 def colorbar(

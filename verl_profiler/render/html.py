@@ -15,16 +15,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.errors import ReadingError
-
-try:
-    import jinja2
-    from markupsafe import Markup
-except ImportError as error:
-    raise ReadingError(
-        "the report needs jinja2, which is not installed.\npip install 'verl-profiler[report]'",
-        "missing-extra",
-    ) from error
+import jinja2
+from markupsafe import Markup
 
 __all__ = ["digest", "packed", "part", "script", "script_json", "template", "trusted"]
 
