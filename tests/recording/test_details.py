@@ -16,6 +16,7 @@ from reading_back import headers_of, lines_of
 from verl_profiler import span
 from verl_profiler.recording import context, recorder, requests
 from verl_profiler.recording.clock import now
+from verl_profiler.recording.details import Details
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.recorder import Recorder
 
@@ -263,6 +264,47 @@ def test_details_outside_of_requests_are_written(worker_config):
     worker.details("a", 0, 10, events=("reward", "server_acquire"))
 
     assert {"a": 2} == detailed(worker.close())
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_an_id_of_the_users_own_is_nobodys_detail(share):
+    """No `request` line follows it: whoever held it back would hold it until the process ends."""
+    details = Details(share, 1, 1000, 0)
+    details.take(("request_start", None, 0, {"sample": 1}, 1))
+    for number in range(2000):
+        for event in ("http", "engine_call"):
+            # As `log_manager.log` makes them.
+            item = (event, 0, 1, {"request_id": f"job-{number}"}, 1, None, None, None)
+            assert [item] == list(details.take(item))
+
+    assert 0 == details.waiting
+    assert [] == details.close()
+
+
+def test_beyond_its_limit_each_request_is_visited_once():
+    """An event must not go through all requests whose details were written before."""
+    visits = []
+
+    class Counting(dict):
+        def __iter__(self):
+            for key in super().__iter__():
+                visits.append(key)
+                yield key
+
+        def items(self):
+            for key in self:
+                yield key, self[key]
+
+    details = Details(0.0, 1, 10, 0)
+    details._held = Counting()
+    written = 0
+    for number in range(500):
+        details.take(("request_start", None, 0, {"request_id": f"r{number}"}, 1))
+    for number in range(1000):
+        written += len(list(details.take(("turn", 0, 1, {"request_id": f"r{number % 500}"}, 1))))
+
+    assert 1000 - 10 == written
+    assert len(visits) <= 1000
 
 
 def test_with_no_more_room_the_request_that_began_first_is_written(worker_config):

@@ -104,6 +104,9 @@ class Details:
         self.sampled_out = 0
         self._limit = limit
         self._offset_ns = offset_ns
+        # Ids of verl's requests, and of those that a span names, until they end.
+        self._known: set[str] = set()
+        # Of them, those that have details to hold, by the first of these.
         self._held: dict[str, list[Item]] = {}
         # Requests of which everything is written, since they are first to have an event of some name, or
         # there was no more room.
@@ -121,8 +124,7 @@ class Details:
         if event in self._seen and is_object(extra):
             # Most events are these.
             key = extra.get("request_id")
-            plain = len(item) <= _PLAIN
-            if plain and type(key) is str and key not in self._written and key in self._held:
+            if type(key) is str and key in self._held and len(item) <= _PLAIN:
                 self._held[key].append(item)
                 self.waiting += 1
                 return () if self.waiting <= self._limit else self._make_room()
@@ -172,7 +174,7 @@ class Details:
         if type(named) is str:
             # An id that is used again is another request's.
             self._fates.pop(named, None)
-            self._held.setdefault(named, [])
+            self._known.add(named)
         self._groups[key].open += 1
         self._groups[key].last_ns = item[2]
         self._open += 1
@@ -185,28 +187,34 @@ class Details:
         if len(item) > _PLAIN and item[6] is not None:
             # It has a file of its own.
             return (item,)
-        held = self._held.get(key)
-        if held is None:
+        if key not in self._known:
             fate = self._fates.get(key)
             if fate is not None:
                 return self._late(key, fate, item)
-            if not self._open:
+            if not self._open or len(item) > _PLAIN:
+                # An id that `log_manager.log` was given may be the user's own, which no `request` line
+                # follows.  All others are of the request that the code belongs to.
                 return (item,)
-            held = self._held[key] = []
+            # verl chooses most ids after the request has begun.
+            self._known.add(key)
         if event not in self._seen or self.every == 1:
             # With all chosen, as within a byte budget, there is nothing to wait for.
             self._seen.add(event)
             self._written.add(key)
         if key in self._written:
-            return self._written_now(key, [*held, item])
-        held.append(item)
+            return [*self._written_now(key), *self._counted(key, [item])]
+        self._held.setdefault(key, []).append(item)
         self.waiting += 1
         return () if self.waiting <= self._limit else self._make_room()
 
-    def _written_now(self, key: str, details: list[Item]) -> list[Item]:
-        """Write what is held of a request, and what comes next."""
-        self.waiting -= len(self._held[key])
-        self._held[key] = []
+    def _written_now(self, key: str) -> list[Item]:
+        """Write what is held of a request."""
+        details = self._held.pop(key, [])
+        self.waiting -= len(details)
+        return self._counted(key, details)
+
+    def _counted(self, key: str, details: list[Item]) -> list[Item]:
+        """Add details that are written before their request ends to its sums."""
         self._sums.setdefault(key, _Sums(self._offset_ns)).add(details)
         return details
 
@@ -225,10 +233,9 @@ class Details:
 
     def _make_room(self) -> list[Item]:
         """Give up holding the request that was begun first, which is among the slowest."""
-        for key, held in self._held.items():
-            if held:
-                self._written.add(key)
-                return self._written_now(key, held)
+        for key in self._held:
+            self._written.add(key)
+            return self._written_now(key)
         return self._release(self._groups.values(), over=False)
 
     def _ended(self, item: Item) -> list[Item]:
@@ -241,6 +248,7 @@ class Details:
         key = extra.get("request_id")
         if type(key) is not str:
             return [item]
+        self._known.discard(key)
         details = self._held.pop(key, [])
         sums = self._sums.pop(key, None) or _Sums(self._offset_ns)
         sums.add(details)
