@@ -358,17 +358,18 @@ class Hook(BaseHTTPRequestHandler):
 def test_a_command_and_a_webhook_are_called_for_a_stuck_phase_and_its_end(
     watcher, tmp_path, monkeypatch, capfd, path
 ):
-    """A failing one is printed once, without the URL."""
+    """Where the settings name it; a failing one is printed once, without the URL."""
     Hook.got.clear()
     monkeypatch.setattr(stuck_notice, "_complaints", Complaints())
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    told = tmp_path / "told"
-    stuck = StuckSettings(
-        1.0,
-        f"""sh -c 'echo "$VERL_PROFILER_STUCK" >> {told}; test {path} = good'""",
-        f"http://127.0.0.1:{server.server_port}/{path}",
-    )
+    told, script, url = tmp_path / "told", tmp_path / "script", tmp_path / "url"
+    script.write_text(f'#!/bin/sh\necho "$VERL_PROFILER_STUCK" >> {told}; test {path} = good\n')
+    script.chmod(0o700)
+    url.write_text(f"http://127.0.0.1:{server.server_port}/{path}\n")
+    monkeypatch.setenv("HOOK_URL", url.read_text())
+    webhook = "env:HOOK_URL" if path == "good" else f"file:{url}"
+    stuck = StuckSettings(1.0, str(script), webhook)
     config = msgspec.structs.replace(watcher.active.config, stuck=stuck)
     monkeypatch.setattr(watcher.active, "config", config)
     call = Call("gen", now() - 10**9, step=2)
@@ -393,6 +394,29 @@ def test_a_command_and_a_webhook_are_called_for_a_stuck_phase_and_its_end(
     failed = [line for line in printed.splitlines() if "(stuck-notice)" in line]
     assert len(failed) == (2 if path == "bad" else 0), printed
     assert "127.0.0.1" not in printed
+
+
+def test_what_a_notice_would_fail_with_is_printed_before_the_phase_is_stuck(
+    watcher, tmp_path, monkeypatch, capfd
+):
+    """In the trainer's process, once, without what the file holds."""
+    monkeypatch.setattr(context.process, "_trainer", object())
+    (tmp_path / "empty").write_text("hunter2")
+    for program, webhook in (("ls", "env:PATH"), ("no/such", "env:NO_HOOK"), (None, "file:empty")):
+        monkeypatch.setattr(stuck_notice, "_complaints", Complaints())
+        stuck = StuckSettings(1.0, program, webhook.replace("file:", f"file:{tmp_path}/"))
+        config = msgspec.structs.replace(watcher.active.config, stuck=stuck)
+        monkeypatch.setattr(watcher.active, "config", config)
+        for _ in range(2):
+            watcher.look_at_trainer()
+
+    lines = [line.partition("profiler.stuck.")[2] for line in capfd.readouterr().err.splitlines()]
+    assert "webhook failed: env:PATH does not hold one http or https URL" in lines[0]
+    assert "notify failed: no/such is not an executable file on this node" in lines[1]
+    assert "webhook failed: the variable NO_HOOK is not set in this process" in lines[2]
+    assert "does not hold one http or https URL" in lines[3]
+    assert 4 == len(lines)
+    assert "hunter2" not in "".join(lines)
 
 
 def await_length(items, count):

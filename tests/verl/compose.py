@@ -72,6 +72,11 @@ def main():
                 "err": (folder / "err").read_text(),
                 "seen": json.loads(seen.read_text()) if seen.exists() else None,
                 "files": sorted(str(f.relative_to(folder)) for f in folder.rglob("*")),
+                "holding": [
+                    str(f.relative_to(folder))
+                    for f in sorted(folder.rglob("*"))
+                    if f.is_file() and b"pLANTed" in f.read_bytes()
+                ],
             }
         )
     Path(sys.argv[2]).write_text(json.dumps(results))

@@ -52,6 +52,17 @@ CASES = {
     "typo in the option": ["+profiler=multturn"],
     "unknown key": [*ENOUGH, *ON, "+profiler.evnts=5"],
     "unknown key, plain": [*ENOUGH, *ON, "profiler.nope=5"],
+    "webhook in clear": [*ENOUGH, *ON, "profiler.stuck.webhook=https://hooks.example/pLANTed"],
+    "webhook interpolated": [*ENOUGH, *ON, "profiler.stuck.webhook=${oc.env:HOOK_URL}"],
+    "webhook named": [
+        *ENOUGH,
+        *ON,
+        "profiler.stuck.webhook=env:HOOK_URL",
+        "profiler.stuck.notify=./script",
+    ],
+    "command with a password": [*ENOUGH, *ON, "profiler.stuck.notify='curl -u bot:pLANTed x'"],
+    "password in the output's URL": [*ENOUGH, *ON, "profiler.output_dir=sftp://u:pLANTed@host/x"],
+    "signature in the output's URL": [*ENOUGH, *ON, "profiler.output_dir='s3://b/x?s=pLANTed'"],
     "wrong type": [*ENOUGH, *ON, "profiler.events.flush_interval_s=abc"],
     "unwritable": [*ENOUGH, "+profiler=multiturn", "profiler.output_dir=/proc/nope"],
     "wrong ranks": [*ENOUGH, *ON, "trainer.profile_steps=[1]", "critic.profile_ranks=[7]"],
@@ -131,12 +142,47 @@ def became(verl_environment, tmp_path_factory):
             str(folder / "cases.json"),
             str(folder / "results.json"),
         ],
-        env={**verl_environment, "PYTHONPATH": path},
+        env={
+            **verl_environment,
+            "PYTHONPATH": path,
+            "HOOK_URL": "https://hooks.example/pLANTed",
+        },
         check=True,
         capture_output=True,
         timeout=400,
     )
     return dict(zip(CASES, json.loads((folder / "results.json").read_text()), strict=True))
+
+
+CLEAR = {
+    "webhook in clear": "webhook=file:PATH",
+    "webhook interpolated": "webhook=env:NAME",
+    "command with a password": "notify=PATH",
+    "password in the output's URL": "credentials from the environment",
+    "signature in the output's URL": "credentials from the environment",
+}
+
+
+@pytest.mark.parametrize("case", CLEAR)
+def test_a_credential_in_clear_is_refused_before_anything_holds_it(became, case):
+    """Neither Hydra's folder nor the console; the message states how to name it."""
+    refused = became[case]
+
+    assert 2 == refused["status"], refused["err"]
+    assert CLEAR[case] in refused["err"]
+    assert "(clear-credential)" in refused["err"]
+    assert [] == refused["holding"]
+
+
+def test_a_named_credential_is_not_resolved_by_the_launch(became):
+    """verl gets, prints and ships the name: config, runtime_env, Hydra's folder, run.json."""
+    named = became["webhook named"]
+
+    assert 0 == named["status"], named["err"]
+    assert "env:HOOK_URL" == json.loads(named["seen"]["settings"])["stuck"]["webhook"]
+    assert "env:HOOK_URL" == named["seen"]["config"]["profiler"]["stuck"]["webhook"]
+    assert "pLANTed" not in json.dumps(named)
+    assert [] == named["holding"]
 
 
 def test_without_the_option_nothing_of_ours_is_active(became):

@@ -6,6 +6,7 @@ Users see the YAML of `configs/profiler/`, whose comments describe each key.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -122,7 +123,40 @@ def parse(node: Any, where: str = "profiler") -> Settings:
             "config-value",
         ) from None
     settings.transfer_queue.check(f"{where}.transfer_queue")
+    _reject_credentials(settings, where)
     return settings
+
+
+# Settings are printed by verl, written by Hydra and Ray, and sent to trackers: they name a secret only.
+_NAMED_SECRET = re.compile(r"env:[A-Za-z_]\w*|file:[^\0\n]+")
+_PROGRAM = re.compile(r"[\w./~+-]+")
+_PASSWORD_OR_QUERY = re.compile(r"[^/?#]*:[^/?#]*@|.*\?", re.DOTALL)
+
+
+def _reject_credentials(settings: Settings, where: str) -> None:
+    """Refuse values that may hold a credential; the messages do not repeat them."""
+    stuck = settings.stuck
+    if stuck.webhook is not None and _NAMED_SECRET.fullmatch(stuck.webhook) is None:
+        raise ConfigError(
+            f"{where}.stuck.webhook must name where the URL is, because settings are printed and logged.\n"
+            "Put the URL into a file that only you can read, and set webhook=file:PATH (on a disk that the "
+            "trainer's node has), or into an environment variable, and set webhook=env:NAME.",
+            "clear-credential",
+        )
+    if stuck.notify is not None and _PROGRAM.fullmatch(stuck.notify) is None:
+        raise ConfigError(
+            f"{where}.stuck.notify must be one program without arguments, because settings are printed and "
+            "logged.\nWrite the command into an executable script, and set notify=PATH.",
+            "clear-credential",
+        )
+    _, is_remote, rest = settings.output_dir.partition("://")
+    if is_remote and _PASSWORD_OR_QUERY.match(rest) is not None:
+        raise ConfigError(
+            f"{where}.output_dir has a password or parameters in its URL, and settings are printed and "
+            "logged.\nLeave them out: storage clients read credentials from the environment or from files "
+            "of their own.",
+            "clear-credential",
+        )
 
 
 def _reject_unknown(node: Mapping[str, Any], struct: type[msgspec.Struct], where: str) -> None:

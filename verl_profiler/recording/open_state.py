@@ -25,12 +25,18 @@ from verl_profiler.events.open_files import (
     NO_PROGRESS,
     stuck_after_s,
 )
-from verl_profiler.recording import context, event_loop_lag, evidence, open_calls, recorder
+from verl_profiler.recording import (
+    context,
+    event_loop_lag,
+    evidence,
+    open_calls,
+    recorder,
+    stuck_notice,
+)
 from verl_profiler.recording.clock import Timestamps, now
 from verl_profiler.recording.complaints import say
 from verl_profiler.recording.open_calls import FailedPhase, OpenCall, OpenPhase
 from verl_profiler.recording.stacks import Stack
-from verl_profiler.recording.stuck_notice import notify
 from verl_profiler.recording.trainer_signs import TrainerSigns
 from verl_profiler.recording.whole_files import replace_file
 
@@ -221,7 +227,10 @@ class _Watcher(threading.Thread):
 
         All other processes look; the one that makes the folder announces it.
         """
-        if context.process.is_trainer or self.hangs >= self.active.config.stuck.evidence:
+        if context.process.is_trainer:
+            stuck_notice.check(self.active.config.stuck)
+            return
+        if self.hangs >= self.active.config.stuck.evidence:
             return
         at_ns = now()
         since_ns = self.signs.silent_since(at_ns)
@@ -312,7 +321,7 @@ class _Watcher(threading.Thread):
         """Print a line, and notify whom the settings name."""
         say(text)
         run = str(self.active.directory)
-        notify(self.active.config.stuck, text, {"state": state, "run": run})
+        stuck_notice.notify(self.active.config.stuck, text, {"state": state, "run": run})
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:

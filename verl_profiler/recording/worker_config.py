@@ -107,14 +107,14 @@ class StuckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         after: What is open for so many seconds is written to `open/<name>.json`, 1 to 86400 s; None for
             never.
-        notify: A command to run when a phase of the trainer is stuck, and when it is over.
-        webhook: An http or https URL that gets the same as JSON; masked wherever it is written.
+        notify: A program to run when a phase of the trainer is stuck, and when it is over.
+        webhook: Where the http or https URL is that gets the same as JSON: `env:NAME` or `file:PATH`.
         evidence: At so many hangs of a run, each process writes `evidence/<number>/<name>.json`.
     """
 
     after: Annotated[float, Meta(ge=1, le=86400)] | None = 60.0
     notify: str | None = None
-    webhook: Annotated[str, Meta(pattern="^https?://")] | None = None
+    webhook: str | None = None
     evidence: Annotated[int, Meta(ge=0, le=100)] = 3
 
 
