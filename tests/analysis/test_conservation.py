@@ -103,11 +103,11 @@ def test_parts_of_engine_calls_add_up(run):
 
 
 def test_parts_of_a_step_add_up(run):
-    """Gen, training, weights, checkpoint and the rest are the step."""
+    """Gen, training, weights, checkpoint, other phases and the rest are the step."""
     rows = [row for row in step_durations(run.tables) if row["finished"]]
 
     for row in rows:
-        names = ("gen", "training", "weights", "checkpoint", "unaccounted")
+        names = ("gen", "training", "weights", "checkpoint", "other", "unaccounted")
         assert sum(row[f"{name}_s"] for name in names) == near(row["step_s"], 8)
         if row["to_next_s"] is not None:
             assert row["step_s"] + row["between_s"] == near(row["to_next_s"])

@@ -160,6 +160,24 @@ def test_a_step_and_what_follows_it(span, tables):
     assert (None, None) == (second["between_s"], second["to_next_s"])
 
 
+def test_a_data_stall_is_not_training(span, tables):
+    """Training is rewards, log-probabilities, values, advantages and updates, and nothing else."""
+    lengths = {"prepare_step": 9.2, "gen": 4.0, "reward": 0.5, "old_log_prob": 1.0, "ref": 0.25}
+    lengths |= {"values": 0.25, "adv": 0.125, "update_critic": 0.5, "update_actor": 3.0}
+    lengths |= {"testing": 2.0, "update_weights": 1.0, "save_checkpoint": 0.75, "mine": 0.5}
+    events, now = [], 0.0
+    for phase, length in lengths.items():
+        events.append(span(phase, now, now + length, name="trainer_0"))
+        now += length
+    events.append(span("step", 0, now + 0.25, name="trainer_0"))
+
+    (row,) = step_durations(tables(events))
+
+    parts = ("gen_s", "training_s", "weights_s", "checkpoint_s", "other_s", "unaccounted_s")
+    assert (4.0, 5.625, 1.0, 0.75, 11.7, 0.25) == pytest.approx([row[part] for part in parts])
+    assert sum(row[part] for part in parts) == pytest.approx(row["step_s"])
+
+
 def test_a_missing_step_is_no_gap(span, tables):
     """From step 1 to step 3 lies more than the time between two steps."""
     events = [each for each in run(span, [4, 4, 4]) if each["step"] != 2]

@@ -20,6 +20,9 @@ __all__ = [
 # gen of most steps may have the very same length.
 _SPREADS = 4
 
+# verl's timers of rewards, log-probabilities, values, advantages and updates.
+_TRAINING = "'reward', 'old_log_prob', 'ref', 'values', 'adv', 'update_critic', 'update_actor'"
+
 VALIDATIONS = """
     SELECT run, step, sum(duration_us) AS testing_us,
         sum(duration_us) FILTER (parent IS NULL) AS testing_between_us
@@ -105,8 +108,9 @@ WITH parts AS (
     SELECT run, step,
         sum(duration_us) FILTER (phase = 'update_weights') AS weights_us,
         sum(duration_us) FILTER (phase = 'save_checkpoint') AS checkpoint_us,
-        sum(duration_us) FILTER (phase NOT IN ('gen', 'update_weights', 'save_checkpoint'))
-            AS training_us
+        sum(duration_us) FILTER (phase IN ({_TRAINING})) AS training_us,
+        sum(duration_us) FILTER (phase NOT IN ({_TRAINING}, 'gen', 'update_weights',
+            'save_checkpoint')) AS other_us
     FROM phases WHERE parent = 'step' GROUP BY run, step
 ), seen AS (
     SELECT run, step, max(end_us) - min(begin_us) AS requests_us FROM requests
@@ -116,6 +120,7 @@ WITH parts AS (
         CASE WHEN s.finished THEN s.duration_us END AS step_us,
         coalesce(g.duration_us, r.requests_us) AS gen_us,
         CASE WHEN s.finished THEN coalesce(p.training_us, 0) END AS training_us,
+        CASE WHEN s.finished THEN coalesce(p.other_us, 0) END AS other_us,
         CASE WHEN s.finished THEN coalesce(p.weights_us, 0) END AS weights_us,
         CASE WHEN s.finished THEN coalesce(p.checkpoint_us, 0) END AS checkpoint_us,
         s.unaccounted_us, t.testing_between_us AS testing_us,
@@ -151,6 +156,7 @@ def step_durations(tables: Tables, steps: Steps = None) -> Rows:
         SELECT run, step, finished, validated, step_us / 1e6 AS step_s,
             gen_us / 1e6 AS gen_s, training_us / 1e6 AS training_s,
             weights_us / 1e6 AS weights_s, checkpoint_us / 1e6 AS checkpoint_s,
+            other_us / 1e6 AS other_s,
             unaccounted_us / 1e6 AS unaccounted_s, between_us / 1e6 AS between_s,
             testing_us / 1e6 AS testing_s,
             CASE WHEN between_us >= coalesce(testing_us, 0)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["TABLES", "VIEWS"]
 
 _TRAINING_COLOR = PHASE_COLORS["update_actor"]
+_OTHER_COLOR = PHASE_COLORS["prepare_step"]
 _NAMED_UNUSUAL = 6
 
 
@@ -39,6 +40,7 @@ def _durations(data: DataTables, choice: Choice) -> Figure:
     if finished:
         notes.append(
             "training: rewards, log-probabilities, values, advantages and updates. "
+            "other phases: prepare_step (the next batch is loaded), profiling, switches. "
             "Below zero, hatched: after the step, before the next one (validation is verl's testing)."
         )
         if len(finished) < len(rows):
@@ -66,6 +68,7 @@ def _durations(data: DataTables, choice: Choice) -> Figure:
         ("training", "training_s", _TRAINING_COLOR),
         ("update_weights", "weights_s", PHASE_COLORS["update_weights"]),
         ("save_checkpoint", "checkpoint_s", PHASE_COLORS["save_checkpoint"]),
+        ("other phases", "other_s", _OTHER_COLOR),
         ("in no timer", "unaccounted_s", PHASE_COLORS["unaccounted"]),
         ("outside gen", "outside_gen_s", PHASE_COLORS["unaccounted"]),
     ]
@@ -221,12 +224,13 @@ VIEWS = (
             "validated": "whether validation ran in it",
             "step_s": (
                 "length of the step by the trainer's timer, in s: gen_s, training_s, weights_s, "
-                "checkpoint_s and unaccounted_s together"
+                "checkpoint_s, other_s and unaccounted_s together"
             ),
             "gen_s": "rollout, in s; without the trainer, that of the slowest worker",
             "training_s": "rewards, log-probabilities, values, advantages and updates, in s",
             "weights_s": "`update_weights`, in s",
             "checkpoint_s": "`save_checkpoint`, in s",
+            "other_s": "other phases of the step, such as `prepare_step` (the next batch), in s",
             "between_s": "from the end of the step to the start of the next one, in s",
             "testing_s": "validation in that time, in s",
             "between_other_s": "the rest of that time, in s",
