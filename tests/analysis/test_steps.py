@@ -1,9 +1,20 @@
 """How long steps took, what their time went to, the time between them, the trend, and validation."""
 
+import json
+import random
+from datetime import datetime, timezone
+
 import pytest
 
-from verl_profiler.analysis import step_phases, step_tail, step_times
+from verl_profiler.analysis import (
+    bubble_ledger,
+    exclusive_times,
+    step_phases,
+    step_tail,
+    step_times,
+)
 from verl_profiler.analysis.steps import step_durations, step_trend, validation_times
+from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
 SECOND = 1_000_000
@@ -176,6 +187,63 @@ def test_a_data_stall_is_not_training(span, tables):
     parts = ("gen_s", "training_s", "weights_s", "checkpoint_s", "other_s", "unaccounted_s")
     assert (4.0, 5.625, 1.0, 0.75, 11.7, 0.25) == pytest.approx([row[part] for part in parts])
     assert sum(row[part] for part in parts) == pytest.approx(row["step_s"])
+
+
+@pytest.mark.parametrize(("digits", "duration_digits"), [(6, 6), (3, 6), (3, 3)])
+def test_phases_nest_whatever_their_times_are_rounded_to(tmp_path, digits, duration_digits):
+    """A phase that begins or ends with its step, a hair outside of it once both are rounded."""
+    chance, lines, truth = random.Random(digits * duration_digits), [], {}
+    now = 1.8e9
+
+    def write(event, begin, end, number):
+        moment = datetime.fromtimestamp(round(end, digits), timezone.utc)
+        stamp = moment.isoformat(timespec="microseconds" if digits == 6 else "milliseconds")
+        length = round(end - begin, duration_digits)
+        lines.append({"timestamp": stamp, "event": event, "duration_sec": length, "step": number})
+
+    for number in range(1, 41):
+        begin, lengths = now, [chance.uniform(0.0004, 12) for _ in range(3)]
+        for event, length in zip(("gen", "ref", "update_actor"), lengths, strict=True):
+            write(event, now, now + length, number)
+            if event == "gen":
+                write("sample_wait", now, now + length - chance.choice((0, 0.0002)), number)
+            now += length
+        write("step", begin, now, number)
+        truth[number] = lengths
+        now += 0.0003
+    folder = tmp_path / "run/step_1"
+    folder.mkdir(parents=True)
+    (folder / "trainer_0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    with load(tmp_path / "run", cache=False) as opened:
+        rows = step_times(opened.tables)
+        phases = opened.rows("SELECT step, phase, parent FROM phases")
+        ledger = bubble_ledger(opened.tables)
+        own = [row["self_s"] for row in exclusive_times(opened.tables) if row["event"] == "step"]
+    near = 10.0**-digits * 8
+    assert {row["step"]: row["gen_s"] for row in rows} == pytest.approx(
+        {number: lengths[0] for number, lengths in truth.items()}, abs=near
+    )
+    assert [row["unaccounted_s"] for row in rows] == pytest.approx([0] * 40, abs=near)
+    assert own == pytest.approx([0] * 40, abs=near)
+    idle = sum(row["device_s"] for row in ledger if row["account"] == "unattributed")
+    assert idle == pytest.approx(0.0003 * 39, abs=near * 40)
+    parents = {"step": None, "sample_wait": "gen"}
+    wrong = [row for row in phases if row["parent"] != parents.get(row["phase"], "step")]
+    assert [] == wrong
+
+
+def test_phases_in_turn_do_not_nest(span, tables):
+    """Shorter than the rounding of times, beside longer ones that begin where they end."""
+    events = [span("step", 0, 0.02, name="trainer_0"), span("adv", 0, 0.0005, name="trainer_0")]
+    events += [span("ref", 0.0005, 0.01, name="trainer_0")]
+    events += [span("values", 0.01, 0.0105, name="trainer_0")]
+
+    made = tables(events).rows("SELECT phase, parent FROM phases WHERE phase <> 'step'")
+
+    assert {"adv": "step", "ref": "step", "values": "step"} == {
+        row["phase"]: row["parent"] for row in made
+    }
 
 
 def test_a_missing_step_is_no_gap(span, tables):

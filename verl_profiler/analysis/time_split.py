@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, rows_of
 from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.reading.tables.derivations import depth_of
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["event_shares", "exclusive_times"]
@@ -68,17 +69,8 @@ _REQUEST_EVENTS = tuple(
 )
 # They run inside a request when they name it.
 _INSIDE_REQUEST = ("tq_put", "tq_get", "tq_meta", "tq_clear")
-_ANYWHERE = (*_INSIDE_REQUEST, "load", "offload", "memory_release", "memory_resume")
 # So many events are swept at a time; a step with more is swept alone.
 _EVENTS_AT_ONCE = 2_000_000
-
-
-def _depth(name: str) -> int:
-    """Return how many events contain this one; what may be inside any other comes last."""
-    event = EVENTS.get(name)
-    if event is None or name in _ANYWHERE:
-        return 1000
-    return 0 if event.parent is None else 1 + _depth(event.parent)
 
 
 def exclusive_times(tables: Tables, steps: Steps = None, *, validate: bool = False) -> Rows:
@@ -181,7 +173,7 @@ def _swept(tables: Tables, spans: str) -> Rows:
         """
     )
     own: Rows = []
-    names = sorted({row["event"] for row in totals}, key=lambda name: (_depth(name), name))
+    names = sorted({row["event"] for row in totals}, key=lambda name: (depth_of(name), name))
     if names:
         bits = max(row["most"] for row in totals).bit_length()
         together = max(126 // bits, 1)
@@ -246,7 +238,8 @@ def _steps(tables: Tables, steps: Steps) -> Rows:
             SELECT p.run, p.step, p.phase AS event, count(*) AS events,
                 sum(p.duration_us) / 1e6 AS total_s, sum(p.self_us) / 1e6 AS self_s
             FROM phases AS p JOIN wholes AS w ON w.run = p.run AND w.step = p.step
-            WHERE p.begin_us >= w.begin_us AND p.end_us <= w.end_us AND {in_steps(steps, "p.step")}
+            WHERE within(p.begin_us, p.end_us, w.begin_us, w.end_us)
+                AND {in_steps(steps, "p.step")}
             GROUP BY p.run, p.step, p.phase
             """
         )

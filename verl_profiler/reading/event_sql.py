@@ -88,8 +88,9 @@ WITH bounded AS (
     SELECT line, t, x, odd, more_keys, more_fields, empty_extra, no_numbers, files.* EXCLUDE (path),
         CASE WHEN moment_us BETWEEN 0 AND 9214646400000000 THEN moment_us + shift_us
             + round(drift * (moment_us - drift_from_us))::BIGINT END AS end_us,
-        CASE WHEN t.duration_sec BETWEEN 0 AND 1e9 THEN try_cast(round(t.duration_sec * 1e6) AS BIGINT) END
-            AS duration_us,
+        -- Begins, too, are on the driver's clock.
+        CASE WHEN t.duration_sec BETWEEN 0 AND 1e9
+            THEN try_cast(round(t.duration_sec * 1e6 * (1 + drift)) AS BIGINT) END AS duration_us,
         {turn} AS turn, {line_step} AS line_step
     FROM timed JOIN part_files AS files ON path = filename
 )

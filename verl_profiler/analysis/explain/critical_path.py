@@ -267,7 +267,7 @@ def _ranks(tables: Tables, steps: Steps) -> _Keyed:
                 q.op AS what, q.begin_us, q.end_us
             FROM timers AS t JOIN last AS l USING (timer) JOIN transfers AS q
                 ON q.run = t.run AND q.step = t.step AND q.name = l.name
-                AND q.begin_us >= t.begin_us AND q.end_us <= t.end_us
+                AND within(q.begin_us, q.end_us, t.begin_us, t.end_us)
             WHERE q.duration_us IS NOT NULL AND q.role <> 'agent_loop'
         )
         SELECT i.* FROM inside AS i JOIN last AS l USING (timer) WHERE i.name = l.name

@@ -72,7 +72,7 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
         ), waits AS (
             SELECT p.run, p.step, min(p.begin_us) AS wait_begin_us, max(p.end_us) AS wait_end_us
             FROM phases AS p JOIN timed AS g ON g.run = p.run AND g.step = p.step
-                AND p.begin_us >= gen_begin_us AND p.end_us <= gen_end_us
+                AND within(p.begin_us, p.end_us, gen_begin_us, gen_end_us)
             WHERE p.phase = 'sample_wait' GROUP BY p.run, p.step
         ), syncs AS (
             SELECT run, step, sum(duration_us) AS weights_us FROM phases

@@ -144,14 +144,16 @@ def uneven_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], flo
             SELECT p.run, p.step, p.phase, p.begin_us, r.event, r.name,
                 sum(r.duration_us) AS rank_us
             FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
-                AND r.family = 'workers' AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
+                AND r.family = 'workers'
+                AND within(r.begin_us, r.end_us, p.begin_us, p.end_us)
             WHERE p.parent = 'step' AND {among(steps, "p.step")} GROUP BY ALL
         ), passes AS (
             SELECT p.run, p.step, p.begin_us, r.name, r.event, r.begin_us AS pass_us, r.duration_us,
                 row_number() OVER (PARTITION BY p.run, p.step, p.begin_us, r.name, r.event
                     ORDER BY r.begin_us) AS place
             FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
-                AND r.event IN ({_TOGETHER}) AND r.begin_us >= p.begin_us AND r.end_us <= p.end_us
+                AND r.event IN ({_TOGETHER})
+                AND within(r.begin_us, r.end_us, p.begin_us, p.end_us)
             WHERE p.parent = 'step' AND {among(steps, "p.step")}
         ), waits AS (
             SELECT run, step, begin_us, name, event, least(max(pass_us) OVER together - pass_us,

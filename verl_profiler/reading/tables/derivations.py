@@ -16,20 +16,27 @@ from functools import cache
 from string import Template
 from typing import NamedTuple
 
+from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.legacy_names import FIELD_ALIASES
 from verl_profiler.reading.tables.schemas import FIELDS, NUMBER_LIMIT, SCHEMAS
 
 __all__ = [
     "GEN_TOLERANCE_US",
+    "NESTING_US",
     "STALL_NOTICED_US",
     "SYNCHRONOUS",
     "Derivation",
     "caused_wait",
+    "depth_of",
     "derivations",
     "fingerprint",
     "from_rest",
     "macros",
 ]
+
+# Times are rounded when they are written, ends and durations each, to milliseconds in some logs: an
+# event may stick out of the one that contains it by so much.
+NESTING_US = 2_000
 
 # Clocks of different hosts: a request may end after the `gen` that waited for it by so much.
 GEN_TOLERANCE_US = 50_000
@@ -40,6 +47,10 @@ STALL_NOTICED_US = 50_000
 # Explanations that join on the step that dispatched a request hold for these runs only.
 SYNCHRONOUS = "run NOT IN (SELECT run FROM asynchronous)"
 
+_ANYWHERE = (
+    *("tq_put", "tq_get", "tq_meta", "tq_clear"),
+    *("load", "offload", "memory_release", "memory_resume"),
+)
 _FOLDER = importlib.resources.files("verl_profiler.reading.tables") / "sql"
 _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 _STATEMENT = re.compile(r"^CREATE (TABLE|VIEW) (\w+) AS\n(.*?);$", re.MULTILINE | re.DOTALL)
@@ -91,6 +102,14 @@ def from_rest(name: str, of: str = "rest") -> str:
     return f"coalesce({', '.join(read[FIELDS[name]].format(of, key) for key in keys)})"
 
 
+def depth_of(event: str) -> int:
+    """Return how many events contain this one; what may be inside any other comes last."""
+    known = EVENTS.get(event)
+    if known is None or event in _ANYWHERE:
+        return 1000
+    return 0 if known.parent is None else 1 + depth_of(known.parent)
+
+
 @cache
 def macros() -> str:
     """Return the statements that a connection needs before any derivation."""
@@ -121,8 +140,10 @@ def _read(file: str) -> str:
     text = (_FOLDER / file).read_text(encoding="utf-8")
     return Template(_COMMENT.sub("", text)).substitute(
         number_limit=NUMBER_LIMIT,
+        nesting_us=NESTING_US,
         gen_tolerance_us=GEN_TOLERANCE_US,
         stall_noticed_us=STALL_NOTICED_US,
         synchronous=SYNCHRONOUS,
         caused_wait=caused_wait("ends", "run, step"),
+        depths=", ".join(f"('{name}', {depth_of(name)})" for name in EVENTS),
     )

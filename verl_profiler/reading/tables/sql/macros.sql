@@ -15,3 +15,9 @@ CREATE OR REPLACE MACRO micros(seconds) AS
 
 -- The values that an aggregate takes; FILTER takes twice as long (duckdb 2.0).
 CREATE OR REPLACE MACRO given(condition, value) AS CASE WHEN condition THEN value END;
+
+-- Whether one interval is inside of another, as far as rounded times show it: its middle is, and it sticks
+-- out by no more than the rounding.
+CREATE OR REPLACE MACRO within(begin_us, end_us, from_us, until_us) AS
+    begin_us >= from_us - $nesting_us AND end_us <= until_us + $nesting_us
+    AND (begin_us + end_us) // 2 BETWEEN from_us AND until_us;

@@ -22,8 +22,8 @@ WITH children AS (
         max(given(event = 'postprocess', end_us))
             - min(given(event = 'postprocess', begin_us)) AS postprocess_sum,
         sum(given(event = 'reward', duration_us)) AS reward_sum,
-        min(given(event = 'reward', begin_us)) >= min(given(event = 'postprocess', begin_us))
-            AND max(given(event = 'reward', end_us)) <= max(given(event = 'postprocess', end_us))
+        within(min(given(event = 'reward', begin_us)), max(given(event = 'reward', end_us)),
+            min(given(event = 'postprocess', begin_us)), max(given(event = 'postprocess', end_us)))
             AS reward_inside,
         max(sampled) AS sampled,
         count(given(event <> 'request_start', 1)) AS details

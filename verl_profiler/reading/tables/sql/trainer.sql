@@ -1,36 +1,46 @@
 -- Spans of one process and step lie 2^64 us from those of any other, so that which span contains which is
 -- asked with inequalities alone: duckdb joins these by ranges.  With an equality it would hash, and hold
 -- each span of a step against all others.
+-- Of what may contain a span, the shortest does; of equally long ones, the deepest of the vocabulary.
+-- A span begins and ends within what contains it; its duration is as recorded.
 CREATE TABLE phases AS
-WITH spans AS MATERIALIZED (
-    SELECT row_number() OVER (ORDER BY run, step, name, begin_us, duration_us DESC, event)
-        AS number, run, step, name, rank, event, validate, begin_us, end_us, duration_us
-    FROM event_fields WHERE family = 'trainer' AND duration_us IS NOT NULL
+WITH depths(event, depth) AS (VALUES $depths), spans AS MATERIALIZED (
+    SELECT row_number() OVER (ORDER BY run, step, name, duration_us DESC, depth, begin_us, event)
+        AS number, *
+    FROM (
+        SELECT run, step, name, rank, event, validate, begin_us, end_us, duration_us,
+            coalesce(depth, 1000) AS depth
+        FROM event_fields LEFT JOIN depths USING (event)
+        WHERE family = 'trainer' AND duration_us IS NOT NULL
+    )
 ), intervals AS MATERIALIZED (
     SELECT place * 18446744073709551616::HUGEINT + begin_us AS begin_at,
         place * 18446744073709551616::HUGEINT + end_us AS end_at,
-        any_value(duration_us) AS duration_us, min(number) AS first, max(number) AS last
+        any_value(begin_us) AS begin_us, any_value(end_us) AS end_us,
+        min(number) AS first, max(number) AS last
     FROM (SELECT *, dense_rank() OVER (ORDER BY run, step, name) AS place FROM spans)
-    GROUP BY place, begin_us, end_us
+    GROUP BY place, begin_us, end_us, depth
 ), around AS (
-    SELECT child.first AS number, arg_min(parent.last, (parent.duration_us, -parent.last)) AS parent
+    SELECT child.first AS number, max(parent.last) AS parent,
+        max(parent.begin_us) AS from_us, min(parent.end_us) AS until_us
     FROM intervals AS child JOIN intervals AS parent
-        ON parent.begin_at <= child.begin_at AND parent.end_at >= child.end_at
-        AND parent.duration_us > child.duration_us
+        ON within(child.begin_at, child.end_at, parent.begin_at, parent.end_at)
+        AND parent.last < child.first
     GROUP BY child.first
 ), nested AS (
-    SELECT number, coalesce(before, parent) AS parent FROM (
-        SELECT number, lag(number) OVER (
-            PARTITION BY run, step, name, begin_us, end_us ORDER BY number) AS before
-        FROM spans
-    ) LEFT JOIN around USING (number) WHERE coalesce(before, parent) IS NOT NULL
+    SELECT s.number, coalesce(before, parent) AS parent, from_us, until_us
+    FROM (
+        SELECT number, lag(number) OVER alike AS before, first_value(number) OVER alike AS first
+        FROM spans WINDOW alike AS (
+            PARTITION BY run, step, name, begin_us, end_us, depth ORDER BY number)
+    ) AS s LEFT JOIN around AS a ON a.number = s.first
 ), children AS (
     SELECT nested.parent AS number, sum(spans.duration_us) AS inside_us
-    FROM nested JOIN spans USING (number) GROUP BY nested.parent
+    FROM nested JOIN spans USING (number) WHERE parent IS NOT NULL GROUP BY nested.parent
 )
 SELECT s.run, s.step, s.name, s.rank, s.event AS phase, p.event AS parent, s.validate,
-    s.begin_us, s.end_us, s.duration_us,
-    try_cast(greatest(s.duration_us - coalesce(c.inside_us, 0), 0) AS BIGINT) AS self_us
+    greatest(s.begin_us, n.from_us) AS begin_us, least(s.end_us, n.until_us) AS end_us,
+    s.duration_us, try_cast(greatest(s.duration_us - coalesce(c.inside_us, 0), 0) AS BIGINT) AS self_us
 FROM spans AS s
 LEFT JOIN nested AS n ON n.number = s.number
 LEFT JOIN spans AS p ON p.number = n.parent
@@ -141,7 +151,7 @@ WITH timed AS (
 ), waits AS (
     SELECT g.run, g.step, max(p.end_us) AS wait_end_us FROM timed AS g JOIN phases AS p
         ON p.run = g.run AND p.step = g.step AND p.phase = 'sample_wait'
-        AND p.begin_us >= g.gen_begin_us AND p.end_us <= g.gen_end_us
+        AND within(p.begin_us, p.end_us, g.gen_begin_us, g.gen_end_us)
     GROUP BY g.run, g.step
 ), ends AS (
     SELECT g.run, g.step, max(r.end_us) AS end_us FROM timed AS g JOIN requests AS r
