@@ -201,7 +201,7 @@ def write_run(folder, network, *, exchange=None, wall_error_ns=0):
     (folder / "step_1").mkdir()
     truths = []
     for number in range(60):
-        begin_ns, end_ns = (number * 60 + 5) * SECOND, (number * 60 + 6) * SECOND
+        begin_ns, end_ns = (number * 60 + 5) * SECOND, (number * 60 + 46) * SECOND
         for name, event, first_ns, last_ns in (
             ("worker_0", "engine_call", begin_ns, end_ns),
             ("engine_0", "engine_request", begin_ns + 2_000_000, end_ns - 2_000_000),
@@ -220,15 +220,21 @@ def write_run(folder, network, *, exchange=None, wall_error_ns=0):
             }
             with (folder / "step_1" / f"{name}.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
-            truths.append((name, number, (WALL_NS + last_ns) // 1000))
+            truths.append(
+                (name, number, *((WALL_NS + each) // 1000 for each in (first_ns, last_ns)))
+            )
     return truths
 
 
 def worst_us(opened, truths):
     """Return by how much the engine's times are wrong at most."""
-    rows = opened.rows("SELECT name, turn, end_us FROM events")
-    found = {(row["name"], row["turn"]): row["end_us"] for row in rows}
-    return max(abs(found[name, number] - truth) for name, number, truth in truths)
+    rows = opened.rows("SELECT name, turn, begin_us, end_us FROM events")
+    found = {(row["name"], row["turn"]): (row["begin_us"], row["end_us"]) for row in rows}
+    return max(
+        abs(own - truth)
+        for name, number, *times in truths
+        for own, truth in zip(found[name, number], times, strict=True)
+    )
 
 
 @pytest.mark.parametrize(
