@@ -52,6 +52,55 @@ def prepare(tmp_path):
     recorder.stop()
 
 
+@pytest.mark.parametrize(
+    ("variable", "experiment", "expected"),
+    [
+        ("mine", "gsm8k", "logs/mine"),
+        (None, "gsm8k", "logs/gsm8k"),
+        ("", "gsm8k", "logs/gsm8k"),
+        (None, None, "logs/multiturn_log_dir"),
+    ],
+)
+def test_a_run_is_named_by_the_variable_or_the_experiment(
+    ray, monkeypatch, tmp_path, variable, experiment, expected
+):
+    """verl's own trainer.experiment_name where nobody sets EXPERIMENT_NAME; with the packaged YAML."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EXPERIMENT_NAME", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("EXPERIMENT_NAME", variable)
+    file = Path(launch.__file__).parents[2] / "configs" / "profiler" / "multiturn.yaml"
+    config = omegaconf.OmegaConf.create(
+        {
+            "profiler": omegaconf.OmegaConf.load(file).profiler,
+            "trainer": {"experiment_name": experiment},
+        }
+    )
+    launch.prepare(config)
+    directory = recorder.active().directory
+    recorder.stop()
+
+    assert tmp_path / expected == directory
+
+
+def test_the_console_has_one_line_at_the_start_and_the_commands_at_the_end(ray, prepare, capsys):
+    """To follow the run, and to read it; also where nothing was recorded that could be summarized."""
+    directory = prepare()
+    ray.init()
+    begin = capsys.readouterr().err
+    launch.end(failed=False)
+    end = capsys.readouterr().err
+
+    assert (
+        f"[verl-profiler] recording to {directory}; follow: verl-profiler watch {directory}\n"
+        == begin
+    )
+    assert (
+        f"[verl-profiler] events are in {directory}; next: verl-profiler summary {directory}, "
+        f"verl-profiler report {directory}\n" == end
+    )
+
+
 def test_a_run_whose_ray_did_not_start_leaves_no_directory(ray, prepare):
     """Nothing was recorded, and nothing is to be collected."""
     ray.failure = ConnectionError("no cluster")
@@ -237,7 +286,9 @@ def test_a_run_with_a_url_is_recorded_here_and_is_there_at_its_end(ray, storage,
     sys.modules["ray"].init()
     launch.end(failed=False)
 
-    here = {p.relative_to(run): p.read_bytes() for p in run.rglob("*.json*")}
+    here = {
+        p.relative_to(run): p.read_bytes() for p in run.rglob("*.json*") if ".cache" not in p.parts
+    }
     there = {p.relative_to(place / "run"): p.read_bytes() for p in (place / "run").rglob("*.json*")}
     assert b'"failed": 0' in there.pop(Path("upload.json"))
     assert here == there

@@ -1,5 +1,6 @@
 """`profiler.publish`: at the end of a command, in a process of its own, and never in the way."""
 
+import importlib.util
 import os
 import stat
 import sys
@@ -8,9 +9,10 @@ import time
 import pytest
 from cached_runs import REHEARSED
 
+from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError
+from verl_profiler.launch import conclusion, publishing
 from verl_profiler.launch import prepare as launch
-from verl_profiler.launch import publishing
 from verl_profiler.launch.settings import parse
 from verl_profiler.recording import recorder
 
@@ -110,6 +112,51 @@ def test_the_process_is_not_recorded(python, tmp_path, monkeypatch, capsys):
     publishing.publish(tmp_path, ("wandb",))
 
     assert "Published to wandb: []" in capsys.readouterr().err
+
+
+def test_the_end_of_a_training_shows_the_headline_and_the_first_finding(capsys):
+    """As the command prints them, without the second finding; nothing is imported here."""
+    before = set(sys.modules)
+    conclusion.conclude(REHEARSED, patience_s=120)
+
+    printed = capsys.readouterr().err
+    modules = set(sys.modules) - before
+    assert main(["summary", str(REHEARSED)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first, second = (
+        next(index for index, line in enumerate(lines) if line.startswith(f"{number}. "))
+        for number in (1, 2)
+    )
+    assert [f"[verl-profiler] {line}" for line in (lines[0], *lines[first:second])] == (
+        printed.splitlines()
+    )
+    assert not modules & {"duckdb", "numpy", "scipy"}
+
+
+@pytest.mark.parametrize(
+    ("script", "missing", "printed"),
+    [
+        ("trap '' TERM; sleep 600", None, "the summary takes longer than 0.2 s"),
+        ("echo x; exit 3", None, None),
+        ("echo x >&2; exit 1", None, None),
+        ("exit 0", None, None),
+        (f"echo {REHEARSED.name}: no", "duckdb", None),
+    ],
+)
+def test_a_summary_that_cannot_be_had_is_left_out(
+    python, capsys, monkeypatch, script, missing, printed
+):
+    """It hangs, fails or is empty, or the reading half is not installed; nothing is raised."""
+    python(script)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == missing else find(name)
+    )
+
+    conclusion.conclude(REHEARSED, patience_s=0.2)
+
+    err = capsys.readouterr().err
+    assert "" == err if printed is None else printed in err
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,16 @@ def test_a_path_under_the_output_dir_goes_into_this_launchs_directory(tmp_path):
     assert (directory / "step_1" / "mine.jsonl").exists()
 
 
+def test_the_path_of_code_without_a_name_goes_there_too(tmp_path, monkeypatch):
+    """`"logs/" + os.getenv("EXPERIMENT_NAME", "multiturn_log_dir")` in a run with another name."""
+    monkeypatch.chdir(tmp_path)
+    directory = start(tmp_path / "logs" / "gsm8k")
+    log_manager.log("logs/multiturn_log_dir/step_1/worker_0.jsonl", event="e", step=1)
+    stop()
+
+    assert (directory / "step_1" / "worker_0.jsonl").exists()
+
+
 def test_without_a_path_the_process_writes_to_its_own_file(tmp_path):
     """Everything from the context."""
     in_a_request()

@@ -14,7 +14,6 @@ from typing import Any
 
 from verl_profiler.capture import tools
 from verl_profiler.errors import ConfigError
-from verl_profiler.launch.settings import parse
 
 __all__ = ["explain"]
 
@@ -32,12 +31,13 @@ def explain(argv: Sequence[str]) -> list[str]:
     """
     name, folder, overrides = _parse(argv)
     config = _compose(name, folder, overrides)
-    from omegaconf import OmegaConf, open_dict
+    from omegaconf import open_dict
 
     from verl_profiler.capture import verl_keys
     from verl_profiler.capture.planner import make_plan, remarks
+    from verl_profiler.launch.prepare import settings_of
 
-    settings = parse(OmegaConf.to_container(config.profiler, resolve=True))
+    settings = settings_of(config)
     before = dict(_leaves(config))
     with open_dict(config):
         capture = verl_keys.translate(config, settings.nsight.tool, settings.nsight.roles.workers)

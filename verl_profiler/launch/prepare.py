@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,15 @@ from verl_profiler.events.redaction import mask_text
 from verl_profiler.events.remote import is_url
 from verl_profiler.events.vocabulary import TRACKERS
 from verl_profiler.instrumentation import worker_setup_hook
-from verl_profiler.launch import clock_exchange, publishing, remote_output, ship
+from verl_profiler.launch import clock_exchange, conclusion, publishing, remote_output, ship
 from verl_profiler.launch.memory_saver import translate
 from verl_profiler.launch.settings import Settings, parse
 from verl_profiler.launch.training_facts import selected, training_facts
 from verl_profiler.recording import recorder, run_directory
 from verl_profiler.recording.clock import Anchor, take_anchor
-from verl_profiler.recording.worker_config import WorkerConfig
+from verl_profiler.recording.worker_config import UNNAMED_RUN, WorkerConfig
 
-__all__ = ["end", "prepare"]
+__all__ = ["end", "prepare", "settings_of"]
 
 NODE = "profiler"
 _UPLOAD_EVERY_S = 60.0
@@ -59,7 +60,7 @@ def prepare(config: Any) -> Any:
     Raises:
         ConfigError: For settings that cannot be used.
     """
-    settings = _settings_of(config)
+    settings = settings_of(config)
     with open_dict(config):
         capture = _translate_keys(config, settings)
         _trace_transfers(config, settings)
@@ -95,8 +96,12 @@ def prepare(config: Any) -> Any:
     return config
 
 
-def _settings_of(config: Any) -> Settings:
-    """Check the `profiler` node; switches of TransferQueue in the environment override it."""
+def settings_of(config: Any) -> Settings:
+    """Check the `profiler` node; switches of TransferQueue in the environment override it.
+
+    Raises:
+        ConfigError: There is no such node, or a setting cannot be used.
+    """
     node = config.get(NODE)
     if node is None:
         raise ConfigError(
@@ -104,9 +109,11 @@ def _settings_of(config: Any) -> Settings:
             "from configs/profiler/multiturn.yaml.",
             "config-group-not-found",
         )
-    settings = parse(
-        OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    )
+    node = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    if mapping_or_empty(node).get("output_dir", "") is None:
+        name = os.environ.get("EXPERIMENT_NAME") or selected(config, "trainer.experiment_name")
+        node = {**node, "output_dir": f"logs/{name}" if name else UNNAMED_RUN}
+    settings = parse(node)
     switches = settings.transfer_queue.under(os.environ)
     return msgspec.structs.replace(settings, transfer_queue=switches)
 
@@ -171,7 +178,9 @@ def _record_driver(encoded: str, directory: Path, url: str | None) -> None:
     _hook_ray_init()
     activate("driver")
     uploaded = f", uploaded to {mask_text(url)}" if url is not None else ""
-    recorder.say(f"recording to {directory}{uploaded}")
+    recorder.say(
+        f"recording to {directory}{uploaded}; follow: verl-profiler watch {shlex.quote(str(directory))}"
+    )
 
 
 def _forget_earlier_run() -> None:
@@ -225,12 +234,18 @@ def _end(directory: Path, plan: Plan | None, *, failed: bool) -> None:
         remote_output.finish()
         recorder.say("the run failed before it started; nothing was recorded")
         return
-    recorder.say(f"events are in {directory}")
+    named = shlex.quote(str(directory))
+    recorder.say(
+        f"events are in {directory}; next: verl-profiler summary {named}, "
+        f"verl-profiler report {named}"
+    )
     if plan is not None and _ray_started and not os.environ.get(CAPTURES_OFF):
         _collect(directory, plan)
     remote_output.finish()
     if _publish_to and _ray_started:
         publishing.publish(directory, _publish_to)
+    if not failed and _ray_started:
+        conclusion.conclude(directory)
 
 
 def _collect(directory: Path, plan: Plan) -> None:

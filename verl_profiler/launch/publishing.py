@@ -20,7 +20,7 @@ from verl_profiler.events.json_values import is_list
 from verl_profiler.events.vocabulary import TRACKERS
 from verl_profiler.recording.complaints import say
 
-__all__ = ["publish", "trackers_of"]
+__all__ = ["publish", "run_command", "trackers_of"]
 
 # A report of a million events takes below a minute.
 PATIENCE_S = 300.0
@@ -44,7 +44,7 @@ def publish(directory: Path, trackers: Sequence[str], *, patience_s: float = PAT
     """
     again = f"Run: verl-profiler publish {directory}"
     try:
-        done = _run(directory, trackers, patience_s)
+        done = run_command(["publish", str(directory), "--to", *trackers], patience_s)
     except subprocess.TimeoutExpired:
         say(f"WARNING not published: not done after {patience_s:g} s. {again} (not-published)")
     except Exception as error:  # noqa: BLE001  training has succeeded; the files are still there
@@ -59,10 +59,14 @@ def publish(directory: Path, trackers: Sequence[str], *, patience_s: float = PAT
             say(f"WARNING {line}. {again} (not-published)" if failed else line)
 
 
-def _run(
-    directory: Path, trackers: Sequence[str], patience_s: float
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "verl_profiler", "publish", str(directory), "--to", *trackers]
+def run_command(words: Sequence[str], patience_s: float) -> subprocess.CompletedProcess[str]:
+    """Run `verl-profiler` with these arguments in a process of its own; end it after `patience_s`.
+
+    Raises:
+        OSError: The process cannot be started.
+        TimeoutExpired: It did not end in time.
+    """
+    command = [sys.executable, "-m", "verl_profiler", *words]
     # Not recorded itself.
     environment = {name: value for name, value in os.environ.items() if name != SETTINGS}
     with subprocess.Popen(  # noqa: S603

@@ -31,7 +31,7 @@ from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.recording import context, observers, recorder, requests, values
 from verl_profiler.recording.clock import now, take_anchor
 from verl_profiler.recording.recorder import EVENT_NAME_LIMIT, SAMPLED, STEP_LIMIT
-from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+from verl_profiler.recording.worker_config import UNNAMED_RUN, EventSettings, WorkerConfig
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -327,10 +327,10 @@ class LogManager:
 
     @staticmethod
     def _place(path: Path, active: recorder.Recorder) -> Path:
-        configured = Path(os.path.expanduser(active.config.output_dir))
-        for base in (configured, Path(os.path.abspath(configured))):
+        # The second: code that logs to logs/$EXPERIMENT_NAME may run where that variable is not set.
+        for base in (os.path.expanduser(active.config.output_dir), UNNAMED_RUN):
             try:
-                return active.directory / path.relative_to(base)
+                return active.directory / path.relative_to(os.path.abspath(base))
             except ValueError:
                 continue
         return path

@@ -10,7 +10,10 @@ from msgspec import Meta
 from verl_profiler.events.vocabulary import FAMILIES
 from verl_profiler.recording.clock import Anchor
 
-__all__ = ["EventSettings", "KeepSteps", "StuckSettings", "WorkerConfig"]
+__all__ = ["UNNAMED_RUN", "EventSettings", "KeepSteps", "StuckSettings", "WorkerConfig"]
+
+# Where a run without a name is recorded.
+UNNAMED_RUN = "logs/multiturn_log_dir"
 
 if TYPE_CHECKING:
 
@@ -89,7 +92,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detail_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
     detail_slowest: Annotated[int, Meta(ge=1, le=1000)] = 5
     max_gb: Annotated[float, Meta(ge=0.001)] | None = None
-    announce: bool = True
+    announce: bool = False
     clock_exchange: bool = True
     ship_every_s: Annotated[float, Meta(ge=1, le=86400)] | None = 60.0
     ship_every_steps: Annotated[int, Meta(ge=1)] | None = None
