@@ -357,6 +357,27 @@ def test_an_empty_file_is_named(tmp_path):
     assert ["step_1/worker_1.jsonl is empty"] == problems_of(tmp_path)
 
 
+def test_a_status_of_the_users_own_is_no_failure(tmp_path):
+    """`with span("http", status=200)` of an older version; what the recorder wrote still counts."""
+    write_run(
+        tmp_path,
+        [
+            line(1, "http", extra={"status": 200}),
+            line(2, "http", extra={"status": "error"}),
+            line(3, "tool_call", extra={"status": "cancelled"}),
+        ],
+    )
+
+    rows, _ = read(tmp_path)
+
+    assert [None, "error", "cancelled"] == [row["status"] for row in rows]
+    assert [{"status": "200"}, {"status": "error"}, {"status": "cancelled"}] == [
+        {**json.loads(row["extra"]), "status": str(json.loads(row["extra"])["status"])}
+        for row in rows
+    ]
+    assert [] == problems_of(tmp_path)
+
+
 def test_keywords_of_the_caller_are_kept_in_extra(tmp_path):
     """`log_manager.log(…, color="red")` is not lost, whichever line it is in."""
     write_run(tmp_path, [line(1), line(2, color="red", request=[1, {"step": 1}])])

@@ -144,6 +144,95 @@ def test_names_of_the_profilers_own_events_are_refused(tmp_path, capfd):
     assert 6 == header["counters"]["dropped"]
 
 
+def test_attributes_never_meet_the_recorders_own_fields():
+    """Whatever they are called, a call fails, a turn counts and a request ends only for verl."""
+    own = {
+        "status": 200,
+        "error": "none",
+        "turn": 9,
+        "validate": "schema",
+        "sampled": 4,
+        "request_id": "mine",
+        "sample": 1,
+        "session": "login",
+        "uid": "me",
+    }
+    of_another_kind = {"tokens": "many", "rows": True, "tool": 5, "size_bytes": 1 << 60}
+    of_the_same_kind = {"prompt_tokens": 3, "func": "lookup", "count": [1], "step": 3, "event": "x"}
+    stored = {f"user_{name}": value for name, value in {**own, **of_another_kind}.items()}
+
+    with recorded_events() as events:
+        with span("outside", **{**own, "request_id": 17}, **of_another_kind, **of_the_same_kind):
+            pass
+        with pytest.raises(ValueError), span("failed", status=200, user_status="kept"):
+            raise ValueError
+        in_a_request()
+        with span("inside") as inside:
+            inside.set(**own, **of_another_kind, **of_the_same_kind)
+            inside.add(sampled=1)
+        with span("same", request_id="r1", turn=2, sample=7):
+            pass
+        log_manager.log(None, "logged", extra=own | of_another_kind, error="x", tokens="y")
+        log_manager.log(None, "logged", extra={"status": 200, "request_id": [1], "turn": "left"})
+    outside, failed, inside, same, logged, strange = events
+
+    identity = {"request_id": "r1", "turn": 2, "sample": 7, "session": 1, "validate": True}
+    assert {**stored, "user_request_id": 17, **of_the_same_kind} == outside["extra"]
+    assert {
+        "user_status": "kept",
+        "user_user_status": 200,
+        "status": "error",
+        "error": "ValueError",
+    } == failed["extra"]
+    assert {**identity, **stored, "user_sampled": 5, **of_the_same_kind} == inside["extra"]
+    assert identity == same["extra"]
+    # By `log_manager.log`, `extra` may name the request and the turn.
+    named = {name: own[name] for name in ("request_id", "turn", "sample", "session", "uid")}
+    assert {
+        **identity,
+        **named,
+        **{key: value for key, value in stored.items() if key[5:] not in named},
+    } == logged["extra"]
+    assert ("x", "y") == (logged["user_error"], logged["user_tokens"])
+    assert {
+        **identity,
+        "user_status": 200,
+        "user_request_id": [1],
+        "user_turn": "left",
+    } == strange["extra"]
+
+
+def test_a_span_that_names_a_request_keeps_its_id():
+    """Which is the one that its `request` line has, whatever is set afterwards."""
+    with recorded_events() as events, span("task", request_id="t1", uid="u", session=3) as task:
+        task.set(request_id="t2", status="done")
+
+    assert [
+        ("request_start", "t1"),
+        ("task", "t1"),
+        ("request", "t1"),
+    ] == [(event["event"], event["extra"]["request_id"]) for event in events]
+    assert {
+        "request_id": "t1",
+        "session": 3,
+        "uid": "u",
+        "user_request_id": "t2",
+        "user_status": "done",
+    } == events[1]["extra"]
+
+
+def test_any_name_may_be_a_key():
+    """`self` as well: nothing raises into the host."""
+    with recorded_events() as events, span("class", self=1, event=2) as it:
+        it.set(self=3, fields=4)
+        it.add(self=1, numbers=5)
+    with recorded_events() as logged:
+        log_manager.log(None, "e", self=6)
+
+    assert {"self": 4, "event": 2, "fields": 4, "numbers": 5} == events[0]["extra"]
+    assert 6 == logged[0]["self"]
+
+
 def test_a_generator_cannot_be_decorated():
     """Its body runs while the caller iterates; the time would be wrong."""
     with pytest.raises(TypeError, match="Put `with span"):

@@ -29,6 +29,7 @@ import msgspec
 
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.recording import context, observers, recorder, requests, values
+from verl_profiler.recording.attributes import apart
 from verl_profiler.recording.clock import now, take_anchor
 from verl_profiler.recording.recorder import EVENT_NAME_LIMIT, SAMPLED, STEP_LIMIT
 from verl_profiler.recording.worker_config import UNNAMED_RUN, EventSettings, WorkerConfig
@@ -57,17 +58,20 @@ def _record(
     begin_ns: int,
     fields: dict[str, Any],
     error: BaseException | None,
+    named: context.Request | None,
 ) -> None:
     end = now()
     cpu = 0 if end % SAMPLED else time.thread_time_ns()
     try:
-        request = _current_request()
+        request = _current_request() if named is None else named
         if request is None:
             step: Any = context.process.current_step()
-            extra = fields.copy()
+            extra = apart(fields, {}).copy()
         else:
             step = request.step
-            extra = {**request.full_identity(), **fields}
+            identity = request.full_identity()
+            own = identity if request.uid is None else {**identity, "uid": request.uid}
+            extra = {**identity, **apart(fields, own)}
         if error is not None:
             extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
             extra["error"] = type(error).__name__
@@ -176,11 +180,11 @@ class _Span:
         self._named: tuple[context.Request, Token[Any]] | None = None
         self._range: Any = None
 
-    def set(self, **fields: Any) -> None:
+    def set(self, /, **fields: Any) -> None:
         """Set fields that are known only later, such as the size of a result; the last value stays."""
         self._fields.update(fields)
 
-    def add(self, **numbers: float) -> None:
+    def add(self, /, **numbers: float) -> None:
         """Add to numeric fields, which start from 0: `lookup.add(rows=3)` in a loop."""
         fields = self._fields
         for name, number in numbers.items():
@@ -208,7 +212,8 @@ class _Span:
             self._range = None
         active = recorder._active  # pyright: ignore[reportPrivateUsage]
         if active is not None:
-            _record(active, self._event, self._begin_ns, self._fields, error)
+            named = None if self._named is None else self._named[0]
+            _record(active, self._event, self._begin_ns, self._fields, error, named)
         if self._named is not None:
             request, token = self._named
             self._named = None
@@ -271,11 +276,22 @@ def span(event: Any, /, **fields: Any) -> Any:
     return _Span(event, fields)
 
 
+def _named_by(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return what `extra` of `log_manager.log` says of the request and the turn."""
+    named = ("request_id", "sample", "session", "uid") if "request_id" in fields else ()
+    own = {name: values.plain(fields[name]) for name in named if name in fields}
+    turn = values.plain(fields.get("turn"))
+    if type(turn) is int and abs(turn) < STEP_LIMIT >> 1:
+        own["turn"] = turn
+    return own
+
+
 class LogManager:
     """The call shape of the original multi-turn logger."""
 
     def log(
         self,
+        /,
         log_path: str | os.PathLike[str] | None,
         event: str,
         duration: float | None = None,
@@ -314,12 +330,17 @@ class LogManager:
                 raise _BadArgumentError("its extra is not a dict")
             if any(key in _OWN_KEYS for key in extra_keys):
                 raise _BadArgumentError(f"{' and '.join(_OWN_KEYS)} are the recorder's own keys")
-            more = msgspec.Raw(values.encode(extra_keys, _KEYS_LIMIT)) if extra_keys else None
+            name = _name(event)
             identity = {} if request is None else request.full_identity()
+            fields = dict(extra or {})
+            if name not in EVENTS:
+                fields = apart(fields, _named_by(fields))
+                extra_keys = apart(extra_keys, {})
+            more = msgspec.Raw(values.encode(extra_keys, _KEYS_LIMIT)) if extra_keys else None
             _append(
                 active,
-                {**identity, **(extra or {})},
-                (_name(event), begin, end),
+                {**identity, **fields},
+                (name, begin, end),
                 (number, _workid(workid), path, more),
             )
         except Exception as problem:  # noqa: BLE001  nothing of ours reaches the host
