@@ -1,4 +1,4 @@
-"""Values of megabytes in a few events: every command ends with a bounded output, and the rest is read."""
+"""Values of megabytes, or nested deeply, in a few events: every command ends with a bounded output, and the rest is read."""
 
 import json
 import shutil
@@ -10,11 +10,13 @@ from verl_profiler.cli import main
 
 RUN = Path(__file__).parent / "data" / "small_run"
 SIZES = (15_000_000, 7_900_000, 900_000)
+# json gives up at about 1,000.
+DEPTHS = (100, 101, 480, 900, 901, 5000, 5001)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The small run, with events that have a long tool, request, field or name of their own."""
+    """The small run, with events that have a long or deep tool, request, field or name of their own."""
     run = tmp_path_factory.mktemp("long") / "run"
     shutil.copytree(RUN, run, ignore=shutil.ignore_patterns(".cache"))
     file = run / "step_1" / "worker_0.jsonl"
@@ -29,6 +31,16 @@ def run(tmp_path_factory):
                 event = {**like, "extra": {**like["extra"], key: "x" * size}}
                 stream.write(json.dumps(event) + "\n")
             stream.write(json.dumps({**like, "event": "x" * size}) + "\n")
+    with (run / "step_2" / "worker_0.jsonl").open("a") as stream:
+        for depth in DEPTHS:
+            for event, key in (("look_up", "own"), ("tool_call", "own"), ("look_up", "tool")):
+                deep = (
+                    "[" * depth + "]" * depth if depth % 2 else '{"a":' * depth + "1" + "}" * depth
+                )
+                line = json.dumps(
+                    {**like, "step": 2, "event": event, "extra": {**like["extra"], key: 0}}
+                )
+                stream.write(line.replace(f'"{key}": 0', f'"{key}": {deep}') + "\n")
     return run
 
 

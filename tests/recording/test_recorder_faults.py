@@ -409,6 +409,20 @@ def test_numbers_of_other_libraries_are_numbers(worker_config):
     assert (7, {"n": 4}) == (recorded["step"], recorded["extra"])
 
 
+def test_a_path_reaches_the_console_as_text(worker_config, capsys):
+    """Neither an escape sequence nor a line of its own, nor the password of a URL."""
+    start(worker_config)
+    log_manager.log(
+        "/proc/x\x1b[2J\n[verl-profiler] forged\u202e/https://me:hunter2@h/a.jsonl", "e"
+    )
+    recorder.stop()
+
+    printed = capsys.readouterr().err
+    assert 1 == printed.count("\n")
+    assert r"/proc/x\x1b[2J\n[verl-profiler] forged\u202e/" in printed
+    assert "hunter2" not in printed
+
+
 def test_paths_of_bytes_and_a_pipe(worker_config, tmp_path):
     """Bytes are a path; a pipe without a reader, a folder and what lies below a file are none."""
     os.mkfifo(tmp_path / "pipe")

@@ -160,13 +160,20 @@ def _recorded(tables: Tables, steps: Steps) -> dict[tuple[int, str], Any]:
     return {(row["step"], row["timer"]): row for row in rows}
 
 
+def _parsed(metrics: str | None) -> Any:
+    try:
+        return json.loads(metrics or "null")
+    except RecursionError:
+        return None
+
+
 def _logged_values(tables: Tables, steps: Steps) -> dict[tuple[int, str], float]:
     """Return what verl passed to its loggers, by step and timer."""
     rows = tables.rows(
         "SELECT step, extra->'$.metrics' AS metrics FROM events "
         f"WHERE event = 'metrics' AND {in_steps(steps)}"
     )
-    logged_values = [(row["step"], json.loads(row["metrics"] or "null")) for row in rows]
+    logged_values = [(row["step"], _parsed(row["metrics"])) for row in rows]
     return {
         (step, name.removeprefix("timing_s/")): value
         for step, metrics in logged_values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-__all__ = ["is_list", "is_mapping", "is_object", "is_tuple", "mapping_or_empty"]
+__all__ = ["is_list", "is_mapping", "is_object", "is_tuple", "mapping_or_empty", "shallow"]
 
 
 def is_object(value: object) -> TypeGuard[dict[str, Any]]:
@@ -26,6 +26,15 @@ def mapping_or_empty(value: object) -> Mapping[Any, Any]:
 def is_list(value: object) -> TypeGuard[list[Any]]:
     """Return whether a parsed value is a list."""
     return isinstance(value, list)
+
+
+def shallow(value: Any, levels: int = 16) -> Any:
+    """Return a parsed value in which `…` stands for what is nested deeper than so many levels."""
+    if is_object(value):
+        return {key: shallow(each, levels - 1) for key, each in value.items()} if levels else "…"
+    if is_list(value):
+        return [shallow(each, levels - 1) for each in value] if levels else "…"
+    return value
 
 
 def is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:

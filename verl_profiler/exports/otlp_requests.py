@@ -29,6 +29,7 @@ from verl_profiler.exports.otlp import (
     trace_id,
     trajectory,
 )
+from verl_profiler.exports.perfetto import fields_of
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def _trace(request: dict[str, Any], rows: Rows, about: About) -> Iterator[Readab
     around: list[tuple[dict[str, Any], SpanContext]] = []
     waiting: dict[tuple[str, Any], SpanContext] = {}
     for place, row in enumerate(rows):
-        row["fields"] = json.loads(row["extra"] or "{}")
+        row["fields"] = fields_of(row["extra"] or "{}")
         event, served = row["event"], row["fields"].get("engine_request_id")
         own = context_of(root.trace_id, span_id(*key, row["process"], event, place))
         if row["family"] in _ELSEWHERE:

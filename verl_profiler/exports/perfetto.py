@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from verl_profiler.events.json_values import is_list, is_mapping, is_object
+from verl_profiler.events.json_values import is_list, is_mapping, is_object, shallow
 
 __all__ = ["Arrows", "Event", "Kind", "PerfettoTrace", "Points", "fields_of"]
 
@@ -89,12 +89,12 @@ def _value(value: Any) -> bytes:
 
 
 def fields_of(text: str) -> dict[str, Any]:
-    """Return the fields of a JSON object; what is none is one field, `extra`."""
+    """Return the fields of a JSON object, deep values cut; what is none is one field, `extra`."""
     try:
         fields = _decode(text)
     except _NOT_JSON:
         return {"extra": text}
-    return fields if is_object(fields) else {"extra": text}
+    return shallow(fields) if is_object(fields) else {"extra": text}
 
 
 class _Members(dict[str, bytes]):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from verl_profiler.events import files
-from verl_profiler.events.json_values import is_list, is_object
+from verl_profiler.events.json_values import is_list, is_object, shallow
 from verl_profiler.reading.tables.schemas import COUNT_LIMIT, FIELDS, NUMBER_LIMIT
 from verl_profiler.units import counted, some
 
@@ -165,6 +165,9 @@ def _checked(
     if fault is not None:
         complaints.add(number, f"{fault}, dropped")
         return None
+    if _depth(content) > _DEPTH_LIMIT:
+        complaints.add(number, "a value is nested too deeply; it is cut")
+        content = shallow(content)
     if not decoded:
         complaints.add(number, "not UTF-8; invalid bytes are replaced")
     for complaint in _minor_faults(content):
@@ -201,8 +204,6 @@ def _fault(content: Any) -> str | None:
         or not 0 <= duration <= _DURATION_LIMIT_S
     ):
         return "`duration_sec` is not a valid duration"
-    if _depth(content) > _DEPTH_LIMIT:
-        return "nested too deeply"
     return None
 
 

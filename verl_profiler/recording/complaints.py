@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterable
 
+from verl_profiler.events.redaction import MASK, mask_text
+
 __all__ = ["Complaints", "say"]
 
+# A path of the user's may hold what a terminal obeys.
+_UNSEEN = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
+)
+# In a URL that became a path.
+_PATH_USER = re.compile(r"(?<=:/)[^\s/@]+:[^\s/@]*@")
 # Printed of one complaint, in characters; an error may quote a path of thousands.
 _LONGEST = 1000
 
 
 def say(text: str) -> None:
-    """Print one line to stderr, marked as ours."""
+    """Print to stderr, marked as ours; credentials are masked and control characters escaped."""
     with contextlib.suppress(Exception):
+        text = _UNSEEN.sub(
+            lambda match: repr(match[0])[1:-1], mask_text(_PATH_USER.sub(f"{MASK}@", text))
+        )
         # `print` writes the line's end by itself: lines of processes that share a terminal would mix.
         sys.stderr.write(f"[verl-profiler] {text}\n")
         sys.stderr.flush()
@@ -36,6 +48,7 @@ class Complaints:
         if kind in self._made:
             return
         self._made.add(kind)
+        problem = problem.replace("\n", "\\n")
         if len(problem) > _LONGEST:
             half = _LONGEST // 2
             problem = f"{problem[:half]} … {problem[-half:]}"
