@@ -6,8 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from verl_profiler.analysis.compare.comparison import Metric
 from verl_profiler.analysis.compare.conditions import condition
 from verl_profiler.cli import diff, output
 from verl_profiler.errors import ReadingError
@@ -118,6 +120,29 @@ def test_conditions_set_the_status(runs, asked, status):
     assert status == run(runs[0], runs[2], "--fail-if", asked)
 
 
+def test_a_limit_is_tested_not_the_change(capsys, runs):
+    """Steps are 15 % longer, significantly; whether that is more than 14 % is not."""
+    _, metrics = metrics_of(capsys, runs[0], runs[2])
+    share = metrics["step.mean"]["share"]
+
+    assert 0 == run(runs[0], runs[2], "--fail-if", f"step > +{share * 100 - 0.05:.2f}%")
+    assert "but not significantly" in capsys.readouterr().out
+    assert 1 == run(runs[0], runs[2], "--fail-if", f"step > +{share * 50:.2f}%")
+
+
+@pytest.mark.parametrize(("rise", "highest"), [(0.04, 0.02), (0.05, 0.05)])
+def test_a_change_below_the_limit_rarely_fails(rise, highest):
+    """300 pairs of 10 steps that vary by 3 %, and two standard errors."""
+    source, gate, failed = np.random.default_rng(6), condition("step > +5%"), 0
+    for _ in range(300):
+        a, b = source.normal(10, 0.3, 10), source.normal(10 * (1 + rise), 0.3, 10)
+        failed += (
+            gate.p(Metric("step.mean", "s", dict(enumerate(a)), dict(enumerate(b, 99)))) <= 0.05
+        )
+
+    assert failed <= 300 * highest + 2 * (300 * highest * (1 - highest)) ** 0.5
+
+
 def test_one_condition_of_several_is_enough(runs, capsys):
     """Each is reported."""
     assert 1 == run(runs[0], runs[2], "--fail-if", "step.p50 > +90%", "--fail-if", "gen.p50 > +5%")
@@ -163,8 +188,11 @@ def test_few_steps_have_no_test(capsys, runs):
     sides = (f"{runs[0]}@2:3", f"{runs[2]}@2:3")
 
     assert 0 == run(*sides)
-    assert "too few steps to distinguish a change from noise" in capsys.readouterr().out
-    for change in ("step.p50 > +5%", "gen.max > +1%", "gen.p95 > +1%"):
+    printed = capsys.readouterr().out
+    assert "too few steps to distinguish a change from noise" in printed
+    assert "Not testable" in printed
+    assert "No significant change" not in printed
+    for change in ("step.p50 > +5%", "gen.max > +1%", "gen.p95 > +1%", "step < -90%"):
         with pytest.raises(ReadingError, match="too few to tell") as raised:
             run(*sides, "--fail-if", change)
         assert "too-few-steps" == raised.value.slug

@@ -5,8 +5,10 @@ independent finds changes where there are none.  Here a series of steps is an AR
 unknown autocorrelation: for each of a grid of autocorrelations the series is whitened and fitted by
 least squares, which gives a Student distribution, and these are mixed by how well they explain the
 series (the marginal likelihood under flat priors of the mean and of the logarithm of the variance).
-Few steps cannot show their autocorrelation, so there the prior counts, and intervals are wide.
-`benchmarks/bench_diff.py` measures coverage and false alarms.
+Few steps do not determine their autocorrelation, so there the prior decides; with many steps it hardly
+matters.  Steps of trainings are weakly autocorrelated once drift is set aside: in a log of 335 steps the
+lag-1 autocorrelation within windows of 20 steps is -0.08 to 0.08.
+`benchmarks/bench_diff.py` measures coverage, false alarms and power.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ _special: Any = special
 # With fewer steps there is no interval.
 LEAST_STEPS = 3
 
-# Autocorrelations, and how much of the prior is at none; the rest has the density 1 / (1 - rho^2).
-# Both were chosen by simulation: less weight on high ones covers too little with few steps, more of
-# it hides large changes.
+# Autocorrelations, and the prior: so much of it is at none, the rest is normal around a center.
+# Chosen by simulation as the one with the most power whose false alarms are at most 5 % up to an
+# autocorrelation of 0.3, and 10 % at 0.5, with 3 to 40 steps.
 _GRID = np.append(np.arange(19) / 20, (0.93, 0.95))
-_INDEPENDENT = 0.3
+_INDEPENDENT = 0.35
+_CENTER, _SPREAD = 0.4, 0.2
 # A change of this probability to be detected is called detectable.
 _POWER = 0.8
 _DRAWS = 400
@@ -242,7 +245,8 @@ def _fitted(series: _Array, design: _Array, times: _Array) -> _Fit:
 
 @lru_cache(maxsize=1)
 def _prior() -> _Array:
-    density = np.gradient(_GRID) / (1 - _GRID**2)
+    widths: _Array = np.asarray(np.gradient(_GRID), float)  # pyright: ignore[reportUnknownMemberType]
+    density = widths * np.exp(-(((_GRID - _CENTER) / _SPREAD) ** 2) / 2)
     prior = density / density.sum() * (1 - _INDEPENDENT)
     prior[0] += _INDEPENDENT
     return prior

@@ -331,7 +331,8 @@ def _verdicts(
                 "too-few-steps",
             )
         found = change(metric)
-        if each.relative and each.exceeded(found) and found.p is None:
+        p = each.p(metric) if each.relative else None
+        if each.relative and p is None:
             raise ReadingError(
                 f"{each.text!r}: {len(metric.a)} and {len(metric.b)} steps are too few to tell such "
                 f"a change from noise: mean and p50 over the steps need 3 of each, p90 10, p95 20, "
@@ -340,6 +341,8 @@ def _verdicts(
                 f"{metric.unit if metric.unit == 's' else ''}'",
                 "too-few-steps",
             )
+        level = ALPHA / len(conditions)
+        exceeded = each.exceeded(found)
         verdicts.append(
             {
                 "condition": each.text,
@@ -347,10 +350,10 @@ def _verdicts(
                 "a": found.a,
                 "b": found.b,
                 "share": found.share,
-                "p": found.p if each.relative else None,
-                "significant_p": ALPHA / len(conditions),
-                "exceeded": each.exceeded(found),
-                "holds": each.fails(found, len(conditions)),
+                "p": p,
+                "significant_p": level,
+                "exceeded": exceeded,
+                "holds": exceeded and (p is None or p <= level),
             }
         )
     return verdicts

@@ -49,6 +49,9 @@ _WORK_SHARE = 0.1
 _EACH = 7
 _ROWS = 10
 _NAMED = 3
+# With so many steps, and fewer than one in so many of them independent, p-values are too small.
+_MANY_STEPS = 20
+_AUTOCORRELATED = 4
 _LISTED = 12
 _WIDEST = 60
 
@@ -133,15 +136,17 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
 
 _SIGNIFICANT = "Significant changes"
 _NOT_SIGNIFICANT = "No significant change"
+_NOT_TESTABLE = "Not testable (too few steps, or a maximum)"
 # Tables of which only the first rows are shown, and what their rows are.
 _BOUNDED = {
     _SIGNIFICANT: "metrics with a significant change",
     _NOT_SIGNIFICANT: "metrics without a significant change",
+    _NOT_TESTABLE: "metrics that cannot be tested",
 }
 
 
 def groups(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Return the tables: headline metrics, work, significant changes, others."""
+    """Return the tables: headline metrics, work, significant changes, others, not testable."""
     rows = document["metrics"]
     apart = {*HEADLINES, *_WORKLOAD}
     devices = [
@@ -156,7 +161,11 @@ def groups(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any
         ("Work per step", [row for row in rows if row["metric"] in _WORKLOAD]),
         ("Device-seconds and staleness per step", devices),
         (_SIGNIFICANT, [row for row in others if row["significant"]]),
-        (_NOT_SIGNIFICANT, [row for row in others if not row["significant"]]),
+        (
+            _NOT_SIGNIFICANT,
+            [row for row in others if row["p"] is not None and not row["significant"]],
+        ),
+        (_NOT_TESTABLE, [row for row in others if row["p"] is None]),
     ]
     return [(title, group) for title, group in found if group]
 
@@ -289,7 +298,16 @@ def _power(document: Mapping[str, Any]) -> str:
     )
     if step["a"]:
         text += f" ({share(step['detectable'] / step['a'])})"
-    return f"{text} would be detected with 80 % power; smaller changes may be missed."
+    text += " would be detected with 80 % power; smaller changes may be missed."
+    if any(
+        count >= _MANY_STEPS and effective < count / _AUTOCORRELATED
+        for count, effective in zip(counts, step["effective_steps"], strict=False)
+    ):
+        text += (
+            "  WARNING: the steps are strongly autocorrelated, so p is too small and intervals are too "
+            "narrow.  Repeat both runs, and trust what both pairs show."
+        )
+    return text
 
 
 def note(document: Mapping[str, Any]) -> str:

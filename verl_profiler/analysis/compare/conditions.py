@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from verl_profiler.analysis.compare.comparison import ALPHA, Change
+from verl_profiler.analysis.compare.comparison import Change, Metric, change
 from verl_profiler.analysis.compare.step_metrics import PER_EVENT, PER_STEP
 from verl_profiler.errors import ReadingError
 
@@ -60,18 +60,19 @@ class Condition:
                 value /= found.a
         return value > self.number if self.above else value < self.number
 
-    def fails(self, found: Change, conditions: int) -> bool:
-        """Return whether the condition is met, and for a change, significantly.
+    def p(self, metric: Metric) -> float | None:
+        """Return the one-sided p-value of a change beyond the limit; None with too few steps.
 
-        Args:
-            found: The metric's change.
-            conditions: Number of conditions tested together, which share the significance level.
+        The null hypothesis is a change of exactly the limit: A's values are moved by it, then compared.
         """
-        if not self.relative or not self.exceeded(found):
-            return self.exceeded(found)
-        if found.p is None or (found.difference > 0) != self.above:
-            return False
-        return found.p <= ALPHA / conditions
+        moved = {
+            step: value * (1 + self.number) if self.share else value + self.number
+            for step, value in metric.a.items()
+        }
+        beyond = change(replace(metric, a=moved))
+        if beyond.p is None:
+            return None
+        return beyond.p / 2 if (beyond.difference > 0) == self.above else 1 - beyond.p / 2
 
 
 def condition(text: str) -> Condition:
