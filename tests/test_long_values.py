@@ -57,7 +57,6 @@ def run(tmp_path_factory):
         "report RUN --out OUT/report.html",
         "plot tool_latencies RUN --out OUT/plot.svg",
         "export perfetto RUN --out OUT/run.pftrace",
-        "export perfetto RUN --chrome-json --out OUT/run.json",
         "export otlp RUN --out OUT/spans.jsonl",
     ],
 )

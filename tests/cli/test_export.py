@@ -55,14 +55,6 @@ def test_steps_narrow_the_timeline(tmp_path):
     assert not (tmp_path / "none.pftrace").exists()
 
 
-def test_chrome_json_is_json(tmp_path):
-    """Packed too."""
-    run(SMALL, "-o", tmp_path / "run.json.gz", "--chrome-json")
-
-    content = json.loads(gzip.decompress((tmp_path / "run.json.gz").read_bytes()))
-    assert {"step 1", "step 2"} <= {event.get("name") for event in content["traceEvents"]}
-
-
 def test_a_torch_trace_is_merged_at_its_time_of_day(tmp_path):
     """Every span of it, with the arrows from forward to backward."""
     run(SMALL, "-o", tmp_path / "run.pftrace", "--merge", TORCH)

@@ -303,7 +303,6 @@ def test_exporting_twice_gives_the_same_bytes(tmp_path):
     ("arguments", "message"),
     [
         (["--merge", "x"], "export otlp does not honor --merge"),
-        (["--chrome-json"], "export otlp does not honor --chrome-json"),
         (["--endpoint", "http://127.0.0.1:1", "-o", "x"], "--endpoint writes none"),
         (["--endpoint", "localhost:4318"], "not an OTLP/HTTP endpoint"),
         (["--step", "9"], "step 9 is not in this run"),

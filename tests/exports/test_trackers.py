@@ -10,7 +10,7 @@ import pytest
 from cached_runs import REHEARSED, SMALL
 from wandb_offline import wandb_records
 
-from verl_profiler.cli import publish
+from verl_profiler.cli import export
 from verl_profiler.errors import ReadingError
 from verl_profiler.exports import trackers
 
@@ -32,15 +32,24 @@ def folder(tmp_path, monkeypatch):
 
 def run(*arguments):
     parser = argparse.ArgumentParser()
-    publish.add_arguments(parser)
-    return publish.run(parser.parse_args([str(each) for each in arguments]))
+    export.add_arguments(parser)
+    return export.run(parser.parse_args(["trackers", *map(str, arguments)]))
 
 
 def test_wandb_gets_an_artifact_a_table_and_summary_values(folder):
     """In a run of its own, in the training's project and group."""
     pytest.importorskip("wandb")
     done = subprocess.run(
-        [sys.executable, "-m", "verl_profiler", "publish", str(REHEARSED), "--to", "wandb"],
+        [
+            sys.executable,
+            "-m",
+            "verl_profiler",
+            "export",
+            "trackers",
+            str(REHEARSED),
+            "--tracker",
+            "wandb",
+        ],
         env={**os.environ, "WANDB_MODE": "offline"},
         capture_output=True,
         text=True,
@@ -84,7 +93,7 @@ def test_tensorboard_gets_text_and_scalars_beside_the_training(folder, capsys):
     """In the directory that verl's own logger writes to; the files are in a folder inside."""
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
-    assert 0 == run(REHEARSED, "--to", "tensorboard")
+    assert 0 == run(REHEARSED, "--tracker", "tensorboard")
 
     place = folder / "tensorboard_log/rehearsal/rehearsal"
     assert f"Published to tensorboard: {place}\n" == capsys.readouterr().out
@@ -108,7 +117,7 @@ def test_tensorboards_variable_is_honored(folder, monkeypatch):
     pytest.importorskip("tensorboard")
     monkeypatch.setenv("TENSORBOARD_DIR", str(folder / "elsewhere"))
 
-    assert 0 == run(REHEARSED, "--to", "tensorboard")
+    assert 0 == run(REHEARSED, "--tracker", "tensorboard")
     assert 1 == len(list(folder.glob("elsewhere/events.out.tfevents.*.profile")))
 
 
@@ -125,7 +134,7 @@ def test_mlflow_gets_artifacts_and_metrics_in_the_trainings_run(folder, monkeypa
             made = client.create_run(experiment, run_name="rehearsal").info.run_id
         client.set_terminated(made, "FAILED")
 
-    assert 0 == run(REHEARSED, "--to", "mlflow")
+    assert 0 == run(REHEARSED, "--tracker", "mlflow")
 
     experiment = client.get_experiment_by_name("rehearsal").experiment_id
     runs = {each.info.run_id: each for each in client.search_runs([experiment])}
@@ -148,7 +157,9 @@ def test_a_tracker_that_fails_does_not_stop_the_others(monkeypatch, capsys):
     monkeypatch.setattr(trackers, "_wandb", fail)
     monkeypatch.setattr(trackers, "_mlflow", lambda profile: calls.append(profile) or "there")
 
-    assert 1 == run(REHEARSED, "--to", "wandb", "mlflow", "--project", "p", "--experiment", "e")
+    assert 1 == run(
+        REHEARSED, "--tracker", "wandb", "mlflow", "--project", "p", "--experiment", "e"
+    )
 
     assert (
         "Not published to wandb: ConnectionError: no route\nPublished to mlflow: there\n"
@@ -161,13 +172,15 @@ def test_a_client_that_is_not_installed_is_named(monkeypatch, capsys):
     """With Python's own reason."""
     monkeypatch.setitem(sys.modules, "wandb", None)
 
-    assert 1 == run(REHEARSED, "--to", "wandb")
+    assert 1 == run(REHEARSED, "--tracker", "wandb")
     assert capsys.readouterr().out.startswith("Not published to wandb: import of wandb halted")
 
 
 def test_a_run_without_a_tracker_is_refused():
     """Its run.json has none of them."""
-    with pytest.raises(ReadingError, match=r"no logger to publish to.*\n.*--to wandb") as raised:
+    with pytest.raises(
+        ReadingError, match=r"no logger to publish to.*\n.*--tracker wandb"
+    ) as raised:
         run(SMALL)
     assert "no-tracker" == raised.value.slug
 
@@ -192,8 +205,8 @@ def test_names_do_not_lead_out_of_tensorboards_folder(folder, capsys, project):
     """A name of a run that somebody else made is no path to write to."""
     pytest.importorskip("tensorboard")
 
-    assert 1 == run(SMALL, "--to", "tensorboard", "--project", f"{folder}/{project}")
-    assert 1 == run(SMALL, "--to", "tensorboard", "--project", project, "--experiment", "e")
+    assert 1 == run(SMALL, "--tracker", "tensorboard", "--project", f"{folder}/{project}")
+    assert 1 == run(SMALL, "--tracker", "tensorboard", "--project", project, "--experiment", "e")
     assert 2 == capsys.readouterr().out.count("name another --project and --experiment")
     assert [] == list(folder.iterdir())
 
@@ -202,7 +215,7 @@ def test_clients_are_not_imported_for_other_trackers():
     """Nor by the command itself."""
     code = (
         "import sys; from verl_profiler.cli import main\n"
-        f"main(['publish', {str(REHEARSED)!r}, '--to', 'tensorboard'])\n"
+        f"main(['export', 'trackers', {str(REHEARSED)!r}, '--tracker', 'tensorboard'])\n"
         "print(sorted({'wandb', 'mlflow', 'torch', 'tensorflow'} & set(sys.modules)))"
     )
     pytest.importorskip("tensorboard")

@@ -52,7 +52,7 @@ def test_a_process_that_hangs_is_ended_with_its_children(tmp_path, python, capsy
 
     publishing.publish(tmp_path, ("wandb",), patience_s=1)
 
-    assert "not done after 1 s. Run: verl-profiler publish" in capsys.readouterr().err
+    assert "not done after 1 s. Run: verl-profiler export trackers" in capsys.readouterr().err
     if (tmp_path / "child").exists():
         child = int((tmp_path / "child").read_text())
         end = time.monotonic() + 60
@@ -189,7 +189,7 @@ def test_where_to_publish(tmp_path, monkeypatch, capsys, setting, logger, expect
 
 
 def test_run_json_has_the_loggers_that_can_be_published_to(tmp_path):
-    """For `verl-profiler publish` afterwards."""
+    """For `verl-profiler export trackers` afterwards."""
     config = {
         "profiler": {"output_dir": str(tmp_path / "run")},
         "trainer": {"logger": ["console", "tensorboard", "swanlab"]},

@@ -11,7 +11,6 @@ import pytest
 from views.perfetto_reading import read_trace
 from views.test_tracks import write
 
-from verl_profiler.exports.chrome_trace import ChromeTrace
 from verl_profiler.reading.reader import load
 
 DATA = Path(__file__).parent.parent / "data"
@@ -47,9 +46,6 @@ class Run:
             self.events.setdefault(event["event"], []).append((process, event))
         with load([archive], cache=False) as run:
             self.trace = read_trace(write(run.tables, folder / f"{name}.pftrace"))
-            self.chrome = json.loads(
-                write(run.tables, folder / f"{name}.json", ChromeTrace).read_text()
-            )
 
     def extras(self, event):
         return [each["extra"] for _, each in self.events.get(event, ())]
@@ -152,23 +148,6 @@ def test_arrows_lead_from_the_request_to_the_step_that_consumed_it(run):
 
     assert expected
     assert expected == drawn
-
-
-def test_chrome_json_has_the_same_counters_and_arrows(run):
-    """Points of every counter, and both ends of each arrow."""
-    points = Counter(
-        event["name"].rpartition(" (")[0]
-        for event in run.chrome["traceEvents"]
-        if event["ph"] == "C"
-    )
-    flows = Counter(event["id"] for event in run.chrome["traceEvents"] if event["ph"] in "sf")
-    expected = Counter()
-    for track, values in run.trace.counters.items():
-        expected[run.trace.path(track)[-1]] += len(values)
-
-    assert expected == points
-    assert set(run.trace.arrows()) == set(flows)
-    assert {2} == set(flows.values())
 
 
 def test_synchronous_runs_have_none_of_these(tmp_path):

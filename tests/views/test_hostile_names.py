@@ -1,7 +1,5 @@
 """The page, pictures and timelines of a run whose every name is hostile: they parse, nothing runs."""
 
-import gzip
-import json
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -109,12 +107,3 @@ def test_every_picture_is_xml(run, tmp_path):
         assert [] == [each for each in tree.iter() if each.tag.endswith("script")]
         named += "x1b" in text
     assert named > 5
-
-
-def test_a_timeline_of_chrome_is_json(run, tmp_path):
-    """Whatever is in names."""
-    target = tmp_path / "timeline.json.gz"
-
-    assert 0 == main(["export", "perfetto", str(run), "--chrome-json", "--out", str(target)])
-    content = json.loads(gzip.decompress(target.read_bytes()))
-    assert "owned" in json.dumps(content)

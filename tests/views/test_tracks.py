@@ -10,7 +10,6 @@ import pytest
 from views.perfetto_reading import read_trace
 
 from verl_profiler.exports import perfetto
-from verl_profiler.exports.chrome_trace import ChromeTrace
 from verl_profiler.exports.perfetto import PerfettoTrace
 from verl_profiler.exports.tracks import Lanes, origin_ns, write_run
 from verl_profiler.reading.reader import load
@@ -198,32 +197,6 @@ def rehearsed():
         yield opened
 
 
-def test_chrome_json_shows_the_same(rehearsed, tmp_path):
-    """The same spans at the same times, nested, and both ends of every arrow."""
-    reading = read_trace(write(rehearsed.tables, tmp_path / "run.pftrace"))
-    content = json.loads(write(rehearsed.tables, tmp_path / "run.json", ChromeTrace).read_text())
-    origin = int(content["otherData"]["origin_unix_ns"])
-    stacks, spans, flows = {}, Counter(), Counter()
-    for event in content["traceEvents"]:
-        place = (event["pid"], event.get("tid"))
-        if event["ph"] == "B":
-            stacks.setdefault(place, []).append(event)
-        elif event["ph"] == "E":
-            begun = stacks[place].pop()
-            spans[
-                begun["name"],
-                origin + round(begun["ts"] * 1000),
-                origin + round(event["ts"] * 1000),
-            ] += 1
-        elif event["ph"] in "sf":
-            flows[event["id"]] += 1 if event["ph"] == "s" else 100
-
-    assert {()} == {tuple(stack) for stack in stacks.values()}
-    assert Counter((span.name, span.begin_ns, span.end_ns) for span in reading.spans) == spans
-    assert set(reading.arrows()) == set(flows)
-    assert {101} == set(flows.values())
-
-
 def test_requests_without_end_stay_open(tables, span, tmp_path):
     """A request of which only the begin is known begins, and does not end."""
     events = [
@@ -250,7 +223,7 @@ def test_parallel_tools_take_lanes_of_their_own(tables, conversation, tmp_path):
 def test_lanes_are_used_again_when_they_are_free():
     """The lowest free one first."""
 
-    trace = ChromeTrace(io.BytesIO(), 0)
+    trace = PerfettoTrace(io.BytesIO(), 0)
     lanes = Lanes(trace, 0, "requests")
 
     first, second, *later = (
@@ -270,7 +243,7 @@ def lane_of(lanes, *times):
 
 def test_lanes_are_not_shared_with_what_began_before():
     """A lane that falls free while a request lasts is not free for the next one's begin."""
-    lanes = Lanes(ChromeTrace(io.BytesIO(), 0), 0, "requests")
+    lanes = Lanes(PerfettoTrace(io.BytesIO(), 0), 0, "requests")
     tracks = [
         lane_of(lanes, (0, 10)),
         *lane_of(lanes, (1, 40), (11, 50)),

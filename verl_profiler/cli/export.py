@@ -4,15 +4,21 @@
     verl-profiler export perfetto logs/my-run -o timeline.pftrace.gz --step 3:5
     verl-profiler export perfetto logs/my-run --from 90 --to 120.5
     verl-profiler export perfetto logs/my-run --merge worker.pt.trace.json.gz
-    verl-profiler export perfetto logs/my-run --chrome-json -o timeline.json
     verl-profiler export otlp logs/my-run --endpoint http://127.0.0.1:4318
     verl-profiler export otlp logs/my-run -o spans.jsonl --step 3
+    verl-profiler export prometheus logs/my-run -o verl.prom
+    verl-profiler export jsonl training.log --index verl-tq -o tq.ndjson
+    verl-profiler export trackers logs/my-run --tracker wandb mlflow
 
 perfetto: one timeline of all processes, to open in https://ui.perfetto.dev (nothing is uploaded).
 Of a large run, the slowest requests of each step and a sample of the others are drawn; --all draws all.
 Traces of torch.profiler and SQLite exports of nsys under RUN/nsight are merged into it.
 otlp: requests, one trace each, and TransferQueue calls as OpenTelemetry spans, for Jaeger, Tempo and
 other tracing backends.
+prometheus, jsonl: TransferQueue calls as metrics for node_exporter's textfile collector, or one JSON
+document each; also from console logs.
+trackers: the report, the findings and a few numbers (profile/…) to W&B, TensorBoard or MLflow, under the
+run's own project and experiment.  profiler.publish=true does the same when a training ends.
 """
 
 from __future__ import annotations
@@ -22,15 +28,18 @@ import contextlib
 import gzip
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import add_cache, add_on, add_out, add_runs, add_steps, check_steps
-from verl_profiler.cli.output import replacing, target_of
+from verl_profiler.cli.output import refuse_overwriting, replacing, target_of, write_whole
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
+from verl_profiler.events.vocabulary import TRACKERS
 from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
@@ -39,21 +48,26 @@ if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
     from verl_profiler.exports.trace_selection import TimeRange
     from verl_profiler.reading.reader import Run
+    from verl_profiler.reading.tq_sources import Source
 
 __all__ = ["add_arguments", "moment", "run", "write_timeline"]
 
 # Seconds after the begin of a run, or a time of day.
 Moment = float | datetime | None
 
+_TRANSFERS = ("prometheus", "jsonl")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("format", choices=["perfetto", "otlp"], help="the output format")
+    parser.add_argument(
+        "format", choices=["perfetto", "otlp", *_TRANSFERS, "trackers"], help="the output format"
+    )
     add_runs(parser)
     add_out(
         parser,
-        "the file to write; a timeline is compressed if it ends in .gz "
-        "(default: RUN/timeline.pftrace, RUN/spans.otlp.jsonl)",
+        "the file to write; a timeline is compressed if it ends in .gz (default: "
+        "RUN/timeline.pftrace, RUN/spans.otlp.jsonl; prometheus and jsonl: the terminal)",
     )
     add_steps(parser)
     parser.add_argument(
@@ -64,11 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         help="perfetto: additional torch.profiler traces or nsys SQLite exports to merge",
-    )
-    parser.add_argument(
-        "--chrome-json",
-        action="store_true",
-        help="perfetto: write Chrome JSON trace events, for tools that cannot read Perfetto traces",
     )
     for option, edge in (("--from", "first"), ("--to", "last")):
         parser.add_argument(
@@ -95,9 +104,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("requests", "transfer-queue"),
         help="otlp: leave out the other spans",
     )
-    parser.add_argument("--project", metavar="NAME", help="otlp: RL-Insight's project")
     parser.add_argument(
-        "--experiment", metavar="NAME", help="otlp: RL-Insight's experiment (default: the run's)"
+        "--function", metavar="NAME", help="prometheus, jsonl: one traced function (default: all)"
+    )
+    parser.add_argument(
+        "--utc-offset",
+        metavar="HH:MM",
+        type=utc_offset,
+        help="prometheus, jsonl, otlp: UTC offset of a console log's timestamps, such as 08:00 or "
+        "=-05:00; the logs do not record it",
+    )
+    parser.add_argument(
+        "--tracker",
+        nargs="+",
+        action="extend",
+        choices=TRACKERS,
+        default=[],
+        help="trackers: which (default: those of the run's trainer.logger)",
+    )
+    parser.add_argument("--index", metavar="NAME", help="jsonl: write for Elasticsearch's bulk API")
+    parser.add_argument(
+        "--project", metavar="NAME", help="otlp, trackers: the project (default: the run's)"
+    )
+    parser.add_argument(
+        "--experiment", metavar="NAME", help="otlp, trackers: the experiment (default: the run's)"
     )
     add_cache(parser)
     add_on(parser)
@@ -122,52 +152,71 @@ def moment(text: str) -> float | datetime:
     return when if when.tzinfo else when.replace(tzinfo=timezone.utc)
 
 
-# Attribute, option → the format that honors it.
+def utc_offset(text: str) -> int:
+    """Parse a UTC offset; return seconds."""
+    match = re.fullmatch(r"([+-]?)(\d{1,2}):(\d\d)", text)
+    if match is None or int(match[2]) > 14 or int(match[3]) > 59:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a UTC offset; write for example --utc-offset=08:00 or --utc-offset=-05:00"
+        )
+    seconds = int(match[2]) * 3600 + int(match[3]) * 60
+    return -seconds if match[1] == "-" else seconds
+
+
+# Attribute, option → the formats that honor it.
 _OPTIONS = {"first_moment": "from", "last_moment": "to", "everything": "all"}
-_HONORED = {
-    "first_moment": "perfetto",
-    "last_moment": "perfetto",
-    "everything": "perfetto",
-    "merge": "perfetto",
-    "chrome_json": "perfetto",
-    "endpoint": "otlp",
-    "only": "otlp",
-    "project": "otlp",
-    "experiment": "otlp",
+_HONORED: dict[str, tuple[str, ...]] = {
+    "first_moment": ("perfetto",),
+    "last_moment": ("perfetto",),
+    "everything": ("perfetto",),
+    "merge": ("perfetto",),
+    "endpoint": ("otlp",),
+    "only": ("otlp",),
+    "function": _TRANSFERS,
+    "index": ("jsonl",),
+    "project": ("otlp", "trackers"),
+    "experiment": ("otlp", "trackers"),
+    "tracker": ("trackers",),
+    "utc_offset": ("otlp", *_TRANSFERS),
+    "out": ("perfetto", "otlp", *_TRANSFERS),
+    "steps": ("perfetto", "otlp", *_TRANSFERS),
 }
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the timeline or the spans; return 0, or 1 if there are none.
+    """Write or send the export; return 0, or 1 if there is nothing to export or a tracker failed.
 
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
-    for name, form in _HONORED.items():
-        if getattr(args, name) not in (None, False, []) and form != args.format:
+    for name, forms in _HONORED.items():
+        if getattr(args, name) not in (None, False, []) and args.format not in forms:
             option = _OPTIONS.get(name, name.replace("_", "-"))
             raise ReadingError(
-                f"export {args.format} does not honor --{option}; export {form} does.",
+                f"export {args.format} does not honor --{option}; export {forms[0]} does.",
                 "option-not-heeded",
             )
     if args.format == "otlp":
         return _otlp(args)
-    name = "timeline.json" if args.chrome_json else "timeline.pftrace"
-    target = target_of(args.runs, args.out, name, force=args.force)
+    if args.format in _TRANSFERS:
+        return _transfers(args)
+    if args.format == "trackers":
+        from verl_profiler.cli.publishing import publish_run
+
+        return publish_run(args)
+    target = target_of(args.runs, args.out, "timeline.pftrace", force=args.force)
     if not write_timeline(
         args.runs,
         target,
         args.steps,
         merge=args.merge,
-        chrome_json=args.chrome_json,
         cache=not args.no_cache,
         between=(args.first_moment, args.last_moment),
         everything=args.everything,
     ):
         return 1
     print(visible(f"Wrote {target}"))
-    if not args.chrome_json:
-        print("Open it in https://ui.perfetto.dev, or with: verl-profiler open --perfetto RUN")
+    print("Open https://ui.perfetto.dev and drop the file into it; nothing is uploaded.")
     return 0
 
 
@@ -181,13 +230,14 @@ def _otlp(args: argparse.Namespace) -> int:
     if args.endpoint is None:
         target = target_of(args.runs, args.out, "spans.otlp.jsonl", force=args.force)
 
-    from verl_profiler.cli.tq_export import send_spans, write_lines
     from verl_profiler.exports.otlp import About, otlp_lines
     from verl_profiler.exports.otlp_requests import request_spans
     from verl_profiler.exports.otlp_transfer_queue import transfer_queue_spans
     from verl_profiler.reading.tq_sources import open_sources
 
-    with open_sources(args.runs, cache=not args.no_cache) as sources:
+    with open_sources(
+        args.runs, cache=not args.no_cache, utc_offset_s=args.utc_offset or 0
+    ) as sources:
         given: list[Iterator[ReadableSpan]] = []
         for source in sources:
             check_steps(source.tables, args.steps)
@@ -200,9 +250,86 @@ def _otlp(args: argparse.Namespace) -> int:
                     transfer_queue_spans(source.tables, about, args.steps, of_requests=alone)
                 )
         if args.endpoint is not None:
-            return send_spans(itertools.chain(*given), args.endpoint)
+            return _send(itertools.chain(*given), args.endpoint)
         lines = otlp_lines(itertools.chain(*given))
-        return write_lines(lines, target, "spans with a time of day")
+        return _write_lines(lines, target, "spans with a time of day")
+
+
+def _send(given: Iterable[ReadableSpan], endpoint: str) -> int:
+    """Send spans and print how many; return 1 if there are none.
+
+    Raises:
+        ReadingError: The endpoint does not accept them.
+    """
+    from verl_profiler.exports.otlp import send
+
+    sent = send(iter(given), endpoint)
+    if not sent:
+        print_error("nothing to export: there are no spans with a time of day")
+        return 1
+    print(visible(f"Sent {sent:,} spans to {endpoint}"))
+    return 0
+
+
+def _transfers(args: argparse.Namespace) -> int:
+    """Write the TransferQueue calls of runs and console logs."""
+    from verl_profiler.cli.tq import check, nothing
+    from verl_profiler.reading.tq_sources import has_transfers, open_sources
+
+    if args.out is not None:
+        refuse_overwriting(args.out, force=args.force)
+    with open_sources(
+        args.runs, cache=not args.no_cache, utc_offset_s=args.utc_offset or 0
+    ) as sources:
+        if not any(has_transfers(source) for source in sources):
+            print_error(*nothing(args.runs))
+            return 1
+        check(sources, args)
+        if args.format == "prometheus":
+            return _write_lines(iter([_exposition(sources, args)]), args.out, "metrics")
+        from verl_profiler.exports.jsonl import json_lines
+
+        lines = (
+            line
+            for source in sources
+            for line in json_lines(
+                source.tables, args.steps, index=args.index, function=args.function
+            )
+        )
+        return _write_lines(lines, args.out, "calls")
+
+
+def _exposition(sources: Sequence[Source], args: argparse.Namespace) -> str:
+    from verl_profiler.exports.prometheus import exposition, metrics
+
+    families: dict[str, Any] = {}
+    for source in sources:
+        for family in metrics(
+            source.tables, args.steps, function=args.function, counts=source.counts
+        ):
+            first = families.setdefault(family.name, family)
+            if first is not family:
+                first.samples += family.samples
+    return exposition(list(families.values()))
+
+
+def _write_lines(lines: Iterator[str], out: Path | None, what: str) -> int:
+    """Write lines to a file or the terminal; return 1 if there are none.
+
+    Raises:
+        ReadingError: The file cannot be written.
+    """
+    first = next(lines, None)
+    if first is None:
+        print_error(f"nothing to export: there are no {what}")
+        return 1
+    everything = itertools.chain([first], lines)
+    if out is None:
+        sys.stdout.writelines(everything)
+    else:
+        write_whole(out, everything)
+        print(visible(f"Wrote {out}"))
+    return 0
 
 
 def write_timeline(
@@ -211,7 +338,6 @@ def write_timeline(
     steps: Steps,
     *,
     merge: Sequence[Path] = (),
-    chrome_json: bool = False,
     cache: bool = True,
     between: tuple[Moment, Moment] = (None, None),
     everything: bool = False,
@@ -223,7 +349,6 @@ def write_timeline(
         target: The file to write; compressed if it ends in .gz.
         steps: First and last step; all when None.
         merge: Further traces to merge.
-        chrome_json: Chrome's JSON trace events instead of a Perfetto trace.
         cache: Use and write the runs' table caches.
         between: First and last moment; None for the begin and the end of the steps.
         everything: Draw all requests, also of a large run.
@@ -232,14 +357,12 @@ def write_timeline(
         ReadingError: The paths cannot be used, or the moments are not in the run.
     """
     from verl_profiler.analysis.selection import in_steps
-    from verl_profiler.exports.chrome_trace import ChromeTrace
     from verl_profiler.exports.perfetto import PerfettoTrace
     from verl_profiler.exports.trace_selection import Selection, choose
     from verl_profiler.exports.tracks import origin_ns, write_foreign, write_run
     from verl_profiler.reading.formats.registry import find_traces, read_trace
     from verl_profiler.reading.reader import load
 
-    kind = ChromeTrace if chrome_json else PerfettoTrace
     foreign = [read_trace(path) for path in merge]
     with load(list(runs), cache=cache, steps=steps) as opened:
         check_steps(opened, steps)
@@ -260,7 +383,7 @@ def write_timeline(
             except ReadingError as error:
                 print_error(f"not merged: {error}")
         with replacing(target) as file, _packed(file, target) as stream:
-            trace = kind(stream, first_ns)
+            trace = PerfettoTrace(stream, first_ns)
             folders = write_run(opened.tables, steps, trace, selection)
             for each in filter(None, foreign):
                 write_foreign(each, opened.tables, folders, trace)

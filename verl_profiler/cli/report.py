@@ -1,6 +1,7 @@
 """Write a report: one self-contained HTML file that works offline.
 
     verl-profiler report logs/my-run
+    verl-profiler report logs/my-run --open
     verl-profiler report logs/my-run --steps 3:10 --out steps-3-to-10.html
     verl-profiler report logs/my-run --log verl_demo.log
     verl-profiler report logs/my-run --step 12 --details
@@ -12,7 +13,9 @@ not, unless --force is given.
 from __future__ import annotations
 
 import argparse
+import os
 import secrets
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also write all requests of each step to a folder beside the report, OUT.data/step_N.js, "
         "which the page loads on demand",
     )
+    parser.add_argument(
+        "--open", action="store_true", dest="show", help="open the report in the browser"
+    )
     add_cache(parser)
     add_on(parser)
 
@@ -92,7 +98,22 @@ def run(args: argparse.Namespace) -> int:
     print(visible(f"Wrote {written}"))
     if args.details:
         print(visible(f"Wrote {_details_folder(written)}"))
+    if args.show and not _shown(written.absolute().as_uri()):
+        print("There is no graphical browser here; the file is self-contained and can be copied.")
     return 0
+
+
+def _shown(address: str) -> bool:
+    """Open an address in a graphical browser; return False if there is none."""
+    import webbrowser
+
+    graphical = sys.platform != "linux" or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )
+    try:
+        return graphical and webbrowser.open(address)
+    except webbrowser.Error:
+        return False
 
 
 def write_report(run_dir: Path, out: Path | None = None, force: bool = False) -> Path:

@@ -5,25 +5,19 @@
     ssh node cat training.log | verl-profiler tq -
     verl-profiler tq training.log --function update_actor --steps 3:10
     verl-profiler tq training.log --lang zh
-    verl-profiler tq logs/my-run --export prometheus --serve 9464
-    verl-profiler tq logs/my-run --export otel --endpoint http://127.0.0.1:4318
-    verl-profiler tq training.log --export jsonl --index verl-tq --out tq.ndjson
 
 Reads a run directory, which has every call, or console logs with the log records of TQ_TRACE_ENABLED=1
 and TQ_TRACE_DETAIL_ENABLED=1, or else verl's own "cost time" lines.  Several logs are parts of
-one run, in the order given.
+one run, in the order given.  `verl-profiler export prometheus|otlp|jsonl` exports the calls.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli import tq_export
 from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, did_you_mean
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.terminal import print_error
@@ -35,7 +29,7 @@ if TYPE_CHECKING:
     from verl_profiler.analysis import Rows
     from verl_profiler.reading.tq_sources import Source
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "check", "nothing", "run"]
 
 _PLOTS = ("tq_functions", "tq_over_time")
 
@@ -51,13 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="list the calls that handled this data; a trace id or a prefix",
     )
     parser.add_argument(
-        "--utc-offset",
-        metavar="HH:MM",
-        type=_offset,
-        default=0,
-        help="UTC offset of the logs' timestamps, such as 08:00 or =-05:00; the logs do not record it",
-    )
-    parser.add_argument(
         "--lang",
         choices=("en", "zh"),
         default="en",
@@ -70,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the TransferQueue plots to this folder (for runs, verl-profiler plot draws them too)",
     )
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
+    parser.add_argument("--force", action="store_true", help="replace plots that exist")
     add_cache(parser)
-    tq_export.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,22 +67,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: A path or an argument cannot be used (exit code 2).
     """
-    form = tq_export.chosen(args)
-
     from verl_profiler.reading.tq_sources import has_transfers, open_sources
 
-    def reopen() -> contextlib.AbstractContextManager[list[Source]]:
-        return open_sources(args.paths, cache=not args.no_cache, utc_offset_s=args.utc_offset)
-
-    with reopen() as sources:
+    with open_sources(args.paths, cache=not args.no_cache) as sources:
         if not any(has_transfers(source) for source in sources):
-            print_error(*_nothing(args.paths))
+            print_error(*nothing(args.paths))
             return 1
-        _check(sources, args)
+        check(sources, args)
         if args.plot is not None:
             return _plot(sources, args)
-        if form is not None:
-            return tq_export.export(sources, args, reopen)
         tables = _gathered(sources, args)
         if args.json:
             _print_json(sources, tables)
@@ -104,16 +84,6 @@ def run(args: argparse.Namespace) -> int:
         else:
             _print_text(sources, tables, args.lang)
     return 0
-
-
-def _offset(text: str) -> int:
-    match = re.fullmatch(r"([+-]?)(\d{1,2}):(\d\d)", text)
-    if match is None or int(match[2]) > 14 or int(match[3]) > 59:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a UTC offset; write for example --utc-offset=08:00 or --utc-offset=-05:00"
-        )
-    seconds = int(match[2]) * 3600 + int(match[3]) * 60
-    return -seconds if match[1] == "-" else seconds
 
 
 def _plot(sources: list[Source], args: argparse.Namespace) -> int:
@@ -148,7 +118,8 @@ def _plot(sources: list[Source], args: argparse.Namespace) -> int:
     return 0 if written else 1
 
 
-def _nothing(paths: list[Path]) -> tuple[str, str]:
+def nothing(paths: list[Path]) -> tuple[str, str]:
+    """Return why there is nothing to show, and what records it."""
     return (
         f"nothing to report: no TransferQueue call in {', '.join(map(str, paths))}.",
         (
@@ -158,8 +129,12 @@ def _nothing(paths: list[Path]) -> tuple[str, str]:
     )
 
 
-def _check(sources: list[Source], args: argparse.Namespace) -> None:
-    """Reject an unknown function or step, and list the known ones."""
+def check(sources: list[Source], args: argparse.Namespace) -> None:
+    """Reject an unknown function or step, and list the known ones.
+
+    Raises:
+        ReadingError: There is no such function or step.
+    """
     both = [
         row
         for source in sources

@@ -1,4 +1,4 @@
-"""TransferQueue metrics for Prometheus: as text for a textfile collector, or for scraping.
+"""TransferQueue metrics for Prometheus: as text for a textfile collector.
 
 Names begin with `verl_tq_`; times are seconds, sizes bytes.  They are counted from the run's
 beginning to its present end, so they grow while the run does.
@@ -6,11 +6,7 @@ beginning to its present end, so they grow while the run does.
 
 from __future__ import annotations
 
-import ipaddress
-import re
-import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import prometheus_client
@@ -25,11 +21,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from verl_profiler.analysis.selection import Rows, in_steps
 from verl_profiler.analysis.tq import of_function, tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
-from verl_profiler.errors import ReadingError, VerlProfilerError
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.visible import visible
 
-__all__ = ["BUCKETS_S", "exposition", "metrics", "serve"]
+__all__ = ["BUCKETS_S", "exposition", "metrics"]
 
 BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
@@ -188,89 +183,17 @@ def _histogram(name: str, about: str, labels: tuple[str, ...], rows: Rows) -> Me
     return family
 
 
-class _Read(Collector):
-    """Reads the run anew for each scrape, one at a time."""
-
-    def __init__(self, read: Callable[[], list[Metric]]) -> None:
-        self._read = read
-        self._lock = threading.Lock()
+class _Given(Collector):
+    def __init__(self, given: list[Metric]) -> None:
+        self._given = given
 
     def collect(self) -> list[Metric]:
-        """Return the metrics as they are now."""
-        with self._lock:
-            return self._read()
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: what there is may change from scrape to scrape."""
-        return []
+        """Return the metrics."""
+        return self._given
 
 
-def _registry(read: Callable[[], list[Metric]]) -> CollectorRegistry:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Read(read))
-    return registry
-
-
-def _checked(app: Any, names: set[str]) -> Any:
-    """Refuse requests to other names; an error of reading is an answer, not a traceback."""
-
-    def answer(environ: dict[str, Any], start_response: Any) -> Any:
-        status, text = "403 Forbidden", "This name is not served; add it with --allow-host.\n"
-        if _is_here(environ.get("HTTP_HOST", ""), names):
-            try:
-                return app(environ, start_response)
-            except VerlProfilerError as error:
-                status, text = "503 Service Unavailable", f"{error}\n"
-        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-        return [text.encode(errors="backslashreplace")]
-
-    return answer
-
-
-def _is_here(host: str, names: set[str]) -> bool:
-    """Whether a Host header names an address, or one of these names; none is of an old client."""
-    name = re.sub(r":\d*$", "", host.strip()).strip("[]").lower().rstrip(".")
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return not name or name in names
-    return True
-
-
-def exposition(read: Callable[[], list[Metric]]) -> str:
+def exposition(given: list[Metric]) -> str:
     """Return the metrics as text, as Prometheus and its node exporter's textfile collector read it."""
-    return prometheus_client.generate_latest(_registry(read)).decode()
-
-
-def serve(
-    read: Callable[[], list[Metric]], host: str, port: int, names: Iterable[str] = ()
-) -> tuple[Any, threading.Thread]:
-    """Serve the metrics at `/metrics` until the server that is returned is shut down.
-
-    A request has to name an IP address, localhost, `host`, this machine or one of `names` as its
-    Host: a page in a browser could otherwise read the metrics through a name of its own that it
-    points here (DNS rebinding).
-
-    Args:
-        read: Called for each scrape.
-        host: The address to listen at.
-        port: The port; 0 for any that is free.
-        names: Further names that requests may use for this machine.
-
-    Returns:
-        The server, whose `server_port` is the port, and its thread.
-
-    Raises:
-        ReadingError: The address cannot be used.
-    """
-    known = {each.lower() for each in ("localhost", host, socket.gethostname(), *names)}
-    try:
-        server, thread = prometheus_client.start_http_server(port, host, _registry(read))
-        server.set_app(_checked(server.get_app(), known))
-        return server, thread
-    except OSError as error:
-        raise ReadingError(
-            f"{host}:{port} cannot be served: {error.strerror or error}.\n"
-            "Name another address with --serve HOST:PORT",
-            "cannot-serve",
-        ) from error
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Given(given))
+    return prometheus_client.generate_latest(registry).decode()

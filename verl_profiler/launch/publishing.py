@@ -1,6 +1,6 @@
 """Publish a run to its trackers when the command ends: `profiler.publish`.
 
-`verl-profiler publish` runs as a process of its own: the driver imports no client, no failure reaches
+`verl-profiler export` runs as a process of its own: the driver imports no client, no failure reaches
 it, and the time that it waits is limited.
 """
 
@@ -42,9 +42,11 @@ def publish(directory: Path, trackers: Sequence[str], *, patience_s: float = PAT
         trackers: Where to.
         patience_s: End it after this time.
     """
-    again = f"Run: verl-profiler publish {directory}"
+    again = f"Run: verl-profiler export trackers {directory}"
     try:
-        done = run_command(["publish", str(directory), "--to", *trackers], patience_s)
+        done = run_command(
+            ["export", "trackers", str(directory), "--tracker", *trackers], patience_s
+        )
     except subprocess.TimeoutExpired:
         say(f"WARNING not published: not done after {patience_s:g} s. {again} (not-published)")
     except Exception as error:  # noqa: BLE001  training has succeeded; the files are still there

@@ -74,7 +74,7 @@ def _chrome(path: Path, content: Any) -> ForeignTrace:
     if not is_list(events) or not any(is_object(event) and "ph" in event for event in events):
         raise unusable(path, "is not a trace of torch or nsys: it has no events")
     about: Mapping[str, Any] = content if is_object(content) else {}
-    # Written by our own `--chrome-json`, or by torch since 2.4.
+    # Written by torch since 2.4.
     base_ns = about.get("baseTimeNanoseconds")
     host = about.get("host_name")
     reading = _Chrome(

@@ -1,12 +1,4 @@
-"""Publish the report and the findings of a run to W&B, TensorBoard or MLflow.
-
-    verl-profiler publish logs/my-run
-    verl-profiler publish logs/my-run --to wandb tensorboard
-
-Publishes report.html, the findings as Markdown, JSON and a table, and a few numbers
-(profile/…), to the trackers of the run's own trainer.logger, under its project and experiment.
-profiler.publish=true does the same when a training ends.
-"""
+"""`export trackers`: the report and the findings of a run for its trackers."""
 
 from __future__ import annotations
 
@@ -17,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import add_cache, add_runs
 from verl_profiler.cli.output import json_text
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.json_values import mapping_or_empty
@@ -28,28 +19,12 @@ if TYPE_CHECKING:
     from verl_profiler.exports.trackers import Profile
     from verl_profiler.reading.reader import Run
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["publish_run"]
 
 _COLUMNS = ("finding", "message", "recoverable_s", "share", "who", "try")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_runs(parser)
-    parser.add_argument(
-        "--to",
-        nargs="+",
-        action="extend",
-        choices=TRACKERS,
-        default=[],
-        help="where to publish (default: as trainer.logger of the run)",
-    )
-    parser.add_argument("--project", metavar="NAME", help="default: trainer.project_name")
-    parser.add_argument("--experiment", metavar="NAME", help="default: trainer.experiment_name")
-    add_cache(parser)
-
-
-def run(args: argparse.Namespace) -> int:
+def publish_run(args: argparse.Namespace) -> int:
     """Publish; print a line per tracker; return 0, or 1 if one failed or there is nothing to publish.
 
     Raises:
@@ -62,11 +37,11 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(made)
         with load(args.runs, cache=not args.no_cache) as opened:
             training = _training(opened)
-            trackers = list(dict.fromkeys(args.to or training.get("logger") or ()))
+            trackers = list(dict.fromkeys(args.tracker or training.get("logger") or ()))
             if not trackers:
                 raise ReadingError(
                     "the run has no logger to publish to.\n"
-                    f"Name one: verl-profiler publish RUN --to {' '.join(TRACKERS)}",
+                    f"Name one: verl-profiler export trackers RUN --tracker {' '.join(TRACKERS)}",
                     "no-tracker",
                 )
             report = write(
