@@ -46,10 +46,11 @@ COMMANDS = (
 # What a command needs in the end, whichever module is missing first; others need `analysis`.
 _EXTRAS = {
     "report": "report",
-    "open": "report",
-    "publish": "report",
     "plot": "plots",
     "timing": "plots",
+    "export otlp": "otel",
+    "export prometheus": "prometheus",
+    "export trackers": "report",
 }
 
 
@@ -100,7 +101,8 @@ def _run(argv: Sequence[str]) -> int:
         if (extra := extra_of(error)) is not None:
             if args.traceback:
                 traceback.print_exc()
-            extra = _EXTRAS.get(args.command, extra)
+            command = f"export {args.format}" if args.command == "export" else args.command
+            extra = _EXTRAS.get(command, extra)
             print_error(
                 f"verl-profiler {args.command}: a package is not installed ({error}).",
                 f"{install_line(extra)} (missing-extra)",
