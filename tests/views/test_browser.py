@@ -228,6 +228,17 @@ def test_a_link_leads_to_a_step_and_a_request(browser, small):
         arrive()
         assert request in text(browser, "#panel h3")
         assert "1" == browser.evaluate("document.getElementById('step').selectedOptions[0].text")
+        assert browser.evaluate("document.getElementById('absent').hidden")
+
+
+def test_a_link_to_what_the_report_does_not_have_says_so(browser, small):
+    """It would show all steps without a word."""
+    browser.open(small, fragment="step=99&request=zzz")
+
+    expected = "This report does not have step 99 or request zzz. Showing all steps."
+    assert expected == text(browser, "#absent")
+    browser.evaluate("location.hash = 'step=1'")
+    browser.wait("document.getElementById('absent').hidden")
 
 
 def test_the_search_finds_who_called_a_tool(browser, small):
@@ -309,9 +320,8 @@ def test_the_search_finds_a_request_in_any_step(browser, small):
 
     assert wanted == text(browser, "#request-table tbody th")
     assert text(browser, "#found").startswith("1 match in all steps")
-    browser.evaluate("document.querySelector('#request-table tbody tr').focus()")
-    browser.press("Enter", "\r")
     assert text(browser, "#panel h3").startswith(wanted)
+    assert "search" == browser.evaluate("document.activeElement.id")
     browser.evaluate("document.getElementById('search').focus()")
     browser.call("Input.insertText", text="no such request")
     browser.settle()

@@ -110,9 +110,10 @@ def settings_of(config: Any) -> Settings:
             "config-group-not-found",
         )
     node = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    if mapping_or_empty(node).get("output_dir", "") is None:
+    given = mapping_or_empty(node)
+    if given.get("output_dir", "") is None:
         name = os.environ.get("EXPERIMENT_NAME") or selected(config, "trainer.experiment_name")
-        node = {**node, "output_dir": f"logs/{name}" if name else UNNAMED_RUN}
+        node = {**given, "output_dir": f"logs/{name}" if name else UNNAMED_RUN}
     settings = parse(node)
     switches = settings.transfer_queue.under(os.environ)
     return msgspec.structs.replace(settings, transfer_queue=switches)

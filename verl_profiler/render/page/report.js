@@ -180,7 +180,10 @@ function stepLabel(step) {
   return clean(steps[step].label);
 }
 
-/** Show what the address names: `#step=3&request=1f7a7a0f`; a request by the start of its id. */
+/**
+ * Show what the address names: `#step=3&request=1f7a7a0f`; a request by the start of its id.  What is
+ * not in the report is named.
+ */
 function follow() {
   const words = new URLSearchParams(location.hash.slice(1));
   const label = words.get('step');
@@ -194,6 +197,14 @@ function follow() {
   filter.read(words);
   applyFilter();
   if (step) choose(step.s);
+  const absent = [
+    label !== null && !step ? `step ${clean(label)}` : '',
+    id && !request ? `request ${clean(id)}` : '',
+  ].filter(Boolean);
+  byId('absent').hidden = !absent.length;
+  byId('absent').textContent = absent.length
+    ? `This report does not have ${absent.join(' or ')}. Showing ${shownName()}.`
+    : '';
   if (request) {
     pickRequest(request);
     byId('requests').scrollIntoView();

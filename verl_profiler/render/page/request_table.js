@@ -23,6 +23,7 @@ function toolsOf(request) {
  * @param {import('./timeline_filter.js').Filter} filter
  * @param {(row: RequestRow) => boolean} selected
  * @param {(row: RequestRow) => void} onRow
+ * @returns {RequestRow[]} The rows that are left.
  */
 export function listRequests(filter, selected, onRow) {
   const search = /** @type {HTMLInputElement} */ (byId('search'));
@@ -50,6 +51,7 @@ export function listRequests(filter, selected, onRow) {
       ? requestTable(rows, name, all || wanted !== '', {selected, onRow})
       : note(withoutRequests(wanted !== '', left > 0)),
   );
+  return rows;
 }
 
 /**

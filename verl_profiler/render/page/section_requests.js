@@ -68,7 +68,7 @@ export function requestsSection(choose) {
     placeholder: 'request id, sample, worker, agent or tool',
     autocomplete: 'off',
     spellcheck: 'false',
-    oninput: fillRequests,
+    oninput: findRequest,
   });
   const all = number(timelines.of);
   return [
@@ -276,11 +276,17 @@ function sceneLegend({order, lanes}) {
 
 /** Fill the table with the requests that the search and the filter leave. */
 function fillRequests() {
-  listRequests(
+  return listRequests(
     filter,
     (row) => row === picked,
     (row) => pick(row, 'table'),
   );
+}
+
+/** Fill the table with what was searched, and show a request that is the only match. */
+function findRequest() {
+  const rows = fillRequests();
+  if (rows.length === 1 && rows[0] !== picked) pick(rows[0], 'link');
 }
 
 function fillParts() {
