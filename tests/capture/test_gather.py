@@ -236,6 +236,22 @@ def test_a_run_without_captures_is_a_message(tmp_path):
     assert "no-captures" == caught.value.slug
 
 
+def test_the_command_has_nothing_to_do_for_a_run_that_requested_none(tmp_path, capsys):
+    """A healthy run: status 0, and a line; what is no run is refused."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    (tmp_path / "other").mkdir()
+
+    assert 0 == main(["collect", str(tmp_path / "run")])
+    assert (
+        "This run has no captures (trainer.profile_steps requests them); nothing to gather.\n"
+        == capsys.readouterr().out
+    )
+    assert 0 == main(["collect", "--json", str(tmp_path / "run")])
+    assert [] == json.loads(capsys.readouterr().out)
+    assert 2 == main(["collect", str(tmp_path / "other")])
+
+
 def test_the_account_counts_captures_and_lists_missing_ones(run):
     """In lines for a terminal."""
     journal(run, 2, 5)

@@ -88,3 +88,39 @@ def test_an_allocator_setting_incompatible_with_the_memory_saver_is_reported(
 
     assert 1 == main(["check", "--output-dir", str(tmp_path)])
     assert "! memory saver" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("version", "plugin", "probes"),
+    [
+        ("0.8.0", "! plugin             verl 0.8.0 does not load plugins", None),
+        ("0.9.0.dev1", "  plugin             verl >= 0.9 loads it in every process", None),
+        ("0.10.0", "  plugin             verl >= 0.9 loads it in every process", None),
+        (None, None, ["! probes             none would be installed without verl"]),
+    ],
+)
+def test_a_verl_that_is_old_or_missing_takes_one_line(
+    monkeypatch, tmp_path, capsys, version, plugin, probes
+):
+    """verl 0.8 has no plugins; without verl, no probe is listed by itself."""
+    found = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: version if name == "verl" else found(name))
+    monkeypatch.setattr(doctor, "find_targets", lambda _: [])
+    main(["check", "--output-dir", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+
+    if plugin is not None:
+        assert plugin in lines
+    if probes is not None:
+        assert probes == [line for line in lines if "probe" in line]
+
+
+def test_the_probes_of_what_is_not_installed_share_a_line(monkeypatch, tmp_path, capsys):
+    """One per category, with their names."""
+    monkeypatch.setattr(doctor, "_source", lambda _: None)
+    main(["check", "--output-dir", str(tmp_path), "--json"])
+    findings = json.loads(capsys.readouterr().out)
+
+    of_probes = [each for each in findings if each["topic"].startswith("probes ")]
+    assert of_probes
+    assert {1} == {len(each["details"]) for each in of_probes}

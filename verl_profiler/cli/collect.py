@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from verl_profiler.cli.output import print_json
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.redaction import mask_text
+from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.render.visible import shown, visible
 from verl_profiler.units import size
 
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export",
         action="store_true",
-        help="also export each nsys report to SQLite, which `captures` reads; needs nsys",
+        help="also export each nsys report to SQLite, which the report reads; needs nsys",
     )
     parser.add_argument("--json", action="store_true", help="print the captures as JSON")
 
@@ -88,13 +89,13 @@ def run(args: argparse.Namespace) -> int:
     with _cluster() if args.ray else contextlib.nullcontext():
         if args.ray:
             problems = _ship(args.directory, sys.stderr if args.json else sys.stdout)
-        # A run without captures has nothing else to gather.
-        if not (args.ray or args.to) or (args.directory / "nsight").is_dir():
+        captured = (args.directory / "nsight").is_dir()
+        if captured or not (args.ray or args.to or (args.directory / RUN_FILE).is_file()):
             captures = gather.collect(
                 args.directory, patience_s=args.wait, fetch=fetch, fetch_s=_FETCH_S
             )
     lines = _stale_processes(args.directory, ending=args.end_left_over)
-    if lines and args.end_left_over:
+    if captured and lines and args.end_left_over:
         # On SIGTERM, an agent may have written what it had.
         captures = gather.collect(args.directory)
     if args.export:
@@ -108,8 +109,12 @@ def run(args: argparse.Namespace) -> int:
         for capture in captures:
             if capture.file:
                 print(visible(f"{size(capture.size_bytes):>10}  {capture.file}"))
-        if captures or not (args.ray or args.to):
+        if captured:
             print("\n".join(shown(gather.account(captures))))
+        elif not (args.ray or args.to):
+            print(
+                "This run has no captures (trainer.profile_steps requests them); nothing to gather."
+            )
     for line in [*(fetch.account() if fetch is not None else ()), *lines]:
         print(visible(line), file=sys.stderr if args.json else sys.stdout)
     if args.to:

@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable
@@ -138,7 +139,21 @@ def _entry_point() -> Finding:
             f"verl would not load it: VERL_USE_EXTERNAL_PLUGINS={policy}",
             "Unset VERL_USE_EXTERNAL_PLUGINS, or add verl_profiler to it.",
         )
+    verl = _version("verl")
+    if verl is not None and _older(verl):
+        return Finding(
+            "plugin",
+            False,
+            f"verl {verl} does not load plugins",
+            "Use verl 0.9 or later; of older ones, only TransferQueue is traced: docs/versions.md.",
+        )
     return Finding("plugin", True, "verl >= 0.9 loads it in every process")
+
+
+def _older(verl: str) -> bool:
+    """Whether a version of verl comes before 0.9, which introduced plugins."""
+    major, minor, *_ = [*re.findall(r"\d+", verl), "0", "0"]
+    return (int(major), int(minor)) < (0, 9)
 
 
 def _hydra() -> Finding:
@@ -242,6 +257,8 @@ def _imported_from(tree: ast.AST, name: str) -> str | None:
 
 
 def _probes() -> list[Finding]:
+    if _version("verl") is None:
+        return [Finding("probes", False, "none would be installed without verl")]
     probes = [*all_probes(), *capture_probes.PROBES]
     rows = [
         row
@@ -265,11 +282,9 @@ def _probes() -> list[Finding]:
         absent = [name for name in names if name not in found]
         message = f"{len(found)} of {len(names)} probes would be installed"
         details = [f"{probe.name}: this version has no {target}" for probe, target in moved]
-        details += [
-            f"{name}: its module is not installed"
-            for name in absent
-            if name not in {probe.name for probe, _ in moved}
-        ]
+        absent = [name for name in absent if name not in {probe.name for probe, _ in moved}]
+        if absent:
+            details.append(f"modules not installed, of {', '.join(absent)}")
         findings.append(Finding(f"probes {family}", not details, message, "", tuple(details)))
     return findings
 
