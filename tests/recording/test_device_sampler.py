@@ -1,6 +1,6 @@
 """Sampling devices: what a reading has, who reads, and what happens when it fails or ends.
 
-The drivers are fakes with the functions of the real libraries (nvidia-ml-py 13.615, amdsmi 7.0.2); the
+The driver is a fake with the functions of the real library (nvidia-ml-py 13.615); the
 thread, the election and the processes are real.
 """
 
@@ -67,7 +67,6 @@ def _alone(monkeypatch):
     monkeypatch.setattr(device_sampler, "_PER_RANK_S", 0.0)
     monkeypatch.setattr(device_sampler, "_WORKERS_S", 0.0)
     monkeypatch.setattr(device_libraries, "visible_words", lambda _names: None)
-    monkeypatch.setitem(sys.modules, "amdsmi", None)
     yield
     if device_sampler._sampler is not None:
         device_sampler._end()
@@ -290,52 +289,6 @@ def test_the_variable_is_that_of_the_parent():
     printed = subprocess.check_output([sys.executable, "-c", parent], env=environment, text=True)
 
     assert "2,3" in printed
-
-
-def test_an_amd_device_is_read_in_the_same_fields(monkeypatch):
-    """A fake with amdsmi 7.0.2's functions: counts of microjoules, `N/A`, several names of power."""
-    amdsmi = SimpleNamespace(
-        AmdSmiMemoryType=SimpleNamespace(VRAM="vram"),
-        AmdSmiClkType=SimpleNamespace(GFX="gfx", MEM="mem"),
-        AmdSmiTemperatureType=SimpleNamespace(HOTSPOT="hotspot"),
-        AmdSmiTemperatureMetric=SimpleNamespace(CURRENT="current"),
-        amdsmi_init=lambda: None,
-        amdsmi_get_processor_handles=lambda: ["handle"],
-        amdsmi_get_gpu_device_uuid=lambda _handle: "a2ff74a1-0000-1000-8000-000000000000",
-        amdsmi_get_gpu_device_bdf=lambda _handle: "0000:C1:00.0",
-        amdsmi_get_gpu_asic_info=lambda _handle: {"market_name": "Fake MI300X"},
-        amdsmi_get_gpu_memory_total=lambda _handle, _kind: 192 * GIB,
-        amdsmi_get_gpu_memory_usage=lambda _handle, _kind: 3 * GIB,
-        amdsmi_get_gpu_activity=lambda _handle: {"gfx_activity": 88, "umc_activity": "N/A"},
-        amdsmi_get_power_info=lambda _handle: {
-            "socket_power": "N/A",
-            "current_socket_power": 612,
-            "average_socket_power": "N/A",
-        },
-        amdsmi_get_energy_count=lambda _handle: {
-            "energy_accumulator": 2_000_000_000,
-            "counter_resolution": 15.3,
-        },
-        amdsmi_get_clock_info=lambda _handle, kind: {"clk": {"gfx": 2100, "mem": 1300}[kind]},
-        amdsmi_get_temp_metric=lambda _handle, _sensor, _metric: 61,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setitem(sys.modules, "amdsmi", amdsmi)
-
-    library, (device,) = device_libraries.open_devices(lambda _names: None)
-
-    assert "amdsmi" == library
-    assert "0000:c1:00.0" == device.facts["bus_id"]
-    assert "Fake MI300X" == device.facts["model"]
-    assert {
-        "utilization": 88,
-        "used_bytes": 3 * GIB,
-        "power_w": 612,
-        "energy_j": 30600.0,
-        "sm_mhz": 2100,
-        "memory_mhz": 1300,
-        "temperature_c": 61,
-    } == device.read()
 
 
 PROCESS = """

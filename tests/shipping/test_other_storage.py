@@ -1,11 +1,7 @@
-"""Storage other than S3.
+"""Storage other than S3: `sftp://` by paramiko, on asyncssh's server.
 
-`webhdfs://` by fsspec's client and `oss://` by ossfs are on fakes of servers, `sftp://` by paramiko on
-asyncssh's server, and `hdfs://` on the Hadoop that `VERL_PROFILER_TEST_HDFS` names as
-`hdfs://host:port/folder`, where there is one and its libhdfs (docs/how-to/multi-node.md).
-
-What each of these runs through is the whole of `profiler.output_dir=URL`: a name is claimed, files grow,
-are compressed, and their steps pruned; readers and `collect --to` then have what this disk has.
+The whole of `profiler.output_dir=URL`: a name is claimed, files grow, are compressed; readers and
+`collect --to` then have what this disk has.
 """
 
 import asyncio
@@ -15,16 +11,13 @@ import json
 import os
 import shutil
 import threading
-import uuid
 from pathlib import Path
 
 import pytest
-from fake_oss import FakeOSS
-from fake_webhdfs import FakeWebHDFS
-from shipping.copies import contents, local, taken_by_two_at_once
+from shipping.copies import contents, local
 
 from verl_profiler.cli import main
-from verl_profiler.errors import ConfigError, ReadingError
+from verl_profiler.errors import ConfigError
 from verl_profiler.events.remote import connect, has_folders
 from verl_profiler.launch import remote_output
 from verl_profiler.reading.reader import load
@@ -47,32 +40,6 @@ def run(tmp_path):
 def caches(tmp_path, monkeypatch):
     monkeypatch.setenv("VERL_PROFILER_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
-@pytest.fixture
-def webhdfs(caches):
-    """A fake name node with its data node, and the URL of a folder on it."""
-    pytest.importorskip("fsspec")
-    pytest.importorskip("requests")
-    server = FakeWebHDFS()
-    yield server, f"webhdfs://hadoop@127.0.0.1:{server.port}/user/hadoop"
-    server.close()
-
-
-@pytest.fixture
-def oss(caches, monkeypatch):
-    """A fake of OSS, and the URL of a folder on it; its client has no variables for keys of its own."""
-    ossfs = pytest.importorskip("ossfs")
-    server = FakeOSS()
-    monkeypatch.setenv("OSS_ENDPOINT", f"http://127.0.0.1:{server.port}")
-    monkeypatch.setenv("FSSPEC_OSS_KEY", "testing")
-    monkeypatch.setenv("FSSPEC_OSS_SECRET", "testing-secret")
-    # fsspec reads them when it is imported.
-    monkeypatch.setitem(conf, "oss", {"key": "testing", "secret": "testing-secret"})
-    ossfs.OSSFileSystem.clear_instance_cache()
-    yield server, "oss://runs/of/me"
-    ossfs.OSSFileSystem.clear_instance_cache()
-    server.close()
 
 
 @pytest.fixture
@@ -127,21 +94,8 @@ def sftp(caches, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def hdfs(caches):
-    """A new folder on a real HDFS."""
-    folder = os.environ.get("VERL_PROFILER_TEST_HDFS")
-    if not folder:
-        pytest.skip("VERL_PROFILER_TEST_HDFS names no HDFS")
-    url = f"{folder.rstrip('/')}/{uuid.uuid4().hex}"
-    yield None, url
-    filesystem, path = connect(url)
-    if filesystem.exists(path):
-        filesystem.rm(path, recursive=True)
-
-
-@pytest.fixture(params=["webhdfs", "oss", "sftp", "hdfs"])
-def storage(request):
-    return request.getfixturevalue(request.param)[1]
+def storage(sftp):
+    return sftp[1]
 
 
 def as_the_local_run(run, url, capsys):
@@ -198,13 +152,6 @@ def test_the_whole_way_of_a_run(run, storage, capsys):
     as_the_local_run(run, url, capsys)
 
 
-@pytest.mark.parametrize("kind", ["webhdfs", "oss", "hdfs"])
-def test_two_launches_at_the_same_moment_take_two_names(run, kind, tmp_path, monkeypatch, request):
-    """Both find nothing before either has written, as tasks of a job array may."""
-    storage = request.getfixturevalue(kind)[1]
-    taken_by_two_at_once(run, f"{storage}/my-run", tmp_path, monkeypatch)
-
-
 def test_a_process_beside_the_driver_uploads(run, storage, capfd):
     """To the last line."""
     url = remote_output.claim(f"{storage}/my-run", run)
@@ -218,23 +165,6 @@ def test_a_process_beside_the_driver_uploads(run, storage, capfd):
     there = contents(url)
     assert json.loads(there.pop("upload.json"))["ended"]
     assert local(run, ".cache") == there
-
-
-def test_an_upload_to_hdfs_that_was_killed_leaves_whole_files(run, webhdfs):
-    """A file is written beside its place; what is left of one is no file of the run, and is removed."""
-    server, storage = webhdfs
-    url = f"{storage}/my-run"
-    filesystem, target = connect(url)
-    upload = Upload(filesystem, target, run, folders=True)
-    assert [] == upload.round()
-    before = contents(url)
-    server.create(f"{target}/step_2/.worker_0.jsonl.part", b'{"cut', overwrite=False)
-
-    with load(url) as opened:
-        assert not [each for each in opened.problems if "part" in each]
-    assert 0 == main(["collect", str(run), "--to", url])
-    after = contents(url)
-    assert before == {name: data for name, data in after.items() if name != "upload.json"}
 
 
 def test_a_file_replaced_within_the_same_second_is_read_again(run, sftp):
@@ -256,47 +186,9 @@ def test_a_file_replaced_within_the_same_second_is_read_again(run, sftp):
         assert "node-9" in row["header"]
 
 
-def test_hdfs_refuses_another_user(run, webhdfs):
-    """With the name node's words, before training starts."""
-    server, storage = webhdfs
-    with pytest.raises(ConfigError, match="Permission denied: user=me, access=WRITE"):
-        remote_output.claim(f"{storage.replace('hadoop@', 'me@')}/my-run", run)
-    assert {"/"} == {*server.files}
-
-
-def test_oss_refuses_another_key(run, oss, monkeypatch):
-    """A name is not taken for free because nothing of it can be read."""
-    server, storage = oss
-    monkeypatch.setenv("FSSPEC_OSS_KEY", "other")
-    with pytest.raises(ConfigError, match="Access Key Id you provided does not exist"):
-        remote_output.claim(f"{storage}/my-run", run)
-    assert {} == server.objects
-
-
-def test_a_server_that_is_gone_is_no_empty_folder(run, webhdfs, capsys):
-    """Neither for who writes nor for who reads."""
-    server, storage = webhdfs
-    url = f"{storage}/my-run"
-    filesystem, target = connect(url)
-    Upload(filesystem, target, run, folders=True).round()
-    server.close()
-    # A connection that is open is answered by the thread that has it.
-    type(filesystem).clear_instance_cache()
-
-    with pytest.raises(ConfigError, match="nothing can be written to"):
-        remote_output.claim(url, run)
-    with pytest.raises(ReadingError, match="cannot be read: ConnectionError"):
-        load(url)
-    assert 2 == main(["collect", str(run), "--to", url])
-    assert "cannot be used: ConnectionError" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("url", "package", "module"),
     [
-        ("oss://bucket/my-run", "ossfs", "ossfs"),
-        ("webhdfs://127.0.0.1:1/my-run", "requests", "requests"),
-        ("hdfs://127.0.0.1:1/runs/my-run", "pyarrow", "pyarrow"),
         ("sftp://127.0.0.1:1/runs/my-run", "paramiko", "paramiko"),
     ],
 )
@@ -307,12 +199,3 @@ def test_what_to_install_is_named(run, url, package, module, tmp_path, monkeypat
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ConfigError, match=f"pip install {package}"):
         remote_output.claim(url, run)
-
-
-def test_without_hadoops_library_hdfs_has_another_way(run, monkeypatch):
-    """pyarrow brings no libhdfs; WebHDFS needs none."""
-    pytest.importorskip("pyarrow")
-    for name in ("ARROW_LIBHDFS_DIR", "HADOOP_HOME", "JAVA_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match=r"libhdfs[^']*webhdfs://"):
-        remote_output.claim("hdfs://127.0.0.1:1/runs/my-run", run)

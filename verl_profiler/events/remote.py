@@ -34,23 +34,13 @@ _PACKAGES = {
     "abfss": "adlfs",
     "az": "adlfs",
     "adl": "adlfs",
-    "oss": "ossfs",
-    "hdfs": "pyarrow",
-    "webhdfs": "requests",
-    "tos": "tosfs",
     "sftp": "paramiko",
     "ssh": "paramiko",
 }
-# What else a protocol needs.
-_ADVICE = {
-    "hdfs": "\nhdfs:// needs Java and Hadoop's libhdfs: set JAVA_HOME, HADOOP_HOME (or ARROW_LIBHDFS_DIR) and "
-    "CLASSPATH=$(hadoop classpath --glob), or use webhdfs://USER@NAMENODE:9870/…, which needs neither",
-}
 # A key is all that there is: folders need not be made, and `makedirs` would make the bucket.
-_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "tos"})
-# ossfs 2025.5 fails (KeyError) where listings are not kept; SFTP's client never keeps them, and takes
-# the option for one of SSH's.
-_NEED_LISTINGS_CACHE = frozenset({"oss", "sftp", "ssh"})
+_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"})
+# SFTP's client keeps no listings, and takes the option for one of SSH's.
+_NEED_LISTINGS_CACHE = frozenset({"sftp", "ssh"})
 # They have one connection, which only one thread may use: paramiko waits forever otherwise.
 _OF_ONE_THREAD = frozenset({"sftp", "ssh", "ftp", "smb"})
 # Nothing but this process would have what is written there.
@@ -113,11 +103,8 @@ def connect(url: str) -> tuple[Any, str]:
             f"{protocol}:// needs a package that is not installed ({error}).\npip install {missing}"
         ) from None
     except Exception as error:  # noqa: BLE001  any client's: some connect at once
-        advice = _ADVICE.get(protocol, "") if isinstance(error, OSError) else ""
-        raise RemoteError(f"{mask_text(url)} cannot be used: {problem_of(error)}{advice}") from None
-    path = str(path).rstrip("/")
-    # ossfs lists names without the first slash.
-    return filesystem, path if has_folders(url) else path.lstrip("/")
+        raise RemoteError(f"{mask_text(url)} cannot be used: {problem_of(error)}") from None
+    return filesystem, str(path).rstrip("/")
 
 
 def takes_threads(filesystem: Any) -> bool:

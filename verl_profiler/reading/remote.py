@@ -44,9 +44,9 @@ __all__ = ["fetched", "is_downloaded", "is_url"]
 # What describes a run is needed for any part of it.
 _ABOUT = ("processes/", "open/")
 _LISTING, _UPDATING = ".listing", ".updating"
-# What an object's description has that differs for each content (of HDFS over HTTP, milliseconds), and
+# What an object's description has that differs for each content, and
 # of its age.
-_EXACT = ("ETag", "etag", "md5", "modificationTime")
+_EXACT = ("ETag", "etag", "md5")
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify")
 _UNSETTLED, _SETTLED_S = "unsettled", 60.0
 _AT_ONCE = 8

@@ -1,9 +1,8 @@
-"""The libraries of device drivers, behind one interface: NVML and AMD SMI.
+"""Devices of the host, as NVML reads them.
 
-A library is imported only if it is installed, in the one process per host that samples.  None of its
-calls creates a CUDA or HIP context.  What a device, a driver or a virtual machine does not support is
-left out, never filled with zero.  Sources: nvidia-ml-py 13.615 (`pynvml.py`), amdsmi 7.0.2
-(`amdsmi_interface.py`).  Ascend's npu-smi has no Python library (its DCMI is a C library).
+NVML is imported only if it is installed, in the one process per host that samples.  None of its calls
+creates a CUDA context.  What a device, a driver or a virtual machine does not support is left out, never
+filled with zero.  Source: nvidia-ml-py 13.615 (`pynvml.py`).  AMD SMI and Ascend's npu-smi are not read.
 """
 
 from __future__ import annotations
@@ -14,16 +13,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["LIBRARIES", "Device", "is_importable", "open_devices", "visible_words"]
+__all__ = ["LIBRARY", "Device", "is_importable", "open_devices", "visible_words"]
 
-# Module names, in the order in which they are tried.
-LIBRARIES = ("pynvml", "amdsmi")
+LIBRARY = "pynvml"
 
-# Variables that limit the devices of a process, by library.
-_VISIBLE = {
-    "pynvml": ("CUDA_VISIBLE_DEVICES",),
-    "amdsmi": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-}
+# What limits the devices of a process.
+_VISIBLE = ("CUDA_VISIBLE_DEVICES",)
 
 # Reasons for lower clocks, by bit (nvmlClocksEventReasons); without idle clocks and clocks that
 # somebody set, which are no sign of trouble.
@@ -82,29 +77,23 @@ class Device:
 
 def is_importable() -> bool:
     """Return whether a library is installed; imports nothing."""
-    for name in LIBRARIES:
-        try:
-            if importlib.util.find_spec(name) is not None:
-                return True
-        except (ImportError, ValueError, AttributeError):
-            continue
-    return False
+    try:
+        return importlib.util.find_spec(LIBRARY) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
 
 
 def open_devices(visible: Callable[[tuple[str, ...]], str | None]) -> tuple[str, list[Device]]:
-    """Return the first library that shows devices, and its devices; ("", []) without one.
+    """Return the library and its devices; ("", []) without any.
 
     Args:
         visible: Returns the value of the first of these variables that is set for the run, or None.
     """
-    for name, opened in (("pynvml", _nvml_devices), ("amdsmi", _amd_devices)):
-        try:
-            devices = list(opened(importlib.import_module(name)))
-        except Exception:  # noqa: BLE001, S112  not installed, no driver, no device
-            continue
-        if devices:
-            return name, _chosen(devices, visible(_VISIBLE[name]))
-    return "", []
+    try:
+        devices = list(_nvml_devices(importlib.import_module(LIBRARY)))
+    except Exception:  # noqa: BLE001  not installed, no driver, no device
+        devices = []
+    return (LIBRARY, _chosen(devices, visible(_VISIBLE))) if devices else ("", [])
 
 
 def visible_words(names: tuple[str, ...]) -> str | None:
@@ -213,69 +202,5 @@ def _nvml_device(nvml: Any, index: int) -> Device:
                 )
             },
             *([slowed] if reasons is not None else []),
-        ],
-    )
-
-
-def _amd_devices(smi: Any) -> Iterator[Device]:
-    smi.amdsmi_init()
-    for index, handle in enumerate(smi.amdsmi_get_processor_handles()):
-        yield _amd_device(smi, index, handle)
-
-
-def _amd_device(smi: Any, index: int, handle: Any) -> Device:
-    memory = smi.AmdSmiMemoryType.VRAM
-
-    def used() -> dict[str, Any]:
-        activity = smi.amdsmi_get_gpu_activity(handle)
-        return {
-            "utilization": activity.get("gfx_activity"),
-            "memory_utilization": activity.get("umc_activity"),
-        }
-
-    def power() -> dict[str, Any]:
-        found = smi.amdsmi_get_power_info(handle)
-        values = (
-            found.get(name)
-            for name in ("socket_power", "current_socket_power", "average_socket_power")
-        )
-        watts = next((each for each in values if isinstance(each, int) and each > 0), None)
-        return {"power_w": watts}
-
-    def energy() -> dict[str, Any]:
-        found = smi.amdsmi_get_energy_count(handle)
-        # Microjoules per count.
-        joules = found["energy_accumulator"] * found["counter_resolution"] / 1e6
-        return {"energy_j": round(joules, 1)}
-
-    def clock(kind: str) -> Any:
-        return smi.amdsmi_get_clock_info(handle, getattr(smi.AmdSmiClkType, kind)).get("clk")
-
-    return Device(
-        index,
-        _facts(
-            {
-                "uuid": lambda: _text(smi.amdsmi_get_gpu_device_uuid(handle)),
-                "bus_id": lambda: _bus_id(smi.amdsmi_get_gpu_device_bdf(handle)),
-                "model": lambda: smi.amdsmi_get_gpu_asic_info(handle).get("market_name"),
-                "total_bytes": lambda: int(smi.amdsmi_get_gpu_memory_total(handle, memory)),
-            }
-        ),
-        [
-            used,
-            lambda: {"used_bytes": int(smi.amdsmi_get_gpu_memory_usage(handle, memory))},
-            power,
-            energy,
-            lambda: {"sm_mhz": clock("GFX")},
-            lambda: {"memory_mhz": clock("MEM")},
-            lambda: {
-                "temperature_c": int(
-                    smi.amdsmi_get_temp_metric(
-                        handle,
-                        smi.AmdSmiTemperatureType.HOTSPOT,
-                        smi.AmdSmiTemperatureMetric.CURRENT,
-                    )
-                )
-            },
         ],
     )

@@ -138,7 +138,7 @@ VIEWS = (
         },
         draw=_device_use,
         empty=(
-            "no devices were sampled there. Install nvidia-ml-py or amdsmi on the nodes; "
+            "no devices were sampled there. Install nvidia-ml-py on the nodes; "
             "profiler.events.devices must be true."
         ),
         section=Section(
@@ -164,7 +164,7 @@ VIEWS = (
             waits for other ranks (NCCL). A sample stands for the interval before it, so phases
             shorter than two intervals are rough. Memory is that of all processes of the device.
             Phases are the trainer's: in asynchronous runs, devices of the rollout work beside them.
-            Source: `device` events; NVML or AMD SMI.
+            Source: `device` events; NVML.
         """,
         labels={
             "max_used_bytes": "memory at most",
