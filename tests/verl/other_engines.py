@@ -59,6 +59,14 @@ class FakeAsyncLLM:
     async def wake_up(self, tags=None):
         """Nothing to take back."""
 
+    output_processor = SimpleNamespace(request_states={})
+
+    async def pause_generation(self, wait_for_inflight_requests=False, clear_cache=True):
+        """Nothing runs."""
+
+    async def resume_generation(self):
+        """Nothing was paused."""
+
     async def reset_prefix_cache(self, reset_connector=False):
         """No cache."""
 
@@ -82,6 +90,18 @@ class FakeTensorRT:
     async def release(self, tags):
         """Nothing to release."""
 
+    async def resume(self, tags):
+        """Nothing to take back."""
+
+    async def pause_generation(self):
+        """Nothing runs."""
+
+    async def resume_generation(self):
+        """Nothing was paused."""
+
+    async def collective_rpc(self, method):
+        """No workers."""
+
 
 @dataclass
 class Config:
@@ -93,6 +113,7 @@ class Config:
     full_determinism: bool = False
     enable_rollout_routing_replay: bool = False
     free_cache_engine: bool = True
+    enable_prefix_caching: bool = True
     mtp: None = None
     values: dict = field(default_factory=dict)
 
@@ -154,7 +175,7 @@ def vllm_server(engine):
     server.rollout_mode = module.RolloutMode.HYBRID
     server.replica_rank = server.node_rank = server._admitting = 0
     server._disaggregation_role = "null"
-    server._submission_paused = False
+    server._submission_paused = server._rejecting = False
     server._resume_event = asyncio.Event()
     server.engine = engine
     return server
@@ -166,7 +187,7 @@ def trtllm_server(engine):
     made = module.TRTLLMHttpServer.__ray_metadata__.modified_class
     server = made.__new__(made)
     server.config = Config()
-    server.rollout_mode = module.RolloutMode.HYBRID
+    server.rollout_mode = module.RolloutMode.COLOCATED
     server.sampling_args = {"detokenize": False}
     server._use_torch_sampler = server.is_vlm_model = False
     server._generation_allowed = asyncio.Event()
@@ -189,9 +210,21 @@ async def asked(server):
         except ConnectionError as error:
             reasons[case] = type(error).__name__
     await server.sleep()
-    if engine is None:
-        await server.wake_up(tags=["weights"])
+    await (server.wake_up(tags=["weights"]) if engine is None else server.wake_up())
+    if engine is not None:
+        engine.reason = "stop"
+    await pause(server)
     return reasons
+
+
+async def pause(server):
+    """Pause and resume a server as its replica does; a request comes meanwhile, and one later."""
+    await server.abort_all_requests()
+    parked = asyncio.create_task(server.generate(PROMPT, {"top_k": -1}, "parked"))
+    await asyncio.sleep(0.01)
+    await getattr(server, "open_submission_gate", server.resume_generation)()
+    await parked
+    await server.generate(PROMPT, {"top_k": -1}, "late")
 
 
 def main():

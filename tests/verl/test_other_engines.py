@@ -38,6 +38,8 @@ def test_each_request_is_recorded_as_on_sglang(asked):
         for line in told["events"]
         if line["event"] == "engine_request"
     }
+    assert {"parked", "late"} == {*served} - {"stop", "abort", "error"}
+    served = {name: served[name] for name in ("stop", "abort", "error")}
     whole = {"prompt_tokens": 3, "response_tokens": 3, "weight_version": 4, **times}
 
     assert {
@@ -58,5 +60,17 @@ def test_releases_and_resumes_are_recorded_with_their_tags(asked):
         if line["event"].startswith("memory_re")
     ]
 
-    resumed = [("memory_resume", ["weights"])] if engine == "vllm" else []
-    assert [("memory_release", ["all"]), *resumed] == moves
+    resumed = ["weights"] if engine == "vllm" else ["all"]
+    assert [("memory_release", ["all"]), ("memory_resume", resumed)] == moves
+
+
+def test_a_request_is_parked_from_the_abort_until_the_resume(asked):
+    """And none after it."""
+    _, told = asked
+    pauses = [
+        (line["event"], line.get("extra", {}).get("engine_request_id"))
+        for line in told["events"]
+        if line["event"] in ("engine_abort", "engine_parked", "engine_resume")
+    ]
+
+    assert [("engine_abort", None), ("engine_resume", None), ("engine_parked", "parked")] == pauses

@@ -6,6 +6,7 @@ captures too, so that a callable has one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -22,7 +23,7 @@ from verl_profiler.instrumentation.status import missed, status
 from verl_profiler.instrumentation.wrapping import wrap
 from verl_profiler.recording import recorder
 
-__all__ = ["install", "place_in_main", "resolve", "stands_below", "uninstall"]
+__all__ = ["install", "is_probed", "place_in_main", "resolve", "stands_below", "uninstall"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,19 @@ def stands_below(wrapper: Any, function: Any) -> bool:
         function = getattr(function, "__wrapped__", None)
         if function is None:
             break
+    return False
+
+
+def is_probed(instance: object, method: str) -> bool:
+    """Whether calls of a method run a probe, also if Ray pickled its class by value."""
+    function = getattr(type(instance), method, None)
+    for _ in range(_MOST_WRAPPERS):
+        for cell in getattr(function, "__closure__", None) or ():
+            # A cell may be empty.
+            with contextlib.suppress(ValueError):
+                if isinstance(cell.cell_contents, Probe):
+                    return True
+        function = getattr(function, "__wrapped__", None)
     return False
 
 

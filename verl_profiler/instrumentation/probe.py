@@ -35,6 +35,7 @@ class Probe:
         arguments: For plain functions: returns the arguments to call the host's code with.
         result: For plain functions: returns what the caller gets in place of the result.
         optional: True when verl may do without the target and nothing is lost.
+        lost: What is unknown where a target is missing, if it is more than the event.
     """
 
     event: str | None
@@ -48,6 +49,7 @@ class Probe:
     arguments: Callable[[tuple[Any, ...], dict[str, Any]], Arguments] | None = None
     result: Callable[[Any], Any] | None = None
     optional: bool = False
+    lost: str | None = None
 
     name: str = field(init=False)
     """The event, or the attribute that is watched."""

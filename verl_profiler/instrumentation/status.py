@@ -41,10 +41,12 @@ def missed(probe: Probe, reason: str) -> None:
     """Note that a probe is not placed, or not in full; the first reason is printed."""
     if probe.name in status.missed:
         return
-    status.missed[probe.name] = reason
+    status.missed[probe.name] = (
+        reason if probe.lost is None else f"{reason}; {probe.lost} is not recorded"
+    )
     recorder.say(
         f"WARNING probe {probe.name!r}: {reason}. Training is not affected; "
-        f"this measurement will be missing. (target-changed)"
+        f"{probe.lost or 'this measurement'} will be missing. (target-changed)"
     )
 
 

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_object, is_tuple, mapping_or_empty
+from verl_profiler.instrumentation.placing import is_probed
 from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.status import missed
 from verl_profiler.probes.values import plain
 from verl_profiler.recording import context, open_calls, recorder
 from verl_profiler.recording.call import Call
@@ -28,10 +30,9 @@ _SERVERS = (
     "verl.workers.rollout.trtllm_rollout.trtllm_async_server:TRTLLMHttpServer",
     "verl_profiler.rehearsal.standin:StandinServer",
 )
-
-
-# TensorRT-LLM's does not pause (verl 0.9.1).
-_PAUSING = tuple(server for server in _SERVERS if "trtllm" not in server)
+# What ends a pause. From verl 0.9.1 on a replica of vLLM resumes its engines first and then opens the gate
+# of each server.
+_RESUMES = ("open_submission_gate", "resume_generation")
 # Of vLLM and the stand-in; of SGLang.
 _ABORTED = ("aborted", "abort")
 
@@ -100,17 +101,32 @@ def _record_parked(call: Call) -> None:
 
 
 def _begin_abort(call: Call) -> None:
-    if open_calls.paused_ns is None:
-        open_calls.paused_ns = now()
-    _server.rejects = bool(call.arguments.get("reject_request"))
+    arguments = call.arguments
+    _server.rejects = bool(arguments.get("reject_request"))
     call.extra = {"aborted": _server.requests}
     if _server.rejects:
         call.extra["reject"] = True
+    if open_calls.paused_ns is None and _pauses(arguments["self"]):
+        open_calls.paused_ns = now()
+
+
+def _pauses(server: Any) -> bool:
+    """Whether an abort pauses the server until a resume that is recorded."""
+    engine = getattr(server, "engine", None)
+    if engine is not None and not hasattr(engine, "pause_generation"):
+        # vLLM before 0.12 (verl 0.8.0 vllm_async_server.py:695).
+        return False
+    if any(is_probed(server, name) for name in _RESUMES):
+        return True
+    missed(_RESUME, f"{type(server).__name__} has no {' or '.join(_RESUMES)} that is probed")
+    return False
 
 
 def _end_resume(call: Call, _result: Any) -> None:
     if open_calls.paused_ns is None:
         call.event = None
+        return
+    if call.error is not None:
         return
     open_calls.paused_ns = None
     _server.rejects = False
@@ -206,6 +222,14 @@ def _end_set_step(call: Call, _result: Any) -> None:
         context.process.next_step = step + 1
 
 
+_RESUME = Probe(
+    "engine_resume",
+    "engine",
+    tuple(f"{server}.{name}" for server in _SERVERS for name in _RESUMES),
+    leave=_end_resume,
+    lost="how long requests wait in paused engines",
+)
+
 PROBES = (
     Probe(
         "engine_request",
@@ -218,18 +242,10 @@ PROBES = (
     Probe(
         "engine_abort",
         "engine",
-        tuple(f"{server}.abort_all_requests" for server in _PAUSING),
+        tuple(f"{server}.abort_all_requests" for server in _SERVERS),
         enter=_begin_abort,
     ),
-    Probe(
-        "engine_resume",
-        "engine",
-        tuple(
-            f"{server}.{'open_submission_gate' if 'vllm' in server else 'resume_generation'}"
-            for server in _PAUSING
-        ),
-        leave=_end_resume,
-    ),
+    _RESUME,
     Probe(
         None,
         "engine",

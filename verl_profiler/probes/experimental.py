@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from verl_profiler.events.json_values import is_tuple
+from verl_profiler.instrumentation.placing import is_probed
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.asynchronous import consume
 from verl_profiler.probes.values import number, plain, scalar
@@ -34,6 +35,8 @@ _QUEUE = f"{_FULLY_ASYNC}.message_queue:MessageQueue"
 _ONE_STEP_OFF = "verl.experimental.one_step_off_policy.ray_trainer:OneStepOffRayTrainer"
 _LOOPS = "verl.experimental.agent_loop.agent_loop"
 
+# The rollouter's coroutine of each sample, from its dispatch until it is in the queue.
+_SAMPLE = "_process_single_sample_streaming"
 # In the prompts' `meta_info`, from rollouter to agent-loop worker.
 _STEP_KEY = "verl_profiler_step"
 # verl's tag of the step that dispatched a sample.
@@ -151,6 +154,7 @@ def _end_validation(_call: Call, _result: Any) -> None:
 
 
 def _begin_sample(call: Call) -> None:
+    _expect_progress(call.arguments["self"], now(), made=True)
     sample = call.arguments["rollout_sample"]
     step, uid = context.process.step, f"uid_{plain(sample.sample_id)}"
     setattr(sample, _MARK, f"{_MARK_TEXT}:{step}:{uid};")
@@ -158,9 +162,15 @@ def _begin_sample(call: Call) -> None:
     recorder.record("dispatch", None, now(), extra, step)
 
 
+def _end_sample(call: Call, _result: Any) -> None:
+    # What is cancelled when the run ends is no progress.
+    if call.error is None:
+        _expect_progress(call.arguments["self"], call.end_ns, made=True)
+
+
 def _end_count(call: Call, _result: Any) -> None:
+    """Record how many samples run; verl 0.8 does not count them."""
     rollouter = call.arguments["self"]
-    # verl counts when it has dispatched a sample, and when it has finished some.
     _expect_progress(rollouter, now(), made=True)
     state = len(rollouter.active_tasks), rollouter.max_concurrent_samples
     if state == _rollouter.running:
@@ -175,12 +185,13 @@ def _end_count(call: Call, _result: Any) -> None:
 def _expect_progress(rollouter: Any, at_ns: int, *, made: bool = False) -> None:
     """Note whether a sample should get dispatched or finished, and whether one did.
 
-    At a limit none is dispatched, but those in flight should get finished.
+    At a limit none is dispatched, but those in flight should get finished.  Without a probe of samples,
+    progress is unknown, and no sample is expected.
     """
     open_calls.in_flight = len(rollouter.active_tasks)
     if _rollouter.validates or (_rollouter.pause is not None and not open_calls.in_flight):
         open_calls.idle_ns = None
-    elif made or open_calls.idle_ns is None:
+    elif made or (open_calls.idle_ns is None and is_probed(rollouter, _SAMPLE)):
         open_calls.note_progress(at_ns)
 
 
@@ -350,9 +361,11 @@ PROBES = (
     Probe(
         None,
         "trainer",
-        (f"{_ROLLOUTER}._process_single_sample_streaming",),
+        (f"{_ROLLOUTER}.{_SAMPLE}",),
         reads=("rollout_sample",),
         enter=_begin_sample,
+        leave=_end_sample,
+        lost="whether samples are dispatched and finished",
     ),
     Probe(None, "trainer", (f"{_ROLLOUTER}._record_active_count",), leave=_end_count),
     Probe(None, "trainer", (f"{_ROLLOUTER}._should_pause_generation",), leave=_end_limit_check),

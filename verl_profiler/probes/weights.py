@@ -164,4 +164,5 @@ PROBES = (
     _moves("memory_resume", f"{_ASYNC_LLM}.wake_up", reads=("tags",)),
     _moves("memory_release", f"{_ASYNC_LLM}.sleep"),
     _moves("memory_release", *(f"{server}.sleep" for server in _SLEEPING_SERVERS)),
+    _moves("memory_resume", *(f"{server}.wake_up" for server in _SLEEPING_SERVERS)),
 )
