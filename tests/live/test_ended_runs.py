@@ -201,6 +201,11 @@ def test_an_engine_that_is_never_resumed_is_the_culprit():
         verdict(RUN, files, HERE, NOW).culprit
     )
 
+    half = {"probes": {"missed": {"engine_resume": "no open_submission_gate"}}}
+    unknown = verdict({**RUN, "engine_1": {**RUN["engine_1"], **half}}, files, HERE, NOW)
+    assert "not resumed" not in unknown.culprit
+    assert any("Whether engine_1 is paused" in each for each in unknown.unknown)
+
 
 @pytest.mark.parametrize(
     ("innermost", "expected"),

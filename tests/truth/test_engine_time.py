@@ -1,13 +1,18 @@
 """Where a request's time in the engines went, against calls of which that is known."""
 
 import itertools
+import json
 import random
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from truth.synthetic import Request, Step, Turn, events_of, run_of, tables_of
 
 from verl_profiler.analysis.engine_time import request_engine_time
+from verl_profiler.analysis.explain.ledger import bubble_ledger
+from verl_profiler.reading.reader import load
 
 _MS = 1_000
 
@@ -175,3 +180,51 @@ def test_first_token_and_speed_of_each_engine_request():
         tuple(row.values()) for row in tables_of(made).rows(query)
     ]
     assert [(None, None)] == [tuple(row.values()) for row in tables_of(silent).rows(query)]
+
+
+def parked_for_ever(folder):
+    """Make of a recorded run what version 0.1 recorded on verl 0.9.0: aborts of vLLM, and no resumes."""
+    header = folder / "processes" / "engine_0.json"
+    content = json.loads(header.read_text())
+    content["probes"]["installed"].pop("engine_resume")
+    content["probes"]["missed"] = {"engine_resume": "it has no vLLMHttpServer.open_submission_gate"}
+    header.write_text(json.dumps(content))
+    paused = False
+    for path in sorted(folder.glob("step_*/engine_0.jsonl")):
+        lines = []
+        for line in map(json.loads, path.read_text().splitlines()):
+            paused |= line["event"] == "engine_abort"
+            if line["event"] not in ("engine_resume", "engine_parked"):
+                lines.append(line)
+            if paused and line["event"] == "engine_request":
+                kept = {"engine_request_id": line["extra"]["engine_request_id"]}
+                lines.append({**line, "event": "engine_parked", "extra": kept})
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def test_waits_in_pauses_whose_end_was_not_recorded_are_unknown(tmp_path):
+    """And not the whole length of each call: devices have generated as long as with the ends."""
+    archive = Path(__file__).parents[1] / "data" / "vllm_colocate_async_run.tar.gz"
+    seconds, parked = [], []
+    for name, change in (("whole", lambda folder: None), ("half", parked_for_ever)):
+        shutil.unpack_archive(archive, tmp_path / name)
+        folder = tmp_path / name / "vllm_colocate_async_run"
+        change(folder)
+        run = load(folder)
+        rows = run.tables.rows(
+            "SELECT parked_us FROM engine_call_times WHERE engine_name IS NOT NULL"
+        )
+        parked.append({row["parked_us"] is None for row in rows})
+        assert rows
+        generated = [
+            row["device_s"]
+            for row in bubble_ledger(run.tables)
+            if row["account"].startswith("generating")
+        ]
+        seconds.append(sum(generated))
+        told = [each for each in run.problems if "engine_resume" in each]
+        assert (name == "half") == bool(told)
+
+    assert [{False}, {True}] == parked
+    assert seconds[0] > 0
+    assert seconds[0] <= seconds[1] <= 1.1 * seconds[0]

@@ -30,7 +30,7 @@ def engine_lanes(tables: Tables, steps: Steps = None) -> Rows:
     rows = tables.rows(
         f"""
         WITH served AS (
-            SELECT *, greatest(queue_from_us - parked_us, begin_us)::BIGINT AS arrived_us
+            SELECT *, greatest(queue_from_us - coalesce(parked_us, 0), begin_us)::BIGINT AS arrived_us
             FROM engine_call_times WHERE engine_name IS NOT NULL AND {in_steps(steps)}
         ), origins AS (
             SELECT run, coalesce(read_us, arrived_us) AS from_us

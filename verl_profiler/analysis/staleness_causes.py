@@ -71,9 +71,7 @@ WITH taken AS MATERIALIZED (
         finish_reason LIKE 'abort%' AND coalesce(response_tokens, 0) = 0 AS lost
     FROM event_fields WHERE event = 'engine_attempt'
 ), parked AS (
-    SELECT run, engine_request_id, max(end_us) AS parked_us FROM event_fields
-    WHERE event = 'engine_parked' AND duration_us IS NOT NULL AND engine_request_id IS NOT NULL
-    GROUP BY ALL
+    SELECT run, engine_request_id, max(end_us) AS parked_us FROM engine_parked GROUP BY ALL
 ), calls AS (
     SELECT number, turn, lost, c.begin_us, least(c.end_us, at_us) AS end_us, parked_us,
         lag(turn) OVER own AS last_turn,

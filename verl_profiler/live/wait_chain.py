@@ -273,7 +273,17 @@ class _Search:
         calls = (
             f"{counted(len(group), 'generate call is', 'generate calls are')} not answered{where}"
         )
-        paused = [(each, row) for each in engines if (row := each.open.get("paused"))]
+        unknown = [each for each in engines if _lacks(each, "engine_resume")]
+        if unknown:
+            names = some([each.name for each in unknown])
+            self.found.unknown.append(
+                f"Whether {names} is paused: the end of pauses is not recorded with this verl."
+            )
+        paused = [
+            (each, row)
+            for each in engines
+            if (row := each.open.get("paused")) and each not in unknown
+        ]
         for each, row in paused[:_SHOWN]:
             self.add(each.name, "paused, not resumed", self.age(row), depth=3)
         if paused:
@@ -387,6 +397,11 @@ class _Search:
 
     def age(self, row: Mapping[str, Any]) -> float:
         return self.last_s - since(row, self.last_s)
+
+
+def _lacks(process: Process, probe: str) -> bool:
+    probes = mapping_or_empty(process.header.get("probes"))
+    return probe in mapping_or_empty(probes.get("missed"))
 
 
 def _named(row: Mapping[str, Any], what: str) -> str:

@@ -342,8 +342,8 @@ WITH attempts AS MATERIALIZED (
     ) AS c ON c.run = s.run AND c.id = s.engine_request_id
     -- A call that comes to a paused engine waits before it begins.
     LEFT JOIN (
-        SELECT run, engine_request_id AS id, begin_us, max(end_us) AS end_us FROM event_fields
-        WHERE event = 'engine_parked' AND duration_us IS NOT NULL GROUP BY ALL
+        SELECT run, engine_request_id AS id, begin_us, max(end_us) AS end_us FROM engine_parked
+        GROUP BY ALL
     ) AS p ON p.run = s.run AND p.id = s.engine_request_id AND p.begin_us = s.begin_us
     WHERE s.duration_us IS NOT NULL
     UNION ALL

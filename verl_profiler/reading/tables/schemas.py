@@ -145,7 +145,10 @@ DERIVED = {
     "queued_us": _real_us("Of that, in queues and transport."),
     "cold_us": _real_us("Prefill of tokens that the request's previous call had cached."),
     "recomputed_us": _real_us("Lost to retractions; prefill of an aborted call's next attempts."),
-    "parked_us": _us("Waiting while the engine was paused, or between two attempts."),
+    "parked_us": _us(
+        "Waiting while the engine was paused, or between two attempts; null if the end of pauses is not "
+        "recorded."
+    ),
     "call_us": _us("The call, with the wait since the attempt before."),
     "queue_from_us": _us("When the engine's queue began, since 1970."),
     "decoded_tokens": _count("Generated tokens, without the first one where prefill is known."),
@@ -270,6 +273,7 @@ _TABLES = {
         "engine_duration_us cached_tokens queue_us prefill_us decode_us outside_us weight_version "
         "retractions draft_tokens accepted_draft_tokens parked_us sampled:INTEGER"
     ),
+    "engine_parked": f"run name engine_request_id {_INTERVAL}",
     "engine_states": (
         "run step name replica dp_rank at_us held_us running_requests waiting_requests "
         "running_limit kv_used_tokens kv_capacity_tokens kv_share iterations prefill_tokens "

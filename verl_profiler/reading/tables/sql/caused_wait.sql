@@ -16,7 +16,8 @@ WITH calls AS (
 ), parts AS MATERIALIZED (
     SELECT r.run, r.step, r.name, r.request_id, r.sample, r.end_us,
         r.end_us - first_us AS whole_us, r.begin_us - first_us AS late_us,
-        CASE WHEN r.detailed THEN coalesce(c.queued_us, 0) END AS queued_us, CASE WHEN r.detailed THEN coalesce(c.parked_us, 0) END AS parked_us,
+        CASE WHEN r.detailed THEN coalesce(c.queued_us, 0) END AS queued_us, CASE WHEN r.detailed AND (c.name IS NULL OR c.parked_us IS NOT NULL)
+            THEN coalesce(c.parked_us, 0) END AS parked_us,
         CASE WHEN r.detailed THEN coalesce(c.cold_us, 0) END AS cold_us, CASE WHEN r.detailed THEN coalesce(c.recomputed_us, 0) END AS recomputed_us,
         CASE WHEN r.detailed THEN coalesce(c.prefill_us, 0) END AS prefill_us, CASE WHEN r.detailed THEN coalesce(c.decode_us, 0) END AS decode_us,
         CASE WHEN r.detailed THEN greatest(coalesce(c.tokens, 0), 1) END AS tokens,
@@ -50,7 +51,7 @@ WITH calls AS (
     FROM parts AS p JOIN typical AS t USING (run, step)
 ), reasons AS (
     SELECT *, behind_us - late_us - tool_us
-        - coalesce(queued_us + parked_us + cold_us + prefill_us + recomputed_us + long_us + slow_us, 0)
+        - coalesce(queued_us + coalesce(parked_us, 0) + cold_us + prefill_us + recomputed_us + long_us + slow_us, 0)
             AS other_us
     FROM excess
 ), ends AS (

@@ -18,6 +18,14 @@ SELECT e.run, e.step, e.name, p.replica, e.engine_request_id, e.request_id, e.va
 FROM event_fields AS e LEFT JOIN processes AS p USING (run, name)
 WHERE e.event = 'engine_request' AND e.family = 'engine';
 
+-- Waits of calls in paused engines. Where the end of a pause has no probe, they are unknown: recordings of
+-- version 0.1 have them until the end of each call there (verl 0.9.0 with vLLM).
+CREATE VIEW engine_parked AS
+SELECT run, name, engine_request_id, begin_us, end_us, duration_us FROM event_fields
+ANTI JOIN (SELECT run, name FROM processes WHERE NOT has_probe(header, 'engine_resume'))
+    USING (run, name)
+WHERE event = 'engine_parked' AND engine_request_id IS NOT NULL AND duration_us IS NOT NULL;
+
 -- One engine request id may stand for several calls (verl's full_determinism passes the request's
 -- own id every turn); then the server's interval that overlaps the client's most is its own.
 CREATE TABLE engine_calls AS
@@ -36,8 +44,7 @@ WITH calls AS NOT MATERIALIZED (
 ), repeated AS MATERIALIZED (
     SELECT run, id FROM served GROUP BY run, id HAVING count(*) > 1
 ), parked AS MATERIALIZED (
-    SELECT run, engine_request_id AS id, begin_us, duration_us FROM event_fields
-    WHERE event = 'engine_parked' AND engine_request_id IS NOT NULL AND duration_us IS NOT NULL
+    SELECT run, engine_request_id AS id, begin_us, duration_us FROM engine_parked
 ), joined AS (
     SELECT * FROM (SELECT * FROM calls ANTI JOIN repeated USING (run, id))
     LEFT JOIN served USING (run, id)
@@ -148,16 +155,21 @@ WITH attempts AS MATERIALIZED (
         WHERE a.duration_us IS NOT NULL
     )
 ), parked AS MATERIALIZED (
-    SELECT run, engine_request_id, sum(duration_us) AS parked_us FROM event_fields
-    WHERE event = 'engine_parked' AND engine_request_id IS NOT NULL GROUP BY ALL
+    SELECT run, engine_request_id, sum(duration_us) AS parked_us FROM engine_parked GROUP BY ALL
+), unknown AS MATERIALIZED (
+    SELECT DISTINCT run, name AS engine_name, true AS pauses_unknown FROM event_fields
+    JOIN (SELECT run, name FROM processes WHERE NOT has_probe(header, 'engine_resume'))
+        USING (run, name)
+    WHERE event = 'engine_abort'
 ), known AS MATERIALIZED (
     SELECT p.* EXCLUDE (queue_us, prefill_us, engine_duration_us),
         coalesce(engine_duration_us, duration_us) AS engine_us,
         least(coalesce(k.parked_us, 0), coalesce(engine_duration_us, 0)) AS held_us,
-        coalesce(queue_us, 0) AS queue_us, prefill_us,
+        pauses_unknown, coalesce(queue_us, 0) AS queue_us, prefill_us,
         lag(engine_name) OVER turns AS before_name, lag(prompt_tokens) OVER turns AS before_prompt,
         lag(response_tokens) OVER turns AS before_response
     FROM pieces AS p LEFT JOIN parked AS k USING (run, engine_request_id)
+    LEFT JOIN unknown USING (run, engine_name)
     WINDOW turns AS (PARTITION BY run, step, name, validate, request_id ORDER BY begin_us)
 ), parts AS MATERIALIZED (
     SELECT *, engine_us - held_us - queue_us - coalesce(prefill_us, 0) AS decoding_us,
@@ -206,7 +218,8 @@ WITH attempts AS MATERIALIZED (
 SELECT p.run, p.step, p.name, p.validate, p.request_id, p.turn, p.attempt, p.engine_request_id,
     p.engine_name, p.begin_us, p.gap_us + p.duration_us AS call_us,
     p.duration_us - p.engine_us AS outside_us,
-    least(p.engine_begin_us + p.held_us, p.engine_end_us) AS queue_from_us, p.queue_us, p.gap_us + p.held_us AS parked_us,
+    least(p.engine_begin_us + p.held_us, p.engine_end_us) AS queue_from_us, p.queue_us,
+    CASE WHEN p.pauses_unknown IS NULL THEN p.gap_us + p.held_us END AS parked_us,
     CASE WHEN p.attempt > 0 THEN 0 ELSE coalesce(p.prefill_us, 0) - cold_us END AS prefill_us,
     cold_us, p.decoding_us - retracted_us AS decode_us,
     retracted_us + CASE WHEN p.attempt > 0 THEN coalesce(p.prefill_us, 0) ELSE 0 END

@@ -21,3 +21,7 @@ CREATE OR REPLACE MACRO given(condition, value) AS CASE WHEN condition THEN valu
 CREATE OR REPLACE MACRO within(begin_us, end_us, from_us, until_us) AS
     begin_us >= from_us - $nesting_us AND end_us <= until_us + $nesting_us
     AND (begin_us + end_us) // 2 BETWEEN from_us AND until_us;
+
+-- Whether a process, by its header, had this probe in full.
+CREATE OR REPLACE MACRO has_probe(header, probe) AS
+    json_type(header, '$$.probes.missed.' || probe) IS NULL;
