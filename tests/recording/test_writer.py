@@ -1,10 +1,16 @@
 """The event files of one process, and what it takes to open them."""
 
 import os
+import shutil
+from pathlib import Path
 
+import msgspec
 import pytest
+from reading_back import headers_of, lines_of
 
+from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.process_header import ProcessHeader
+from verl_profiler.recording.recorder import Recorder
 from verl_profiler.recording.writer import EventFiles
 
 
@@ -39,3 +45,129 @@ def test_one_process_of_many_makes_the_folder_of_headers(tmp_path, made):
         ProcessHeader().claim(tmp_path, f"worker_{rank}")
 
     assert [str(tmp_path / "processes")] == made
+
+
+class Files:
+    """What one process writes, flush by flush, and a directory with which others do as they like."""
+
+    def __init__(self, worker_config):
+        config = msgspec.structs.replace(
+            worker_config, events=msgspec.structs.replace(worker_config.events, flush_interval_s=60)
+        )
+        self.directory = Path(config.directory)
+        self.recorder = Recorder(config, lambda: Identity("worker", 0))
+        self.offered = 0
+
+    def flush(self, count=10, step=1):
+        for _ in range(count):
+            self.recorder.append(("turn", 0, 1, {"n": self.offered}, step))
+            self.offered += 1
+        self.recorder._writer._write_out()
+
+    def account(self, *, also=()):
+        """Check that what counts as written can be read, and that all else is counted as lost."""
+        account = self.recorder.account()
+        lines = [line for folder in (self.directory, *also) for line in lines_of(folder, own=True)]
+        assert account["events"] == len(lines)
+        assert self.offered + account["own_events"] == account["events"] + account["dropped"]
+        return account
+
+    def close(self, *, also=()):
+        self.recorder.close("exit")
+        account = self.account(also=also)
+        (header,) = headers_of(self.directory).values()
+        assert account["events"] == header["written_events"] == header["counters"]["events"]
+        assert account["dropped"] == header["dropped_events"] == header["counters"]["dropped"]
+        return account
+
+
+def test_what_was_in_a_removed_run_directory_counts_as_lost(worker_config, capsys):
+    """Also in files of earlier steps, which are closed; later events are in new files with a header."""
+    files = Files(worker_config)
+    for step in range(8):
+        files.flush(step=step)
+    files.account()
+    shutil.rmtree(files.directory)
+    files.flush(7, step=7)
+    files.flush(5, step=8)
+
+    account = files.close()
+
+    assert {"removed": 80} == account["dropped_by"]
+    assert list(range(80, 92)) == [line["extra"]["n"] for line in lines_of(files.directory)]
+    assert 1 == capsys.readouterr().err.count("was removed or truncated by another program")
+
+
+def test_what_was_removed_after_the_last_write_counts_as_lost(worker_config):
+    files = Files(worker_config)
+    files.flush()
+    shutil.rmtree(files.directory)
+    files.recorder._writer._write_out()
+
+    assert (10, 0) == (files.account()["dropped"], files.account()["events"])
+    (header,) = headers_of(files.directory).values()
+    assert (0, 10) == (header["written_events"], header["dropped_events"])
+    assert {"removed": 10} == files.close()["dropped_by"]
+
+
+@pytest.mark.parametrize(("left", "lost"), [(0, 10), (None, 6)])
+def test_what_was_cut_off_a_file_counts_as_lost(worker_config, left, lost):
+    """A torn line is removed, so that the next one can be read."""
+    files = Files(worker_config)
+    files.flush()
+    (path,) = files.directory.glob("step_1/*.jsonl")
+    if left is None:
+        left = len(b"".join(path.read_bytes().splitlines(keepends=True)[:4])) + 9
+    os.truncate(path, left)
+    files.flush(3)
+
+    assert {"removed": lost} == files.close()["dropped_by"]
+    assert [10, 11, 12] == [line["extra"]["n"] for line in lines_of(files.directory)][-3:]
+
+
+def test_a_moved_run_directory_loses_nothing(worker_config, tmp_path):
+    """Its lines are where somebody put them; the next ones are in a new directory."""
+    files = Files(worker_config)
+    for step in range(8):
+        files.flush(step=step)
+    files.directory.rename(tmp_path / "elsewhere")
+    files.flush(4, step=7)
+
+    files.recorder.close("exit")
+
+    assert 0 == files.recorder.dropped
+    assert 80 == len(lines_of(tmp_path / "elsewhere"))
+    assert 4 == len(lines_of(files.directory))
+    assert 1 == len(headers_of(files.directory))
+
+
+def test_a_directory_of_another_launch_keeps_its_own_files(worker_config):
+    """Its process of the same name has the name; nothing is appended to its files."""
+    files = Files(worker_config)
+    files.flush()
+    shutil.rmtree(files.directory)
+    (files.directory / "processes").mkdir(parents=True)
+    (files.directory / "processes" / "worker_0.json").write_text("{}")
+    (files.directory / "step_1").mkdir()
+    (files.directory / "step_1" / "worker_0.jsonl").write_text("")
+    files.flush(3)
+    files.recorder.close("exit")
+
+    assert "{}" == (files.directory / "processes" / "worker_0.json").read_text()
+    assert "" == (files.directory / "step_1" / "worker_0.jsonl").read_text()
+    assert [10, 11, 12] == [line["extra"]["n"] for line in lines_of(files.directory)]
+    assert {"removed": 10} == files.recorder.account()["dropped_by"]
+
+
+def test_where_no_new_file_can_be_made_events_are_counted(worker_config):
+    files = Files(worker_config)
+    files.flush()
+    shutil.rmtree(files.directory)
+    files.directory.write_text("a file")
+    files.flush(3)
+    files.recorder.close("exit")
+
+    account = files.recorder.account()
+    assert 0 == account["events"]
+    assert files.offered + account["own_events"] == account["dropped"]
+    assert 10 == account["dropped_by"]["removed"]

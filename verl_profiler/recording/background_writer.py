@@ -92,7 +92,7 @@ class BackgroundWriter:
             Retention(
                 events,
                 recorder.config.captured_steps,
-                self.files.release,
+                self.files.forget,
                 self.complaints.make,
             )
             if events.keep_steps is not None
@@ -265,6 +265,7 @@ class BackgroundWriter:
     def _flush(self, *, final: bool = False) -> None:
         if self.name is None and not self._settle_identity(final=final):
             return
+        self._check_files()
         self.files.retry()
         # Left behind by a flush that something interrupted.
         self._write_batch()
@@ -278,6 +279,7 @@ class BackgroundWriter:
         self._write_held(final=final)
         self._prune(final=final)
         self._keep_to_budget()
+        self._check_files()
         if not self.files.waiting and not left:
             self.complaints.forget(("disk", "memory"))
             late_ns = (
@@ -294,9 +296,24 @@ class BackgroundWriter:
         if now() - self._cost_reported_ns > _COST_INTERVAL_S * 1e9:
             self._report_cost()
         if now() - self._header_ns > _HEADER_INTERVAL_S * 1e9:
-            self.files.forget_deleted()
             self._write_header()
         self._header.update(self._mark())
+
+    def _check_files(self) -> None:
+        """Begin the files anew where somebody has removed them."""
+        self.files.check()
+        if self.hurry or not self._header.is_gone or self.name is None:
+            return
+        try:
+            # In a directory that another launch has made meanwhile, the name may be taken.
+            self._settle_name(self._header.claim(self.directory, self.name))
+        except OSError as error:
+            self.complaints.make(
+                "header",
+                f"the header of {self.name} was removed and cannot be written: {error} (disk-refuses)",
+            )
+            return
+        self._write_header()
 
     def _encode_batch(self, most: int) -> int:
         """Encode some of the next `most` events; return how many were taken from the queue."""
@@ -435,6 +452,7 @@ class BackgroundWriter:
             self._details.waiting = 0
         self._batch.clear()
         self.files.give_up("disk")
+        self.files.check()
         self.files.close()
         self._complete_ns = now()
         self.finished = True
@@ -529,11 +547,16 @@ class BackgroundWriter:
                 "Copy that folder's contents into the run directory afterwards. (not-writable)",
             )
         self.identity = identity
-        self.complaints.name = self.name
-        self._encoder.settle(self.directory, self.name, identity.rank)
-        if self._retention is not None:
-            self._retention.settle(self.directory, self.name, identity)
+        self._settle_name(self.name)
         return True
+
+    def _settle_name(self, name: str) -> None:
+        self.name = self.complaints.name = name
+        if self.identity is None:
+            return
+        self._encoder.settle(self.directory, name, self.identity.rank)
+        if self._retention is not None:
+            self._retention.settle(self.directory, name, self.identity)
 
     def _mark(self) -> Mark:
         return Mark(

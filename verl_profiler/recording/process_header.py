@@ -126,6 +126,17 @@ class ProcessHeader:
             os.pwrite(self._fd, marked, self._offset)
             self._marked = marked
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether somebody has removed or replaced the file."""
+        if self._fd is None or self.directory is None:
+            return False
+        try:
+            there = os.stat(self.directory / "processes" / f"{self.name}.json")
+            return not os.path.samestat(os.fstat(self._fd), there)
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Close the file."""
         if self._fd is not None:

@@ -38,6 +38,37 @@ _LASTING = frozenset(
 )
 
 
+_STALE = frozenset({errno.EBADF, errno.EIO, errno.ENODEV, errno.ENXIO, errno.ESTALE})
+
+
+def _whole_lines(path: Path, expected: int) -> tuple[int | None, int]:
+    """Return how many lines a file has left and their bytes, without a torn last one, which is removed.
+
+    Args:
+        path: The file.
+        expected: Its bytes as they were; with as many, or compressed meanwhile, the first is None.
+    """
+    try:
+        with path.open("rb+") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size >= expected:
+                return None, size
+            lines = end = at = 0
+            while block := file.read(_BATCH_BYTES):
+                lines += block.count(b"\n")
+                if b"\n" in block:
+                    end = at + block.rindex(b"\n") + 1
+                at += len(block)
+            if end < at:
+                file.truncate(end)
+            return lines, end
+    except (FileNotFoundError, NotADirectoryError):
+        packed = path.with_name(f"{path.name}.gz").exists()
+        return (None, 0) if packed else (0, 0)
+    except OSError:
+        return None, 0
+
+
 class _File:
     """One open event file and how much of it is whole lines."""
 
@@ -106,11 +137,24 @@ class _File:
             lines[0] = lines[0][torn:]
             self.size += torn
 
-    def was_deleted(self) -> bool:
+    def place(self, path: Path) -> str:
+        """Return whether what was written is still at `path`: `here`, `moved` or `lost`."""
         try:
-            return os.fstat(self.fd).st_nlink == 0
+            found = os.fstat(self.fd)
         except OSError:
-            return False
+            # Unmounted by force, or a stale handle of a network file system.
+            return "lost"
+        if found.st_nlink == 0:
+            return "lost"
+        try:
+            there = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return "moved"
+        except OSError:
+            return "here"
+        if not os.path.samestat(found, there):
+            return "moved"
+        return "lost" if self.owned and found.st_size < self.size else "here"
 
     def close(self) -> None:
         os.close(self.fd)
@@ -125,10 +169,11 @@ class EventFiles:
         complain: Called with a kind and a text where something could not be written.
 
     Attributes:
-        events: Lines written.
+        events: Lines written, less those that were removed.
         bytes: Their bytes.
         errors: Failed attempts to open, write or close.
-        dropped: Lines given up, by reason: `disk` (more than may wait) or `bad_path`.
+        dropped: Lines given up, by reason: `disk` (more than may wait), `bad_path`, or `removed` (written to a
+            file that somebody removed or truncated).
         waiting: Lines that wait to be tried again.
     """
 
@@ -137,6 +182,8 @@ class EventFiles:
         self._limit_bytes = limit_bytes
         self._complain = complain
         self._files: dict[Path, _File] = {}
+        # Lines and bytes that were written, by file.
+        self._written: dict[Path, tuple[int, int]] = {}
         self._kept: dict[Path, tuple[deque[bytes], bool]] = {}
         self._kept_bytes = 0
         # Whether the disk has refused a write since the last `retry`; others would fail as well.
@@ -189,11 +236,50 @@ class EventFiles:
             if not kept:
                 del self._kept[path]
 
-    def forget_deleted(self) -> None:
-        """Close the files that somebody has deleted, so that they are made again."""
-        for path, file in list(self._files.items()):
-            if file.was_deleted():
-                self._close(self._files.pop(path))
+    def check(self) -> bool:
+        """Count the lines of files that somebody removed or truncated as dropped.
+
+        Returns:
+            Whether a file is not where it was; it is made again with its next line.
+        """
+        places = {path: file.place(path) for path, file in self._files.items()}
+        away = {path: place for path, place in places.items() if place != "here"}
+        for path, place in away.items():
+            self._close(self._files.pop(path))
+            if place == "moved":
+                # Whoever moved the file has its lines.
+                del self._written[path]
+        if away:
+            lost = "lost" in away.values()
+            for path in [path for path in self._written if path not in self._files]:
+                self._recount(path, moved=not lost)
+        return bool(away)
+
+    def _recount(self, path: Path, *, moved: bool) -> None:
+        """Compare a file that is closed with what was written to it."""
+        events, size = self._written[path]
+        left_events, left_size = _whole_lines(path, size)
+        if left_events is None:
+            return
+        del self._written[path]
+        if left_size:
+            self._written[path] = (min(events, left_events), min(size, left_size))
+        lost = events - left_events
+        if moved or lost <= 0:
+            return
+        self.events -= lost
+        self.bytes -= max(size - left_size, 0)
+        self.dropped["removed"] += lost
+        self._complain(
+            "removed",
+            f"{path} was removed or truncated by another program: {lost:,} events in it are lost "
+            "(events-lost)",
+        )
+
+    def forget(self, path: Path) -> None:
+        """Close a file that is deleted on purpose."""
+        self.release(path)
+        self._written.pop(path, None)
 
     def release(self, path: Path) -> None:
         """Close a file; further lines open it again."""
@@ -239,12 +325,19 @@ class EventFiles:
         except (OSError, ValueError) as failed:
             error = failed
         finally:
-            self.events += count - len(lines)
-            self.bytes += size - sum(map(len, lines))
+            written, written_bytes = count - len(lines), size - sum(map(len, lines))
+            self.events += written
+            self.bytes += written_bytes
+            before = self._written.get(path, (0, 0))
+            if written or path in self._files:
+                self._written[path] = before[0] + written, before[1] + written_bytes
         if error is None:
             return
         self.errors += 1
         code = error.errno if isinstance(error, OSError) else errno.EINVAL
+        if code in _STALE:
+            # The next attempt opens the path again.
+            self.release(path)
         reason = getattr(error, "strerror", None) or error
         if not owned and code in _LASTING:
             self.dropped["bad_path"] += len(lines)
@@ -265,7 +358,11 @@ class EventFiles:
         file = self._files.pop(path, None)
         if file is None:
             while len(self._files) >= _OPEN_FILES:
-                self._close(self._files.pop(next(iter(self._files))))
+                oldest = next(iter(self._files))
+                self._close(closed := self._files.pop(oldest))
+                if not closed.owned:
+                    # Others write it too, and there may be any number of them.
+                    self._written.pop(oldest, None)
             file = _File(path, owned=owned)
         file.owned = file.owned and owned
         # Last used last, so that the files of finished steps are the ones that are closed.
