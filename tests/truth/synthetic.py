@@ -27,7 +27,7 @@ class Turn:
     The engine holds each call for `held_us` before it begins, and its server notices the end after
     `late_us` of the way back.  With `failed` the tools' calls end in that error.  A call may come while
     the engine is paused for another `parked_us`, go to another `replica` than its request's, and lose
-    `lost_us` of its decoding to `retractions`.
+    `lost_us` of its decoding to `retractions`.  Without `timed` the engine reports none of its times.
     """
 
     tokens: int = 50
@@ -47,6 +47,7 @@ class Turn:
     cached: int | None = None
     retractions: int = 0
     lost_us: int = 0
+    timed: bool = True
 
     @property
     def decode_us(self) -> int:
@@ -348,9 +349,15 @@ def _write_request(
             arrived,
             end + turn.late_us,
             **call,
-            queue_s=queue / 1e6,
-            prefill_s=turn.prefill_us / 1e6,
-            decode_s=turn.decode_us / 1e6,
+            **(
+                {
+                    "queue_s": queue / 1e6,
+                    "prefill_s": turn.prefill_us / 1e6,
+                    "decode_s": turn.decode_us / 1e6,
+                }
+                if turn.timed
+                else {}
+            ),
             **{"cached_tokens": turn.cached} if turn.cached is not None else {},
             **{"retractions": turn.retractions} if turn.retractions else {},
         )

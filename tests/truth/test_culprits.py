@@ -292,6 +292,14 @@ def test_ranks_that_take_turns_in_being_slow_are_no_culprit():
             "decode",
         ),
         (
+            "queueing without the engine's times",
+            lambda step, _: each_turn(
+                step, lambda _, __, turn: replace(turn, held_us=4 * SECOND, timed=False)
+            ),
+            "engine_bound",
+            "profiler.events.engine_timing",
+        ),
+        (
             "training",
             lambda step, _: replace(step, phases=(Phase("update_actor", (9 * SECOND,) * 4),)),
             "trainer_bound",

@@ -8,11 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.text import Text
 from truth.synthetic import Request, Step, Turn, events_of, run_of, tables_of
 
-from verl_profiler.analysis.engine_time import request_engine_time
+from verl_profiler.analysis.engine_lanes import engine_lanes
+from verl_profiler.analysis.engine_time import CALL_PARTS, request_engine_time
 from verl_profiler.analysis.explain.ledger import bubble_ledger
+from verl_profiler.analysis.explain.stragglers import straggler_requests
 from verl_profiler.reading.reader import load
+from verl_profiler.views.questions import VIEWS
+from verl_profiler.views.view import Choice
 
 _MS = 1_000
 
@@ -109,8 +114,6 @@ KEPT = Turn(prompt=1_000, cached=900, replica=0)
         (replace(KEPT, prompt=1_200, cached=900, replica=1, prefill_us=300_000), 0, 0, 1),
         # The same one, which has evicted most.
         (replace(KEPT, prompt=1_200, cached=200, prefill_us=1_000_000), 0.85, 850, 0),
-        # The engine does not report it.
-        (replace(KEPT, prompt=1_200, cached=None, prefill_us=1_200_000), 0, 0, 0),
     ],
 )
 def test_a_lost_prefix(second, cold_s, lost, moved):
@@ -122,6 +125,15 @@ def test_a_lost_prefix(second, cold_s, lost, moved):
     assert (lost, moved) == (row["cold_tokens"], row["moved"])
     whole = (KEPT.prefill_us + second.prefill_us) / 1e6
     assert whole == pytest.approx(row["prefill_s"] + row["cold_s"])
+
+
+def test_a_prefix_that_the_engine_does_not_report_is_not_lost():
+    """Nor kept: without the cached tokens all prefill is in one part."""
+    second = replace(KEPT, prompt=1_200, cached=None, prefill_us=1_200_000)
+    (row,) = request_engine_time(run_of(Step((Request(turns=(KEPT, second)),)))[0])
+
+    assert (None, None) == (row["cold_s"], row["cold_tokens"])
+    assert (KEPT.prefill_us + second.prefill_us) / 1e6 == pytest.approx(row["prefill_s"])
 
 
 def test_a_retraction_is_what_others_did_not_lose():
@@ -159,27 +171,71 @@ def test_slowest_in_the_engine_first_and_what_is_mostly():
     assert rows[0]["engine_s"] > 4
 
 
+def silent(request):
+    return replace(request, turns=tuple(replace(turn, timed=False) for turn in request.turns))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_the_engine_did_not_report_is_no_part(seed):
+    """Neither 0 s of queue nor decoding: one part has the time in the engine, in every form."""
+    step = Step(tuple(map(silent, drawn_requests(random.Random(seed)))))
+    tables, _ = run_of(step)
+    rows = {row["request_id"]: row for row in request_engine_time(tables, count=100)}
+    lanes = engine_lanes(tables)
+
+    for place, request in enumerate(step.requests):
+        row, turns = rows[f"q{place:04d}"], request.turns
+        outside = sum(t.acquire_us + t.way_us + t.back_us for t in turns) / 1e6
+        parked = sum(t.parked_us for t in turns) / 1e6
+        inside = sum(t.held_us + t.prefill_us + t.decode_us for t in turns) / 1e6
+        assert [outside, parked, inside] == pytest.approx(
+            [row["outside_s"], row["parked_s"], row["undivided_s"]]
+        )
+        assert row["engine_s"] == pytest.approx(outside + parked + inside)
+        names = ("queue_s", "cold_s", "prefill_s", "recomputed_s", "decode_s", "token_s", "batch")
+        assert {None} == {row[name] for name in names}
+        assert "undivided" == row["mostly"]
+        own = [lane for lane in lanes if lane["request_id"] == row["request_id"]]
+        assert {(None, None, None)} == {
+            tuple(lane[f"{part}_s"] for part in ("queue", "prefill", "decode")) for lane in own
+        }
+        assert inside == pytest.approx(sum(lane["undivided_s"] for lane in own))
+    straggling = straggler_requests(tables, count=100)
+    assert {(None, None)} == {(row["slow_s"], row["queued_s"]) for row in straggling}
+
+    choice = Choice(run="r")
+    for name in ("request_engine_time", "engine_lanes"):
+        view = VIEWS[name]
+        figure = view.figure(view.analysis(tables, choice), choice)
+        texts = " ".join(text.get_text() for text in figure.findobj(Text))
+        assert "profiler.events.engine_timing=true" in texts, name
+        assert "decoding" not in texts, name
+
+
+def test_a_call_without_its_engine_is_not_divided():
+    """An agent loop's call alone has a length, and nothing of it is outside, queue or decoding."""
+    made, _ = events_of(Step((Request(turns=(Turn(held_us=20_000),)),)))
+    (row,) = request_engine_time(tables_of([e for e in made if e["event"] != "engine_request"]))
+
+    assert row["engine_s"] == row["undivided_s"] == pytest.approx(0.543)
+    parts = set(CALL_PARTS) - {"undivided"}
+    assert {None} == {row[f"{part}_s"] for part in parts}
+    assert (None, None, "undivided") == (row["retractions"], row["batch"], row["mostly"])
+
+
 def test_first_token_and_speed_of_each_engine_request():
     """Queue and prefill until the first token; nothing where the engine does not report them."""
     turn = Turn(tokens=41, token_us=10_000, prefill_us=30_000, held_us=20_000)
-    made, _ = events_of(Step((Request(turns=(turn,)),)))
-    silent = [
-        {
-            **event,
-            "extra": {
-                name: value
-                for name, value in (event["extra"] or {}).items()
-                if name not in ("queue_s", "prefill_s", "decode_s")
-            },
-        }
-        for event in made
-    ]
+    made, without = (
+        events_of(Step((request,)))[0]
+        for request in (Request(turns=(turn,)), silent(Request(turns=(turn,))))
+    )
     query = "SELECT first_token_us, decode_tokens_per_s FROM engine_requests"
 
     assert [(50_000, pytest.approx(40 / 0.41))] == [
         tuple(row.values()) for row in tables_of(made).rows(query)
     ]
-    assert [(None, None)] == [tuple(row.values()) for row in tables_of(silent).rows(query)]
+    assert [(None, None)] == [tuple(row.values()) for row in tables_of(without).rows(query)]
 
 
 def parked_for_ever(folder):

@@ -121,7 +121,7 @@ def test_every_rule_is_shown_somewhere():
     planted |= {name for name, rule in RULES.items() if rule.pooled}  # test_asynchronous_findings
     planted |= set(ENGINE_RULES)  # test_engine_findings
     planted |= set(DEVICE_RULES)  # test_device_findings
-    planted |= {"failing_tools", "tool_time", "decode_bound", "trainer_bound"}
+    planted |= {"failing_tools", "tool_time", "decode_bound", "engine_bound", "trainer_bound"}
 
     assert set(RULES) == set(CASES) | planted
 

@@ -49,6 +49,7 @@ ONE = {
     ),
     "prefill": Request(turns=(Turn(prefill_us=2_020_000),)),
     "recomputed": Request(turns=(Turn(retractions=1, lost_us=2_000_000),)),
+    "undivided": Request(turns=(Turn(held_us=2_000_000, timed=False),)),
     "long": Request(turns=(Turn(tokens=300),)),
     "slow": Request(turns=(Turn(token_us=60_000),)),
     "tool": Request(turns=(Turn(tools=(("search", 2_000_000),)),)),

@@ -11,7 +11,7 @@ from verl_profiler.reading.tables.tables import Tables
 __all__ = ["LANE_PARTS", "engine_lanes", "longest_step"]
 
 # Parts of a call inside the engine, in the order in which they are drawn.
-LANE_PARTS = ("parked", "queue", "cold", "prefill", "recomputed", "decode")
+LANE_PARTS = ("parked", "queue", "cold", "prefill", "recomputed", "decode", "undivided")
 
 
 def engine_lanes(tables: Tables, steps: Steps = None) -> Rows:
@@ -47,13 +47,16 @@ def engine_lanes(tables: Tables, steps: Steps = None) -> Rows:
     lanes: dict[tuple[str, str], _Lanes] = {}
     found: Rows = []
     for row in rows:
-        lengths = {part: max(row[f"{part}_us"] or 0, 0) / 1e6 for part in LANE_PARTS}
+        lengths = {
+            part: None if row[f"{part}_us"] is None else max(row[f"{part}_us"], 0) / 1e6
+            for part in LANE_PARTS
+        }
         begin_s = row["since_us"] / 1e6
         engine = lanes.setdefault((row["run"], row["name"]), _Lanes())
         kept = ("run", "name", "step", "request_id", "turn", "attempt", "validate")
         made: dict[str, Any] = {key: row[key] for key in kept}
         made |= {
-            "lane": engine.place(begin_s, begin_s + sum(lengths.values())),
+            "lane": engine.place(begin_s, begin_s + sum(filter(None, lengths.values()))),
             "begin_s": begin_s,
             **{f"{part}_s": length for part, length in lengths.items()},
             "retractions": row["retractions"],

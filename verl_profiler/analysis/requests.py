@@ -211,7 +211,7 @@ def request_percentiles(
 
     Returns:
         Table `request_percentiles`: one row per run, step (None for all steps together) and
-        percentile.  duration_s is None where too few requests finished.
+        percentile; of too few requests, without a duration.
     """
     if not percentiles:
         return []

@@ -65,12 +65,13 @@ def transfer_queue_spans(
         context = context_of(_trace_id(row), _span_id(row, ""))
         lane = lanes[_of(row)]
         contexts[_of(row)] = context, lane, row["trace_ids"]
-        share = ((row["get_us"] or 0) + (row["put_us"] or 0)) / max(row["duration_us"], 1)
-        attributes = {
-            **_attributes(row, about),
-            "verl.tq.overhead_share": share,
-            **{f"verl.tq.{s}_s": (row[f"{s}_us"] or 0) / 1e6 for s in ("get", "compute", "put")},
-        }
+        attributes = _attributes(row, about)
+        for stage in ("get", "compute", "put"):
+            if row[f"{stage}_us"] is not None:
+                attributes[f"verl.tq.{stage}_s"] = row[f"{stage}_us"] / 1e6
+        if row["get_us"] is not None or row["put_us"] is not None:
+            moved_us = (row["get_us"] or 0) + (row["put_us"] or 0)
+            attributes["verl.tq.overhead_share"] = moved_us / max(row["duration_us"], 1)
         yield make_span(row["func"], row, context, None, attributes, about)
     for row in stages:
         of_process: tuple[None, str, list[str]] = (None, row["name"], [])

@@ -73,6 +73,7 @@ CALL_PART_COLORS: dict[str, str] = {
     "prefill": ENGINE_COLORS["prefill"],
     "recomputed": "#7A3B10",
     "decode": ENGINE_COLORS["decode"],
+    "undivided": "#999933",
 }
 
 # What a function that TransferQueue feeds does.

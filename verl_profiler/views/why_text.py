@@ -81,7 +81,7 @@ def _full(own: Mapping[str, Rows], left_out: Sequence[int], price: float | None)
     blocks.append(cycle_replays_text(own["asynchronous_what_if"]))
     blocks += [staleness_text(own["staleness"]), causes_text(own["staleness_causes"])]
     if own["step_replays"]:
-        blocks += [_replay_errors(own["step_replays"]), _replays(own["what_if"])]
+        blocks += [_replay_errors(own["step_replays"]), _replays(own)]
     return [*blocks, _stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
 
 
@@ -95,7 +95,7 @@ def _brief(own: Mapping[str, Rows], left_out: Sequence[int], price: float | None
     blocks.append(_price(own, left_out, price))
     blocks.append(_first(cycle_replays_text(own["asynchronous_what_if"]), _BRIEF["what_if"] + 1))
     if own["step_replays"]:
-        blocks.append(_replays(own["what_if"], _BRIEF["what_if"]))
+        blocks.append(_replays(own, _BRIEF["what_if"]))
     return [*blocks, _stragglers(own["stragglers"], _BRIEF["stragglers"])]
 
 
@@ -212,8 +212,9 @@ def _replay_errors(rows: Rows) -> str:
     return f"replay accuracy\n{align(lines, left=())}{note}"
 
 
-def _replays(rows: Rows, count: int | None = None) -> str:
+def _replays(own: Mapping[str, Rows], count: int | None = None) -> str:
     """Return what each change would save; with `count`, those that save most."""
+    rows = own["what_if"]
     lines = [["", "saved", "share", "90 % interval", "in these steps"]]
     every = rows
     rows = [row for row in rows if row["what"] != UNCHANGED]
@@ -241,10 +242,16 @@ def _replays(rows: Rows, count: int | None = None) -> str:
         "replicas)\n  to no additional slowdown per call (with speeds from iterations: to the slowdown at "
         "the highest batch)"
     )
+    categories = {row["category"] for row in own["steady_path"]}
+    as_decoding = "engine" in categories and "decode" not in categories
+    undivided = (
+        "\n  time in the engines is replayed as decoding: queue and prefill times were not recorded"
+        "\n  (profiler.events.engine_timing=true)"
+    )
     beyond = {name for name, change in CHANGES.items() if change.beyond}
     shown = any(row["what"] in beyond for row in rows if row["saved_s"])
     steps = counted(every[0]["steps"], "step")
-    return f"what if (mean per step, {steps} replayed; gains are not additive)\n{align(lines)}{note * shown}{noise}"
+    return f"what if (mean per step, {steps} replayed; gains are not additive)\n{align(lines)}{note * shown}{undivided * as_decoding}{noise}"
 
 
 def _stragglers(rows: Rows, count: int = _STRAGGLERS) -> str:

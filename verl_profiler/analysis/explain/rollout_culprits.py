@@ -237,17 +237,17 @@ def slow_replica(
     rows = tables.rows(
         f"""
         SELECT step, engine_name AS who,
-            sum(coalesce(decode_us, engine_duration_us)) / sum(response_tokens - 1) AS token_us
+            sum(decode_us) / sum(response_tokens - 1) AS token_us
         FROM {estimated("engine_calls")}
         WHERE run = ? AND engine_name IS NOT NULL AND response_tokens > 1
-            AND coalesce(decode_us, engine_duration_us) > 0 AND NOT validate AND {in_steps(steps)}
+            AND decode_us > 0 AND NOT validate AND {in_steps(steps)}
         GROUP BY ALL ORDER BY step, who
         """,
         [run],
     )
     on_path: dict[tuple[int, str], float] = {}
     for row in segments:
-        if row["category"] in ("decode", "engine"):
+        if row["category"] == "decode":
             key = row["step"], row["name"]
             on_path[key] = on_path.get(key, 0.0) + row["duration_s"]
     speeds: dict[int, dict[str, float]] = {}

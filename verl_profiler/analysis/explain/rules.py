@@ -262,10 +262,22 @@ RULES: dict[str, Rule] = {
         "The responses are long; no replica, worker or request is an outlier.",
         "More replicas or tensor parallelism, speculative decoding, shorter responses.",
         ("critical_path", "token_rates"),
-        categories=("decode", "engine"),
+        categories=("decode",),
         least=0.5,
         dominates=True,
         without=("tail", "slow_replica", "slow_worker", "small_batches"),
+    ),
+    "engine_bound": Rule(
+        "Generate calls bound the step: {lost_s} per step ({lost_share}) of the critical path. Whether they "
+        "queue, prefill or decode was not recorded (profiler.events.engine_timing).",
+        "Unknown without the engine's own times.",
+        "Record them: profiler.events.engine_timing=true (SGLang, vLLM), with the event family engine on.",
+        ("critical_path", "engine_parts"),
+        categories=("engine",),
+        least=0.5,
+        dominates=True,
+        without=("tail", "slow_worker"),
+        overrides=("profiler.events.engine_timing=true",),
     ),
     "trainer_bound": Rule(
         "{who} bounds the step: {lost_s} per step ({lost_share}) of the critical path.",

@@ -20,6 +20,7 @@ REASONS: dict[str, str] = {
     "cold": "their prefix is no longer cached and is prefilled again",
     "prefill": "their prompts take longer to prefill",
     "recomputed": "they are retracted, or aborted, and computed again",
+    "undivided": "their generate calls take longer (queue, prefill and decoding not recorded)",
     "long": "they generate more tokens",
     "slow": "they take longer per token",
     "tool": "they wait for tools",

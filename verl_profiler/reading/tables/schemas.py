@@ -145,6 +145,7 @@ DERIVED = {
     "queued_us": _real_us("Of that, in queues and transport."),
     "cold_us": _real_us("Prefill of tokens that the request's previous call had cached."),
     "recomputed_us": _real_us("Lost to retractions; prefill of an aborted call's next attempts."),
+    "undivided_us": _us("Generate calls without queue and prefill times."),
     "parked_us": _us(
         "Waiting while the engine was paused, or between two attempts; null if the end of pauses is not "
         "recorded."
@@ -292,7 +293,7 @@ _TABLES = {
     ),
     "engine_call_times": (
         f"{_REQUEST} turn attempt engine_request_id engine_name begin_us call_us outside_us queue_from_us queue_us "
-        "parked_us prefill_us:DOUBLE cold_us decode_us:DOUBLE recomputed_us decoded_tokens retractions "
+        "parked_us prefill_us:DOUBLE cold_us decode_us:DOUBLE recomputed_us undivided_us decoded_tokens retractions "
         "lost_tokens moved batch sampled:INTEGER"
     ),
     "server_routes": (
@@ -314,7 +315,7 @@ _TABLES = {
     ),
     "request_caused_wait": (
         "run step name request_id sample place many caused_wait_us behind_us late_us queued_us "
-        "parked_us:DOUBLE cold_us prefill_us:DOUBLE recomputed_us long_us slow_us tool_us:DOUBLE other_us:DOUBLE because sampled:INTEGER"
+        "parked_us:DOUBLE cold_us prefill_us:DOUBLE recomputed_us undivided_us long_us slow_us tool_us:DOUBLE other_us:DOUBLE because sampled:INTEGER"
     ),
     "tool_caused_wait": "run step tool last caused_wait_us",
     "rank_spans": f"{_RANK} event family status {_INTERVAL}",

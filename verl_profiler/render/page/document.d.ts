@@ -67,7 +67,8 @@ interface StragglerRow {
 interface StragglerRequestRow {
   run?: string; step: number; name: string; request_id: MaybeText; caused_wait_s: number;
   behind_s: number; because: string; late_s: Num; queued_s: Num; long_s: Num; slow_s: Num;
-  tool_s: Num; other_s: Num; parked_s: Num; cold_s: Num; prefill_s: Num; recomputed_s: Num; batch: Num;
+  tool_s: Num; other_s: Num; parked_s: Num; cold_s: Num; prefill_s: Num; recomputed_s: Num; undivided_s: Num;
+  batch: Num;
   typical_batch: Num;
 }
 

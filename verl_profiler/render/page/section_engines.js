@@ -145,7 +145,9 @@ function drawLoad(all, x, readings, until, {top, bottom}) {
     });
     for (const {key, color} of CURVES) {
       const points = own.flatMap((row, place) => {
-        const at = y((row[key] ?? 0) / most);
+        const value = row[key];
+        if (value === null) return [];
+        const at = y(value / most);
         return [`${x(row.at_s)},${at}`, `${x(ends[place])},${at}`];
       });
       all.append(

@@ -109,6 +109,7 @@ const REASONS = {
   cold: 'prefix cache lost',
   prefill: 'prefill',
   recomputed: 'retracted or aborted',
+  undivided: 'in the engine, not divided',
   long: 'long',
   slow: 'slow per token',
   tool: 'tools',
@@ -192,7 +193,7 @@ function whatIf() {
     note(
       `${replayed(own)} ${sense} Gains are not additive. For loads not observed, “from” ` +
         'assumes that replicas are already saturated, and “to” that ' +
-        `additional calls cause no slowdown.${noise(means)}`,
+        `additional calls cause no slowdown.${undivided()}${noise(means)}`,
     ),
     own.length ? replaysOfStep(own) : meanReplays(means),
   ];
@@ -260,6 +261,14 @@ function replayed(own) {
   );
 }
 
+function undivided() {
+  const categories = new Set(tableOf('critical_path').map((row) => row.category));
+  return categories.has('engine') && !categories.has('decode')
+    ? ' Time in the engines is replayed as decoding: queue and prefill times were not recorded ' +
+        '(profiler.events.engine_timing=true).'
+    : '';
+}
+
 /** @param {WhatIfRow[]} means */
 function noise(means) {
   const between = means.find((row) => row.between_runs_s !== null);
@@ -290,6 +299,7 @@ function stragglers() {
     ['cold_s', 'prefix cache lost', 's'],
     ['prefill_s', 'prefill', 's'],
     ['recomputed_s', 'retracted or aborted', 's'],
+    ['undivided_s', 'in the engine, not divided', 's'],
   ];
   const rare = reasons.filter(([key]) => requests.some((row) => row[key]));
   /** @type {RequestColumn[]} */

@@ -16,7 +16,7 @@ from verl_profiler.render.colors import ACCENT, INK, MUTED, color
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.columns import common
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking
+from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known, marks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,12 +103,12 @@ def _draw(axes: Panel, rows: Rows, intervals: Rows) -> None:
         )
         named.add(phase)
     times = [row["begin_s"] for row in rows] + [row["end_s"] for row in rows[-1:]]
-    values = [100 * (row["utilization"] or 0) for row in rows]
+    values = marks(rows, "utilization", 100)
     axes.step(times, [*values, *values[-1:]], where="post", color=INK, linewidth=1.2)
     axes.set_ylim(0, 100)
     axes.set_ylabel("%")
-    watts = [row["power_w"] or 0 for row in rows]
-    if any(watts):
+    watts = marks(rows, "power_w")
+    if any(known(rows, "power_w")):
         power = axes.twinx()
         power.step(times, [*watts, *watts[-1:]], where="post", color=ACCENT, linewidth=0.8)
         power.set_ylim(bottom=0)

@@ -11,7 +11,7 @@ from verl_profiler.render.colors import ENGINE_COLORS, MUTED, PART_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, share
 from verl_profiler.views.columns import common
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
+from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known, marks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +86,7 @@ def draw_kv_cache(axes: Panel, ranks: Iterable[Rows]) -> None:
     for rows in ranks:
         kv.fill_between(
             [row["at_s"] for row in rows],
-            [100 * (row["kv_share"] or 0) for row in rows],
+            marks(rows, "kv_share", 100),
             step="post",
             color=PART_COLORS["prefill"],
             alpha=0.25,
@@ -103,8 +103,7 @@ def _draw(axes: Panel, rows: Rows, *, several_ranks: bool) -> None:
         ("running_requests", "running", PART_COLORS["decode"]),
         ("waiting_requests", "waiting", ENGINE_COLORS["queue"]),
     ):
-        values = [row[key] or 0 for row in rows]
-        axes.step(times, values, where="post", color=code, label=label, linewidth=1.4)
+        axes.step(times, marks(rows, key), where="post", color=code, label=label, linewidth=1.4)
     highest = max((row["running_requests"] or 0 for row in rows), default=0)
     limit = max(known(rows, "running_limit"), default=0)
     if limit and limit <= 2 * highest:

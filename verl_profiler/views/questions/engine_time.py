@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verl_profiler.analysis.engine_time import CALL_PARTS, request_engine_time
+from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED, request_engine_time
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.axes import legend, time_unit
@@ -13,7 +13,7 @@ from verl_profiler.render.colors import CALL_PART_COLORS
 from verl_profiler.render.figure import plain, sheet, short
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.columns import common
-from verl_profiler.views.view import Choice, DataTables, View, column
+from verl_profiler.views.view import Choice, DataTables, View, column, known
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,9 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
     rows = data["request_engine_time"]
     worst = rows[0]
     title = f"The longest generate calls of a request took {seconds(worst['engine_s'])}"
-    if worst["mostly"] is not None:
+    if worst["mostly"] == "undivided":
+        title += "; what they consist of was not recorded"
+    elif worst["mostly"] is not None:
         part = worst["mostly"]
         title += f", {share(worst[f'{part}_s'] / worst['engine_s'])} of it {CALL_PARTS[part]}"
     parts = [part for part in CALL_PARTS if any(row[f"{part}_s"] for row in rows)]
@@ -40,10 +42,13 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
         title,
         f"{choice.text()}: the {counted(len(rows), 'request')} with the longest generate calls",
         size=(10.5, max(3.2, 1.9 + 0.23 * len(rows))),
-        notes=(
-            "At the bars: tokens generated, mean batch of the replica while they were decoded, calls "
-            "on another replica than the previous one, retractions."
-        ),
+        notes=[
+            (
+                "At the bars: tokens generated, mean batch of the replica while they were decoded, calls "
+                "on another replica than the previous one, retractions."
+            ),
+            *([f"Not divided: {UNRECORDED}."] if any(known(rows, "undivided_s")) else []),
+        ],
     )
     factor, unit = time_unit(worst["engine_s"])
     several_steps = len({row["step"] for row in rows}) > 1
@@ -87,23 +92,31 @@ VIEWS = (
             "calls": "number of generate calls",
             "replicas": "number of replicas that served them",
             "engine_s": "time of the generate calls, in s; the parts add up to it",
-            "outside_s": "outside the engine server, in s",
+            "outside_s": (
+                "outside the engine server, in s; like all parts, empty if not recorded, and of the calls "
+                "where it was"
+            ),
             "parked_s": "the engine was paused for a weight sync, in s",
             "queue_s": "in the engine's queue, in s",
             "cold_s": (
                 "prefill of tokens that the previous call had cached, in s: in proportion to "
                 "cold_tokens (estimate)"
             ),
-            "prefill_s": "prefill of new tokens, in s",
+            "prefill_s": (
+                "prefill of new tokens, in s; all prefill if the engine did not report cached tokens"
+            ),
             "recomputed_s": (
                 "lost to retractions, and prefill repeated after aborts, in s; of a retracted "
                 "call, how much longer its decoding took than its tokens at the speed of the "
                 "replica's other calls at that time (estimate)"
             ),
             "decode_s": "decoding, in s",
+            "undivided_s": (
+                "time of calls without queue and prefill times (`profiler.events.engine_timing`), in s"
+            ),
             "mostly": "the largest part; empty without time",
             "tokens": "generated tokens, without each call's first one",
-            "token_s": "decoding per token, in s",
+            "token_s": "decoding per token, in s; empty if the time of a call was not divided",
             "batch": (
                 "requests in the replica's batch during decoding, mean by time; empty if the "
                 "engine's part was not recorded"
@@ -129,6 +142,7 @@ VIEWS = (
             | `prefill` | prefill of new tokens |
             | `recomputed` | the engine retracted the request, or aborted it |
             | `decode` | decoding |
+            | `undivided` | calls whose queue and prefill times were not recorded |
         """,
         conclude="""
             - `decode` with a batch far above that of other requests: the replica is too full
@@ -140,7 +154,7 @@ VIEWS = (
         """,
         limits="""
             Queue and prefill exist only where the engine reports them
-            (`profiler.events.engine_timing=true`); otherwise `decode` contains them, and all of a
+            (`profiler.events.engine_timing=true`); otherwise the call is `undivided`, and so is all of a
             call whose engine was not recorded. `cold` is prefill in proportion to the tokens, and
             needs cached tokens from the engine and less than half of the previous prompt in the
             cache. For a retraction, `recomputed` is the decoding time beyond that at the speed of

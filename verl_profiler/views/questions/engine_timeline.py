@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
 from verl_profiler.analysis.engine_state import engine_load_over_time
-from verl_profiler.analysis.engine_time import CALL_PARTS
+from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.colors import CALL_PART_COLORS, ENGINE_COLORS, MUTED, PART_COLORS
@@ -16,7 +16,7 @@ from verl_profiler.render.figure import patch, sheet, short
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.columns import common
 from verl_profiler.views.questions.engine_load import draw_kv_cache
-from verl_profiler.views.view import Choice, DataTables, Section, View, known
+from verl_profiler.views.view import Choice, DataTables, Section, View, column, known, marks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ def page_engines(tables: Tables, steps: Steps) -> tuple[dict[str, Rows], list[st
     kept = sorted((row for row in lanes if row["name"] in shown), key=lambda row: row["begin_s"])
     if not kept:
         return {"engine_lanes": [], "engine_load_over_time": []}, []
-    notes = ["Queue and prefill only where the engine reports them."]
+    notes = [f"Not divided: {UNRECORDED}."] if any(known(kept, "undivided_s")) else []
     if steps is not None and steps[0] == steps[1]:
         notes.insert(0, f"Step {steps[0]}.")
     if len(shown) < len(many):
@@ -98,16 +98,14 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
     many = _many_lanes(lanes)
     engines, shown = list(many), _drawn(many)
     parts = [part for part in LANE_PARTS if any(row[f"{part}_s"] for row in lanes)]
-    total = sum(row[f"{part}_s"] for row in lanes for part in parts)
+    sums = {part: sum(column(lanes, f"{part}_s")) for part in parts}
+    total = sum(sums.values())
     worst = max(
-        (part for part in parts if part not in ("decode", "prefill")),
-        key=lambda part: sum(row[f"{part}_s"] for row in lanes),
-        default=None,
+        sums.keys() - {"decode", "prefill", "undivided"}, key=sums.__getitem__, default=None
     )
     title = f"Engines served up to {counted(max(many.values()), 'call')} at once"
     if worst is not None:
-        lost = sum(row[f"{worst}_s"] for row in lanes)
-        title += f"; {seconds(lost)} of their {seconds(total)} {CALL_PARTS[worst]}"
+        title += f"; {seconds(sums[worst])} of their {seconds(total)} {CALL_PARTS[worst]}"
     steps = sorted({row["step"] for row in lanes if row["step"] is not None})
     which = f", the longest step ({steps[0]})" if choice.steps is None and len(steps) == 1 else ""
     cut = "" if len(shown) == len(engines) else f", {len(shown)} of them shown"
@@ -123,10 +121,13 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
         panels=(2 * len(shown), 1),
         sharex=True,
         height_ratios=heights,
-        notes=(
-            "Above: a line per call, in the lowest free lane. Below: requests in the batch and in the "
-            "queue (sampled), dashed: maximum; shaded: KV cache; triangles: retractions."
-        ),
+        notes=[
+            (
+                "Above: a line per call, in the lowest free lane. Below: requests in the batch and in the "
+                "queue (sampled), dashed: maximum; shaded: KV cache; triangles: retractions."
+            ),
+            *([f"Not divided: {UNRECORDED}."] if sums.get("undivided") else []),
+        ],
     )
     panels: list[Any] = [*axes]
     for place, name in enumerate(shown):
@@ -141,7 +142,7 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
         ncols=len(parts),
         frameon=False,
     )
-    ends = [row["begin_s"] + sum(row[f"{part}_s"] for part in parts) for row in lanes]
+    ends = [row["begin_s"] + sum(row[f"{part}_s"] or 0 for part in parts) for row in lanes]
     first, last = min(row["begin_s"] for row in lanes), max(ends)
     panels[-1].set_xlim(first - 0.02 * (last - first), last + 0.02 * (last - first))
     panels[-1].set_xlabel("seconds since the first reading or call")
@@ -151,7 +152,7 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
 def _draw_lanes(axes: Panel, rows: Rows, parts: list[str]) -> None:
     begins = [row["begin_s"] for row in rows]
     for part in parts:
-        lengths = [row[f"{part}_s"] for row in rows]
+        lengths = column(rows, f"{part}_s")
         axes.barh(
             [row["lane"] for row in rows],
             lengths,
@@ -179,7 +180,7 @@ def _draw_load(axes: Panel, readings: Rows, lanes: Rows) -> None:
         ):
             axes.step(
                 times,
-                [row[key] or 0 for row in own],
+                marks(own, key),
                 where="post",
                 color=code,
                 linewidth=1.3,
@@ -233,6 +234,10 @@ VIEWS = (
             "prefill_s": "prefill of new tokens, in s",
             "recomputed_s": "lost to retractions, and prefill repeated after aborts, in s (estimate)",
             "decode_s": "decoding, in s",
+            "undivided_s": (
+                "in the engine without queue and prefill times, which are then empty, in s "
+                "(`profiler.events.engine_timing`)"
+            ),
             "retractions": "how often the engine removed the call from its batch",
         },
         draw=_draw,

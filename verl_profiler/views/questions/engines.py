@@ -146,12 +146,12 @@ def _tokens(data: DataTables, choice: Choice) -> Figure:
         ),
     )
     axes = panels[0]
-    cached = known(rows, "cached_tokens")
+    cached = len(known(rows, "cached_tokens")) == len(rows)
     series = [
         ("generated", column(rows, "generated_tokens"), PART_COLORS["decode"]),
         (
             "prompt, not cached" if cached else "prompt",
-            [max((r["prompt_tokens"] or 0) - (r["cached_tokens"] or 0), 0) for r in rows],
+            [max((r["prompt_tokens"] or 0) - cached * (r["cached_tokens"] or 0), 0) for r in rows],
             PART_COLORS["prefill"],
         ),
     ]

@@ -29,6 +29,7 @@ _DUE_TO = {
     "cold": "lost prefix caches",
     "prefill": "slow or long prefill",
     "recomputed": "retractions and aborts",
+    "undivided": "engine time that was not divided",
     "long": "long requests",
     "slow": "slow decoding",
     "tool": "tools",
@@ -108,6 +109,7 @@ A tool is attributed its share of the request's delay.
 | `cold` | tokens that its previous call had cached were prefilled again |
 | `prefill` | the prefill of new tokens took longer: longer prompts, or a busy engine |
 | `recomputed` | the engine retracted or aborted it; estimated from other calls' speed |
+| `undivided` | its generate calls took longer; the engine's queue, prefill and decode times were not recorded |
 | `long` | it generated more |
 | `slow` | it took longer per token |
 | `tool` | it waited for tools |
@@ -180,6 +182,10 @@ TABLES: dict[str, Mapping[str, str]] = {
         "cold_s": "component: its prefix was no longer cached and was prefilled again, in s",
         "prefill_s": "component: the prefill of its new tokens took longer, in s",
         "recomputed_s": "component: it was retracted, or aborted, and computed again, in s",
+        "undivided_s": (
+            "component: its generate calls without queue and prefill times took longer, in s "
+            "(`profiler.events.engine_timing`)"
+        ),
         "long_s": "component: it generated more tokens, in s",
         "slow_s": "component: it took longer per token, in s",
         "tool_s": "component: it waited for tools, in s",

@@ -126,7 +126,7 @@ WHERE iterations > 0 AND running_before > 0 AND at_us - before_us BETWEEN 1 AND 
 
 -- Where the time of each generate call went, one row per request that an engine served of it: an aborted
 -- call has several attempts, and waits between them.  The parts add up to the time from the attempt
--- before (or the call's begin) until the end.
+-- before (or the call's begin) until the end.  What was not recorded is NULL; undivided_us has its time.
 CREATE TABLE engine_call_times AS
 WITH attempts AS MATERIALIZED (
     SELECT run, step, name, validate, request_id, turn, engine_request_id, attempt, begin_us, end_us,
@@ -164,21 +164,23 @@ WITH attempts AS MATERIALIZED (
 ), known AS MATERIALIZED (
     SELECT p.* EXCLUDE (queue_us, prefill_us, engine_duration_us),
         coalesce(engine_duration_us, duration_us) AS engine_us,
-        least(coalesce(k.parked_us, 0), coalesce(engine_duration_us, 0)) AS held_us,
-        pauses_unknown, coalesce(queue_us, 0) AS queue_us, prefill_us,
+        CASE WHEN engine_duration_us IS NOT NULL
+            THEN least(coalesce(k.parked_us, 0), engine_duration_us) END AS held_us,
+        pauses_unknown, queue_us, prefill_us, engine_duration_us IS NOT NULL AS served,
         lag(engine_name) OVER turns AS before_name, lag(prompt_tokens) OVER turns AS before_prompt,
         lag(response_tokens) OVER turns AS before_response
     FROM pieces AS p LEFT JOIN parked AS k USING (run, engine_request_id)
     LEFT JOIN unknown USING (run, engine_name)
     WINDOW turns AS (PARTITION BY run, step, name, validate, request_id ORDER BY begin_us)
 ), parts AS MATERIALIZED (
-    SELECT *, engine_us - held_us - queue_us - coalesce(prefill_us, 0) AS decoding_us,
+    SELECT *, engine_us - held_us - queue_us - prefill_us AS decoding_us,
         -- The first token is prefill's, where that is known.
         CASE WHEN prefill_us IS NULL THEN response_tokens ELSE greatest(response_tokens - 1, 0) END
             AS tokens,
-        CASE WHEN attempt = 0 AND cached_tokens < before_prompt / 2
+        CASE WHEN attempt > 0 OR before_prompt IS NULL THEN 0
+            WHEN cached_tokens < before_prompt / 2
             THEN least(prompt_tokens, before_prompt + coalesce(before_response, 0)) - cached_tokens
-            ELSE 0 END AS lost_tokens
+            WHEN cached_tokens IS NOT NULL THEN 0 END AS lost_tokens
     FROM known
 ), others AS (
     -- How long the other calls of the replica took per token while a retracted one was there.
@@ -217,24 +219,28 @@ WITH attempts AS MATERIALIZED (
 )
 SELECT p.run, p.step, p.name, p.validate, p.request_id, p.turn, p.attempt, p.engine_request_id,
     p.engine_name, p.begin_us, p.gap_us + p.duration_us AS call_us,
-    p.duration_us - p.engine_us AS outside_us,
+    CASE WHEN p.served THEN p.duration_us - p.engine_us END AS outside_us,
     least(p.engine_begin_us + p.held_us, p.engine_end_us) AS queue_from_us, p.queue_us,
     CASE WHEN p.pauses_unknown IS NULL THEN p.gap_us + p.held_us END AS parked_us,
-    CASE WHEN p.attempt > 0 THEN 0 ELSE coalesce(p.prefill_us, 0) - cold_us END AS prefill_us,
+    CASE WHEN p.attempt > 0 AND p.prefill_us IS NOT NULL THEN 0
+        ELSE p.prefill_us - coalesce(cold_us, 0) END AS prefill_us,
     cold_us, p.decoding_us - retracted_us AS decode_us,
-    retracted_us + CASE WHEN p.attempt > 0 THEN coalesce(p.prefill_us, 0) ELSE 0 END
-        AS recomputed_us,
-    p.tokens AS decoded_tokens, coalesce(p.retractions, 0) AS retractions,
-    CASE WHEN cold_us > 0 THEN p.lost_tokens ELSE 0 END AS lost_tokens,
+    retracted_us + CASE WHEN p.attempt > 0 THEN p.prefill_us ELSE 0 END AS recomputed_us,
+    CASE WHEN p.decoding_us IS NOT NULL THEN 0 WHEN p.served
+        THEN p.engine_us - p.held_us - coalesce(p.queue_us, 0) - coalesce(p.prefill_us, 0)
+        ELSE p.gap_us + p.engine_us END AS undivided_us,
+    p.tokens AS decoded_tokens, CASE WHEN p.served THEN coalesce(p.retractions, 0) END AS retractions,
+    CASE WHEN p.prompt_tokens > p.cached_tokens OR p.lost_tokens IS NULL THEN p.lost_tokens
+        ELSE 0 END AS lost_tokens,
     p.engine_name <> p.before_name AS moved,
     (e.area - b.area) / nullif(p.decoding_us, 0) AS batch, p.sampled
 FROM (
     SELECT p.*,
         CASE WHEN lost_tokens > 0 AND prompt_tokens > cached_tokens
-            THEN coalesce(prefill_us, 0) * lost_tokens / (prompt_tokens - cached_tokens)
-            ELSE 0 END AS cold_us,
-        coalesce(CASE WHEN retractions > 0
-            THEN greatest(p.decoding_us - p.tokens * o.token_us, 0) END, 0) AS retracted_us
+            THEN prefill_us * lost_tokens / (prompt_tokens - cached_tokens)
+            WHEN lost_tokens IS NOT NULL AND prefill_us IS NOT NULL THEN 0 END AS cold_us,
+        CASE WHEN decoding_us IS NOT NULL THEN coalesce(CASE WHEN retractions > 0
+            THEN greatest(p.decoding_us - p.tokens * o.token_us, 0) END, 0) END AS retracted_us
     FROM parts AS p LEFT JOIN others AS o USING (number)
 ) AS p
 LEFT JOIN areas AS b ON b.run = p.run AND b.engine_name = p.engine_name
