@@ -599,6 +599,137 @@ def test_headers_tell_what_is_missing(tmp_path, changes, sentence):
     assert any(sentence in problem for problem in problems), problems
 
 
+def answers(folder, **options):
+    """Return how long steps, phases, requests and ranks took, and the problems."""
+    with load(folder, cache=False, **options) as run:
+        tables = ("phases", "requests", "tool_calls", "engine_calls", "rank_spans", "reward_scores")
+        sums = {
+            name: run.rows(
+                f"SELECT step, count(*), sum(duration_us) FROM {name} GROUP BY 1 ORDER BY 1"
+            )
+            for name in tables
+        }
+        return sums, run.problems
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A run that may be changed, whose answers are known."""
+    shutil.copytree(SMALL, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("role", ["actor_0", "engine_0", "reward_0", "trainer_0", "worker_1"])
+@pytest.mark.parametrize("options", [{}, {"steps": (2, 2)}])
+def test_a_doubled_file_is_named_and_counts_once(small, role, options):
+    """Whatever the role, and whether all of the run is read or a step."""
+    truth, _ = answers(small, **options)
+    (path,) = (small / "step_2").glob(f"{role}*.jsonl")
+    lines = path.read_text()
+    path.write_text(lines + lines)
+
+    found, problems = answers(small, **options)
+
+    assert truth == found
+    sentence = (
+        f"{path.stem} has {lines.count(chr(10)):,} lines twice (step 2); each is counted once"
+    )
+    assert sentence in problems
+    assert not any(" were found" in problem for problem in problems)
+
+
+def test_copies_under_other_names_are_named_and_left_out(small):
+    """A file manager's copy, an older one that is shorter, a compressed one, and one in another step."""
+    truth, _ = answers(small)
+    folder = small / "step_2"
+    shutil.copy(folder / "actor_0.jsonl", folder / "actor_0 (copy).jsonl")
+    older = (folder / "worker_0.jsonl").read_text().splitlines(keepends=True)[:5]
+    (folder / "old_worker_0.jsonl").write_text("".join(older))
+    with gzip.open(folder / "actor_7.jsonl.gz", "wb") as packed:
+        packed.write((folder / "actor_1.jsonl").read_bytes())
+    shutil.copy(folder / "trainer_0.jsonl", small / "step_1/again.jsonl")
+    (small / "step_3").mkdir()
+    shutil.copy(folder / "worker_1.jsonl", small / "step_3/worker_1.jsonl")
+
+    found, problems = answers(small)
+
+    assert truth == found
+    (sentence,) = (each for each in problems if each.startswith("copies of other event files"))
+    for name in ("step_2/actor_0 (copy)", "step_2/old_worker_0", "step_2/actor_7", "step_1/again"):
+        assert f"{name}.jsonl" in sentence
+
+
+def test_lines_of_another_run_are_named(small):
+    """Not copies: how many there are is known from the header, which is whose is not."""
+    path = small / "step_2/actor_0.jsonl"
+    lines = path.read_text()
+    path.write_text(lines + lines.replace(":33:", ":34:"))
+    count = lines.count("\n")
+
+    _, problems = answers(small)
+
+    wrote = json.loads((small / "processes/actor_0.json").read_text())["counters"]["events"]
+    assert any(
+        problem.startswith(
+            f"actor_0 wrote {wrote} events and {wrote + count} were found; {count} are"
+        )
+        for problem in problems
+    ), problems
+
+
+def test_a_running_process_may_have_more_lines_than_its_header(small):
+    """The header is written after the lines."""
+    header = small / "processes/actor_0.json"
+    content = json.loads(header.read_text())
+    content["counters"]["events"] -= 2
+    header.write_text(json.dumps({**content, "ended": None}))
+
+    _, problems = answers(small)
+
+    assert not any("were found" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (40.0, "1 tool_call of up to 40.0 s, longer than the request and begun before it"),
+        (86_400.0, "begins before its process started, dropped"),
+        (None, "`tool_call` has no `duration_sec`; it is in no sum"),
+        (float("nan"), "`tool_call` has no `duration_sec`; it is in no sum"),
+        (-2.0, "`duration_sec` is not a valid duration, dropped"),
+    ],
+)
+@pytest.mark.parametrize("headed", [True, False])
+def test_a_duration_that_cannot_be_is_named_and_in_no_sum(small, wrong, sentence, headed):
+    """A tool call that is longer than its step, of unknown length, or ends before it begins."""
+    path = small / "step_1/worker_0.jsonl"
+    lines = path.read_text().splitlines()
+    place = next(n for n, text in enumerate(lines) if '"tool_call"' in text)
+    call = json.loads(lines[place])
+    without = sum(
+        round(json.loads(text)["duration_sec"] * 1e6)
+        for n, text in enumerate(lines)
+        if '"event":"tool_call"' in text and n != place
+    )
+    lines[place] = json.dumps({**call, "duration_sec": wrong}, separators=(",", ":"))
+    path.write_text("\n".join(lines) + "\n")
+    if not headed:
+        (small / "processes/worker_0.json").unlink()
+        if wrong == 86_400.0:
+            sentence = (
+                "1 tool_call of up to 86,400.0 s, longer than the request and begun before it"
+            )
+
+    with load(small, cache=False) as run:
+        calls = run.rows("SELECT duration_us FROM tool_calls WHERE name = 'worker_0' AND step = 1")
+        (longest,) = run.rows("SELECT max(duration_us) AS us FROM event_fields WHERE step = 1")
+        problems = run.problems
+
+    assert without == sum(row["duration_us"] for row in calls)
+    assert longest["us"] < 10e6
+    assert any(sentence in each for each in problems), problems
+
+
 @pytest.mark.parametrize(
     "content", ["{", "[]", "null", '"x"', "\xff", '{"clock": 3, "probes": []}']
 )

@@ -24,6 +24,7 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import UnusableFileError, expanded, open_regular, reason_of
 from verl_profiler.reading.cache_folder import Draft
 from verl_profiler.reading.event_sql import AS_PARQUET, event_query, list_files
+from verl_profiler.reading.left_out import leave_out
 from verl_profiler.reading.listing import EventFile
 from verl_profiler.reading.processes import Process
 from verl_profiler.reading.salvage import repair
@@ -49,6 +50,7 @@ class Part:
 
     Args:
         counts: Events by process name.
+        copies: Lines that are copies of others and are not counted, by process name.
         problems: Sentences about files and lines.
         complete: Every file could be read, whatever was in it.
         gone: Files that are no longer there.
@@ -56,6 +58,7 @@ class Part:
     """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
+    copies: dict[str, int] = field(default_factory=dict[str, int])
     problems: list[str] = field(default_factory=list[str])
     complete: bool = True
     gone: list[EventFile] = field(default_factory=list[EventFile])
@@ -106,7 +109,10 @@ def build_part(
             try:
                 running = processes[file.name].has_header and processes[file.name].ended is None
                 growing = running and _changed(file)
-                problems.extend(repair(file.path, copy, file.shown, growing=growing))
+                first_us = processes[file.name].first_us
+                problems.extend(
+                    repair(file.path, copy, file.shown, growing=growing, first_us=first_us)
+                )
                 empty = not copy.stat().st_size
             except OSError as error:
                 result.cannot_read(file, error)
@@ -133,11 +139,7 @@ def build_part(
             if sum(row[3] for row in counts) > _MANY * sum(row[1] for row in counts):
                 others = _other_fields(connection, target.path, fields)
         except duckdb.OutOfMemoryException as error:
-            raise ReadingError(
-                f"the events do not fit into the memory limit: {reason_of(error)}\n"
-                "Give more, for example memory_limit='4GB'",
-                "memory-limit",
-            ) from error
+            raise _too_large(error) from error
         except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException):
             # The query itself is wrong, not the files.
             raise
@@ -171,11 +173,37 @@ def build_part(
     for number, count, *_ in counts if paths else []:
         name = group[number].name
         result.counts[name] = result.counts.get(name, 0) + count
+    if paths:
+        headed = {name for name in result.counts if processes[name].has_header}
+        _leave_out(connection, target, headed, result)
     for pattern in ("repaired-*.jsonl", "unpacked-*.jsonl"):
         for leftover in scratch.glob(pattern):
             leftover.unlink()
     result.empty = not paths
     return result
+
+
+def _leave_out(
+    connection: duckdb.DuckDBPyConnection, target: Draft, headed: set[str], result: Part
+) -> None:
+    try:
+        left = leave_out(connection, target.path, headed)
+    except duckdb.OutOfMemoryException as error:
+        raise _too_large(error) from error
+    except duckdb.IOException as error:
+        raise OSError(reason_of(error)) from error
+    result.copies = left.copies
+    result.problems += left.problems
+    for name, lines in (*left.copies.items(), *left.early.items()):
+        result.counts[name] -= lines
+
+
+def _too_large(error: Exception) -> ReadingError:
+    return ReadingError(
+        f"the events do not fit into the memory limit: {reason_of(error)}\n"
+        "Give more, for example memory_limit='4GB'",
+        "memory-limit",
+    )
 
 
 def _unpacked(group: list[EventFile], scratch: Path, result: Part) -> list[EventFile]:
@@ -267,6 +295,7 @@ def _listing(
                 "drift": process.drift,
                 "drift_from_us": process.drift_from_us,
                 "original": original,
+                "first_us": process.first_us,
             }
         )
     return rows

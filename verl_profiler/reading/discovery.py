@@ -42,7 +42,14 @@ from verl_profiler.reading.descriptions import (
     described,
 )
 from verl_profiler.reading.formats.registry import format_of, label_of
-from verl_profiler.reading.listing import EventFile, as_text, event_file, event_files, usable
+from verl_profiler.reading.listing import (
+    EventFile,
+    as_text,
+    event_file,
+    event_files,
+    usable,
+    without_copies,
+)
 from verl_profiler.reading.pruned_files import summed
 
 __all__ = ["Source", "find_sources", "role_and_rank", "run_directory"]
@@ -167,6 +174,7 @@ def _directory(root: Path, problems: list[str]) -> Source:
     source = _described(root, problems)
     folders = _step_folders(root, problems)
     source.files = event_files(folders or [(None, root)], root, problems)
+    source.files = without_copies(source.files, source.headers, problems)
     # After the steps: what is deleted before is in these, and what is deleted later is listed.
     pruned = _pruned_files(source, problems)
     source.summed = summed(source.files, pruned, partial=_may_be_older(source))
@@ -188,6 +196,7 @@ def _single_step(folder: Path, problems: list[str]) -> Source:
     source = _described(folder.parent, problems)
     source.whole = False
     source.files = event_files([(_step_of(folder), folder)], folder.parent, problems)
+    source.files = without_copies(source.files, source.headers, problems)
     return source
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 
 from verl_profiler.reading.legacy_names import FIELD_ALIASES, vocabulary
-from verl_profiler.reading.salvage import LINE_LIMIT_BYTES
+from verl_profiler.reading.salvage import LINE_LIMIT_BYTES, is_timed
 from verl_profiler.reading.scans import scan
 from verl_profiler.reading.tables.schemas import COUNT_LIMIT, FIELDS, NUMBER_LIMIT, SCHEMAS
 
@@ -47,6 +47,7 @@ _FILE_COLUMNS = {
     "drift": "DOUBLE",
     "drift_from_us": "BIGINT",
     "original": "BOOLEAN",
+    "first_us": "BIGINT",
 }
 # Numbers for duckdb, so that it does not hash the same text for each event when it writes Parquet.
 _REPEATED = ("name", "role", "host")
@@ -96,12 +97,14 @@ WITH bounded AS (
         -- Begins, too, are on the driver's clock.
         CASE WHEN t.duration_sec BETWEEN 0 AND 1e9
             THEN try_cast(round(t.duration_sec * 1e6 * (1 + drift)) AS BIGINT) END AS duration_us,
+        coalesce(moment_us - round(t.duration_sec * 1e6) < first_us, false) AS early,
         {turn} AS turn, {line_step} AS line_step
     FROM timed JOIN part_files AS files ON path = filename
 )
 SELECT c.file_id,
     coalesce(t.event IS NULL OR t.event = '' OR t.event[1] IN ('{{', '[') OR end_us IS NULL
         OR (t.duration_sec IS NOT NULL AND duration_us IS NULL)
+        OR (v.timed AND early) OR (v.timed AND duration_us IS NULL)
         OR (t.step IS NOT NULL AND line_step IS NULL)
         OR (x.turn IS NOT NULL AND turn IS NULL)
         OR coalesce(x.validate, 'true') NOT IN ('true', 'false')
@@ -116,6 +119,8 @@ SELECT c.file_id,
     coalesce(line_step, c.step) AS step,
     coalesce(v.event, t.event) AS event,
     CASE
+        -- A call of unknown length is in no sum.
+        WHEN v.timed AND duration_us IS NULL THEN 'user'
         WHEN c.role = 'trainer' AND duration_us IS NOT NULL AND coalesce(v.phase, true)
             THEN 'trainer'
         ELSE coalesce(v.family, 'user')
@@ -302,11 +307,12 @@ def list_files(
 
 def _make_vocabulary(connection: duckdb.DuckDBPyConnection, *, original: bool) -> None:
     rows = ", ".join(
-        f"('{recorded}', '{event}', '{family}', {shift}, {phase})"
+        f"('{recorded}', '{event}', '{family}', {shift}, {phase}, "
+        f"{not original and is_timed(event)})"
         for of_original, recorded, event, family, shift, phase in vocabulary()
         if of_original == original
     )
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE vocabulary AS SELECT * FROM "
-        f"(VALUES {rows}) AS v(recorded, event, family, turn_shift, phase)"
+        f"(VALUES {rows}) AS v(recorded, event, family, turn_shift, phase, timed)"
     )

@@ -17,6 +17,7 @@ from typing import Any
 from verl_profiler.events.json_values import is_list, mapping_or_empty
 from verl_profiler.events.vocabulary import WORKER_ROLE
 from verl_profiler.reading.clock_alignment import aheads
+from verl_profiler.reading.descriptions import instant
 from verl_profiler.reading.discovery import Source, role_and_rank
 from verl_profiler.reading.shipments import not_arrived, shipment_problems
 from verl_profiler.reading.uploads import is_incomplete, upload_problems
@@ -30,6 +31,8 @@ _SAME_CLOCK_LIMIT_US = 3600 * 1_000_000
 _JUMP_S = 0.05
 _SLEW = 0.0005
 _RANK_LIMIT = 100_000
+# A process may record what began so long before its recording.
+_EARLY_S = 60
 # The reasons that headers have for dropped events.
 _DROPPED = {
     "queue_full": "its queue was full",
@@ -64,6 +67,7 @@ class Process:
         clock_bound_us: How far its times may be from the driver's axis; 0 on the driver's host,
             None where nothing is known.
         clock_residual_us: How far the comparisons of its clock are from what is corrected.
+        first_us: A time before all that it did, by its own clock; None without its header.
         recorded_events: How many were written according to the header, without those that
             `keep_steps` has deleted since; None without a header.
     """
@@ -95,6 +99,7 @@ class Process:
     wrapper_s: float | None = None
     writer_s: float | None = None
     started: str | None = None
+    first_us: int | None = None
     updated: str | None = None
     ended: str | None = None
     end_reason: str | None = None
@@ -103,7 +108,9 @@ class Process:
 
     def row(self) -> dict[str, Any]:
         """Return the process as a row of the table."""
-        return {**vars(self), "header": json.loads(self.header) if self.header else None}
+        row = {**vars(self), "header": json.loads(self.header) if self.header else None}
+        del row["first_us"]
+        return row
 
 
 def processes(source: Source) -> dict[str, Process]:
@@ -124,7 +131,12 @@ def processes(source: Source) -> dict[str, Process]:
 
 
 def process_problems(
-    source: Source, found: dict[str, Process], counts: dict[str, int] | None, *, original: bool
+    source: Source,
+    found: dict[str, Process],
+    counts: dict[str, int] | None,
+    copies: Mapping[str, int],
+    *,
+    original: bool,
 ) -> Iterator[str]:
     """Return what is missing, dropped and unfinished according to the headers.
 
@@ -132,6 +144,7 @@ def process_problems(
         source: The run.
         found: Its processes.
         counts: Events read, by process name; None where not all were read.
+        copies: Lines that were read and not counted, by process name.
         original: The files are the original logger's, which wrote no headers.
     """
     if original:
@@ -140,7 +153,8 @@ def process_problems(
         yield "run.json is missing, so the launch is unknown"
     yield from _not_uploaded(source, found, counts if source.whole else None)
     if source.whole and counts is not None:
-        yield from _missing_files(source, found, counts)
+        yield from _missing_files(source, found, counts, copies)
+        yield from _surplus(found, counts)
     yield from _hosts(found)
     yield from _losses(found.values())
     yield from _probe_problems(found)
@@ -159,6 +173,11 @@ def _describe(process: Process, header: dict[str, Any]) -> None:
         setattr(process, key, header.get(key))
     for key in ("started", "updated", "ended", "end_reason"):
         setattr(process, key, header.get(key))
+    started = instant(process.started)
+    if started is not None:
+        # The wall clock may have been set between the anchor, which times follow, and the start.
+        moved_s = max(map(abs, _wall_moves(clock)), default=0.0)
+        process.first_us = round((started.timestamp() - moved_s - _EARLY_S) * 1e6)
     process.pid = header.get("pid")
     process.ppid = header.get("ppid")
     process.boot_id = clock.get("boot_id") or None
@@ -267,7 +286,7 @@ def _not_uploaded(
 
 
 def _missing_files(
-    source: Source, found: dict[str, Process], counts: dict[str, int]
+    source: Source, found: dict[str, Process], counts: dict[str, int], copies: Mapping[str, int]
 ) -> Iterator[str]:
     headless = [name for name, process in found.items() if not process.has_header]
     if headless:
@@ -284,7 +303,8 @@ def _missing_files(
             for name, each in found.items()
             if each.has_header and name not in unsent
         }
-        yield from _unread(recorded, counts, found)
+        read = {name: count + copies.get(name, 0) for name, count in counts.items()}
+        yield from _unread(recorded, read, found)
     ranks = {p.rank for p in found.values() if p.role == WORKER_ROLE and p.rank is not None}
     # Whoever claims a rank in the millions did not count from 0.
     highest = max(ranks, default=-1)
@@ -331,6 +351,29 @@ def _unread(
         yield (
             f"{len(partly)} processes wrote {sum(recorded[name] for name in partly)} events and "
             f"{sum(counts[name] for name in partly)} were found; the rest is missing ({some(partly, _SHOWN)})"
+        )
+
+
+def _surplus(found: Mapping[str, Process], counts: Mapping[str, int]) -> Iterator[str]:
+    """Say which processes have more lines than they wrote; a killed one wrote some after its header."""
+    more = {
+        name: (process.recorded_events, counts[name])
+        for name, process in found.items()
+        if process.ended
+        and process.recorded_events
+        and counts.get(name, 0) > process.recorded_events
+    }
+    if len(more) <= _SHOWN:
+        for name, (recorded, read) in more.items():
+            yield (
+                f"{name} wrote {recorded} events and {read} were found; {read - recorded} are not its own "
+                f"(another run's file? an edited copy?), so figures of {name} may be wrong"
+            )
+    else:
+        yield (
+            f"{len(more)} processes wrote {sum(each[0] for each in more.values())} events and "
+            f"{sum(each[1] for each in more.values())} were found; some are not their own (another run's "
+            f"files? edited copies?), so figures of these may be wrong ({some(list(more), _SHOWN)})"
         )
 
 

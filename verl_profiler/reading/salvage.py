@@ -10,21 +10,24 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import IO, Any
 
 from verl_profiler.events import files
 from verl_profiler.events.json_values import is_list, is_object, shallow
+from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.schemas import COUNT_LIMIT, FIELDS, NUMBER_LIMIT
 from verl_profiler.units import counted, some
 
-__all__ = ["LINE_LIMIT_BYTES", "Complaints", "folded", "repair"]
+__all__ = ["LINE_LIMIT_BYTES", "Complaints", "folded", "is_timed", "repair"]
 
 # Longer lines are dropped.  What is read must fit into memory several times, for each thread.
 LINE_LIMIT_BYTES = 1 << 20
 # Deeper nesting makes duckdb refuse the line.
 _DEPTH_LIMIT = 60
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
 _DURATION_LIMIT_S = 1e9
 _LARGE = "too large"
 # Files with the same fault that take a line each.
@@ -85,7 +88,15 @@ def folded(sentences: Iterable[str]) -> list[str]:
     return result
 
 
-def repair(path: Path, copy: Path, shown: str, *, growing: bool = False) -> list[str]:
+def is_timed(event: str) -> bool:
+    """Whether an event has a duration wherever it is recorded."""
+    known = EVENTS.get(event)
+    return known is not None and not known.instant
+
+
+def repair(
+    path: Path, copy: Path, shown: str, *, growing: bool = False, first_us: int | None = None
+) -> list[str]:
     """Write the lines of `path` that can be read to `copy`; return what is wrong with the rest.
 
     Args:
@@ -93,11 +104,12 @@ def repair(path: Path, copy: Path, shown: str, *, growing: bool = False) -> list
         copy: Where the good lines go.
         shown: How messages name the file.
         growing: The process still writes, so that an unfinished last line is no fault.
+        first_us: A time before all that the process did, by its own clock; None when not known.
     """
     complaints = Complaints(shown)
     with files.open_regular(path) as file, copy.open("wb") as out:
         for number, line, whole in _lines(file, complaints):
-            content = _checked(line, number, complaints, whole=whole, growing=growing)
+            content = _checked(line, number, complaints, first_us, whole=whole, growing=growing)
             if content is not None:
                 out.write(content + b"\n")
     return complaints.sentences()
@@ -128,7 +140,13 @@ def _lines(file: IO[bytes], complaints: Complaints) -> Iterator[tuple[int, bytes
 
 
 def _checked(
-    line: bytes, number: int, complaints: Complaints, *, whole: bool, growing: bool
+    line: bytes,
+    number: int,
+    complaints: Complaints,
+    first_us: int | None,
+    *,
+    whole: bool,
+    growing: bool,
 ) -> bytes | None:
     """Return the line as it goes into the copy, or None when it is dropped."""
     line = line.strip()
@@ -161,7 +179,7 @@ def _checked(
             reason = getattr(error, "msg", type(error).__name__)
             complaints.add(number, "not JSON, dropped", f" ({reason})")
         return None
-    fault = _fault(content)
+    fault = _fault(content, first_us)
     if fault is not None:
         complaints.add(number, f"{fault}, dropped")
         return None
@@ -187,14 +205,15 @@ def _number(value: float | None, constants: list[str]) -> float | None:
     return value
 
 
-def _fault(content: Any) -> str | None:
+def _fault(content: Any, first_us: int | None) -> str | None:
     """Return why a line cannot be an event, or None."""
     if not is_object(content):
         return "not a JSON object"
     event = content.get("event")
     if not isinstance(event, str) or not event:
         return "no `event` name"
-    if _normalized(content.get("timestamp")) is None:
+    timestamp = _normalized(content.get("timestamp"))
+    if timestamp is None:
         return "no readable `timestamp`"
     duration = content.get("duration_sec")
     if duration is not None and (
@@ -204,11 +223,19 @@ def _fault(content: Any) -> str | None:
         or not 0 <= duration <= _DURATION_LIMIT_S
     ):
         return "`duration_sec` is not a valid duration"
+    if (
+        first_us is not None
+        and is_timed(event)
+        and _moment_us(timestamp) - (duration or 0) * 1e6 < first_us
+    ):
+        return "begins before its process started"
     return None
 
 
 def _minor_faults(content: dict[str, Any]) -> Iterator[str]:
     """Yield what is wrong with a line that is kept all the same."""
+    if is_timed(content["event"]) and content.get("duration_sec") is None:
+        yield f"`{content['event']}` has no `duration_sec`; it is in no sum"
     step = content.get("step")
     if step is not None and not _is_integer(step):
         yield "`step` is not a whole number; the folder's number is used"
@@ -261,6 +288,12 @@ def _depth(content: Any) -> int:
         depth += 1
         level = [child for node in level for child in _children(node)]
     return depth
+
+
+def _moment_us(timestamp: str) -> int:
+    """Return a time in ISO form as microseconds since 1970; without an offset it is UTC."""
+    moment = datetime.fromisoformat(timestamp)
+    return (moment.replace(tzinfo=moment.tzinfo or timezone.utc) - _EPOCH) // _MICROSECOND
 
 
 def _normalized(timestamp: Any) -> str | None:
