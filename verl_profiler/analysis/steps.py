@@ -23,14 +23,22 @@ _SPREADS = 4
 # verl's timers of rewards, log-probabilities, values, advantages and updates.
 _TRAINING = "'reward', 'old_log_prob', 'ref', 'values', 'adv', 'update_critic', 'update_actor'"
 
+# Around `update_weights` in asynchronous trainers.
+_SYNCS = "'update_weights', 'sync_rollout_weights', 'param_sync'"
+
 VALIDATIONS = """
-    SELECT run, step, sum(duration_us) AS testing_us,
-        sum(duration_us) FILTER (parent IS NULL) AS testing_between_us
-    FROM phases WHERE phase IN ('testing', 'validation')
-        AND coalesce(parent, '') NOT IN ('testing', 'validation')
-    GROUP BY run, step
+    SELECT run, step, testing_us, testing_between_us FROM (
+        SELECT run, step, name, sum(duration_us) AS testing_us,
+            sum(duration_us) FILTER (parent IS NULL) AS testing_between_us
+        FROM phases WHERE phase IN ('testing', 'validation')
+            AND coalesce(parent, '') NOT IN ('testing', 'validation')
+        GROUP BY run, step, name
+    ) QUALIFY row_number() OVER (PARTITION BY run, step ORDER BY testing_us DESC, name) = 1
 """
-"""SQL of the length of each step's validation; `testing_between_us` is what is outside the step."""
+"""SQL of the length of each step's validation; `testing_between_us` is what is outside the step.
+
+A trainer waits while its rollouter validates: of several processes, it is that of the one with most.
+"""
 
 # Each step, with the begin of the next one where that was recorded.
 _ORDERED = """
@@ -106,10 +114,10 @@ def step_phases(tables: Tables, steps: Steps = None) -> Rows:
 _DURATIONS = f"""
 WITH parts AS (
     SELECT run, step,
-        sum(duration_us) FILTER (phase = 'update_weights') AS weights_us,
+        sum(duration_us) FILTER (phase IN ({_SYNCS})) AS weights_us,
         sum(duration_us) FILTER (phase = 'save_checkpoint') AS checkpoint_us,
         sum(duration_us) FILTER (phase IN ({_TRAINING})) AS training_us,
-        sum(duration_us) FILTER (phase NOT IN ({_TRAINING}, 'gen', 'update_weights',
+        sum(duration_us) FILTER (phase NOT IN ({_TRAINING}, {_SYNCS}, 'gen',
             'save_checkpoint')) AS other_us
     FROM phases WHERE parent = 'step' GROUP BY run, step
 ), seen AS (

@@ -228,7 +228,7 @@ VIEWS = (
             ),
             "gen_s": "rollout, in s; without the trainer, that of the slowest worker",
             "training_s": "rewards, log-probabilities, values, advantages and updates, in s",
-            "weights_s": "`update_weights`, in s",
+            "weights_s": "weight sync (`update_weights`, `sync_rollout_weights`, `param_sync`), in s",
             "checkpoint_s": "`save_checkpoint`, in s",
             "other_s": "other phases of the step, such as `prepare_step` (the next batch), in s",
             "between_s": "from the end of the step to the start of the next one, in s",
