@@ -4,7 +4,7 @@ import argparse
 import json
 
 import pytest
-from cached_runs import REHEARSED
+from cached_runs import REHEARSED, fixable_run
 
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.cli import why
@@ -22,9 +22,9 @@ def run(*arguments):
     return why.run(parser.parse_args([*map(str, arguments)]))
 
 
-def test_one_step_of_a_real_run(capsys):
+def test_one_step_of_a_real_run(capsys, tmp_path):
     """In the order in which a tired reader asks: what to do, why, how sure, what else, who."""
-    status = run(REHEARSED, "--steps", "2", "-v")
+    status = run(fixable_run(tmp_path / "rehearsal"), "--steps", "2", "-v")
 
     text = capsys.readouterr().out
     assert 0 == status
@@ -44,6 +44,7 @@ def test_one_step_of_a_real_run(capsys):
     assert sorted(places) == places
     assert "update_actor" in text
     # A file to paste keeps its lines.
+    assert "paste: trainer.test_freq=5\n" in text
     assert "\n        class FastPoll(ReplayBuffer):\n" in text
     assert all(line.isprintable() for line in text.splitlines())
 

@@ -227,24 +227,32 @@ def test_stale_tokens_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("training", "pasted", "lends"),
+    ("mode", "switch", "lends"),
     [
-        ({}, True, True),
-        ({"trainer_mode": "separate_async", "asynchronous": {"enable_switch": False}}, True, True),
-        ({"trainer_mode": "separate_async", "asynchronous": {"enable_switch": True}}, False, False),
-        ({"trainer_mode": "colocate_async", "asynchronous": {}}, False, False),
-        ({"trainer_mode": None, "asynchronous": "?"}, True, True),
+        ("separate_async", False, True),
+        ("separate_async", True, False),
+        ("separate_async", None, True),
+        ("colocate_async", False, False),
+        (None, False, False),
     ],
 )
-def test_what_is_set_already_is_not_pasted(training, pasted, lends):
-    """`enable_switch` of the run's own configuration, or of a trainer that has none."""
+def test_replicas_that_lend_are_advised_where_the_run_could_have_them(mode, switch, lends):
+    """In words and to paste, or not at all: what was not recorded is not advised."""
+    key = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
+    settings = {
+        "actor_rollout_ref.hybrid_engine": True,
+        "actor_rollout_ref.rollout.disaggregation.enabled": False,
+        "trainer.v1.sampler.custom_sampler": False,
+        key: switch,
+    }
+    training = {"use_v1": True, "trainer_mode": mode, "settings": settings}
     plan = PAIRS["waits_for_rollout"][0]
     tables = tables_of(events_of(Simulation(plan)))
-    tables.launches = {"made": {"training": training}}
+    tables.launches = {"made": {"versions": {"verl": "0.9.1"}, "training": training}}
     rows = findings(explanations(tables))
     (row,) = [each for each in rows if each["finding"] == "waits_for_rollout"]
 
-    assert pasted == any("enable_switch=true" in each for each in row["overrides"])
+    assert row["overrides"] == [f"{key}=true"] * lends
     assert lends == ("replicas generate while it waits" in row["advice"])
 
 
@@ -270,7 +278,9 @@ def test_a_finding_is_written_with_its_fix():
 
     assert all(RULES[row["finding"]].pooled for row in rows)
     assert "alternately wait for each other" in text
-    assert "paste: trainer.v1.separate_async.num_warmup_batches=2" in text
+    # More warm-up batches make samples staler: words, nothing to paste.
+    assert "A larger num_warmup_batches" in text
+    assert "paste:" not in text
     assert "{" not in text
 
 
@@ -351,7 +361,9 @@ def test_what_engines_lose_is_found_where_the_trainer_waits_for_them(name, extra
     whole = busy / plan.replicas / (plan.steps - 1)
     share = {"kv_bound": (0.4, 0.5), "cold_prefix_cache": (0.1, 0.4)}[name]
     assert share[0] * whole <= rows[name]["values"]["lost_s"] <= share[1] * whole + 1e-6
-    text = finding_list(findings({"findings": [row | {"files": {}} for row in rows.values()]}))
+    text = finding_list(
+        findings({"findings": [row | {"overrides": [], "files": {}} for row in rows.values()]})
+    )
     assert "rollout's time" in text
     # A trainer that never waits gains nothing from quicker engines.
     busy_trainer, _, _ = with_engines(Plan(stages=fast, train_ms=2400), extra_of, full=full)

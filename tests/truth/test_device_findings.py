@@ -77,7 +77,7 @@ def test_a_phase_with_idle_devices_is_found_with_its_seconds():
     assert ("phase", "update_actor") == (row["culprit_kind"], row["culprit"])
     assert pytest.approx(idle_s, rel=0.1) == row["recoverable_s"]
     assert idle_s > 0.4
-    assert row["overrides"] == ["actor_rollout_ref.actor.use_dynamic_bsz=true"]
+    assert "use_dynamic_bsz" in row["advice"]
     assert "device_use" in row["shows"]
 
 

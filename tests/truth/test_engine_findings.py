@@ -42,10 +42,28 @@ def readings_of(events, *, limit, full_at):
             )
 
 
+ROLLOUT = "actor_rollout_ref.rollout"
+RECORDED = {
+    "versions": {"verl": "0.9.1"},
+    "training": {
+        "rollout": "vllm",
+        "use_v1": True,
+        "trainer_mode": "sync",
+        "settings": {
+            f"{ROLLOUT}.gpu_memory_utilization": 0.5,
+            f"{ROLLOUT}.max_num_seqs": _FITS,
+            f"{ROLLOUT}.router_config_path": False,
+        },
+    },
+}
+
+
 def found_in(step_of, *, limit=256, full_at=100):
     events, _ = events_of(*(step_of(number) for number in range(1, STEPS + 1)))
     readings = list(readings_of(events, limit=limit, full_at=full_at))
-    return findings(explanations(tables_of([*events, *readings])))
+    tables = tables_of([*events, *readings])
+    tables.launches = {"made": RECORDED}
+    return findings(explanations(tables))
 
 
 def queueing(step, _):
@@ -103,10 +121,10 @@ def test_a_full_kv_cache_is_told_from_a_limit():
     assert "engine_queue" not in {row["finding"] for row in rows}
     # Up to a reading at each end of the queue.
     assert 0.85 * true_s < rows[0]["recoverable_s"] < 1.2 * true_s
-    assert any("gpu_memory_utilization" in each for each in rows[0]["overrides"])
-    names = {row["finding"] for row in limited}
-    assert "engine_queue" in names
-    assert "kv_bound" not in names
+    assert [f"{ROLLOUT}.gpu_memory_utilization=0.8"] == rows[0]["overrides"]
+    pasted = {row["finding"]: row["overrides"] for row in limited}
+    assert [f"{ROLLOUT}.max_num_seqs={2 * _FITS}"] == pasted["engine_queue"]
+    assert "kv_bound" not in pasted
 
 
 def test_a_queue_beside_room_names_its_replica():

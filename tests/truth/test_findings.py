@@ -138,8 +138,8 @@ def test_a_rule_speaks_where_it_should_and_no_other_does(name):
     assert names <= {name, *others}
     assert 0 < row["recoverable_s"] < truth.duration_us / 1e6
     assert row["share"] == pytest.approx(row["recoverable_s"] * 1e6 / truth.duration_us)
-    assert all(row[key] for key in ("message", "cause", "advice", "shows"))
-    assert "{" not in row["message"]
+    assert all(row[key] for key in ("message", "advice", "shows"))
+    assert "{" not in row["message"] + row["cause"] + row["advice"]
 
 
 def test_a_quiet_run_has_no_findings():
@@ -204,13 +204,14 @@ def test_findings_are_ranked_and_written():
     step = replace(CASES["late_start"][0], poll_us=2_000_000, save_us=600_000)
     rows, _ = found_in(step)
     text = finding_list(rows)
+    unwrapped = " ".join(text.split())
 
     gains = [row["recoverable_s"] for row in rows]
     assert sorted(gains, reverse=True) == gains
     assert {"checkpoint", "late_start"} <= {row["finding"] for row in rows}
     assert text.splitlines()[0] == "Findings of one step"
     for number, row in enumerate(rows, 1):
-        assert f"{number}. {row['message']}" in text
+        assert f"{number}. {row['message']}" in unwrapped
     assert all(each["see"] for each in finding_texts(rows))
 
 

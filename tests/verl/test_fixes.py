@@ -1,16 +1,228 @@
-"""What findings give to paste, against the installed verl: every override composes, every file works."""
+"""What findings give to paste, a row per fix: verl reads it, it differs, and it changes no training."""
 
+import importlib.metadata
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from cached_runs import REHEARSED
 
-from verl_profiler.analysis.explain.fixes import FILES, VALUES, overrides_of
+from verl_profiler.analysis.explain.fixes import FILES, FIXES, Facts, fixes_of
 from verl_profiler.analysis.explain.rules import RULES
+from verl_profiler.reading.reader import load
 
-OVERRIDES = sorted(
-    {each for rule in RULES.values() for each in (*rule.overrides, *(rule.named_overrides or ()))}
+ROLLOUT = "actor_rollout_ref.rollout"
+SAMPLER = "trainer.v1.sampler.custom_sampler"
+SWITCH = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
+BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Row:
+    """Settings of a run that needs the fix, and changes with which it is pointless or harmful."""
+
+    settings: dict
+    pastes: dict
+    never: tuple
+    measured: tuple = ()
+    never_measured: tuple = ()
+    engine: str = "sglang"
+    trainer: str = "sync"
+    unread_by: tuple = ()
+
+
+BUILT_IN = {
+    SAMPLER: False,
+    "algorithm.filter_groups.enable": False,
+    "trainer.v1.sampler.sync_refill_failed_groups": False,
+}
+ROWS = {
+    "fast_poll": Row(
+        BUILT_IN,
+        {f"{SAMPLER}.path": "fast_poll.py", f"{SAMPLER}.name": "FastPoll"},
+        tuple({key: True} for key in BUILT_IN),
+        unread_by=("separate_async", "colocate_async", "legacy"),
+    ),
+    "agent_workers": Row(
+        {f"{ROLLOUT}.agent.num_workers": 2, "data.train_batch_size": 64},
+        {f"{ROLLOUT}.agent.num_workers": 4},
+        ({"data.train_batch_size": 2}, {f"{ROLLOUT}.agent.num_workers": 64}),
+    ),
+    "spread_calls": Row(
+        {f"{ROLLOUT}.router_config_path": False},
+        {f"{ROLLOUT}.router_config_path": "spread_calls.yaml"},
+        ({f"{ROLLOUT}.router_config_path": True},),
+        measured=(1,),
+        never_measured=(),
+    ),
+    "running_limit": Row(
+        {f"{ROLLOUT}.max_num_seqs": 32},
+        {f"{ROLLOUT}.max_num_seqs": 64},
+        ({f"{ROLLOUT}.max_num_seqs": 1024}, {f"{ROLLOUT}.max_num_seqs": 40}),
+        measured=(40,),
+        never_measured=(32,),
+        unread_by=("trtllm",),
+    ),
+    "engine_memory": Row(
+        {f"{ROLLOUT}.gpu_memory_utilization": 0.5},
+        {f"{ROLLOUT}.gpu_memory_utilization": 0.8},
+        ({f"{ROLLOUT}.gpu_memory_utilization": 0.8}, {f"{ROLLOUT}.gpu_memory_utilization": 0.9}),
+    ),
+    "prefix_caching": Row(
+        {f"{ROLLOUT}.enable_prefix_caching": False},
+        {f"{ROLLOUT}.enable_prefix_caching": "true"},
+        ({f"{ROLLOUT}.enable_prefix_caching": True},),
+        engine="vllm",
+        unread_by=("sglang",),
+    ),
+    "reward_workers": Row(
+        {"reward.num_workers": 8}, {"reward.num_workers": 16}, ({"reward.num_workers": None},)
+    ),
+    "rarer_validation": Row(
+        {"trainer.test_freq": 1},
+        {"trainer.test_freq": 5},
+        # In three steps only the last one, in which verl validates for any positive value.
+        ({"trainer.test_freq": 10}, {"trainer.test_freq": 3}, {"trainer.test_freq": -1}),
+        measured=(1, 2, 3),
+        never_measured=(1,),
+    ),
+    "rarer_checkpoints": Row(
+        {"trainer.save_freq": 2},
+        {"trainer.save_freq": 10},
+        ({"trainer.save_freq": 3}, {"trainer.save_freq": -1}),
+        measured=(1, 2, 3),
+        never_measured=(1, 2),
+    ),
+    "larger_bucket": Row(
+        {BUCKET: 2048},
+        {BUCKET: 4096},
+        ({BUCKET: 4096}, {BUCKET: 3072}),
+        measured=(3 * GIB,),
+        never_measured=(2 * GIB,),
+    ),
+    "engine_timing": Row(
+        {"profiler.events.engine_timing": False},
+        {"profiler.events.engine_timing": "true"},
+        ({"profiler.events.engine_timing": True},),
+        unread_by=("trtllm",),
+    ),
+    "hybrid_switch": Row(
+        {
+            "actor_rollout_ref.hybrid_engine": True,
+            SWITCH: False,
+            SAMPLER: False,
+            f"{ROLLOUT}.disaggregation.enabled": None,
+        },
+        {SWITCH: "true"},
+        (
+            {"actor_rollout_ref.hybrid_engine": False},
+            {SWITCH: True},
+            {SAMPLER: True},
+            {f"{ROLLOUT}.disaggregation.enabled": True},
+        ),
+        trainer="separate_async",
+        unread_by=("sync", "colocate_async", "legacy"),
+    ),
+}
+# What is trained: the data, its filters, its lengths and turns, its loss.
+TRAINED = (
+    *("data.", "algorithm.", "critic.", "actor_rollout_ref.actor", "actor_rollout_ref.model"),
+    *(f"{ROLLOUT}.{name}" for name in ("n", "multi_turn", "response_length", "temperature")),
+    *("trainer.balance_batch", "trainer.v1.sampler.max_off_policy", "parameter_sync_step"),
 )
+
+
+def pasted(name, settings=None, *, measured=None, version="0.9.1", engine=None, trainer=None):
+    """Return the overrides of a fix for a run with these settings."""
+    row = ROWS[name]
+    mode = trainer or row.trainer
+    launch = {
+        "versions": {"verl": version},
+        "training": {
+            "rollout": engine or row.engine,
+            "use_v1": mode != "legacy",
+            "trainer_mode": "sync" if mode == "legacy" else mode,
+            "settings": row.settings if settings is None else settings,
+        },
+    }
+    facts = Facts(SimpleNamespace(launches={"run": launch}, rows=lambda *_: []), "run")
+    facts.measured = lambda _: list(row.measured if measured is None else measured)
+    overrides, files = fixes_of([name], facts)
+    assert set(files) == (set(FIXES[name].files) if overrides else set())
+    return dict(each.split("=", 1) for each in overrides)
+
+
+def test_every_fix_has_a_row_and_a_finding():
+    """Rules refer to fixes by name; nothing else makes an override."""
+    assert set(FIXES) == set(ROWS)
+    assert set(FIXES) == {name for rule in RULES.values() for name in rule.fixes}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_fix_is_given_only_where_it_can_work(name):
+    """Not with what is pointless, was not recorded, or is read by another trainer, engine or version."""
+    row = ROWS[name]
+    wanted = {key: str(value) for key, value in row.pastes.items()}
+
+    assert wanted == pasted(name)
+    assert set(FIXES[name].keys) == set(wanted)
+    assert all(str(row.settings.get(key)).lower() != value for key, value in wanted.items())
+    for change in row.never:
+        assert {} == pasted(name, {**row.settings, **change}), change
+    for key in row.settings:
+        known = {each: value for each, value in row.settings.items() if each != key}
+        assert {} == pasted(name, known), key
+    if row.measured:
+        assert {} == pasted(name, measured=row.never_measured)
+    for version in (None, "0.8.0", "0.10.0", "0.9.1.dev0", "1.0.0"):
+        assert {} == pasted(name, version=version)
+    assert {} == pasted(name, trainer="unknown")
+    for other in row.unread_by:
+        of_engine = other in ("sglang", "vllm", "trtllm")
+        assert {} == pasted(name, **{"engine" if of_engine else "trainer": other})
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_fix_changes_nothing_that_is_trained(name):
+    """Lengths, turns, filters, oversampling and staleness are advice in words."""
+    assert not [key for key in FIXES[name].keys if key.startswith(TRAINED) or "num_warmup" in key]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_verl_reads_a_fix_where_the_table_has_it(name):
+    """The line in the installed verl contains the last part of the key."""
+    verl = pytest.importorskip("verl")
+    if importlib.metadata.version("verl") != "0.9.1":
+        pytest.skip("the lines are of verl 0.9.1")
+    for place in filter(None, FIXES[name].read_at.values()):
+        file, _, line = place.rpartition(":")
+        text = (Path(verl.__file__).parent / file).read_text().splitlines()[int(line) - 1]
+
+        for key in FIXES[name].keys:
+            *_, outer, last = key.split(".")
+            assert last in text, (key, text)
+            assert outer != "custom_sampler" or outer in text
+
+
+def test_each_measured_fact_is_read_from_a_real_run():
+    """The queries are valid; a run without recorded settings gives no fix."""
+    run = load([REHEARSED])
+    (label,) = run.tables.launches
+    facts = Facts(run.tables, label)
+    overrides, _ = fixes_of(FIXES, facts)
+
+    assert [] == overrides
+    facts.setting = lambda key: {"trainer.test_freq": 1}.get(key, 2)
+    facts.off = lambda *_: True
+    values = {name: fix.values(facts) for name, fix in FIXES.items()}
+    assert {"trainer.test_freq": 5} == values["rarer_validation"]
+    # Its requests have several calls, more than two of them at once on a replica.
+    assert values["spread_calls"]
+    assert {f"{ROLLOUT}.max_num_seqs": 4} == values["running_limit"]
 
 
 @pytest.fixture(scope="module")
@@ -20,21 +232,68 @@ def compose():
         yield lambda *words: hydra.compose("ppo_trainer", overrides=list(words))
 
 
-@pytest.mark.parametrize("override", OVERRIDES)
-def test_an_override_is_of_a_key_that_verl_has(compose, override):
-    """Hydra refuses a key that is not in verl's config."""
+@pytest.mark.parametrize("name", ROWS)
+def test_hydra_accepts_a_fix(compose, name):
+    """It refuses a key that is not in verl's config."""
     from omegaconf import OmegaConf
 
-    (filled,), _ = overrides_of([override], VALUES)
-    key, _, value = filled.partition("=")
-
-    assert value.lower() == str(OmegaConf.select(compose(filled), key)).lower()
-
-
-def test_a_key_that_verl_lacks_is_refused(compose):
-    """So the test above can fail."""
+    for key, value in ROWS[name].pastes.items():
+        config = compose("+profiler=multiturn", f"{key}={value}")
+        assert str(value).lower() == str(OmegaConf.select(config, key)).lower()
     with pytest.raises(Exception, match="no_such_key"):
         compose("trainer.no_such_key=1")
+
+
+def test_run_json_has_the_settings_that_decide(compose):
+    """Each one that a row names, from verl's own config; a path only as set or not."""
+    from verl_profiler.launch.training_facts import training_facts
+
+    plain = training_facts(compose())["settings"]
+    own = training_facts(
+        compose(
+            f"{SAMPLER}.path=/secret/sampler.py",
+            f"{SAMPLER}.name=Mine",
+            "algorithm.filter_groups.enable=true",
+        )
+    )["settings"]
+
+    deciding = {key for row in ROWS.values() for key in row.settings}
+    assert {key for key in deciding if not key.startswith("profiler.")} <= set(plain)
+    assert [False, False] == [plain[SAMPLER], plain["algorithm.filter_groups.enable"]]
+    assert [True, True] == [own[SAMPLER], own["algorithm.filter_groups.enable"]]
+    assert "secret" not in str(own)
+
+
+def test_the_sampler_to_paste_differs_from_verls_own_in_its_polling_only(tmp_path, compose):
+    """Both made by verl's trainer; where groups are filtered or refilled, a custom one would not."""
+    trainer_base = pytest.importorskip("verl.trainer.ppo.v1.trainer_base")
+    trainer = next(
+        each
+        for each in vars(trainer_base).values()
+        if isinstance(each, type) and "_build_replay_buffer" in vars(each)
+    )
+    (tmp_path / "fast_poll.py").write_text(FILES["fast_poll.py"])
+    custom = [f"{SAMPLER}.path={tmp_path}/fast_poll.py", f"{SAMPLER}.name=FastPoll"]
+
+    def built(*words):
+        config = compose(*words)
+        given = SimpleNamespace(config=config, trainer_mode="sync", _add_prompts_to_generate=print)
+        given._resolve_filter_groups_metric = lambda: trainer._resolve_filter_groups_metric(given)
+        made = vars(trainer._build_replay_buffer(given))
+        return {key: value for key, value in made.items() if not isinstance(value, dict)}
+
+    def differing(*words):
+        own, pasted_one = built(*words), built(*words, *custom)
+        return {key for key in own if own[key] != pasted_one[key]}
+
+    # The sizes count where groups are filtered or refilled only (replay_buffer.py, `sample`).
+    unused = {"train_batch_size", "gen_batch_size"}
+    assert {"poll_interval"} == differing() - unused
+    filters = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward")
+    assert "filter_groups_metric" in differing(*filters)
+    assert "sync_refill_failed_groups" in differing(
+        "trainer.v1.sampler.sync_refill_failed_groups=true"
+    )
 
 
 def test_the_replay_buffer_polls_as_often_as_it_is_said_to(tmp_path, verl_environment):

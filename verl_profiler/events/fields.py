@@ -787,6 +787,12 @@ RUN = {
         "`checkpoint_engine`, and the standalone replicas' `rollout_nnodes` and "
         "`rollout_n_gpus_per_node`; of a fully asynchronous one verl's `async_training`.",
     ),
+    "training.settings": Field(
+        "object",
+        "",
+        "verl's settings that decide which fixes of findings can work in this run: numbers and flags "
+        "by key; of paths only whether they are set.",
+    ),
     "training.project_name": _text("`trainer.project_name`."),
     "training.experiment_name": _text("`trainer.experiment_name`."),
     "training.logger": Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -43,11 +44,59 @@ def training_facts(config: Any) -> dict[str, Any]:
         "use_v1": pick("trainer.use_v1"),
         "trainer_mode": pick("trainer.v1.trainer_mode"),
         "asynchronous": _asynchronous(pick),
+        "settings": _settings(config),
         "project_name": pick("trainer.project_name"),
         "experiment_name": pick("trainer.experiment_name"),
         "logger": list(publishing.trackers_of(pick("trainer.logger"))),
         "memory": translate.facts(config),
     }
+
+
+# What decides which fixes of findings can work in this run: numbers and flags.
+_NUMBERS = (
+    "actor_rollout_ref.rollout.agent.num_workers",
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "actor_rollout_ref.rollout.max_num_seqs",
+    "data.train_batch_size",
+    "reward.num_workers",
+    "trainer.save_freq",
+    "trainer.test_freq",
+)
+_FLAGS = (
+    "actor_rollout_ref.hybrid_engine",
+    "actor_rollout_ref.rollout.disaggregation.enabled",
+    "actor_rollout_ref.rollout.enable_prefix_caching",
+    "algorithm.filter_groups.enable",
+    "trainer.v1.sampler.sync_refill_failed_groups",
+    "trainer.v1.separate_async.hybrid_rollout.enable_switch",
+)
+# Of these only whether they are set.
+_PATHS = {
+    "actor_rollout_ref.rollout.router_config_path": (
+        "actor_rollout_ref.rollout.router_config_path",
+    ),
+    "trainer.v1.sampler.custom_sampler": (
+        "trainer.v1.sampler.custom_sampler.path",
+        "trainer.v1.sampler.custom_sampler.name",
+    ),
+}
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """Return verl's settings that decide which fixes can work; one that cannot be resolved is left out."""
+    found: dict[str, Any] = {}
+    for key in (*_NUMBERS, *_FLAGS, *_PATHS):
+        # Some interpolations can only be resolved by a run.
+        with contextlib.suppress(Exception):
+            values = [OmegaConf.select(config, path) for path in _PATHS.get(key, (key,))]
+            if key in _PATHS:
+                found[key] = all(values)
+            elif values[0] is None or isinstance(
+                values[0], bool if key in _FLAGS else (int, float)
+            ):
+                found[key] = values[0]
+    return found
 
 
 def _asynchronous(pick: Callable[[str], Any]) -> dict[str, Any]:

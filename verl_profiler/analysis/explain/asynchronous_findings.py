@@ -7,13 +7,13 @@ from typing import Any
 
 from verl_profiler.analysis.explain.asynchronous_engines import LOST_IN_ENGINES, lost_in_engines
 from verl_profiler.analysis.explain.asynchronous_staleness import maker_of, stale_share
+from verl_profiler.analysis.explain.fixes import Facts, fits
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.queues import queue_times
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
-from verl_profiler.events.json_values import is_mapping
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["asynchronous_findings"]
@@ -48,7 +48,6 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
         Rows as `findings.ranked` returns them, most recoverable time first, of each run.
     """
     rows: Rows = []
-    experimental = {row["run"] for row in tables.rows(_EXPERIMENTAL)}
     queues, stale = queue_times(tables, steps), staleness(tables, steps)
     # Without the syncs' own events it is not known when a sample became older.
     synced = {row["run"] for row in tables.rows(_SYNCED)}
@@ -63,24 +62,17 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
         if not own:
             continue
         pools = _Pools(own)
-        training = tables.launches.get(run, {}).get("training")
-        settings = _Settings(training if is_mapping(training) else {})
         named = [
             *_split_off(pools),
             *_of_queue(pools, [row for row in queues if row["run"] == run]),
             *_of_staleness(
                 pools, *([row for row in each if row["run"] == run] for each in (stale, causes))
             ),
-            *_of_devices(pools, settings),
+            *_of_devices(pools, lends=fits("hybrid_switch", Facts(tables, run))),
             *_of_engines(pools, lost_in_engines(tables, run, (pools.steps[0], pools.steps[-1]))),
         ]
         for row in named:
             row["run"] = run
-            row["overrides"] = [
-                each
-                for each in row["overrides"]
-                if not (run in experimental and "trainer.v1." in each) and settings.changes(each)
-            ]
         rows += sorted(named, key=lambda row: (row["dominates"], -_rank_s(row, pools)))
     return rows
 
@@ -88,13 +80,6 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
 def _rank_s(row: Mapping[str, Any], pools: _Pools) -> float:
     """Return what a finding is ranked by: a split that is off names the cause of the trainer's wait."""
     return max(row["recoverable_s"], pools.idle if row["finding"] == "split_off" else 0.0)
-
-
-# Trainers of verl.experimental dispatch prompt by prompt; they have none of the V1 trainers' settings.
-_EXPERIMENTAL = """
-SELECT run FROM processes WHERE role = 'rollouter'
-UNION SELECT run FROM event_fields WHERE event = 'dispatch' AND uid IS NOT NULL
-"""
 
 
 class _Pool:
@@ -137,27 +122,7 @@ class _Pools:
         return min(self.idle, self.ahead) > max(self.idle, self.ahead) / 2
 
 
-class _Settings:
-    """What `run.json` has of a run's settings."""
-
-    def __init__(self, training: Mapping[str, Any]) -> None:
-        self._mode = training.get("trainer_mode")
-        own = training.get("asynchronous")
-        self._set: Mapping[str, Any] = own if isinstance(own, Mapping) else {}
-
-    def changes(self, override: str) -> bool:
-        """Return whether an override is for this run's trainer and not set already."""
-        key, _, value = override.partition("=")
-        if key.startswith("trainer.v1.separate_async.") and self._mode not in (
-            None,
-            "separate_async",
-        ):
-            return False
-        set_to = self._set.get(key.rpartition(".")[2])
-        return set_to is None or str(set_to).lower() != value.lower()
-
-
-def _of_devices(pools: _Pools, settings: _Settings) -> Rows:
+def _of_devices(pools: _Pools, *, lends: bool) -> Rows:
     """Return who waits for whom, and what devices do in vain."""
     trainer, rollout = pools.trainer, pools.rollout
     # While devices that both share generate, the trainer has nothing to train on.
@@ -178,7 +143,6 @@ def _of_devices(pools: _Pools, settings: _Settings) -> Rows:
         )
     ]
     split = _split(trainer, rollout) if rollout and not pools.shared else ""
-    lends = any(settings.changes(each) for each in RULES["waits_for_rollout"].overrides)
     return [
         _row(
             name,
@@ -187,7 +151,7 @@ def _of_devices(pools: _Pools, settings: _Settings) -> Rows:
             gain,
             culprit=accounts[0],
             who=split if name.startswith("waits_for") else "",
-            reason=_LEND if lends and rollout else _SHORTEN,
+            reason=_LEND if lends and rollout else "",
             pastes=rollout is not None,
         )
         for name, pool, accounts, gain in found
@@ -214,8 +178,7 @@ def _of_engines(pools: _Pools, lost: Mapping[str, Any]) -> Rows:
     return found
 
 
-_LEND = "let the trainer's replicas generate while it waits"
-_SHORTEN = "shorter or fewer turns"
+_LEND = "; let the trainer's replicas generate while it waits"
 
 
 def _split_off(pools: _Pools) -> Rows:
@@ -258,8 +221,8 @@ def _split_off(pools: _Pools) -> Rows:
             culprit=f"{less}'s devices",
             who=f"{idle:.1f} of the {less}'s {pool.devices:g} devices are idle on average, while the "
             f"{more} has {other.devices:g}",
-            reason=f"Move {count} of the {less}'s devices to the {more}; moving more would make "
-            f"the {less} the bottleneck.",
+            reason=f"Move {count} of the {less}'s devices to the {more}; with linear scaling, moving more "
+            f"would make the {less} the bottleneck.",
         )
     ]
 
@@ -358,7 +321,7 @@ def _row(
         "message": rule.sentence,
         "cause": rule.cause,
         "advice": rule.advice,
-        "overrides": list(rule.overrides) if pastes else [],
+        "fixes": rule.fixes if pastes else (),
         "proof": None,
         "shows": list(rule.shows),
     }

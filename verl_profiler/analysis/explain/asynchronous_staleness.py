@@ -10,7 +10,7 @@ __all__ = ["Maker", "maker_of", "stale_share"]
 
 # Tokens more versions behind than this are stale: a step is one or two behind by design.
 _STALE = 2
-_OLD_TOKENS = "Their first tokens are several weight versions older than their last ones."
+_OLD_TOKENS = "Weights were synced while they were generated."
 
 
 class Maker(NamedTuple):
@@ -37,12 +37,11 @@ _MAKERS = {
     ("group",): Maker(
         "requests that wait for the slowest one of their prompt",
         "A prompt is consumed when all its requests have finished; the first ones get older meanwhile.",
-        "Limit turns or response length; fewer samples per prompt (rollout.n).",
+        "Limit turns or response length, or take fewer samples per prompt (rollout.n): each changes what is "
+        "trained.",
     ),
 }
-_SPANNING = Maker(
-    "requests that span syncs", _OLD_TOKENS, "Sync less often (parameter_sync_step); fewer turns."
-)
+_SPANNING = Maker("requests that span syncs", _OLD_TOKENS, "Sync less often (parameter_sync_step).")
 
 
 def stale_share(rows: Rows) -> float | None:
@@ -78,7 +77,7 @@ def maker_of(rows: Rows, causes: Rows) -> Maker:
         return Maker(
             f"long requests ({longest})",
             _OLD_TOKENS,
-            "Limit turns or response length; sync less often (parameter_sync_step).",
+            "Sync less often (parameter_sync_step). Limiting turns or response length changes what is trained.",
         )
     return _SPANNING
 

@@ -57,6 +57,8 @@ class Culprit:
             members that differ by nature.
         leads: Share of places in which it led.
         evidence: Rows of step, who, seconds and what, most time first.
+        because: A sentence on what was measured of it; empty if nothing was.
+        fixable: Whether the fixes of the finding's rule are for this culprit.
     """
 
     kind: str
@@ -66,6 +68,8 @@ class Culprit:
     chance: float | None = None
     leads: float = 0.0
     evidence: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    because: str = ""
+    fixable: bool = True
 
 
 def concentration(

@@ -7,6 +7,7 @@ out.  `rollout_culprits` has those of a rollout.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from verl_profiler.analysis.explain import rollout_culprits
@@ -35,7 +36,8 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Rows:
         One row per run and finding: run, finding (a key of `rules.RULES`), kind, culprit (None if no
         single one), text (the culprit, or why there is none), where, lost_s (in all steps together, due
         to the culprit alone: the saving if it were as fast as the next of its kind;
-        None if not measured), evidence (rows of step, who, seconds, what).
+        None if not measured), evidence (rows of step, who, seconds, what), because (a sentence on what
+        was measured of it), fixable (whether the rule's fixes are for this culprit).
     """
     by_run: dict[str, Rows] = {}
     for row in segments:
@@ -47,12 +49,18 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Rows:
         for name, categories in _BY_CATEGORY.items():
             places = _of_categories(own, *categories)
             if places:
-                found[name] = (identity(*_kind_of(name), places), None)
+                culprit = identity(*_kind_of(name), places)
+                only = _FIXABLE.get(name, culprit.who)
+                found[name] = replace(culprit, fixable=culprit.who == only), None
         for gather in gathered.values():
             for name, (culprit, lost_s) in gather.get(run, {}).items():
                 if culprit.evidence or name not in found:
                     found[name] = culprit, lost_s
         found.update(rollout_culprits.slow_replica(tables, own, run, steps))
+        if "tool_time" in found:
+            culprit, _ = found["tool_time"]
+            because = rollout_culprits.calls_of(tables, run, culprit.who, steps)
+            found["tool_time"] = replace(culprit, because=because), None
         rows += [
             {
                 "run": run,
@@ -63,6 +71,8 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Rows:
                 "where": culprit.where,
                 "lost_s": lost_s,
                 "evidence": culprit.evidence,
+                "because": culprit.because,
+                "fixable": culprit.fixable,
             }
             for name, (culprit, lost_s) in found.items()
         ]
@@ -88,6 +98,8 @@ _KINDS = {
     "polling": "setting",
     "checkpoint": "phase",
 }
+# The only culprit that the fixes of a finding are for.
+_FIXABLE = {"late_start": "dispatch"}
 
 
 def _kind_of(name: str) -> tuple[str]:
@@ -162,7 +174,10 @@ def _ranks(tables: Tables, steps: Steps) -> Found:
                 if better:
                     best = culprit, lost if culprit.who is not None else None
             if best is not None:
-                found.setdefault(run, {})[name] = best
+                culprit, lost_s = best
+                # What makes all ranks faster does not help where one is slower than the others.
+                culprit = replace(culprit, fixable=culprit.who is None)
+                found.setdefault(run, {})[name] = culprit, lost_s
     return found
 
 

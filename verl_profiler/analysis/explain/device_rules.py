@@ -10,14 +10,11 @@ DEVICE_RULES: dict[str, Rule] = {
     "gpu_idle": Rule(
         "Devices are idle for {lost_s} per step ({lost_share}) in log-probabilities and updates "
         "(most: {who}).",
-        "The host does not launch work fast enough: small micro-batches, offloading, data preparation, "
-        "or collecting results between batches.",
         "Larger micro-batches (use_dynamic_bsz with a higher ppo_max_token_len_per_gpu); no offload if "
         "memory allows (param_offload, optimizer_offload); an nsys capture shows the gaps.",
         ("device_use", "phase_efficiency", "worker_phases"),
         measured=True,
         least=0.05,
-        overrides=("actor_rollout_ref.actor.use_dynamic_bsz=true",),
         without=("slow_ranks", "handover", "transfer"),
     ),
 }

@@ -11,13 +11,7 @@ from verl_profiler.analysis.explain.asynchronous_what_if import asynchronous_wha
 from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import critical_segments, path_categories
 from verl_profiler.analysis.explain.culprits import culprits
-from verl_profiler.analysis.explain.fixes import (
-    fix_values,
-    lowers_memory,
-    names_in,
-    overrides_of,
-    values_of,
-)
+from verl_profiler.analysis.explain.fixes import Facts, fixes_of
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
@@ -27,6 +21,7 @@ from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.units import share
 
 __all__ = ["explanations", "ranked"]
 
@@ -42,7 +37,7 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         straggler_requests, culprits, bubble_ledger, critical_cycle, asynchronous_what_if, staleness,
         staleness_causes, device_use and phase_efficiency, by name; steady_path:
         critical_path without the warm-up, which what_if, stragglers and culprits also leave out;
-        and findings, see `ranked`, whose overrides contain values of the run.
+        and findings, see `ranked`, with overrides (of Hydra) and files, by name, instead of fixes.
     """
     replays, averages = replays_and_averages(tables, steps)
     segments = critical_segments(tables, steps)
@@ -72,13 +67,9 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
     found["findings"] = ranked(found) + asynchronous_findings(
         tables, found["bubble_ledger"], steady
     )
-    names = names_in(each for row in found["findings"] for each in row["overrides"])
-    values = fix_values(tables, names, steady)
+    facts = {run: Facts(tables, run, steady) for run in {row["run"] for row in found["findings"]}}
     for row in found["findings"]:
-        own = values_of(values, row["run"])
-        launch = tables.launches.get(row["run"], {})
-        kept = [each for each in row["overrides"] if not lowers_memory(each, launch)]
-        row["overrides"], row["files"] = overrides_of(kept, own)
+        row["overrides"], row["files"] = fixes_of(row.pop("fixes"), facts[row["run"]])
     return found
 
 
@@ -98,8 +89,8 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
         them the gain is from; None if not from a replay), step_s (their mean), mostly_step (the
         step with more than half of it, if there are three or more), culprit (a name; None if no
         single one), culprit_kind, culprit_text (for display), where, evidence (rows of step, who,
-        seconds, what), message, cause and advice (templates for `values`), values, overrides (of
-        Hydra, templates for `VALUES`), proof (a command that fails on the changed run if less than
+        seconds, what), message, cause and advice (templates for `values`; cause may be
+        empty), values, fixes (names of `FIXES`), proof (a command that fails on the changed run if less than
         half of the gain was achieved), shows (names of plots and tables).  Gains are not additive.
     """
     rows: Rows = []
@@ -164,7 +155,10 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
                     "where": culprit["where"],
                     "evidence": culprit["evidence"],
                     "values": values,
-                    **_texts_of(rule, named=who is not None),
+                    "message": rule.sentence,
+                    "cause": culprit["because"] or rule.cause,
+                    "advice": (who and rule.named_advice) or rule.advice,
+                    "fixes": rule.fixes if culprit["fixable"] else (),
                     "proof": None
                     if rule.dominates or rule.between or not gain
                     else _proof(step_s, gain),
@@ -186,24 +180,14 @@ _NOBODY: dict[str, Any] = {
     "where": "",
     "lost_s": None,
     "evidence": [],
+    "because": "",
+    "fixable": True,
 }
 
 
 def _proof(step_s: float, gain: float) -> str:
     limit = f"{step_s - gain / 2:.4g}s"
     return f"verl-profiler diff BEFORE AFTER --fail-if 'step > {limit}'"
-
-
-def _texts_of(rule: Rule, *, named: bool) -> dict[str, Any]:
-    overrides = rule.overrides
-    if named and rule.named_overrides is not None:
-        overrides = rule.named_overrides
-    return {
-        "message": rule.sentence,
-        "cause": rule.named_cause if named and rule.named_cause else rule.cause,
-        "advice": rule.named_advice if named and rule.named_advice else rule.advice,
-        "overrides": list(overrides),
-    }
 
 
 def _of_categories(path: Rows, rule: Rule) -> tuple[dict[int, float], dict[str, float]]:
@@ -268,12 +252,12 @@ def _superfluous(rule: Rule, row: Mapping[str, Any], gains: Mapping[str, float])
 
 
 def _reason(waits: Rows) -> str:
-    """Return the main reason for straggling."""
+    """Return the main reason for straggling, as the end of a sentence; empty if it is not known."""
     worst = next((row for row in waits if row["kind"] == "request"), None)
+    if worst is None:
+        return ""
     return (
-        f"{REASONS[worst['who']]} ({worst['share']:.0%} of the waiting)".replace("%", " %")
-        if worst
-        else "of a single one"
+        f"; {share(worst['share'])} of the waiting for requests is because {REASONS[worst['who']]}"
     )
 
 

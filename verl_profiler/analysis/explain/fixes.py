@@ -1,42 +1,24 @@
-"""The fix for a finding: Hydra overrides with values of this run, and files that they refer to."""
+"""The fixes that findings give to paste: Hydra overrides that a run's trainer and engine read.
+
+A fix is given only if the run recorded what shows that it can work there: verl's version, trainer and
+engine read its keys, the value differs from what is set, and neither samples nor losses change.  What
+changes the training is advice in words (`rules`), never a fix.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.events.json_values import is_mapping
-from verl_profiler.reading.quantiles import quantiles
+from verl_profiler.analysis.selection import Steps, in_steps
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "FILES",
-    "VALUES",
-    "fix_values",
-    "lowers_memory",
-    "names_in",
-    "overrides_of",
-    "values_of",
-]
+__all__ = ["FILES", "FIXES", "SYNC_MODES", "Facts", "Fix", "fits", "fixes_of"]
 
-# Values that overrides refer to, and their fallbacks if the run does not show them: verl 0.9.1's
-# defaults, changed in the direction of the advice.
-VALUES: dict[str, int] = {
-    "twice_the_workers": 16,
-    "twice_the_limit": 512,
-    "twice_the_reward_workers": 16,
-    "twice_the_storage": 16,
-    "p95_turns": 4,
-    "rarer_tests": 10,
-    "rarer_saves": 10,
-    "buckets": 4096,
-    "more_loaders": 16,
-    "more_warm_up": 2,
-}
-
-# Files that overrides refer to, by name.
+# Files that fixes refer to, by name.
 FILES: dict[str, str] = {
     "fast_poll.py": '''\
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -68,104 +50,331 @@ class SpreadCalls(GlobalRequestLoadBalancer):
 ''',
 }
 
-_NAMED = re.compile(r"\{(\w+)\}")
+# Values of `trainer.v1.trainer_mode`; `legacy` is the trainer of `trainer.use_v1=false`.
+SYNC_MODES = ("sync",)
+_V1 = ("sync", "colocate_async", "separate_async")
+_ALL = (*_V1, "legacy")
+# Trainers of verl.experimental have settings of their own.
+_EXPERIMENTAL = """
+SELECT run FROM processes WHERE role = 'rollouter'
+UNION SELECT run FROM event_fields WHERE event = 'dispatch' AND uid IS NOT NULL
+"""
+_ROLLOUT = "actor_rollout_ref.rollout"
+_V1_TRAINER = "trainer/ppo/v1/trainer_base.py"
 
 
-_PROCESSES = "SELECT run, 2 * count(*) AS value FROM processes WHERE role = '{role}' GROUP BY run"
-_RARER = """
-    SELECT p.run, greatest(round(5.0 * any_value(c.steps) / count(DISTINCT p.step)), 2) AS value
-    FROM phases AS p JOIN (
-        SELECT run, count(*) AS steps FROM steps WHERE finished AND step > 0 AND {chosen}
-        GROUP BY run) AS c ON c.run = p.run
-    WHERE p.phase = '{phase}' AND {chosen} GROUP BY p.run"""
-# Queries for the values that can be derived from a run.
-_SHOWN = {
-    "twice_the_workers": _PROCESSES.format(role="agent_loop"),
-    "twice_the_reward_workers": _PROCESSES.format(role="reward"),
-    "twice_the_storage": _PROCESSES.format(role="tq_storage"),
-    "rarer_tests": _RARER.replace("{phase}", "testing"),
-    "rarer_saves": _RARER.replace("{phase}", "save_checkpoint"),
-    "more_warm_up": """
-        SELECT run, 1 + ceil(sum(prompts) FILTER (reason = 'warm_up')
-            / max(prompts) FILTER (reason = 'step')) AS value
-        FROM (SELECT run, integer_of(rest, 'prompts') AS prompts, rest->>'$.reason' AS reason
-            FROM event_fields WHERE event = 'dispatch') GROUP BY run""",
-    "p95_turns": f"""
-        SELECT run, ceil({quantiles("turns", 0.95)}[1]) AS value FROM requests
-        WHERE finished AND NOT validate AND turns > 0 AND {{chosen}} GROUP BY run""",
-    "twice_the_limit": """
-        SELECT run, 2 * max(running) AS value FROM (
-            SELECT run, sum(change) OVER (
-                PARTITION BY run, step, engine_name ORDER BY at_us, change) AS running
-            FROM (
-                SELECT run, step, engine_name, engine_begin_us AS at_us, sampled AS change
-                FROM engine_calls WHERE NOT validate AND {chosen}
-                UNION ALL SELECT run, step, engine_name, engine_end_us, -sampled
-                FROM engine_calls WHERE NOT validate AND {chosen}
-            ) WHERE at_us IS NOT NULL
-        ) GROUP BY run""",
+class Facts:
+    """What a run recorded of its settings and its work.
+
+    Args:
+        tables: Of the run.
+        run: Its label.
+        steps: First and last step that measurements are of; None for all.
+    """
+
+    def __init__(self, tables: Tables, run: str, steps: Steps = None) -> None:
+        launch = tables.launches.get(run, {})
+        training = mapping_or_empty(launch.get("training"))
+        self._tables, self._run, self._steps = tables, run, steps
+        events = mapping_or_empty(mapping_or_empty(launch.get("settings")).get("events"))
+        self._settings = {
+            **mapping_or_empty(training.get("settings")),
+            **{f"profiler.events.{key}": value for key, value in events.items()},
+        }
+        self.engine = training.get("rollout")
+        self.version = _version(mapping_or_empty(launch.get("versions")).get("verl"))
+        use_v1 = training.get("use_v1")
+        self.trainer = (
+            training.get("trainer_mode") if use_v1 else "legacy" if use_v1 is False else None
+        )
+        if any(row["run"] == run for row in tables.rows(_EXPERIMENTAL)):
+            self.trainer = "experimental"
+
+    def setting(self, key: str) -> Any:
+        """Return a recorded setting of verl; None if it is null or was not recorded."""
+        return self._settings.get(key)
+
+    def count(self, key: str) -> int:
+        """Return a recorded positive integer; 0 if it is none."""
+        value = self.setting(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+    def off(self, *keys: str) -> bool:
+        """Return whether all of these were recorded as unset or false."""
+        return all(key in self._settings and not self._settings[key] for key in keys)
+
+    def measured(self, query: str) -> list[Any]:
+        """Return the column `value` of a query's rows of this run."""
+        rows = self._tables.rows(query.replace("{chosen}", in_steps(self._steps)), [self._run])
+        return [row["value"] for row in rows if row["value"] is not None]
+
+
+Values = Mapping[str, "str | int | float"]
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A fix.
+
+    Args:
+        values: Returns the values by verl's key, or None if they are pointless in this run, change what
+            is trained, or if the run did not record what would show that.
+        keys: The keys of those values.
+        read_at: Where verl 0.9.1 reads them (file:line), by engine; an empty name for all engines, an
+            empty place for a setting of the profiler.
+        trainers: The trainers to which that code belongs.
+        since: The first version of verl that reads them.
+        files: Names of `FILES` that the values refer to.
+    """
+
+    values: Callable[[Facts], Values | None]
+    keys: tuple[str, ...]
+    read_at: Mapping[str, str]
+    trainers: tuple[str, ...]
+    since: tuple[int, ...] = (0, 9, 0)
+    files: tuple[str, ...] = ()
+
+
+# The first versions whose sources nobody has compared with the table yet.
+_UNKNOWN_FROM = (0, 10)
+
+
+def _version(text: object) -> tuple[int, ...] | None:
+    """Return the numbers of a release; None for others, such as those of a checkout."""
+    found = (
+        re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(\.post\d+)?", text) if isinstance(text, str) else None
+    )
+    return tuple(int(found[place]) for place in (1, 2, 3)) if found else None
+
+
+# A custom sampler gets neither the filter nor the refills of the built-in one (verl 0.9.1
+# trainer_base.py:163), so a run that has one of them would train on other samples.
+_CUSTOM_SAMPLER = "trainer.v1.sampler.custom_sampler"
+_FILTER = "algorithm.filter_groups.enable"
+_REFILL = "trainer.v1.sampler.sync_refill_failed_groups"
+
+
+def _fast_poll(facts: Facts) -> Values | None:
+    if not facts.off(_CUSTOM_SAMPLER, _FILTER, _REFILL):
+        return None
+    return {f"{_CUSTOM_SAMPLER}.path": "fast_poll.py", f"{_CUSTOM_SAMPLER}.name": "FastPoll"}
+
+
+def _agent_workers(facts: Facts) -> Values | None:
+    """Double the workers, up to one per prompt: a prompt's requests stay together."""
+    key = f"{_ROLLOUT}.agent.num_workers"
+    had, prompts = facts.count(key), facts.count("data.train_batch_size")
+    return {key: min(2 * had, prompts)} if 0 < had < prompts else None
+
+
+_LATER_CALLS = """
+SELECT 1 AS value FROM engine_calls
+WHERE run = ? AND request_id IS NOT NULL AND NOT validate AND {chosen}
+GROUP BY name, request_id HAVING count(*) > 1 LIMIT 1"""
+
+
+def _spread_calls(facts: Facts) -> Values | None:
+    """Only later calls of a request are sent to the replica of its first one."""
+    key = f"{_ROLLOUT}.router_config_path"
+    if not facts.off(key) or not facts.measured(_LATER_CALLS):
+        return None
+    return {key: "spread_calls.yaml"}
+
+
+_IN_FLIGHT = """
+SELECT max(calls) AS value FROM (
+    SELECT sum(change) OVER (PARTITION BY step, engine_name ORDER BY at_us, change) AS calls
+    FROM (
+        SELECT step, engine_name, unnest([engine_begin_us, engine_end_us]) AS at_us,
+            unnest([sampled, -sampled]) AS change
+        FROM engine_calls WHERE run = ? AND NOT validate AND {chosen}
+    ) WHERE at_us IS NOT NULL
+)"""
+
+
+def _running_limit(facts: Facts) -> Values | None:
+    """Double the limit if a replica has ever had more calls than it admits at once."""
+    key = f"{_ROLLOUT}.max_num_seqs"
+    had = facts.count(key)
+    exceeded = had and any(calls > had for calls in facts.measured(_IN_FLIGHT))
+    return {key: 2 * had} if exceeded else None
+
+
+_MEMORY = 0.8
+
+
+def _engine_memory(facts: Facts) -> Values | None:
+    key = f"{_ROLLOUT}.gpu_memory_utilization"
+    had = facts.setting(key)
+    return {key: _MEMORY} if isinstance(had, (int, float)) and 0 < had < _MEMORY else None
+
+
+def _prefix_caching(facts: Facts) -> Values | None:
+    key = f"{_ROLLOUT}.enable_prefix_caching"
+    return {key: "true"} if facts.setting(key) is False else None
+
+
+def _reward_workers(facts: Facts) -> Values | None:
+    key = "reward.num_workers"
+    had = facts.count(key)
+    return {key: 2 * had} if had else None
+
+
+_STEPS = "SELECT step AS value FROM steps WHERE run = ? AND finished AND step > 0 ORDER BY step"
+_RARER = 5
+
+
+def _rarer(key: str) -> Callable[[Facts], Values | None]:
+    """Return the values of a fix that does something in fewer steps.
+
+    verl does it in the last step for any positive value: only the others can be spared.
+    """
+
+    def values(facts: Facts) -> Values | None:
+        had, steps = facts.count(key), facts.measured(_STEPS)[:-1]
+        spared = had > 0 and any(step % had == 0 and step % (_RARER * had) for step in steps)
+        return {key: _RARER * had} if spared else None
+
+    return values
+
+
+_SENT = "SELECT max(size_bytes) AS value FROM weight_moves WHERE run = ? AND {chosen}"
+_BUCKET_MB = 4096
+
+
+def _larger_bucket(facts: Facts) -> Values | None:
+    """Enlarge the buckets if the weights do not fit into one."""
+    key = f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+    had = facts.count(key)
+    several = had and any(size > had << 20 for size in facts.measured(_SENT))
+    return {key: _BUCKET_MB} if several and had < _BUCKET_MB else None
+
+
+_DISAGGREGATED = f"{_ROLLOUT}.disaggregation.enabled"
+
+
+def _hybrid_switch(facts: Facts) -> Values | None:
+    """Replicas on the trainer's devices need the hybrid engine, and verl's own sampler."""
+    key = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
+    possible = facts.setting("actor_rollout_ref.hybrid_engine") is True and facts.off(
+        key, _CUSTOM_SAMPLER, _DISAGGREGATED
+    )
+    return {key: "true"} if possible else None
+
+
+def _engine_timing(facts: Facts) -> Values | None:
+    key = "profiler.events.engine_timing"
+    return {key: "true"} if facts.setting(key) is False else None
+
+
+_VLLM = "workers/rollout/vllm_rollout/vllm_async_server.py"
+_SGLANG = "workers/rollout/sglang_rollout/async_sglang_server.py"
+FIXES: dict[str, Fix] = {
+    "fast_poll": Fix(
+        _fast_poll,
+        (f"{_CUSTOM_SAMPLER}.path", f"{_CUSTOM_SAMPLER}.name"),
+        {"": f"{_V1_TRAINER}:151"},
+        SYNC_MODES,
+        files=("fast_poll.py",),
+    ),
+    "agent_workers": Fix(
+        _agent_workers,
+        (f"{_ROLLOUT}.agent.num_workers",),
+        {"": "experimental/agent_loop/agent_loop.py:1210"},
+        SYNC_MODES,
+    ),
+    "spread_calls": Fix(
+        _spread_calls,
+        (f"{_ROLLOUT}.router_config_path",),
+        {"": "workers/rollout/llm_server.py:511"},
+        _V1,
+        since=(0, 9, 1),
+        files=("spread_calls.yaml", "spread_calls.py"),
+    ),
+    "running_limit": Fix(
+        _running_limit,
+        (f"{_ROLLOUT}.max_num_seqs",),
+        {"vllm": f"{_VLLM}:333", "sglang": f"{_SGLANG}:329"},
+        _ALL,
+    ),
+    "engine_memory": Fix(
+        _engine_memory,
+        (f"{_ROLLOUT}.gpu_memory_utilization",),
+        {"vllm": f"{_VLLM}:340", "sglang": f"{_SGLANG}:317"},
+        _ALL,
+    ),
+    "prefix_caching": Fix(
+        _prefix_caching,
+        (f"{_ROLLOUT}.enable_prefix_caching",),
+        {"vllm": f"{_VLLM}:336"},
+        _ALL,
+    ),
+    "reward_workers": Fix(
+        _reward_workers,
+        ("reward.num_workers",),
+        {"": "experimental/reward_loop/reward_loop.py:326"},
+        _ALL,
+    ),
+    "rarer_validation": Fix(
+        _rarer("trainer.test_freq"),
+        ("trainer.test_freq",),
+        {"": f"{_V1_TRAINER}:492"},
+        _V1,
+    ),
+    "rarer_checkpoints": Fix(
+        _rarer("trainer.save_freq"),
+        ("trainer.save_freq",),
+        {"": f"{_V1_TRAINER}:482"},
+        _V1,
+    ),
+    "larger_bucket": Fix(
+        _larger_bucket,
+        (f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",),
+        {"": "workers/engine_workers.py:681"},
+        _ALL,
+    ),
+    "engine_timing": Fix(
+        _engine_timing,
+        ("profiler.events.engine_timing",),
+        {"vllm": "", "sglang": ""},
+        (*_ALL, "experimental"),
+    ),
+    "hybrid_switch": Fix(
+        _hybrid_switch,
+        ("trainer.v1.separate_async.hybrid_rollout.enable_switch",),
+        {"": "trainer/ppo/v1/trainer_separate_async.py:95"},
+        ("separate_async",),
+        since=(0, 9, 1),
+    ),
 }
 
 
-def fix_values(tables: Tables, names: Iterable[str], steps: Steps = None) -> Rows:
-    """Derive values for the settings that fixes change from the run.
+def fits(name: str, facts: Facts) -> bool:
+    """Return whether a fix can work in a run, by what the run recorded."""
+    return _values(FIXES[name], facts) is not None
+
+
+def fixes_of(names: Iterable[str], facts: Facts) -> tuple[list[str], dict[str, str]]:
+    """Return what to paste.
 
     Args:
-        tables: Of a run.
-        names: Keys of `VALUES`; those that cannot be derived are left out.
-        steps: First and last step; None for all.
+        names: Of `FIXES`; those that a run does not show to work there are left out.
+        facts: Of the run.
 
     Returns:
-        One row per run and name: value.
+        The Hydra overrides, and the files that they refer to, by name.
     """
-    rows: Rows = []
-    for name in sorted(set(names) & set(_SHOWN)):
-        query = _SHOWN[name].replace("{chosen}", in_steps(steps, "step"))
-        rows += [
-            {"run": row["run"], "name": name, "value": int(row["value"])}
-            for row in tables.rows(f"{query} ORDER BY 1")
-            if row["value"] is not None
-        ]
-    return rows
+    overrides: list[str] = []
+    files: dict[str, str] = {}
+    for name in names:
+        values = _values(FIXES[name], facts)
+        if values is not None:
+            overrides += [f"{key}={value}" for key, value in values.items()]
+            files |= {file: FILES[file] for file in FIXES[name].files}
+    return overrides, files
 
 
-def names_in(overrides: Iterable[str]) -> set[str]:
-    """Return the names in braces in overrides."""
-    return {name for each in overrides for name in _NAMED.findall(each)}
-
-
-def overrides_of(
-    overrides: Iterable[str], values: Mapping[str, int]
-) -> tuple[list[str], dict[str, str]]:
-    """Fill in the values of overrides.
-
-    Returns:
-        The overrides, and the files that they refer to, by name.
-    """
-    filled = [
-        _NAMED.sub(lambda match: str(values.get(match[1], VALUES[match[1]])), each)
-        for each in overrides
-    ]
-    files = {
-        name: text
-        for name, text in FILES.items()
-        if any(name.rpartition(".")[0] in each for each in filled)
-    }
-    return filled, files
-
-
-def lowers_memory(override: str, launch: Mapping[str, Any]) -> bool:
-    """Return whether an override gives the engines less memory than they had by `run.json`."""
-    key, _, value = override.partition("=")
-    training = launch.get("training")
-    had = training.get("gpu_memory_utilization") if is_mapping(training) else None
-    return (
-        key.endswith(".gpu_memory_utilization")
-        and isinstance(had, (int, float))
-        and float(value) <= had
-    )
-
-
-def values_of(rows: Iterable[Mapping[str, Any]], run: str) -> dict[str, int]:
-    """Return the values of one run from the rows of `fix_values`."""
-    return {row["name"]: row["value"] for row in rows if row["run"] == run}
+def _values(fix: Fix, facts: Facts) -> Values | None:
+    known = facts.version is not None and fix.since <= facts.version < _UNKNOWN_FROM
+    reads = facts.trainer in fix.trainers and ("" in fix.read_at or facts.engine in fix.read_at)
+    return fix.values(facts) if known and reads else None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration, identity
 from verl_profiler.analysis.explain.replica_speed import SLOWER
+from verl_profiler.analysis.explain.stragglers import REASONS
 from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps
 from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.units import seconds
 
 __all__ = [
     "Found",
+    "calls_of",
     "late_s",
     "replicas",
     "requests",
@@ -129,11 +133,55 @@ def workers(tables: Tables, steps: Steps) -> Found:
         culprit = concentration("worker", places, members.get(run, {}))
         lost = sum(late_s(row) for row in own if row["who"] == culprit.who)
         named = culprit.who is not None
+        because = _later_because(tables, run, culprit.who, steps) if named else ""
         found[run] = {
-            "slow_worker": (culprit, lost if named else None),
+            "slow_worker": (replace(culprit, because=because), lost if named else None),
             "uneven_workers": (culprit, None),
         }
     return found
+
+
+def _later_because(tables: Tables, run: str, worker: str | None, steps: Steps) -> str:
+    """Return what the last requests of a worker take longer for than those of the next one."""
+    parts = ", ".join(
+        f"sum(a.{each}_us - b.{each}_us) / 1e6 AS {each}" for each in REASONS if each != "other"
+    )
+    (row,) = tables.rows(
+        f"""
+        WITH lasts AS (
+            SELECT *, name = ? AS own FROM request_caused_wait WHERE run = ? AND {in_steps(steps)}
+            QUALIFY row_number() OVER (PARTITION BY step, own ORDER BY place DESC) = 1
+        )
+        SELECT count(*) AS steps, sum(a.behind_us - b.behind_us) / 1e6 AS whole, {parts}
+        FROM lasts AS a JOIN lasts AS b USING (step)
+        WHERE a.own AND NOT b.own AND a.place > b.place
+        """,
+        [worker, run],
+    )
+    known = {each: row[each] or 0.0 for each in REASONS if each != "other"}
+    most = max(known, key=lambda each: known[each])
+    if not row["steps"] or known[most] < (row["whole"] or 0.0) / 2 or known[most] <= 0:
+        return ""
+    return (
+        f"Its last requests end later than those of the other workers mostly because {REASONS[most]}: "
+        f"{seconds(known[most] / row['steps'])} per step."
+    )
+
+
+def calls_of(tables: Tables, run: str, tool: str | None, steps: Steps) -> str:
+    """Return how long a tool's calls took; empty without one."""
+    (row,) = tables.rows(
+        "SELECT count(*) AS calls, median(duration_us) / 1e6 AS typical_s, "
+        f"max(duration_us) / 1e6 AS longest_s FROM {estimated('tool_calls')} WHERE run = ? "
+        f"AND tool = ? AND NOT validate AND {in_steps(steps)} AND duration_us IS NOT NULL",
+        [run, tool],
+    )
+    if not row["calls"]:
+        return ""
+    return (
+        f"Of {row['calls']:,} calls of {tool}, the median took {seconds(row['typical_s'])} and the "
+        f"longest {seconds(row['longest_s'])}."
+    )
 
 
 def tools(tables: Tables, steps: Steps) -> Found:
@@ -149,6 +197,7 @@ def tools(tables: Tables, steps: Steps) -> Found:
             if row["run"] == run:
                 lost.setdefault(row["step"], {})[row["tool"]] = row["caused_wait_us"] / 1e6
         culprit = identity("tool", [Place(step, each) for step, each in lost.items()])
+        because = calls_of(tables, run, culprit.who, steps)
         slowest = tables.rows(
             "SELECT step, tool AS who, duration_us / 1e6 AS seconds, request_id AS what "
             f"FROM tool_calls WHERE run = ? AND tool = ? AND NOT validate AND {in_steps(steps)} "
@@ -156,7 +205,7 @@ def tools(tables: Tables, steps: Steps) -> Found:
             [run, culprit.who],
         )
         found.setdefault(run, {})["slow_tools"] = (
-            Culprit("tool", culprit.who, culprit.text, culprit.where, evidence=slowest),
+            replace(culprit, leads=0.0, evidence=slowest, because=because),
             None,
         )
     failing = tables.rows(
@@ -326,6 +375,9 @@ def stalls(tables: Tables, steps: Steps) -> Found:
     return found
 
 
+_WAITING = "waiting for a reward worker"
+
+
 def rewards(tables: Tables, steps: Steps) -> Found:
     """Split the last requests' reward time into the reward function and waiting for a reward worker."""
     rows = tables.rows(
@@ -350,9 +402,11 @@ def rewards(tables: Tables, steps: Steps) -> Found:
                 scored = min(max(scored, 0.0), row["reward_s"])
                 lost = {
                     "the reward function": scored,
-                    "waiting for a reward worker": row["reward_s"] - scored,
+                    _WAITING: row["reward_s"] - scored,
                 }
                 places.append(Place(row["step"], lost))
         if places:
-            found[run] = {"reward": (identity("part", places), None)}
+            culprit = identity("part", places)
+            culprit = replace(culprit, fixable=culprit.who == _WAITING)
+            found[run] = {"reward": (culprit, None)}
     return found

@@ -11,12 +11,14 @@ __all__ = ["Rule"]
 class Rule:
     """A rule for one kind of finding.
 
+    Every sentence but the advice is of what was measured.
+
     Args:
         sentence: The finding; may contain {lost_s} and {lost_share} (per step), {who} (the culprit, or
             "no single one") and {reason} (the main reason for straggling).
-        cause: The usual cause.
-        advice: What to try, with the setting's name.
+        advice: What to try, with the setting's name; what changes the training is named as such.
         shows: Plots or tables with the evidence, the best first.
+        cause: What is measured besides; empty if only the culprit has that.
         change: The replay whose gain is recoverable.
         categories: Of the critical path; without a change, all of their time is recoverable.
         measured: The culprit's own lost time is recoverable; without a culprit, the rule does not
@@ -29,20 +31,18 @@ class Rule:
         dominates: No anomaly; this bounds the step.
         always: Triggers regardless of the time.
         between: The time lies between steps.
-        named_cause: The cause if there is a single culprit.
-        named_advice: What to try in that case.
-        overrides: Hydra overrides to paste; {name} refers to `VALUES`.
-        named_overrides: Those for a single culprit.
+        named_advice: What to try if there is a single culprit.
+        fixes: What to paste: names of `fixes.FIXES`.
         pooled: Of an asynchronous run: judged by its device time, `asynchronous_findings`; the
-            overrides are for pools with devices of their own.
+            fixes are for pools with devices of their own.
         without: Rules that make this one superfluous if they recover at least half as much; with
             `dominates`, rules whose gains are subtracted.
     """
 
     sentence: str
-    cause: str
     advice: str
     shows: tuple[str, ...]
+    cause: str = ""
     change: str | None = None
     categories: tuple[str, ...] = ()
     measured: bool = False
@@ -53,9 +53,7 @@ class Rule:
     dominates: bool = False
     always: bool = False
     between: bool = False
-    named_cause: str | None = None
     named_advice: str | None = None
-    overrides: tuple[str, ...] = ()
-    named_overrides: tuple[str, ...] | None = None
+    fixes: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     pooled: bool = False

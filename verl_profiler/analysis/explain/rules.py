@@ -8,33 +8,26 @@ from verl_profiler.analysis.explain.rule import Rule
 
 __all__ = ["RULES", "Rule"]
 
-_MORE_WORKERS = ("actor_rollout_ref.rollout.agent.num_workers={twice_the_workers}",)
-
 RULES: dict[str, Rule] = {
     "polling": Rule(
         "The trainer noticed rollout completion {lost_s} late.",
-        "verl's replay buffer polls for finished samples every 2 s (poll_interval, which has no "
-        "setting in verl 0.9.1), so gen is a multiple of that.",
-        "Subclass ReplayBuffer and pass poll_interval=0.2; the file and the overrides are below.",
+        "Poll more often: in verl 0.9, whose replay buffer polls every 2 s by default, "
+        "subclass ReplayBuffer and pass poll_interval=0.2. A custom sampler gets no group filter and "
+        "no refills from verl; pass them on where they are used.",
         ("critical_path", "rollout_tail"),
         change="no_polling",
         categories=("polling",),
-        overrides=(
-            "trainer.v1.sampler.custom_sampler.path=fast_poll.py",
-            "trainer.v1.sampler.custom_sampler.name=FastPoll",
-        ),
+        fixes=("fast_poll",),
     ),
     "tail": Rule(
-        "The slowest 5 % of the requests delay the step, mostly because {reason}.",
-        "A few prompts take many turns or long responses, while the engines are nearly idle.",
-        "Limit turns or response length; sample more prompts than needed and drop or defer the "
-        "last ones.",
+        "The slowest 5 % of the requests delay the step{reason}.",
+        "Compare them with typical requests (`verl-profiler requests RUN`). Limiting turns or response "
+        "length, or sampling more prompts and dropping the last ones, shortens the tail and changes "
+        "what is trained.",
         ("rollout_tail", "stragglers", "slowest_requests"),
         change="slowest_5_percent",
         varies=True,
-        named_cause="Most stragglers are requests of {who}.",
         named_advice="Look at the requests of {who} first: `verl-profiler requests RUN`.",
-        overrides=("actor_rollout_ref.rollout.multi_turn.max_assistant_turns={p95_turns}",),
         without=(
             *("slow_tools", "slow_replica", "slow_worker", "event_loop", "host_stall", "reward"),
             *("kv_bound", "unbalanced_replicas", "retractions", "cold_prefix_cache"),
@@ -42,16 +35,14 @@ RULES: dict[str, Rule] = {
     ),
     "slow_tools": Rule(
         "Slow tool calls delay the step ({who}).",
-        "A tool with a long latency tail: cold sandbox starts, a search without a timeout, "
-        "retries.",
-        "A timeout near the tool's 95th percentile; more workers behind the tool; a cache.",
+        "More workers behind the tool; a cache. A timeout cuts off the slowest calls, and changes what "
+        "the model sees.",
         ("tool_latencies", "stragglers"),
         change="tools_at_median",
         varies=True,
     ),
     "failing_tools": Rule(
         "Tool calls fail: {who}.",
-        "The tool's backend rejects or drops calls; the model sees an error and tries again.",
         "Check the tool's own log for the requests below; fix or retry inside the tool.",
         ("tool_latencies", "stragglers"),
         measured=True,
@@ -59,15 +50,14 @@ RULES: dict[str, Rule] = {
     ),
     "slow_replica": Rule(
         "Replicas differ in speed ({who}).",
-        "A slow or shared device, a throttled host, or other load on the engine's host.",
-        "Check clocks, temperature and other processes on the slower replica's devices; move it.",
+        "Check how many calls each replica had; clocks, temperature and other processes on the slower "
+        "replica's devices.",
         ("token_rates", "stragglers"),
         change="replicas_equally_fast",
         measured=True,
     ),
     "uneven_replicas": Rule(
-        "Generate calls are spread unevenly over the replicas ({who}).",
-        "Sticky routing: requests stay on the replica of their first turn, regardless of load.",
+        "Routing each generate call to the least loaded replica would save {lost_s} per step ({who}).",
         "Route by load instead of by request if prefix caching does not matter; more, smaller "
         "replicas.",
         ("token_rates", "stragglers"),
@@ -77,180 +67,152 @@ RULES: dict[str, Rule] = {
     ),
     "slow_worker": Rule(
         "All other agent-loop workers finish {lost_s} per step before {who}.",
-        "Its requests are longer, or its process or host is slower.",
-        "Compare its requests with those of the others (`verl-profiler requests RUN`); check its "
-        "host; use more agent-loop workers to balance the work.",
+        "Compare its requests with those of the others (`verl-profiler requests RUN`).",
         ("worker_phases", "loop_suspects"),
         measured=True,
-        overrides=_MORE_WORKERS,
         without=("slow_replica", "slow_tools", "event_loop", "host_stall"),
     ),
     "uneven_workers": Rule(
-        "Work is unbalanced over the agent-loop workers' event loops ({who}).",
-        "Requests with large prompts or tool results in one worker; CPU-bound tool code in "
-        "the event loop.",
+        "Balancing work over the agent-loop workers' event loops would save {lost_s} per step ({who}).",
         "More agent-loop workers; tools in separate processes.",
         ("worker_phases", "loop_suspects"),
         change="even_workers",
         varies=True,
-        overrides=_MORE_WORKERS,
+        fixes=("agent_workers",),
         without=("slow_worker", "event_loop", "host_stall"),
     ),
     "slow_ranks": Rule(
         "In the trainer's phases, ranks wait for the slowest one ({who}).",
-        "Different sequence lengths in the ranks' batches.",
-        "Balance the batches over the ranks.",
+        "Compare the tokens of the ranks' batches. trainer.balance_batch of the legacy trainer "
+        "balances them, and changes the mini-batches; the V1 trainers always do.",
         ("worker_phases", "stragglers"),
         change="even_ranks",
         measured=True,
-        named_cause="It is always the same rank: its device or host is slow, regardless of the batch.",
-        named_advice="Check {who}: clocks and temperature of its device, other processes, its host's "
-        "network and memory; exclude it and compare.",
-        overrides=(
-            "trainer.balance_batch=true",
-            "actor_rollout_ref.actor.use_dynamic_bsz=true",
-        ),
-        named_overrides=(),
+        named_advice="Check {who}: the tokens of its batches; clocks and temperature of its device, other "
+        "processes, its host's network and memory; exclude it and compare.",
     ),
     "engine_queue": Rule(
         "The last request to finish waits {lost_s} per step in the engine's queue.",
-        "More requests than a replica's concurrency limit, or too little KV-cache memory.",
         "Raise the concurrency limit or the KV-cache memory; more replicas.",
         ("engine_parts", "what_if"),
         change="no_queue",
         categories=("queue",),
         unseen=True,
-        overrides=("actor_rollout_ref.rollout.max_num_seqs={twice_the_limit}",),
+        fixes=("running_limit",),
         without=("kv_bound", "unbalanced_replicas"),
     ),
     **ENGINE_RULES,
     **DEVICE_RULES,
     "way_to_engine": Rule(
-        "The last request to finish spends {lost_s} per step between its worker and the engine.",
-        "The load balancer is a single process; large prompts are serialized; the worker's event loop is "
-        "busy.",
-        "More agent-loop workers; check the event-loop stalls.",
+        "The last request to finish spends {lost_s} per step between its worker and the engine "
+        "(most: {who}).",
+        "Check the event-loop stalls, the size of the prompts, and the load balancer, which is a single "
+        "process.",
         ("engine_parts", "loop_suspects"),
         categories=("server_acquire", "transport"),
-        overrides=_MORE_WORKERS,
         without=("event_loop", "host_stall", "uneven_workers"),
     ),
     "event_loop": Rule(
         "A worker's event loop is blocked for {lost_s} per step while the last request waits for it "
         "({who}).",
-        "CPU-bound or blocking code in a coroutine: a tool, a reward function, tokenization.",
         "asyncio.to_thread or a process for CPU-bound code; more agent-loop workers.",
         ("loop_suspects",),
         categories=("event_loop",),
         bounded=True,
-        overrides=_MORE_WORKERS,
+        fixes=("agent_workers",),
     ),
     "host_stall": Rule(
-        "All processes of a host stalled at once for {lost_s} per step ({who}).",
-        "The machine or its container was paused, throttled or swapping: a VM migration, a "
-        "CPU limit, memory pressure, more busy processes than cores.",
+        "Processes of several roles on a host stalled at once for {lost_s} per step ({who}).",
         "Check steal time, nr_throttled in cpu.stat and swap at those times; exclude these steps "
         "from comparisons.",
         ("critical_path", "loop_suspects"),
         categories=("host_stall",),
     ),
     "late_start": Rule(
-        "The last request to finish starts late: {lost_s} per step in preparation and dispatch.",
-        "The trainer loads the batch and dispatches prompts one by one; a worker is busy, "
-        "or, in the first step, still starting.",
-        "More agent-loop workers; more dataloader workers; smaller prompts in the batch.",
+        "The last request to finish starts late: {lost_s} per step in preparation and dispatch "
+        "(most: {who}).",
+        "Of dispatch: more agent-loop workers. Of prepare_step, in which verl's V1 trainer loads the "
+        "batch: a faster dataset; more data.dataloader_num_workers, with which a checkpoint of another "
+        "number cannot be resumed.",
         ("critical_path", "rollout_tail"),
         categories=("dispatch", "prepare_step"),
-        overrides=_MORE_WORKERS,
+        fixes=("agent_workers",),
         without=("uneven_workers",),
     ),
     "reward": Rule(
         "Scoring delays the step by {lost_s} ({who}).",
-        "A reward function that runs after the rollout, or slowly for the last request.",
-        "Score inside the agent loop; more reward workers; a timeout in the reward function.",
+        "Of the reward function: a faster one; a timeout changes what is trained. Of waiting for a "
+        "reward worker: more of them.",
         ("reward_times", "critical_path"),
         categories=("reward",),
-        overrides=("reward.num_workers={twice_the_reward_workers}",),
+        fixes=("reward_workers",),
     ),
     "validation": Rule(
         "Validation takes {lost_s} per step, equal to {lost_share} of the step time.",
-        "Validation runs between steps, and the trainer waits for it.",
-        "A larger trainer.test_freq; fewer validation prompts.",
+        "A larger trainer.test_freq (verl validates in the last step in any case); fewer validation "
+        "prompts.",
         ("step_durations",),
         measured=True,
         between=True,
         least=0.1,
-        overrides=("trainer.test_freq={rarer_tests}",),
+        fixes=("rarer_validation",),
     ),
     "between_steps": Rule(
         "The trainer spends {lost_s} per step between steps, outside all timers.",
-        "Loading the next batch, logging, or dumping samples in the trainer process.",
-        "More dataloader workers; a faster disk for the data; fewer or smaller dumps.",
+        "Put span(…) around logging and dumps of samples; fewer or smaller dumps. The legacy trainer "
+        "loads the next batch here.",
         ("step_durations",),
         measured=True,
         between=True,
-        overrides=("data.dataloader_num_workers={more_loaders}",),
     ),
     "transfer": Rule(
         "TransferQueue calls delay the step by {lost_s} (most: {who}).",
-        "Large fields that are fetched again in every phase, or a single storage unit.",
         "Fewer or smaller fields; more storage units.",
         ("transfer_rates", "critical_path"),
         categories=("transfer",),
         least=0.05,
-        overrides=(
-            "transfer_queue.backend.SimpleStorage.num_data_storage_units={twice_the_storage}",
-        ),
     ),
     "weight_sync": Rule(
         "The weight sync takes {lost_s} per step, {lost_share} of it.",
-        "Weights are copied through host memory or in many small buckets.",
         "A faster rollout.checkpoint_engine; larger buckets; check that it does not use the "
         "slow network.",
         ("weight_sync",),
         categories=("update_weights",),
         least=0.1,
-        named_cause="{who} is consistently the last rank.",
         named_advice="Check the device, host and network of {who}.",
-        overrides=(
-            "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes={buckets}",
-        ),
-        named_overrides=(),
+        fixes=("larger_bucket",),
     ),
     "checkpoint": Rule(
         "Saving checkpoints takes {lost_s} per step on average.",
-        "Checkpoints are written to a slow file system, or too often.",
-        "A larger trainer.save_freq; asynchronous saving; a local disk.",
+        "A larger trainer.save_freq (verl saves in the last step in any case); asynchronous saving; a "
+        "local disk.",
         ("step_durations", "critical_path"),
         categories=("save_checkpoint",),
-        overrides=("trainer.save_freq={rarer_saves}",),
+        fixes=("rarer_checkpoints",),
     ),
     "engine_sleep": Rule(
         "Putting the engines to sleep takes {lost_s} per step.",
-        "The engines free their weights and cache before the trainer computes.",
         "Keep the engines awake where memory allows (rollout.free_cache_engine=False).",
         ("critical_path", "memory_phases"),
         categories=("sleep_replicas",),
     ),
     "handover": Rule(
-        "All ranks are idle for {lost_s} per step during the trainer's phases (most: {who}).",
-        "Dispatch/collect gap: the single trainer process serializes batches to and from the ranks.",
-        "Fewer fields in the batch; enable TransferQueue.",
+        "The last rank to finish is idle for {lost_s} per step during the trainer's phases (most: {who}).",
+        "Fewer fields in the batch, which the trainer sends to the ranks and collects from them.",
         ("critical_path", "worker_phases"),
         categories=("handover",),
     ),
     "unexplained": Rule(
         "{lost_s} per step ({lost_share}) are unattributed: not covered by any event (most: {who}).",
-        "User code between verl's timers, or disabled probes.",
         "Put span(…) around your own code; enable all profiler.events.families.",
         ("critical_path",),
         categories=("unexplained",),
         least=0.05,
     ),
     "tool_time": Rule(
-        "Stragglers wait {lost_s} per step for tools ({who}); all calls are about equally slow.",
-        "The tool itself is slow; there are no outliers.",
-        "Make the tool faster: more workers behind it, a cache, fewer calls per turn.",
+        "The last request to finish spends {lost_s} per step in tools ({who}).",
+        "Make the tool faster: more workers behind it, a cache. Fewer calls per turn change what is "
+        "trained.",
         ("tool_latencies", "critical_path"),
         categories=("tool",),
         least=0.1,
@@ -259,8 +221,8 @@ RULES: dict[str, Rule] = {
     ),
     "decode_bound": Rule(
         "Decoding bounds the step: {lost_s} per step ({lost_share}) of the critical path.",
-        "The responses are long; no replica, worker or request is an outlier.",
-        "More replicas or tensor parallelism, speculative decoding, shorter responses.",
+        "More replicas or tensor parallelism, speculative decoding. Shorter responses change what is "
+        "trained.",
         ("critical_path", "token_rates"),
         categories=("decode",),
         least=0.5,
@@ -270,29 +232,25 @@ RULES: dict[str, Rule] = {
     "engine_bound": Rule(
         "Generate calls bound the step: {lost_s} per step ({lost_share}) of the critical path. Whether they "
         "queue, prefill or decode was not recorded (profiler.events.engine_timing).",
-        "Unknown without the engine's own times.",
         "Record them: profiler.events.engine_timing=true (SGLang, vLLM), with the event family engine on.",
         ("critical_path", "engine_parts"),
         categories=("engine",),
         least=0.5,
         dominates=True,
         without=("tail", "slow_worker"),
-        overrides=("profiler.events.engine_timing=true",),
+        fixes=("engine_timing",),
     ),
     "trainer_bound": Rule(
         "{who} bounds the step: {lost_s} per step ({lost_share}) of the critical path.",
-        "The trainer is compute-bound; no rank is an outlier.",
-        "Larger micro-batches (dynamic batch sizes), sequence packing, more ranks.",
+        "Larger micro-batches (dynamic batch sizes: actor.use_dynamic_bsz), sequence packing, more ranks.",
         ("critical_path", "worker_phases"),
         categories=("update_actor", "update_critic", "old_log_prob", "ref", "values"),
         least=0.5,
         dominates=True,
         without=("slow_ranks",),
-        overrides=("actor_rollout_ref.actor.use_dynamic_bsz=true",),
     ),
     "split_off": Rule(
         "The device split is unbalanced: {who}.",
-        "One pool waits for the other, which is busy almost all the time.",
         "{reason} trainer.n_gpus_per_node, trainer.nnodes and the rollout's settings of these names determine the split.",
         ("bubble_ledger",),
         least=0.05,
@@ -300,25 +258,21 @@ RULES: dict[str, Rule] = {
     ),
     "queue_full": Rule(
         "The {who} is full for {lost_s} per step, {lost_share} of the time.",
-        "The rollout is ahead: samples age in the queue until dispatching stops or samples are dropped.",
-        "More devices for the trainer. Otherwise fewer samples in flight (staleness_threshold): "
-        "they are less stale, and steps take as long as before.",
+        "More devices for the trainer. Fewer samples in flight (num_warmup_batches; staleness_threshold "
+        "in verl.experimental) make the samples less stale, which changes what is trained.",
         ("bubble_ledger", "staleness"),
         least=0.5,
         pooled=True,
     ),
     "queue_empty": Rule(
         "The {who} is empty for {lost_s} per step, {lost_share} of the time, and the trainer waits.",
-        "Samples are consumed as soon as they are ready; none is generated ahead of time.",
-        "A faster rollout: more devices or replicas, more concurrent samples, shorter requests.",
+        "A faster rollout: more devices or replicas, more concurrent samples.",
         ("bubble_ledger", "requests_in_flight"),
         least=0.5,
         pooled=True,
     ),
     "too_stale": Rule(
-        "{lost_share} of the trained tokens are more than 2 weight versions behind, mostly because "
-        "of {who}.",
-        "Samples wait in the queue: the rollout is several steps ahead of the trainer.",
+        "{lost_share} of the trained tokens are more than 2 weight versions behind; largest cause: {who}.",
         "Fewer samples in flight: fewer num_warmup_batches, a smaller staleness_threshold.",
         ("staleness",),
         least=0.1,
@@ -326,59 +280,52 @@ RULES: dict[str, Rule] = {
     ),
     "waits_for_rollout": Rule(
         "The trainer waits {lost_s} per step for samples, {lost_share} of its time.",
-        "The rollout bounds the run: it generates samples more slowly than the trainer consumes them.",
-        "More devices for the rollout{who}; {reason}.",
+        "More devices for the rollout{who}{reason}.",
         ("bubble_ledger",),
         least=0.05,
-        overrides=("trainer.v1.separate_async.hybrid_rollout.enable_switch=true",),
+        fixes=("hybrid_switch",),
         pooled=True,
     ),
     "waits_for_trainer": Rule(
         "The rollout's devices are idle for {lost_s} per step, {lost_share} of their time, because "
         "no more samples are dispatched.",
-        "The trainer bounds the run: samples are ready before it needs them.",
-        "More devices for the trainer{who}; larger micro-batches. A faster rollout gains nothing.",
+        "More devices for the trainer{who}; larger micro-batches (actor.use_dynamic_bsz).",
         ("bubble_ledger",),
         least=0.1,
         dominates=True,
-        overrides=("actor_rollout_ref.actor.use_dynamic_bsz=true",),
         pooled=True,
     ),
     "waits_in_turn": Rule(
         "Trainer and rollout alternately wait for each other, the trainer {lost_s} per step.",
-        "Too few samples are in flight: the rollout runs out of them before the trainer dispatches more.",
-        "A larger num_warmup_batches; samples become staler by as many versions.",
+        "A larger num_warmup_batches: more samples are in flight. They are staler by as many versions, which "
+        "changes what is trained.",
         ("bubble_ledger", "staleness"),
         least=0.05,
-        overrides=("trainer.v1.separate_async.num_warmup_batches={more_warm_up}",),
         pooled=True,
     ),
     "sync_bound": Rule(
         "The weight sync stops the trainer for {lost_s} per step, {lost_share} of its time.",
-        "Weights are copied through host memory or in many small buckets, or synced too often.",
-        "A larger parameter_sync_step; a faster rollout.checkpoint_engine; larger buckets.",
+        "A faster rollout.checkpoint_engine; larger buckets. A larger parameter_sync_step makes samples "
+        "staler, which changes what is trained.",
         ("bubble_ledger", "weight_sync"),
         least=0.1,
-        overrides=(
-            "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes={buckets}",
-        ),
+        fixes=("larger_bucket",),
         pooled=True,
     ),
     "stale_samples": Rule(
         "{lost_share} of the generating devices' time, {lost_s} per step, is spent on samples that "
         "are dropped, while the trainer waits.",
-        "Samples are too stale when they are ready, or are filtered out.",
-        "A larger max_off_policy_threshold, or wait instead of dropping; fewer warm-up batches.",
+        "Fewer warm-up batches; a larger max_off_policy_threshold, or max_off_policy_strategy=wait. Each changes "
+        "which samples are trained.",
         ("bubble_ledger", "staleness"),
         least=0.05,
-        overrides=("trainer.v1.sampler.max_off_policy_strategy=wait",),
         pooled=True,
     ),
     "wasted_aborts": Rule(
         "{lost_share} of the generating devices' time, {lost_s} per step, is lost to aborted calls, "
         "while the trainer waits.",
-        "Weight syncs abort calls, whose tokens are discarded or whose prefill is repeated.",
-        "A larger parameter_sync_step; engines that keep the tokens of an aborted call.",
+        "Engines that keep the tokens of an aborted call. A larger parameter_sync_step makes samples staler, "
+        "which changes what is trained.",
         ("bubble_ledger", "staleness"),
         least=0.05,
         pooled=True,
