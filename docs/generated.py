@@ -44,7 +44,7 @@ def _fields() -> str:
     return "\n".join(
         [
             "# Recorded fields\n",
-            "[Privacy](privacy.md) explains what is recorded.  ¹: not with `profiler.record_command=false`.\n",
+            "[Privacy](privacy.md) explains what is recorded.  ¹: only with `profiler.record_command=true`.\n",
             *_table("`run.json`", RUN),
             *_table("`processes/<name>.json`", HEADER),
             *_table("Lines of `step_<N>/<name>.jsonl`", LINE),

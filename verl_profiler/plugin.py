@@ -52,14 +52,13 @@ def activate(role: str | None = None) -> bool:
             from verl_profiler.capture.file_modes import restore_umask
 
             restore_umask(plan.umask)
-        describe = _describe if config.record_command else _describe_without_paths
         if role is not None:
             identity = Identity(role, None)
-            recorder.start(config, lambda: identity, describe)
+            recorder.start(config, lambda: identity, _describe)
             # A main module that imports actor classes takes them to all processes (verl.experimental).
             _place_probes(config.events.active_families(), only_exported=True)
         else:
-            recorder.start(config, identify, describe)
+            recorder.start(config, identify, _describe)
             families = config.events.active_families()
             _place_probes(families)
             if plan is not None:
@@ -158,25 +157,12 @@ def _describe() -> dict[str, Any]:
         "versions": _versions(),
         "probes": {
             "installed": dict(status.installed),
-            "missed": _reasons(dict(status.missed)),
+            "missed": dict(status.missed),
             "hits": dict(status.hits),
             "errors": dict(status.errors),
         },
         "announcement": _announcement(status),
     }
-
-
-def _reasons(missed: dict[str, str]) -> dict[str, str]:
-    """Return why probes are not installed; the text may come from a foreign exception."""
-    if not missed:
-        return {}
-    from verl_profiler.events.redaction import mask_text
-
-    return {name: mask_text(reason) for name, reason in missed.items()}
-
-
-def _describe_without_paths() -> dict[str, Any]:
-    return {**_describe(), "directory": None}
 
 
 def _announcement(status: Any) -> str:

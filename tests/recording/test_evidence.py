@@ -197,23 +197,6 @@ def test_a_trainer_that_has_reason_to_write_nothing_stands_not_still(
     assert "trainer-silent" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("with_paths", [True, False])
-def test_paths_are_left_out_on_request(watcher, monkeypatch, with_paths):
-    """`profiler.record_command=false`; the only path is that of PyTorch's dump."""
-    config = msgspec.structs.replace(watcher.active.config, record_command=with_paths)
-    monkeypatch.setattr(watcher.active, "config", config)
-    monkeypatch.setattr(evidence, "collectives", lambda: {"rank": 0, "dump": "/private/dump_0"})
-    call = stuck_phase(1)
-    watcher.look()
-    watcher.add_evidence()
-    end(call)
-
-    (path,) = files_of(watcher)
-    text = path.read_text()
-    assert with_paths == ("/private/" in text)
-    assert str(watcher.active.directory) not in text
-
-
 def test_it_may_be_switched_off(watcher, monkeypatch):
     """`profiler.stuck.evidence=0`."""
     config = watcher.active.config

@@ -65,12 +65,14 @@ def main():
             run([word.replace("FOLDER", str(folder)) for word in words], folder)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         seen = folder / "seen.json"
+        launch = folder / "logs" / "run" / "run.json"
         results.append(
             {
                 "status": status,
                 "out": (folder / "out").read_text(),
                 "err": (folder / "err").read_text(),
                 "seen": json.loads(seen.read_text()) if seen.exists() else None,
+                "launch": json.loads(launch.read_text()) if launch.exists() else None,
                 "files": sorted(str(f.relative_to(folder)) for f in folder.rglob("*")),
                 "holding": [
                     str(f.relative_to(folder))

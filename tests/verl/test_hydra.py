@@ -63,6 +63,13 @@ CASES = {
     "command with a password": [*ENOUGH, *ON, "profiler.stuck.notify='curl -u bot:pLANTed x'"],
     "password in the output's URL": [*ENOUGH, *ON, "profiler.output_dir=sftp://u:pLANTed@host/x"],
     "signature in the output's URL": [*ENOUGH, *ON, "profiler.output_dir='s3://b/x?s=pLANTed'"],
+    "unknown keys": [
+        *ENOUGH,
+        *ON,
+        "+trainer.note=pLANTed",
+        "+actor_rollout_ref.rollout.engine_kwargs.sglang.note=pLANTed",
+        "reward.custom_reward_function.path=null",
+    ],
     "wrong type": [*ENOUGH, *ON, "profiler.events.flush_interval_s=abc"],
     "unwritable": [*ENOUGH, "+profiler=multiturn", "profiler.output_dir=/proc/nope"],
     "wrong ranks": [*ENOUGH, *ON, "trainer.profile_steps=[1]", "critic.profile_ranks=[7]"],
@@ -183,6 +190,16 @@ def test_a_named_credential_is_not_resolved_by_the_launch(became):
     assert "env:HOOK_URL" == named["seen"]["config"]["profiler"]["stuck"]["webhook"]
     assert "pLANTed" not in json.dumps(named)
     assert [] == named["holding"]
+
+
+def test_run_json_has_what_explains_the_training_and_no_text_of_an_unknown_key(became):
+    """Of the real config: no fact is omitted for want of a place in the list."""
+    launch = became["unknown keys"]["launch"]
+
+    assert "pLANTed" not in json.dumps(launch)
+    assert "<omitted>" not in json.dumps([launch["training"], launch["settings"]])
+    assert {*ENOUGH} < {*launch["command"]}
+    assert "+trainer.note=<omitted>" in launch["command"]
 
 
 def test_without_the_option_nothing_of_ours_is_active(became):

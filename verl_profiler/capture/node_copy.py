@@ -18,7 +18,7 @@ from typing import Any
 from verl_profiler.capture.connected_ray import as_connected
 from verl_profiler.capture.open_files import being_written
 from verl_profiler.events.files import open_regular, reason_of
-from verl_profiler.events.redaction import mask_text
+from verl_profiler.events.redaction import problem_of
 
 __all__ = ["Nodes"]
 
@@ -148,9 +148,8 @@ class _Node:
             for folder, have in self._folders.items():
                 self._fetch(folder, have)
         except Exception as error:  # noqa: BLE001  one node; the others still send theirs
-            lines = mask_text(f"{type(error).__name__}: {error}").strip().splitlines()
             if not self._given_up.is_set():
-                self.problem = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
+                self.problem = problem_of(error)
         finally:
             self._ended.set()
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from verl_profiler.cli.output import print_json
 from verl_profiler.errors import ReadingError
-from verl_profiler.events.redaction import mask_text
+from verl_profiler.events.redaction import problem_of, public
 from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.render.visible import shown, visible
 from verl_profiler.units import size
@@ -140,7 +140,7 @@ def _ship(run: Path, stream: TextIO) -> list[str]:
 
 def _upload(run: Path, url: str, stream: TextIO) -> list[str]:
     """Upload what is not there; print how much that was, return what failed."""
-    from verl_profiler.events.remote import RemoteError, connect, has_folders, problem_of
+    from verl_profiler.events.remote import RemoteError, connect, has_folders
     from verl_profiler.shipping.upload import Upload, other_run
     from verl_profiler.shipping.upload_account import UploadAccount
 
@@ -157,13 +157,13 @@ def _upload(run: Path, url: str, stream: TextIO) -> list[str]:
         raise ReadingError(str(error), "remote-run") from None
     except Exception as error:
         raise ReadingError(
-            f"{mask_text(url)} cannot be used: {problem_of(error)}.\nCheck the URL, the credentials in "
+            f"{public(url)} cannot be used: {problem_of(error)}.\nCheck the URL, the credentials in "
             "the environment and the endpoint",
             "remote-run",
         ) from error
     if other:
         raise ReadingError(
-            f"{mask_text(url)} holds another run, launched {other}.\nName another folder",
+            f"{public(url)} holds another run, launched {other}.\nName another folder",
             "output-exists",
         )
     begun_s = time.time()

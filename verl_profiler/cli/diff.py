@@ -197,19 +197,24 @@ def _fill(first: Read, second: Read) -> None:
 
 
 def _configuration(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """List differences between two `run.json`: training, settings, versions and overrides."""
+    """List differences between two `run.json`: training, settings, versions and overrides.
+
+    A value that neither has recorded may differ, and is listed.
+    """
+    from verl_profiler.events.redaction import OMITTED
+
     a, b = _settings(first), _settings(second)
     return [
         {"name": name, "a": a.get(name), "b": b.get(name)}
         for name in dict.fromkeys((*a, *b))
-        if a.get(name) != b.get(name)
+        if a.get(name) != b.get(name) or a.get(name) == OMITTED
     ]
 
 
 def _settings(launch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a launch, by dotted name; credentials are masked."""
+    """Return the settings of a launch, by dotted name."""
     from verl_profiler.events.json_values import is_list, is_mapping
-    from verl_profiler.events.redaction import mask, mask_command
+    from verl_profiler.events.redaction import recorded_command, recorded_values
 
     found: dict[str, Any] = {}
 
@@ -221,9 +226,9 @@ def _settings(launch: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = value
 
     for part in ("training", "settings", "versions"):
-        walk(part, mask(launch.get(part, {})))
+        walk(part, recorded_values(launch.get(part, {}), part))
     command = launch.get("command")
-    for argument in mask_command([*map(str, command)]) if is_list(command) else ():
+    for argument in recorded_command([*map(str, command)]) if is_list(command) else ():
         match = _OVERRIDE.fullmatch(argument)
         if match and not match["name"].endswith(_NAMES):
             found[match["name"]] = match["value"]

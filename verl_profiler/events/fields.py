@@ -688,7 +688,7 @@ HEADER = {
     "role": _text("Role of the process."),
     "rank": _count("Its rank."),
     "replica": _count("Its engine replica."),
-    "host": _text("Host name; recorded also with `profiler.record_command: false`."),
+    "host": _text("Host name."),
     "ip": _text("Address of the host, from older versions."),
     "pid": _count("Process id."),
     "ppid": _count("Process id of the parent."),
@@ -705,9 +705,7 @@ HEADER = {
         "list", "ns", "Boot id, host name and clock samples of the other nodes."
     ),
     "probes.installed.*": Field("list", "", "Functions of the host that are wrapped."),
-    "probes.missed.*": _text(
-        "Why a probe is not installed; an exception's text, with credentials masked."
-    ),
+    "probes.missed.*": _text("Why a probe is not installed."),
     "probes.hits.*": _count("Calls by probe."),
     "probes.errors.*": _count("Failures of a probe."),
     "counters.events": _count("Lines written."),
@@ -728,7 +726,7 @@ HEADER = {
     "updated": _text("When the header was written, UTC."),
     "ended": _text("When recording ended, UTC."),
     "end_reason": _text("Why it ended."),
-    "directory": _text("The run directory, absolute. ¹"),
+    "directory": _text("The run directory, absolute."),
     "fallback": _text("Folder of the events if the run directory was not writable."),
     "flush_interval_s": _seconds("`profiler.events.flush_interval_s`."),
     "longest_flush_s": _seconds("Longest delay of a write beyond that interval."),
@@ -752,19 +750,20 @@ RUN = {
     "format": _count("Version of the event files."),
     "experiment": _text("Name of the run directory."),
     "launched": _text("Time of the launch, UTC."),
-    "host": _text("Host name of the driver. ¹"),
+    "host": _text("Host name of the driver."),
     "pid": _count("Process id of the driver."),
-    "command": Field("list", "", "The command line, with its overrides; credentials masked. ¹"),
-    "cwd": _text("Directory of the command. ¹"),
+    "command": Field(
+        "list", "", "The command line with the overrides that are harmless; all of it ¹."
+    ),
+    "cwd": _text("Directory of the command."),
     "versions.*": _text("Versions of Python, verl, Ray, torch, engines and this package."),
     "settings": Field(
         "object",
         "",
-        "The settings under `profiler:`, credentials masked; ¹ `output_dir`, `spool_dir`, "
-        "`nsight.directory`, "
-        "`nsight.options` and `memory_saver.environment`.",
+        "The settings under `profiler:`; texts of `nsight.options` and `memory_saver.environment` are "
+        "omitted.",
     ),
-    "training.model": _text("`actor_rollout_ref.model.path`, credentials masked. ¹ Its last part."),
+    "training.model": _text("`actor_rollout_ref.model.path`."),
     "training.rollout": _text("Name of the engine."),
     "training.rollout_n": _count("Samples per prompt."),
     "training.tensor_model_parallel_size": _count("Of the rollout."),

@@ -1,226 +1,235 @@
-"""Mask credentials in what is written about a launch.  Imported by both halves; imports no other module.
+"""Which values are written about a launch: only those that cannot be a credential.
 
-A value is masked because of its key (`api_key`, `HF_TOKEN`, `--password`), of its place (`user:pass@`
-in a URL, the signature of a presigned one, what follows `Bearer`), or of its shape (`hf_…`, `sk-…`).
-Keys of training that only look like one (`max_tokens`, `eos_token`, `prompt_key`, `tokenizer`) stay.
+Imported by both halves.  Numbers and flags of verl's and our own keys are written, and texts of the keys
+in the lists below, where they look like a name, a file or a place in storage.  Everything else is
+`<omitted>`: a credential cannot be recognized, since it has any form, under any key.
 """
 
 from __future__ import annotations
 
-import itertools
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_mapping, is_tuple
 
-__all__ = ["MASK", "is_secret", "mask", "mask_command", "mask_text"]
+__all__ = [
+    "OMITTED",
+    "problem_of",
+    "public",
+    "recorded_command",
+    "recorded_values",
+    "without_url_secrets",
+]
 
-MASK = "***"
+OMITTED = "<omitted>"
 
 
 def _set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# Anywhere in a key, with its separators taken out.
-_ALWAYS = re.compile(
-    "password|passwd|passphrase|passcode|secret|credential|apikey|accesskey|privatekey|secretkey|authkey|"
-    "signingkey|encryptionkey|sharedkey|accountkey|sshkey|accesstoken|authtoken|apitoken|securitytoken|"
-    "sessiontoken|refreshtoken|hubtoken|bearer|authorization|cookie|webhook"
+# Keys of run.json whose texts are names, files or choices.
+_RUN_TEXTS = _set(
+    """
+    experiment launched host cwd settings.output_dir settings.spool_dir settings.publish
+    settings.memory_saver.tags settings.nsight.tool settings.nsight.on_missing
+    settings.nsight.nvtx settings.nsight.directory settings.stuck.notify settings.stuck.webhook
+    training.model training.rollout training.agent_loop training.strategy training.trainer_mode
+    training.project_name training.experiment_name training.logger training.memory.device
+    training.memory.tags training.asynchronous.checkpoint_engine
+    training.asynchronous.max_off_policy_strategy training.asynchronous.dynamic_schedule_policy
+    """
 )
-_WHOLE = frozenset(
-    {"auth", "oauth", "creds", "cred", "jwt", "sig", "signature", "sas", "pat", "pw"}
+# nsys has an option whose value is a list of variables.
+_FREE = "settings.nsight.options."
+
+# Groups of verl's config, and of ours, whose numbers and flags are settings of a training.
+_GROUPS = _set(
+    """
+    actor_rollout_ref algorithm async_training critic custom_reward_function data distillation
+    global_profiler profiler rehearsal reward reward_model rollout skip trainer transfer_queue
+    """
 )
-# Words that make a credential of the `key` or `token` after them, also in the plural or before `_file`.
-_OF = _set(
-    "api access secret private signing encryption auth oauth account ssh shared session security "
-    "refresh bearer hf hub wandb openai aws github gitlab"
+# Below them, what users name themselves: `reward_kwargs`, `env_vars`; and what a `+` adds.
+_USERS_OWN = re.compile(
+    r"\.(?!engine_kwargs\b)\w*kwargs\b|\.env_vars\b|\.environment\b|\.options\b"
 )
-# Words after which `key`, `token` or `pass` is one of training or of data.
-_NOT_OF = {
-    "key": _set(
-        "prompt image images video videos audio reward fn data source sort group tool tools cache "
-        "partition primary foreign uid id answer response responses text input output label feature "
-        "dict map hash metric metrics message messages teacher thinking model query value ground truth "
-        "multi modal extra info index column field name sample batch task agent monitor"
-    ),
-    "token": _set(
-        "eos bos pad unk sep cls mask stop special image video audio per next first last max min num "
-        "new prompt response input output begin end start tool think one single vision chat role dp "
-        "of to inter by total avg mean each"
-    ),
-    "pass": _set("num single first second third per forward backward one two multi by"),
-}
-# `auth_mode=disabled`: how, not with what.
-_HOW = _set("mode type enabled enable method scheme provider required timeout")
-_NAMES = ("key", "keys", "token", "tokens")
-_PLAIN = frozenset({"", "true", "false", "null", "none", MASK})
-
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+")
-
-_SHAPES = re.compile(
-    r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|npm_|pypi-|xox[a-z]-|dop_v1_|r8_)[\w-]{16,}"
-    r"|\bsk-[\w-]{16,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30,}"
-    r"|\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
-    re.DOTALL,
+# Keys of a command whose texts are names, files or choices.
+_COMMAND_TEXTS = _set(
+    """
+    actor_rollout_ref.actor.fsdp_config.dtype actor_rollout_ref.actor.fsdp_config.model_dtype
+    actor_rollout_ref.actor.fsdp_config.strategy actor_rollout_ref.actor.kl_loss_type
+    actor_rollout_ref.actor.loss_agg_mode actor_rollout_ref.actor.optim.lr_scheduler_type
+    actor_rollout_ref.actor.optim.optimizer actor_rollout_ref.actor.policy_loss.loss_mode
+    actor_rollout_ref.actor.strategy actor_rollout_ref.model.fused_kernel_options.impl_backend
+    actor_rollout_ref.model.lora.type actor_rollout_ref.model.path
+    actor_rollout_ref.model.target_modules actor_rollout_ref.ref.fsdp_config.strategy
+    actor_rollout_ref.ref.strategy actor_rollout_ref.rollout.agent.agent_loop_config_path
+    actor_rollout_ref.rollout.agent.default_agent_loop
+    actor_rollout_ref.rollout.checkpoint_engine.backend
+    actor_rollout_ref.rollout.disaggregation.transfer_backend actor_rollout_ref.rollout.dtype
+    actor_rollout_ref.rollout.load_format actor_rollout_ref.rollout.logprobs_mode
+    actor_rollout_ref.rollout.mode actor_rollout_ref.rollout.multi_turn.format
+    actor_rollout_ref.rollout.multi_turn.function_tool_path
+    actor_rollout_ref.rollout.multi_turn.interaction_config_path
+    actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode
+    actor_rollout_ref.rollout.multi_turn.tool_config_path
+    actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side
+    actor_rollout_ref.rollout.name actor_rollout_ref.rollout.router_config_path
+    actor_rollout_ref.rollout.scheduling_policy algorithm.adv_estimator
+    algorithm.filter_groups.metric algorithm.kl_ctrl.type algorithm.kl_penalty
+    algorithm.rollout_correction.loss_type async_training.dynamic_schedule_policy
+    critic.model.path critic.strategy custom_reward_function.name custom_reward_function.path
+    data.audio_key data.custom_cls.name data.custom_cls.path data.image_key data.prompt_key
+    data.reward_fn_key data.train_files data.truncation data.val_files data.video_key
+    distillation.distillation_loss.loss_mode global_profiler.save_path global_profiler.tool
+    hydra.run.dir model_engine profiler profiler.memory_saver.tags profiler.nsight.directory
+    profiler.nsight.nvtx profiler.nsight.on_missing profiler.nsight.tool profiler.output_dir
+    profiler.publish profiler.spool_dir profiler.stuck.notify profiler.stuck.webhook rehearsal
+    reward.custom_reward_function.name reward.custom_reward_function.path
+    reward.reward_manager.name reward.reward_model.model_path reward.reward_model.rollout.name
+    reward_model.reward_manager trainer.default_local_dir trainer.device trainer.experiment_name
+    trainer.logger trainer.project_name trainer.resume_mode
+    trainer.v1.sampler.custom_sampler.name trainer.v1.sampler.custom_sampler.path
+    trainer.v1.sampler.max_off_policy_strategy trainer.v1.trainer_mode
+    transfer_queue.backend.storage_backend
+    """
 )
-_BEARER = re.compile(
-    r"(?i)\b(bearer|basic)(\s{1,3}|%20|\+)(?=[A-Za-z]*[\d.~+/=_-]|[A-Za-z]{16})[\w.~+/=-]{6,}"
+
+_KEY = re.compile(r"\w[\w.-]{0,127}")
+_NAME = re.compile(r"(?:(?:env|file):)?[\w./~ =+,-]{1,1024}")
+_MOMENT = re.compile(r"[\dT:.+-]{1,40}")
+_VERSION = re.compile(r"[\w.+!-]{1,64}")
+_PLACE = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.IGNORECASE | re.DOTALL)
+_USER = re.compile(r"[\w.-]{1,64}")
+_URL_USER = re.compile(r"(?<=:/)(?!/)[^\s\"'<>]*@|(?<=://)[^\s\"'<>]*@")
+_URL_PARAMETERS = re.compile(r"(:/[^\s?#\"']*)[?#][^\s\"']*")
+_AUTHORITY = re.compile(r"[\w.:\[\]-]*")
+_PLAIN = re.compile(
+    r"[+-]?\d{1,12}(?:\.\d{0,12})?(?:e[+-]?\d{1,3})?|true|false|null|none|inf|", re.IGNORECASE
 )
-# An `@` belongs to the user information up to the last one before the path.
-_USER = re.compile(
-    r"(?<=://)(?:[^\s/?#\"'<>]*|[^\s/?#:@\"'<>]*:(?!\d{1,5}[/?#])(?:(?!://)[^\s\"'<>])*)@"
+_ENGINES_OR_OURS = re.compile(r"profiler\.|rehearsal\.|.*\.engine_kwargs\.|.*\.override_config\.")
+_OVERRIDE = re.compile(r"(?P<added>[+~]{0,2})(?P<key>\w[\w.]*)=(?P<value>.*)", re.DOTALL)
+_PROGRAM = re.compile(
+    r"-[mu]|(?:/?[\w.~-]+/)*python[\d.]*|verl(?:_profiler)?(?:\.\w+)+|[\w./~-]+\.py"
 )
-_HOOK = re.compile(r"(?i)(?<=://hooks\.slack\.com/)[^\s\"'<>]+")
-# A key, where it is not the middle of one, and what divides it from its value.
-_KEY = re.compile(
-    r"(?<![\w.+@/~\[\]-])(?P<prefix>[+~@/.\[\]-]*)(?P<key>\w[\w.@/+\[\]-]*)(?P<quote>\\{0,7}[\"'])?"
-    r"(?:(?P<between>[ \t]{0,3}(?:=>|[:=]{1,2})[ \t]{0,3})|(?P<gap>[ \t]{1,3}))"
-)
-_QUERY = re.compile(r"(?<=[?&;])(?P<key>[\w.%$-]+)=(?P<value>[^\s&;#\"'<>]*)")
-_OPENING = re.compile(r"[bBfFrRuU]{0,2}(\\{0,7}[\"'])")
-_UNQUOTED = re.compile(r"[^\s\"']*")
-_NEXT_KEY = re.compile(r"[,;&]\s?\\{0,7}[\"']?[\w.-]+\\{0,7}[\"']?[:=]")
-_CLOSING = re.compile(r"[)\]},;]+\Z")
-_HEADER = re.compile(r"(?i)(?:authorization|cookie)")
-_LINE = re.compile(r"[^\r\n\"']*")
 
 
-def is_secret(key: str) -> bool:
-    """Whether the value of this key is a credential; `key` may be a path such as `a.b.api_key`."""
-    if key in ("PWD", "OLDPWD"):
-        return False
-    parts = re.split(r"[./@:]", key.strip("+~-/@."))
-    if any(map(_has_secret_word, parts)):
-        return True
-    last = parts[-1]
-    before, end = ["", "", *_words(last)][-2:]
-    if end in _NOT_OF:
-        return before not in _NOT_OF[end]
-    pairs = itertools.pairwise(_words(last))
-    return end == "pwd" or any(first in _OF and second in _NAMES for first, second in pairs)
+def public(text: str) -> str:
+    """Return a name, a file or a place in storage, without what may be a credential.
+
+    Of a URL, parameters are omitted, and user information that is more than the name of a user or of a
+    container; of one for http, any, and the path, which is the whole secret of most webhooks.
+    """
+    url = _PLACE.fullmatch(text)
+    if url is None:
+        return text if _NAME.fullmatch(text) else OMITTED
+    scheme, rest = url[1], url[2]
+    place, *more = re.split(r"[?#]", rest, maxsplit=1)
+    if more and "@" in rest:
+        # A password with an unescaped character, or parameters: not to be told apart.
+        return OMITTED
+    user, at, place = place.rpartition("@")
+    host, slash, path = place.partition("/")
+    if _AUTHORITY.fullmatch(host) is None:
+        return OMITTED
+    is_web = scheme.lower() in ("http", "https")
+    if user and (is_web or _USER.fullmatch(user) is None):
+        user = OMITTED
+    if path and (is_web or _NAME.fullmatch(path) is None):
+        path = OMITTED
+    return f"{scheme}://{user}{at}{host}{slash}{path}"
 
 
-def _words(key: str) -> list[str]:
-    return [word.lower() for word in _WORDS.findall(key)]
+def without_url_secrets(text: str) -> str:
+    """Return a text without user information and parameters of the URLs in it, one that became a path too."""
+    return _URL_PARAMETERS.sub(r"\1", _URL_USER.sub(f"{OMITTED}@", text))
 
 
-def _has_secret_word(part: str) -> bool:
-    words = _words(part)
-    if words and words[-1] in _HOW:
-        return False
-    return bool(_ALWAYS.search("".join(words))) or any(word in _WHOLE for word in words)
-
-
-def mask(value: Any, known: Iterable[str] = (), key: str = "") -> Any:
-    """Return plain containers with every credential in them masked; keys stay.
+def recorded_values(value: Any, key: str) -> Any:
+    """Return the part of a value of run.json that is written.
 
     Args:
-        value: Dicts, lists, strings, numbers, as deep as they are.
-        known: Credentials by value, masked wherever they are.
-        key: The key that `value` is under.
+        value: Plain containers, as deep as they are.
+        key: Its dotted key in run.json.
     """
     if is_mapping(value):
-        secret = is_secret(key)
         return {
-            mask_text(str(name), known) if isinstance(name, str) else name: mask(
-                each, known, key if secret else str(name)
+            str(name) if _KEY.fullmatch(str(name)) else OMITTED: recorded_values(
+                each, f"{key}.{name}"
             )
             for name, each in value.items()
         }
     if is_list(value) or is_tuple(value):
-        return [mask(each, known, key) for each in value]
+        return [recorded_values(each, key) for each in value]
     if value is None or isinstance(value, bool):
         return value
-    if is_secret(key) and str(value).lower() not in _PLAIN:
-        return MASK
-    return mask_text(value, known) if isinstance(value, str) else value
+    if key.startswith(_FREE):
+        return OMITTED
+    if isinstance(value, int | float):
+        return value
+    if not isinstance(value, str):
+        return OMITTED
+    if key.startswith("versions."):
+        return value if _VERSION.fullmatch(value) else OMITTED
+    if key == "launched" and _MOMENT.fullmatch(value):
+        return value
+    return public(value) if key in _RUN_TEXTS else OMITTED
 
 
-def mask_command(words: Sequence[str], known: Iterable[str] = ()) -> list[str]:
-    """Return a command line, word by word, with its credentials masked."""
-    known = tuple(known)
-    found: list[str] = []
-    secret_next = False
-    for word in words:
-        name, given, value = word.partition("=")
-        if secret_next and not word.startswith("--"):
-            found.append(MASK)
-            secret_next = False
-            continue
-        secret_next = False
-        if given and re.fullmatch(r"[^\s\"'{},]+", name) and is_secret(name):
-            found.append(word if value.lower() in _PLAIN else f"{name}={MASK}")
-            continue
-        secret_next = not given and re.fullmatch(r"--?[A-Za-z][\w.-]*", word) is not None
-        secret_next = secret_next and is_secret(word)
-        found.append(mask_text(word, known))
-    return found
+def recorded_command(words: Sequence[str]) -> list[str]:
+    """Return a command line, word by word: the program, and the overrides that are known."""
+    return [_recorded_word(word) for word in words]
 
 
-def mask_text(text: str, known: Iterable[str] = ()) -> str:
-    """Return free text (an error, a URL, a script, JSON, YAML) with its credentials masked.
+def _recorded_word(word: str) -> str:
+    if _PROGRAM.fullmatch(word):
+        return word
+    override = _OVERRIDE.fullmatch(word)
+    if override is None:
+        return OMITTED
+    key, value = override["key"], override["value"]
+    if key.partition(".")[0] not in _GROUPS and key not in _COMMAND_TEXTS:
+        return OMITTED
+    items = [item.strip(" \"'") for item in value.strip(" \"'()[]").split(",")]
+    is_known = not override["added"] or _ENGINES_OR_OURS.match(key)
+    if is_known and not _USERS_OWN.search(key) and all(map(_PLAIN.fullmatch, items)):
+        return word
+    if key in _COMMAND_TEXTS and all(public(item) == item for item in items):
+        return word
+    known = public(value) if key in _COMMAND_TEXTS else OMITTED
+    return f"{word[: override.start('value')]}{known}"
 
-    Args:
-        text: Any text.
-        known: Credentials by value, masked wherever they are.
+
+def problem_of(error: BaseException) -> str:
+    """Return an error's type and what is known of its reason; its message may quote a credential.
+
+    The reason is that of the operating system, the code of a storage's answer, or a missing module.
     """
-    for value in sorted(known, key=len, reverse=True):
-        text = text.replace(value, MASK)
-    if "://" in text:
-        text = _HOOK.sub(MASK, _USER.sub(f"{MASK}@", text))
-    text = _QUERY.sub(_masked_parameter, text)
-    text = _assignments(text)
-    return _SHAPES.sub(MASK, _BEARER.sub(rf"\1\2{MASK}", text))
+    found = [type(error).__name__]
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        found += [reason for reason in _reasons(each) if reason not in found]
+        each = each.__cause__ or each.__context__
+    return ": ".join(found)
 
 
-def _masked_parameter(match: re.Match[str]) -> str:
-    if is_secret(match["key"]) and match["value"].lower() not in _PLAIN:
-        return f"{match['key']}={MASK}"
-    return match[0]
-
-
-def _assignments(text: str) -> str:
-    """Mask the values of `key=value`, `key: value`, `"key": "value"` and `--key value`."""
-    parts: list[str] = []
-    done = at = 0
-    while (match := _KEY.search(text, at)) is not None:
-        at = match.end()
-        if match["gap"] and not match["prefix"].endswith("-"):
-            continue
-        if not is_secret(match["key"]):
-            # The value may begin with a key of its own.
-            at = match.end("key") if match["gap"] else at
-            continue
-        start, end = _value(text, at, match["key"])
-        value = text[start:end]
-        if value.lower() in _PLAIN or value.startswith((f"{MASK}#", f"{MASK}&")):
-            continue
-        if match["gap"] and value.startswith("--"):
-            continue
-        parts += [text[done:start], MASK]
-        done = at = end
-    return "".join([*parts, text[done:]])
-
-
-def _value(text: str, at: int, key: str) -> tuple[int, int]:
-    """Return where the value that begins here begins and ends, without its quotes."""
-    opening = _OPENING.match(text, at)
-    if opening is not None:
-        end = text.find(opening[1], opening.end())
-        while end > 0 and len(opening[1]) == 1 and text[end - 1] == "\\":
-            end = text.find(opening[1], end + 1)
-        return opening.end(), len(text) if end < 0 else end
-    if _HEADER.search(key):
-        return at, _LINE.match(text, at).end()  # type: ignore[union-attr]
-    end = _UNQUOTED.match(text, at).end()  # type: ignore[union-attr]
-    run = text[at:end]
-    following = _NEXT_KEY.search(run)
-    closing = _CLOSING.search(run)
-    if following is not None:
-        run = run[: following.start()]
-    elif closing is not None:
-        run = run[: closing.start()]
-    return at, at + len(run)
+def _reasons(error: BaseException) -> Iterator[str]:
+    if isinstance(error, OSError) and isinstance(error.errno, int):
+        yield os.strerror(error.errno)
+    if (
+        isinstance(error, ImportError)
+        and isinstance(error.name, str)
+        and _KEY.fullmatch(error.name)
+    ):
+        yield error.name
+    answer = getattr(error, "response", None)
+    code = answer.get("Error", {}).get("Code") if is_mapping(answer) else None
+    status = getattr(error, "status", None) or getattr(error, "code", None)
+    for known in (code, status):
+        if isinstance(known, (int, str)) and re.fullmatch(r"[A-Za-z]{1,40}|\d{3}", str(known)):
+            yield str(known)

@@ -9,7 +9,7 @@ import importlib
 import re
 from typing import Any, TypeGuard
 
-from verl_profiler.events.redaction import mask_text
+from verl_profiler.events.redaction import problem_of, public
 
 __all__ = [
     "RemoteError",
@@ -19,7 +19,6 @@ __all__ = [
     "joined",
     "listing",
     "name_of",
-    "problem_of",
     "takes_threads",
 ]
 
@@ -65,7 +64,7 @@ def name_of(url: str) -> str:
     rest = _URL.sub("", url, count=1).rstrip("/")
     _, _, name = rest.rpartition("/")
     if not name or "/" not in rest:
-        raise RemoteError(f"{mask_text(url)} has no folder for the run, such as s3://bucket/my-run")
+        raise RemoteError(f"{public(url)} has no folder for the run, such as s3://bucket/my-run")
     return name
 
 
@@ -88,7 +87,7 @@ def connect(url: str) -> tuple[Any, str]:
     """
     match = _URL.match(url)
     if match is None or "::" in url:
-        raise RemoteError(f"{mask_text(url)} is not a URL such as s3://bucket/runs/my-run")
+        raise RemoteError(f"{public(url)} is not a URL such as s3://bucket/runs/my-run")
     protocol = match[1].lower()
     if protocol in _OF_ONE_PROCESS:
         raise RemoteError(f"{protocol}:// exists in one process only; name storage, such as s3://…")
@@ -100,10 +99,10 @@ def connect(url: str) -> tuple[Any, str]:
     except ImportError as error:
         missing = package or "fsspec"
         raise RemoteError(
-            f"{protocol}:// needs a package that is not installed ({error}).\npip install {missing}"
+            f"{protocol}:// needs a package that is not installed ({problem_of(error)}).\npip install {missing}"
         ) from None
     except Exception as error:  # noqa: BLE001  any client's: some connect at once
-        raise RemoteError(f"{mask_text(url)} cannot be used: {problem_of(error)}") from None
+        raise RemoteError(f"{public(url)} cannot be used: {problem_of(error)}") from None
     return filesystem, str(path).rstrip("/")
 
 
@@ -127,9 +126,3 @@ def listing(filesystem: Any, path: str) -> dict[str, Any]:
         # Most clients find nothing where they are not answered, too.
         filesystem.info(path)
     return found
-
-
-def problem_of(error: BaseException) -> str:
-    """Return why storage refused, in a line without credentials."""
-    lines = mask_text(str(error)).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -170,7 +170,9 @@ def _try_to_place(probe: Probe, module: ModuleType, name: str) -> None:
     try:
         _place(probe, module, name)
     except Exception as error:  # noqa: BLE001  an exception here makes the host's import fail
-        missed(probe, f"{module.__name__}: {error!r}")
+        from verl_profiler.events.redaction import problem_of
+
+        missed(probe, f"{module.__name__}: {problem_of(error)}")
 
 
 def _is_decorated(original: object) -> bool:

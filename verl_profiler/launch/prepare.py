@@ -25,7 +25,7 @@ from verl_profiler.capture.planner import make_plan, remarks
 from verl_profiler.environ import CAPTURES_OFF, SETTINGS
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import mapping_or_empty
-from verl_profiler.events.redaction import mask_text
+from verl_profiler.events.redaction import public
 from verl_profiler.events.remote import is_url
 from verl_profiler.events.vocabulary import TRACKERS
 from verl_profiler.instrumentation import worker_setup_hook
@@ -166,7 +166,6 @@ def _worker_config(
         capture_plan=plan and plan.encode(),
         captured_steps=plan.steps if plan else (),
         nvtx=nvtx,
-        record_command=settings.record_command,
         stuck=settings.stuck,
     )
 
@@ -178,7 +177,7 @@ def _record_driver(encoded: str, directory: Path, url: str | None) -> None:
     os.environ[SETTINGS] = encoded
     _hook_ray_init()
     activate("driver")
-    uploaded = f", uploaded to {mask_text(url)}" if url is not None else ""
+    uploaded = f", uploaded to {public(url)}" if url is not None else ""
     recorder.say(
         f"recording to {directory}{uploaded}; follow: verl-profiler watch {shlex.quote(str(directory))}"
     )
@@ -343,7 +342,6 @@ def _ship(ray: Any) -> None:
             Path(config.directory),
             every_s,
             every_steps=config.events.ship_every_steps,
-            private=not config.record_command,
         )
     except Exception as error:  # noqa: BLE001  the run starts in any case
         recorder.say(f"WARNING event files of other nodes stay there: {error!r} (not-shipped)")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from verl_profiler.environ import SETTINGS
 from verl_profiler.errors import ConfigError
-from verl_profiler.events.redaction import mask_text
+from verl_profiler.events.redaction import public
 from verl_profiler.recording.complaints import say
 
 __all__ = ["claim", "finish", "start"]
@@ -65,7 +65,7 @@ def claim(url: str, run: Path) -> str:
         lines = done.stderr.strip().splitlines()
         # What `RemoteError` states, or the end of a traceback.
         problem = "\n".join(lines if done.returncode == 2 else lines[-1:]) or "no reason was given"
-    about = mask_text(url)
+    about = public(url)
     raise ConfigError(
         f"profiler.output_dir{'' if about in problem else f' is {about}'}: {problem}\nCheck the URL, the "
         "credentials in the environment and the endpoint, or choose a directory with "

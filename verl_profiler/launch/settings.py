@@ -65,14 +65,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         output_dir: Where the run directory is created; a URL such as `s3://bucket/my-run` has a copy of
             it, which is uploaded during the run.
         spool_dir: With a URL, where the run directory is created on each node; None for logs/NAME.
-        record_command: Write the command line, its directory, host, paths and variables to run.json.
+        record_command: Write the command line as it is to run.json; otherwise what is known to be harmless.
         publish: Publish report and findings when the command ends: to the trackers of `trainer.logger`
             if true, or to the named ones.
     """
 
     output_dir: str
     spool_dir: str | None = None
-    record_command: bool = True
+    record_command: bool = False
     publish: bool | tuple[Literal["wandb", "tensorboard", "mlflow"], ...] = False
     events: EventSettings = EventSettings()
     nsight: NsightSettings = NsightSettings()

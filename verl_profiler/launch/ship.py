@@ -21,16 +21,14 @@ _thread: _Thread | None = None
 
 
 class _Thread(threading.Thread):
-    def __init__(
-        self, ray: Any, run: Path, every_s: float, every_steps: int | None, private: bool
-    ) -> None:
+    def __init__(self, ray: Any, run: Path, every_s: float, every_steps: int | None) -> None:
         super().__init__(name="verl-profiler shipping", daemon=True)
         self.run_directory = run
         self.pid = os.getpid()
         self._ray = ray
         self._schedule = Schedule(run, every_s, every_steps)
         self._ended = threading.Event()
-        self.shipments = Shipments(ray, run, every_s=every_s, private=private)
+        self.shipments = Shipments(ray, run, every_s=every_s)
 
     def run(self) -> None:
         """Ship until the end; a failing head may come back."""
@@ -66,9 +64,7 @@ class _Thread(threading.Thread):
             say(f"{size_bytes:,} bytes of events came from {host}")
 
 
-def start(
-    ray: Any, run: Path, every_s: float, *, every_steps: int | None = None, private: bool = False
-) -> None:
+def start(ray: Any, run: Path, every_s: float, *, every_steps: int | None = None) -> None:
     """Start to ship; returns at once.
 
     Args:
@@ -76,13 +72,12 @@ def start(
         run: The run directory.
         every_s: The longest interval between two shipments of events.
         every_steps: Ship earlier where so many steps have begun.
-        private: Leave the directory out of `shipping.json`.
     """
     global _thread
     if _thread is None:
         # Called before Ray's own function, which was registered when Ray was imported.
         atexit.register(finish)
-    _thread = _Thread(ray, run, every_s, every_steps, private)
+    _thread = _Thread(ray, run, every_s, every_steps)
     _thread.start()
 
 

@@ -24,14 +24,13 @@ from typing import Any
 
 from verl_profiler.errors import ReadingError, install_line
 from verl_profiler.events.files import read_object
-from verl_profiler.events.redaction import mask_text
+from verl_profiler.events.redaction import problem_of, public
 from verl_profiler.events.remote import (
     RemoteError,
     connect,
     is_url,
     listing,
     name_of,
-    problem_of,
     takes_threads,
 )
 from verl_profiler.events.shipping import SHIPPING_FILE, UPLOAD_FILE
@@ -83,7 +82,7 @@ def fetched(url: str) -> Path:
         return _file(filesystem, url.rstrip("/"), target, found[target])
     if not found:
         raise ReadingError(
-            f"{mask_text(url)} does not exist, or is empty.\nName a run, such as s3://bucket/runs/my-run",
+            f"{public(url)} does not exist, or is empty.\nName a run, such as s3://bucket/runs/my-run",
             "no-such-run",
         )
     return _run(filesystem, url, target, found)
@@ -117,7 +116,7 @@ def _listing(filesystem: Any, target: str, url: str) -> dict[str, Any]:
         return {}
     except Exception as error:
         raise ReadingError(
-            f"{mask_text(url)} cannot be read: {problem_of(error)}.\nCheck the URL, the credentials in "
+            f"{public(url)} cannot be read: {problem_of(error)}.\nCheck the URL, the credentials in "
             "the environment and the endpoint",
             "remote-run",
         ) from error
@@ -160,7 +159,7 @@ def _place(url: str, name: str) -> Path:
     home = cache_home.home()
     # Credentials in a URL do not make it another one; another endpoint does.
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    digest = hashlib.sha256(f"{mask_text(url.rstrip('/'))}\0{endpoint}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{public(url.rstrip('/'))}\0{endpoint}".encode()).hexdigest()[:16]
     folder = home / "remote" / digest
     try:
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -247,7 +246,7 @@ def _download(
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise ReadingError(
-                f"{mask_text(path)} cannot be downloaded: {problem_of(error)}",
+                f"{public(path)} cannot be downloaded: {problem_of(error)}",
                 "remote-run",
             ) from error
         else:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable
 
-from verl_profiler.events.redaction import MASK
+from verl_profiler.events.redaction import without_url_secrets
 
 __all__ = ["Complaints", "say"]
 
@@ -15,16 +15,14 @@ __all__ = ["Complaints", "say"]
 _UNSEEN = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
 )
-# Of a URL, which has one slash where it became a path.
-_PATH_USER = re.compile(r"(?<=:/)(/?)[^\s/@]+:[^\s/@]*@")
 # Printed of one complaint, in characters; an error may quote a path of thousands.
 _LONGEST = 1000
 
 
 def say(text: str) -> None:
-    """Print to stderr, marked as ours; the passwords of URLs are masked and control characters escaped."""
+    """Print to stderr, marked as ours, without passwords of URLs; control characters are escaped."""
     with contextlib.suppress(Exception):
-        text = _UNSEEN.sub(lambda match: repr(match[0])[1:-1], _PATH_USER.sub(rf"\1{MASK}@", text))
+        text = _UNSEEN.sub(lambda match: repr(match[0])[1:-1], without_url_secrets(text))
         # `print` writes the line's end by itself: lines of processes that share a terminal would mix.
         sys.stderr.write(f"[verl-profiler] {text}\n")
         sys.stderr.flush()

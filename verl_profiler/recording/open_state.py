@@ -260,8 +260,6 @@ class _Watcher(threading.Thread):
         self.hangs += 1
         self.gathered_ns = at_ns = now()
         found = evidence.gather(self.active.directory)
-        if not self.active.config.record_command:
-            found.get("collectives", {}).pop("dump", None)
         head = {"format": FORMAT_VERSION, "name": name, "at": self.time(at_ns)}
         _replace(folder / f"{name}.json", {**head, **found})
 

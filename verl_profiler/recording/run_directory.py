@@ -14,25 +14,11 @@ from typing import Any
 import msgspec
 
 from verl_profiler.errors import ConfigError
-from verl_profiler.events.redaction import is_secret, mask, mask_command
+from verl_profiler.events.redaction import recorded_command, recorded_values
 from verl_profiler.events.vocabulary import FORMAT_VERSION, RUN_FILE
 from verl_profiler.recording.clock import Anchor
 
 __all__ = ["discard", "make", "versions"]
-
-# What `profiler.record_command: false` leaves out of run.json, beside the folder of the model.
-_COMMAND = (
-    "command",
-    "cwd",
-    "host",
-    "settings.output_dir",
-    "settings.spool_dir",
-    "settings.nsight.directory",
-    "settings.nsight.options",
-    "settings.memory_saver.environment",
-)
-# A variable's value of fewer characters is no credential, and part of other words.
-_LONG_ENOUGH = 8
 
 
 def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, Any]) -> Path:
@@ -111,43 +97,23 @@ def discard(directory: Path) -> None:
 def _launch(
     experiment: str, clock: Anchor, settings: Any, training: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the content of run.json, without credentials."""
-    # A shell puts them in the place of `$HF_TOKEN`.
-    known = [
-        value
-        for key, value in os.environ.items()
-        if is_secret(key) and len(value) >= _LONG_ENOUGH and not value.startswith("/")
-    ]
-    launch: dict[str, Any] = {
+    """Return the content of run.json: see `events.redaction` for what is left out."""
+    words = getattr(sys, "orig_argv", sys.argv)
+    raw = getattr(settings, "record_command", False)
+    return {
         "format": FORMAT_VERSION,
         "experiment": experiment,
         "launched": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + "+00:00",
         "host": socket.gethostname(),
         "pid": os.getpid(),
         # `python -m x` shows in sys.orig_argv only.
-        "command": mask_command(getattr(sys, "orig_argv", sys.argv), known),
+        "command": list(words) if raw else recorded_command(words),
         "cwd": os.getcwd(),
         "versions": versions(),
-        "settings": mask(msgspec.to_builtins(settings), known),
-        "training": mask(dict(training), known),
+        "settings": recorded_values(msgspec.to_builtins(settings), "settings"),
+        "training": recorded_values(dict(training), "training"),
         "clock": msgspec.to_builtins(clock),
     }
-    if not getattr(settings, "record_command", True):
-        _leave_out(launch)
-    return launch
-
-
-def _leave_out(launch: dict[str, Any]) -> None:
-    """Take out the command, and what identifies the machine: host, paths, variables, nsys options."""
-    for path in _COMMAND:
-        *groups, key = path.split(".")
-        node: Any = launch
-        for group in groups:
-            node = node.get(group) or {}
-        node.pop(key, None)
-    model = launch["training"].get("model")
-    if isinstance(model, str):
-        launch["training"]["model"] = model.rstrip("/").rpartition("/")[2]
 
 
 def versions() -> dict[str, str]:

@@ -134,7 +134,6 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         captured_steps: Its steps.
         nvtx: Where recorded events open NVTX ranges: `on` everywhere, `auto` in processes that a
             tool watches, `off` nowhere.
-        record_command: `profiler.record_command`: whether headers hold paths.
         stuck: See `StuckSettings`.
     """
 
@@ -146,7 +145,6 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     capture_plan: str | None = None
     captured_steps: tuple[int, ...] = ()
     nvtx: Literal["auto", "on", "off"] = "off"
-    record_command: bool = True
     stuck: StuckSettings = StuckSettings()
 
     def encode(self) -> str:

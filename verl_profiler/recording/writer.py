@@ -15,8 +15,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
-from verl_profiler.events.redaction import mask_text
-
 __all__ = ["EventFiles"]
 
 _OPEN_FILES = 4
@@ -346,14 +344,14 @@ class EventFiles:
             lines.clear()
             self._complain(
                 "bad_path",
-                f"cannot write to {mask_text(str(path))}: {reason}; its events are dropped (events-lost)",
+                f"cannot write to {path}: {reason}; its events are dropped (events-lost)",
             )
             return
         # A file of ours that cannot be opened is no reason to give up the others.
         self._refuses = self._refuses or (owned and code not in _LASTING)
         self._complain(
             "disk",
-            f"cannot write to {mask_text(str(path))}: {reason}; its events are kept in memory for now (disk-refuses)",
+            f"cannot write to {path}: {reason}; its events are kept in memory for now (disk-refuses)",
         )
 
     def _open(self, path: Path, owned: bool) -> _File:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.events.files import read_object
-from verl_profiler.events.redaction import mask_text
 from verl_profiler.events.shipping import FORMAT_VERSION, SHIPPING_FILE
 
-__all__ = ["earlier_directory", "earlier_nodes", "iso", "reason_in_line", "write_account"]
+__all__ = ["earlier_directory", "earlier_nodes", "iso", "write_account"]
 
 
 def earlier_directory(run: Path) -> str | None:
@@ -38,7 +37,7 @@ def write_account(
     run: Path,
     rows: Iterable[Mapping[str, Any]],
     *,
-    directory: str | None,
+    directory: str,
     every_s: float | None,
     ended: bool,
 ) -> None:
@@ -47,7 +46,7 @@ def write_account(
     Args:
         run: The run directory.
         rows: One per node with a disk of its own.
-        directory: The run directory on the nodes; None to leave it out.
+        directory: The run directory on the nodes.
         every_s: The interval between two shipments of events.
         ended: Whether nothing more is shipped.
     """
@@ -64,12 +63,6 @@ def write_account(
     with contextlib.suppress(OSError):
         part.write_text(json.dumps(content, indent=1) + "\n")
         part.replace(run / SHIPPING_FILE)
-
-
-def reason_in_line(error: BaseException) -> str:
-    """Return an error in a line without credentials: of Ray's, the first and the last one."""
-    lines = mask_text(f"{type(error).__name__}: {error}").strip().splitlines()
-    return lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
 
 
 def iso(seconds: float | None) -> str | None:

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.capture.connected_ray import as_connected
+from verl_profiler.events.redaction import problem_of
 from verl_profiler.events.vocabulary import RETENTION_FILE
-from verl_profiler.shipping.account import earlier_nodes, iso, reason_in_line, write_account
+from verl_profiler.shipping.account import earlier_nodes, iso, write_account
 from verl_profiler.shipping.node_actor import node_actor
 from verl_profiler.shipping.node_files import CHUNK_BYTES, Piece, disk_of, hangs_of
 from verl_profiler.shipping.receiver import Names, Receiver
@@ -103,7 +104,6 @@ class Shipments:
         run: The run directory of this process.
         directory: The run directory on the nodes; None for the same path.
         every_s: The interval between two shipments of events, for `shipping.json`.
-        private: Leave the directory out of `shipping.json`.
     """
 
     def __init__(
@@ -113,13 +113,11 @@ class Shipments:
         *,
         directory: str | None = None,
         every_s: float | None = None,
-        private: bool = False,
     ) -> None:
         self._ray = ray
         self._run = run
         self._directory = directory or str(run.absolute())
         self._every_s = every_s
-        self._private = private
         self._own_disk: str | None = None
         self._here = ""
         self._names = Names(run)
@@ -197,7 +195,7 @@ class Shipments:
             for _ in range(2):
                 self.round(patience_s=patience_s)
         except Exception as error:  # noqa: BLE001  Ray is gone, or the head does not answer
-            problem = reason_in_line(error)
+            problem = problem_of(error)
         self._closed = True
         for node in self._nodes.values():
             if node.ships and node.complete and node.state == "shipping":
@@ -242,7 +240,7 @@ class Shipments:
             write_account(
                 self._run,
                 rows.values(),
-                directory=None if self._private else self._directory,
+                directory=self._directory,
                 every_s=self._every_s,
                 ended=ended,
             )
@@ -269,7 +267,7 @@ class Shipments:
                     self._take(node, light)
             node.problem, node.failures = "", 0
         except Exception as error:  # noqa: BLE001  one node; the others still send theirs
-            node.problem = reason_in_line(error)
+            node.problem = problem_of(error)
             node.failures += 1
             node.skips = min(2 ** min(node.failures, 10), _ROUNDS) - 1
             self._end(node)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.events.open_files import FOLDER as OPEN
+from verl_profiler.events.redaction import problem_of, public
 from verl_profiler.events.remote import (
     RemoteError,
     connect,
@@ -31,7 +32,6 @@ from verl_profiler.events.remote import (
     joined,
     listing,
     name_of,
-    problem_of,
 )
 from verl_profiler.events.shipping import UPLOAD_FILE
 from verl_profiler.events.vocabulary import PRUNED_FOLDER, RUN_FILE
@@ -274,9 +274,13 @@ def claim(url: str, run: Path) -> str:
                 continue
             UploadAccount(files, run, wanted, None).write()
         except Exception as error:
-            raise RemoteError(f"nothing can be written to {wanted}: {problem_of(error)}") from error
+            raise RemoteError(
+                f"nothing can be written to {public(wanted)}: {problem_of(error)}"
+            ) from error
         return wanted
-    raise RemoteError(f"{url} and {_LAUNCHES:,} of its names with a number hold runs already")
+    raise RemoteError(
+        f"{public(url)} and {_LAUNCHES:,} of its names with a number hold runs already"
+    )
 
 
 def _takes(files: RemoteFiles, launch: bytes) -> bool:

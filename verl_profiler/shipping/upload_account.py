@@ -15,8 +15,7 @@ from typing import Any
 
 from verl_profiler.events.files import parse_json, read_object
 from verl_profiler.events.json_values import mapping_or_empty
-from verl_profiler.events.redaction import mask_text
-from verl_profiler.events.remote import problem_of
+from verl_profiler.events.redaction import problem_of, public
 from verl_profiler.events.shipping import UPLOAD_FILE, UPLOAD_FORMAT_VERSION
 from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.shipping.account import iso
@@ -42,16 +41,14 @@ class UploadAccount:
         self._files = files
         self._every_s = every_s
         self._uploaded: str | None = None
-        self._where: dict[str, Any] = {}
         launch: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             launch = read_object(run / RUN_FILE)
-        if mapping_or_empty(launch.get("settings")).get("record_command") is not False:
-            self._where = {
-                "host": launch.get("host"),
-                "directory": str(run.absolute()),
-                "url": mask_text(url),
-            }
+        self._where = {
+            "host": launch.get("host"),
+            "directory": str(run.absolute()),
+            "url": public(url),
+        }
 
     def take_over(self) -> None:
         """Continue that of an earlier upload."""

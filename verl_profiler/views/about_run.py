@@ -9,7 +9,7 @@ from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.events.json_values import is_list, is_object, mapping_or_empty
-from verl_profiler.events.redaction import mask, mask_command, mask_text
+from verl_profiler.events.redaction import recorded_command, recorded_values
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
@@ -55,21 +55,21 @@ def about_run(run: Run, listed: Rows, recorded: Mapping[str, int]) -> dict[str, 
     for label in run.labels:
         launch = run.launches.get(label) or {}
         facts = [
-            [key, short_text(mask_text(str(launch[key])))]
+            [key, short_text(str(recorded_values(launch[key], key)))]
             for key in ("experiment", "launched", "host", "cwd")
             if launch.get(key) is not None
         ]
         command = launch.get("command")
         if is_list(command):
-            words = mask_command([str(word) for word in command])
+            words = recorded_command([str(word) for word in command])
             facts.append(["command", short_text(" ".join(words), 4_000)])
         groups: dict[str, list[list[str]]] = {}
         for group in ("training", "versions", "settings"):
             value = launch.get(group)
             if is_object(value):
                 groups[group] = [
-                    [short_text(key), short_text(mask(text, key=key))]
-                    for key, text in itertools.islice(_flat(value), 200)
+                    [short_text(key), short_text(text)]
+                    for key, text in itertools.islice(_flat(recorded_values(value, group)), 200)
                 ]
         launches.append({"run": short_text(label), "facts": facts, **groups})
     processes = tables.rows(
