@@ -38,6 +38,7 @@ def run(words, folder):
 
     main_ppo.run_ppo = instead_of_run_ppo
     sys.argv = ["main_ppo", *words]
+    sys.orig_argv = [sys.executable, "-m", "verl.trainer.main_ppo", *words]
     status = 0
     try:
         main_ppo.main()
