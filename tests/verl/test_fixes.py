@@ -48,9 +48,18 @@ ROWS = {
         unread_by=("separate_async", "colocate_async", "legacy"),
     ),
     "agent_workers": Row(
-        {f"{ROLLOUT}.agent.num_workers": 2, "data.train_batch_size": 64},
+        {
+            f"{ROLLOUT}.agent.num_workers": 2,
+            "data.train_batch_size": 64,
+            "algorithm.filter_groups.enable": False,
+            "trainer.v1.sampler.sync_refill_failed_groups": False,
+        },
         {f"{ROLLOUT}.agent.num_workers": 4},
-        ({"data.train_batch_size": 2}, {f"{ROLLOUT}.agent.num_workers": 64}),
+        (
+            {"algorithm.filter_groups.enable": True},
+            {"data.train_batch_size": 2},
+            {f"{ROLLOUT}.agent.num_workers": 64},
+        ),
     ),
     "spread_calls": Row(
         {f"{ROLLOUT}.router_config_path": False},

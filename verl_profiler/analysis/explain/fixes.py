@@ -161,10 +161,14 @@ def _fast_poll(facts: Facts) -> Values | None:
 
 
 def _agent_workers(facts: Facts) -> Values | None:
-    """Double the workers, up to one per prompt: a prompt's requests stay together."""
+    """Double the workers, up to one per prompt: a prompt's requests stay together.
+
+    Refills are dispatched late whatever the number of workers.
+    """
     key = f"{_ROLLOUT}.agent.num_workers"
     had, prompts = facts.count(key), facts.count("data.train_batch_size")
-    return {key: min(2 * had, prompts)} if 0 < had < prompts else None
+    refilled = not facts.off(_FILTER, _REFILL)
+    return {key: min(2 * had, prompts)} if 0 < had < prompts and not refilled else None
 
 
 _LATER_CALLS = """
