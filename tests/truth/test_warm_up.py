@@ -1,19 +1,27 @@
 """The first step of a run is left out of means, everywhere by the same rule, and the output states it."""
 
+import json
+import tarfile
 from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
 
+import pytest
 from truth.synthetic import run_of
 from truth.test_findings import QUIET
 
-from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.explain.findings import explanations, in_order
 from verl_profiler.analysis.overview import phase_totals
 from verl_profiler.analysis.selection import left_out
 from verl_profiler.analysis.steps import step_phases, step_times
+from verl_profiler.cli import main
+from verl_profiler.reading.reader import load
 from verl_profiler.units import seconds
 from verl_profiler.views.findings import findings
 from verl_profiler.views.overview_text import TABLES, overview_text
 from verl_profiler.views.why_text import why
 
+DATA = Path(__file__).parent.parent / "data"
 SLOW_START = replace(QUIET, save_us=9_000_000)
 
 
@@ -56,3 +64,67 @@ def test_the_first_step_counts_if_it_is_chosen_or_one_of_two():
     assert "save_checkpoint" in chosen
     assert "save_checkpoint" in short
     assert f"mean {seconds(sum(truth.duration_us for truth in truths) / 3e6)}" in chosen
+
+
+def durations(archive):
+    """The duration of each finished step in an archive, from its raw lines."""
+    found = {}
+    with tarfile.open(archive) as files:
+        for name in files.getnames():
+            if "/trainer_" in name:
+                for line in files.extractfile(name).read().splitlines():
+                    row = json.loads(line)
+                    if row.get("event") == "step" and row["step"] > 0:
+                        found[row["step"]] = row["duration_sec"]
+    return found
+
+
+@pytest.mark.parametrize("name", ["rehearsal_run", "one_step_off_run", "separate_async_run"])
+def test_every_command_has_the_same_headline(name, capsys, tmp_path):
+    """Two steps of which both count, and more of which the first does not."""
+    from verl_profiler.cli.publishing import _profile
+    from verl_profiler.views.sections import document
+
+    archive = DATA / f"{name}.tar.gz"
+
+    def printed(*words):
+        main([*map(str, words), "--json"])
+        return json.loads(capsys.readouterr().out)
+
+    lengths = durations(archive)
+    kept = [lengths[step] for step in sorted(lengths)[len(lengths) > 2 :]]
+    summary, why = printed("summary", archive), printed("why", archive)
+    step = next(
+        row for row in printed("diff", archive, archive)["metrics"] if row["metric"] == "step.mean"
+    )
+    with load(archive) as opened:
+        page = document(opened)
+        (tmp_path / "report.html").touch()
+        scalars = _profile(opened, tmp_path / "report.html", "p", "e").scalars
+    (figures,) = summary["headline"]
+
+    assert figures["step_mean_s"] == pytest.approx(fmean(kept), abs=1e-3)
+    assert figures["steps"] == len(lengths)
+    assert [figures] == why["headline"]
+    assert [figures] == page["headline"]
+    assert f"mean {seconds(figures['step_mean_s'])}" in page["sentences"][0]
+    assert step["a"] == pytest.approx(figures["step_mean_s"])
+    assert scalars["profile/step_mean_s"] == figures["step_mean_s"]
+    assert scalars["profile/steps"] == figures["steps"]
+    phases = sum(row["mean_s"] for row in summary["tables"]["phase_totals"])
+    assert phases == pytest.approx(figures["step_mean_s"], rel=1e-3)
+    useful, whole = 0.0, 0.0
+    for row in why["tables"]["bubble_ledger"]:
+        if row["step"] not in figures["left_out"]:
+            whole += row["device_s"]
+            useful += row["device_s"] * (row["account"] in ("training", "generating"))
+    assert figures["useful_share"] == pytest.approx(useful / whole)
+
+
+def test_findings_of_several_runs_have_one_ranking():
+    """Whichever run is given first: the most recoverable time first."""
+    found = [{"run": run, "recoverable_s": gain} for run, gain in (("a", 0.7), ("b", 1.32))]
+
+    assert ["b", "a"] == [
+        row["run"] for row in in_order([{**row, "dominates": False} for row in found])
+    ]

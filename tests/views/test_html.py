@@ -130,7 +130,7 @@ def test_the_sentences_say_the_conclusion_first():
     data = of(SMALL)
     first, second = data["sentences"]
 
-    assert re.match(r"2 steps, median \d.* \d+ % of it is gen", first)
+    assert re.match(r"2 steps, mean \d.* \d+ % of it is gen", first)
     assert re.match(r"The slowest request \(step \d, worker_\d\) took ", second)
     assert "polling" == data["findings"][0]["finding"]
     assert data["findings"][0]["message"] in page(data, made="now")
@@ -594,7 +594,7 @@ def test_the_warm_up_is_left_out_of_the_first_sentence():
     found = {"step_phases": phases, "slowest_requests": []}
 
     assert conclusions(found, listed, [1], several=False) == [
-        "3 steps, median 15.0 s (10.0 s to 20.0 s, without step 1); 40 % of it is gen."
+        "3 steps, mean 15.0 s (10.0 s to 20.0 s, without step 1); 40 % of it is gen."
     ]
 
 

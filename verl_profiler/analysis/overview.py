@@ -5,13 +5,58 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.explain.ledger import USEFUL, account_totals
 from verl_profiler.analysis.requests import summed_requests
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, in_steps, steady
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["own_spans", "phase_totals", "request_totals"]
+__all__ = ["headline", "own_spans", "phase_totals", "request_totals"]
+
+
+def headline(
+    step_times: Iterable[Mapping[str, Any]],
+    ledger: Sequence[Mapping[str, Any]],
+    left_out: Sequence[int],
+) -> Rows:
+    """Return the headline figures of each run, over the steps that means cover.
+
+    Args:
+        step_times: Rows of `step_times`.
+        ledger: Rows of `bubble_ledger`.
+        left_out: The warm-up (`analysis.selection.left_out`).
+
+    Returns:
+        Per run with a finished step: run, steps (finished ones), left_out (those left out of means),
+        step_mean_s, step_least_s and step_most_s, and useful_share (training and consumed generation,
+        as a share of all device time; None without it).
+    """
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    for row in step_times:
+        if row["finished"] and row["step"] > 0:
+            runs.setdefault(row["run"], []).append(row)
+    found: Rows = []
+    for run, rows in runs.items():
+        kept = steady(rows, left_out)
+        lengths = [row["duration_s"] for row in kept]
+        sums = account_totals(steady([row for row in ledger if row["run"] == run], left_out))
+        total_s = sum(sums.values())
+        counted = {row["step"] for row in kept}
+        found.append(
+            {
+                "run": run,
+                "steps": len(rows),
+                "left_out": [row["step"] for row in rows if row["step"] not in counted],
+                "step_mean_s": sum(lengths) / len(lengths),
+                "step_least_s": min(lengths),
+                "step_most_s": max(lengths),
+                "useful_share": (
+                    sum(sums.get(account, 0.0) for account in USEFUL) / total_s if total_s else None
+                ),
+            }
+        )
+    return found
 
 
 def phase_totals(

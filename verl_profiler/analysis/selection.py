@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from verl_profiler.reading.tables.tables import Tables
 
@@ -15,12 +15,14 @@ __all__ = [
     "in_steps",
     "left_out",
     "rows_of",
+    "steady",
     "warm_up",
 ]
 
 # First and last step, both included; None for all.
 Steps = tuple[int, int] | None
 Rows = list[dict[str, Any]]
+_Row = TypeVar("_Row", bound=Mapping[str, Any])
 
 # With fewer finished steps the first one counts, too.
 _LEAST = 3
@@ -53,6 +55,11 @@ def after_warm_up(tables: Tables, steps: Steps = None) -> Steps:
 def left_out(tables: Tables, steps: Steps = None) -> list[int]:
     """Return the steps that means leave out; see `warm_up`."""
     return warm_up(_finished(tables), steps)
+
+
+def steady(rows: Sequence[_Row], left_out: Sequence[int]) -> list[_Row]:
+    """Return the rows of the steps that means cover, or all where there are no others."""
+    return [row for row in rows if row["step"] not in left_out] or [*rows]
 
 
 def _finished(tables: Tables) -> list[int]:

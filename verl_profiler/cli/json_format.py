@@ -18,6 +18,14 @@ _NOTES = (
     "strings",
     "Facts about the runs that limit which analyses apply, such as asynchronous training.",
 )
+_HEADLINE = (
+    "rows",
+    (
+        "By run: steps (finished), left_out (those left out of means as warm-up), step_mean_s, step_least_s "
+        "and step_most_s, useful_share (training and consumed generation, as a share of device time; null "
+        "without it)."
+    ),
+)
 _FINDINGS = ("rows", "Findings, most recoverable first: docs/findings.md.")
 _TABLES = ("tables", "Rows by table, at most 10,000 of each: see Tables below.")
 _LEFT_OUT = ("object", "By table, how many rows were left out; `{}` if none.")
@@ -28,6 +36,7 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "runs": _RUNS,
         "events": ("integer", "Events read."),
         "recorded": ("strings", "Names of the recorded events, at most 10,000."),
+        "headline": _HEADLINE,
         "findings": _FINDINGS,
         "tables": _TABLES,
         "left_out": _LEFT_OUT,
@@ -42,6 +51,7 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "why": {
         "runs": _RUNS,
+        "headline": _HEADLINE,
         "findings": _FINDINGS,
         "tables": _TABLES,
         "left_out": _LEFT_OUT,

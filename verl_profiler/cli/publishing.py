@@ -82,13 +82,14 @@ def _published(profile: Profile, tracker: str) -> bool:
 
 def _profile(opened: Run, report: Path, project: str, experiment: str) -> Profile:
     from verl_profiler.analysis.explain.findings import explanations
-    from verl_profiler.analysis.overview import phase_totals
+    from verl_profiler.analysis.overview import headline, phase_totals
     from verl_profiler.analysis.selection import left_out
     from verl_profiler.analysis.steps import step_phases, step_times
     from verl_profiler.exports.trackers import Profile
     from verl_profiler.views.findings import finding_texts, findings
 
-    rows = findings(explanations(opened.tables, None))
+    explained = explanations(opened.tables, None)
+    rows = findings(explained)
     texts = finding_texts(rows)
     markdown = _markdown(experiment, rows, texts, opened.problems)
     paths = report.with_name("findings.md"), report.with_name("findings.json")
@@ -97,16 +98,14 @@ def _profile(opened: Run, report: Path, project: str, experiment: str) -> Profil
         json_text({"format": 2, "findings": rows, "problems": opened.problems}), encoding="utf-8"
     )
     warm_up = left_out(opened.tables)
-    steps = {
-        row["step"]: row["duration_s"] for row in step_times(opened.tables, None) if row["finished"]
-    }
-    scalars: dict[str, float | None] = {
-        "profile/finding_count": float(len(rows)),
-        "profile/steps": float(len(steps)),
-    }
-    lengths = [length for step, length in steps.items() if step not in warm_up]
-    if lengths:
-        scalars["profile/step_mean_s"] = sum(lengths) / len(lengths)
+    scalars: dict[str, float | None] = {"profile/finding_count": float(len(rows))}
+    for row in headline(step_times(opened.tables, None), explained["bubble_ledger"], warm_up)[:1]:
+        scalars |= {
+            "profile/steps": float(row["steps"]),
+            "profile/step_mean_s": row["step_mean_s"],
+            "profile/useful_device_share": row["useful_share"],
+        }
+    scalars.setdefault("profile/steps", 0.0)
     for row in phase_totals(step_phases(opened.tables, None), left_out=warm_up):
         scalars.setdefault(f"profile/phase/{row['phase']}_mean_s", row["mean_s"])
     for row in rows:

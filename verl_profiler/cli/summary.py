@@ -135,6 +135,7 @@ def _print(
 ) -> int:
     from verl_profiler.analysis import EXPLANATIONS, summarized
     from verl_profiler.analysis.explain.findings import explanations
+    from verl_profiler.analysis.overview import headline
     from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.reading.progress import doing
     from verl_profiler.views.about_run import recorded_events
@@ -163,6 +164,7 @@ def _print(
             "format": 2,
             **about,
             **names,
+            "headline": headline(tables["step_times"], explained["bubble_ledger"], warm_up),
             "findings": found,
             "tables": kept,
             "left_out": left_out | names_left_out,

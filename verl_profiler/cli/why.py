@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
     from verl_profiler.analysis.explain.findings import explanations
+    from verl_profiler.analysis.overview import headline
     from verl_profiler.analysis.selection import left_out as without
+    from verl_profiler.analysis.steps import step_times
     from verl_profiler.reading.reader import load
     from verl_profiler.views.findings import findings
     from verl_profiler.views.why_text import why
@@ -59,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         found = explanations(opened.tables, args.steps)
         problems, notes = opened.problems, opened.notes
         warm_up = without(opened.tables, args.steps)
+        figures = headline(step_times(opened.tables, args.steps), found["bubble_ledger"], warm_up)
         finished = opened.rows("SELECT 1 FROM steps WHERE finished LIMIT 1")
     if not found["bubble_ledger"]:
         why_not = "no step can be analyzed" if finished else "no step finished"
@@ -70,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         content = {
             "format": 2,
             "runs": opened.labels,
+            "headline": figures,
             "findings": ranked,
             "tables": tables,
             "left_out": left_out,

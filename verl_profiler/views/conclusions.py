@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.selection import steady
 from verl_profiler.events.json_values import is_mapping
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
@@ -123,8 +123,8 @@ def _engine(
 
 
 def _steps(found: Mapping[str, Rows], listed: Rows, left_out: Sequence[int]) -> str:
-    steady = [row for row in listed if row["finished"] and row["step"] not in left_out]
-    finished = [row["duration_s"] for row in steady]
+    done = steady([row for row in listed if row["finished"]], left_out)
+    finished = [row["duration_s"] for row in done]
     requests = sum(row["requests"] for row in listed)
     if not finished:
         if not listed:
@@ -147,7 +147,7 @@ def _steps(found: Mapping[str, Rows], listed: Rows, left_out: Sequence[int]) -> 
         text += seconds(finished[0])
     else:
         text += (
-            f"median {seconds(statistics.median(finished))} "
+            f"mean {seconds(sum(finished) / len(finished))} "
             f"({seconds(min(finished))} to {seconds(max(finished))}{without(left_out)})"
         )
     ranked = sorted(sums.items(), key=lambda item: -item[1])[:2]

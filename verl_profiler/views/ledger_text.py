@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL, account_totals
-from verl_profiler.analysis.selection import warm_up
+from verl_profiler.analysis.selection import steady
 from verl_profiler.render.text import align, without
 from verl_profiler.units import seconds, share
 from verl_profiler.views.training_text import money
@@ -36,7 +36,7 @@ def ledger_text(rows: _Rows, left_out: Sequence[int] = (), price: float | None =
         price: Of a GPU-hour, to show each account's price per step as well.
     """
     blocks: list[str] = []
-    rows = [row for row in rows if row["step"] not in left_out] or rows
+    rows = steady(rows, left_out)
     for pool in dict.fromkeys(row["pool"] for row in rows):
         own = [row for row in rows if row["pool"] == pool]
         steps = len({row["step"] for row in own})
@@ -69,7 +69,7 @@ def ledger_text(rows: _Rows, left_out: Sequence[int] = (), price: float | None =
 def ledger_lines(rows: _Rows, left_out: Sequence[int] = ()) -> list[str]:
     """Return a run's accounts over its steps but those left out, a line for each pool."""
     texts: list[str] = []
-    rows = [row for row in rows if row["step"] not in left_out] or rows
+    rows = steady(rows, left_out)
     for pool in dict.fromkeys(row["pool"] for row in rows):
         own = [row for row in rows if row["pool"] == pool]
         sums = account_totals(own)
@@ -91,15 +91,10 @@ def ledger_lines(rows: _Rows, left_out: Sequence[int] = ()) -> list[str]:
 
 
 def bound_text(rows: _Rows) -> str:
-    """Return which pool the other one waits for, where trainer and rollout have devices of their own.
-
-    Step 1 is left out as in the findings: the trainer waits in it for the first samples.
-    """
+    """Return which pool the other one waits for, where trainer and rollout have devices of their own."""
     pools = dict.fromkeys(row["pool"] for row in rows)
     if "rollout" not in pools:
         return ""
-    left_out = [step for step in warm_up(sorted({row["step"] for row in rows})) if step <= 1]
-    rows = [row for row in rows if row["step"] not in left_out]
     shares: dict[str, dict[str, float]] = {}
     for pool in pools:
         sums = account_totals([row for row in rows if row["pool"] == pool])
@@ -114,7 +109,6 @@ def bound_text(rows: _Rows) -> str:
     )
     rollout = shares["rollout"].get("staleness_limit", 0.0)
     times = f"the trainer waits {share(trainer)} of its time, the rollout is ahead {share(rollout)}"
-    times += " (without step 1)" if left_out else ""
     if max(trainer, rollout) < _WAITS:
         return f"trainer and rollout are balanced: {times}"
     if min(trainer, rollout) > max(trainer, rollout) / 2:

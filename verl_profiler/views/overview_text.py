@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from verl_profiler.analysis.selection import steady
 from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
 from verl_profiler.units import quantile_texts, seconds, share
@@ -205,7 +206,7 @@ def _changes(
 
 
 def _device_lines(found: Mapping[str, Rows], left_out: Sequence[int]) -> list[str]:
-    use = _without(found["device_use"], left_out)
+    use = steady(found["device_use"], left_out)
     lines = [*ledger_lines(found["bubble_ledger"], left_out), device_line(use)]
     return [line for line in lines if line]
 
@@ -213,12 +214,8 @@ def _device_lines(found: Mapping[str, Rows], left_out: Sequence[int]) -> list[st
 def _price(found: Mapping[str, Rows], left_out: Sequence[int], price: float | None) -> str:
     if price is None:
         return ""
-    ledger, use = (_without(found[name], left_out) for name in ("bubble_ledger", "device_use"))
+    ledger, use = (steady(found[name], left_out) for name in ("bubble_ledger", "device_use"))
     return price_sentence(ledger, use, price)
-
-
-def _without(rows: Rows, left_out: Sequence[int]) -> Rows:
-    return [row for row in rows if row["step"] not in left_out] or rows
 
 
 def _facts(
@@ -247,9 +244,9 @@ def _headline(run: str, found: Mapping[str, Rows], left_out: Sequence[int]) -> s
         return f"{run}: no finished steps; {seconds(seen)} were recorded"
     text = f"{run}: {len(lengths):,} step{'s' * (len(lengths) > 1)}, {seconds(sum(lengths))}"
     if len(lengths) > 1:
-        steady = [row for row in finished if row["step"] not in left_out] or finished
-        lengths = [row["duration_s"] for row in steady]
-        longest = max(steady, key=lambda row: row["duration_s"])
+        kept = steady(finished, left_out)
+        lengths = [row["duration_s"] for row in kept]
+        longest = max(kept, key=lambda row: row["duration_s"])
         text += (
             f"; mean {seconds(sum(lengths) / len(lengths))}, {seconds(min(lengths))} to "
             f"{seconds(longest['duration_s'])} (step {longest['step']})"

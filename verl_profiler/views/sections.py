@@ -15,10 +15,10 @@ from typing import Any
 from verl_profiler import analysis
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.ledger import account_totals
-from verl_profiler.analysis.overview import phase_totals
+from verl_profiler.analysis.overview import headline, phase_totals
 from verl_profiler.analysis.requests import step_turn_times
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
-from verl_profiler.analysis.selection import in_steps, left_out
+from verl_profiler.analysis.selection import in_steps, left_out, steady
 from verl_profiler.analysis.time_tree import whole_time_tree
 from verl_profiler.analysis.tq import tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
@@ -88,7 +88,8 @@ def document(
         found["captures"] = _captures(tables, steps)
         for name in ("range_times", "top_kernels", "gpu_idle"):
             found[name] = analysis.ANALYSES[name](tables, steps)
-        whole["step_phases"] = _whole_phases(found["step_phases"])
+        warm_up = left_out(tables, steps)
+        whole["step_phases"] = _whole_phases(found["step_phases"], warm_up)
         found["time_tree"] = analysis.time_tree(tables, steps)
         whole["time_tree"] = whole_time_tree(found["time_tree"])
         several = len(run.labels) > 1
@@ -97,11 +98,13 @@ def document(
         recorded = recorded_events(tables, steps)
         drawn = timelines(tables, steps, listed, places)
         whys = explained.result()
-    prices = price_sentences(whys, price)
+    prices = price_sentences(
+        {name: steady(whys[name], warm_up) for name in ("bubble_ledger", "device_use")}, price
+    )
     found["critical_path"] = whys["critical_path"]
-    whole["critical_path"] = _whole_path(found["critical_path"])
+    whole["critical_path"] = _whole_path(steady(found["critical_path"], warm_up))
     found["bubble_ledger"] = whys["bubble_ledger"]
-    whole["bubble_ledger"] = _whole_ledger(found["bubble_ledger"])
+    whole["bubble_ledger"] = _whole_ledger(steady(found["bubble_ledger"], warm_up))
     found["step_replays"] = whys["step_replays"]
     data: dict[str, Any] = {
         "about": about_run(run, listed, recorded),
@@ -148,7 +151,7 @@ def document(
                 rows = _placed(rows, places, detailed, _ROWS)
             data[view.name] = frame(rows[:_ROWS], drop=("run", "step"))
     data["sections"] = page_sections(data)
-    warm_up = left_out(tables, steps)
+    data["headline"] = headline(listed, found["bubble_ledger"], warm_up)
     data["sentences"] = [*conclusions(found, listed, warm_up, several=several), *prices]
     data["notes"] = notes(found, recorded, event_settings(run), FAMILIES)
     data["notes"]["engine_lanes"] = engine_notes
@@ -235,11 +238,11 @@ def _whole_ledger(rows: Rows) -> Rows:
     return whole
 
 
-def _whole_phases(rows: Rows) -> Rows:
-    """Sum the phases of all finished steps, of all runs."""
+def _whole_phases(rows: Rows, warm_up: Sequence[int]) -> Rows:
+    """Sum the phases of all finished steps but the warm-up, of all runs."""
     return [
         {"duration_s": row["total_s"], **{key: row[key] for key in ("phase", "share", "count")}}
-        for row in phase_totals(rows, by_run=False)
+        for row in phase_totals(rows, by_run=False, left_out=warm_up)
     ]
 
 

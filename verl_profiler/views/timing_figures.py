@@ -13,11 +13,12 @@ from verl_profiler.analysis.console_timers import (
     logged_steps,
     per_token_times,
 )
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, steady, warm_up
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.axes import EndLabel, legend, stack, time_unit
 from verl_profiler.render.colors import INK, MUTED, PHASE_COLORS, color, is_known
 from verl_profiler.render.figure import settings, sheet
+from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
 from verl_profiler.views.timing_axes import (
     areas,
@@ -248,16 +249,18 @@ def _times(
 
 
 def _breakdown_title(phases: Rows, steps: Rows) -> str:
-    times = known(steps, "step_s")
+    # The means of a run leave the same step out.
+    left_out = warm_up([row["step"] for row in steps]) if steps else []
+    times = known(steady(steps, left_out), "step_s")
     totals: dict[str, float] = {}
-    for row in phases:
+    for row in steady(phases, left_out):
         if row["place"] == "step":
             totals[row["phase"]] = totals.get(row["phase"], 0.0) + row["duration_s"]
     if not times or not totals:
         return "Timers of each step"
     most = max(totals, key=lambda name: totals[name])
     return (
-        f"A step takes {seconds(statistics.median(times))} (median); "
+        f"A step takes {seconds(statistics.fmean(times))} (mean{without(left_out)}); "
         f"{share(totals[most] / sum(times))} of the time is {most}"
     )
 

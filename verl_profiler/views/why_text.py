@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, steady
 from verl_profiler.render.text import align, without
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds, share
@@ -76,7 +76,7 @@ def _full(own: Mapping[str, Rows], left_out: Sequence[int], price: float | None)
     blocks.append(ledger_text(own["bubble_ledger"], left_out, price))
     blocks.append(cycle_text(own["critical_cycle"]))
     blocks.append(_price(own, left_out, price))
-    use, by_tokens = (_steady(own[name], left_out) for name in ("device_use", "phase_efficiency"))
+    use, by_tokens = (steady(own[name], left_out) for name in ("device_use", "phase_efficiency"))
     blocks += [device_text(use, price), efficiency_text(by_tokens)]
     blocks.append(cycle_replays_text(own["asynchronous_what_if"]))
     blocks += [staleness_text(own["staleness"]), causes_text(own["staleness_causes"])]
@@ -106,14 +106,10 @@ def _first(block: str, count: int) -> str:
     return "\n".join([title, *lines[:count], *more])
 
 
-def _steady(rows: Rows, left_out: Sequence[int]) -> Rows:
-    return [row for row in rows if row["step"] not in left_out] or rows
-
-
 def _price(own: Mapping[str, Rows], left_out: Sequence[int], price: float | None) -> str:
     if price is None:
         return ""
-    ledger, use = (_steady(own[name], left_out) for name in ("bubble_ledger", "device_use"))
+    ledger, use = (steady(own[name], left_out) for name in ("bubble_ledger", "device_use"))
     sentence = price_sentence(ledger, use, price)
     return f"price\n  {sentence}" if sentence else ""
 

@@ -23,7 +23,7 @@ from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import share
 
-__all__ = ["explanations", "ranked"]
+__all__ = ["explanations", "in_order", "ranked"]
 
 # Minimum share of a step for a gain to be a finding even if its interval contains 0.
 _LARGE = 0.1
@@ -166,11 +166,13 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
                 }
             )
         gains = {row["finding"]: row["recoverable_s"] for row in own}
-        rows += sorted(
-            (row for row in own if not _superfluous(RULES[row["finding"]], row, gains)),
-            key=lambda row: (row["dominates"], -row["recoverable_s"]),
-        )
-    return rows
+        rows += (row for row in own if not _superfluous(RULES[row["finding"]], row, gains))
+    return in_order(rows)
+
+
+def in_order(rows: Rows) -> Rows:
+    """Return findings with the most recoverable time first, whatever their run; what bounds a step last."""
+    return sorted(rows, key=lambda row: (row["dominates"], -row["recoverable_s"]))
 
 
 _NOBODY: dict[str, Any] = {

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import median
+from statistics import fmean
 from typing import TYPE_CHECKING
 
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, steady, warm_up
 from verl_profiler.analysis.steps import step_durations, step_trend, validation_times
 from verl_profiler.render.axes import (
     legend,
@@ -19,6 +19,7 @@ from verl_profiler.render.axes import (
 )
 from verl_profiler.render.colors import ACCENT, GRID, INK, MUTED, PHASE_COLORS
 from verl_profiler.render.figure import sheet
+from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
 from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
@@ -60,7 +61,7 @@ def _durations(data: DataTables, choice: Choice) -> Figure:
             f" and {len(unusual) - _NAMED_UNUSUAL} more" if len(unusual) > _NAMED_UNUSUAL else ""
         )
     figure, (axes,) = sheet(
-        _duration_title(rows, data["step_trend"]), about, size=(11, 5.2), notes=notes
+        _duration_title(rows, data["step_trend"], choice), about, size=(11, 5.2), notes=notes
     )
     steps = [row["step"] for row in rows]
     names = [
@@ -114,14 +115,20 @@ def _durations(data: DataTables, choice: Choice) -> Figure:
     return figure
 
 
-def _duration_title(rows: Rows, trends: Rows) -> str:
-    steps = known(rows, "step_s")
+def _duration_title(rows: Rows, trends: Rows, choice: Choice) -> str:
+    finished = [row for row in rows if row["finished"] and row["step"] > 0]
+    left_out = warm_up([row["step"] for row in finished], choice.steps) if finished else []
+    kept = steady(finished, left_out)
+    steps = known(kept, "step_s")
     gens = known(rows, "gen_s")
     if steps:
-        part = sum(row["gen_s"] or 0 for row in rows if row["finished"]) / sum(steps)
-        title = f"A step takes {seconds(median(steps))} (median); {share(part)} of the time is gen"
+        part = sum(row["gen_s"] or 0 for row in kept) / sum(steps)
+        title = (
+            f"A step takes {seconds(fmean(steps))} (mean{without(left_out)}); {share(part)} of the "
+            "time is gen"
+        )
     elif gens:
-        title = f"gen takes {seconds(median(gens))} (median)"
+        title = f"gen takes {seconds(fmean(gens))} (mean)"
     else:
         title = "Steps"
     if len(rows) < 5:
