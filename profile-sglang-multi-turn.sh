@@ -61,7 +61,7 @@ name=${EXPERIMENT_NAME:-multiturn-tp-$tp-$(date +%Y-%m-%d-%H-%M-%S)}
 # Modules are located, not imported: importing takes a minute and needs a GPU.
 has() { "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' "$1"; }
 command -v "$python" > /dev/null || fail "$python not found; set PYTHON"
-has verl_profiler || fail "verl_profiler is not installed for $python: pip install verl-profiler, or set PYTHON"
+has verl_profiler || fail "verl_profiler is not installed for $python: $python -m pip install $(dirname "$0"), or set PYTHON"
 tool=$("$python" -c 'import importlib.util; print(importlib.util.find_spec("verl_profiler.recipes").submodule_search_locations[0])')/gsm8k_tool.yaml
 
 show() {

@@ -194,3 +194,70 @@ def test_the_version_is_that_of_the_tag(checkouts, tmp_path, kind, version):
     (found,) = json.loads(report.read_text())["install"]
 
     assert re.fullmatch(version, found["metadata"]["version"])
+
+
+PAGES = [*ROOT.glob("README*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+# Lines that install this package: from the clone they are run in, or from one at a path.
+INSTALL = re.compile(
+    r"pip install (?:--no-cache-dir )?('?)(\.|\S*/verl-profiler)(\[[\w,]+\])?\1(?=\s|$|`)"
+)
+
+
+def install_lines():
+    """Return the distinct install lines of the pages, for a clone in the current directory."""
+    return sorted(
+        {
+            f"pip install '.{found[3] or ''}'"
+            for page in PAGES
+            for found in INSTALL.finditer(page.read_text(encoding="utf-8"))
+        }
+    )
+
+
+def test_no_page_installs_a_name_that_no_index_has():
+    """An error message may: pip takes the extras of an installed package from its metadata."""
+    by_name = re.compile(r"pip install (?:-\S+ )*'?verl-profiler\b.*")
+    wrong = [
+        f"{page.relative_to(ROOT)}: {line}"
+        for page in PAGES
+        if page.name != "messages.md"
+        for line in by_name.findall(page.read_text(encoding="utf-8"))
+    ]
+
+    assert [] == wrong
+
+
+def test_the_install_lines_of_the_pages_work_in_a_fresh_environment(tmp_path):
+    """Run as they stand in a clone; and the line of an error message, for what came from the clone."""
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    for name in ("verl_profiler", "configs", "hydra_plugins"):
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in SOURCES:
+        shutil.copyfile(ROOT / name, clone / name)
+    venv.create(tmp_path / "venv", with_pip=True)
+    programs = tmp_path / "venv" / "bin"
+    path = f"{programs}:{os.environ['PATH']}"
+
+    def run(line, cwd=clone):
+        done = subprocess.run(
+            line,
+            check=False,
+            shell=True,
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, "PATH": path},
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    plain, *others = install_lines()
+    assert ("pip install '.'", True) == (plain, "pip install '.[report]'" in others)
+    assert 0 == run(plain)[0]
+    status, text = run("verl-profiler plot --list", tmp_path)
+    line = text.splitlines()[-1].removesuffix(" (missing-extra)")
+    assert (2, True) == (status, line.endswith(" -m pip install 'verl-profiler[plots]'")), text
+    assert 0 == run(line, tmp_path)[0]
+    assert 0 == run("verl-profiler plot --list", tmp_path)[0]
+    for line in others:
+        assert 0 == run(line.replace("install ", "install -q --dry-run "))[0], line
