@@ -1,6 +1,6 @@
 """What sampled details save, and how good the estimates are.
 
-    python benchmarks/bench_details.py [--requests 2000] [--workers 8] [--share 0.02] [--slowest 5]
+    python benchmarks/bench_details.py [--requests 2000] [--workers 8] [--share 0.02]
 
 A generated run is recorded again: the lines of its agent-loop workers go, event by event and in the order
 of their ends, through the recorder that training processes use, in full and with sampled details.  Printed
@@ -104,7 +104,6 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000, help="per step")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--share", type=float, default=0.02)
-    parser.add_argument("--slowest", type=int, default=5)
     chosen = parser.parse_args()
     shape = Shape(steps=chosen.steps, workers=chosen.workers, requests=chosen.requests)
     with tempfile.TemporaryDirectory() as folder:
@@ -112,9 +111,7 @@ def main() -> None:
         generate(full, shape)
         accounts = {
             "full": record_again(full, again),
-            "sampled": record_again(
-                full, part, detail_share=chosen.share, detail_slowest=chosen.slowest
-            ),
+            "sampled": record_again(full, part, detail_share=chosen.share),
         }
         print("agent-loop workers      events      bytes  writer CPU per offered event")
         for name, own in accounts.items():

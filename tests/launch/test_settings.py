@@ -74,11 +74,6 @@ def test_nothing_is_active_when_events_are_off():
             "profiler.events.detail_share: Expected `float`",
         ),
         (
-            {"output_dir": "x", "events": {"detail_slowest": 0}},
-            "config-value",
-            "profiler.events.detail_slowest: Expected `int` >= 1",
-        ),
-        (
             {"output_dir": "x", "events": {"max_gb": 0}},
             "config-value",
             "profiler.events.max_gb: Expected `float` >= 0.001",

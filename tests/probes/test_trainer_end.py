@@ -42,7 +42,7 @@ def test_when_fit_returns_what_was_recorded_before_is_written(recording, fails):
 @pytest.mark.parametrize("validate", [False, True])
 def test_when_fit_returns_the_held_details_of_the_last_step_are_written(worker_config, validate):
     """The slowest requests of a step are known when it is over, which for the last one is the end."""
-    events = msgspec.structs.replace(worker_config.events, detail_share=0.0, detail_slowest=1)
+    events = msgspec.structs.replace(worker_config.events, detail_share=0.0)
     recorder.start(
         msgspec.structs.replace(worker_config, events=events), lambda: Identity("agent_loop", 0)
     )

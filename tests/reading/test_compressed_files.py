@@ -8,7 +8,7 @@ import pytest
 
 from verl_profiler.cli import main
 from verl_profiler.live.follow import Run
-from verl_profiler.reading import discovery, listing
+from verl_profiler.reading import listing
 from verl_profiler.reading.reader import load
 
 SMALL = Path(__file__).parents[1] / "data" / "small_run"
@@ -99,7 +99,7 @@ def test_processes_of_a_run_with_its_events_as_parquet_alone_miss_nothing(run, p
 
 @pytest.mark.parametrize(
     ("module", "function"),
-    [(listing, "event_file"), (listing, "_is_copy"), (discovery, "_pruned_files")],
+    [(listing, "event_file"), (listing, "_is_copy")],
 )
 def test_files_that_are_compressed_while_they_are_listed_are_read(
     run, plain, monkeypatch, module, function

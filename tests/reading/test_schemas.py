@@ -12,12 +12,11 @@ ROOT = Path(__file__).parents[2]
 def test_no_field_of_the_contract_is_described_again():
     """Two sentences about one field would drift apart; two names are of other things.
 
-    `source` is a capture's, and `loads` has names of servers, which its event has in a list of its own;
-    `requests` is a number in tables, and what requests add up to in `step_pruned`.
+    `source` is a capture's, and `loads` has names of servers, which its event has in a list of its own.
     """
     repeated = schemas.DERIVED.keys() & {*FIELDS, *IDENTITY, *LINE, *HEADER, *CAPTURE}
 
-    assert repeated == {"source", "loads", "requests"}
+    assert repeated == {"source", "loads"}
 
 
 def test_every_description_is_of_a_column():

@@ -180,7 +180,7 @@ def test_within_its_budget_details_do_not_wait_for_the_end_of_their_request(work
 
 
 def test_a_share_that_goes_up_and_down_is_printed_once():
-    """As compression and `keep_steps` give bytes back: each lower share once, no higher one."""
+    """As compression gives bytes back: each lower share once, no higher one."""
     budget = ByteBudget(100_000_000_000)
     changes = []
     for used_gb in (44, 46, 44, 46, 70, 44, 46, 70, 95, 70, 95):

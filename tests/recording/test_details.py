@@ -14,7 +14,7 @@ import pytest
 from reading_back import headers_of, lines_of
 
 from verl_profiler import span
-from verl_profiler.recording import context, recorder, requests
+from verl_profiler.recording import background_writer, context, recorder, requests
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.details import Details
 from verl_profiler.recording.identity import Identity
@@ -22,6 +22,12 @@ from verl_profiler.recording.recorder import Recorder
 
 DETAILS = ("prompt_build", "engine_call", "tool_call", "tool_execution", "turn", "agent_loop")
 MS = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def one_slowest(monkeypatch):
+    """Small examples: the longest and the last request of each step are detailed."""
+    monkeypatch.setattr(background_writer, "SLOWEST", 1)
 
 
 def with_events(worker_config, **changes):
@@ -35,7 +41,7 @@ class Worker:
 
     def __init__(self, worker_config, **changes):
         # Written when it closes: nothing depends on when the thread runs.
-        changes = {"detail_share": 0.0, "detail_slowest": 1, "flush_interval_s": 60, **changes}
+        changes = {"detail_share": 0.0, "flush_interval_s": 60, **changes}
         self.directory = worker_config.directory
         self.recorder = Recorder(
             with_events(worker_config, **changes), lambda: Identity("agent_loop", 0)
@@ -325,7 +331,7 @@ def test_with_no_more_room_the_request_that_began_first_is_written(worker_config
 
 def test_a_step_without_an_end_is_written_when_a_later_one_begins(worker_config):
     """The slowest of a step are known once it is over: a run that is killed keeps them."""
-    worker_config = with_events(worker_config, detail_share=0.0, detail_slowest=1)
+    worker_config = with_events(worker_config, detail_share=0.0)
     active = recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     try:
         for step in (1, 2):
@@ -368,7 +374,7 @@ def test_a_quiet_step_is_over(worker_config, monkeypatch):
 
 def test_requests_that_the_users_code_names_are_sampled_too(worker_config):
     """Through the public `span`: the third and fourth are neither first, nor longest, nor last."""
-    worker_config = with_events(worker_config, detail_share=0.0, detail_slowest=1)
+    worker_config = with_events(worker_config, detail_share=0.0)
     recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     for name, wait in (("a", 0), ("b", 0.03), ("c", 0), ("d", 0)):
         with span("episode", request_id=name), span("move"):

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from verl_profiler.events.shipping import process_of, travels
-from verl_profiler.shipping.node_files import NodeFiles, Piece, disk_of, take_decision
+from verl_profiler.shipping.node_files import NodeFiles, Piece, disk_of
 from verl_profiler.shipping.receiver import Names, Receiver
 
 
@@ -289,69 +289,3 @@ def test_the_disk_has_one_name_for_all(tmp_path):
     assert name
     assert name == disk_of(tmp_path) == disk_of(tmp_path, create=False)
     assert [".disk"] == [path.name for path in tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_files_of_pruned_steps_are_removed_and_others_stay(node, driver, restarted):
-    """What they added up to arrives; what somebody else deleted on the node stays here."""
-    for step in range(3):
-        write(node, f"step_{step}/worker_0.jsonl", f'{{"step":{step}}}\n')
-    write(node, "step_1/actor_0.jsonl.gz", b"packed")
-    write(node, "processes/worker_0.json", "{}")
-    files, receiver = NodeFiles(node), Receiver(driver, Names(driver))
-    ship(files, receiver)
-
-    write(node, "retention.json", '{"format":1,"until":1,"kept":["step_0"]}')
-    write(node, "pruned/worker_0.jsonl", '{"event":"step_pruned","step":1}\n')
-    for path in ("step_1/worker_0.jsonl", "step_1/actor_0.jsonl.gz", "step_2/worker_0.jsonl"):
-        (node / path).unlink()
-    if restarted:
-        files = NodeFiles(node, receiver.have())
-    ship(files, receiver)
-
-    assert {
-        "retention.json",
-        "step_0/worker_0.jsonl",
-        "step_2/worker_0.jsonl",
-        "pruned/worker_0.jsonl",
-        "processes/worker_0.json",
-        "processes/actor_0.json",
-    } == {*content(driver)}
-
-
-def test_what_is_left_of_a_step_arrives_before_its_files_are_removed(node, driver):
-    """A node that dies in between leaves a step twice; the other way round, it would be lost."""
-    write(node, "step_1/worker_0.jsonl", '{"step":1}\n')
-    write(node, "processes/worker_0.json", "{}")
-    files = NodeFiles(node)
-    ship(files, Receiver(driver, Names(driver)))
-    write(node, "retention.json", '{"format":1,"until":1,"kept":["step_0"]}')
-    write(node, "pruned/worker_0.jsonl", '{"event":"step_pruned","step":1}\n')
-    (node / "step_1/worker_0.jsonl").unlink()
-
-    files.scan()
-    pieces = files.pieces(1 << 20)
-    assert ["pruned/worker_0.jsonl", "retention.json", "step_1/worker_0.jsonl"] == [
-        piece.name for piece in pieces
-    ]
-    assert pieces[-1].data is None
-
-
-def test_an_older_decision_does_not_replace_a_later_one(node, driver):
-    """The trainer's node sends it to the driver, which sends it to the others, which send it back."""
-    older = '{"format":1,"until":10,"kept":["step_0"]}'
-    later = older.replace("10", "11")
-    write(node, "retention.json", older)
-    write(node, "processes/worker_0.json", "{}")
-    write(driver, "retention.json", later)
-    receiver = Receiver(driver, Names(driver))
-    ship(NodeFiles(node, receiver.have()), receiver)
-    assert later == (driver / "retention.json").read_text()
-
-    # Of the same size as what is there.
-    write(node, "retention.json", later.replace("11", "12"))
-    ship(NodeFiles(node, receiver.have()), receiver)
-    assert later.replace("11", "12") == (driver / "retention.json").read_text()
-    take_decision(node, older.encode())
-    take_decision(node, b"damaged")
-    assert later.replace("11", "12") == (node / "retention.json").read_text()

@@ -338,30 +338,3 @@ def test_credentials_in_a_url_are_not_printed():
     with pytest.raises(RemoteError) as caught:
         name_of("sftp://me:hunter22@host")
     assert "hunter22" not in str(caught.value)
-
-
-def test_files_of_pruned_steps_are_removed_there_too(run, storage):
-    """What they added up to is uploaded in the same round; what somebody else deleted stays there."""
-    url = f"{storage}/my-run"
-    upload = uploaded(run, url)
-    before = contents(url)
-
-    (run / "retention.json").write_text('{"format":1,"until":1,"kept":["step_0"]}')
-    (run / "pruned").mkdir()
-    (run / "pruned" / "worker_0.jsonl").write_text('{"event":"step_pruned","step":1}\n')
-    shutil.rmtree(run / "step_1")
-    (run / "step_2" / "worker_1.jsonl").unlink()
-    assert [] == upload.round()
-
-    after = contents(url)
-    gone = {name for name in before if name.startswith("step_1/")}
-    assert gone
-    assert gone == before.keys() - after.keys()
-    assert {"retention.json", "pruned/worker_0.jsonl"} == after.keys() - before.keys()
-    # Each round, however little it has grown.
-    with (run / "pruned" / "worker_0.jsonl").open("a") as file:
-        file.write('{"event":"step_pruned","step":2}\n')
-    assert [] == upload.round()
-    assert (run / "pruned" / "worker_0.jsonl").read_bytes() == contents(url)[
-        "pruned/worker_0.jsonl"
-    ]

@@ -23,8 +23,6 @@ def test_the_newest_step_is_that_of_the_folders(tmp_path):
     assert 0 == newest_step(tmp_path / "missing")
     begin(tmp_path, "step_0", "step_9", "step_10", "processes", "steps")
     assert 10 == newest_step(tmp_path)
-    begin(tmp_path, "step_20-29")
-    assert 20 == newest_step(tmp_path)
 
 
 def test_without_steps_seconds_alone_count(tmp_path, clock):

@@ -1,6 +1,6 @@
 """What is known exactly of a run with sampled details, and how good the estimates are.
 
-The same run is recorded twice: in full, and with the details of one request in 20 and of the three slowest
+The same run is recorded twice: in full, and with the details of one request in 20 and of the five slowest
 of each step and worker.  The full run is the truth.
 """
 
@@ -16,7 +16,7 @@ from verl_profiler.analysis import ANALYSES
 from verl_profiler.cli import diff, requests, summary
 from verl_profiler.reading.reader import load
 
-EVERY, SLOWEST = 20, 3
+EVERY, SLOWEST = 20, 5
 DATA = Path(__file__).parents[1] / "data"
 # They need requests, and details of the last one only; all others' details are not used.
 EXACT = (
@@ -55,7 +55,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(folder):
     full = full_run(folder / "full")
-    accounts = record_again(full, folder / "part", detail_share=1 / EVERY, detail_slowest=SLOWEST)
+    accounts = record_again(full, folder / "part", detail_share=1 / EVERY)
     with load(full, cache=False) as everything, load(folder / "part", cache=False) as part:
         yield everything, part, accounts
 
@@ -105,7 +105,7 @@ def test_the_details_are_those_of_the_slowest_and_of_a_share(runs):
     for row in part.rows(
         "SELECT step, name, count(*) AS requests, count_if(detailed) AS detailed, "
         "count_if(sampled > 1) AS chosen, max(sampled) AS most, "
-        "bool_and(detailed) FILTER (place <= 3 OR last <= 3) AS slowest "
+        "bool_and(detailed) FILTER (place <= 5 OR last <= 5) AS slowest "
         "FROM (SELECT *, row_number() OVER (PARTITION BY step, name ORDER BY duration_us DESC) AS place, "
         "row_number() OVER (PARTITION BY step, name ORDER BY end_us DESC) AS last "
         "FROM requests WHERE NOT validate) GROUP BY step, name"
@@ -258,7 +258,7 @@ def test_requests_of_recorded_runs_are_exact_too(name, tmp_path):
     """Runs of the real trainer, synchronous and asynchronous: their events have shapes of their own."""
     shutil.unpack_archive(DATA / f"{name}.tar.gz", tmp_path)
     full = tmp_path / name
-    accounts = record_again(full, tmp_path / "part", detail_share=0.25, detail_slowest=1)
+    accounts = record_again(full, tmp_path / "part", detail_share=0.25)
     query = (
         "SELECT * EXCLUDE (run, detailed, sampled) FROM requests "
         "ORDER BY step, name, validate, request_id, sample, session"

@@ -68,7 +68,7 @@ def engine_lanes(tables: Tables, steps: Steps = None) -> Rows:
 def longest_step(tables: Tables, steps: Steps = None) -> Steps:
     """Return the longest step of these with event files, without the warm-up; None if none has finished."""
     rows = tables.rows(
-        "SELECT step FROM steps WHERE finished AND NOT pruned AND step > 0 AND "
+        "SELECT step FROM steps WHERE finished AND step > 0 AND "
         f"{in_steps(after_warm_up(tables, steps))} ORDER BY duration_us DESC, step LIMIT 1"
     )
     return (rows[0]["step"], rows[0]["step"]) if rows else None

@@ -121,7 +121,6 @@ def run(args: argparse.Namespace) -> int:
                 "steps": read.steps,
                 "warm_up": read.warm_up,
                 "asynchronous": read.asynchronous,
-                "pruned": read.pruned,
                 "bound": bound_text(read.ledger),
             }
             for side, read in ((args.a, a), (args.b, b))

@@ -64,7 +64,6 @@ class Read:
         warm_up: The steps left out before them.
         launch: The run's `run.json`; empty where there is none.
         asynchronous: Whether steps train on samples of earlier steps.
-        pruned: Of the compared steps, those whose event files were deleted.
         ledger: The rows of `bubble_ledger`, where one of the sides is asynchronous.
     """
 
@@ -73,7 +72,6 @@ class Read:
     warm_up: list[int]
     launch: Mapping[str, Any]
     asynchronous: bool
-    pruned: list[int]
     ledger: Rows = field(default_factory=list[dict[str, Any]])
 
 
@@ -131,6 +129,4 @@ def _read(each: Side, opened: Run, warmup: int | None) -> Read:
             "too-few-steps",
         )
     rows = [row for row in rows if row["step"] in set(left)]
-    deleted = opened.rows("SELECT step FROM steps WHERE pruned")
-    pruned = sorted({row["step"] for row in deleted} & set(left))
-    return Read(rows, left, dropped, launch, asynchronous, pruned)
+    return Read(rows, left, dropped, launch, asynchronous)

@@ -81,9 +81,8 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "runs": (
             "rows",
             (
-                "The two sides, A first: name, steps, warm_up (steps left out), asynchronous, pruned "
-                "(steps whose event files keep_steps deleted: phases only), bound "
-                "(what bounds an asynchronous run)."
+                "The two sides, A first: name, steps, warm_up (steps left out), asynchronous, "
+                "bound (what bounds an asynchronous run)."
             ),
         ),
         "workload": ("strings", "Metrics of the work itself that changed, such as `requests`."),

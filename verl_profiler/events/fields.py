@@ -267,11 +267,6 @@ FIELDS = {
     "file": _text(
         "Base name of that function's file; never its folder or contents.", "event_loop_lag"
     ),
-    "files": _object(
-        "Sizes in bytes of the deleted files, by the end of their name; in the last line about a file. "
-        "A file of the process in the step's folder with this size is still to be deleted.",
-        "step_pruned",
-    ),
     "finish_reason": _text(
         "Why generation ended: `stop`, `length`, `abort`, …; an engine server names aborts only.",
         *_ENGINE_CALLS,
@@ -318,7 +313,6 @@ FIELDS = {
         "server_route",
     ),
     "line": _count("Line of the file at which the function was seen first.", "event_loop_lag"),
-    "lines": _count("Lines of the file in that step.", "step_pruned"),
     "loads": _list(
         "Generate calls in flight on each replica before this one, in the order of `servers`.",
         "server_route",
@@ -445,11 +439,6 @@ FIELDS = {
     "replicas": _list(
         "Ranks of the replicas.",
         *_OF_REPLICAS,
-    ),
-    "requests": _object(
-        "Of an agent-loop worker: how many training requests finished, failed and did not end, sums of "
-        "their turns and tokens, and how many requests of validation ended.",
-        "step_pruned",
     ),
     "reserved_bytes": _bytes("Device memory that torch's allocator holds.", "memory"),
     "response_tokens": _count(
@@ -583,10 +572,6 @@ FIELDS = {
         "memory_resume",
         "memory",
         "memory_sample",
-    ),
-    "totals": _object(
-        "By event: how many, and their length in seconds together; estimated from sampled details.",
-        "step_pruned",
     ),
     "trainer_devices": _count("Devices of the trainer's ranks.", "replica_pool"),
     "trainer_version": _count(
@@ -742,7 +727,6 @@ HEADER = {
     "waiting_events": _count("Events that were not written then."),
     "dropped_events": _count("Events dropped until then."),
     "sampled_out_events": _count("Details of requests not chosen for them, until then."),
-    "pruned_events": _count("Of the written lines, those in files deleted since."),
 }
 
 # run.json.

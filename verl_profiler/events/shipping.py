@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from verl_profiler.events.vocabulary import RETENTION_FILE
-
 __all__ = [
     "DISK_FILE",
     "FORMAT_VERSION",
@@ -29,14 +27,12 @@ _JOURNAL = ("nsight", "journal")
 def travels(name: str) -> bool:
     """Return whether a file of a node's run directory is brought to the driver's.
 
-    That is the case for event files, headers, open calls, the journals of captures and the decision
-    which steps are kept; the reports of captures are gathered on their own.
+    That is the case for event files, headers, open calls and the journals of captures; the reports of
+    captures are gathered on their own.
 
     Args:
         name: Its path below the run directory, with `/`.
     """
-    if name == RETENTION_FILE:
-        return True
     parts = name.split("/")
     if len(parts) < 2 or any(part.startswith(".") for part in parts):
         return False

@@ -26,7 +26,7 @@ __all__ = [
     "Event",
     "process_name",
     "step_folder",
-    "steps_of_folder",
+    "step_of_folder",
 ]
 
 FORMAT_VERSION = 1
@@ -34,8 +34,6 @@ FORMAT_VERSION = 1
 RUN_FILE = "run.json"
 
 # Which steps are kept, and what the files of the others added up to.
-RETENTION_FILE = "retention.json"
-PRUNED_FOLDER = "pruned"
 
 # The domain of all our NVTX ranges.
 NVTX_DOMAIN = "verl_profiler"
@@ -411,35 +409,21 @@ EVENTS: dict[str, Event] = {
         "The profiler's own cost in this process and step since its previous line.",
         instant=True,
     ),
-    "step_pruned": Event(
-        "profiler",
-        None,
-        "What this process's file of a step added up to, before `profiler.events.keep_steps` deleted "
-        "it; in `pruned/`, at the time of the file's last line.",
-        instant=True,
-    ),
 }
 
 
-_STEP_FOLDER = re.compile(r"step_([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_STEP_FOLDER = re.compile(r"step_([0-9]{1,18})")
 
 
-def step_folder(step: int, steps_per_file: int = 1) -> str:
-    """Name the folder of a step's events: `step_12`, or `step_10-19` where ten steps share one."""
-    if steps_per_file == 1:
-        return f"step_{step}"
-    first = step - step % steps_per_file
-    return f"step_{first}-{first + steps_per_file - 1}"
+def step_folder(step: int) -> str:
+    """Name the folder of a step's events: `step_12`."""
+    return f"step_{step}"
 
 
-def steps_of_folder(name: str) -> tuple[int, int] | None:
-    """Return the first and last step of a folder with this name; None if it is no folder of steps."""
+def step_of_folder(name: str) -> int | None:
+    """Return the step of a folder with this name; None if it is no folder of a step."""
     match = _STEP_FOLDER.fullmatch(name)
-    if match is None:
-        return None
-    first = int(match[1])
-    last = first if match[2] is None else int(match[2])
-    return (first, last) if first <= last else None
+    return None if match is None else int(match[1])
 
 
 def process_name(role: str, rank: int | None, host: str, pid: int) -> str:

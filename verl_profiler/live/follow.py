@@ -19,7 +19,7 @@ import msgspec
 
 from verl_profiler.events.files import UnusableFileError, cleaned_text, expanded, open_regular
 from verl_profiler.events.open_files import EVIDENCE_FOLDER, FOLDER
-from verl_profiler.events.vocabulary import RUN_FILE, steps_of_folder
+from verl_profiler.events.vocabulary import RUN_FILE, step_of_folder
 from verl_profiler.reading.descriptions import EVIDENCE, HEADER, LAUNCH, OPEN, Faults, described
 
 __all__ = ["Line", "Run"]
@@ -192,16 +192,13 @@ class Run:
 
     def _files(self) -> list[tuple[int, Path]]:
         folders: list[tuple[int, Path]] = []
-        several = False
         with contextlib.suppress(OSError):
             for entry in self.directory.iterdir():
-                steps = steps_of_folder(entry.name)
-                if steps is not None and steps[1] < _STEP_LIMIT:
-                    folders.append((steps[0], entry))
-                    several = several or steps[0] < steps[1]
+                step = step_of_folder(entry.name)
+                if step is not None and step < _STEP_LIMIT:
+                    folders.append((step, entry))
         folders.sort()
-        # The newest folder of several steps may have begun with the last one.
-        latest = {step for step, _ in folders[-(2 if several else _LATEST) :]}
+        latest = {step for step, _ in folders[-_LATEST:]}
         if self._first_step is None and folders:
             self._first_step = min(latest)
         older = [each for each in folders if each[0] not in latest]

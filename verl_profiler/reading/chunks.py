@@ -207,24 +207,17 @@ def _too_large(error: Exception) -> ReadingError:
 
 
 def _unpacked(group: list[EventFile], scratch: Path, result: Part) -> list[EventFile]:
-    """Replace compressed files by copies that are not; of damaged ones, as far as they go.
-
-    What is left of pruned steps is copied as far as it was listed: the files that later lines are about
-    have been read.
-    """
+    """Replace compressed files by copies that are not; of damaged ones, as far as they go."""
     files: list[EventFile] = []
     for number, file in enumerate(group):
-        if not file.is_packed and not file.is_pruned:
+        if not file.is_packed:
             files.append(file)
             continue
         copy = scratch / f"unpacked-{number}.jsonl"
         with copy.open("wb") as out:
             try:
                 with open_regular(file.path) as stored:
-                    if file.is_pruned:
-                        out.write(_as_listed(file, stored.read(file.size_bytes)))
-                    else:
-                        _expand(stored, out)
+                    _expand(stored, out)
             except UnusableFileError as error:
                 result.problems.append(f"{file.shown} {error}; what lies behind is not read")
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -241,11 +234,6 @@ def _expand(packed: BinaryIO, out: BinaryIO) -> None:
         read = getattr(lines, "read1", lines.read)
         while content := read(1 << 16):
             out.write(content)
-
-
-def _as_listed(file: EventFile, content: bytes) -> bytes:
-    """Return what a file had when it was listed, without a line that was being written."""
-    return content[: content.rfind(b"\n") + 1] if _changed(file) else content
 
 
 def _likely_fields(group: Sequence[EventFile], processes: Mapping[str, Process]) -> set[str]:

@@ -35,7 +35,6 @@ from verl_profiler.reading.legacy_names import vocabulary
 from verl_profiler.reading.listing import EventFile
 from verl_profiler.reading.processes import Process
 from verl_profiler.reading.progress import doing
-from verl_profiler.reading.pruned_files import as_listed
 from verl_profiler.reading.salvage import folded
 from verl_profiler.reading.scans import scan
 from verl_profiler.reading.tables.schemas import FIELDS
@@ -122,20 +121,12 @@ def convert(
             result.parts.append(kept)
 
     chosen = groups_within(source, processes, steps) if only is None else only
-    pruned: dict[str, EventFile] = {}
     groups = [group for number, group in enumerate(_groups(files, processes)) if number in chosen]
     for number, group in enumerate(groups, 1):
-        if group[0].is_pruned:
-            pruned.update((file.name, file) for file in group)
-        else:
-            read(group, number, len(groups))
+        read(group, number, len(groups))
     packed = [each for each in map(_packed_since, gone) if each is not None]
     gone = [file for file in gone if f"{file.shown}.gz" not in {each.shown for each in packed}]
     for group in _groups(packed, processes):
-        read(group)
-    gone += [file for file in source.summed if file.name in pruned]
-    left = as_listed(source.root, pruned, gone, result.counts, scratch.path)
-    for group in _groups((file for file in left if file.size_bytes), processes):
         read(group)
     result.problems += _named_together([file.shown for file in gone], "is gone", "are gone")
     result.problems = folded(result.problems)
@@ -214,13 +205,10 @@ def _is_original(source: Source) -> bool:
 def _groups(
     files: Iterable[EventFile], processes: Mapping[str, Process]
 ) -> Iterator[list[EventFile]]:
-    """Cut the files into parts: those of the requests apart, whose events have other fields.
+    """Cut the files into parts: those of the requests apart, whose events have other fields."""
 
-    What is left of pruned steps is apart from both, since it may be of any step.
-    """
-
-    def of_requests(file: EventFile) -> tuple[bool, bool]:
-        return file.is_pruned, processes[file.name].role != "agent_loop"
+    def of_requests(file: EventFile) -> bool:
+        return processes[file.name].role != "agent_loop"
 
     ordered = sorted(
         files,

@@ -197,7 +197,6 @@ HEADER: Mapping[str, Any] = {
     "written_bytes": _COUNT,
     "waiting_events": _COUNT,
     "dropped_events": _COUNT,
-    "pruned_events": _COUNT,
     "started": _moment,
     "updated": _moment,
     "ended": _moment,

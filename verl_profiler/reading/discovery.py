@@ -12,8 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,9 @@ from verl_profiler.events.files import (
 from verl_profiler.events.shipping import SHIPPING_FILE, UPLOAD_FILE
 from verl_profiler.events.vocabulary import (
     FORMAT_VERSION,
-    PRUNED_FOLDER,
     RUN_FILE,
     WORKER_ROLE,
-    steps_of_folder,
+    step_of_folder,
 )
 from verl_profiler.reading import archives
 from verl_profiler.reading.descriptions import (
@@ -50,7 +48,6 @@ from verl_profiler.reading.listing import (
     usable,
     without_copies,
 )
-from verl_profiler.reading.pruned_files import summed
 
 __all__ = ["Source", "find_sources", "role_and_rank", "run_directory"]
 
@@ -70,7 +67,6 @@ class Source:
         root: The run directory.
         label: What tables show in `run`.
         whole: True when all files of the directory are meant, so that a cache may be kept.
-        summed: Files that are not read: what is left of them in `pruned/` is there already.
         shipping: `shipping.json`, where nodes with other disks sent their files; else empty.
         upload: `upload.json`, of a copy in object storage; else empty.
     """
@@ -82,7 +78,6 @@ class Source:
     parquet: list[Path] = field(default_factory=list[Path])
     launch: dict[str, Any] = field(default_factory=dict[str, Any])
     headers: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    summed: list[EventFile] = field(default_factory=list[EventFile])
     shipping: dict[str, Any] = field(default_factory=dict[str, Any])
     upload: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -165,7 +160,7 @@ def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
         if form == "parquet":
             return Source(path.parent, as_text(path.stem), whole=False, parquet=[path])
         return _single_file(path, problems)
-    if steps_of_folder(_resolved(path).name) is not None and not _step_folders(path):
+    if step_of_folder(_resolved(path).name) is not None and not _step_folders(path):
         return _single_step(_resolved(path), problems)
     return _directory(run_directory(path, path), problems)
 
@@ -175,11 +170,6 @@ def _directory(root: Path, problems: list[str]) -> Source:
     folders = _step_folders(root, problems)
     source.files = event_files(folders or [(None, root)], root, problems)
     source.files = without_copies(source.files, source.headers, problems)
-    # After the steps: what is deleted before is in these, and what is deleted later is listed.
-    pruned = _pruned_files(source, problems)
-    source.summed = summed(source.files, pruned, partial=_may_be_older(source))
-    left_out = {file.path for file in source.summed}
-    source.files = [file for file in source.files if file.path not in left_out] + pruned
     if not source.files:
         found = sorted(path for pattern in _PARQUET for path in root.glob(pattern))
         source.parquet = usable(found, root, problems)
@@ -211,9 +201,9 @@ def _single_file(path: Path, problems: list[str]) -> Source:
 
 
 def _step_of(folder: Path) -> int | None:
-    """Return the step of lines without one: the folder's, or the first of several."""
-    steps = steps_of_folder(folder.name)
-    return steps[0] if steps is not None and steps[1] < _STEP_LIMIT else None
+    """Return the step of lines without one: the folder's."""
+    step = step_of_folder(folder.name)
+    return step if step is not None and step < _STEP_LIMIT else None
 
 
 def _described(root: Path, problems: list[str]) -> Source:
@@ -262,7 +252,7 @@ def _described(root: Path, problems: list[str]) -> Source:
 def _step_folders(root: Path, problems: list[str] | None = None) -> list[tuple[int | None, Path]]:
     folders: list[tuple[int | None, Path]] = []
     for entry in root.iterdir():
-        if steps_of_folder(entry.name) is None or not _is_folder(entry):
+        if step_of_folder(entry.name) is None or not _is_folder(entry):
             continue
         step = _step_of(entry)
         if step is not None:
@@ -270,31 +260,6 @@ def _step_folders(root: Path, problems: list[str] | None = None) -> list[tuple[i
         elif problems is not None:
             problems.append(f"{entry.name}/ is not the folder of a step; it is not read")
     return sorted(folders)
-
-
-def _may_be_older(source: Source) -> Callable[[str], bool]:
-    """Return which processes' files may be copies of when the files were smaller."""
-    if source.upload and source.upload.get("ended") is None:
-        return lambda _: True
-    shipped: set[str] = set()
-    for node in source.shipping.get("nodes") or ():
-        processes: Mapping[str, str] = node.get("processes") or {}
-        if node.get("state") != "ended":
-            shipped.update(processes.values())
-    return shipped.__contains__
-
-
-def _pruned_files(source: Source, problems: list[str]) -> list[EventFile]:
-    """List what is left of steps whose files were deleted; the headers then state how many lines were."""
-    folder = source.root / PRUNED_FOLDER
-    files = event_files([(None, folder)], source.root, problems) if _is_folder(folder) else []
-    for file in files:
-        if file.name in source.headers:
-            shown = f"{PROCESSES}/{file.name}.json"
-            again = described(source.root / shown, shown, HEADER, Faults())
-            if again is not None:
-                source.headers[file.name]["pruned_events"] = again.get("pruned_events")
-    return [replace(file, is_pruned=True) for file in files]
 
 
 def _is_folder(path: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import duckdb
 import msgspec
 
-from verl_profiler.events.vocabulary import steps_of_folder
+from verl_profiler.events.vocabulary import step_of_folder
 from verl_profiler.reading.cache_folder import CacheFolder, Kept
 from verl_profiler.reading.event_sql import PART_COLUMNS
 from verl_profiler.reading.scans import listed, scan
@@ -89,8 +89,8 @@ class _Index(msgspec.Struct):
 
 def folder_steps(path: Path) -> tuple[int, int] | None:
     """Return the steps of a file by its folder, `events/step_<N>`; None where it may hold any."""
-    folder = path.parent
-    return steps_of_folder(folder.name) if folder.parent.name == "events" else None
+    step = step_of_folder(path.parent.name) if path.parent.parent.name == "events" else None
+    return None if step is None else (step, step)
 
 
 def event_parts(

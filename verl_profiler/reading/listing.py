@@ -28,12 +28,10 @@ class EventFile:
         path: Where it is.
         shown: Its path below the run directory, for messages.
         name: The process, from the file name.
-        step: From the folder's name, the first where several steps share it; None when the file is
-            outside one.
+        step: From the folder's name; None when the file is outside one.
         size_bytes: Its size when it was found.
         modified_ns: Its modification time when it was found.
         is_packed: Whether it is compressed.
-        is_pruned: Whether it has what is left of steps whose files were deleted (`keep_steps`).
     """
 
     path: Path
@@ -43,7 +41,6 @@ class EventFile:
     size_bytes: int
     modified_ns: int
     is_packed: bool = False
-    is_pruned: bool = False
 
 
 def event_files(
@@ -61,7 +58,7 @@ def event_files(
     for step, folder in folders:
         listed: list[Path] = []
         with contextlib.suppress(FileNotFoundError):
-            # Its step may have been pruned just now.
+            # It may have been removed just now.
             listed = sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")])
         for path in listed:
             try:
@@ -72,7 +69,7 @@ def event_files(
                 if os.path.lexists(path):
                     failed[path] = error
                 elif packed not in listed and os.path.lexists(packed):
-                    # Compressed just now; what is otherwise gone was pruned.
+                    # Compressed just now.
                     with contextlib.suppress(OSError):
                         files.append(event_file(packed, root, step))
     problems += _unusable(failed, root)
@@ -109,7 +106,7 @@ def without_copies(
         problems: What is left out is appended here.
     """
     listed = list(files)
-    strange = [file for file in listed if file.name not in headed and not file.is_pruned]
+    strange = [file for file in listed if file.name not in headed]
     if not strange or len(strange) == len(listed):
         # Nothing has a header, and copies of files cannot be told from the files.
         return listed

@@ -68,8 +68,7 @@ class Process:
             None where nothing is known.
         clock_residual_us: How far the comparisons of its clock are from what is corrected.
         first_us: A time before all that it did, by its own clock; None without its header.
-        recorded_events: How many were written according to the header, without those that
-            `keep_steps` has deleted since; None without a header.
+        recorded_events: How many were written according to the header; None without one.
     """
 
     run: str
@@ -185,8 +184,6 @@ def _describe(process: Process, header: dict[str, Any]) -> None:
     process.uncertainty_ns = clock.get("uncertainty_ns")
     # The last fields of a header are written after every flush, the counters every 15 s.
     process.recorded_events = _larger(counters.get("events"), header.get("written_events"))
-    if process.recorded_events is not None:
-        process.recorded_events -= header.get("pruned_events") or 0
     process.size_bytes = counters.get("bytes")
     process.dropped = _larger(counters.get("dropped"), header.get("dropped_events"))
     process.write_errors = counters.get("write_errors")

@@ -44,7 +44,6 @@ from verl_profiler.reading.formats.nsys_export import take_captures
 from verl_profiler.reading.parquet_columns import check_columns
 from verl_profiler.reading.process_ends import end_problems
 from verl_profiler.reading.processes import Process, process_problems, processes
-from verl_profiler.reading.pruned_notes import pruned_notes
 from verl_profiler.reading.remote import fetched, is_url
 from verl_profiler.reading.shipments import not_arrived
 from verl_profiler.reading.table_cache import TableCache
@@ -157,7 +156,6 @@ class Run:
     def notes(self) -> list[str]:
         """Facts about the runs that limit which analyses apply, in plain sentences."""
         return [
-            *pruned_notes(self.tables, self.steps),
             *detail_notes(self.tables),
             *replay_notes(self.tables),
             *self._asynchronous_notes(),

@@ -34,7 +34,7 @@ from verl_profiler.events.remote import (
     takes_threads,
 )
 from verl_profiler.events.shipping import SHIPPING_FILE, UPLOAD_FILE
-from verl_profiler.events.vocabulary import RUN_FILE, steps_of_folder
+from verl_profiler.events.vocabulary import RUN_FILE, step_of_folder
 from verl_profiler.reading import cache_home
 from verl_profiler.reading.formats.registry import suffixes
 
@@ -73,7 +73,7 @@ def fetched(url: str) -> Path:
         extra = f"\nor {install_line('remote')}" if not advice and "s3fs" in str(error) else ""
         raise ReadingError(f"{error}{advice}{extra}", "remote-run") from None
     found = _listing(filesystem, target, url)
-    if steps_of_folder(name) and found:
+    if step_of_folder(name) is not None and found:
         run_url, _, step = url.rstrip("/").rpartition("/")
         above = target.rpartition("/")[0]
         everything = _listing(filesystem, above, run_url)
@@ -99,7 +99,7 @@ def _file(filesystem: Any, url: str, target: str, about: Mapping[str, Any]) -> P
     """Download a file; of a step, with what describes the run."""
     folder, _, name = url.rpartition("/")
     run_url, _, step = folder.rpartition("/")
-    if steps_of_folder(step):
+    if step_of_folder(step) is not None:
         above = target.rsplit("/", 2)[0]
         everything = _listing(filesystem, above, run_url)
         return _run(filesystem, run_url, above, everything, only=f"{step}/{name}") / step / name

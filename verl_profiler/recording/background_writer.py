@@ -23,11 +23,10 @@ from verl_profiler.recording.byte_budget import ByteBudget
 from verl_profiler.recording.clock import Readings, now
 from verl_profiler.recording.closed_steps import ClosedSteps
 from verl_profiler.recording.complaints import Complaints, say
-from verl_profiler.recording.details import Details, are_held, one_in
+from verl_profiler.recording.details import SLOWEST, Details, are_held, one_in
 from verl_profiler.recording.encoding import LineEncoder
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.process_header import Mark, ProcessHeader, fallback_directory
-from verl_profiler.recording.retention import Retention
 from verl_profiler.recording.writer import EventFiles
 
 if TYPE_CHECKING:
@@ -71,9 +70,7 @@ class BackgroundWriter:
         self.identity: Identity | None = None
         self.name: str | None = None
         self.complaints = Complaints()
-        self._encoder = LineEncoder(
-            recorder.anchor, self.directory, recorder.config.events.steps_per_file
-        )
+        self._encoder = LineEncoder(recorder.anchor, self.directory)
         self._writer_ns = self._writer_cpu_ns = 0
         self.own_events = 0
         # Encoded lines by path; a list loses what is written or kept.
@@ -88,22 +85,12 @@ class BackgroundWriter:
             else None
         )
         events = recorder.config.events
-        self._retention = (
-            Retention(
-                events,
-                recorder.config.captured_steps,
-                self.files.forget,
-                self.complaints.make,
-            )
-            if events.keep_steps is not None
-            else None
-        )
         self._budget = None if events.max_gb is None else ByteBudget(round(events.max_gb * 1e9))
         self._saved_bytes = self._refused_then = 0
         self._details = (
             Details(
                 events.detail_share,
-                events.detail_slowest,
+                SLOWEST,
                 recorder.limit,
                 recorder.anchor.wall_ns - recorder.anchor.monotonic_ns,
             )
@@ -148,16 +135,6 @@ class BackgroundWriter:
     def over_budget(self) -> int:
         """Events for which the byte budget had no room."""
         return 0 if self._budget is None else self._budget.refused
-
-    @property
-    def pruned(self) -> int:
-        """Lines of steps that were not kept."""
-        return 0 if self._retention is None else self._retention.lines
-
-    def keep_step(self, step: int) -> None:
-        """Have a step count as one of the slowest."""
-        if self._retention is not None:
-            self._retention.alarmed(step)
 
     def abandon(self) -> None:
         """Close the files; called in a forked child, whose parent writes on."""
@@ -277,7 +254,6 @@ class BackgroundWriter:
             left -= self._encode_batch(min(left, most))
             self._write_batch()
         self._write_held(final=final)
-        self._prune(final=final)
         self._keep_to_budget()
         self._check_files()
         if not self.files.waiting and not left:
@@ -356,8 +332,6 @@ class BackgroundWriter:
             path, owned, line, step = self._encoder.encode(item)
             if self._budget is not None and not self._budget.admits(item[0], len(line)):
                 return 0
-            if self._retention is not None:
-                self._retention.see(item)
             cost = self._cost.get(step)
             if cost is None:
                 cost = self._cost[step] = [0, 0]
@@ -383,38 +357,17 @@ class BackgroundWriter:
         self._encode_all(self._details.close() if final else self._details.quiet(now()))
         self._write_batch()
 
-    def _prune(self, *, final: bool) -> None:
-        """Delete files of steps that are not kept; what waits for the disk may belong to them."""
-        if self._retention is None or self.files.waiting or self.hurry:
-            return
-        # Of an earlier flush, whose totals had to wait.
-        self._retention.delete()
-        if final:
-            self._retention.read_again()
-        if self._retention.is_due:
-            # Its lines belong to these steps too.
-            self._report_cost()
-        path, lines = self._retention.sum_up(final=final)
-        if lines:
-            self.own_events += len(lines)
-            if self._budget is not None:
-                self._budget.used_bytes += sum(map(len, lines))
-            self.files.append(path, lines)
-        if not self.files.waiting:
-            self._retention.delete()
-
     def _keep_to_budget(self) -> None:
         budget = self._budget
         if budget is None or self._details is None:
             return
         saved = 0 if self._closed_steps is None else self._closed_steps.saved_bytes
-        saved += 0 if self._retention is None else self._retention.freed_bytes
         change = budget.update(saved - self._saved_bytes)
         self._saved_bytes = saved
         events = self._recorder.config.events
         left = budget.halvings
         self._details.every = 0 if left is None else one_in(events.detail_share) << left
-        self._details.slowest = 0 if left is None else events.detail_slowest
+        self._details.slowest = 0 if left is None else SLOWEST
         if change is not None:
             say(f"{self.name}: profiler.events.max_gb: {change} (byte-budget)")
         elif budget.refused and self._refused_then == 0:
@@ -429,8 +382,6 @@ class BackgroundWriter:
         for path, (lines, owned) in self._batch.items():
             if owned and self._closed_steps is not None:
                 self._closed_steps.note(path)
-            if owned and self._retention is not None:
-                self._retention.note(path)
             if lines:
                 self.files.append(path, lines, owned=owned)
         self._batch.clear()
@@ -443,7 +394,6 @@ class BackgroundWriter:
             time.sleep(_STRAGGLER_S)
             self._write_out(final=True)
         self._report_cost(final=True)
-        self._prune(final=True)
         self._keep_to_budget()
         lost = self._recorder.waiting()
         self._recorder.late.count += lost - self.files.waiting
@@ -490,8 +440,6 @@ class BackgroundWriter:
                 },
             }
             path, owned, line, _ = self._encoder.encode(("profiler_cost", None, now(), extra, step))
-            if self._retention is not None:
-                self._retention.note(path)
             self.own_events += 1
             if self._budget is None or self._budget.admits("profiler_cost", len(line)):
                 self.files.append(path, [line], owned=owned)
@@ -555,8 +503,6 @@ class BackgroundWriter:
         if self.identity is None:
             return
         self._encoder.settle(self.directory, name, self.identity.rank)
-        if self._retention is not None:
-            self._retention.settle(self.directory, name, self.identity)
 
     def _mark(self) -> Mark:
         return Mark(
@@ -566,7 +512,6 @@ class BackgroundWriter:
             self._recorder.waiting(),
             self._recorder.dropped,
             self.sampled_out,
-            self.pruned,
         )
 
     def _write_header(self, ended: str | None = None) -> None:

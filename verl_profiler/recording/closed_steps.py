@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from verl_profiler.events.vocabulary import steps_of_folder
+from verl_profiler.events.vocabulary import step_of_folder
 
 __all__ = ["ClosedSteps"]
 
@@ -48,9 +48,8 @@ class ClosedSteps:
     def note(self, path: Path) -> None:
         """Take note of a file that lines are written to."""
         if path not in self._open:
-            first, last = steps_of_folder(path.parent.name) or (0, 0)
-            self._open[path] = last
-            self._newest = max(self._newest, first)
+            self._open[path] = step = step_of_folder(path.parent.name) or 0
+            self._newest = max(self._newest, step)
 
     def compress_one(self) -> None:
         """Compress one file of a step that is over, if there is any."""
@@ -62,7 +61,7 @@ class ClosedSteps:
             return
         del self._open[path]
         if not path.exists():
-            # Its step was pruned.
+            # Somebody removed it.
             return
         self._release(path)
         try:

@@ -17,7 +17,7 @@ from verl_profiler.events.json_values import is_object
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.recording.worker_config import EventSettings
 
-__all__ = ["DETAILS", "QUIET_NS", "Details", "are_held", "one_in"]
+__all__ = ["DETAILS", "QUIET_NS", "SLOWEST", "Details", "are_held", "one_in"]
 
 Item = tuple[Any, ...]
 # Those of `log_manager.log` may have more.
@@ -30,6 +30,9 @@ DETAILS = frozenset(
 # A step is over for a process once it has no open request of it, and a later one began or so long passed.
 # The trainer's process waits for that at the end of training.
 QUIET_NS = 2_000_000_000
+# Of each step and process the details are written of so many requests that took longest, and of as many
+# that ended last.
+SLOWEST = 5
 # Requests that ended last: late details, of tasks that outlive them, share their fate.
 _REMEMBERED = 4096
 # Smaller ones are none.

@@ -38,11 +38,9 @@ class LineEncoder:
     Args:
         anchor: Ties the monotonic clock to the time of day.
         directory: The run directory.
-        steps_per_file: So many steps share a file.
     """
 
-    def __init__(self, anchor: Anchor, directory: Path, steps_per_file: int = 1) -> None:
-        self._steps_per_file = steps_per_file
+    def __init__(self, anchor: Anchor, directory: Path) -> None:
         self._timestamps = Timestamps(anchor)
         self._directory = directory
         self._name: str | None = None
@@ -117,7 +115,6 @@ class LineEncoder:
             if not -STEP_LIMIT <= number < STEP_LIMIT:
                 raise ValueError(f"{number} is no step")
             # Nothing but whole numbers from 0 is a folder of a run.
-            folder = step_folder(max(number, 0), self._steps_per_file)
-            path = self._directory / folder / f"{self._name}.jsonl"
+            path = self._directory / step_folder(max(number, 0)) / f"{self._name}.jsonl"
             self._step_paths[step] = path
         return path

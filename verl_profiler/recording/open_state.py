@@ -300,8 +300,6 @@ class _Watcher(threading.Thread):
                 self.tell(f"{self.active.name}: {_named(announced)} is over after {length}", "over")
         elif phases and self.is_stuck(phases[-1], at_ns):
             self.announced = phase = phases[-1]
-            if phase.step is not None:
-                self.active.keep_step(phase.step)
             usual = ""
             if phase.usual_ns is not None and phase.event != NO_PROGRESS:
                 usual = f", usually {phase.usual_ns / 1e9:.1f} s"

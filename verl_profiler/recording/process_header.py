@@ -37,7 +37,6 @@ class Mark(msgspec.Struct):
         waiting_events: Events taken, neither written, dropped nor sampled out.
         dropped_events: Events dropped.
         sampled_out_events: Details of requests whose details are not written.
-        pruned_events: Of the written lines, those in files that `keep_steps` has deleted.
     """
 
     complete_until: str
@@ -46,7 +45,6 @@ class Mark(msgspec.Struct):
     waiting_events: int = 0
     dropped_events: int = 0
     sampled_out_events: int = 0
-    pruned_events: int = 0
 
     def encode(self) -> bytes:
         """Return the last fields of the JSON object, always of the same length."""
@@ -56,8 +54,7 @@ class Mark(msgspec.Struct):
             f',"written_bytes":{self.written_bytes:>20}'
             f',"waiting_events":{self.waiting_events:>12}'
             f',"dropped_events":{self.dropped_events:>16}'
-            f',"sampled_out_events":{self.sampled_out_events:>16}'
-            f',"pruned_events":{self.pruned_events:>16}}}'
+            f',"sampled_out_events":{self.sampled_out_events:>16}}}'
         ).encode()
 
 

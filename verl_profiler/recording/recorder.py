@@ -161,10 +161,6 @@ class Recorder:
             f"an event is not recorded: {problem}. Further ones are only counted. (event-refused)",
         )
 
-    def keep_step(self, step: int) -> None:
-        """Have `keep_steps` take a step for one of the slowest: the trainer was stuck in it."""
-        self._writer.keep_step(step)
-
     def begin_section(self) -> tuple[int, int]:
         """Begin work of the profiler's own in a thread of the host.
 

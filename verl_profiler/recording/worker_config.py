@@ -10,7 +10,7 @@ from msgspec import Meta
 from verl_profiler.events.vocabulary import FAMILIES
 from verl_profiler.recording.clock import Anchor
 
-__all__ = ["UNNAMED_RUN", "EventSettings", "KeepSteps", "StuckSettings", "WorkerConfig"]
+__all__ = ["UNNAMED_RUN", "EventSettings", "StuckSettings", "WorkerConfig"]
 
 # Where a run without a name is recorded.
 UNNAMED_RUN = "logs/multiturn_log_dir"
@@ -31,20 +31,6 @@ else:
     )
 
 
-class KeepSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`profiler.events.keep_steps`: the steps whose event files are kept.
-
-    Args:
-        first: The first steps of the run, from 0.
-        last: The latest steps, from 5.
-        slow: The steps that were longest in comparison with the steps after them, from 0.
-    """
-
-    first: Annotated[int, Meta(ge=0)] = 10
-    last: Annotated[int, Meta(ge=5)] = 50
-    slow: Annotated[int, Meta(ge=0)] = 20
-
-
 class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`profiler.events`: what is recorded.
 
@@ -61,12 +47,8 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         device_interval_s: How often, 0.2 to 60 s.
         engine_iterations: Let SGLang publish each iteration, and record their sums.
         compress: Compress the files of steps that are over, with gzip.
-        steps_per_file: So many steps of a process share a file, 1 to 100000.
-        keep_steps: The event files of all other steps are deleted; None keeps all.
         detail_share: The share of requests whose details (turns, calls, tools) are written, 0 to 1, taken
-            as one in N.
-        detail_slowest: Of each step and process the details are written of so many requests that took
-            longest, and of as many that ended last, 1 to 1000.
+            as one in N; of each step and process also those of the slowest and last.
         max_gb: What the event files of one process may take, in 10^9 bytes, from 0.001; None for any size.
         announce: Print one line per process.
         clock_exchange: Compare the clocks of a cluster's nodes.
@@ -87,10 +69,7 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device_interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
     engine_iterations: bool = False
     compress: bool = False
-    steps_per_file: Annotated[int, Meta(ge=1, le=100_000)] = 1
-    keep_steps: KeepSteps | None = None
     detail_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    detail_slowest: Annotated[int, Meta(ge=1, le=1000)] = 5
     max_gb: Annotated[float, Meta(ge=0.001)] | None = None
     announce: bool = False
     clock_exchange: bool = True

@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from verl_profiler.events.vocabulary import steps_of_folder
-
 __all__ = ["Progress", "relevant_tail"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -77,10 +75,7 @@ class Progress:
         Ray may drop the last lines of a program that ends.
         """
         for number in range(self.steps_done + 1, self._total + 1):
-            for file in run_directory.glob("step_*/trainer_*.jsonl"):
-                first, last = steps_of_folder(file.parent.name) or (0, -1)
-                if not first <= number <= last:
-                    continue
+            for file in run_directory.glob(f"step_{number}/trainer_*.jsonl"):
                 for line in file.read_text(encoding="utf-8").splitlines():
                     if '"event":"metrics"' in line and line.endswith(f'"step":{number}}}'):
                         metrics = json.loads(line)["extra"]["metrics"]

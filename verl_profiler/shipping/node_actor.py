@@ -46,12 +46,6 @@ def node_actor(ray: Any, node_id: str) -> Any:
 
             node_files.request_evidence(node_files.Path(self.directory), hangs)
 
-        def take_decision(self, content: bytes) -> None:
-            """Store which steps are kept for the processes of this node."""
-            from verl_profiler.shipping import node_files
-
-            node_files.take_decision(node_files.Path(self.directory), content)
-
         def scan(self, light: bool) -> None:
             """Find out what has changed."""
             self.files.scan(light=light)

@@ -19,8 +19,6 @@ from typing import BinaryIO
 from verl_profiler.events.open_files import EVIDENCE_FOLDER
 from verl_profiler.events.open_files import FOLDER as OPEN
 from verl_profiler.events.shipping import DISK_FILE, process_of, travels
-from verl_profiler.events.vocabulary import RETENTION_FILE
-from verl_profiler.recording.retention import Decision, publish
 
 __all__ = [
     "CHUNK_BYTES",
@@ -29,7 +27,6 @@ __all__ = [
     "disk_of",
     "hangs_of",
     "request_evidence",
-    "take_decision",
 ]
 
 CHUNK_BYTES = 4 << 20
@@ -104,13 +101,6 @@ def request_evidence(directory: Path, hangs: int) -> None:
         (directory / EVIDENCE_FOLDER / str(number)).mkdir(parents=True, exist_ok=True)
 
 
-def take_decision(directory: Path, content: bytes) -> None:
-    """Store which steps are kept (`retention.json`), unless a later decision is there."""
-    own, new = Decision.read(directory), Decision.of(content)
-    if new is not None and (own is None or own.until < new.until):
-        publish(directory, content)
-
-
 @dataclass
 class _Known:
     """How much of a file was read, and what it was like then."""
@@ -135,7 +125,7 @@ class NodeFiles:
         self._known = {
             name: _Known(size, size, -1, -1)
             for name, size in (have or {}).items()
-            if not name.startswith((*_LIGHT, RETENTION_FILE))
+            if not name.startswith(_LIGHT)
         }
         self._queue: deque[str] = deque()
         self._partial: tuple[str, int, os.stat_result] | None = None
@@ -219,10 +209,7 @@ class NodeFiles:
 
     def _replaced(self, name: str) -> bool:
         """Whether a file that is gone was closed by its process, and not removed by somebody else."""
-        if name.startswith(f"{OPEN}/") or f"{name}{_PACKED}" in self._known:
-            return True
-        decision = Decision.read(self._root)
-        return decision is not None and decision.prunes(name.rpartition("/")[0])
+        return name.startswith(f"{OPEN}/") or f"{name}{_PACKED}" in self._known
 
     def _gone(self, name: str) -> Piece | None:
         known = self._known.get(name)

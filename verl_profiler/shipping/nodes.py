@@ -6,7 +6,7 @@ driver requests pieces of 4 MiB, one at a time per node and of at most four node
 what Ray's object store holds of them.
 
 Evidence of a hang is requested by a folder in the run directory (docs/stuck.md), which is made on
-the disks of these nodes, too; so is `retention.json`, which the trainer's process writes.
+the disks of these nodes, too.
 
 `shipping.json` in the run directory has which nodes ship, and up to when they have.
 """
@@ -22,7 +22,6 @@ from typing import Any
 
 from verl_profiler.capture.connected_ray import as_connected
 from verl_profiler.events.redaction import problem_of
-from verl_profiler.events.vocabulary import RETENTION_FILE
 from verl_profiler.shipping.account import earlier_nodes, iso, write_account
 from verl_profiler.shipping.node_actor import node_actor
 from verl_profiler.shipping.node_files import CHUNK_BYTES, Piece, disk_of, hangs_of
@@ -56,7 +55,6 @@ class _Node:
         seen_s: Its last answer.
         left_s: When it was found to have left the cluster.
         hangs: Of how many hangs evidence was requested there.
-        decision: Which steps are kept, as it was sent there last.
     """
 
     node_id: str
@@ -70,7 +68,6 @@ class _Node:
     left_s: float | None = None
     problem: str = ""
     hangs: int = 0
-    decision: bytes = b""
     failures: int = 0
     skips: int = 0
     busy: bool = field(default=False)
@@ -319,12 +316,6 @@ class Shipments:
         if hangs > node.hangs:
             self._called(node, "request_evidence", hangs)
             node.hangs = hangs
-        decision = b""
-        with contextlib.suppress(OSError):
-            decision = (self._run / RETENTION_FILE).read_bytes()
-        if decision != node.decision:
-            self._called(node, "take_decision", decision)
-            node.decision = decision
         self._called(node, "scan", light)
         pieces: list[Piece]
         while pieces := self._called(node, "pieces", CHUNK_BYTES):

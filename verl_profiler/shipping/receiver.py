@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from verl_profiler.events.shipping import SUFFIXES, process_of, travels
-from verl_profiler.events.vocabulary import RETENTION_FILE
-from verl_profiler.shipping.node_files import Piece, take_decision
+from verl_profiler.shipping.node_files import Piece
 
 __all__ = ["Names", "Receiver"]
 
@@ -114,10 +113,6 @@ class Receiver:
         Raises:
             OSError: It cannot be written, or does not continue what is here.
         """
-        if piece.name == RETENTION_FILE:
-            # The node may have an older one, from here.
-            take_decision(self._run, piece.data or b"")
-            return
         target = self._target(piece.name)
         if piece.data is None:
             target.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from verl_profiler.events.vocabulary import steps_of_folder
+from verl_profiler.events.vocabulary import step_of_folder
 
 __all__ = ["Schedule", "newest_step"]
 
@@ -19,9 +19,7 @@ def newest_step(run: Path) -> int:
     newest = 0
     with contextlib.suppress(OSError), os.scandir(run) as entries:
         for entry in entries:
-            steps = steps_of_folder(entry.name)
-            if steps is not None:
-                newest = max(newest, steps[0])
+            newest = max(newest, step_of_folder(entry.name) or 0)
     return newest
 
 

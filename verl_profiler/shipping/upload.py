@@ -34,9 +34,8 @@ from verl_profiler.events.remote import (
     name_of,
 )
 from verl_profiler.events.shipping import UPLOAD_FILE
-from verl_profiler.events.vocabulary import PRUNED_FOLDER, RUN_FILE
+from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.recording.complaints import say
-from verl_profiler.recording.retention import Decision
 from verl_profiler.shipping.remote_files import RemoteFiles, is_draft
 from verl_profiler.shipping.schedule import Schedule
 from verl_profiler.shipping.upload_account import UploadAccount
@@ -184,22 +183,14 @@ class Upload:
                     yield name, path.stat()
 
     def _is_worth(self, name: str, status: os.stat_result, known: _Sent | None) -> bool:
-        if known is None or not name.endswith(".jsonl") or name.startswith(f"{PRUNED_FOLDER}/"):
-            # What is left of a step is there before its files are removed.
+        if known is None or not name.endswith(".jsonl"):
             return True
         quiet_s = time.time() - status.st_mtime
         return status.st_size >= _GROWTH * known.size or known.rounds >= _ROUNDS or quiet_s > 60
 
     def _was_replaced(self, name: str, found: dict[str, os.stat_result]) -> bool:
-        """Whether a file that is gone was compressed or pruned, or is over.
-
-        Others were deleted to make room.
-        """
-        if name.startswith(f"{OPEN}/") or f"{name}.gz" in found:
-            return True
-        folder, _, _ = name.rpartition("/")
-        decision = Decision.read(self._run)
-        return decision is not None and decision.prunes(folder)
+        """Whether a file that is gone was compressed, or is over; others were deleted to make room."""
+        return name.startswith(f"{OPEN}/") or f"{name}.gz" in found
 
     def _put(self, name: str, tries: int) -> str:
         """Upload a file; return why that failed, or an empty string."""

@@ -67,8 +67,8 @@ def gathered(
     """Return the comparison as plain values for JSON, text and the page.
 
     Args:
-        runs: `name`, `steps`, `warm_up` (steps left out), `asynchronous`, `pruned` (steps whose event
-            files were deleted) and `bound` (what bounds it; of asynchronous runs) of both.
+        runs: `name`, `steps`, `warm_up` (steps left out), `asynchronous` and
+            `bound` (what bounds it; of asynchronous runs) of both.
         changes: The change of each metric.
         configuration: Differences between both `run.json`: `name`, `a`, `b`.
         alone: Names that only one run has: `run` ('A' or 'B'), `name`, and `count` per step.
@@ -315,13 +315,6 @@ def note(document: Mapping[str, Any]) -> str:
     notes = [_NOTE]
     if any(row["estimated"] for row in document["metrics"]):
         notes.append(_ESTIMATED)
-    notes += [
-        f"{letter}: the event files of {len(run['pruned']):,} of {len(run['steps']):,} steps were deleted "
-        "(profiler.events.keep_steps). Metrics of the step and its phases are of all steps, all others "
-        "of the kept ones, among which slow steps are overrepresented."
-        for letter, run in zip("AB", document["runs"], strict=True)
-        if run.get("pruned")
-    ]
     return " ".join(notes)
 
 

@@ -296,11 +296,7 @@ def _requests(found: Mapping[str, Rows]) -> str:
     # What has too few requests is left out.
     names = [name for name in ("p50", "p95", "p99") if row[f"{name}_s"] is not None]
     times = zip([*names, "max"], quantile_texts(row, *names, "max"), strict=True)
-    # Of steps whose event files were deleted (`keep_steps`) there are numbers of requests only.
-    counted = sum(step["requests"] or 0 for step in found["step_times"])
-    kept = row["requests"] + (row["unfinished"] or 0)
-    of = f" of {counted:,} (of kept steps)" if counted > kept else ""
-    text = f"{row['requests']:,}{of}: " + "  ".join(f"{name} {value}" for name, value in times)
+    text = f"{row['requests']:,}: " + "  ".join(f"{name} {value}" for name, value in times)
     if row["mean_turns"] is not None:
         text += f"; {row['mean_turns']:.1f} turns"
     sums: dict[str, float] = {}

@@ -105,8 +105,7 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
 
     Returns:
         Table `step_metrics`: one row per step and name.  In asynchronous runs a request and its
-        calls count in the step that consumed its sample; there are no tails.  Steps whose files
-        were deleted (`keep_steps`) have rows of phases and step only.
+        calls count in the step that consumed its sample; there are no tails.
     """
     joined = tables.rows(f"SELECT run FROM ({_CONSUMED}) LIMIT 1")
     sources = {
@@ -122,9 +121,6 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
         f"""
         WITH consumed AS MATERIALIZED ({_CONSUMED}), chosen AS (
             SELECT * FROM steps WHERE finished AND step > 0 AND {in_steps(steps)}
-        ), kept AS (
-            -- Of the others' events there are totals only.
-            SELECT * FROM chosen WHERE NOT pruned
         ), training_requests AS (
             SELECT * FROM {sources["requests"]}
             WHERE finished AND NOT validate AND step IN (SELECT step FROM chosen)
@@ -143,7 +139,7 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
         UNION ALL
         SELECT c.step, n.name, 's', NULL, mean, {named}, longest, coalesce(total, 0),
             coalesce(count, 0), coalesce(estimated, false)
-        FROM kept AS c CROSS JOIN (SELECT DISTINCT name FROM often) AS n
+        FROM chosen AS c CROSS JOIN (SELECT DISTINCT name FROM often) AS n
             LEFT JOIN often AS o ON o.step = c.step AND o.name = n.name
         ORDER BY name, step
         """

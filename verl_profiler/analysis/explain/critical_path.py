@@ -173,7 +173,7 @@ def _chains(tables: Tables, steps: Steps) -> Iterator[tuple[tuple[str, int], lis
     for row in tables.rows(
         f"SELECT s.run, s.step, s.begin_us, s.end_us, p.name FROM steps AS s JOIN phases AS p "
         f"ON p.run = s.run AND p.step = s.step AND p.phase = 'step' "
-        f"WHERE s.finished AND NOT s.pruned AND s.{SYNCHRONOUS} AND {in_steps(steps, 's.step')} "
+        f"WHERE s.finished AND s.{SYNCHRONOUS} AND {in_steps(steps, 's.step')} "
         "ORDER BY s.run, s.step, p.name"
     ):
         chains.setdefault(

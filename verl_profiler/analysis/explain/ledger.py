@@ -205,10 +205,10 @@ def step_windows(tables: Tables, steps: Steps) -> dict[str, list[tuple[int, int,
         f"""
         WITH timed AS (SELECT run, step, max(end_us) AS last_us FROM phases GROUP BY run, step)
         SELECT * FROM (
-            SELECT run, step, pruned, begin_us, greatest(end_us, coalesce(lead(begin_us) OVER (
+            SELECT run, step, begin_us, greatest(end_us, coalesce(lead(begin_us) OVER (
                 PARTITION BY run ORDER BY begin_us), last_us)) AS end_us
             FROM steps JOIN timed USING (run, step) WHERE finished
-        ) WHERE NOT pruned AND {in_steps(steps)} ORDER BY run, begin_us
+        ) WHERE {in_steps(steps)} ORDER BY run, begin_us
         """
     ):
         found[row["run"]].append((row["step"], row["begin_us"], row["end_us"]))

@@ -82,7 +82,7 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
             w.wait_end_us, coalesce(y.weights_us, 0) AS weights_us
         FROM steps AS s LEFT JOIN timed AS g USING (run, step) LEFT JOIN waits AS w USING (run, step)
         LEFT JOIN syncs AS y USING (run, step)
-        WHERE s.finished AND NOT s.pruned AND s.{SYNCHRONOUS} AND {among(steps, "s.step")}
+        WHERE s.finished AND s.{SYNCHRONOUS} AND {among(steps, "s.step")}
         ORDER BY s.run, s.step
         """
     )

@@ -327,7 +327,7 @@ def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
         "SELECT s.step, coalesce(sum(c.calls), 0) AS calls FROM steps AS s LEFT JOIN ("
         "SELECT run, step, count(*) AS calls FROM engine_calls WHERE NOT validate "
         f"AND {in_steps(steps)} GROUP BY run, step) AS c USING (run, step) "
-        f"WHERE s.finished AND NOT s.pruned AND s.{SYNCHRONOUS} AND {in_steps(steps, 's.step')} "
+        f"WHERE s.finished AND s.{SYNCHRONOUS} AND {in_steps(steps, 's.step')} "
         # A replay needs the calls of all requests.
         "AND NOT EXISTS (SELECT 1 FROM requests AS r WHERE r.run = s.run AND r.step = s.step "
         f"AND NOT r.validate AND NOT r.detailed) AND NOT list_contains({large}::INTEGER[], s.step) "

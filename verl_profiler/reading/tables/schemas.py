@@ -124,7 +124,6 @@ DERIVED = {
     "parent": _text("The timer that contains it."),
     "self_us": _us("Length without the timers inside."),
     "phases_us": _us("Sum of the step's phases."),
-    "pruned": _flag("Whether its event files were deleted (`profiler.events.keep_steps`)."),
     "unaccounted_us": _us("Step without its phases."),
     "requests": _count("Training requests."),
     "unfinished_requests": _count("Training requests that did not end."),
@@ -302,7 +301,7 @@ _TABLES = {
     ),
     "phases": f"run step name rank phase parent validate {_INTERVAL} self_us",
     "steps": (
-        f"run step finished pruned {_INTERVAL} phases_us unaccounted_us requests unfinished_requests "
+        f"run step finished {_INTERVAL} phases_us unaccounted_us requests unfinished_requests "
         "validation_requests generated_tokens tool_tokens generated_tokens_per_s"
     ),
     "phase_tokens": (

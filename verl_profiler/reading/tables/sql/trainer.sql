@@ -67,9 +67,7 @@ WITH recorded AS (
 ), inside AS (
     SELECT run, step, try_cast(sum(duration_us) AS BIGINT) AS phases_us
     FROM phases WHERE parent = 'step' GROUP BY run, step
-), deleted AS MATERIALIZED (
-    SELECT run, step, rest->'requests' AS about FROM event_fields WHERE event = 'step_pruned'
-), requested AS (
+), counted AS (
     SELECT run, step,
         count(*) FILTER (NOT validate) AS requests,
         count(*) FILTER (NOT validate AND NOT finished) AS unfinished_requests,
@@ -78,21 +76,8 @@ WITH recorded AS (
             AS generated_tokens,
         try_cast(sum(tool_tokens) FILTER (finished AND NOT validate) AS BIGINT) AS tool_tokens
     FROM requests GROUP BY run, step
-    UNION ALL
-    SELECT run, step, coalesce(integer_of(about, 'finished'), 0)
-            + coalesce(integer_of(about, 'unfinished'), 0),
-        coalesce(integer_of(about, 'unfinished'), 0), coalesce(integer_of(about, 'validation'), 0),
-        integer_of(about, 'generated_tokens'), integer_of(about, 'tool_tokens')
-    FROM deleted
-), counted AS (
-    SELECT run, step, sum(requests)::BIGINT AS requests,
-        sum(unfinished_requests)::BIGINT AS unfinished_requests,
-        sum(validation_requests)::BIGINT AS validation_requests,
-        try_cast(sum(generated_tokens) AS BIGINT) AS generated_tokens,
-        try_cast(sum(tool_tokens) AS BIGINT) AS tool_tokens
-    FROM requested GROUP BY run, step
 )
-SELECT run, step, r.step IS NOT NULL AS finished, d.step IS NOT NULL AS pruned,
+SELECT run, step, r.step IS NOT NULL AS finished,
     coalesce(r.begin_us, e.begin_us) AS begin_us,
     coalesce(r.end_us, e.end_us) AS end_us,
     coalesce(r.end_us, e.end_us) - coalesce(r.begin_us, e.begin_us) AS duration_us,
@@ -109,7 +94,6 @@ FROM spanned AS e
 LEFT JOIN recorded AS r USING (run, step)
 LEFT JOIN inside AS i USING (run, step)
 LEFT JOIN counted AS c USING (run, step)
-LEFT JOIN (SELECT DISTINCT run, step FROM deleted) AS d USING (run, step)
 ORDER BY run, step;
 
 -- The one definition of how long `gen` is: the sum of a step's `gen` in the process that has most of
