@@ -84,7 +84,8 @@ def record_again(full: Path, folder: Path, **settings: Any) -> dict[str, dict[st
             "writer_cpu_s": told["counters"]["writer_cpu_s"],
         }
         # The generated clocks are not of this boot; their lines are on one axis as they are.
-        told["clock"] = json.loads(header.read_text())["clock"]
+        generated = json.loads(header.read_text())
+        told |= {key: generated[key] for key in ("clock", "started") if key in generated}
         made.write_text(json.dumps(told))
     return accounts
 

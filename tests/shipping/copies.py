@@ -9,7 +9,14 @@ from verl_profiler.events.remote import connect
 from verl_profiler.shipping.remote_files import RemoteFiles
 from verl_profiler.shipping.upload import claim
 
-__all__ = ["contents", "local", "taken_by_two_at_once"]
+__all__ = ["another_line", "contents", "local", "taken_by_two_at_once"]
+
+
+def another_line(text):
+    """Return the last line of a file again, with another count: a copy of a line is read once."""
+    line = json.loads(text.splitlines()[-1])
+    line["extra"]["events"] += 1
+    return json.dumps(line, separators=(",", ":")) + "\n"
 
 
 def contents(url):

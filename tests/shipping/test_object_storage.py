@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from shipping.copies import taken_by_two_at_once
+from shipping.copies import another_line, taken_by_two_at_once
 
 from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError, ReadingError
@@ -133,7 +133,7 @@ def test_only_a_part_is_downloaded_and_only_what_has_changed(run, storage, monke
 
     taken.clear()
     path = run / "step_2" / "worker_0.jsonl"
-    path.write_text(path.read_text() + path.read_text().splitlines(keepends=True)[-1])
+    path.write_text(path.read_text() + another_line(path.read_text()))
     upload.round(final=True)
     with load(url) as opened:
         assert before + 1 == opened.rows("SELECT count(*) AS n FROM event_fields")[0]["n"]

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from shipping.copies import contents, local
+from shipping.copies import another_line, contents, local
 
 from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError
@@ -127,7 +127,7 @@ def test_the_whole_way_of_a_run(run, storage, capsys):
         assert [each for each in opened.problems if "still being uploaded" in each]
     # It grows, one of the same size is replaced, a step is compressed.
     grown = run / "step_2" / "worker_0.jsonl"
-    grown.write_bytes(grown.read_bytes() + grown.read_bytes().splitlines(keepends=True)[-1])
+    grown.write_text(grown.read_text() + another_line(grown.read_text()))
     (header,) = (run / "processes").glob("worker_0.json")
     header.write_text(header.read_text().replace('"worker_0"', '"worker_9"'))
     assert [] == upload.round(final=True)
@@ -158,7 +158,8 @@ def test_a_process_beside_the_driver_uploads(run, storage, capfd):
 
     remote_output.finish()
 
-    assert f"the run was uploaded to {url}" in capfd.readouterr().err
+    shown = url.replace("me@", "<omitted>@")
+    assert f"the run was uploaded to {shown}" in capfd.readouterr().err
     there = contents(url)
     assert json.loads(there.pop("upload.json"))["ended"]
     assert local(run, ".cache") == there

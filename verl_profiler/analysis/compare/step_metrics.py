@@ -57,7 +57,7 @@ SELECT c.step, unnest(['requests', 'turns_per_request', 'prompt_tokens', 'genera
         CASE WHEN count(a.begin_us) = 0 THEN 0.0 ELSE sum(a.generated_tokens)::DOUBLE END,
         CASE WHEN count(a.begin_us) = 0 THEN 0.0 ELSE sum(a.tool_tokens)::DOUBLE END
     ])
-FROM kept AS c LEFT JOIN training_requests AS a ON a.step = c.step
+FROM chosen AS c LEFT JOIN training_requests AS a ON a.step = c.step
 WHERE EXISTS (SELECT 1 FROM training_requests) GROUP BY c.step
 UNION ALL
 SELECT step, 'generated_tokens_per_s', '/s', generated_tokens_per_s FROM chosen
