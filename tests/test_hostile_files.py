@@ -516,10 +516,6 @@ def test_only_one_module_opens_files_of_runs():
         ("distribute", "connect(place, memory, _THREADS)"),
         ("html", "(_PAGE / name).read_text(encoding='utf-8')"),
         ("derivations", "(_FOLDER / file).read_text(encoding='utf-8')"),
-        ("hand_over", "(_PAGE / 'hand_over.html').read_bytes()"),
-        ("hand_over", "(_PAGE / 'hand_over.js').read_bytes()"),
-        # What the exporter has just written.
-        ("hand_over", "trace.open('rb')"),
         # The reader's, which is above.
         ("tq_sources", "load(runs, cache=cache)"),
         ("distribute", "load(source.root, steps=steps, memory_limit=memory_limit)"),
