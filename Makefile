@@ -1,5 +1,5 @@
 # `make rehearsal` runs the real trainer on this machine's CPU, profiled; docs/rehearsal.md.
-# `make test` runs lint, types and all tests, two rehearsals among them.
+# `make test` runs lint, types and the tests of each push; `make test-all` also those marked `nightly`.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,12 +12,13 @@ REHEARSE_FLAGS ?=
 REQUIREMENTS := verl_profiler/rehearsal/requirements-$(ENGINE)
 # A change of a list, or of what the package itself needs, installs again.
 INSTALLED := $(VENV)/installed-$(ENGINE)
-# Passed to pytest, for example -k recorder, or -m "not rehearsal"; without any, three parts run side
-# by side: the tests that run the real verl and Ray, which wait a lot, and two halves of all others.
+# Passed to pytest, for example -k recorder, or -m nightly; without any, two parts run: lint beside what
+# needs no real verl or Ray, then what does.
 TEST_FLAGS ?=
 REAL := verl or ray or rehearsal
-SLOWEST := --durations=15 --durations-min=5
-HALF := tests/analysis tests/cli tests/truth tests/views
+# What `make test` leaves to `make test-all`.
+LESS := and not nightly
+PYTEST := $(VENV)/bin/python -m pytest -n 2 -rfEs --durations=15 --durations-min=5
 # The checkers of the report page's JavaScript, and the node that runs them, which pip installs.
 PAGE_CHECKS := $(VENV)/page-checks
 SCRIPTS := $(wildcard verl_profiler/render/page/*.js tests/js/*.js)
@@ -27,14 +28,15 @@ WITH_NODE = PATH="$(NODE)/bin:$$PATH"
 # Each process that a test or a rehearsal starts would compile all that it imports; those of users do not.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install rehearsal docs lint test test-real test-quick test-quick-rest
+.PHONY: help install rehearsal docs lint test test-all test-quick test-real
 
 help:
 	@echo "make rehearsal                  install into $(VENV) and rehearse with the real SGLang"
 	@echo "make rehearsal ENGINE=vllm VENV=.venv-vllm   the same with the real vLLM, which takes its own VENV"
 	@echo "make rehearsal ENGINE=standin   the same with a stand-in for the engine: smaller, quicker"
 	@echo "make install                    install only"
-	@echo "make test                       install, then lint, types and all tests"
+	@echo "make test                       install, then lint, types and the tests of each push"
+	@echo "make test-all                   the same with the nightly tests: each trainer, each way to start it"
 	@echo "make docs                       the documentation as a site, in $(VENV)/site"
 
 install: $(INSTALLED)
@@ -60,21 +62,18 @@ test: $(INSTALLED) lint
 	$(VENV)/bin/python -m pytest $(TEST_FLAGS)
 else
 test: $(INSTALLED) $(VENV)/installed-dev
-	$(MAKE) --no-print-directory -j3 test-real test-quick test-quick-rest
+	$(MAKE) --no-print-directory -j2 lint test-quick
+	$(MAKE) --no-print-directory test-real
 endif
 
+test-all:
+	$(MAKE) --no-print-directory test LESS=
+
+test-quick: $(VENV)/installed-dev
+	$(PYTEST) --dist loadfile -m "not ($(REAL)) $(LESS)"
+
 test-real: $(VENV)/installed-dev
-	$(VENV)/bin/python -m pytest $(SLOWEST) -m "$(REAL)"
-
-# Printed at the end, so that the parts do not mix.
-quick = nice $(VENV)/bin/python -m pytest $(SLOWEST) -m "not ($(REAL))" $(1) >$(VENV)/$@.log 2>&1; \
-	status=$$?; cat $(VENV)/$@.log; exit $$status
-
-test-quick: lint
-	$(call quick,$(HALF))
-
-test-quick-rest: $(VENV)/installed-dev
-	$(call quick,tests $(HALF:%=--ignore=%))
+	$(PYTEST) --dist loadgroup -m "($(REAL)) $(LESS)"
 
 $(VENV)/installed-dev: $(INSTALLED)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --upgrade 'pip >= 25.1'

@@ -42,6 +42,14 @@ DATA = Path(__file__).parent / "data"
 _PATIENCE_S = 60
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Give all that starts Ray to one worker of `--dist loadgroup`, since clusters are found and joined."""
+    for item in items:
+        of_ray = any(item.get_closest_marker(name) for name in ("ray", "rehearsal"))
+        item.add_marker(pytest.mark.xdist_group("ray" if of_ray else item.nodeid.split("::")[0]))
+
+
 def _data_files():
     """Return the files of tests/data with what changes when one is written."""
     found = {}

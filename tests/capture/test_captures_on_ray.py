@@ -59,6 +59,7 @@ def test_only_chosen_processes_run_under_nsys(tmp_path):
     assert {"--capture-range=nvtx", "--trace=nvtx", "-o", "python"} <= set(engine)
 
 
+@pytest.mark.nightly
 def test_reports_of_another_node_arrive_and_a_node_without_nsys_is_reported(
     nsys, namespaces, tmp_path
 ):

@@ -344,6 +344,7 @@ def _kill_those_with(place):
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.timeout(400)
 def test_a_client_server_of_a_real_cluster(run, tmp_path, client_server):

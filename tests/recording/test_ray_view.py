@@ -11,11 +11,12 @@ import pytest
 
 from verl_profiler.recording import ray_view
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(200)]
-
 ACTORS = Path(__file__).parent / "ray_actors.py"
 
 
+@pytest.mark.nightly
+@pytest.mark.ray
+@pytest.mark.timeout(200)
 def test_dead_actors_and_calls_that_hang_are_found():
     """With the reason that Ray gives; without a cluster there is nothing."""
     pytest.importorskip("ray")

@@ -100,7 +100,14 @@ def running_cluster():
             os.killpg(node.pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="session", params=list(COMMANDS))
+# SGLang's run is that of each push.
+ENGINES = {
+    name: pytest.param(name, marks=[] if name == "sglang" else pytest.mark.nightly)
+    for name in COMMANDS
+}
+
+
+@pytest.fixture(scope="session", params=ENGINES.values())
 def rehearsed(request, tmp_path_factory, command_environment, nsys_or_reason):
     """A finished run, one per engine and session: engine, run directory, what the command printed."""
     engine = request.param

@@ -101,7 +101,11 @@ def _live(engine, trainer, folder):
         *(
             pytest.param(
                 f"live {engine} {trainer}",
-                marks=[pytest.mark.rehearsal, pytest.mark.timeout(900)],
+                marks=[
+                    pytest.mark.rehearsal,
+                    pytest.mark.timeout(900),
+                    *([] if trainer == "fully_async" else [pytest.mark.nightly]),
+                ],
             )
             for engine, trainer in LIVE
         ),

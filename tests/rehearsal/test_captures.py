@@ -14,7 +14,7 @@ from verl_profiler.analysis import range_times, span_kernels
 from verl_profiler.cli import main
 from verl_profiler.reading.reader import load
 
-from .conftest import COMMANDS, STEPS
+from .conftest import ENGINES, STEPS
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(900)]
 
@@ -25,8 +25,7 @@ TASKS = 3
 
 def of_engine(engine):
     """Take the run of one engine."""
-    names = [name for name in COMMANDS if name == engine]
-    return pytest.mark.parametrize("rehearsed", names, indirect=True)
+    return pytest.mark.parametrize("rehearsed", [ENGINES[engine]], indirect=True)
 
 
 @of_engine("sglang")

@@ -15,6 +15,7 @@ from verl_profiler.rehearsal.environment import environment
 HERE = Path(__file__).parent
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.verl,
     pytest.mark.timeout(400),
     pytest.mark.skipif(

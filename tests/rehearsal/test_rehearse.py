@@ -118,6 +118,7 @@ def test_tokens_and_mfu_of_updates_are_those_that_verl_logs(rehearsed):
             assert min(mfus) - 1e-9 <= row["mfu"] <= max(mfus) + 1e-9
 
 
+@pytest.mark.nightly
 def test_a_trainer_that_fails_is_reported_with_the_reason(tmp_path, command_environment):
     """The status is 1, and the end of the console and its path are printed."""
     output = tmp_path / "run"
@@ -134,6 +135,7 @@ def test_a_trainer_that_fails_is_reported_with_the_reason(tmp_path, command_envi
     assert str(output / "console.log") in done.stderr
 
 
+@pytest.mark.nightly
 def test_an_interrupted_rehearsal_leaves_no_process(tmp_path, command_environment):
     """Ctrl-C ends the trainer, Ray's daemons and its workers."""
     rehearse = subprocess.Popen(

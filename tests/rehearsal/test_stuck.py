@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.rehearsal,
     pytest.mark.timeout(1500),
     pytest.mark.skipif(

@@ -49,6 +49,7 @@ def arrived(found):
     ]
 
 
+@pytest.mark.nightly
 def test_on_a_cluster_of_its_own(verl_environment, tmp_path):
     """Also in a process that never imports verl, and after the user's own hook."""
     found, said = run(

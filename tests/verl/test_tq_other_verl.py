@@ -34,6 +34,7 @@ OVERRIDES = (
 )
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.ray,
     pytest.mark.skipif(not FOLDER, reason="VERL_PROFILER_TEST_VERL names no folder"),
 ]

@@ -165,6 +165,7 @@ def test_wandb_has_them_in_their_step_only(traced, folder):
     assert {1.0} == {row["loss"] for row in rows.values()}
 
 
+@pytest.mark.nightly
 def test_larger_payloads_and_sampling(verl_environment):
     """Sizes are right, and sampling thins the lines, not the counts."""
     report, lines = run(verl_environment, 200, **ON, TQ_TRACE_SAMPLE_EVERY="2")
@@ -216,6 +217,7 @@ def mooncake():
     master.wait()
 
 
+@pytest.mark.nightly
 def test_another_storage_backend(verl_environment, off, mooncake):
     """Mooncake over TCP: the same data, and bytes counted as the sum of what went in and out.
 
