@@ -9,6 +9,7 @@ import pytest
 FUZZ = Path(__file__).parent.parent / "benchmarks" / "fuzz.py"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_no_damage_is_a_traceback_a_hang_or_a_wrong_number():
     """Seeded; how many runs there is time for depends on the machine."""

@@ -9,6 +9,7 @@ import pytest
 SOAK = Path(__file__).parent.parent / "benchmarks" / "soak.py"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_every_event_is_written_once_or_counted_and_nothing_is_left():
     """Seeded; times and memory are judged by the long form, what is alive and what is counted here."""

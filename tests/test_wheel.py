@@ -106,6 +106,7 @@ def test_the_command_prints_its_help(bare):
     assert "+profiler=multiturn" in out
 
 
+@pytest.mark.nightly
 def test_two_builds_of_the_same_sources_are_equal_byte_for_byte(tmp_path):
     """Wheel and sdist; the second copy's files have other times."""
     built = []
@@ -227,6 +228,7 @@ def test_no_page_installs_a_name_that_no_index_has():
     assert [] == wrong
 
 
+@pytest.mark.nightly
 def test_the_install_lines_of_the_pages_work_in_a_fresh_environment(tmp_path):
     """Run as they stand in a clone; and the line of an error message, for what came from the clone."""
     clone = tmp_path / "clone"

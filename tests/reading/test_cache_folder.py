@@ -49,6 +49,7 @@ def append(run, lines=1):
         file.write((content + "\n") * lines)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_commands_at_once_print_what_each_prints_alone():
     """Four commands at the same moment, on a run without a cache and on one that grows."""

@@ -275,6 +275,9 @@ def test_after_a_killed_driver_the_rest_is_uploaded(run, storage, tmp_path):
 
 def test_storage_that_fails_costs_a_line_and_the_files_stay(run, s3, capfd):
     """The bucket is deleted during the run; the line has the command for later."""
+    # Each file is tried for seconds.
+    for folder in ("processes", "step_1", "step_2"):
+        shutil.rmtree(run / folder)
     url = remote_output.claim(f"{s3}/my-run", run)
     before = local(run)
     filesystem, target = connect(s3)
