@@ -31,7 +31,7 @@ def run(tmp_path):
     return tmp_path / "my-run"
 
 
-@pytest.fixture(params=["s3", "file", "local"])
+@pytest.fixture(params=["s3", "file"])
 def storage(request, tmp_path):
     """The URL of a place that is empty."""
     if request.param == "s3":
@@ -41,7 +41,12 @@ def storage(request, tmp_path):
     request.getfixturevalue("monkeypatch").setenv(
         "VERL_PROFILER_CACHE_HOME", str(tmp_path / "caches")
     )
-    return f"{request.param}://{tmp_path}/storage"
+    return f"file://{tmp_path}/storage"
+
+
+def test_local_is_another_name_of_file(tmp_path):
+    """The same client and path."""
+    assert connect(f"file://{tmp_path}/storage") == connect(f"local://{tmp_path}/storage")
 
 
 def contents(url):
