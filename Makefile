@@ -18,7 +18,7 @@ TEST_FLAGS ?=
 REAL := verl or ray or rehearsal
 # What `make test` leaves to `make test-all`.
 LESS := and not nightly
-PYTEST := $(VENV)/bin/python -m pytest -n 2 -rfEs --durations=15 --durations-min=5
+PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile -rfEs --durations=15 --durations-min=5
 # The checkers of the report page's JavaScript, and the node that runs them, which pip installs.
 PAGE_CHECKS := $(VENV)/page-checks
 SCRIPTS := $(wildcard verl_profiler/render/page/*.js tests/js/*.js)
@@ -70,10 +70,10 @@ test-all:
 	$(MAKE) --no-print-directory test LESS=
 
 test-quick: $(VENV)/installed-dev
-	$(PYTEST) --dist loadfile -m "not ($(REAL)) $(LESS)"
+	$(PYTEST) -m "not ($(REAL)) $(LESS)"
 
 test-real: $(VENV)/installed-dev
-	$(PYTEST) --dist loadgroup -m "($(REAL)) $(LESS)"
+	$(PYTEST) -m "($(REAL)) $(LESS)"
 
 $(VENV)/installed-dev: $(INSTALLED)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --upgrade 'pip >= 25.1'

@@ -1,6 +1,7 @@
 """Every test leaves nothing behind: no probe, no writer thread, no variable, no recording."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,12 +43,19 @@ DATA = Path(__file__).parent / "data"
 _PATIENCE_S = 60
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Give all that starts Ray to one worker of `--dist loadgroup`, since clusters are found and joined."""
-    for item in items:
-        of_ray = any(item.get_closest_marker(name) for name in ("ray", "rehearsal"))
-        item.add_marker(pytest.mark.xdist_group("ray" if of_ray else item.nodeid.split("::")[0]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give all files that start Ray to one worker, since clusters are found and joined."""
+    from xdist.scheduler import LoadFileScheduling
+
+    starts_ray = re.compile(r"\bmark\.(ray|rehearsal)\b")
+
+    class OneWorkerForRay(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "ray" if starts_ray.search((config.rootpath / file).read_text()) else file
+
+    return OneWorkerForRay(config, log)
 
 
 def _data_files():
