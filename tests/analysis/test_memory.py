@@ -205,9 +205,9 @@ def test_a_saver_that_frees_nothing_is_a_fault(step, move, tables):
     (known,) = memory_findings(tables(events), launches=asked)
 
     assert ("nothing-freed", True) == (found["slug"], found["fault"])
-    assert "off or ineffective: 2 releases and resumes" in found["message"]
+    assert "Releases free nothing: 2 releases and resumes" in found["message"]
     assert "expandable_segments" in found["advice"]
-    assert known["message"].startswith("The memory saver is off:")
+    assert known["message"].startswith("Releases free nothing, with enable_memory_saver=false:")
 
 
 def test_checkpoints_show_it_where_no_call_was_recorded(checkpoint, tables):

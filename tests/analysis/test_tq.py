@@ -1,6 +1,7 @@
 """TransferQueue analyses: by hand, few rows, and what must hold for all of them."""
 
 import random
+import re
 
 import pytest
 
@@ -8,6 +9,7 @@ from verl_profiler.analysis.tq import tq_functions, tq_over_time, tq_steps, tq_t
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
 from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.views.tq_phrases import PHRASES
 
 MIB = 1 << 20
 ALL = (
@@ -211,6 +213,9 @@ def test_findings_are_the_guides():
         ("small_transfers", None, "tq_put"),
     ] == [(row["finding"], row["func"], row["event"]) for row in found]
     assert pytest.approx(0.4) == found[0]["value"]
+    causes = re.compile("may be|bottleneck")
+    texts = [PHRASES["en"][f"{row['finding']}{part}"] for row in found for part in ("", ".advice")]
+    assert [] == [text for text in texts if causes.search(text)], "which were not measured"
 
 
 def test_exactly_at_the_bounds_nothing_is_found():

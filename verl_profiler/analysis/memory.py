@@ -304,10 +304,10 @@ def _findings(effects: Rows, requested: Mapping[str, Any]) -> list[dict[str, Any
     elif all(row["most_bytes"] < _DEFEATED_SHARE * row["total_bytes"] for row in known):
         calls = sum(row["calls"] for row in known)
         off = requested.get("enable_memory_saver") is False
-        state = "the memory saver is off" if off else "the memory saver is off or ineffective"
+        state = ", with enable_memory_saver=false" if off else ""
         text = (
-            f"{state}: {calls:,} releases and resumes succeeded, and the devices held as much "
-            "after them as before."
+            f"Releases free nothing{state}: {calls:,} releases and resumes succeeded, and the devices "
+            "held as much after them as before."
         )
         advice = (
             "Take enable_memory_saver=false out of rollout.engine_kwargs.sglang."
@@ -315,7 +315,7 @@ def _findings(effects: Rows, requested: Mapping[str, Any]) -> list[dict[str, Any
             else "Look for expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF, and at "
             "rollout.engine_kwargs.sglang.enable_memory_saver; +profiler=memory_saver checks both."
         )
-        found.append(_finding("nothing-freed", True, text[0].upper() + text[1:], advice))
+        found.append(_finding("nothing-freed", True, text, advice))
     promised = requested.get("tags")
     for row in releases:
         tags = set((row["tags"] or "all").split(", "))

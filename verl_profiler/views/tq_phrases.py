@@ -71,20 +71,20 @@ _ENGLISH = {
     ),
     "worst": "longest in step {worst_step}: {worst_s} on average",
     "unstable.advice": (
-        "network or storage may be unstable: check below when it happened, and what else used "
-        "them at that time"
+        "the cause is not measured: check below when it happened, and what else used network and "
+        "storage at that time"
     ),
     "low_throughput": (
         "{event}: {mib_per_s} MiB/s over {calls} calls and {size_bytes}; below {threshold} MiB/s "
         "is poor ({poor_share} of the calls are)"
     ),
     "low_throughput.advice": (
-        "the storage backend may be the bottleneck: check network bandwidth, the storage's "
-        "IOPS, and how the data is serialized"
+        "what limits the rate is not measured: check network bandwidth, the storage's IOPS, and "
+        "how the data is serialized"
     ),
     "small_transfers": (
-        "{event}: {mib_per_s} MiB/s, but only {mean_bytes} per call: latency per call "
-        "(p50 {p50_s}) is the bottleneck, not bandwidth"
+        "{event}: {mib_per_s} MiB/s, with {mean_bytes} per call and p50 {p50_s}: calls this small "
+        "do not measure the bandwidth"
     ),
     "small_transfers.advice": "move more data per call: larger batches, fewer transfers",
     "failed": "{func}: {failed} of {calls} calls ended with an error",
@@ -138,8 +138,8 @@ _CHINESE = {
     ),
     "low_throughput.advice": "可能是存储后端瓶颈:检查网络带宽;检查存储IOPS;优化数据序列化方式",
     "small_transfers": (
-        "{event}:吞吐量 {mib_per_s} MiB/s,但每次仅传输 {mean_bytes}:瓶颈是单次调用延迟(p50 "
-        "{p50_s}),而不是带宽"
+        "{event}:吞吐量 {mib_per_s} MiB/s,但每次仅传输 {mean_bytes}(p50 {p50_s}):如此小的传输"
+        "不能反映带宽"
     ),
     "small_transfers.advice": "优化批次大小(batch_size),减少传输次数",
     "failed": "{func}:{calls} 次调用中有 {failed} 次出错",

@@ -251,13 +251,12 @@ VIEWS = (
             the worker's last one; ranks have their outermost intervals.
         """,
         conclude="""
-            - One dark row: the same process is always last, because of its prompts, a slower GPU,
-              or a busy node.
-            - Dark cells all over: random variation; the slow process differs between steps, as
-              requests do.
-            - Ranks differ at `update_actor`: sequences are unevenly packed.
-            - All ranks are equally slow: they wait for each other inside; collectives hide the
-              slow one.
+            - One dark row: the same process is always last. Compare its prompts, its GPU and its node
+              with the others'.
+            - Dark cells all over: the slow process differs between steps.
+            - Ranks differ at `update_actor`: compare their tokens.
+            - All ranks take equally long: a slow one cannot be seen, since collectives make the others
+              wait.
         """,
         limits="""
             Waiting is not recorded but computed from the end times. It delays the step only if the
