@@ -113,9 +113,21 @@ def test_a_device_without_a_value_has_none(span):
         del each["extra"]["utilization"]
     (row,) = [row for row in device_use(run_of(span, readings)) if row["phase"] == "gen"]
 
-    assert (4.0, None, None, None, 3) == tuple(
-        row[key] for key in ("covered_s", "busy_share", "idle_s", "energy_j", "max_used_bytes")
+    assert (4.0, None, None, None, 3, None) == tuple(
+        row[key]
+        for key in (
+            *("covered_s", "busy_share", "idle_s", "energy_j", "max_used_bytes"),
+            "slowed_share",
+        )
     )
+
+
+def test_a_device_that_reports_no_reason_was_not_slowed(span):
+    """An empty list is a report."""
+    readings = [at(moment, 50, slowed_by=[]) for moment in range(10, 15)]
+    (row,) = [row for row in device_use(run_of(span, readings)) if row["phase"] == "gen"]
+
+    assert row["slowed_share"] == 0.0
 
 
 def test_devices_are_those_of_the_run_with_their_users(span):

@@ -53,3 +53,16 @@ def test_readings_are_in_order_and_gaps_are_not_filled(span, tables):
         (row["at_s"], row["held_s"]) for row in rows[:5]
     ]
     assert [0.0, 0.9, 0.3, 0.0, 0.01] == [row["kv_share"] for row in rows[:5]]
+
+
+def test_counts_that_an_engine_does_not_report_are_unknown(span, tables):
+    """Not 0 % idle and never waiting; a mean is over the readings that have the value."""
+    partly = [
+        {**span("engine_state", at, at, name="engine_0", **counts), "duration_us": None}
+        for at, counts in ((0.0, {"kv_used_tokens": 5}), (3.0, {"running_requests": 4}), (4.0, {}))
+    ]
+    (row,) = engine_load(tables(partly))
+
+    assert (4.0, 4.0, 0.0, None, None) == tuple(
+        row[key] for key in ("covered_s", "running", "idle_share", "waiting", "waiting_share")
+    )

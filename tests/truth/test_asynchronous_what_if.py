@@ -11,6 +11,7 @@ from verl_profiler.analysis.explain.asynchronous_changes import ASYNCHRONOUS_CHA
 from verl_profiler.analysis.explain.asynchronous_what_if import (
     asynchronous_what_if,
 )
+from verl_profiler.views.cycle_text import cycle_replays_text
 
 # So many that the replayed ones and the compared ones are an even number.
 STEPS = 17
@@ -299,6 +300,24 @@ def test_a_rollouter_without_pauses_is_refused():
     ]
 
     assert "never paused" in refusal_of(tables_of(unpaused))
+
+
+def test_calls_without_queue_times_are_named():
+    """Their time in the engine is replayed as decoding."""
+    plan = replace(next(iter(BASES.values())), prefill_ms=10)
+    events = events_of(Simulation(plan))
+    times = ("queue_s", "prefill_s", "decode_s")
+    without = [
+        {**each, "extra": {k: v for k, v in (each["extra"] or {}).items() if k not in times}}
+        for each in events
+    ]
+    known, unknown = (asynchronous_what_if(tables_of(each)) for each in (events, without))
+
+    assert (0.0, 1.0) == (known[0]["undivided_share"], unknown[0]["undivided_share"])
+    assert "engine_timing" not in cycle_replays_text(known)
+    assert "100 % of the calls, the time in the engines is replayed as" in cycle_replays_text(
+        unknown
+    )
 
 
 def test_dropped_samples_leave_the_limit_unanswered():

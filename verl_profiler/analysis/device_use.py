@@ -71,12 +71,16 @@ def device_use(tables: Tables, steps: Steps = None) -> Rows:
             FROM intervals
         ), placed_readings AS (
             SELECT *, unnest(range(begin_us // {_PIECE_US}, end_us // {_PIECE_US} + 1)) AS piece
-            FROM device_readings
+            FROM (
+                -- A reading without reasons is a device's that supports them, or that does not.
+                SELECT *, CASE WHEN bool_or(slowed_by IS NOT NULL) OVER (PARTITION BY run, host, device)
+                    THEN coalesce(slowed_by, '') <> '' END AS slowed
+                FROM device_readings
+            )
         ), parts AS (
             SELECT i.run, i.step, i.phase, r.host, r.device, i.begin_us AS phase_us,
                 least(i.end_us, r.end_us) - greatest(i.begin_us, r.begin_us) AS us,
-                r.utilization, r.power_w, r.sm_mhz, r.used_bytes,
-                coalesce(r.slowed_by, '') <> '' AS slowed
+                r.utilization, r.power_w, r.sm_mhz, r.used_bytes, r.slowed
             FROM placed_readings AS r JOIN placed_intervals AS i
                 ON i.run = r.run AND i.piece = r.piece
                 AND i.begin_us < r.end_us AND i.end_us > r.begin_us
@@ -93,7 +97,8 @@ def device_use(tables: Tables, steps: Steps = None) -> Rows:
                 sum(power_w * us) / nullif(sum(us) FILTER (power_w IS NOT NULL), 0) AS power_w,
                 sum(sm_mhz * us) / nullif(sum(us) FILTER (sm_mhz IS NOT NULL), 0) AS sm_mhz,
                 max(used_bytes) AS max_used_bytes,
-                coalesce(sum(us) FILTER (slowed), 0) / nullif(sum(us), 0) AS slowed_share
+                sum(us * slowed::INTEGER) / nullif(sum(us) FILTER (slowed IS NOT NULL), 0)
+                    AS slowed_share
             FROM parts GROUP BY run, step, phase, host, device
         )
         SELECT s.* EXCLUDE (phase_us), d.users FROM summed AS s

@@ -24,14 +24,12 @@ def engine_load(tables: Tables, steps: Steps = None) -> Rows:
             FROM engine_states WHERE {in_steps(steps)}
         )
         SELECT run, step, name, dp_rank, replica, count(*) AS readings, sum(us) / 1e6 AS covered_s,
-            sum(running_requests * us) / nullif(sum(us), 0) AS running,
-            max(running_requests) AS max_running,
-            sum(waiting_requests * us) / nullif(sum(us), 0) AS waiting,
-            max(waiting_requests) AS max_waiting, max(running_limit) AS running_limit,
-            sum(kv_share * us) / nullif(sum(us), 0) AS kv_share, max(kv_share) AS max_kv_share,
-            coalesce(sum(us) FILTER (running_requests = 0), 0) / nullif(sum(us), 0) AS idle_share,
-            coalesce(sum(us) FILTER (waiting_requests > 0), 0) / nullif(sum(us), 0)
-                AS waiting_share,
+            {_mean("running_requests")} AS running, max(running_requests) AS max_running,
+            {_mean("waiting_requests")} AS waiting, max(waiting_requests) AS max_waiting,
+            max(running_limit) AS running_limit,
+            {_mean("kv_share")} AS kv_share, max(kv_share) AS max_kv_share,
+            {_mean("(running_requests = 0)::INTEGER")} AS idle_share,
+            {_mean("(waiting_requests > 0)::INTEGER")} AS waiting_share,
             sum(iterations)::BIGINT AS iterations, sum(prefill_tokens)::BIGINT AS prefill_tokens,
             sum(decode_tokens)::BIGINT AS decode_tokens, sum(retractions)::BIGINT AS retractions,
             sum(prefix_hit_tokens) / nullif(sum(prefix_queried_tokens), 0) AS prefix_hit_share
@@ -39,6 +37,11 @@ def engine_load(tables: Tables, steps: Steps = None) -> Rows:
         ORDER BY run, step, name, dp_rank
         """
     )
+
+
+def _mean(value: str) -> str:
+    """Return the SQL of a mean by time, over the readings that have the value."""
+    return f"sum({value} * us) / nullif(sum(us) FILTER ({value} IS NOT NULL), 0)"
 
 
 def engine_load_over_time(tables: Tables, steps: Steps = None) -> Rows:

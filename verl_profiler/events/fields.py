@@ -518,7 +518,7 @@ FIELDS = {
     ),
     "slowed_by": _list(
         "Why its clocks are lowered: `power_cap`, `thermal`, `hardware_thermal`, `hardware_slowdown`, "
-        "`power_brake`, `sync_boost`; absent if they are not.",
+        "`power_brake`, `sync_boost`; empty if they are not, absent if the driver does not report it.",
         "device",
     ),
     "sm_mhz": Field("integer", "MHz", "Clock of the device's multiprocessors.", ("device",)),

@@ -175,7 +175,7 @@ def _nvml_device(nvml: Any, index: int) -> Device:
     def slowed() -> dict[str, Any]:
         mask = int(reasons(handle))
         names = [name for bit, name in _NVML_REASONS.items() if mask & bit]
-        return {"slowed_by": names or None}
+        return {"slowed_by": names}
 
     return Device(
         index,

@@ -10,7 +10,7 @@ from verl_profiler.analysis.explain.critical_cycle import EDGES, cycle_bound
 from verl_profiler.render.text import align
 from verl_profiler.units import counted, seconds, share
 
-__all__ = ["BOUNDS", "cycle_replays_text", "cycle_text"]
+__all__ = ["BOUNDS", "as_decoding", "cycle_replays_text", "cycle_text"]
 
 _BAR = 30
 BOUNDS = {
@@ -67,4 +67,16 @@ def cycle_replays_text(rows: Sequence[Mapping[str, Any]]) -> str:
         f"what if (mean per step, {counted(unchanged['steps'], 'step')} replayed, replay error "
         f"{share(abs(unchanged['residual_share']))}{speed}; gains are not additive)"
     )
-    return f"{title}\n{align(lines)}"
+    notes = [f"\n  {note}" for note in as_decoding(unchanged["undivided_share"])]
+    return f"{title}\n{align(lines)}{''.join(notes)}"
+
+
+def as_decoding(undivided_share: float) -> list[str]:
+    """Return what a replay does with the calls whose queue and prefill times were not recorded."""
+    if not undivided_share:
+        return []
+    note = (
+        f"Of {share(undivided_share)} of the calls, the time in the engines is replayed as decoding: "
+        "queue and prefill times were not recorded (profiler.events.engine_timing=true)."
+    )
+    return [note]

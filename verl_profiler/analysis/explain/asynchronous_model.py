@@ -76,6 +76,7 @@ class Model:
         rollouter: Whether a rollouter dispatches, which new weights permit to go on.
         trainer_devices: Devices of the trainer.
         replica_devices: Devices of each replica with devices of its own; 0 if unknown.
+        undivided_share: Part of the generate calls of which all engine time counts as decoding.
     """
 
     cycle: Cycle
@@ -89,6 +90,7 @@ class Model:
     rollouter: bool
     trainer_devices: float
     replica_devices: float
+    undivided_share: float
 
     @property
     def engine(self) -> str:
@@ -263,7 +265,12 @@ class _Rebuilding:
             self.rollouter,
             trainer_devices(self.tables).get(self.run, 0.0),
             self.replica_devices,
+            self._undivided_share(),
         )
+
+    def _undivided_share(self) -> float:
+        inside = self._inside(self.attempts)
+        return sum(row["queue_us"] is None for row in inside) / len(inside)
 
     def _operations(self) -> tuple[list[Operation], dict[str, float]]:
         """Return what the trainer does in the window, and the delay of each unit's dispatch."""

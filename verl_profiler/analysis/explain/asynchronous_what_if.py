@@ -57,7 +57,7 @@ def asynchronous_what_if(tables: Tables, steps: Steps = None) -> Rows:
 def _row(run: str, what: str, about: str, **more: Any) -> dict[str, Any]:
     names = (
         "steps", "step_s", "replayed_s", "residual_share", "expected_s", "share", "low_s", "high_s",
-        "engine", "refused",
+        "engine", "undivided_share", "refused",
     )  # fmt: skip
     return {"run": run, "what": what, "about": about, **dict.fromkeys(names), **more}
 
@@ -68,7 +68,12 @@ def _refusal(run: str, reason: str, **more: Any) -> Rows:
 
 def _answers(run: str, model: Model) -> Rows:
     measured = model.mean_us
-    known = {"steps": len(model.steps), "step_s": measured / 1e6, "engine": model.engine}
+    known = {
+        "steps": len(model.steps),
+        "step_s": measured / 1e6,
+        "engine": model.engine,
+        "undivided_share": model.undivided_share,
+    }
     if _calls(model, sum(_repeated(model))) > _MOST_CALLS:
         reason = f"a replay takes more than {_MOST_CALLS:,} generate calls"
         return _refusal(run, reason, **known)

@@ -13,7 +13,7 @@ from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.render.figure import sheet
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.columns import common
-from verl_profiler.views.cycle_text import BOUNDS
+from verl_profiler.views.cycle_text import BOUNDS, as_decoding
 from verl_profiler.views.view import (
     Choice,
     DataTables,
@@ -73,6 +73,7 @@ def _replays(data: DataTables, choice: Choice) -> Figure:
         notes=(
             "Bars: mean saving per step. Lines: 90 % interval.",
             "The first step is left out as warm-up if two others remain. Gains are not additive.",
+            *as_decoding(unchanged["undivided_share"]),
         ),
     )
     ends = [abs(row[end]) for row in replays for end in ("low_s", "high_s", "expected_s")]
@@ -149,6 +150,11 @@ The cycle is traced from the last step backwards, always to what finished last.
             "low_s": "lower end of the 90 % interval of expected_s, in s",
             "high_s": "upper end of the 90 % interval of expected_s, in s",
             "engine": "what the engines' speed is from: `iterations` that they reported, or the `calls`",
+            "undivided_share": (
+                "part of the replayed generate calls whose queue, prefill and decode times were not "
+                "recorded (`profiler.events.engine_timing`): their time in the engine is replayed as "
+                "decoding"
+            ),
             "refused": "why the run could not be replayed; then there is no other row",
         },
         draw=_replays,

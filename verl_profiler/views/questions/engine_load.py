@@ -37,15 +37,13 @@ def _engine_load(data: DataTables, choice: Choice) -> Figure:
         ),
     )
     shown = engines[:_ENGINES]
-    covered = sum(row["covered_s"] for row in summed)
-    idle = sum((row["idle_share"] or 0) * row["covered_s"] for row in summed)
-    waiting = sum((row["waiting_share"] or 0) * row["covered_s"] for row in summed)
+    idle, waiting = _share(summed, "idle_share"), _share(summed, "waiting_share")
     fullest = max(known(summed, "max_kv_share"), default=None)
     title = "Load of the engines"
-    if covered:
+    if idle is not None and waiting is not None:
         title = (
-            f"Engines ran requests {share(1 - idle / covered)} of the time and had requests "
-            f"waiting {share(waiting / covered)} of it"
+            f"Engines ran requests {share(1 - idle)} of the time and had requests waiting "
+            f"{share(waiting)} of it"
         )
     if fullest is not None:
         title += f"; KV cache at most {share(fullest)} full"
@@ -69,6 +67,13 @@ def _engine_load(data: DataTables, choice: Choice) -> Figure:
             axes.legend(loc="upper left", ncols=2, frameon=False)
     panels[-1].set_xlabel("seconds since the first reading")
     return figure
+
+
+def _share(rows: Rows, column: str) -> float | None:
+    """Return the mean of a share by time; None where no reading has it."""
+    having = [row for row in rows if row[column] is not None]
+    covered = sum(row["covered_s"] for row in having)
+    return sum(row[column] * row["covered_s"] for row in having) / covered if covered else None
 
 
 def _of(rows: Rows, engine: tuple[str, int]) -> Rows:
