@@ -225,6 +225,23 @@ def test_attempts_pauses_and_the_consuming_step_of_an_asynchronous_run(unpacked)
     assert ("error", False) == (cut.attributes["status"], cut.attributes["finished"])
 
 
+def test_waits_in_pauses_whose_end_was_not_recorded_are_no_spans(unpacked):
+    """They last until the end of each call in recordings of version 0.1 with verl 0.9.0."""
+    folder = unpacked("vllm_colocate_async_run")
+
+    def parked():
+        with load([folder], cache=False) as opened:
+            names = [span.name for span in request_spans(opened.tables, About())]
+        return names.count("engine_parked")
+
+    assert parked()
+    for header in folder.glob("processes/engine_*.json"):
+        content = json.loads(header.read_text())
+        content["probes"].setdefault("missed", {})["engine_resume"] = "no target"
+        header.write_text(json.dumps(content))
+    assert 0 == parked()
+
+
 def tables(*events, **request):
     """Return tables of one request, by hand: events are (name, begin, end, turn, fields)."""
     who = {"run": "r", "step": 4, "name": "worker_0", "request_id": "q", "validate": False}
@@ -267,6 +284,37 @@ def test_own_spans_are_in_the_innermost_span_that_contains_them():
     assert {"invoke_agent"} == above["my_end"]
     (query,) = (span for span in spans if span.name == "my_query")
     assert ("t", "[1,2]") == (query.attributes["table"], query.attributes["ids"])
+
+
+def test_an_event_that_sticks_out_by_the_rounding_of_times_stays_in_what_contains_it():
+    """A turn that begins 1 us before its request, and calls that stick out of their turn."""
+    given = tables(
+        ("turn", -1, 9_000, 0, {}),
+        ("engine_call", -2, 5_000, 0, {}),
+        ("tool_execution", 5_000, 9_001, 0, {}),
+        ("tool_call", 5_000, 9_002, 0, {"tool": "t"}),
+        end_us=BASE + 10_000,
+        last_us=BASE + 10_000,
+    )
+
+    spans = list(request_spans(given, About()))
+
+    assert {
+        "turn": {"invoke_agent"},
+        "engine_call": {"turn"},
+        "tool_execution": {"turn"},
+        "execute_tool t": {"tool_execution"},
+    } == {name: above for name, above in parents(spans).items() if name != "invoke_agent"}
+    times = {
+        span.name: (span.start_time // 1000 - BASE, span.end_time // 1000 - BASE) for span in spans
+    }
+    assert {
+        "invoke_agent": (0, 10_000),
+        "turn": (0, 9_000),
+        "engine_call": (0, 5_000),
+        "tool_execution": (5_000, 9_000),
+        "execute_tool t": (5_000, 9_000),
+    } == times
 
 
 def test_errors_are_statuses():

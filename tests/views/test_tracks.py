@@ -251,3 +251,31 @@ def test_lanes_are_not_shared_with_what_began_before():
     ]
 
     assert 4 == len(set(tracks))
+
+
+def test_a_child_that_sticks_out_by_the_rounding_of_times_is_drawn_in_its_parent(
+    tables, span, tmp_path
+):
+    """One lane: its begin 1 us before its step's and its end 1 us after; a true overlap takes another."""
+    micro = 1e-6
+    events = [
+        span("gen", 10 - micro, 12, name="trainer_0"),
+        span("update_actor", 12, 20 + micro, name="trainer_0"),
+        span("step", 10, 20, name="trainer_0"),
+        span("gen", 29, 32, name="trainer_0", step=2),
+        span("step", 30, 40, name="trainer_0", step=2),
+    ]
+    reading = read_trace(write(tables(events), tmp_path / "run.pftrace"))
+
+    tracks = {span.track for span in reading.spans}
+    assert [] == reading.faults
+    assert [
+        ("step 1", 0, 10_000_000, 20_000_000),
+        ("gen", 1, 10_000_000, 12_000_000),
+        ("update_actor", 1, 12_000_000, 20_000_000),
+    ] == [
+        (span.name, span.depth, span.begin_ns // 1000, span.end_ns // 1000)
+        for span in reading.spans
+        if span.begin_ns < 25 * 10**9
+    ]
+    assert 2 == len(tracks), "the second gen began a second before its step"

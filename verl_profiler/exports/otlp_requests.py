@@ -10,6 +10,7 @@ where that is a UUID, as verl's are.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
@@ -19,6 +20,7 @@ from opentelemetry.trace import SpanKind
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.exports.nesting import Timed, nested
 from verl_profiler.exports.otlp import (
     About,
     context_of,
@@ -30,6 +32,7 @@ from verl_profiler.exports.otlp import (
     trajectory,
 )
 from verl_profiler.exports.perfetto import fields_of
+from verl_profiler.reading.tables.derivations import NESTING_US, UNKNOWN_PAUSE
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 
 if TYPE_CHECKING:
@@ -55,6 +58,7 @@ WITH selected AS (SELECT * FROM events WHERE {{selected}} AND end_us IS NOT NULL
     SELECT run, name AS process, {_COLUMNS.replace("turn, ", "")},
         extra->>'$.engine_request_id' AS served
     FROM events WHERE event IN ('engine_request', 'engine_parked') AND end_us IS NOT NULL
+        AND NOT {UNKNOWN_PAUSE}
 ), scored AS (
     SELECT run, name AS process, {_COLUMNS.replace("turn, ", "")},
         extra->>'$.uid' AS uid, session
@@ -70,7 +74,8 @@ SELECT c.* EXCLUDE (served), s.* EXCLUDE (run, served) FROM calls AS c
 UNION ALL BY NAME
 SELECT a.* EXCLUDE (uid, session, begin_us, end_us), s.* EXCLUDE (run, uid, session)
     FROM awaited AS a JOIN scored AS s ON s.run = a.run AND s.uid = a.uid
-    AND s.session IS NOT DISTINCT FROM a.session AND s.begin_us BETWEEN a.begin_us AND a.end_us
+    AND s.session IS NOT DISTINCT FROM a.session
+    AND s.begin_us BETWEEN a.begin_us - {NESTING_US} AND a.end_us
 """
 
 _REQUESTS = f"""
@@ -172,7 +177,7 @@ def _trace(request: dict[str, Any], rows: Rows, about: About) -> Iterator[Readab
     name = f"invoke_agent {request['agent']}" if request["agent"] else "invoke_agent"
     attributes = filled({**common, "state_lane_id": lane, **_request_attributes(request)})
     yield make_span(name, request, root, None, attributes, about)
-    rows.sort(key=_order)
+    rows = _nested(request, rows)
     # What may contain the next event, and by id what the engine's own events belong to.
     around: list[tuple[dict[str, Any], SpanContext]] = []
     waiting: dict[tuple[str, Any], SpanContext] = {}
@@ -196,11 +201,33 @@ def _trace(request: dict[str, Any], rows: Rows, about: About) -> Iterator[Readab
         yield from _components(row, own, common, about)
 
 
+def _nested(request: Mapping[str, Any], rows: Rows) -> Rows:
+    """Sort what contains before what is contained, and other processes' events last.
+
+    An event that sticks out of what contains it by the rounding of times is clipped to it.
+    """
+    rows.sort(key=_order)
+    own = [row for row in rows if row["family"] not in _ELSEWHERE]
+    root: Timed = (request["begin_us"], request["end_us"], -1, None)
+    timed: list[Timed] = [(row["begin_us"], row["end_us"], _depth(row), row) for row in own]
+    timed.insert(bisect_left([row["begin_us"] for row in own], request["begin_us"]), root)
+    return [
+        *(
+            {**row, "begin_us": begin_us, "end_us": end_us}
+            for begin_us, end_us, _, row in nested(timed)
+            if row is not None
+        ),
+        *rows[len(own) :],
+    ]
+
+
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Sort what contains before what is contained, and other processes' events last."""
-    depth = len(_ANCESTORS.get(row["event"], _KEY))
     elsewhere = row["family"] in _ELSEWHERE
-    return elsewhere, row["begin_us"], -row["end_us"], depth, row["event"], row["extra"]
+    return elsewhere, row["begin_us"], -row["end_us"], _depth(row), row["event"], row["extra"]
+
+
+def _depth(row: Mapping[str, Any]) -> int:
+    return len(_ANCESTORS.get(row["event"], _KEY))
 
 
 def _parent(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.reading.tables.derivations import NESTING_US, UNKNOWN_PAUSE
 
 __all__ = [
     "ARROWS",
@@ -52,6 +53,8 @@ LANES = {
 _DEPTHS: dict[str, int] = {}
 for _name, _event in EVENTS.items():
     _DEPTHS[_name] = 0 if _event.parent is None else _DEPTHS.get(_event.parent, 0) + 1
+# It may contain any timer of the trainer.
+_DEPTHS["step"] = -1
 
 # What of a sample lies in lanes of the whole run.
 POOLED = (
@@ -78,12 +81,13 @@ FROM events
 WHERE {{selected}} AND end_us IS NOT NULL AND event NOT IN
     ('memory', 'profiler_cost', 'request_start', 'engine_state', 'engine_iterations', 'device',
         'device_time')
+    AND NOT {UNKNOWN_PAUSE}
 """
 
 # One row per end of an arrow: the span, the arrow's number, and whether it comes from there.  The
 # numbers are those of the calling span (an engine call, a tool call, a reward), and one more for the
 # way back; of samples, those of their consumption, or of the request whose sample was dropped.
-ARROWS = """
+ARROWS = f"""
 CREATE OR REPLACE TEMP TABLE arrows AS
 WITH followed AS (
     SELECT id, event, end_us, engine_request_id,
@@ -103,7 +107,8 @@ WITH followed AS (
     SELECT w.id, s.id AS scored_id FROM spans AS w
     JOIN requests AS r USING (run, name, step, validate, request_id)
     JOIN spans AS s ON s.event = 'reward_score' AND s.run = r.run AND s.uid = r.uid
-        AND s.session IS NOT DISTINCT FROM r.session AND s.begin_us BETWEEN w.begin_us AND w.end_us
+        AND s.session IS NOT DISTINCT FROM r.session
+        AND s.begin_us BETWEEN w.begin_us - {NESTING_US} AND w.end_us
     WHERE w.event = 'reward' AND w.family = 'rollout'
 ), taken AS (
     SELECT q.id AS made_id, t.id, t.event FROM spans AS q
@@ -158,7 +163,7 @@ WITH united AS (
 ), bounded AS (
     SELECT *, min(begin_us) OVER (PARTITION BY group_id, unit) AS unit_begin_us FROM united
 )
-SELECT group_id, unit, begin_us * 1000, end_us * 1000, kind, request, extra, sources, targets
+SELECT group_id, unit, begin_us, end_us, depth, kind, request, extra, sources, targets
 FROM bounded LEFT JOIN arrows USING (id)
 ORDER BY group_id, unit_begin_us, unit, begin_us, end_us DESC, depth, id
 """

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from verl_profiler.analysis.selection import Steps, in_steps
+from verl_profiler.exports.nesting import nested
 from verl_profiler.exports.perfetto import Arrows, Event, Kind, Points
 from verl_profiler.exports.process_selection import DEVICES as DRAWN_DEVICES
 from verl_profiler.exports.process_selection import spread
@@ -210,9 +211,17 @@ def _placed(tables: Tables, folders: Folders, trace: Trace) -> Iterator[Event]:
         for row in tables.rows("SELECT * FROM kinds")
     }
     for (group, _), spans in groupby(_fetched(tables, ORDERED), itemgetter(0, 1)):
+        timed = ((*row[2:5], row[5:]) for row in spans)
         yield from lanes[group].place(
-            (begin_ns, end_ns, _named(kinds[kind], request), extra, sources or (), targets or ())
-            for _, _, begin_ns, end_ns, kind, request, extra, sources, targets in spans
+            (
+                begin_us * 1000,
+                end_us * 1000,
+                _named(kinds[kind], request),
+                extra,
+                sources or (),
+                targets or (),
+            )
+            for begin_us, end_us, _, (kind, request, extra, sources, targets) in nested(timed)
         )
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "NESTING_US",
     "STALL_NOTICED_US",
     "SYNCHRONOUS",
+    "UNKNOWN_PAUSE",
     "Derivation",
     "caused_wait",
     "depth_of",
@@ -43,6 +44,13 @@ GEN_TOLERANCE_US = 50_000
 
 # A call that ends so soon after a stall of its event loop had waited for the loop.
 STALL_NOTICED_US = 50_000
+
+# SQL of an event: a wait in a paused engine whose process had no probe of the end of pauses, so that its
+# length is not known.
+UNKNOWN_PAUSE = (
+    "(event = 'engine_parked' AND (run, name) IN "
+    "(SELECT (run, name) FROM processes WHERE NOT has_probe(header, 'engine_resume')))"
+)
 
 # Explanations that join on the step that dispatched a request hold for these runs only.
 SYNCHRONOUS = "run NOT IN (SELECT run FROM asynchronous)"
@@ -144,6 +152,7 @@ def _read(file: str) -> str:
         gen_tolerance_us=GEN_TOLERANCE_US,
         stall_noticed_us=STALL_NOTICED_US,
         synchronous=SYNCHRONOUS,
+        unknown_pause=UNKNOWN_PAUSE,
         caused_wait=caused_wait("ends", "run, step"),
         depths=", ".join(f"('{name}', {depth_of(name)})" for name in EVENTS),
     )

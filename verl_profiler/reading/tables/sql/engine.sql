@@ -22,9 +22,8 @@ WHERE e.event = 'engine_request' AND e.family = 'engine';
 -- version 0.1 have them until the end of each call there (verl 0.9.0 with vLLM).
 CREATE VIEW engine_parked AS
 SELECT run, name, engine_request_id, begin_us, end_us, duration_us FROM event_fields
-ANTI JOIN (SELECT run, name FROM processes WHERE NOT has_probe(header, 'engine_resume'))
-    USING (run, name)
-WHERE event = 'engine_parked' AND engine_request_id IS NOT NULL AND duration_us IS NOT NULL;
+WHERE event = 'engine_parked' AND engine_request_id IS NOT NULL AND duration_us IS NOT NULL
+    AND NOT $unknown_pause;
 
 -- One engine request id may stand for several calls (verl's full_determinism passes the request's
 -- own id every turn); then the server's interval that overlaps the client's most is its own.
