@@ -246,28 +246,6 @@ def test_a_real_run_is_compared(capsys):
     assert {"update_actor.mean", "workers:update_actor.mean"} <= set(metrics)
 
 
-def test_the_page_shows_the_table(runs, tmp_path, capsys):
-    """Escaped, with nothing fetched and no script; not replaced by accident."""
-    named = tmp_path / "<b>&'"
-    shutil.copytree(runs[0], named)
-    page = tmp_path / "diff.html"
-    run(named, runs[2], "--html", page, "--fail-if", "step.p50 > +5%")
-
-    text = page.read_text()
-    assert f"Wrote {page}" in capsys.readouterr().err
-    assert "&lt;b&gt;&amp;&#39;" in text
-    assert "<b>" not in text
-    assert "<script" not in text
-    assert not re.search(r"https?://", text)
-    table = text[text.index("Headline metrics") :]
-    assert table.index("gen.mean") < table.index("Significant changes")
-    assert table.index("Significant changes") < table.index("No significant change")
-    assert "FAILED: step.p50 &gt; +5%" in text
-    page.write_text("notes")
-    with pytest.raises(ReadingError, match="--force"):
-        run(named, runs[2], "--html", page)
-
-
 def add(folder, step, event, *, count=1, worker=0, **extra):
     """Add tool calls or other events to a step of a made run."""
     with (folder / f"step_{step}" / f"worker_{worker}.jsonl").open("a") as file:

@@ -226,7 +226,6 @@ def test_files_have_the_modes_that_the_umask_gives(umask, expected, tmp_path):
         "plot tool_latencies RUN --csv --out PLACE/plot.csv",
         "plot tool_latencies RUN --json --out PLACE/plot.json",
         "export jsonl RUN --out PLACE/tq.jsonl",
-        "diff RUN@1 RUN@2 --html PLACE/diff.html",
         "timing LOG --csv --out PLACE/timing.csv",
     ],
 )

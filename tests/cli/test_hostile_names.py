@@ -85,7 +85,6 @@ WORDS = [
     ("stuck NOWHERE", 2),
     ("diff RUN AGAIN --all --warmup 0", 0),
     ("diff RUN@1 AGAIN@2 --json", 0),
-    ("diff RUN@1 AGAIN@2 --html OUT/diff.html", 0),
     ("diff RUN AGAIN --warmup 0 --fail-if EVIL", 2),
     ("diff RUN AGAIN --warmup 2", 2),
     ("verify EVIL RUN AGAIN", 2),

@@ -3,7 +3,6 @@
     verl-profiler diff logs/base logs/new
     verl-profiler diff logs/my-run@2:10 logs/my-run@11:20
     verl-profiler diff logs/base logs/new --fail-if 'step.p50 > +5%'
-    verl-profiler diff logs/base logs/new --html changes.html
 
 RUN@N:M selects the steps N to M; the default is all finished steps without the first (warm-up), if
 at least two others remain.
@@ -20,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.diff_sides import Read, read_both, side
-from verl_profiler.cli.output import bounded, print_json, target_of, write_whole
-from verl_profiler.cli.terminal import print_error
+from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown
 
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows
 
 __all__ = ["add_arguments", "run", "side"]
-
-# In the head of every page: page/diff.html.
-_MARK = b'<meta name="generator" content="verl-profiler diff">'
 
 # Compared by default, by rows per step or once per step.  Each additional
 # metric reduces the statistical power for all, so none of these is redundant.
@@ -76,8 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", action="store_true", help="show all metrics, not only those that changed most"
     )
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="also write an HTML page")
-    parser.add_argument("--force", action="store_true", help="replace the page if it exists")
     parser.add_argument(
         "--no-cache", action="store_true", help="do not read or write the runs' .cache folders"
     )
@@ -96,9 +89,6 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.views.ledger_text import bound_text
 
     conditions = [condition(text) for text in args.fail_if]
-    target = None
-    if args.html is not None:
-        target = target_of([args.b.path], args.html, "diff.html", force=args.force, mark=_MARK)
     a, b = read_both(args.a, args.b, args.warmup, cache=not args.no_cache)
     asynchronous = a.asynchronous or b.asynchronous
     alone = _only_in_one(a.rows, b.rows)
@@ -143,12 +133,6 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         sys.stdout.write(diff_text(shown(document), everything=args.all))
-    if target is not None:
-        from verl_profiler.views.diff_page import diff_page
-
-        write_whole(target, [diff_page(document)])
-        # Standard output may carry the JSON.
-        print_error(f"Wrote {target}")
     return int(any(verdict["holds"] for verdict in verdicts))
 
 

@@ -12,20 +12,9 @@ from verl_profiler.render.text import align
 from verl_profiler.units import seconds, share
 from verl_profiler.views.diff_cells import amount, change_cells, in_brackets, moved
 
-__all__ = [
-    "HEADINGS",
-    "conclusion",
-    "diff_text",
-    "differences",
-    "gathered",
-    "groups",
-    "left_out_names",
-    "note",
-    "sides",
-    "verdict",
-]
+__all__ = ["diff_text", "gathered"]
 
-HEADINGS = ("metric", "A", "B", "change", "", "95 % interval", "p")
+_HEADINGS = ("metric", "A", "B", "change", "", "95 % interval", "p")
 _NOTE = (
     "Each interval is for one metric alone; p is adjusted for multiple comparisons and significant "
     "at 0.05 or below."
@@ -64,7 +53,7 @@ def gathered(
     verdicts: Sequence[Mapping[str, Any]],
     left_out: int = 0,
 ) -> dict[str, Any]:
-    """Return the comparison as plain values for JSON, text and the page.
+    """Return the comparison as plain values for JSON and text.
 
     Args:
         runs: `name`, `steps`, `warm_up` (steps left out), `asynchronous` and
@@ -114,10 +103,10 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
         document: The result of `gathered`.
         everything: Show all metrics, however many there are.
     """
-    blocks = [*_paragraphs(document), "\n".join(sides(document)), differences(document)]
+    blocks = [*_paragraphs(document), "\n".join(_sides(document)), _differences(document)]
     room = _ROWS
     hidden: list[str] = []
-    for title, rows in groups(document):
+    for title, rows in _groups(document):
         shown = rows
         if title in _BOUNDED and not everything:
             # Those with a significant change come first, and always some.
@@ -125,12 +114,12 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
             room -= len(shown)
             if len(shown) < len(rows):
                 hidden.append(f"{len(rows) - len(shown)} more {_BOUNDED[title]}")
-        blocks.append(f"{title}\n{align([HEADINGS, *map(change_cells, shown)])}")
-    blocks.append(note(document))
+        blocks.append(f"{title}\n{align([_HEADINGS, *map(change_cells, shown)])}")
+    blocks.append(_note(document))
     if hidden:
         blocks.append(f"{' and '.join(hidden)}; --all shows them.")
-    blocks.append(left_out_names(document))
-    blocks += [verdict(each) for each in document["conditions"]]
+    blocks.append(_left_out_names(document))
+    blocks += [_verdict(each) for each in document["conditions"]]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -145,7 +134,7 @@ _BOUNDED = {
 }
 
 
-def groups(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+def _groups(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
     """Return the tables: headline metrics, work, significant changes, others, not testable."""
     rows = document["metrics"]
     apart = {*HEADLINES, *_WORKLOAD}
@@ -170,7 +159,7 @@ def groups(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any
     return [(title, group) for title, group in found if group]
 
 
-def sides(document: Mapping[str, Any]) -> list[str]:
+def _sides(document: Mapping[str, Any]) -> list[str]:
     """Return the compared steps of both sides."""
     return [
         f"{letter}: {run['name']}, {_steps(run['steps'])}{_warm_up(run['warm_up'])}"
@@ -178,7 +167,7 @@ def sides(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def differences(document: Mapping[str, Any]) -> str:
+def _differences(document: Mapping[str, Any]) -> str:
     """Return differences in settings, and names that only one run has."""
     lines: list[str] = []
     changed = document["configuration"]
@@ -199,18 +188,14 @@ def differences(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def left_out_names(document: Mapping[str, Any]) -> str:
+def _left_out_names(document: Mapping[str, Any]) -> str:
     """Return a sentence about names that were not compared; empty if all were."""
     count = document["left_out"]
     return f"{count:,} more names with less time per step were not compared." if count else ""
 
 
-def conclusion(document: Mapping[str, Any]) -> str:
-    """Return the conclusion as one paragraph: work and configuration first, then the step."""
-    return "  ".join(_paragraphs(document))
-
-
 def _paragraphs(document: Mapping[str, Any]) -> list[str]:
+    """Return the conclusion: work and configuration first, then the step."""
     texts = (_modes(document), _premises(document), _step(document), _power(document))
     return [text for text in texts if text]
 
@@ -310,7 +295,7 @@ def _power(document: Mapping[str, Any]) -> str:
     return text
 
 
-def note(document: Mapping[str, Any]) -> str:
+def _note(document: Mapping[str, Any]) -> str:
     """Return what is to be known about the tables."""
     notes = [_NOTE]
     if any(row["estimated"] for row in document["metrics"]):
@@ -318,7 +303,7 @@ def note(document: Mapping[str, Any]) -> str:
     return " ".join(notes)
 
 
-def verdict(each: Mapping[str, Any]) -> str:
+def _verdict(each: Mapping[str, Any]) -> str:
     """Return the result of a condition."""
     measured = f"A {amount(each['a'], each['unit'])}, B {amount(each['b'], each['unit'])}"
     if each["p"] is not None:
