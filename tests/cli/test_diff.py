@@ -4,10 +4,10 @@ import argparse
 import json
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
+from cached_runs import REHEARSED, SMALL
 
 from verl_profiler.analysis.compare.comparison import Metric
 from verl_profiler.analysis.compare.conditions import condition
@@ -15,9 +15,6 @@ from verl_profiler.cli import diff, output
 from verl_profiler.errors import ReadingError
 from verl_profiler.views.diff_cells import change_cells
 from verl_profiler.views.diff_text import diff_text
-
-DATA = Path(__file__).parent.parent / "data"
-REHEARSED = DATA / "rehearsal_run.tar.gz"
 
 
 def run(*arguments):
@@ -393,3 +390,44 @@ def test_a_rounding_error_is_not_shown_as_a_change(a, low, shown):
         "low": low, "high": -low, "p": 1.0, "adjusted_p": 1.0, "drift": False, "estimated": False,
     }  # fmt: skip
     assert change_cells(row)[5].split(" to ")[0] == shown
+
+
+def test_the_same_run_twice_kept_nothing(capsys):
+    """Two steps are too few for an interval, so nothing is claimed."""
+    assert 1 == run("--verify", "polling", SMALL, SMALL)
+
+    text = capsys.readouterr().out
+    assert text.startswith("polling (poll interval of the replay buffer): undecided; ")
+    assert "measured   0 s per step" in text
+    assert "remaining  up to 1.55 s per step" in text
+
+    run("--verify", "polling", SMALL, SMALL, "--json")
+    content = json.loads(capsys.readouterr().out)
+    assert content["miss_s"] == pytest.approx(-content["predicted_s"])
+
+
+def test_the_steps_of_each_side_are_verified(capsys):
+    """The prediction is of the steps that were named, and so is the measurement."""
+    run("--verify", "polling", f"{SMALL}@1", f"{SMALL}@2", "--json")
+
+    content = json.loads(capsys.readouterr().out)
+    assert (1, 1) == (content["steps_before"], content["steps_after"])
+    assert content["measured_s"] == pytest.approx(content["before_s"] - content["after_s"])
+    assert content["measured_s"] != 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("poling", SMALL, SMALL), "did you mean polling"),
+        (("slow_ranks", REHEARSED, SMALL), "does not have the finding slow_ranks; it has: "),
+        (("polling", SMALL, "nowhere"), "nowhere does not exist"),
+        (("polling", SMALL, SMALL, "--fail-if", "step > 1s"), "cannot be used with --fail-if"),
+        (("polling", SMALL, SMALL, "--warmup", 0), "cannot be used with --warmup"),
+        (("polling", f"{SMALL}@9", SMALL), "no-such-step"),
+    ],
+)
+def test_what_cannot_be_verified_is_refused(words, message):
+    """With what there is."""
+    with pytest.raises(ReadingError, match=message):
+        run("--verify", *words)

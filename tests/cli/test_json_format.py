@@ -51,7 +51,7 @@ def outputs(run):
         "requests --request": printed("requests", run, "--request", first, "--json"),
         "plot": printed("plot", "all", run, "--steps", "1:2", "--json"),
         "diff": printed("diff", f"{run}@1", f"{run}@2", "--json"),
-        "verify": printed("verify", "polling", run, run, "--json"),
+        "diff --verify": printed("diff", "--verify", "polling", run, run, "--json"),
         "timing": printed("timing", log, "--run", run, "--json"),
         "stuck": printed("stuck", run, "--json"),
         "tq": printed("tq", run, "--json"),

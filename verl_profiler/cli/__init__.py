@@ -30,7 +30,6 @@ COMMANDS = (
     "requests",
     "plot",
     "diff",
-    "verify",
     "watch",
     "stuck",
     "timing",

@@ -3,10 +3,12 @@
     verl-profiler diff logs/base logs/new
     verl-profiler diff logs/my-run@2:10 logs/my-run@11:20
     verl-profiler diff logs/base logs/new --fail-if 'step.p50 > +5%'
+    verl-profiler diff --verify polling logs/before logs/after
 
 RUN@N:M selects the steps N to M; the default is all finished steps without the first (warm-up), if
 at least two others remain.
-Exits with 1 if a --fail-if condition holds: the change exceeds the limit and is significant.
+Exits with 1 if a --fail-if condition holds: the change exceeds the limit and is significant; with
+--verify, if less than half of the predicted gain was achieved, or noise hides it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.diff_sides import Read, read_both, side
+from verl_profiler.cli.diff_sides import Read, read_both, read_findings, side
+from verl_profiler.cli.options import did_you_mean
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown
@@ -61,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 if this condition holds, such as 'step.p50 > +5%%' or 'request.p95 > 90s'",
     )
     parser.add_argument(
+        "--verify",
+        metavar="FINDING",
+        help="check instead whether B achieved the gain that this finding of A predicts: kept, not "
+        "kept or undecided; a name from `why A --json`, such as polling or slow_tools",
+    )
+    parser.add_argument(
         "--warmup",
         metavar="STEPS",
         type=int,
@@ -77,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the comparison; return 0, or 1 if a --fail-if condition holds.
+    """Print the comparison; return 0, or 1 if a --fail-if condition holds or a gain was not kept.
 
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
@@ -88,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.views.diff_text import diff_text, gathered
     from verl_profiler.views.ledger_text import bound_text
 
+    if args.verify is not None:
+        return _verify(args)
     conditions = [condition(text) for text in args.fail_if]
     a, b = read_both(args.a, args.b, args.warmup, cache=not args.no_cache)
     asynchronous = a.asynchronous or b.asynchronous
@@ -134,6 +145,45 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(diff_text(shown(document), everything=args.all))
     return int(any(verdict["holds"] for verdict in verdicts))
+
+
+def _verify(args: argparse.Namespace) -> int:
+    """Print whether B achieved the gain that a finding of A predicts; return 0 if it did, else 1."""
+    from verl_profiler.analysis.explain.rules import RULES
+    from verl_profiler.analysis.explain.verification import verified
+    from verl_profiler.views.diff_text import verification_text
+
+    given = {"--fail-if": args.fail_if, "--all": args.all, "--warmup": args.warmup is not None}
+    if any(given.values()):
+        option = next(name for name, value in given.items() if value)
+        raise ReadingError(
+            f"--verify compares the length of the steps only, so it cannot be used with {option}.\n"
+            "Omit one of them",
+            "option-not-heeded",
+        )
+    if args.verify not in RULES:
+        raise ReadingError(
+            f"{args.verify!r} is not a finding{did_you_mean(args.verify, RULES)}\n"
+            f"Known findings: {', '.join(RULES)}",
+            "no-such-finding",
+        )
+    found, before = read_findings(args.a, cache=not args.no_cache)
+    remaining, after = read_findings(args.b, cache=not args.no_cache)
+    if args.verify not in found:
+        listed = ", ".join(found) or "none"
+        raise ReadingError(
+            f"{args.a.shown} does not have the finding {args.verify}; it has: {listed}.",
+            "no-such-finding",
+        )
+    left = remaining.get(args.verify)
+    result = verified(
+        found[args.verify], before, after, None if left is None else left["recoverable_s"]
+    )
+    if args.json:
+        print_json({"format": 2, **result})
+    else:
+        sys.stdout.write(verification_text(shown(result)))
+    return int(result["verdict"] != "kept")
 
 
 def _same(first: Path, second: Path) -> bool:

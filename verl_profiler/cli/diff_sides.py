@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows, Steps
     from verl_profiler.reading.reader import Run
 
-__all__ = ["Read", "Side", "read_both", "side"]
+__all__ = ["Read", "Side", "read_both", "read_findings", "side"]
 
 _SIDE = re.compile(r"(?P<path>.+)@(?P<steps>\d{1,9}(?::\d{1,9})?)", re.DOTALL)
 
@@ -104,6 +104,30 @@ def read_both(first: Side, second: Side, warmup: int | None, *, cache: bool) -> 
             for each, rows in zip((a, b), device_metrics([a.ledger, b.ledger]), strict=True):
                 each.rows += rows
     return a, b
+
+
+def read_findings(each: Side, *, cache: bool) -> tuple[dict[str, Any], Rows]:
+    """Return a run's findings by name, and its finished steps after the warm-up.
+
+    Raises:
+        ReadingError: No finished step is left.
+    """
+    from verl_profiler.analysis.explain.findings import explanations
+    from verl_profiler.analysis.selection import warm_up
+    from verl_profiler.analysis.steps import step_times
+    from verl_profiler.reading.reader import load
+    from verl_profiler.views.findings import findings
+
+    with load(each.path, cache=cache) as opened:
+        check_steps(opened, each.steps, f"{each.path}@")
+        rows = step_times(opened.tables, each.steps)
+        found = findings(explanations(opened.tables, each.steps))
+    rows = [row for row in rows if row["finished"] and row["step"] > 0]
+    dropped = warm_up([row["step"] for row in rows], each.steps)
+    rows = [row for row in rows if row["step"] not in dropped]
+    if not rows:
+        raise ReadingError(f"{each.shown} has no finished step to compare.", "too-few-steps")
+    return {row["finding"]: row for row in found}, rows
 
 
 def _read(each: Side, opened: Run, warmup: int | None) -> Read:

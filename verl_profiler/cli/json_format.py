@@ -96,10 +96,10 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "metrics": ("rows", "Each metric with its difference, interval and p: docs/diff.md."),
         "conditions": ("rows", "The conditions of --fail-if and whether they hold."),
     },
-    "verify": {
+    "diff --verify": {
         "finding": ("string", "The finding's name."),
         "culprit_text": ("string or null", "The culprit before the change."),
-        "verdict": ("string", "`kept` or `not kept`."),
+        "verdict": ("string", "`kept`, `not kept` or `undecided`."),
         "reason": ("string", "Why."),
         "predicted_s": ("number or null", "Predicted gain, seconds per step."),
         "low_s": ("number or null", "Lower end of its interval."),

@@ -12,7 +12,7 @@ from verl_profiler.render.text import align
 from verl_profiler.units import seconds, share
 from verl_profiler.views.diff_cells import amount, change_cells, in_brackets, moved
 
-__all__ = ["diff_text", "gathered"]
+__all__ = ["diff_text", "gathered", "verification_text"]
 
 _HEADINGS = ("metric", "A", "B", "change", "", "95 % interval", "p")
 _NOTE = (
@@ -121,6 +121,45 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
     blocks.append(_left_out_names(document))
     blocks += [_verdict(each) for each in document["conditions"]]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def verification_text(result: Mapping[str, Any]) -> str:
+    """Return as text whether a change achieved the gain that a finding predicted.
+
+    Args:
+        result: What `verification.verified` returns.
+    """
+
+    def span(low: float | None, high: float | None) -> str:
+        return "" if low is None or high is None else f" ({seconds(low)} to {seconds(high)})"
+
+    who = f" ({result['culprit_text']})" if result["culprit_text"] else ""
+    left = result["remaining_s"]
+    lines = [
+        f"{result['finding']}{who}: {result['verdict']}; {result['reason']}",
+        (
+            f"  predicted  {seconds(result['predicted_s'])} per step"
+            f"{span(result['low_s'], result['high_s'])}"
+        ),
+        (
+            f"  measured   {seconds(result['measured_s'])} per step"
+            f"{span(result['measured_low_s'], result['measured_high_s'])}: "
+            f"{seconds(result['before_s'])} in {result['steps_before']} steps before, "
+            f"{seconds(result['after_s'])} in {result['steps_after']} after"
+        ),
+        f"  missed by  {seconds(result['miss_s'])}",
+        "  remaining  "
+        + (
+            "none; the finding no longer triggers"
+            if left is None
+            else f"up to {seconds(left)} per step"
+        ),
+    ]
+    lines += [
+        f"  WARNING {name} per step changed by {share(change)}; steps are not comparable"
+        for name, change in result["work_changes"].items()
+    ]
+    return "\n".join(lines) + "\n"
 
 
 _SIGNIFICANT = "Significant changes"
