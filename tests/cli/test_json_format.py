@@ -52,7 +52,7 @@ def outputs(run):
         "plot": printed("plot", "all", run, "--steps", "1:2", "--json"),
         "diff": printed("diff", f"{run}@1", f"{run}@2", "--json"),
         "diff --verify": printed("diff", "--verify", "polling", run, run, "--json"),
-        "timing": printed("timing", log, "--run", run, "--json"),
+        "timing": printed("timing", log, "--json"),
         "stuck": printed("stuck", run, "--json"),
         "tq": printed("tq", run, "--json"),
         "memory": printed("memory", run, "--json"),

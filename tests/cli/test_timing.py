@@ -19,7 +19,6 @@ from verl_profiler.errors import ReadingError
 pytest.importorskip("matplotlib")
 
 ROOT = Path(__file__).parents[2]
-RUN = ROOT / "tests/data/rehearsal_run.tar.gz"
 FORM = FORMS["verl-0.6-agent-loop"]
 NAMES = {
     "step_timing_breakdown.png",
@@ -263,19 +262,6 @@ def test_pictures_that_the_log_has_no_numbers_for_are_named(tmp_path, capsys):
     assert (
         f"Not drawn: {tmp_path / 'plot/generation_timing.png'}: the log has no timer of gen" in out
     )
-
-
-def test_the_log_is_compared_with_the_recorded_run(demo, capsys):
-    """On the terminal and as JSON; here the log is of another run, and that is said."""
-    assert 0 == run(demo, "--run", RUN)
-    out = capsys.readouterr().out
-    assert f"The log and the recorded spans of {RUN}:" in out
-    assert re.search(r"^  timer +steps +log +recorded +recorded - log  why$", out, re.MULTILINE)
-    assert "seems to be the log of another run: 2 of 2 steps differ." in out
-
-    assert 0 == run(demo, "--run", RUN, "--json")
-    rows = json.loads(capsys.readouterr().out)["logged_and_recorded"]
-    assert {1, 2, 3, 4} == {row["step"] for row in rows}
 
 
 def test_the_original_script_s_name_still_works(demo):

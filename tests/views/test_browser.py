@@ -15,11 +15,9 @@ from verl_profiler.views.sections import document
 
 pytestmark = pytest.mark.browser
 
-# Neither captures nor a console log are in the run.
 # Sections that only some runs have.
 ABSENT = (
     "captures",
-    "log",
     "device-use",
     "efficiency",
     "pools",
@@ -89,27 +87,6 @@ def test_the_section_of_a_view_follows_the_step(browser, small):
     assert 0 < browser.evaluate(rows) < every
     assert VIEWS["reward_times"].question in text(browser, "#rewards")
     set_value(browser, "#step", "-1")
-
-
-def test_a_console_log_has_a_section_that_follows_the_step(browser, tmp_path):
-    """Its own names appear as text; without a log there is no such section."""
-    folder = tmp_path / "small_run"
-    shutil.copytree(SMALL, folder)
-    (folder / "console.log").write_text(
-        "step:1 - timing_s/gen:1.5 - timing_s/<b>x:0.5 - timing_s/step:2.5\n"
-        "step:2 - timing_s/gen:1.25 - timing_s/step:2.5\n"
-    )
-    path = write_report(folder)
-    browser.open(path)
-
-    assert "Every difference" not in text(browser, "#log")
-    assert "<b>x" in text(browser, "#log")
-    set_value(browser, "#step", "1")
-    assert "1.50 s" in text(browser, "#log table")
-    set_value(browser, "#step", "2")
-    assert "1.25 s" in text(browser, "#log table")
-    assert "1.50 s" not in text(browser, "#log table")
-    assert quiet(browser, path)
 
 
 def test_keys_zoom_pan_and_return(browser, small):

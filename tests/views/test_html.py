@@ -173,7 +173,7 @@ def test_a_view_with_a_section_of_its_own_brings_its_table():
     ]
     own = ["engine_lanes", "routing", "rewards", "weight_transfers"]
     assert own == [name for name, section in sections.items() if section["view"]]
-    assert {"captures", "log"} & set(sections) == set()
+    assert "captures" not in sections
 
 
 def test_shares_of_a_steps_phases_add_up_to_one():
@@ -463,102 +463,10 @@ def test_steps_that_are_not_there_are_refused(tmp_path):
         run_command(SMALL, "--out", tmp_path / "r.html", "--steps", "7")
 
 
-REHEARSED = DATA / "rehearsal_run.tar.gz"
-
-
-@pytest.fixture
-def logged(tmp_path):
-    """A run of the rehearsal, unpacked, and its console log."""
-    shutil.unpack_archive(REHEARSED, tmp_path)
-    with load(tmp_path / "rehearsal_run", cache=False) as run:
-        told = run.rows("SELECT step, extra FROM events WHERE event = 'metrics' ORDER BY step")
-    lines = [
-        f"(TaskRunnerV1 pid=7) {concat(json.loads(row['extra'])['metrics'], row['step'])}"
-        for row in told
-    ]
-    log = tmp_path / "verl_demo.log"
-    log.write_text("\n".join(lines) + "\n")
-    return tmp_path / "rehearsal_run", log
-
-
-def concat(metrics, step):
-    """Write a step's metrics as verl's console logger does."""
-    return " - ".join([f"step:{step}", *(f"{name}:{value!r}" for name, value in metrics.items())])
-
-
 def data_of(path):
     """Return the data block of a page."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text())
     return json.loads(found[1])
-
-
-def test_a_log_is_compared_with_the_spans_by_step_and_for_all_steps(logged, tmp_path):
-    """Each timer has a row, and each difference a reason."""
-    run, log = logged
-    assert 0 == run_command(run, "--log", log, "--out", tmp_path / "r.html")
-    shown = data_of(tmp_path / "r.html")["log"]
-    differences = rows(shown["differences"])
-
-    assert ("verl_demo", []) == (shown["label"], shown["problems"])
-    assert {-1, 1, 2} == {row["s"] for row in differences}
-    assert all(row["explained"] for row in differences)
-    assert {"step", "gen", "testing", "unaccounted"} < {row["timer"] for row in differences}
-    assert "step" == rows(shown["timers"])[0]["timer"]
-    assert "testing: outside the step (step 2 is too short to hold it)" in shown["facts"]
-
-
-def test_the_console_in_the_run_directory_is_taken_by_itself(logged, tmp_path):
-    """As the rehearsal leaves it; another can be named, and one without timers is passed over."""
-    run, log = logged
-    out = tmp_path / "r.html"
-    run_command(run, "--out", out)
-    assert data_of(out)["log"] is None
-
-    (run / "console.log").write_text("Ray runs\n")
-    run_command(run, "--out", out, "--force")
-    assert data_of(out)["log"] is None
-
-    log.rename(run / "console.log")
-    run_command(run, "--out", out, "--force")
-    assert "console" == data_of(out)["log"]["label"]
-
-
-def test_a_log_of_another_run_is_said_to_be_one(tmp_path):
-    """Its numbers are shown all the same."""
-    log = tmp_path / "other.log"
-    log.write_text("step:1 - timing_s/gen:1.5 - timing_s/step:2.5\n")
-    run_command(SMALL, "--log", log, "--out", tmp_path / "r.html")
-    shown = data_of(tmp_path / "r.html")["log"]
-
-    assert ["other seems to be the log of another run: 1 of 1 steps differ."] == shown["problems"]
-
-
-def test_names_in_a_log_are_no_markup(tmp_path):
-    """Whoever writes into a console does not write into the page."""
-    log = tmp_path / "x.log"
-    log.write_text("step:1 - timing_s/<img src=x>:1.5 - timing_s/step:2.5\n")
-    run_command(SMALL, "--log", log, "--out", tmp_path / "r.html")
-
-    assert "<img" not in (tmp_path / "r.html").read_text()
-    assert "<img src=x>" in {
-        row["timer"] for row in rows(data_of(tmp_path / "r.html")["log"]["differences"])
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "slug"),
-    [("step:1 - train/loss:0.5\n", "log-without-timers"), (None, "log-unreadable")],
-)
-def test_a_named_log_that_cannot_be_used_is_refused(text, slug, tmp_path):
-    """Before anything is written."""
-    log = tmp_path / "x.log"
-    if text is not None:
-        log.write_text(text)
-    with pytest.raises(ReadingError) as error:
-        run_command(SMALL, "--log", log, "--out", tmp_path / "r.html")
-
-    assert slug == error.value.slug
-    assert not (tmp_path / "r.html").exists()
 
 
 def test_a_place_that_cannot_be_written_is_a_message(tmp_path):

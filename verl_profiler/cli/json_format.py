@@ -123,7 +123,6 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
             "rows",
             "One per training in the logs: label, log, launches_begin, metrics, and its tables.",
         ),
-        "logged_and_recorded?": ("rows", "With --run: each timer with its recorded span."),
         "problems": _PROBLEMS,
     },
     "stuck": {

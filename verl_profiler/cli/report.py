@@ -3,7 +3,6 @@
     verl-profiler report logs/my-run
     verl-profiler report logs/my-run --open
     verl-profiler report logs/my-run --steps 3:10 --out steps-3-to-10.html
-    verl-profiler report logs/my-run --log verl_demo.log
     verl-profiler report logs/my-run --step 12 --details
 
 The file loads nothing from the network.  A report that this command wrote is replaced; any other file is
@@ -34,12 +33,10 @@ from verl_profiler.cli.output import refuse_overwriting, target_of, write_whole
 from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading.formats.console_log import CONSOLE
 from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
-    from verl_profiler.reading.formats.console_steps import LoggedRun
     from verl_profiler.reading.reader import Run
 
 __all__ = ["add_arguments", "run", "write", "write_report"]
@@ -53,16 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_runs(parser)
     add_out(parser, "the file to write (default: RUN/report.html)")
     add_steps(parser)
-    parser.add_argument(
-        "--log",
-        dest="logs",
-        metavar="FILE",
-        action="append",
-        default=[],
-        type=Path,
-        help="console log of the run, to compare its timers with the recorded spans "
-        f"(default: RUN/{CONSOLE}, if it exists)",
-    )
     add_price(parser)
     parser.add_argument(
         "--details",
@@ -89,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
         args.steps,
         force=args.force,
         cache=not args.no_cache,
-        logs=args.logs,
         price=args.gpu_hour_price,
         details=args.details,
     )
@@ -140,7 +126,6 @@ def write(
     *,
     force: bool,
     cache: bool,
-    logs: Sequence[Path] = (),
     price: float | None = None,
     details: bool = False,
 ) -> Path | None:
@@ -154,10 +139,9 @@ def write(
     from verl_profiler.views.sections import document
 
     target = target_of(runs, out, "report.html", force=force, mark=_MARK)
-    log = _logged(logs, runs)
     with quick_rows(), load(runs, cache=cache, steps=steps) as opened:
         check_steps(opened, steps)
-        gathered = document(opened, steps, log, price)
+        gathered = document(opened, steps, price)
         beside = None
         if details and gathered["steps"]["rows"]:
             beside = _write_details(opened, gathered, target, steps, force=force)
@@ -198,24 +182,6 @@ def _write_details(
         refuse_overwriting(folder / files[place], force=force, mark=MARK)
         write_whole(folder / files[place], [text])
     return {"folder": quote(folder.name), "key": key, "files": files}
-
-
-def _logged(logs: Sequence[Path], runs: Sequence[Path]) -> tuple[LoggedRun, list[str]] | None:
-    """Read the last training in the console logs; by default, in the run directory's console log.
-
-    Raises:
-        ReadingError: The given logs cannot be read, or have no timers.
-    """
-    from verl_profiler.reading.formats.console_steps import logged_runs
-
-    beside = [path for run in runs if (path := run / CONSOLE).is_file()]
-    problems: list[str] = []
-    found = logged_runs(logs or beside, problems)
-    if found:
-        return found[-1], problems
-    if logs:
-        raise ReadingError("\n".join(problems), "log-without-timers")
-    return None
 
 
 def _made() -> str:

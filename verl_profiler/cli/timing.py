@@ -4,7 +4,6 @@
     verl-profiler timing logs/my-run
     verl-profiler timing first.log.gz resumed.log --output-dir figures
     zcat old.log.gz | verl-profiler timing - --json
-    verl-profiler timing logs/my-run/console.log --run logs/my-run
 
 Takes logs of verl 0.3 to 0.9, or a run directory with its console.log; several are read as one in the order given.  Writes five
 figures to the folder plot next to the log. Figures that it wrote for the same log are replaced, so that it
@@ -20,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_profiler.cli.options import add_steps, run_argument
+from verl_profiler.cli.options import add_steps
 from verl_profiler.cli.output import (
     csv_text,
     json_text,
@@ -31,10 +30,9 @@ from verl_profiler.cli.output import (
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.console_log import CONSOLE
-from verl_profiler.render.visible import shown, visible
+from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
-    from verl_profiler.analysis.selection import Rows
     from verl_profiler.reading.formats.console_steps import LoggedRun
 
 __all__ = ["add_arguments", "run"]
@@ -61,13 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     add_steps(parser)
     parser.add_argument("--separate", action="store_true", help="treat each LOG as a separate run")
-    parser.add_argument(
-        "--run",
-        dest="recorded",
-        metavar="RUN",
-        type=run_argument,
-        help="compare with the spans that were recorded in this run",
-    )
     numbers = parser.add_mutually_exclusive_group()
     numbers.add_argument("--json", action="store_true", help="print the numbers as JSON")
     numbers.add_argument("--csv", action="store_true", help="print one line per step as CSV")
@@ -95,9 +86,8 @@ def run(args: argparse.Namespace) -> int:
     if not runs:
         print_error("nothing to plot:", *problems)
         return 1
-    compared = None if args.recorded is None else _compared(runs, args, problems)
     if args.json or args.csv:
-        text = _as_json(runs, compared, problems) if args.json else _as_csv(runs)
+        text = _as_json(runs, problems) if args.json else _as_csv(runs)
         _give(text, args.out, force=args.force)
         return 0
     if args.out is not None:
@@ -106,11 +96,6 @@ def run(args: argparse.Namespace) -> int:
             "option-not-heeded",
         )
     _draw(runs, args)
-    if compared is not None:
-        from verl_profiler.views.timing_text import difference_table
-
-        print(f"\nThe log and the recorded spans of {visible(str(args.recorded))}:\n")
-        print(difference_table(shown(compared)))
     if problems:
         print("\nData-quality warnings:")
         print("\n".join(visible(f"- {problem}") for problem in problems))
@@ -217,7 +202,7 @@ def _give(text: str, out: Path | None, *, force: bool) -> None:
     print(visible(f"Wrote {out}"))
 
 
-def _as_json(runs: Sequence[LoggedRun], compared: Rows | None, problems: Sequence[str]) -> str:
+def _as_json(runs: Sequence[LoggedRun], problems: Sequence[str]) -> str:
     from verl_profiler.analysis import console_timers
 
     analyses = (
@@ -239,7 +224,6 @@ def _as_json(runs: Sequence[LoggedRun], compared: Rows | None, problems: Sequenc
             }
             for run in runs
         ],
-        **({} if compared is None else {"logged_and_recorded": compared}),
         "problems": list(problems),
     }
     return json_text(content)
@@ -255,16 +239,3 @@ def _as_csv(runs: Sequence[LoggedRun]) -> str:
         for row, line in zip(logged_steps(run), run.lines, strict=True)
     ]
     return csv_text(rows)
-
-
-def _compared(runs: Sequence[LoggedRun], args: argparse.Namespace, problems: list[str]) -> Rows:
-    """Compare the last run of the logs with a recorded one."""
-    from verl_profiler.analysis.timer_differences import logged_and_recorded
-    from verl_profiler.reading.reader import load
-
-    if len(runs) > 1:
-        problems.append(
-            f"The recorded run is compared with {runs[-1].label}, the last one in the log."
-        )
-    with load(args.recorded) as opened:
-        return logged_and_recorded(opened.tables, runs[-1], args.steps, problems)

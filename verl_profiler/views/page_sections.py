@@ -73,13 +73,6 @@ _LAID_OUT = (
     ),
     Section("captures", "Captures", "the captured processes, and what their exports contain"),
     Section(
-        "log",
-        "Console log",
-        "with `--log FILE`, or with `console.log` in the run directory: verl's printed timers next "
-        "to the recorded spans, and why they differ; see [timing](timing.md)",
-        link="Log",
-    ),
-    Section(
         "lags",
         "Event-loop stalls",
         "when an event loop was blocked. What was awaiting on it then appears slow but is not",
@@ -126,7 +119,7 @@ def page_sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         out where their table is empty.
     """
     own = {view.section.name: view for view in VIEWS.values() if isinstance(view.section, Section)}
-    shown = {"captures": document["captures"]["rows"], "log": document["log"]}
+    shown = {"captures": document["captures"]["rows"]}
     shown |= {name: document[view.name]["rows"] for name, view in own.items()}
     return [
         {

@@ -79,13 +79,10 @@ def _colors(document: Mapping[str, Any]) -> dict[str, str]:
     colors = {**PART_COLORS, **PHASE_COLORS, **ENGINE_COLORS}
     colors |= {f"call:{part}": code for part, code in CALL_PART_COLORS.items()}
     colors |= {f"account:{account}": account_color(account) for account in ACCOUNTS}
-    log = document["log"]
-    tables = [(document["step_phases"], "phase")]
-    tables += [(log["differences"], "timer"), (log["timers"], "timer")] if log else []
-    for table, column in tables:
-        if table["columns"]:
-            place = table["columns"].index(column)
-            colors.update({row[place]: color(row[place]) for row in table["rows"] if row[place]})
+    table = document["step_phases"]
+    if table["columns"]:
+        place = table["columns"].index("phase")
+        colors.update({row[place]: color(row[place]) for row in table["rows"] if row[place]})
     path = document["critical_path"]
     for row in path["rows"]:
         category = row[path["columns"].index("category")]

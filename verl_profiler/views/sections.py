@@ -23,14 +23,12 @@ from verl_profiler.analysis.time_tree import whole_time_tree
 from verl_profiler.analysis.tq import tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, FAMILIES
-from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.about_run import about_run, event_settings, recorded_events
 from verl_profiler.views.conclusions import conclusions, notes
 from verl_profiler.views.findings import findings
-from verl_profiler.views.log_section import log_section
 from verl_profiler.views.page_sections import page_sections
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.questions.engine_timeline import page_engines
@@ -60,7 +58,6 @@ _CDF = (*(place / 50 for place in range(50)), 0.985, 0.99, 0.995, 0.999, 1.0)
 def document(
     run: Run,
     steps: Steps = None,
-    log: tuple[LoggedRun, Sequence[str]] | None = None,
     price: float | None = None,
 ) -> dict[str, Any]:
     """Gather everything that the page shows.
@@ -68,12 +65,11 @@ def document(
     Args:
         run: An open run.
         steps: First and last step to show; all when None.
-        log: The run in a console log, with what was found while the log was read.
         price: Of a GPU-hour, if device time is shown in money.
 
     Returns:
         A JSON object: `about`, `sentences`, `notes`, `problems`; `sections`, as `page_sections` gives
-        them; `steps` and the tables (`columns`, `rows`) of the sections; `timelines`; `log`.
+        them; `steps` and the tables (`columns`, `rows`) of the sections; `timelines`.
     """
     tables = run.tables
     with _explaining(tables, steps) as explained:
@@ -140,7 +136,6 @@ def document(
     lags = _placed(analysis.longest_lags(tables, steps), places, every, _ROWS)
     data["longest_lags"] = frame(lags, drop=("run", "step"))
     data["release_effects"] = frame(analysis.release_effects(tables, steps))
-    data["log"] = log and log_section(tables, *log, steps, places, WHOLE)
     engines, engine_notes = page_engines(tables, steps)
     for name, rows in engines.items():
         data[name] = frame(_placed(rows, places, every, len(rows)), drop=("run", "step"))

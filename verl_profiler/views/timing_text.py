@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from verl_profiler.analysis.console_timers import logged_phases, logged_steps, metric_summary
-from verl_profiler.analysis.selection import Rows
-from verl_profiler.analysis.timer_differences import timer_differences
 from verl_profiler.reading.formats.console_steps import LoggedRun
-from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
-from verl_profiler.units import seconds
 
-__all__ = ["difference_table", "run_facts", "summary_block"]
+__all__ = ["run_facts", "summary_block"]
 
 _RULE = "=" * 70
 _PERF = ("perf/time_per_step", "perf/throughput", "tokens_per_s")
@@ -68,30 +61,3 @@ def run_facts(run: LoggedRun) -> list[str]:
     }
     facts += [f"{phase}: {places[place]} ({reason})" for (phase, place), reason in reasons.items()]
     return facts
-
-
-def difference_table(rows: Rows) -> str:
-    """Return a table of logged timers and recorded spans: by timer, then unexplained steps.
-
-    Args:
-        rows: Of `logged_and_recorded`.
-    """
-    lines = [["timer", "steps", "log", "recorded", "recorded - log", "why"]]
-    lines += [
-        [
-            row["timer"],
-            str(row["steps"]),
-            seconds(row["logged_s"]),
-            seconds(row["recorded_s"]),
-            seconds(row["difference_s"]),
-            _reason(row),
-        ]
-        for row in timer_differences(rows)
-    ]
-    return align(lines, left=(0, 5))
-
-
-def _reason(row: Mapping[str, Any]) -> str:
-    if row["explained"] or not row["steps"]:
-        return row["reason"]
-    return f"{row['reason']} ({seconds(row['largest_s'])} in step {row['largest_step']})"

@@ -230,15 +230,6 @@ interface Tables {
   captures: CaptureRow; range_times: RangeRow; top_kernels: KernelRow; gpu_idle: IdleRow;
 }
 
-interface TimerRow {
-  timer: string; steps: number; mean: number; median: number; std: Num; min: number; max: number;
-}
-
-interface DifferenceRow extends OfStep {
-  timer: string; logged_s: Num; recorded_s: Num; difference_s: Num; reason: MaybeText;
-  explained: boolean;
-}
-
 interface ProcessRow {
   name: string; role: string; host: MaybeText; pid: Num; recorded_events: Num; size_bytes: Num;
   dropped: Num; write_errors: Num; end_reason: MaybeText;
@@ -296,11 +287,6 @@ interface Timelines {
   requests: Frame<DrawnRequest> & {spans: number[][]; calls: PackedCall[][]; servers: string[]};
 }
 
-interface Log {
-  label: string; facts: string[]; problems: string[]; timers: Frame<TimerRow>;
-  differences: Frame<DifferenceRow>;
-}
-
 /** A view's own table, and what its columns hold. */
 interface PageView {
   table: string; columns: Record<string, string>; labels: Record<string, string>;
@@ -327,7 +313,7 @@ type PageDocument = {[Name in keyof Tables]: Frame<Tables[Name]>} & {
   /** Files with all requests of a step, by its place; see request_details.js. */
   details: {folder: string; key: string; files: Record<number, string>} | null;
   timelines: Timelines; problems: string[]; notes: Record<string, string[]>; tq_findings: string[];
-  sections: PageSection[]; log: Log | null; colors: Record<string, string>;
+  sections: PageSection[]; colors: Record<string, string>;
   /** What each account of the device time is. */
   accounts: Record<string, string>;
   call_parts: Record<string, string>;

@@ -22,18 +22,12 @@ import {
   startTimeline,
 } from './section_requests.js';
 import {rolloutSection, toolsSection, turnsSection, validationSection} from './section_rollout.js';
-import {
-  costSection,
-  launchSection,
-  logSection,
-  problemsSection,
-  stallsSection,
-} from './section_run.js';
+import {costSection, launchSection, problemsSection, stallsSection} from './section_run.js';
 import {pathSection, stepsSection} from './section_steps.js';
 import {viewSection} from './section_view.js';
 import {transfersSection, weightsSection, workersSection} from './section_workers.js';
 
-const {log, sections} = DATA;
+const {sections} = DATA;
 
 /** @type {Record<string, () => import('./dom.js').Child[]>} */
 const MAKERS = {
@@ -50,7 +44,6 @@ const MAKERS = {
   transfers: transfersSection,
   weights: weightsSection,
   captures: capturesSection,
-  log: () => (log ? logSection(log) : []),
   lags: stallsSection,
   validation: validationSection,
   problems: problemsSection,

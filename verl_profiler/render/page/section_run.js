@@ -1,11 +1,10 @@
-// About the run and the recording: console log, event-loop stalls, problems, cost, launch.
+// About the run and the recording: event-loop stalls, problems, cost, launch.
 
 import {about, heading, note, nothing} from './blocks.js';
 import {
   DATA,
   labeledRows,
   several,
-  shown,
   shownName,
   shownRows,
   tableOf,
@@ -13,52 +12,8 @@ import {
   unpack,
 } from './data.js';
 import {element} from './dom.js';
-import {clean, NONE, number, plural, seconds, share} from './format.js';
+import {clean, NONE, number, seconds, share} from './format.js';
 import {table} from './table.js';
-
-/** @param {Log} log */
-export function logSection(log) {
-  const rows = unpack(log.differences).filter((row) => row.s === shown.step);
-  const open = rows.filter((row) => !row.explained).length;
-  let found = 'No timer is in both the log and the recording.';
-  if (open) found = `${plural(open, 'difference')} without a known reason.`;
-  else if (rows.length) found = 'Every difference has a known reason.';
-  return [
-    about(
-      `Timers that verl logged (${clean(log.label)}) compared with recorded spans, ` +
-        `${shownName()}. ${found}`,
-    ),
-    rows.length
-      ? table({
-          caption: 'Logged and recorded timers',
-          rows,
-          columns: [
-            ['timer', 'timer', 'text', {swatch: true}],
-            ['logged_s', 'log', 's'],
-            ['recorded_s', 'recorded', 's', {bar: true}],
-            ['difference_s', 'recorded − log', 's'],
-            ['reason', 'why', 'text'],
-          ],
-        })
-      : null,
-    heading('Logged timers, all steps'),
-    table({
-      caption: 'Statistics of logged timers',
-      rows: unpack(log.timers),
-      limit: 16,
-      columns: [
-        ['timer', 'timer', 'text', {swatch: true}],
-        ['steps', 'steps', 'n'],
-        ['mean', 'mean', 's', {bar: true}],
-        ['median', 'median', 's'],
-        ['std', 'std', 's'],
-        ['min', 'min', 's'],
-        ['max', 'max', 's'],
-      ],
-    }),
-    ...[...log.facts, ...log.problems].map((text) => note(clean(text))),
-  ];
-}
 
 /** In processes with these roles, a stall is a wait of requests. */
 const SERVING = ['agent_loop', 'engine', 'reward', 'trainer'];
