@@ -57,13 +57,15 @@ def record_again(full: Path, folder: Path, **settings: Any) -> dict[str, dict[st
         (folder / "processes" / header.name).unlink()
         for path in folder.glob(f"step_*/{name}.jsonl"):
             path.unlink()
-        events = EventSettings(
-            announce=False, flush_interval_s=60, max_pending=5_000_000, **settings
+        config = WorkerConfig(
+            str(folder),
+            str(folder),
+            EventSettings(**settings),
+            flush_interval_s=60,
+            max_pending=5_000_000,
         )
         identity = Identity("agent_loop", int(name.rpartition("_")[2]))
-        recorder = Recorder(
-            WorkerConfig(str(folder), str(folder), events), lambda identity=identity: identity
-        )
+        recorder = Recorder(config, lambda identity=identity: identity)
         offset = recorder.anchor.wall_ns - recorder.anchor.monotonic_ns
         offered = 0
         for line in lines_of(full, name):

@@ -174,7 +174,7 @@ def _measure_messages(count: int) -> None:
         }
     )
     with tempfile.TemporaryDirectory() as folder:
-        settings = EventSettings(announce=False, engine_iterations=True)
+        settings = EventSettings(engine_iterations=True)
         recorder.start(
             WorkerConfig(folder, folder, settings, take_anchor()),
             lambda: Identity("engine", 0),
@@ -251,7 +251,7 @@ async def _measure_vllm(model: str, requests: int, tokens: int, rounds: int) -> 
     async def measured(*, enabled: bool) -> tuple[float, float, float, float, float]:
         """Return length of an iteration, CPU of core and server per iteration, and reading's times."""
         with tempfile.TemporaryDirectory() as folder:
-            settings = EventSettings(announce=False, engine_state=enabled)
+            settings = EventSettings(engine_state=enabled)
             config = WorkerConfig(folder, folder, settings, take_anchor())
             recorder.start(config, lambda: Identity("engine", 0), dict)
             placing.install(select(["engine"]))

@@ -87,7 +87,7 @@ def activate(folder):
         module = types.ModuleType(name)
         setattr(module, kind.__name__, kind)
         sys.modules[name] = module
-    worker_config = WorkerConfig(folder, folder, EventSettings(announce=False), take_anchor())
+    worker_config = WorkerConfig(folder, folder, EventSettings(), take_anchor())
     os.environ[SETTINGS] = worker_config.encode()
     from verl_profiler import plugin
     from verl_profiler.instrumentation.status import status

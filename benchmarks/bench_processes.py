@@ -86,7 +86,7 @@ def prepare(scratch: Path) -> Path:
     from verl_profiler.recording.clock import take_anchor
     from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
-    anchor, events = take_anchor(), EventSettings(announce=False, devices=False)
+    anchor, events = take_anchor(), EventSettings(devices=False)
     made = run_directory.make(str(scratch / "disk" / "run"), anchor, events, {})
     config = WorkerConfig(str(made), str(made), events, anchor)
     (scratch / "config.json").write_bytes(msgspec.json.encode(config))

@@ -95,9 +95,8 @@ class Original:
 def start(folder):
     """Start recording into a new directory below `folder`."""
     directory = tempfile.mkdtemp(dir=folder)
-    settings = EventSettings(announce=False, max_pending=5_000_000)
     recorder.start(
-        WorkerConfig(directory, directory, settings, take_anchor()),
+        WorkerConfig(directory, directory, EventSettings(), take_anchor(), max_pending=5_000_000),
         lambda: Identity("agent_loop", 0),
     )
     return Path(directory)
@@ -254,7 +253,7 @@ def bench_import():
         "print((time.perf_counter() - b) * 1e3)"
     )
     folder = tempfile.mkdtemp()
-    encoded = WorkerConfig(folder, folder, EventSettings(announce=False), take_anchor()).encode()
+    encoded = WorkerConfig(folder, folder, EventSettings(), take_anchor()).encode()
     times = {"off": [], "on": []}
     for _ in range(9):
         for name, environment in (("off", {}), ("on", {"VERL_PROFILER_SETTINGS": encoded})):

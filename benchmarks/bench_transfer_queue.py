@@ -235,7 +235,7 @@ def main():
         log = logging.getLogger(lines.NAME)
         log.addHandler(handler)
         log.propagate = False
-        events = EventSettings(announce=False)
+        events = EventSettings()
         recorder.start(
             WorkerConfig(folder, folder, events, take_anchor()), lambda: Identity("actor", 0)
         )

@@ -38,7 +38,7 @@ def settings(folder):
     from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
     anchor = take_anchor()
-    events = EventSettings(announce=False)
+    events = EventSettings()
     made = run_directory.make(str(folder), anchor, events, {})
     return WorkerConfig(str(made), str(folder), events, anchor).encode(), made
 

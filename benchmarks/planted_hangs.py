@@ -2,7 +2,7 @@
 
     python benchmarks/planted_hangs.py --output DIR [--after 1] [--engine standin] [PLANT ...]
 
-One rehearsal runs throughout; with SGLang, without the plants in the stand-in.  Each hang is planted in
+Three hangs share a rehearsal; with SGLang, without the plants in the stand-in.  Each hang is planted in
 the middle of a step, and removed once `verl-profiler stuck` has named a culprit, or after 90 s; then the
 training goes on.  What kills a process or needs a disk of its own comes last, each in its own rehearsal;
 the disks need root and bindfs (of Debian's package of this name), and are left out without.  Prints a table:
@@ -33,6 +33,8 @@ _STEPS = 4
 # On a busy machine, the first step takes minutes.
 _PATIENCE_S = 600.0
 _EVIDENCE_S = 16.0
+# Of so many hangs of a run, evidence is gathered.
+_HANGS = 3
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,6 @@ def rehearsal(
     command = [sys.executable, "-m", "verl_profiler", "rehearse", "--engine", engine]
     command += ["--steps", "1000", "--output", str(run), *words, "rehearsal.poll_interval_s=0.05"]
     command += [f"rehearsal.hang={hang}", f"profiler.stuck.after={after_s}"]
-    command.append("profiler.stuck.evidence=100")
     with (folder / "rehearsal.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
@@ -354,12 +355,15 @@ def main() -> int:
     arguments.output.mkdir(parents=True, exist_ok=True)
     print("| planted | culprit | confidence | named after |")
     print("| --- | --- | --- | --- |")
-    engine, after_s, run = arguments.engine, arguments.after, arguments.output / "run"
+    engine, after_s = arguments.engine, arguments.after
     failed = 0
     together = [name for name in names if not PLANTS[name].is_alone]
-    if together:
-        with rehearsal(arguments.output, after_s, engine, run) as hang:
-            for name in together:
+    for first in range(0, len(together), _HANGS):
+        folder = arguments.output / f"rehearsal_{first // _HANGS + 1}"
+        folder.mkdir()
+        run = folder / "run"
+        with rehearsal(folder, after_s, engine, run) as hang:
+            for name in together[first : first + _HANGS]:
                 with planted(run, hang, name):
                     found = try_out(run, name)
                 failed += reported(name, *found, arguments.output)

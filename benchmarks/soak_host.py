@@ -607,22 +607,25 @@ class Soak:
         import verl_profiler
         from verl_profiler.instrumentation import placing
         from verl_profiler.instrumentation.status import status
-        from verl_profiler.recording import recorder, run_directory
+        from verl_profiler.recording import event_loop_lag, recorder, run_directory
         from verl_profiler.recording.clock import now, take_anchor
         from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
         anchor = take_anchor()
-        settings = EventSettings(
-            announce=False,
-            max_pending=self.options["max_pending"],
-            flush_interval_s=FLUSH_S,
-            # No stall is that long, so no event is recorded that is not counted here.
-            lag_threshold_s=60,
-        )
+        settings = EventSettings()
+        # No stall is that long, so no event is recorded that is not counted here.
+        event_loop_lag.LAG_THRESHOLD_S = 60
         made = run_directory.make(str(self.run), anchor, settings, {})
         if made != self.run:
             raise SystemExit(f"{made} is not {self.run}")
-        worker_config = WorkerConfig(str(made), str(self.run), settings, anchor)
+        worker_config = WorkerConfig(
+            str(made),
+            str(self.run),
+            settings,
+            anchor,
+            flush_interval_s=FLUSH_S,
+            max_pending=self.options["max_pending"],
+        )
         self.recorder = recorder
         recorder.start(worker_config, lambda: Identity("soak", 0))
         self.now, self.record, self.span = now, recorder.record, verl_profiler.span

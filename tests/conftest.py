@@ -122,8 +122,9 @@ def worker_config(tmp_path):
     """What a process gets from the driver: a run directory that exists, quick flushes."""
     directory = tmp_path / "run"
     directory.mkdir()
-    events = EventSettings(flush_interval_s=0.01, announce=False)
-    return WorkerConfig(str(directory), str(directory), events, take_anchor())
+    return WorkerConfig(
+        str(directory), str(directory), EventSettings(), take_anchor(), flush_interval_s=0.01
+    )
 
 
 @pytest.fixture

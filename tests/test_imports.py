@@ -41,7 +41,7 @@ def test_importing_the_package_has_no_effects():
 
 def test_the_recording_half_brings_in_none_of_the_reading_half(tmp_path):
     """Also when it records, with every probe registered."""
-    worker_config = WorkerConfig(str(tmp_path), "x", EventSettings(announce=False), take_anchor())
+    worker_config = WorkerConfig(str(tmp_path), "x", EventSettings(), take_anchor())
     found = imported_by(
         "import verl_profiler.plugin; import verl_profiler.recording.recorder as r; assert r.active()",
         **{SETTINGS: worker_config.encode()},

@@ -71,12 +71,12 @@ def test_hydra_composes_the_option_from_the_wheel(bare):
         "pathlib.Path('app.yaml').write_text('trainer: {}\\nactor_rollout_ref: {actor: {}, rollout: {}, "
         "ref: {}}\\ncritic: {}\\n')\n"
         "hydra.initialize_config_dir(str(pathlib.Path.cwd()), version_base=None)\n"
-        "config = hydra.compose('app', ['+profiler=multiturn', 'profiler.events.max_pending=5000'])\n"
+        "config = hydra.compose('app', ['+profiler=multiturn', 'profiler.events.detail_share=0.5'])\n"
         "print(json.dumps(OmegaConf.to_container(config)))\n"
     )
     config = json.loads(bare("-c", code))
 
-    assert 5000 == config["profiler"]["events"]["max_pending"]
+    assert 0.5 == config["profiler"]["events"]["detail_share"]
     assert None is config["trainer"]["profile_steps"]
     assert "profile_ranks" in config["actor_rollout_ref"]["actor"]
 

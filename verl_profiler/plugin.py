@@ -161,16 +161,7 @@ def _describe() -> dict[str, Any]:
             "hits": dict(status.hits),
             "errors": dict(status.errors),
         },
-        "announcement": _announcement(status),
     }
-
-
-def _announcement(status: Any) -> str:
-    count = sum(len(targets) for targets in status.installed.values())
-    text = f"recording; {count} probes installed so far" if count else "recording"
-    if status.missed:
-        text += f"; missed: {', '.join(sorted(status.missed))}"
-    return text
 
 
 def _versions() -> dict[str, str]:

@@ -117,7 +117,6 @@ def config(folder, address):
             "global_profiler": {"tool": None, "steps": None},
             "profiler": {
                 "output_dir": f"{folder}/logs/run",
-                "events": {"flush_interval_s": 0.05},
                 "nsight": {"roles": {"agent_loop": True}, "collect_timeout_s": 30},
             },
             "ray_kwargs": {"ray_init": {"address": address, "log_to_driver": False}},

@@ -136,18 +136,13 @@ def test_colocated_groups_share_the_actors_processes():
     assert ((0, 3), (3,)) == (roles["actor"].ranks, roles["critic"].ranks)
 
 
-def test_options_of_a_role_win_over_those_of_all_and_over_verls():
-    """Booleans become true and false in lower case, and null removes the option."""
-    chosen = settings(
-        options={"all": {"trace": "nvtx"}, "workers": {"trace": "osrt", "stats": True}}
-    )
+def test_the_users_options_win_over_verls():
+    """For all roles; booleans become true and false in lower case."""
+    roles = plan(settings(options={"trace": "osrt", "stats": True})).roles
 
-    roles = plan(chosen).roles
-    assert ("osrt", "true") == (
-        roles["actor"].options["trace"],
-        roles["actor"].options["stats"],
-    )
-    assert "nvtx" == roles["trainer"].options["trace"]
+    for role in ("actor", "trainer"):
+        found = roles[role].options
+        assert ("osrt", "true") == (found["trace"], found["stats"])
 
 
 @pytest.mark.parametrize(
@@ -183,8 +178,8 @@ def test_captures_are_counted_in_advance(capture, changes, role, count):
 @pytest.mark.parametrize(
     ("nsight", "slug"),
     [
-        ({"options": {"all": {"output": "x"}}}, "nsys-option"),
-        ({"options": {"trainer": {"trace": "cuda nvtx"}}}, "nsys-option"),
+        ({"options": {"output": "x"}}, "nsys-option"),
+        ({"options": {"trace": "cuda nvtx"}}, "nsys-option"),
         ({"directory": "/with space"}, "nsys-option"),
         ({"roles": {"transfer_queue": [0]}}, "capture-keys"),
         ({"roles": {"workers": [4]}}, "capture-keys"),

@@ -130,7 +130,7 @@ def places(secret):
     ]
     settings = {
         "output_dir": "logs/x",
-        "nsight": {"options": {"all": {"e": f"NOTE={secret}", "note": secret}}},
+        "nsight": {"options": {"e": f"NOTE={secret}", "note": secret}},
         "memory_saver": {"environment": {"NOTE": secret}},
         "stuck": {"webhook": f"file:/run/{len(secret)}"},
     }
@@ -207,7 +207,7 @@ def test_a_number_of_a_users_own_key_is_not_written():
         "pin=483920",
         "reward.custom_reward_function.reward_kwargs.pin=483920",
         "profiler.memory_saver.environment.PIN=483920",
-        "profiler.nsight.options.all.pin=483920",
+        "profiler.nsight.options.pin=483920",
     ]
 
     assert "483920" not in "".join(recorded_command(words))

@@ -28,9 +28,7 @@ class Batch:
 @pytest.fixture
 def settings(monkeypatch):
     def set_nvtx(value):
-        worker_config = WorkerConfig(
-            "/run", "run", EventSettings(announce=False), take_anchor(), nvtx=value
-        )
+        worker_config = WorkerConfig("/run", "run", EventSettings(), take_anchor(), nvtx=value)
         monkeypatch.setenv(SETTINGS, worker_config.encode())
 
     return set_nvtx
@@ -175,7 +173,7 @@ def test_the_real_sglang_times_iterations_by_its_clock_on_a_cpu(tmp_path):
     """Its device timer makes CUDA events in each forward pass, which ends a scheduler without CUDA."""
     if importlib.util.find_spec("sglang") is None:
         pytest.skip("needs sglang")
-    events = EventSettings(announce=False, engine_iterations=True)
+    events = EventSettings(engine_iterations=True)
     config = WorkerConfig("/run", "run", events, take_anchor(), nvtx="off")
     inherited = {**os.environ, SETTINGS: config.encode()}
     done = subprocess.run(

@@ -129,7 +129,6 @@ def record(folder):
         {
             "profiler": {
                 "output_dir": str(folder / "run"),
-                "events": {"flush_interval_s": 0.05},
                 "transfer_queue": {"trace": False},
             },
             "ray_kwargs": {"ray_init": {"address": f"{OWN}:{PORT}", "log_to_driver": False}},

@@ -49,8 +49,10 @@ def launched(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_state, "_reader", None)
 
     def run(manager, *, enabled=True):
-        events = EventSettings(flush_interval_s=0.01, engine_state=enabled)
-        config = WorkerConfig(str(tmp_path), str(tmp_path), events, take_anchor())
+        events = EventSettings(engine_state=enabled)
+        config = WorkerConfig(
+            str(tmp_path), str(tmp_path), events, take_anchor(), flush_interval_s=0.01
+        )
         recorder.start(config, lambda: Identity("engine", 0), dict)
 
         class Server:

@@ -67,10 +67,15 @@ def recording(tmp_path, monkeypatch):
     )
 
     def start(*, enabled=True, captured_steps=()):
-        events = EventSettings(flush_interval_s=0.01, engine_state=enabled)
+        events = EventSettings(engine_state=enabled)
         anchor = take_anchor()
         config = WorkerConfig(
-            str(tmp_path), str(tmp_path), events, anchor, captured_steps=captured_steps
+            str(tmp_path),
+            str(tmp_path),
+            events,
+            anchor,
+            captured_steps=captured_steps,
+            flush_interval_s=0.01,
         )
         recorder.start(config, lambda: Identity("engine", 0), dict)
 

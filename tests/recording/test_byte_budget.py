@@ -18,7 +18,7 @@ MB = 1_000_000
 
 def recorder_with(worker_config, **changes):
     events = msgspec.structs.replace(worker_config.events, **changes)
-    config = msgspec.structs.replace(worker_config, events=events)
+    config = msgspec.structs.replace(worker_config, events=events, flush_interval_s=60)
     return Recorder(config, lambda: Identity("agent_loop", 0))
 
 
@@ -47,7 +47,7 @@ def settle(recorder):
 @pytest.fixture
 def run(worker_config):
     """Record 50 steps of 40 requests with 1 MB; return the directory, the account and what was offered."""
-    recorder = recorder_with(worker_config, max_gb=0.001, flush_interval_s=60)
+    recorder = recorder_with(worker_config, max_gb=0.001)
     directory = Path(worker_config.directory)
     offered = 0
     for step in range(1, 51):
@@ -123,7 +123,7 @@ def test_it_is_printed(capsys, request):
 
 
 def test_compressed_steps_give_bytes_back(worker_config):
-    recorder = recorder_with(worker_config, max_gb=0.001, flush_interval_s=60, compress=True)
+    recorder = recorder_with(worker_config, max_gb=0.001, compress=True)
     directory = Path(worker_config.directory)
     for step in range(1, 31):
         for number in range(40):
@@ -139,7 +139,7 @@ def test_compressed_steps_give_bytes_back(worker_config):
 
 
 def test_a_run_within_its_budget_is_recorded_in_full(worker_config):
-    recorder = recorder_with(worker_config, max_gb=1.0, flush_interval_s=60)
+    recorder = recorder_with(worker_config, max_gb=1.0)
     offered = add_request(recorder, 1, 1)
     recorder.close("exit")
     account = recorder.account()
@@ -165,7 +165,7 @@ def test_each_time_half_of_what_was_left_is_used_the_share_is_halved(used, halvi
 
 def test_within_its_budget_details_do_not_wait_for_the_end_of_their_request(worker_config):
     """A process that is killed has them on the disk, as without a budget."""
-    recorder = recorder_with(worker_config, max_gb=1.0, flush_interval_s=60)
+    recorder = recorder_with(worker_config, max_gb=1.0)
     recorder.append(("request_start", None, now(), {"sample": 1}, 1))
     for _ in range(3):
         recorder.append(("engine_call", now(), now(), {"request_id": "a"}, 1))

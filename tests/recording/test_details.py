@@ -39,13 +39,14 @@ def with_events(worker_config, **changes):
 class Worker:
     """An agent-loop worker's recorder; requests begin and end at times that the test gives."""
 
-    def __init__(self, worker_config, **changes):
-        # Written when it closes: nothing depends on when the thread runs.
-        changes = {"detail_share": 0.0, "flush_interval_s": 60, **changes}
+    def __init__(self, worker_config, *, max_pending=200_000, **changes):
+        changes = {"detail_share": 0.0, **changes}
         self.directory = worker_config.directory
-        self.recorder = Recorder(
-            with_events(worker_config, **changes), lambda: Identity("agent_loop", 0)
+        # Written when it closes: nothing depends on when the thread runs.
+        config = msgspec.structs.replace(
+            with_events(worker_config, **changes), max_pending=max_pending, flush_interval_s=60
         )
+        self.recorder = Recorder(config, lambda: Identity("agent_loop", 0))
         self.offered = 0
         self.origin = now()
 

@@ -82,8 +82,14 @@ def nvml(monkeypatch):
 
 def config_of(directory, **settings):
     """A worker's settings."""
-    settings = {"flush_interval_s": 0.01, "device_interval_s": 0.2, "announce": False, **settings}
-    return WorkerConfig(str(directory), str(directory), EventSettings(**settings), take_anchor())
+    return WorkerConfig(
+        str(directory),
+        str(directory),
+        EventSettings(**settings),
+        take_anchor(),
+        flush_interval_s=0.01,
+        device_interval_s=0.2,
+    )
 
 
 def until(condition, seconds=20):
@@ -301,10 +307,17 @@ from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 device_sampler._RETRY_S = 0.1
 device_libraries.visible_words = lambda _names: None
-events = EventSettings(flush_interval_s=0.01, device_interval_s=0.2, announce=False)
+events = EventSettings()
 rank = int(sys.argv[2])
 recorder.start(
-    WorkerConfig(sys.argv[1], sys.argv[1], events, take_anchor()),
+    WorkerConfig(
+        sys.argv[1],
+        sys.argv[1],
+        events,
+        take_anchor(),
+        flush_interval_s=0.01,
+        device_interval_s=0.2,
+    ),
     lambda: Identity("actor", rank),
     device_sampler.account,
 )

@@ -19,7 +19,6 @@ from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.instrumentation.status import status
 from verl_profiler.recording import context, event_loop_lag, recorder
 from verl_profiler.recording.identity import Identity
-from verl_profiler.recording.worker_config import EventSettings
 
 PROBE = Probe("event", "rollout", ("x:y",))
 _current_batch: ContextVar[object] = ContextVar("current_batch")
@@ -227,7 +226,7 @@ def stalls_of(worker_config):
 def test_a_coroutine_that_blocks_is_named_and_its_stall_recorded(worker_config, kind, block):
     """With no probe on what blocks; the beat runs at some time before it."""
     # A thread that asks for the interpreter every 10 ms may be the one that gets it after the call.
-    worker_config = msgspec.structs.replace(worker_config, events=EventSettings(announce=False))
+    worker_config = msgspec.structs.replace(worker_config, flush_interval_s=0.5)
     recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     truth = []
 

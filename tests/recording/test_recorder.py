@@ -54,9 +54,7 @@ def test_intervals_of_one_process_nest_to_the_microsecond(recording, worker_conf
 
 def test_steps_that_are_not_wanted_are_not_recorded(tmp_path):
     """`profiler.events.steps` keeps the rest out of memory too."""
-    worker_config = WorkerConfig(
-        str(tmp_path), str(tmp_path), EventSettings(steps=(2,), announce=False)
-    )
+    worker_config = WorkerConfig(str(tmp_path), str(tmp_path), EventSettings(steps=(2,)))
     recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     for step in (1, 2, 3):
         recorder.record("turn", 0, 1, None, step)
@@ -76,10 +74,10 @@ def test_without_a_step_the_process_says_which_one(recording, worker_config):
 
 def test_a_full_queue_drops_counts_and_reports(tmp_path):
     """Memory stays bounded, and nobody is told that everything is there."""
-    settings = EventSettings(max_pending=1000, flush_interval_s=60, announce=False)
-    recorder.start(
-        WorkerConfig(str(tmp_path), str(tmp_path), settings), lambda: Identity("actor", 1)
+    config = WorkerConfig(
+        str(tmp_path), str(tmp_path), EventSettings(), flush_interval_s=60, max_pending=1000
     )
+    recorder.start(config, lambda: Identity("actor", 1))
     for number in range(1500):
         recorder.record("turn", 0, number, None, 1)
     recorder.stop()
@@ -223,9 +221,7 @@ def test_a_directory_that_cannot_be_written_falls_back_and_says_so(tmp_path, mon
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    worker_config = WorkerConfig(
-        str(tmp_path / "file" / "run"), "run", EventSettings(announce=False)
-    )
+    worker_config = WorkerConfig(str(tmp_path / "file" / "run"), "run", EventSettings())
     recorder.start(worker_config, lambda: Identity("engine", 0))
     recorder.record("engine_request", 0, 1, None, 1)
     recorder.stop()
@@ -480,7 +476,7 @@ def test_a_header_takes_what_packages_use_for_their_versions(tmp_path, capfd):
         __slots__ = ()
 
     describe = {"packages": {"torch": TorchVersion("2.13.0+cpu"), "odd": object()}}
-    settings = EventSettings(announce=False)
+    settings = EventSettings()
     worker_config = WorkerConfig(str(tmp_path), str(tmp_path), settings)
     recorder.start(worker_config, lambda: Identity("actor", 1), lambda: describe)
     recorder.record("turn", 0, 1, None, 1)

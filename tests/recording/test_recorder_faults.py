@@ -129,10 +129,10 @@ def files_of(worker_config):
 
 
 def test_more_than_may_wait_for_a_disk_is_counted(worker_config, monkeypatch, capsys):
-    """The first `max_pending` are kept."""
+    """As many as may wait, the first ones, are kept."""
     disk = Disk(monkeypatch)
     disk.refuses = True
-    start(with_events(worker_config, max_pending=1000))
+    start(msgspec.structs.replace(worker_config, max_pending=1000))
     for begin in range(0, 3000, 500):
         for n in range(begin, begin + 500):
             recorder.record("turn", 0, 1, {"n": n}, 1)
@@ -212,7 +212,7 @@ def test_a_write_that_fails_and_cannot_be_taken_back_writes_nothing_twice(
             raise OSError(errno.EIO, "Input/output error")
         return truncate(descriptor, size)
 
-    active = start(with_events(worker_config, flush_interval_s=0.2))
+    active = start(msgspec.structs.replace(worker_config, flush_interval_s=0.2))
     monkeypatch.setattr(os, "write", half)
     monkeypatch.setattr(os, "ftruncate", failing)
     for n in range(1049):
@@ -518,7 +518,7 @@ def test_nothing_of_the_callers_outlives_its_event(worker_config, way):
     class Batch(dict):
         pass
 
-    start(with_events(worker_config, flush_interval_s=60))
+    start(msgspec.structs.replace(worker_config, flush_interval_s=60))
     kept = Batch(tokens=[1, 2])
     gone = weakref.ref(kept)
     if way == "span":
@@ -563,7 +563,7 @@ def test_the_writer_survives_what_is_thrown_into_it(worker_config, kind):
 def test_what_is_encoded_is_written_soon(worker_config, monkeypatch):
     """A kill costs a batch, not all that a busy host left waiting."""
     disk = Disk(monkeypatch)
-    start(with_events(worker_config, flush_interval_s=60))
+    start(msgspec.structs.replace(worker_config, flush_interval_s=60))
     for n in range(20_000):
         recorder.record("turn", 0, 1, {"n": n}, 1)
     recorder.stop()
@@ -576,7 +576,7 @@ def test_what_is_encoded_is_written_soon(worker_config, monkeypatch):
 def test_threads_that_record_to_the_end(worker_config, ending):
     """What they recorded while a recorder was active is written or counted."""
     finished = run_child(
-        with_events(worker_config, max_pending=20_000),
+        msgspec.structs.replace(worker_config, max_pending=20_000),
         f"""
         import atexit
         counts = {{}}
@@ -611,7 +611,7 @@ def test_threads_that_record_to_the_end(worker_config, ending):
 
 def test_the_account_is_whole_at_every_quiet_moment(worker_config):
     """Offered and own events are written, dropped or waiting."""
-    active = start(with_events(worker_config, flush_interval_s=60, max_pending=1000))
+    active = start(msgspec.structs.replace(worker_config, flush_interval_s=60, max_pending=1000))
     for n in range(1500):
         log_manager.log(None, "turn", extra={"n": n}, step=1)
     log_manager.log(None, "turn", duration="x")
@@ -859,7 +859,7 @@ def test_file_modes_follow_the_umask(worker_config, mask):
 def test_samples_do_not_wait_for_flushes(worker_config):
     """An interval below that of the flushes is kept."""
     asked = msgspec.structs.replace(
-        with_events(worker_config, flush_interval_s=60), memory_sample_interval_s=0.05
+        worker_config, flush_interval_s=60, memory_sample_interval_s=0.05
     )
     active = start(asked)
     memory_sampler.begin()

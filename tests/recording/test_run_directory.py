@@ -54,7 +54,7 @@ def test_run_json_says_what_was_launched(tmp_path):
     assert {"verl_profiler", "python"} <= content["versions"].keys()
     assert {"model": "m"} == content["training"]
     assert CLOCK.wall_ns == content["clock"]["wall_ns"]
-    assert content["settings"]["families"]["rollout"]
+    assert content["settings"]["enabled"]
     assert content["command"]
 
 

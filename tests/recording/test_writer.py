@@ -51,9 +51,7 @@ class Files:
     """What one process writes, flush by flush, and a directory with which others do as they like."""
 
     def __init__(self, worker_config):
-        config = msgspec.structs.replace(
-            worker_config, events=msgspec.structs.replace(worker_config.events, flush_interval_s=60)
-        )
+        config = msgspec.structs.replace(worker_config, flush_interval_s=60)
         self.directory = Path(config.directory)
         self.recorder = Recorder(config, lambda: Identity("worker", 0))
         self.offered = 0

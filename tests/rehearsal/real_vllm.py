@@ -79,7 +79,7 @@ async def asked(model):
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        settings = EventSettings(announce=False, engine_state=True)
+        settings = EventSettings(engine_state=True)
         config = WorkerConfig(folder, folder, settings, take_anchor())
         recorder.start(config, lambda: Identity("engine", 0), dict)
         placing.install(select(["engine", "weights"]))

@@ -76,7 +76,7 @@ def config(folder, address, name, every_s):
         {
             "profiler": {
                 "output_dir": f"{folder}/logs/{name}",
-                "events": {"flush_interval_s": 0.05, "ship_every_s": every_s},
+                "events": {"ship_every_s": every_s},
             },
             "ray_kwargs": {"ray_init": {"address": address, "log_to_driver": False}},
         }

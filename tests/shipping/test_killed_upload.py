@@ -27,7 +27,7 @@ pytest.importorskip("omegaconf")
 pytestmark = pytest.mark.timeout(240)
 
 HERE = Path(__file__).parent
-EVENTS = {"flush_interval_s": 0.05, "ship_every_s": 1.0}
+EVENTS = {"ship_every_s": 1.0}
 ACCOUNT = "upload.json"
 LONG_AGO = "2026-01-01T10:00:00.000000+00:00"
 QUERY = "SELECT * EXCLUDE (run) FROM event_fields ORDER BY ALL"

@@ -4,17 +4,17 @@ import pytest
 
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch.settings import parse
-from verl_profiler.transfer_queue.switches import RUN_VARIABLE, Switches, variables
+from verl_profiler.transfer_queue.switches import RUN_VARIABLE, Switches, TracingSettings, variables
 
 
 def test_the_environment_wins():
     """In both directions."""
-    settings = Switches(trace=True, detail=False, sample_rate=0.5)
+    settings = TracingSettings(trace=True, detail=False)
     under = settings.under(
         {"TQ_TRACE_ENABLED": "0", "TQ_TRACE_DETAIL_ENABLED": "1", "TQ_TRACE_SAMPLE_EVERY": "10"}
     )
 
-    assert (False, True, 10) == (under.trace, under.detail, under.every)
+    assert (False, True, 10) == (under.trace, under.detail, under.sample_every)
 
 
 def test_an_environment_that_says_nothing_changes_nothing():
@@ -30,8 +30,7 @@ def test_an_environment_that_says_nothing_changes_nothing():
         Switches(),
         Switches(trace=True),
         Switches(detail=True, ranges=True, metrics=False, sample_every=10),
-        Switches(metrics=True, sample_rate=0.1),
-        Switches(trace=True, sample_rate=1.0),
+        Switches(metrics=True),
     ],
 )
 def test_the_switches_arrive_in_other_processes(switches):
@@ -66,16 +65,26 @@ def test_metrics_come_with_the_others_unless_said_otherwise(switches, any_, metr
 @pytest.mark.parametrize(("rate", "every"), [(1, 1), (0.1, 10), (0.3, 3), (0.001, 1000)])
 def test_a_rate_is_every_nth_call(rate, every):
     """Rounded; the lines say the N that is used."""
-    assert every == Switches(sample_rate=rate).every
+    environment = {"TQ_TRACE_SAMPLE_RATE": str(rate)}
+    switches = Switches().under(environment)
+    assert every == switches.sample_every
+    # In a job that has the rate, its processes get both.
+    assert switches == Switches().under({**variables(switches, {}), **environment})
 
 
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
         ({"TQ_TRACE_ENABLED": "ja"}, "TQ_TRACE_ENABLED=ja in the environment: use 1 or 0"),
-        ({"TQ_TRACE_SAMPLE_EVERY": "often"}, "use a whole number such as 10"),
-        ({"TQ_TRACE_SAMPLE_EVERY": "0"}, "sample_every is 0; use 1 for all calls"),
-        ({"TQ_TRACE_SAMPLE_RATE": "10"}, "sample_rate is 10.0; it must be above 0"),
+        ({"TQ_TRACE_SAMPLE_EVERY": "often"}, "use 1 for all calls, 10 for every tenth"),
+        (
+            {"TQ_TRACE_SAMPLE_EVERY": "0"},
+            "TQ_TRACE_SAMPLE_EVERY=0 in the environment: use 1 for all calls",
+        ),
+        (
+            {"TQ_TRACE_SAMPLE_RATE": "10"},
+            "TQ_TRACE_SAMPLE_RATE=10 in the environment: it must be above 0",
+        ),
         ({"TQ_TRACE_SAMPLE_RATE": "0.1", "TQ_TRACE_SAMPLE_EVERY": "2"}, "Keep one of them"),
     ],
 )
@@ -93,9 +102,6 @@ def test_a_variable_that_cannot_be_read_names_itself_and_the_mend(environment, s
     [
         ({"trase": True}, "Did you mean profiler.transfer_queue.trace?"),
         ({"trace": "yes"}, "profiler.transfer_queue.trace: Expected `bool`, got `str`"),
-        ({"sample_every": -1}, "profiler.transfer_queue.sample_every is -1"),
-        ({"sample_rate": 0.0}, "profiler.transfer_queue.sample_rate is 0.0"),
-        ({"sample_rate": 0.1, "sample_every": 2}, "profiler.transfer_queue has both"),
     ],
 )
 def test_a_wrong_setting_names_its_place_and_the_mend(node, says):

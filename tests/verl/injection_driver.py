@@ -54,7 +54,6 @@ def main():
         {
             "profiler": {
                 "output_dir": output_dir,
-                "events": {"flush_interval_s": 0.05},
                 "transfer_queue": {"trace": True},
             },
             "ray_kwargs": {"ray_init": ray_init},

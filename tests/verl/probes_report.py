@@ -15,8 +15,8 @@ from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 def begin(role, **settings):
     """Record as a process of this role, with all probes placed; return the run directory."""
     directory = tempfile.mkdtemp()
-    events = EventSettings(flush_interval_s=0.1, **settings)
-    config = WorkerConfig(directory, directory, events, take_anchor())
+    events = EventSettings(**settings)
+    config = WorkerConfig(directory, directory, events, take_anchor(), flush_interval_s=0.1)
     recorder.start(config, lambda: Identity(role, 0), dict)
     placing.install(all_probes())
     return directory

@@ -33,7 +33,7 @@ CASES = {
         "actor_rollout_ref.ref.profile_discrete=true",
         "critic.profile_ranks=[1]",
         "profiler.events.steps=[2,3]",
-        "profiler.events.families.memory=false",
+        "profiler.events.exclude=[memory]",
         "profiler.events.engine_timing=true",
     ],
     "vLLM's times": [
@@ -51,6 +51,7 @@ CASES = {
     "cfg": [*ON, "--cfg", "job"],
     "typo in the option": ["+profiler=multturn"],
     "unknown key": [*ENOUGH, *ON, "+profiler.evnts=5"],
+    "key of earlier versions": [*ENOUGH, *ON, "+profiler.events.announce=false"],
     "unknown key, plain": [*ENOUGH, *ON, "profiler.nope=5"],
     "webhook in clear": [*ENOUGH, *ON, "profiler.stuck.webhook=https://hooks.example/pLANTed"],
     "webhook interpolated": [*ENOUGH, *ON, "profiler.stuck.webhook=${oc.env:HOOK_URL}"],
@@ -70,7 +71,7 @@ CASES = {
         "+actor_rollout_ref.rollout.engine_kwargs.sglang.note=pLANTed",
         "reward.custom_reward_function.path=null",
     ],
-    "wrong type": [*ENOUGH, *ON, "profiler.events.flush_interval_s=abc"],
+    "wrong type": [*ENOUGH, *ON, "profiler.events.detail_share=abc"],
     "unwritable": [*ENOUGH, "+profiler=multiturn", "profiler.output_dir=/proc/nope"],
     "wrong ranks": [*ENOUGH, *ON, "trainer.profile_steps=[1]", "critic.profile_ranks=[7]"],
     "sweep": ["-m", *ENOUGH, *ON, "trainer.total_training_steps=1,2"],
@@ -258,7 +259,7 @@ def test_overrides_reach_the_workers(became):
     config = became["every key"]["seen"]["config"]
 
     assert [2, 3] == events["steps"]
-    assert events["families"]["memory"] is False
+    assert ["memory"] == events["exclude"]
     engine = config["actor_rollout_ref"]["rollout"]["engine_kwargs"]["sglang"]
     assert engine["enable_metrics"] is True
 
@@ -296,7 +297,7 @@ def test_our_keys_show_in_the_printed_config(became):
     printed = became["cfg"]["out"]
 
     assert 0 == became["cfg"]["status"]
-    for key in ("profile_steps: null", "profile_ranks: null", "flush_interval_s: 0.5"):
+    for key in ("profile_steps: null", "profile_ranks: null", "ship_every_s: 60.0"):
         assert key in printed
 
 
@@ -305,8 +306,9 @@ def test_our_keys_show_in_the_printed_config(became):
     [
         ("typo in the option", ["Could not find 'profiler/multturn'", "multiturn"]),
         ("unknown key", ["profiler.evnts is not a setting", "Did you mean profiler.events?"]),
+        ("key of earlier versions", ["profiler.events.announce is no longer a setting"]),
         ("unknown key, plain", ["profiler.nope"]),
-        ("wrong type", ["profiler.events.flush_interval_s: Expected `float`, got `str`"]),
+        ("wrong type", ["profiler.events.detail_share: Expected `float`, got `str`"]),
         ("unwritable", ["/proc/nope cannot be written", "profiler.output_dir=DIR"]),
         ("wrong ranks", ["critic.profile_ranks is [7]", "ranks go from 0 to 1"]),
         ("sweep", ["multirun", "one by one"]),

@@ -42,7 +42,8 @@ def prepared(tmp_path):
 def test_the_settings_travel_also_without_event_files(prepared, monkeypatch):
     """Beside the user's own variables."""
     monkeypatch.setenv("VERL_LOGGING_LEVEL", "DEBUG")
-    found = prepared(trace=True, sample_every=7)
+    monkeypatch.setenv("TQ_TRACE_SAMPLE_EVERY", "7")
+    found = prepared(trace=True)
 
     assert ("1", "0", "7") == (
         found["TQ_TRACE_ENABLED"],
@@ -90,7 +91,8 @@ def test_a_variable_of_the_job_is_left_to_the_job(prepared, monkeypatch):
 def test_hidden_lines_are_said(prepared, monkeypatch, capsys):
     """A log level that hides them is no silent loss."""
     monkeypatch.setenv("VERL_LOGGING_LEVEL", "WARN")
-    prepared(trace=True, sample_rate=0.1)
+    monkeypatch.setenv("TQ_TRACE_SAMPLE_RATE", "0.1")
+    prepared(trace=True)
     said = capsys.readouterr().err
 
     assert "TransferQueue tracing: TRACE lines, tq/* metrics; lines of every 10th call" in said

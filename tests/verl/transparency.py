@@ -206,10 +206,8 @@ def main():
         wrappers_of_ours(static) for *_, static in places([*all_probes(), *TRACING])
     )
     folder = tempfile.mkdtemp()
-    settings = EventSettings(announce=False, flush_interval_s=60)
-    recorder.start(
-        WorkerConfig(folder, folder, settings, take_anchor()), lambda: Identity("agent_loop", 0)
-    )
+    config = WorkerConfig(folder, folder, EventSettings(), take_anchor(), flush_interval_s=60)
+    recorder.start(config, lambda: Identity("agent_loop", 0))
     report = {"measuring": check(all_probes())}
     calls.start(Switches(trace=True), "run", records=True)
     report["tracing"] = check(with_tracing(all_probes()))

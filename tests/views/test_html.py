@@ -258,16 +258,14 @@ def test_engine_times_that_were_not_reported_are_said_not_zero(tmp_path):
     )
     write(tmp_path / "run", "engine_0", [event("engine_request", 0.1, 0.8, engine_request_id="e")])
     (tmp_path / "run" / "run.json").write_text(
-        json.dumps(
-            {"settings": {"events": {"engine_timing": False, "families": {"memory": False}}}}
-        )
+        json.dumps({"settings": {"events": {"engine_timing": False, "exclude": ["memory"]}}})
     )
     data = of(tmp_path / "run")
 
     (said,) = data["notes"]["engine"]
     assert said.startswith("The engine did not report queue, prefill and decode times; ")
     assert said.endswith("set profiler.events.engine_timing=true.")
-    assert data["notes"]["memory"][0].endswith("profiler.events.families.memory was false.")
+    assert data["notes"]["memory"][0].endswith("profiler.events.exclude had memory.")
     (call,) = data["timelines"]["requests"]["calls"][0]
     assert [None, None, None] == [*call, None, None, None, None, None][6:9]
 

@@ -35,7 +35,6 @@ ROLES: dict[str, tuple[str, ...]] = {
 }
 
 _Chosen = bool | tuple[int, ...]
-_Options = dict[str, str | int | float | bool]
 
 
 class RoleChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,18 +48,6 @@ class RoleChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transfer_queue: _Chosen = False
 
 
-class RoleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`profiler.nsight.options`: options of the tool for all roles, and for each."""
-
-    all: _Options = {}
-    trainer: _Options = {}
-    workers: _Options = {}
-    agent_loop: _Options = {}
-    engine: _Options = {}
-    reward: _Options = {}
-    transfer_queue: _Options = {}
-
-
 class NsightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`profiler.nsight`: how the steps of `trainer.profile_steps` are captured.
 
@@ -70,7 +57,7 @@ class NsightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             `warn` trains without captures.
         nvtx: NVTX ranges of recorded events: `auto` in captured processes, `on` or `off`.
         roles: Which roles are captured: true, false, or a list of ranks.
-        options: nsys options in addition to verl's, for all roles and per role.
+        options: nsys options in addition to verl's, for all roles.
         directory: Where the tool writes on each node; None for the run directory.
         collect_timeout_s: How long the command waits at its end for reports that are being written.
 
@@ -82,7 +69,7 @@ class NsightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on_missing: Literal["error", "warn"] = "error"
     nvtx: Literal["auto", "on", "off"] = "auto"
     roles: RoleChoice = RoleChoice()
-    options: RoleOptions = RoleOptions()
+    options: dict[str, str | int | float | bool] = {}
     directory: str | None = None
     collect_timeout_s: float = 60.0
 

@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
         print_json({**content, "tables": kept, "left_out": left_out})
     elif empty:
         hint = (
-            "nothing to report: no memory was recorded. A run needs profiler.events.families.memory, "
-            "a log needs VERL_LOGGING_LEVEL=DEBUG."
+            "nothing to report: no memory was recorded. A run records it unless profiler.events.exclude "
+            "has memory, a log needs VERL_LOGGING_LEVEL=DEBUG."
         )
         print_error(hint, *content["problems"])
     else:

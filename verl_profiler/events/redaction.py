@@ -34,6 +34,7 @@ def _set(words: str) -> frozenset[str]:
 _RUN_TEXTS = _set(
     """
     experiment launched host cwd settings.output_dir settings.spool_dir settings.publish
+    settings.events.exclude
     settings.memory_saver.tags settings.nsight.tool settings.nsight.on_missing
     settings.nsight.nvtx settings.nsight.directory settings.stuck.notify settings.stuck.webhook
     training.model training.rollout training.agent_loop training.strategy training.trainer_mode
@@ -85,7 +86,7 @@ _COMMAND_TEXTS = _set(
     data.audio_key data.custom_cls.name data.custom_cls.path data.image_key data.prompt_key
     data.reward_fn_key data.train_files data.truncation data.val_files data.video_key
     distillation.distillation_loss.loss_mode global_profiler.save_path global_profiler.tool
-    hydra.run.dir model_engine profiler profiler.memory_saver.tags profiler.nsight.directory
+    hydra.run.dir model_engine profiler profiler.events.exclude profiler.memory_saver.tags profiler.nsight.directory
     profiler.nsight.nvtx profiler.nsight.on_missing profiler.nsight.tool profiler.output_dir
     profiler.publish profiler.spool_dir profiler.stuck.notify profiler.stuck.webhook rehearsal
     reward.custom_reward_function.name reward.custom_reward_function.path

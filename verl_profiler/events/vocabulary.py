@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 __all__ = [
     "COMPUTING_ROLES",
     "EVENTS",
     "FAMILIES",
     "FORMAT_VERSION",
+    "LAG_THRESHOLD_S",
     "NVTX_DOMAIN",
     "PHASES",
     "RUN_FILE",
     "TRACKERS",
     "WORKER_ROLE",
     "Event",
+    "Family",
     "process_name",
     "step_folder",
     "step_of_folder",
@@ -32,8 +35,6 @@ __all__ = [
 FORMAT_VERSION = 1
 
 RUN_FILE = "run.json"
-
-# Which steps are kept, and what the files of the others added up to.
 
 # The domain of all our NVTX ranges.
 NVTX_DOMAIN = "verl_profiler"
@@ -47,8 +48,8 @@ WORKER_ROLE = "agent_loop"
 # These compute inside their event loops, which therefore stall by design.
 COMPUTING_ROLES = ("actor", "critic", "ref", "rollout")
 
-# Probe families, the keys of `profiler.events.families`.
-FAMILIES = (
+# Probe families, the names in `profiler.events.exclude`.
+Family = Literal[
     "trainer",
     "rollout",
     "engine",
@@ -58,7 +59,11 @@ FAMILIES = (
     "memory",
     "transfer_queue",
     "event_loop",
-)
+]
+FAMILIES: tuple[Family, ...] = get_args(Family)
+
+# Event-loop stalls of at least this length are recorded.
+LAG_THRESHOLD_S = 0.02
 
 # verl's own timing names, in the order in which a step runs them.
 PHASES = (

@@ -22,7 +22,7 @@ class Probe:
 
     Args:
         event: The event that it records; None for a probe that records none.
-        family: The switch under `profiler.events.families`.
+        family: Its name in `profiler.events.exclude`.
         targets: `module:Class.attribute`, newest verl first.  Of the targets in one module the
             first that exists is probed; targets in different modules are all probed, since they
             are the same thing in different engines or trainers.

@@ -89,7 +89,7 @@ def prepare(config: Any) -> Any:
     _publish_to = publish_to
     if url is not None:
         every_s = settings.events.ship_every_s or _UPLOAD_EVERY_S
-        remote_output.start(directory, url, every_s, settings.events.ship_every_steps)
+        remote_output.start(directory, url, every_s)
     _record_driver(encoded, directory, url)
     if capture is not None and plan is not None:
         _prepare_captures(config, capture, plan)
@@ -143,9 +143,10 @@ def _trackers(config: Any, settings: Settings) -> tuple[str, ...]:
 
 def _trace_transfers(config: Any, settings: Settings) -> None:
     """Pass the switches of TransferQueue tracing to the workers, if any is on."""
-    if settings.transfer_queue.any:
+    switches = settings.transfer_queue.under(os.environ)
+    if switches.any:
         v1 = OmegaConf.select(config, "trainer.use_v1")
-        _put_into_runtime_env(config, transfer_queue.carry(settings.transfer_queue, v1=v1))
+        _put_into_runtime_env(config, transfer_queue.carry(switches, v1=v1))
         transfer_queue.wrap_main()
 
 
@@ -336,13 +337,7 @@ def _ship(ray: Any) -> None:
     if active is None or every_s is None:
         return
     try:
-        config = active.config
-        ship.start(
-            ray,
-            Path(config.directory),
-            every_s,
-            every_steps=config.events.ship_every_steps,
-        )
+        ship.start(ray, Path(active.config.directory), every_s)
     except Exception as error:  # noqa: BLE001  the run starts in any case
         recorder.say(f"WARNING event files of other nodes stay there: {error!r} (not-shipped)")
 

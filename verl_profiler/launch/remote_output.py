@@ -77,13 +77,11 @@ def claim(url: str, run: Path) -> str:
 class _Uploader:
     """The process, and when it last uploaded a file."""
 
-    def __init__(self, run: Path, url: str, every_s: float, every_steps: int | None) -> None:
+    def __init__(self, run: Path, url: str, every_s: float) -> None:
         self.run = run
         self.url = url
         self.pid = os.getpid()
         self._argv = [sys.executable, "-m", _MODULE, str(run), url, "--every", str(every_s)]
-        if every_steps is not None:
-            self._argv += ["--every-steps", str(every_steps)]
         self._ending = threading.Event()
         # Held while a process is started, or told to end.
         self._starting = threading.Lock()
@@ -188,19 +186,18 @@ def _ended(status: int) -> str:
     return f"was killed (signal {-status})"
 
 
-def start(run: Path, url: str, every_s: float, every_steps: int | None = None) -> None:
+def start(run: Path, url: str, every_s: float) -> None:
     """Start to upload; called before recording starts, so that it ends after it.
 
     Args:
         run: The run directory.
         url: What `claim` returned.
-        every_s: The longest interval between two uploads.
-        every_steps: Upload earlier where so many steps have begun.
+        every_s: The interval between two uploads.
     """
     global _uploader
     if _uploader is None:
         atexit.register(finish)
-    _uploader = _Uploader(run, url, every_s, every_steps)
+    _uploader = _Uploader(run, url, every_s)
 
 
 def finish() -> None:

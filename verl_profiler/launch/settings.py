@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from verl_profiler.capture.plan import NsightSettings
+from verl_profiler.capture.plan import ROLES, NsightSettings
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import is_mapping
 from verl_profiler.events.remote import RemoteError, is_url, name_of
 from verl_profiler.recording.worker_config import EventSettings, StuckSettings
-from verl_profiler.transfer_queue.switches import Switches
+from verl_profiler.transfer_queue.switches import TracingSettings
 
 __all__ = [
     "MemorySaverSettings",
@@ -58,6 +58,26 @@ class MemorySaverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     sample_interval_s: Annotated[float, Meta(ge=0.05, le=3600)] | None = None
 
 
+# Settings of earlier versions: what to do instead.
+_GONE = {
+    "events.announce": "Remove it; `verl-profiler check` prints what is recorded.",
+    "events.device_interval_s": "Remove it; devices are sampled every second.",
+    "events.families": "List what is not to be recorded in {where}.events.exclude.",
+    "events.flush_interval_s": "Remove it; events are written every 0.5 s.",
+    "events.lag_threshold_s": "Remove it; stalls of 0.02 s or more are recorded.",
+    "events.max_pending": "Remove it; 200,000 events wait at most.",
+    "events.ship_every_steps": "Remove it, or set {where}.events.ship_every_s.",
+    "nsight.options.all": "Set the options themselves: {where}.nsight.options.trace=….",
+    "stuck.evidence": "Remove it; evidence is gathered of three hangs.",
+    "transfer_queue.sample_every": "Set TQ_TRACE_SAMPLE_EVERY in the environment.",
+    "transfer_queue.sample_rate": "Set TQ_TRACE_SAMPLE_RATE in the environment.",
+} | {
+    f"nsight.options.{role}": "Options are the same for all roles; verl has options for its workers, "
+    "global_profiler.global_tool_config.nsys.worker_nsight_options."
+    for role in ROLES
+}
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The top-level `profiler:` node.
 
@@ -78,7 +98,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nsight: NsightSettings = NsightSettings()
     memory_saver: MemorySaverSettings = MemorySaverSettings()
     stuck: StuckSettings = StuckSettings()
-    transfer_queue: Switches = Switches()
+    transfer_queue: TracingSettings = TracingSettings()
 
     @property
     def local_dir(self) -> str:
@@ -112,6 +132,7 @@ def parse(node: Any, where: str = "profiler") -> Settings:
             f"hydra.searchpath=[pkg://verl_profiler.configs] next to +{where}=multiturn.",
             "config-group-not-found",
         )
+    _reject_gone(node, where)
     _reject_unknown(node, Settings, where)
     try:
         settings = msgspec.convert(dict(node), Settings)
@@ -122,7 +143,6 @@ def parse(node: Any, where: str = "profiler") -> Settings:
             f"{path}: {problem}.\nSee configs/profiler/multiturn.yaml for valid values.",
             "config-value",
         ) from None
-    settings.transfer_queue.check(f"{where}.transfer_queue")
     _reject_credentials(settings, where)
     return settings
 
@@ -157,6 +177,19 @@ def _reject_credentials(settings: Settings, where: str) -> None:
             "of their own.",
             "clear-credential",
         )
+
+
+def _reject_gone(node: Mapping[str, Any], where: str, group: str = "") -> None:
+    for key, value in node.items():
+        name = f"{group}{key}"
+        hint = _GONE.get(name)
+        if hint is not None:
+            raise ConfigError(
+                f"{where}.{name} is no longer a setting of verl-profiler.\n{hint.format(where=where)}",
+                "unknown-key",
+            )
+        if is_mapping(value):
+            _reject_gone(value, where, f"{name}.")
 
 
 def _reject_unknown(node: Mapping[str, Any], struct: type[msgspec.Struct], where: str) -> None:

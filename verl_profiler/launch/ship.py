@@ -6,12 +6,12 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from verl_profiler.recording.complaints import say
 from verl_profiler.shipping.nodes import LIGHT_S, Shipments
-from verl_profiler.shipping.schedule import Schedule
 
 __all__ = ["finish", "start"]
 
@@ -21,25 +21,24 @@ _thread: _Thread | None = None
 
 
 class _Thread(threading.Thread):
-    def __init__(self, ray: Any, run: Path, every_s: float, every_steps: int | None) -> None:
+    def __init__(self, ray: Any, run: Path, every_s: float) -> None:
         super().__init__(name="verl-profiler shipping", daemon=True)
         self.run_directory = run
         self.pid = os.getpid()
         self._ray = ray
-        self._schedule = Schedule(run, every_s, every_steps)
+        self._every_s = every_s
         self._ended = threading.Event()
         self.shipments = Shipments(ray, run, every_s=every_s)
 
     def run(self) -> None:
         """Ship until the end; a failing head may come back."""
-        wait_s = min(LIGHT_S, self._schedule.look_s)
-        passed_s = 0.0
+        wait_s = min(LIGHT_S, self._every_s)
+        last_s = time.monotonic()
         while not self._ended.wait(wait_s):
-            passed_s += wait_s
-            light = not self._schedule.is_due()
-            if light and passed_s < LIGHT_S:
-                continue
-            passed_s = 0.0
+            # Timers may be early by a little.
+            light = time.monotonic() - last_s < 0.99 * self._every_s
+            if not light:
+                last_s = time.monotonic()
             if not self._ray.is_initialized():
                 return
             with contextlib.suppress(Exception):
@@ -64,20 +63,19 @@ class _Thread(threading.Thread):
             say(f"{size_bytes:,} bytes of events came from {host}")
 
 
-def start(ray: Any, run: Path, every_s: float, *, every_steps: int | None = None) -> None:
+def start(ray: Any, run: Path, every_s: float) -> None:
     """Start to ship; returns at once.
 
     Args:
         ray: The module, connected.
         run: The run directory.
-        every_s: The longest interval between two shipments of events.
-        every_steps: Ship earlier where so many steps have begun.
+        every_s: The interval between two shipments of events.
     """
     global _thread
     if _thread is None:
         # Called before Ray's own function, which was registered when Ray was imported.
         atexit.register(finish)
-    _thread = _Thread(ray, run, every_s, every_steps)
+    _thread = _Thread(ray, run, every_s)
     _thread.start()
 
 

@@ -52,7 +52,7 @@ def _await_flush(_result: Any, error: BaseException | None) -> None:
     if active is not None and (error is None or isinstance(error, Exception)):
         begin_ns = now()
         events = active.config.events
-        wait_s = min(events.flush_interval_s + _FLUSH_S, _LONGEST_WAIT_S)
+        wait_s = min(active.config.flush_interval_s + _FLUSH_S, _LONGEST_WAIT_S)
         if are_held(events):
             # So long they hold details of the slowest requests of the last step.
             wait_s += QUIET_NS / 1e9

@@ -134,7 +134,7 @@ LAUNCH: Mapping[str, Any] = {
     "versions": _Named(_NAME),
     "settings": {
         "output_dir": _LONG,
-        "events": {"engine_timing": _flag, "families": _Named(_flag)},
+        "events": {"engine_timing": _flag, "exclude": _Each(_NAME), "families": _Named(_flag)},
         "nsight": {"directory": _LONG},
     },
     "training": {

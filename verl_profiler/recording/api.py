@@ -383,7 +383,7 @@ def start(
     if recorder.active() is not None:
         raise RuntimeError("this process is already recording; call verl_profiler.stop() first")
     anchor = take_anchor()
-    events = EventSettings(announce=False)
+    events = EventSettings()
     made = run_directory.make(os.fspath(directory), anchor, events, {})
     config = WorkerConfig(str(made), os.fspath(directory), events, anchor)
     recorder.start(config, lambda: Identity(role, rank))

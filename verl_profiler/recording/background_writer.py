@@ -225,7 +225,7 @@ class BackgroundWriter:
                 self.complaints.make("flush", f"a flush failed: {error!r} (writer-failed)")
 
     def _wait_for_next_flush(self) -> None:
-        interval_ns = self._recorder.config.events.flush_interval_s * 1e9
+        interval_ns = self._recorder.config.flush_interval_s * 1e9
         # Flushes begin at that distance, however long each one takes.
         passed_ns = now() - self._flush_began_ns if self._flush_began_ns else 0
         self._wake.wait(max(interval_ns - passed_ns, interval_ns / 10) / 1e9)
@@ -259,9 +259,7 @@ class BackgroundWriter:
         if not self.files.waiting and not left:
             self.complaints.forget(("disk", "memory"))
             late_ns = (
-                until
-                - self._complete_ns
-                - round(self._recorder.config.events.flush_interval_s * 1e9)
+                until - self._complete_ns - round(self._recorder.config.flush_interval_s * 1e9)
             )
             self._longest_flush_ns = max(self._longest_flush_ns, late_ns)
             self._complete_ns = until
@@ -549,24 +547,19 @@ class BackgroundWriter:
             "end_reason": ended,
             "directory": str(self.directory),
             "fallback": self.fallback,
-            "flush_interval_s": self._recorder.config.events.flush_interval_s,
+            "flush_interval_s": self._recorder.config.flush_interval_s,
             "longest_flush_s": round(self._longest_flush_ns / 1e9, 6),
         }
         if self._budget is not None:
             header["budget"] = self._budget.header()
-        announcement = None
         try:
             header.update(self._recorder.describe())
-            announcement = header.pop("announcement", None)
             self._header.write(header, self._mark())
         except Exception as error:  # noqa: BLE001  the events are worth more than the header
             self.write_errors += 1
             self.complaints.make(
                 "header", f"the header of {self.name} could not be written: {error} (disk-refuses)"
             )
-        if announcement and not self._recorder.announced and self._recorder.config.events.announce:
-            self._recorder.announced = True
-            say(f"{self.name}: {announcement}")
 
 
 def _iso_now() -> str:

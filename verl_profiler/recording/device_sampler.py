@@ -50,7 +50,7 @@ class _Sampler(threading.Thread):
     def __init__(self, active: recorder.Recorder) -> None:
         super().__init__(name="verl-profiler devices", daemon=True)
         self.active = active
-        self.interval_s = active.config.events.device_interval_s
+        self.interval_s = active.config.device_interval_s
         self.ended = threading.Event()
         self.elected: socket.socket | None = None
         self.devices: list[Device] = []

@@ -17,6 +17,7 @@ import weakref
 from types import FrameType
 from typing import Any
 
+from verl_profiler.events.vocabulary import LAG_THRESHOLD_S
 from verl_profiler.recording import loop_watchdog, recorder
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.loop_watchdog import Stall
@@ -49,7 +50,7 @@ def watch_running_loop() -> None:
     global last_loop, _last_reference
     loop = asyncio._get_running_loop()
     active = recorder.active()
-    if loop is None or active is None or not active.config.events.families.event_loop:
+    if loop is None or active is None or "event_loop" in active.config.events.exclude:
         return
     last_loop = id(loop)
     # A loop of another kind may refuse a weak reference or the timer; the call goes on without.
@@ -57,7 +58,7 @@ def watch_running_loop() -> None:
         _last_reference = weakref.ref(loop, _forget_last)
         if loop not in _watched:
             _watched.add(loop)
-            heartbeat = _Heartbeat(loop, active.config.events.lag_threshold_s)
+            heartbeat = _Heartbeat(loop, LAG_THRESHOLD_S)
             heartbeat.arm(_PERIOD_S)
             _beats.add(heartbeat)
             loop_watchdog.ensure_watched(_beats)

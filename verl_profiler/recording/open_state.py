@@ -54,6 +54,8 @@ _THREADS = 10
 _STACKS = 20
 # The file is replaced when this share of the oldest age has passed: long requests are usual in some runs.
 _REFRESH = 1 / 8
+# Hangs of a run of which evidence is gathered.
+_EVIDENCE_HANGS = 3
 # A watching thread that hangs with a disk must not hold up the end of the process.
 _PATIENCE_S = 1.0
 
@@ -85,7 +87,7 @@ class _Watcher(threading.Thread):
     def run(self) -> None:
         wait_s = self.period_s
         with contextlib.suppress(OSError):
-            while self.hangs < self.active.config.stuck.evidence and self.hang().is_dir():
+            while self.hangs < _EVIDENCE_HANGS and self.hang().is_dir():
                 self.hangs += 1
         while True:
             self.woken.wait(wait_s)
@@ -230,7 +232,7 @@ class _Watcher(threading.Thread):
         if context.process.is_trainer:
             stuck_notice.check(self.active.config.stuck)
             return
-        if self.hangs >= self.active.config.stuck.evidence:
+        if self.hangs >= _EVIDENCE_HANGS:
             return
         at_ns = now()
         since_ns = self.signs.silent_since(at_ns)
@@ -255,7 +257,7 @@ class _Watcher(threading.Thread):
     def add_evidence(self) -> None:
         """Write what this process shows of itself, if the trainer's has found that the run is stuck."""
         folder, name = self.hang(), self.active.name
-        if name is None or self.hangs >= self.active.config.stuck.evidence or not folder.is_dir():
+        if name is None or self.hangs >= _EVIDENCE_HANGS or not folder.is_dir():
             return
         self.hangs += 1
         self.gathered_ns = at_ns = now()
@@ -309,7 +311,7 @@ class _Watcher(threading.Thread):
                 f"verl-profiler stuck {self.active.directory} (phase-stuck)",
                 "stuck",
             )
-            if self.hangs < self.active.config.stuck.evidence:
+            if self.hangs < _EVIDENCE_HANGS:
                 with contextlib.suppress(OSError):
                     self.hang().mkdir(parents=True, exist_ok=True)
 

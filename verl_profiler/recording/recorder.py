@@ -92,12 +92,11 @@ class Recorder:
         self.steps = frozenset(config.events.steps) if config.events.steps is not None else None
         self.taken: deque[tuple[Any, ...]] = deque()
         self.queue: Any = self.taken
-        self.limit = config.events.max_pending
+        self.limit = config.max_pending
         self.config = config
         self.anchor: Anchor = anchor_for_this_boot(config.clock)
         self.identify = identify
         self.describe = describe
-        self.announced = False
         self._begin()
 
     def _begin(self) -> None:
@@ -247,7 +246,6 @@ class Recorder:
         self._begin()
         # A child is not the actor that its parent is; the parent's name shows where it comes from.
         role = f"{parent.role}_child" if parent is not None else "child"
-        self.announced = True
         # One that records nothing leaves no file.
         self.identify = lambda: Identity(role, None) if self.taken else None
 

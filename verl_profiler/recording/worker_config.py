@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from verl_profiler.events.vocabulary import FAMILIES
+from verl_profiler.events.vocabulary import FAMILIES, Family
 from verl_profiler.recording.clock import Anchor
 
 __all__ = ["UNNAMED_RUN", "EventSettings", "StuckSettings", "WorkerConfig"]
 
 # Where a run without a name is recorded.
 UNNAMED_RUN = "logs/multiturn_log_dir"
-
-if TYPE_CHECKING:
-
-    class _FamilySwitches(msgspec.Struct, frozen=True):
-        """One switch per family."""
-
-        def __getattr__(self, name: str) -> bool: ...
-
-else:
-    _FamilySwitches = msgspec.defstruct(
-        "Families",
-        [(family, bool, True) for family in FAMILIES],
-        frozen=True,
-        forbid_unknown_fields=True,
-    )
 
 
 class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,50 +22,36 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         enabled: False leaves every function of verl untouched.
         steps: Steps whose events are kept, counted from 1, 0 for before the first; None for all.
-        families: One switch per probe family; a family that is off is not installed.
-        flush_interval_s: How often events reach the file, 0.01 to 60 s; a kill loses those since.
-        max_pending: Events held in memory at most, from 1000; further ones are dropped and counted.
-        lag_threshold_s: Event-loop stalls from this length on are recorded, 0.001 to 60 s.
+        exclude: Probe families that are not recorded; their probes are not installed.
         engine_timing: Ask SGLang or vLLM for its own queue, prefill and decode times.
         engine_state: Read the load of SGLang and vLLM engines twice a second.
         devices: Sample the host's devices, in one process per host.
-        device_interval_s: How often, 0.2 to 60 s.
         engine_iterations: Let SGLang publish each iteration, and record their sums.
         compress: Compress the files of steps that are over, with gzip.
         detail_share: The share of requests whose details (turns, calls, tools) are written, 0 to 1, taken
             as one in N; of each step and process also those of the slowest and last.
         max_gb: What the event files of one process may take, in 10^9 bytes, from 0.001; None for any size.
-        announce: Print one line per process.
         clock_exchange: Compare the clocks of a cluster's nodes.
         ship_every_s: Events of nodes with disks of their own are brought to the driver's at this
             interval and at the end, 1 to 86400 s; None for never.
-        ship_every_steps: And earlier, whenever so many steps have begun, from 1; None for no such limit.
     """
 
     enabled: bool = True
     steps: tuple[Annotated[int, Meta(ge=0)], ...] | None = None
-    families: _FamilySwitches = _FamilySwitches()
-    flush_interval_s: Annotated[float, Meta(ge=0.01, le=60)] = 0.5
-    max_pending: Annotated[int, Meta(ge=1000, le=50_000_000)] = 200_000
-    lag_threshold_s: Annotated[float, Meta(ge=0.001, le=60)] = 0.02
+    exclude: tuple[Family, ...] = ()
     engine_timing: bool = False
     engine_state: bool = False
     devices: bool = True
-    device_interval_s: Annotated[float, Meta(ge=0.2, le=60)] = 1.0
     engine_iterations: bool = False
     compress: bool = False
     detail_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
     max_gb: Annotated[float, Meta(ge=0.001)] | None = None
-    announce: bool = False
     clock_exchange: bool = True
     ship_every_s: Annotated[float, Meta(ge=1, le=86400)] | None = 60.0
-    ship_every_steps: Annotated[int, Meta(ge=1)] | None = None
 
     def active_families(self) -> frozenset[str]:
-        """Return the names of the families that are switched on."""
-        if not self.enabled:
-            return frozenset()
-        return frozenset(name for name in FAMILIES if getattr(self.families, name))
+        """Return the names of the families that are recorded."""
+        return frozenset(FAMILIES).difference(self.exclude) if self.enabled else frozenset()
 
 
 class StuckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,13 +62,11 @@ class StuckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             never.
         notify: A program to run when a phase of the trainer is stuck, and when it is over.
         webhook: Where the http or https URL is that gets the same as JSON: `env:NAME` or `file:PATH`.
-        evidence: At so many hangs of a run, each process writes `evidence/<number>/<name>.json`.
     """
 
     after: Annotated[float, Meta(ge=1, le=86400)] | None = 60.0
     notify: str | None = None
     webhook: str | None = None
-    evidence: Annotated[int, Meta(ge=0, le=100)] = 3
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
@@ -114,6 +83,9 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         nvtx: Where recorded events open NVTX ranges: `on` everywhere, `auto` in processes that a
             tool watches, `off` nowhere.
         stuck: See `StuckSettings`.
+        flush_interval_s: How often events reach the file; a kill loses those since.
+        max_pending: Events held in memory at most; further ones are dropped and counted.
+        device_interval_s: How often devices are sampled.
     """
 
     directory: str
@@ -125,6 +97,9 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     captured_steps: tuple[int, ...] = ()
     nvtx: Literal["auto", "on", "off"] = "off"
     stuck: StuckSettings = StuckSettings()
+    flush_interval_s: float = 0.5
+    max_pending: int = 200_000
+    device_interval_s: float = 1.0
 
     def encode(self) -> str:
         """Return the one-line form."""

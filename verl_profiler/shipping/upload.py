@@ -37,7 +37,6 @@ from verl_profiler.events.shipping import UPLOAD_FILE
 from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.recording.complaints import say
 from verl_profiler.shipping.remote_files import RemoteFiles, is_draft
-from verl_profiler.shipping.schedule import Schedule
 from verl_profiler.shipping.upload_account import UploadAccount
 
 __all__ = ["Upload", "claim", "main", "other_run"]
@@ -306,7 +305,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("target")
     parser.add_argument("--every", type=float, default=60.0, metavar="SECONDS")
-    parser.add_argument("--every-steps", type=int, metavar="STEPS")
     parser.add_argument("--claim", action="store_true", help="take a free name, print it, and end")
     args = parser.parse_args(argv)
     try:
@@ -328,10 +326,7 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.suppress(Exception):
         upload.resume()
     complained = False
-    schedule = Schedule(args.run, args.every, args.every_steps)
-    while not _input_ended(schedule.look_s):
-        if not schedule.is_due():
-            continue
+    while not _input_ended(args.every):
         begun_s = time.time()
         failed = upload.round()
         if not failed:

@@ -147,8 +147,8 @@ def _announce(switches: Switches, v1: bool | None) -> None:
         "tq/* metrics": switches.wants_metrics,
     }
     text = ", ".join(part for part, on in parts.items() if on)
-    if switches.every > 1:
-        text += f"; lines of every {switches.every}th call"
+    if switches.sample_every > 1:
+        text += f"; lines of every {switches.sample_every}th call"
     say(f"TransferQueue tracing: {text}")
     nothing = _nothing_to_trace(v1)
     if nothing:

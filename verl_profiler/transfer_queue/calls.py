@@ -73,7 +73,7 @@ def _new_id() -> str:
 
 
 def _is_sampled(name: str) -> bool:
-    return switches.every == 1 or next(_seen[name]) % switches.every == 0
+    return switches.sample_every == 1 or next(_seen[name]) % switches.sample_every == 0
 
 
 def _step_of(origin: Origin) -> int | None:
@@ -108,7 +108,9 @@ class _Traced:
         status: str = "",
     ) -> None:
         if self.wanted and self.sampled and lines.are_shown():
-            lines.say(self._line, before, stage, fields, moment_ns, after, status, switches.every)
+            lines.say(
+                self._line, before, stage, fields, moment_ns, after, status, switches.sample_every
+            )
 
     def _line(
         self,

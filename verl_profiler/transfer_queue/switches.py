@@ -17,7 +17,14 @@ import msgspec
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import mapping_or_empty
 
-__all__ = ["LOG_LEVEL_VARIABLE", "RUN_VARIABLE", "Switches", "jobs_own_variables", "variables"]
+__all__ = [
+    "LOG_LEVEL_VARIABLE",
+    "RUN_VARIABLE",
+    "Switches",
+    "TracingSettings",
+    "jobs_own_variables",
+    "variables",
+]
 
 # Names the run, so that trace ids of two runs differ and their sums do not mix.
 RUN_VARIABLE = "TQ_TRACE_RUN"
@@ -27,7 +34,7 @@ _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off", "")
 
 
-class Switches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TracingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`profiler.transfer_queue`.
 
     Args:
@@ -35,16 +42,50 @@ class Switches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         detail: `[TQ-DETAIL]` lines of the client's gets and puts.
         ranges: NVTX or MSTX ranges `TQ_GET:<function>` and `TQ_PUT:<function>`.
         metrics: `tq/*` in verl's loggers; None for: where one of the others is on.
-        sample_every: Print every N-th call of a function, and of the client outside of functions.
-        sample_rate: The same as a share of the calls; rounded to 1/N.
     """
 
     trace: bool = False
     detail: bool = False
     ranges: bool = False
     metrics: bool | None = None
+
+    def under(self, environment: Mapping[str, str]) -> Switches:
+        """Return these settings with the values of the environment instead.
+
+        Raises:
+            ConfigError: For a variable whose value cannot be read.
+        """
+        changes: dict[str, Any] = {}
+        for variable, (field, read, expected) in _VARIABLES.items():
+            text = environment.get(variable)
+            if text is None:
+                continue
+            try:
+                changes[field] = read(text)
+            except ValueError:
+                raise ConfigError(
+                    f"{variable}={text} in the environment: {expected}.", "config-value"
+                ) from None
+        rate, every = environment.get(_RATE, "").strip(), environment.get(_EVERY)
+        if rate:
+            changes["sample_every"] = _every_of(rate)
+            # A job's own rate stands beside the number that the driver made of it.
+            if every not in (None, "1", str(changes["sample_every"])):
+                raise ConfigError(
+                    f"{_EVERY} and {_RATE} are both in the environment.\nKeep one of them.",
+                    "config-value",
+                )
+        return Switches(**{**msgspec.structs.asdict(self), **changes})
+
+
+class Switches(TracingSettings, frozen=True):
+    """What is switched on in a process.
+
+    Args:
+        sample_every: Print every N-th call of a function, and of the client outside of functions.
+    """
+
     sample_every: int = 1
-    sample_rate: float | None = None
 
     @property
     def any(self) -> bool:
@@ -55,62 +96,6 @@ class Switches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def wants_metrics(self) -> bool:
         """Whether `tq/*` is added to verl's metrics."""
         return self.any if self.metrics is None else self.metrics
-
-    @property
-    def every(self) -> int:
-        """N of every N-th call."""
-        return self.sample_every if self.sample_rate is None else round(1 / self.sample_rate)
-
-    def check(self, where: str) -> None:
-        """Refuse values that cannot be used.
-
-        Raises:
-            ConfigError: For a sampling that is no sampling, or given twice.
-        """
-        if self.sample_every < 1:
-            raise ConfigError(
-                f"{where}.sample_every is {self.sample_every}; use 1 for all calls, 10 for every "
-                "tenth.",
-                "config-value",
-            )
-        if self.sample_rate is None:
-            return
-        if not 0 < self.sample_rate <= 1:
-            raise ConfigError(
-                f"{where}.sample_rate is {self.sample_rate}; it must be above 0 and at most 1, for "
-                "example 0.1 for every tenth call.",
-                "config-value",
-            )
-        if self.sample_every != 1:
-            raise ConfigError(
-                f"{where} has both sample_every and sample_rate.\nKeep one of them.", "config-value"
-            )
-
-    def under(self, environment: Mapping[str, str]) -> Switches:
-        """Return these switches with the values of the environment instead.
-
-        Raises:
-            ConfigError: For a variable whose value cannot be read.
-        """
-        changes: dict[str, Any] = {}
-        for variable, (field, read) in _VARIABLES.items():
-            text = environment.get(variable)
-            if text is None:
-                continue
-            try:
-                changes[field] = read(text)
-            except ValueError:
-                raise ConfigError(
-                    f"{variable}={text} in the environment: {_EXPECTED[read]}.", "config-value"
-                ) from None
-        # One of the two replaces both.
-        if "sample_every" in changes:
-            changes.setdefault("sample_rate", None)
-        elif changes.get("sample_rate") is not None:
-            changes["sample_every"] = 1
-        switches = msgspec.structs.replace(self, **changes)
-        switches.check("TQ_TRACE_SAMPLE")
-        return switches
 
 
 def _read_switch(text: str) -> bool:
@@ -124,24 +109,37 @@ def _read_optional_switch(text: str) -> bool | None:
     return _read_switch(text) if text.strip() else None
 
 
-def _read_optional_rate(text: str) -> float | None:
-    return float(text) if text.strip() else None
+def _read_every(text: str) -> int:
+    every = int(text)
+    if every < 1:
+        raise ValueError(text)
+    return every
 
 
+def _every_of(rate: str) -> int:
+    """Return N of every N-th call for a share of the calls; rounded."""
+    try:
+        share = float(rate)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"{_RATE}={rate} in the environment: it must be above 0 and at most 1, for example 0.1 for "
+            "every tenth call.",
+            "config-value",
+        )
+    return round(1 / share)
+
+
+_EVERY = "TQ_TRACE_SAMPLE_EVERY"
+_RATE = "TQ_TRACE_SAMPLE_RATE"
+# Variables that set one field each: how they are read, and what is expected.
 _VARIABLES = {
-    "TQ_TRACE_ENABLED": ("trace", _read_switch),
-    "TQ_TRACE_DETAIL_ENABLED": ("detail", _read_switch),
-    "TQ_PROFILER_ENABLED": ("ranges", _read_switch),
-    "TQ_METRICS_ENABLED": ("metrics", _read_optional_switch),
-    "TQ_TRACE_SAMPLE_EVERY": ("sample_every", int),
-    "TQ_TRACE_SAMPLE_RATE": ("sample_rate", _read_optional_rate),
-}
-
-_EXPECTED = {
-    _read_switch: "use 1 or 0",
-    _read_optional_switch: "use 1 or 0",
-    int: "use a whole number such as 10",
-    _read_optional_rate: "use a number such as 0.1",
+    "TQ_TRACE_ENABLED": ("trace", _read_switch, "use 1 or 0"),
+    "TQ_TRACE_DETAIL_ENABLED": ("detail", _read_switch, "use 1 or 0"),
+    "TQ_PROFILER_ENABLED": ("ranges", _read_switch, "use 1 or 0"),
+    "TQ_METRICS_ENABLED": ("metrics", _read_optional_switch, "use 1 or 0"),
+    _EVERY: ("sample_every", _read_every, "use 1 for all calls, 10 for every tenth"),
 }
 
 
@@ -152,8 +150,9 @@ def variables(switches: Switches, environment: Mapping[str, str]) -> dict[str, s
         switches: What is on.
         environment: The driver's; its log level goes along.
     """
-    passed_on: dict[str, str] = {}
-    for variable, (field, _) in _VARIABLES.items():
+    # The rate has become a number of calls; Ray adds the driver's variables to these.
+    passed_on: dict[str, str] = {_RATE: ""}
+    for variable, (field, _, _) in _VARIABLES.items():
         value = getattr(switches, field)
         passed_on[variable] = "" if value is None else str(int(value) if value in (0, 1) else value)
     passed_on[RUN_VARIABLE] = str(uuid.uuid4())

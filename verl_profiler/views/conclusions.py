@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.selection import steady
-from verl_profiler.events.json_values import is_mapping
+from verl_profiler.events.json_values import is_list, is_mapping
+from verl_profiler.events.vocabulary import LAG_THRESHOLD_S
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
 from verl_profiler.views.step_text import of_which
@@ -45,12 +46,14 @@ def notes(
         settings: `profiler.events` of the run.
         families: The probe families.
     """
-    chosen = settings.get("families")
-    off = {family for family in families if is_mapping(chosen) and chosen.get(family) is False}
+    excluded, switches = settings.get("exclude"), settings.get("families")
+    off = {each for each in families if is_list(excluded) and each in excluded}
+    # Runs of earlier versions have one switch per family.
+    off |= {each for each in families if is_mapping(switches) and switches.get(each) is False}
 
     def missing(family: str, text: str) -> list[str]:
         if family in off:
-            return [f"{text} profiler.events.families.{family} was false."]
+            return [f"{text} profiler.events.exclude had {family}."]
         return [text]
 
     result: dict[str, list[str]] = {}
@@ -78,10 +81,10 @@ def notes(
         )
         result["memory"] = missing("memory", text)
     if not found["loop_lags"]:
-        threshold = settings.get("lag_threshold_s")
+        threshold = settings.get("lag_threshold_s", LAG_THRESHOLD_S)
         text = (
             f"No event loop stalled for longer than {seconds(threshold)}."
-            if isinstance(threshold, (int, float)) and "event_loop" not in off
+            if settings and isinstance(threshold, (int, float)) and "event_loop" not in off
             else "No event-loop stalls were recorded."
         )
         result["lags"] = missing("event_loop", text)

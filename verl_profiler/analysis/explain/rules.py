@@ -204,7 +204,7 @@ RULES: dict[str, Rule] = {
     ),
     "unexplained": Rule(
         "{lost_s} per step ({lost_share}) are unattributed: not covered by any event (most: {who}).",
-        "Put span(…) around your own code; enable all profiler.events.families.",
+        "Put span(…) around your own code; leave profiler.events.exclude empty.",
         ("critical_path",),
         categories=("unexplained",),
         least=0.05,

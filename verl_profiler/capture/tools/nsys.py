@@ -91,11 +91,11 @@ class _Nsys(Tool):
             options |= _WITHOUT_CUDA
         if key != "workers" or not on_cuda:
             options |= _BY_RANGE
-        options |= as_text(settings.options.all) | as_text(getattr(settings.options, key))
+        options |= as_text(settings.options)
         if "capture-range" in options:
             options.setdefault("capture-range-end", f"repeat-shutdown:{captures}")
         options.setdefault("o", f"{output}_%h_%p")
-        _check(options, key)
+        _check(options)
         return options
 
     def command(self, options: Options) -> list[str]:
@@ -317,12 +317,12 @@ def _on_cuda(config: Any) -> bool:
     return (OmegaConf.select(config, "trainer.device") or "cuda") == "cuda"
 
 
-def _check(options: Options, key: str) -> None:
+def _check(options: Options) -> None:
     """Refuse what Ray would break: it joins the options unquoted, for a shell."""
     for name, value in options.items():
         if name == "output":
             raise ConfigError(
-                f"profiler.nsight.options.{key}.output: Ray gives nsys a second -o, which nsys "
+                "profiler.nsight.options.output: Ray gives nsys a second -o, which nsys "
                 "rejects.\nUse the key o instead, or profiler.nsight.directory for the folder.",
                 "nsys-option",
             )
@@ -330,7 +330,7 @@ def _check(options: Options, key: str) -> None:
             where = (
                 f"The folder of the reports, {value!r},"
                 if name == "o"
-                else f"profiler.nsight.options.{key}.{name} is {value!r}, which"
+                else f"profiler.nsight.options.{name} is {value!r}, which"
             )
             raise ConfigError(
                 f"{where} has characters that do not survive the shell in which Ray starts nsys.\n"

@@ -247,10 +247,10 @@ VIEWS = (
         """,
         conclude="""
             - Well below 1 %: trust the other plots.
-            - More: turn off the families with the most events
-              (`profiler.events.families.<name>=false`); a busy host makes it look worse.
-            - Dropped events: all other numbers are too low; raise
-              `profiler.events.max_pending`.
+            - More: exclude the families with the most events
+              (`profiler.events.exclude=[<name>]`); a busy host makes it look worse.
+            - Dropped events: all other numbers are too low; record fewer
+              (`profiler.events.exclude`).
         """,
         limits="""
             Only time inside the profiler's own code counts, not the time that its writer thread

@@ -253,8 +253,8 @@ def _in(part: str) -> str:
 
 
 _NO_REQUESTS = (
-    "no finished request was recorded there. The rollout family may be off "
-    "(profiler.events.families.rollout), or no request ended."
+    "no finished request was recorded there. The rollout family may be in "
+    "profiler.events.exclude, or no request ended."
 )
 _BOTH = frozenset({"worker", "validate"})
 

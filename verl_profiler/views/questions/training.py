@@ -86,7 +86,7 @@ VIEWS = (
         draw=_efficiency,
         empty=(
             "no batches with tokens were recorded there. Sequences must not be padded "
-            "(verl's nested tensors), and profiler.events.families.workers must be true."
+            "(verl's nested tensors), and profiler.events.exclude must not have workers."
         ),
         section=Section(
             "efficiency",
