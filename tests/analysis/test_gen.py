@@ -1,14 +1,10 @@
 """A step with several `gen` has one length of it: their sum, wherever it is shown."""
 
-from datetime import datetime, timezone
-
 import pytest
 
 from verl_profiler.analysis.captures import gpu_idle
 from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.steps import step_durations, step_phases, step_times
-from verl_profiler.live.follow import Line
-from verl_profiler.live.state import Live
 from verl_profiler.reading.tables.tables import Tables
 
 GENS = ((0, 5), (10, 30), (40, 52))
@@ -73,25 +69,3 @@ def test_a_gpus_time_in_gen_is_that_of_all_gens(span, tables):
 
     # Of the third only 10 s lie within the capture; 1 s, 10 s and 5 s of the three are busy.
     assert (5 + 20 + 10, 1 + 10 + 5) == (row["gen_s"], row["gen_busy_s"])
-
-
-def test_watch_adds_them_up():
-    """And what follows a `gen` is what followed it the last time."""
-    live = Live()
-    at = 1_000_000.0
-    names = ("gen", "update_actor", "gen", "update_weights")
-    for step in (1, 2):
-        for name in names if step == 1 else names[:2]:
-            at += 5
-            live.take("trainer_0", step, line(name, step, at, 5.0))
-        if step == 1:
-            live.take("trainer_0", step, line("step", step, at, 20.0))
-
-    assert {"gen": 10.0, "update_actor": 5.0, "update_weights": 5.0} == live.steps[1].phase_seconds
-    assert ("gen", 10.0) == (live.phase()[0], live.phase()[2])
-
-
-def line(event, step, end_s, duration_s):
-    """Return a line of the trainer."""
-    stamp = datetime.fromtimestamp(end_s, timezone.utc).isoformat()
-    return Line(event=event, step=step, timestamp=stamp, duration_sec=duration_s)

@@ -3,15 +3,12 @@
 import json
 from datetime import datetime
 
-import msgspec
 import pytest
 from cached_runs import REHEARSED, SMALL
 
 from verl_profiler.__main__ import main
 from verl_profiler.analysis.engine import token_rates
 from verl_profiler.analysis.steps import step_durations
-from verl_profiler.live.follow import Line
-from verl_profiler.live.state import RATE_S, Live
 from verl_profiler.reading.reader import load
 from verl_profiler.views.sections import document
 
@@ -175,32 +172,6 @@ def test_plots(run):
     shown = by_step(rates, generated_tokens="generated_tokens", **{name: name for name in RATES})
     same(shown, truth, ("generated_tokens", *RATES))
     same(by_step(lengths, step="step_s", gen="gen_s"), truth, ("step", "gen"))
-
-
-def test_watch(run):
-    """Every line taken in order; its rate is of training's generate calls of the last seconds."""
-    lines = sorted(lines_of(run), key=lambda each: each[4])
-    live, truth = Live(), truth_of(run)
-    calls, rates = [], set()
-    for step, name, line, _, end in lines:
-        live.take(name, step, msgspec.convert(line, Line))
-        if line["event"] == "engine_call" and not line["extra"].get("validate"):
-            calls.append((end, line["extra"]["response_tokens"]))
-            tokens = sum(count for ended, count in calls if ended >= end - RATE_S * 1e6)
-            rates.add(tokens)
-            assert tokens / RATE_S == live.rate_window(end / 1e6)[0]
-    assert len(rates) > 10
-
-    shown = {
-        number: {
-            "step": step.duration_s,
-            "gen": step.phase_seconds["gen"],
-            "requests": len(step.ends),
-        }
-        for number, step in live.steps.items()
-        if number in truth
-    }
-    same(shown, truth, ("step", "gen", "requests"))
 
 
 @pytest.mark.parametrize("run", ["rehearsal_run"], indirect=True)

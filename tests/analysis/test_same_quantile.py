@@ -2,7 +2,6 @@
 
 import json
 
-import msgspec
 import numpy as np
 import pytest
 from recorded import lines_in_order, unpacked
@@ -11,9 +10,6 @@ from verl_profiler.__main__ import main
 from verl_profiler.analysis import request_percentiles, validation_times
 from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.rollout import rollout_tail
-from verl_profiler.live.follow import Line
-from verl_profiler.live.screen import frame
-from verl_profiler.live.state import Live
 from verl_profiler.reading.reader import load
 from verl_profiler.render.figure import settings
 from verl_profiler.units import seconds
@@ -113,17 +109,6 @@ def test_a_quantile_is_the_same_everywhere(run, step, capsys):
     text = capsys.readouterr().out
     for name in ("p50", "p95", "p99"):
         assert f"{name} {'too few' if truth[name] is None else seconds(truth[name])}" in text
-
-
-def test_watch_prints_the_same(run):
-    """The quantiles of the requests that it has read, here all of a step."""
-    live, truth = Live(), truth_of(run, 1)
-    for path, text in lines_in_order(run):
-        if is_request(text, 1):
-            live.take(path.split("/")[-1][:-6], 1, msgspec.json.decode(text, type=Line))
-    text = "\n".join(frame(live, {}, {}, title="r", now_s=live.newest_s))
-
-    assert f"p50 {seconds(truth['p50'])}, p95 {seconds(truth['p95'])}, max " in text
 
 
 def test_a_plot_draws_no_quantile_of_too_few(run):

@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -343,32 +342,3 @@ def test_a_file_in_the_way_of_a_folder_is_an_error(tmp_path):
 
     with pytest.raises(ReadingError, match="cannot be written"):
         write_whole(tmp_path / "file" / "report.html", ["text"])
-
-
-def test_watch_gives_the_cursor_back_when_it_is_ended(run):
-    """A job manager ends what runs in a terminal with SIGTERM."""
-    import pty
-    import select
-
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "watch", str(run), "--interval", "0.1"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    written, deadline = b"", time.monotonic() + 60
-    while b"\x1b[J" not in written and time.monotonic() < deadline:
-        if select.select([ours], [], [], 1)[0]:
-            written += os.read(ours, 1 << 16)
-    child.terminate()
-    assert 143 == child.wait(timeout=60)
-    while select.select([ours], [], [], 0.2)[0]:
-        try:
-            written += os.read(ours, 1 << 16)
-        except OSError:
-            break
-    os.close(ours)
-
-    assert written.rstrip().endswith(b"\x1b[?25h")

@@ -2,24 +2,28 @@
 
 import argparse
 import fcntl
+import gzip
 import json
 import os
 import pty
 import select
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 from recorded import grow, lines_in_order, unpacked
 
-from verl_profiler.cli import watch
+from verl_profiler.cli import main, watch
 from verl_profiler.errors import ReadingError
 
-MAIN = "import sys; from verl_profiler.cli import main; sys.exit(main())"
+# Readings follow each other at once.
+MAIN = "import sys; from verl_profiler.cli import main, watch; watch._REST = 0; sys.exit(main())"
 
 
 def run(*arguments):
@@ -53,90 +57,145 @@ class Terminal:
         os.close(theirs)
         self.written = b""
 
-    def wait_for(self, text):
-        """Read until the latest whole frame shows `text`; return it."""
+    def wait_for(self, *texts):
+        """Read until one of the last whole frames shows all texts."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             frames = self.written.split(b"\x1b[H")
             for shown in frames[-2:]:
-                if text.encode() in shown and b"\x1b[J" in shown:
-                    return shown.decode()
+                if all(text.encode() in shown for text in texts) and b"\x1b[J" in shown:
+                    return
             if select.select([self._ours], [], [], 1)[0]:
                 try:
                     self.written += os.read(self._ours, 1 << 16)
                 except OSError:
                     break
-        raise AssertionError(f"{text!r} was not shown; the last screen:\n{self.written[-3000:]!r}")
+        raise AssertionError(f"{texts!r} not shown; the last screen:\n{self.written[-3000:]!r}")
 
-    def end(self, number):
-        self.process.send_signal(number)
-        status = self.process.wait(timeout=60)
-        while select.select([self._ours], [], [], 0.2)[0]:
-            try:
-                self.written += os.read(self._ours, 1 << 16)
-            except OSError:
-                break
+    def end(self, number=None):
+        """Send a signal, if one is given, and return the exit status."""
+        if number is not None:
+            self.process.send_signal(number)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if select.select([self._ours], [], [], 1)[0]:
+                try:
+                    self.written += os.read(self._ours, 1 << 16)
+                except OSError:
+                    # It has closed the terminal.
+                    break
         os.close(self._ours)
-        return status
+        return self.process.wait(timeout=10)
 
 
-def test_a_run_is_followed_on_a_terminal(recorded_run, tmp_path):
-    """Phase after phase as its files grow; every frame fits, and Ctrl-C leaves the terminal as it was."""
-    (tmp_path / "run.json").write_bytes((recorded_run / "run.json").read_bytes())
+def summarized(path, capsys):
+    """Return what `summary` prints, without its cache."""
+    main(["summary", str(path), "--no-cache"])
+    return capsys.readouterr().out
+
+
+def test_at_each_moment_the_screen_is_the_summary(recorded_run, tmp_path, capsys):
+    """While files grow, a line is torn, and a step is compressed; the phase is the one in progress."""
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "run.json").write_bytes((recorded_run / "run.json").read_bytes())
     ordered = lines_in_order(recorded_run)
     moments = [json.loads(line)["timestamp"] for _, line in ordered]
-    terminal = Terminal("watch", tmp_path, "--interval", "0.05")
-    try:
-        terminal.wait_for("no events yet")
-        shown = 0
-        for moment, text in (
-            ("2026-11-21T04:14:11.5", "19 in flight, 13 of 32 finished (41 %)"),
-            ("2026-11-21T04:14:33.9", "2 in flight, 30 of 32 finished (94 %)"),
-            ("2026-11-21T04:14:47", "update_actor for"),
-            ("9", "step 2  ended after 20.1 s"),
-        ):
-            following = sum(each <= moment for each in moments)
-            grow(tmp_path, ordered[shown:following])
-            shown = following
-            frame = terminal.wait_for(text)
-    finally:
-        status = terminal.end(signal.SIGINT)
+    shown = 0
+    for moment, doing in (
+        ("2026-11-21T04:14:11.5", "gen of step 1 for "),
+        ("2026-11-21T04:14:16", "step 1 after gen for "),
+        ("2026-11-21T04:14:47", "update_actor of step 2 for "),
+        ("9", "step 2 ended;"),
+    ):
+        following = sum(each <= moment for each in moments)
+        grow(path, ordered[shown:following])
+        shown = following
+        torn = next((path / name for name, _ in ordered[shown:]), None)
+        if torn is not None:
+            torn.parent.mkdir(exist_ok=True)
+            with torn.open("ab") as file:
+                file.write(ordered[shown][1][:20])
+        if shown == len(ordered):
+            for file in (path / "step_1").glob("*.jsonl"):
+                Path(f"{file}.gz").write_bytes(gzip.compress(file.read_bytes()))
+                file.unlink()
+        main(["watch", str(path), "--once"])
+        heads, _, text = capsys.readouterr().out.partition("\n\n")
+        if torn is not None:
+            content = torn.read_bytes()
+            expected = summarized(path, capsys)
+            torn.write_bytes(content[:-20])
+        else:
+            expected = summarized(path, capsys)
 
-    lines = [line.split("\x1b[K")[0] for line in frame.split("\r\n")]
+        assert heads.startswith("running; ")
+        assert doing in heads
+        assert text == expected
+
+
+def test_a_run_is_followed_on_a_terminal_until_it_ends(recorded_run, tmp_path, capsys):
+    """Before it exists, while it grows and is away for a moment; the cache holds no copies of its end."""
+    path = tmp_path / "run"
+    terminal = Terminal("watch", path, "--interval", "0.05")
+    try:
+        terminal.wait_for("does not exist")
+        ordered = lines_in_order(recorded_run)
+        half = len(ordered) * 3 // 4
+        grow(path, ordered[:half])
+        head = summarized(path, capsys).splitlines()[0][:80]
+        terminal.wait_for(head)
+        path.rename(tmp_path / "away")
+        terminal.wait_for("does not exist", head)
+        (tmp_path / "away").rename(path)
+        grow(path, ordered[half:])
+        head = summarized(path, capsys).splitlines()[0][:80]
+        terminal.wait_for("step 2 ended", head)
+        shutil.copytree(recorded_run / "processes", path / "processes")
+        terminal.wait_for("ended; last event 2026-11-21T04:14:56", head)
+        assert 0 == terminal.end()
+    finally:
+        terminal.process.kill()
+
+    lines = terminal.written.decode().split("\x1b[H")[-1].split("\x1b[J")[0].split("\x1b[K\r\n")
+    expected = [line[:80] for line in summarized(path, capsys).splitlines()]
+    assert lines[2:] == expected[:21]
     assert len(lines) <= 23
-    assert max(map(len, lines)) <= 80
-    assert "check_answer" in frame
-    assert 0 == status
     assert terminal.written.count(b"\x1b[?25l") == terminal.written.count(b"\x1b[?25h") == 1
     assert b"Traceback" not in terminal.written
+    kept = sorted(file.name for file in path.glob(".cache/*/*"))
+    shutil.rmtree(path / ".cache")
+    main(["summary", str(path)])
+    assert kept == sorted(file.name for file in path.glob(".cache/*/*"))
 
 
-def test_once_prints_one_plain_screen(recorded_run, capsys):
-    """Of a run that has ended, too."""
-    before = sorted(recorded_run.rglob("*"))
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_cursor_comes_back_when_it_is_ended(tmp_path, number, expected):
+    """Ctrl-C, and the SIGTERM of a job manager."""
+    terminal = Terminal("watch", tmp_path / "none")
+    terminal.wait_for("does not exist")
 
-    assert 0 == run(recorded_run, "--once")
-    printed = capsys.readouterr().out
-    assert "rehearsal_run  ended" in printed
-    assert "step 2  ended after 20.1 s" in printed
-    assert "32 of 32 finished (100 %)" in printed
-    assert "\x1b" not in printed
-    # The run's folder is as it was.
-    assert before == sorted(recorded_run.rglob("*"))
+    assert expected == terminal.end(number)
+    assert terminal.written.rstrip().endswith(b"\x1b[?25h")
 
 
-def test_without_a_terminal_one_screen_is_printed(recorded_run, capsys):
-    """Into a pipe or a file."""
-    assert 0 == run(recorded_run)
-    assert "no problems" in capsys.readouterr().out
+@pytest.mark.parametrize("option", [["--once"], []])
+def test_without_a_terminal_one_plain_screen_is_printed(recorded_run, capsys, option):
+    """As for --once: of a run that has ended, too."""
+    assert 0 == main(["watch", str(recorded_run), *option])
+    head, _, text = capsys.readouterr().out.partition("\n\n")
+    assert "ended; last event 2026-11-21T04:14:56+00:00" == head
+    assert summarized(recorded_run, capsys) == text
 
 
-def test_a_run_without_events_is_said_to_have_none(tmp_path, capsys):
+def test_a_run_without_events_has_nothing_to_show(tmp_path, capsys):
     """It may be starting."""
-    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "run.json").write_text('{"format": 1}')
 
-    assert 1 == run(tmp_path, "--once")
-    assert "no events yet" in capsys.readouterr().out
+    assert 1 == main(["watch", str(tmp_path), "--once"])
+    assert "running; no events yet\nnothing to report yet; no events were found\n" == (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,19 +211,3 @@ def test_what_cannot_be_followed_is_refused(arguments, slug):
     with pytest.raises(ReadingError) as raised:
         run(*arguments)
     assert slug == raised.value.slug
-
-
-def test_watching_needs_only_the_core(recorded_run):
-    """It works on a training node: neither duckdb nor matplotlib is imported."""
-    code = (
-        "import sys; from verl_profiler.cli import main; main(sys.argv[1:]);"
-        "print({'duckdb', 'matplotlib', 'jinja2', 'numpy', 'ray', 'verl'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "watch", recorded_run, "--once"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert "set()" == done.stdout.splitlines()[-1]

@@ -11,7 +11,7 @@ from hostile import VALUES, paths_of, text_with
 from stuck_runs import NOW, RUN, TRAINER, ago, call, header, opened, phase, request, write
 
 from verl_profiler.cli import main
-from verl_profiler.live.follow import Run
+from verl_profiler.live.process_files import ProcessFiles
 from verl_profiler.live.stuck import verdict
 from verl_profiler.live.stuck_lines import lines
 
@@ -401,7 +401,7 @@ def test_any_value_in_evidence_is_survived(tmp_path):
     write(tmp_path / "run", RUN, TRAINER)
     folder = tmp_path / "run" / "evidence" / "1"
     folder.mkdir(parents=True)
-    followed = Run(tmp_path / "run")
+    followed = ProcessFiles(tmp_path / "run")
     for place in paths_of(content):
         for value in (*VALUES.values(), "900000000000.0"):
             (folder / "actor_0.json").write_text(text_with(content, place, value))

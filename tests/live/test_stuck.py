@@ -23,7 +23,7 @@ from stuck_runs import (
 
 from verl_profiler.cli import main
 from verl_profiler.events.open_files import stuck_after_s
-from verl_profiler.live.follow import Run
+from verl_profiler.live.process_files import ProcessFiles
 from verl_profiler.live.stuck import verdict
 from verl_profiler.live.stuck_lines import lines
 
@@ -446,11 +446,14 @@ def test_other_commands_point_to_it(tmp_path, capsys, command):
     main([*command, str(run)])
 
     printed = capsys.readouterr().out
-    if command == ["summary"]:
-        assert printed.startswith("stuck: gen of step 3 has taken")
-        assert f"See verl-profiler stuck {run}\n" in printed
-    else:
-        assert "stuck (see verl-profiler stuck): gen of step 3 has taken" in printed
+    begin = "stuck: gen of step 3 has taken"
+    if command != ["summary"]:
+        # What is open is on record, whatever the order of the phases was.
+        begin = "stuck; gen of step 3 for "
+        assert ", usually 10.0 s; last event " in printed.partition("\n")[0]
+        assert printed.splitlines()[1].startswith("stuck: gen of step 3 has taken")
+    assert printed.startswith(begin)
+    assert f"See verl-profiler stuck {run}\n" in printed
 
 
 def test_any_value_in_an_open_file_is_survived(tmp_path):
@@ -476,7 +479,7 @@ def test_any_value_in_an_open_file_is_survived(tmp_path):
         ),
     }
     write(tmp_path / "run", RUN, files)
-    followed = Run(tmp_path / "run")
+    followed = ProcessFiles(tmp_path / "run")
     for name, content in files.items():
         # A failure is one of the trainer's.
         process = "trainer_0" if "failed" in content else name

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from verl_profiler.cli import main
-from verl_profiler.live.follow import Run
 from verl_profiler.reading import listing
 from verl_profiler.reading.reader import load
 
@@ -149,16 +148,3 @@ def test_one_file_can_be_named(run, capsys):
 
     assert 0 == main(["requests", str(packed), "--json"])
     assert expected == capsys.readouterr().out
-
-
-def test_watch_reads_the_trainers_compressed_steps(run):
-    """Those of steps before the ones that it follows."""
-    for number in range(3, 8):
-        shutil.copytree(run / "step_2", run / f"step_{number}")
-    expected = sorted((name, step, line.event) for name, step, line in Run(run).poll())
-    for file in [*run.glob("step_1/trainer_*.jsonl"), *run.glob("step_2/trainer_*.jsonl")]:
-        compress(file)
-    followed = Run(run)
-
-    assert expected == sorted((name, step, line.event) for name, step, line in followed.poll())
-    assert [] == list(followed.poll())

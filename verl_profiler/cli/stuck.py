@@ -93,7 +93,7 @@ def _read_in_time(path: Path) -> tuple[Verdict, list[str]]:
 
 
 def _read(path: Path) -> tuple[Verdict, list[str]]:
-    from verl_profiler.live.follow import Run
+    from verl_profiler.live.process_files import ProcessFiles
     from verl_profiler.live.stuck import verdict
     from verl_profiler.reading.discovery import run_directory
 
@@ -103,11 +103,11 @@ def _read(path: Path) -> tuple[Verdict, list[str]]:
             "For example logs/my-run",
             "no-such-run",
         )
-    followed = Run(run_directory(path, path))
+    files = ProcessFiles(run_directory(path, path))
     found = verdict(
-        followed.headers(),
-        followed.open_files(),
-        followed.directory,
-        evidence=followed.evidence(),
+        files.headers(),
+        files.open_files(),
+        files.directory,
+        evidence=files.evidence(),
     )
-    return found, followed.damaged
+    return found, files.damaged

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
     from verl_profiler.reading.reader import Run
 
-__all__ = ["add_arguments", "check_steps", "run", "step_range", "summarize"]
+__all__ = ["add_arguments", "check_steps", "run", "step_range", "summarize", "write_summary"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         if args.worker is not None:
             check_steps(opened, args.steps)
             return _print_worker(opened, args)
-        return _print(
+        status = write_summary(
             opened,
             args.steps,
             sys.stdout,
@@ -81,14 +81,17 @@ def run(args: argparse.Namespace) -> int:
             color=has_color(),
             price=args.gpu_hour_price,
         )
+        if status and not args.json:
+            print_error("nothing to report:", *opened.problems)
+        return status
 
 
 def _print_stuck(path: Path) -> None:
     """Begin with what a run is stuck on, or was when it was killed."""
-    from verl_profiler.live.follow import Run as Followed
+    from verl_profiler.live.process_files import ProcessFiles
     from verl_profiler.live.stuck_lines import pointer
 
-    line = pointer(Followed(path)) if os.path.isdir(path) else None
+    line = pointer(ProcessFiles(path)) if os.path.isdir(path) else None
     if line is not None:
         print(escaped(line), end="\n\n")
 
@@ -120,10 +123,11 @@ def summarize(run_dir: Path, stream: TextIO) -> None:
     from verl_profiler.reading.reader import load
 
     with load(run_dir) as opened:
-        _print(opened, None, stream, as_json=False)
+        if write_summary(opened, None, stream, as_json=False):
+            print_error("nothing to report:", *opened.problems)
 
 
-def _print(
+def write_summary(
     opened: Run,
     steps: Steps,
     stream: TextIO,
@@ -133,6 +137,7 @@ def _print(
     color: bool = False,
     price: float | None = None,
 ) -> int:
+    """Write the summary of an opened run; return 0, or 1 if there is nothing to report."""
     from verl_profiler.analysis import EXPLANATIONS, summarized
     from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.analysis.overview import headline
@@ -173,7 +178,6 @@ def _print(
         stream.write(json_text(content))
     else:
         if not tables["step_times"]:
-            print_error("nothing to report:", *opened.problems)
             return 1
         rows = {**tables, **_totals(opened, steps, tables, warm_up)}
         rows["device_use"] = explained["device_use"]

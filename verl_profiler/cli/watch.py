@@ -3,15 +3,17 @@
     verl-profiler watch logs/my-run
     verl-profiler watch logs/my-run --once
 
-Reads what is appended to the run's files, each byte once, and writes nothing.  Works over ssh and with
-80 columns by 24 lines.  q or Ctrl-C stops it without affecting the run.  --once prints one screen, also
-for a finished run; so does output to a file or pipe.
+Shows what `summary` prints, below a line with the present step and phase, and reads the run again every
+few seconds: less often if reading takes long, so that it uses at most 20 % of a core.  Waits for a run
+that does not exist yet, and ends with the run; q or Ctrl-C stops it without affecting the run.  --once
+prints one screen, also for a finished run; so does output to a file or pipe.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import select
 import shutil
@@ -19,20 +21,23 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verl_profiler.cli.terminal import control
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
-    from verl_profiler.live.follow import Run
-    from verl_profiler.live.state import Live
+    from verl_profiler.live.present import Present
 
 __all__ = ["add_arguments", "run"]
 
-_HEADERS_EVERY_S = 5.0
+# Waits so many times the CPU time of the last reading.
+_REST = 5
+_TICK_S = 1.0
+# A reading that is older has its age on the screen.
+_OLD_S = 5.0
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _CLEAR, _HOME, _END_OF_LINE, _BELOW = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
 
@@ -45,49 +50,139 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--interval",
         metavar="SECONDS",
         type=float,
-        default=1.0,
-        help="refresh interval (default: 1)",
+        default=2.0,
+        help="shortest time between two readings (default: 2)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the run until interrupted; return 0, or 1 if there is nothing to show.
+    """Show the run until it ends or q is pressed; return 0, or 1 if there is nothing to show.
 
     Raises:
         ReadingError: The path or the arguments cannot be used (exit code 2).
     """
-    from verl_profiler.live.follow import Run
-    from verl_profiler.live.state import Live
-    from verl_profiler.reading.discovery import run_directory
+    from verl_profiler.reading.progress import Watcher, watched
 
+    path: Path = args.run_directory
     if not args.interval > 0:
         raise ReadingError(
             f"--interval {args.interval:g} is not a positive number of seconds.\nFor example --interval 2",
             "option-value",
         )
-    if not os.path.isdir(args.run_directory):
+    once = args.once or not sys.stdout.isatty()
+    if not os.path.isdir(path) and (once or os.path.lexists(path)):
         raise ReadingError(
-            f"{args.run_directory} is not a directory; watch needs the run directory itself.\n"
+            f"{path} is not a directory; watch needs the run directory itself.\n"
             "For example logs/my-run",
             "no-such-run",
         )
-    followed = Run(run_directory(args.run_directory, args.run_directory))
-    live = Live()
-    if args.once or not sys.stdout.isatty():
-        _read(followed, live)
-        while followed.behind_bytes:
-            _read(followed, live)
-        print("\n".join(_lines(followed, live, followed.headers())))
-        return 0 if live.steps else 1
+    reading = _Reading(path)
+    if once:
+        reading.read()
+        print("\n".join(reading.lines()))
+        return 0 if reading.text else 1
     try:
         control(_HIDE_CURSOR + _CLEAR)
-        with _keys() as quits:
-            _follow(followed, live, args.interval, quits)
-    except KeyboardInterrupt:
-        pass
+        # The screen has no place for lines on progress.
+        with _keys() as quits, watched(Watcher()):
+            _follow(reading, args.interval, quits)
     finally:
         control(f"{_SHOW_CURSOR}\n")
     return 0
+
+
+class _Reading:
+    """What was read of a run last.
+
+    Attributes:
+        text: Its summary; empty while there is none.
+        present: What it did then.
+        problem: Why the last reading failed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # The files of the cache that the next reading replaces.
+        self._made: set[str] = set()
+        self._read_s = time.time()
+        self.text = ""
+        self.present: Present | None = None
+        self.problem: str | None = "reading …"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the trainer had ended."""
+        ended = self.present is not None and self.present.state == "ended"
+        return ended and self.problem is None
+
+    def read(self) -> None:
+        """Read the run.
+
+        Raises:
+            ReadingError: It cannot be read.
+            OSError: Likewise.
+        """
+        from verl_profiler.cli.quick_rows import quick_rows
+        from verl_profiler.cli.summary import write_summary
+        from verl_profiler.live.present import present
+        from verl_profiler.live.process_files import ProcessFiles
+        from verl_profiler.reading.discovery import run_directory
+        from verl_profiler.reading.reader import load
+
+        stream = io.StringIO()
+        with quick_rows(), load(self._path) as opened:
+            files = ProcessFiles(run_directory(self._path, self._path))
+            shown = present(files, opened.tables)
+            if write_summary(opened, None, stream, as_json=False):
+                self.problem = "; ".join(["nothing to report yet", *opened.problems])
+            else:
+                self.problem = None
+            self._made = opened.supersede(self._made)
+        self.present, self.text, self._read_s = shown, stream.getvalue(), time.time()
+
+    def try_to_read(self) -> None:
+        """Read the run; while it does not exist yet, or changes too quickly, keep what was read before."""
+        import duckdb
+
+        try:
+            self.read()
+        except (ReadingError, OSError, duckdb.IOException) as error:
+            self.problem = str(error).partition("\n")[0]
+
+    def lines(self) -> list[str]:
+        """Return the screen."""
+        from verl_profiler.render.visible import visible
+
+        heads: list[str] = []
+        if self.present is not None:
+            age_s = time.time() - self._read_s
+            old = f"; read {age_s:.0f} s ago" if age_s > _OLD_S else ""
+            heads = [self.present.line(self._read_s) + old, self.present.alarm or ""]
+        lines = [visible(line) for line in (*heads, self.problem) if line]
+        return [*lines, "", *self.text.splitlines()] if self.text else lines
+
+
+def _follow(reading: _Reading, interval_s: float, quits: Callable[[float], bool]) -> None:
+    _draw(reading)
+    while True:
+        before, begin_s = reading.text, time.process_time()
+        reading.try_to_read()
+        spent_s = time.process_time() - begin_s
+        _draw(reading)
+        if reading.has_ended and reading.text == before:
+            return
+        until_s = time.monotonic() + max(interval_s, _REST * spent_s)
+        while (left_s := until_s - time.monotonic()) > 0:
+            if quits(min(left_s, _TICK_S)):
+                return
+            _draw(reading)
+
+
+def _draw(reading: _Reading) -> None:
+    columns, rows = shutil.get_terminal_size((80, 24))
+    # The last line stays empty, so that the terminal never scrolls.
+    lines = [line[:columns] for line in reading.lines()[: rows - 1]]
+    control(_HOME + f"{_END_OF_LINE}\r\n".join(lines) + _END_OF_LINE + _BELOW)
 
 
 @contextlib.contextmanager
@@ -118,47 +213,3 @@ def _keys() -> Generator[Callable[[float], bool], None, None]:
         yield pressed
     finally:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
-
-
-def _follow(followed: Run, live: Live, interval_s: float, quits: Callable[[float], bool]) -> None:
-    headers, read_s = followed.headers(), time.monotonic()
-    while True:
-        _read(followed, live)
-        if time.monotonic() - read_s > _HEADERS_EVERY_S:
-            headers, read_s = followed.headers(), time.monotonic()
-        lines = _lines(followed, live, headers)
-        control(_HOME + f"{_END_OF_LINE}\r\n".join(lines) + _END_OF_LINE + _BELOW)
-        if quits(0.0 if followed.behind_bytes else interval_s):
-            return
-
-
-def _read(followed: Run, live: Live) -> None:
-    for name, step, line in followed.poll():
-        live.take(name, step, line)
-
-
-def _lines(followed: Run, live: Live, headers: Mapping[str, dict[str, Any]]) -> list[str]:
-    from verl_profiler.events.files import cleaned_text
-    from verl_profiler.live.screen import frame
-    from verl_profiler.live.stuck_lines import pointer
-    from verl_profiler.units import size
-
-    columns, rows = shutil.get_terminal_size((80, 24))
-    stuck = pointer(followed, brief=True)
-    problems = [] if stuck is None else [stuck]
-    if followed.behind_bytes:
-        problems.append(f"reading existing events: {size(followed.behind_bytes)} left")
-    if followed.unreadable:
-        problems.append(f"{followed.unreadable} lines cannot be read")
-    problems += followed.damaged
-    return frame(
-        live,
-        followed.launch(),
-        headers,
-        title=cleaned_text(followed.directory.absolute().name),
-        now_s=time.time(),
-        problems=problems,
-        width=columns,
-        # The last line stays empty, so that the terminal never scrolls.
-        height=rows - 1,
-    )

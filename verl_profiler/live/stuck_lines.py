@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from verl_profiler.live.follow import Run
 from verl_profiler.live.open_processes import Link, Verdict
+from verl_profiler.live.process_files import ProcessFiles
 from verl_profiler.live.stuck import verdict
 from verl_profiler.units import seconds
 
-__all__ = ["lines", "pointer"]
+__all__ = ["alarm", "lines", "pointer"]
 
 # Without -v, so many of a kind: all of it fits on a screen.
 _BRIEF = 6
 
 
-def pointer(followed: Run, *, brief: bool = False) -> str | None:
-    """Return a line for other commands if a run is stuck or failed: on what, and what explains it.
-
-    Args:
-        followed: The run.
-        brief: For a screen of 80 columns.
-    """
-    opened = followed.open_files()
+def pointer(files: ProcessFiles) -> str | None:
+    """Return a line for other commands if a run is stuck or failed: on what, and what explains it."""
+    opened = files.open_files()
     if not opened:
         # The usual case: no header needs to be read.
         return None
-    found = verdict(followed.headers(), opened, followed.directory)
+    return alarm(verdict(files.headers(), opened, files.directory), files.directory)
+
+
+def alarm(found: Verdict, directory: Path) -> str | None:
+    """Return that line; None if nobody needs to look at the run."""
     if not found.is_alarm:
         return None
-    if brief:
-        # What is cut off comes last: of a failure, its type is the answer.
-        if found.state == "failed":
-            return f"{found.state}: {found.summary} See verl-profiler stuck"
-        return f"{found.state} (see verl-profiler stuck): {found.summary}"
-    return (
-        f"{found.state}: {found.summary} Culprit: {found.culprit}. See verl-profiler stuck "
-        f"{followed.directory}"
-    )
+    return f"{found.state}: {found.summary} Culprit: {found.culprit}. See verl-profiler stuck {directory}"
 
 
 def lines(found: Verdict, *, verbose: bool = False) -> Iterator[str]:

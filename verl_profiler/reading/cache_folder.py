@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import resource
@@ -27,7 +28,7 @@ import stat
 import time
 import weakref
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ class CacheFolder:
         self._folder = descriptor
         self._owner = owner
         self._used: set[str] = set()
+        # Of those, what this reader published.
+        self.made: set[str] = set()
         self._is_read_only = False
         self._open: list[int] = [descriptor]
         self.close = weakref.finalize(self, _close, self._open)
@@ -227,6 +230,17 @@ class CacheFolder:
                 elif _PARTIAL.fullmatch(name):
                     self._remove(name, now - _ABANDONED_S)
 
+    def supersede(self, made: Iterable[str]) -> None:
+        """Remove what an earlier reader of this process made, and this one did not use.
+
+        Otherwise, a command that reads a growing run again and again would leave a copy of its end each time.
+        """
+        for name in made:
+            if name in self._used:
+                self.made.add(name)
+            else:
+                self._remove(name, math.inf)
+
     def _remove(self, name: str, unused_since_s: float) -> None:
         with contextlib.suppress(OSError):
             status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
@@ -329,7 +343,9 @@ class Draft:
             self._rename(file)
             self.published = True
             path = folder._pin(self._descriptor, file)  # pyright: ignore[reportPrivateUsage]
-        folder._used.update(filter(None, (f"{name}.json", file)))  # pyright: ignore[reportPrivateUsage]
+        own = [each for each in (f"{name}.json", file) if each]
+        folder._used.update(own)  # pyright: ignore[reportPrivateUsage]
+        folder.made.update(own)
         body = json.dumps({"file": file, "note": note}).encode()
         with folder.new() as entry:
             entry.write(body + f"\n{zlib.crc32(body):08x}\n".encode())

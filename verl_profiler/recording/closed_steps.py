@@ -16,7 +16,7 @@ from verl_profiler.events.vocabulary import step_of_folder
 
 __all__ = ["ClosedSteps"]
 
-# A step is over for a process that has written to so many later ones; `watch` follows the last three.
+# A step is over for a process that has written to so many later ones.
 _LATER_STEPS = 3
 # Smaller files stay: they take a block on most disks in any case.
 _LEAST_BYTES = 16 << 10

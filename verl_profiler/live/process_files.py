@@ -1,0 +1,76 @@
+"""Read what the processes of a run report about themselves: headers, what is open for long, evidence of hangs.
+
+Nothing is written, locked or requested from the run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.events.files import cleaned_text
+from verl_profiler.events.open_files import EVIDENCE_FOLDER, FOLDER
+from verl_profiler.events.vocabulary import RUN_FILE
+from verl_profiler.reading.descriptions import EVIDENCE, HEADER, LAUNCH, OPEN, Faults, described
+
+__all__ = ["ProcessFiles"]
+
+_HANG = re.compile(r"[0-9]{1,3}")
+
+
+class ProcessFiles:
+    """The small files of a run directory.
+
+    Args:
+        directory: The run.
+
+    Attributes:
+        damaged: Problems found in run.json and the headers at the last read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.damaged: list[str] = []
+
+    def headers(self) -> dict[str, dict[str, Any]]:
+        """Return the current headers of all processes by name, and record problems in them."""
+        faults = Faults()
+        headers: dict[str, dict[str, Any]] = {}
+        path = self.directory / RUN_FILE
+        if os.path.lexists(path):
+            described(path, RUN_FILE, LAUNCH, faults)
+        for path in sorted((self.directory / "processes").glob("*.json")):
+            shown = cleaned_text(path.name)
+            header = described(path, shown, HEADER, faults)
+            headers[cleaned_text(path.stem)] = header or {}
+        self.damaged = faults.sentences()
+        return headers
+
+    def open_files(self) -> dict[str, dict[str, Any]]:
+        """Return what each process has open for long, by name; see docs/stuck.md."""
+        return self._described(FOLDER, OPEN)
+
+    def evidence(self) -> dict[str, dict[str, Any]]:
+        """Return the evidence of the last hang that was found, by process; see docs/stuck.md."""
+        numbers = [
+            int(each.name)
+            for each in (self.directory / EVIDENCE_FOLDER).glob("*")
+            if _HANG.fullmatch(each.name)
+        ]
+        if not numbers:
+            return {}
+        return self._described(f"{EVIDENCE_FOLDER}/{max(numbers)}", EVIDENCE)
+
+    def _described(self, folder: str, schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        faults = Faults()
+        found: dict[str, dict[str, Any]] = {}
+        for path in sorted((self.directory / folder).glob("*.json")):
+            shown = f"{folder}/{cleaned_text(path.name)}"
+            content = described(path, shown, schema, faults)
+            if content is not None:
+                found[cleaned_text(path.stem)] = content
+        self.damaged += faults.sentences()
+        return found
