@@ -139,14 +139,14 @@ def test_a_run_is_followed_on_a_terminal_until_it_ends(recorded_run, tmp_path, c
     path = tmp_path / "run"
     terminal = Terminal("watch", path, "--interval", "0.05")
     try:
-        terminal.wait_for("does not exist")
+        terminal.wait_for("waiting for the run: ")
         ordered = lines_in_order(recorded_run)
         half = len(ordered) * 3 // 4
         grow(path, ordered[:half])
         head = summarized(path, capsys).splitlines()[0][:80]
         terminal.wait_for(head)
         path.rename(tmp_path / "away")
-        terminal.wait_for("does not exist", head)
+        terminal.wait_for("cannot be read now: ", head)
         (tmp_path / "away").rename(path)
         grow(path, ordered[half:])
         head = summarized(path, capsys).splitlines()[0][:80]
@@ -157,7 +157,8 @@ def test_a_run_is_followed_on_a_terminal_until_it_ends(recorded_run, tmp_path, c
     finally:
         terminal.process.kill()
 
-    lines = terminal.written.decode().split("\x1b[H")[-1].split("\x1b[J")[0].split("\x1b[K\r\n")
+    frame = terminal.written.decode().split("\x1b[H")[-1].split("\x1b[J")[0]
+    lines = [line.strip("\r\n") for line in frame.split("\x1b[K")][:-1]
     expected = [line[:80] for line in summarized(path, capsys).splitlines()]
     assert lines[2:] == expected[:21]
     assert len(lines) <= 23
@@ -173,7 +174,7 @@ def test_a_run_is_followed_on_a_terminal_until_it_ends(recorded_run, tmp_path, c
 def test_the_cursor_comes_back_when_it_is_ended(tmp_path, number, expected):
     """Ctrl-C, and the SIGTERM of a job manager."""
     terminal = Terminal("watch", tmp_path / "none")
-    terminal.wait_for("does not exist")
+    terminal.wait_for("waiting for the run: ")
 
     assert expected == terminal.end(number)
     assert terminal.written.rstrip().endswith(b"\x1b[?25h")

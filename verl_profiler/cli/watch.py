@@ -147,7 +147,8 @@ class _Reading:
         try:
             self.read()
         except (ReadingError, OSError, duckdb.IOException) as error:
-            self.problem = str(error).partition("\n")[0]
+            what = "waiting for the run" if self.present is None else "cannot be read now"
+            self.problem = f"{what}: {error}".partition("\n")[0]
 
     def lines(self) -> list[str]:
         """Return the screen."""
