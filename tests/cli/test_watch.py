@@ -195,8 +195,8 @@ def test_a_run_without_events_has_nothing_to_show(tmp_path, capsys):
     (tmp_path / "run.json").write_text('{"format": 1}')
 
     assert 1 == main(["watch", str(tmp_path), "--once"])
-    assert "running; no events yet\nnothing to report yet; no events were found\n" == (
-        capsys.readouterr().out
+    assert capsys.readouterr().out == (
+        "running; before the first step; no events yet\nnothing to report yet; no events were found\n"
     )
 
 
