@@ -332,3 +332,17 @@ def test_a_validation_by_its_requests_and_timer(tables, conversation, span):
 def test_a_step_without_validation_has_no_row(tables, conversation):
     """Training alone is not a validation."""
     assert [] == validation_times(tables(conversation()))
+
+
+@pytest.mark.parametrize(("probes", "requests"), [(("timer",), None), (("timer", "request"), 0)])
+def test_requests_are_unknown_where_the_rollout_family_was_off(probes, requests):
+    """Not 0: no process had a probe of requests."""
+    header = {"probes": {"installed": {name: ["m:f"] for name in probes}}}
+    trainer = {"run": "r", "name": "trainer_0", "role": "trainer", "rank": 0, "header": header}
+    tables = Tables.of({"events": [span("step", 0, 10)], "processes": [trainer]})
+
+    (row,) = step_times(tables)
+
+    assert [requests] * 3 == [
+        row[name] for name in ("requests", "unfinished_requests", "validation_requests")
+    ]

@@ -7,15 +7,16 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from truth.synthetic import run_of
+from truth.synthetic import events_of, run_of, tables_of
 from truth.test_findings import QUIET
 
 from verl_profiler.analysis.explain.findings import explanations, in_order
-from verl_profiler.analysis.overview import phase_totals
+from verl_profiler.analysis.overview import headline, phase_totals
 from verl_profiler.analysis.selection import left_out
 from verl_profiler.analysis.steps import step_phases, step_times
 from verl_profiler.cli import main
 from verl_profiler.reading.reader import load
+from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import seconds
 from verl_profiler.views.findings import findings
 from verl_profiler.views.overview_text import TABLES, overview_text
@@ -119,6 +120,41 @@ def test_every_command_has_the_same_headline(name, capsys, tmp_path):
             whole += row["device_s"]
             useful += row["device_s"] * (row["account"] in ("training", "generating"))
     assert figures["useful_share"] == pytest.approx(useful / whole)
+
+
+def test_each_run_of_several_has_its_own_warm_up():
+    """A run that went on from step 11 leaves out its step 11; every figure is that of the run alone."""
+    events, processes = [], []
+    for run, first in (("a", 1), ("b's", 11)):
+        made, _ = events_of(SLOW_START, QUIET, QUIET, QUIET)
+        events.append([{**each, "run": run, "step": each["step"] + first - 1} for each in made])
+        (own,) = [tables_of(made).rows("SELECT * FROM processes")]
+        processes.append([{**each, "run": run} for each in own])
+
+    def figures(*which):
+        tables = Tables.of(
+            {
+                "events": [row for each in which for row in events[each]],
+                "processes": [row for each in which for row in processes[each]],
+            }
+        )
+        found = explanations(tables)
+        times = headline(step_times(tables), found["bubble_ledger"], left_out(tables))
+        names = ("steady_path", "stragglers", "culprits", "what_if", "findings")
+        rows = {name: found[name] for name in names} | {"headline": times}
+        return {
+            (run, name): [row for row in own if row["run"] == run]
+            for name, own in rows.items()
+            for run in ("a", "b's")
+        }
+
+    together, first, second = figures(0, 1), figures(0), figures(1)
+
+    assert [[1], [11]] == [together[run, "headline"][0]["left_out"] for run in ("a", "b's")]
+    for run, name in together:
+        alone = (first if run == "a" else second)[run, name]
+        assert together[run, name] == alone, (run, name)
+    assert together["b's", "steady_path"]
 
 
 def test_findings_of_several_runs_have_one_ranking():

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_profiler.analysis.explain.ledger import USEFUL, account_totals
 from verl_profiler.analysis.requests import summed_requests
-from verl_profiler.analysis.selection import Rows, Steps, in_steps, steady
+from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, Steps, in_steps, steady
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
@@ -18,7 +18,7 @@ __all__ = ["headline", "own_spans", "phase_totals", "request_totals"]
 def headline(
     step_times: Iterable[Mapping[str, Any]],
     ledger: Sequence[Mapping[str, Any]],
-    left_out: Sequence[int],
+    left_out: LeftOut,
 ) -> Rows:
     """Return the headline figures of each run, over the steps that means cover.
 
@@ -60,7 +60,7 @@ def headline(
 
 
 def phase_totals(
-    step_phases: Iterable[Mapping[str, Any]], *, by_run: bool = True, left_out: Sequence[int] = ()
+    step_phases: Iterable[Mapping[str, Any]], *, by_run: bool = True, left_out: LeftOut = NOTHING
 ) -> Rows:
     """Sum the phases of finished steps.
 
@@ -75,7 +75,7 @@ def phase_totals(
     runs: dict[str | None, list[Mapping[str, Any]]] = {}
     for row in step_phases:
         # Only those of finished steps have a share.
-        if row["share"] is not None and row["step"] not in left_out:
+        if row["share"] is not None and row["step"] not in left_out.get(row["run"], ()):
             runs.setdefault(row["run"] if by_run else None, []).append(row)
     totals: Rows = []
     for run, rows in runs.items():

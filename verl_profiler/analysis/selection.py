@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from verl_profiler.reading.tables.tables import Tables
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = [
+    "NOTHING",
+    "LeftOut",
     "Rows",
     "Steps",
     "after_warm_up",
     "estimated",
     "in_steps",
     "left_out",
+    "named",
     "rows_of",
     "steady",
+    "steps_of",
     "warm_up",
+    "warm_ups",
 ]
 
 # First and last step, both included; None for all.
@@ -24,13 +32,46 @@ Steps = tuple[int, int] | None
 Rows = list[dict[str, Any]]
 _Row = TypeVar("_Row", bound=Mapping[str, Any])
 
+# Steps that means leave out, by run.
+LeftOut = Mapping[str, Sequence[int]]
+NOTHING: LeftOut = {}
+
 # With fewer finished steps the first one counts, too.
 _LEAST = 3
 
 
+class _Kept(tuple[int, int]):  # noqa: SLOT001  a tuple with an attribute
+    """First and last step of several runs, of which some runs' warm-up lies between them."""
+
+    without: LeftOut
+
+    def __new__(cls, first: int, last: int, without: LeftOut) -> Self:
+        made = super().__new__(cls, (first, last))
+        made.without = without
+        return made
+
+
 def in_steps(steps: Steps, column: str = "step") -> str:
-    """Return the SQL condition for `steps`."""
-    return "true" if steps is None else f"{column} BETWEEN {int(steps[0])} AND {int(steps[1])}"
+    """Return the SQL condition for `steps`; the run is in the column beside."""
+    if steps is None:
+        return "true"
+    condition = f"{column} BETWEEN {int(steps[0])} AND {int(steps[1])}"
+    if isinstance(steps, _Kept):
+        run = column.removesuffix("step").removesuffix("consumed_") + "run"
+        quoted = {name: name.replace("'", "''") for name in steps.without}
+        pairs = ", ".join(
+            f"('{quoted[name]}', {step})" for name, left in steps.without.items() for step in left
+        )
+        condition = f"({condition} AND ({run}, {column}) NOT IN ({pairs}))"
+    return condition
+
+
+def steps_of(steps: Steps, run: str) -> Steps:
+    """Return the first and last of `steps` of one run."""
+    if not isinstance(steps, _Kept):
+        return steps
+    first = max((step + 1 for step in steps.without.get(run, ())), default=steps[0])
+    return first, steps[1]
 
 
 def warm_up(finished: Sequence[int], steps: Steps = None) -> list[int]:
@@ -47,24 +88,50 @@ def warm_up(finished: Sequence[int], steps: Steps = None) -> list[int]:
 
 
 def after_warm_up(tables: Tables, steps: Steps = None) -> Steps:
-    """Return the range without the warm-up; see `warm_up`."""
+    """Return the steps without each run's warm-up; see `warm_up`."""
     finished = _finished(tables)
-    return (finished[1], finished[-1]) if warm_up(finished, steps) else steps
+    without = warm_ups(finished, steps)
+    if not without:
+        return steps
+    every = {row["step"] for row in finished}
+    first = min(row["step"] for row in steady(finished, without))
+    inside = {run: left for run, left in without.items() if left[-1] >= first}
+    return _Kept(first, max(every), inside) if inside else (first, max(every))
 
 
-def left_out(tables: Tables, steps: Steps = None) -> list[int]:
+def left_out(tables: Tables, steps: Steps = None) -> LeftOut:
     """Return the steps that means leave out; see `warm_up`."""
-    return warm_up(_finished(tables), steps)
+    return warm_ups(_finished(tables), steps)
 
 
-def steady(rows: Sequence[_Row], left_out: Sequence[int]) -> list[_Row]:
+def warm_ups(rows: Iterable[Mapping[str, Any]], steps: Steps = None) -> LeftOut:
+    """Return the warm-up of each run, where it has one.
+
+    Args:
+        rows: Each with a run and a finished training step.
+        steps: The steps that the user selected.
+    """
+    finished: dict[str, set[int]] = {}
+    for row in rows:
+        finished.setdefault(row["run"], set()).add(row["step"])
+    found = {run: warm_up(sorted(own), steps) for run, own in finished.items()}
+    return {run: left for run, left in found.items() if left}
+
+
+def steady(rows: Sequence[_Row], left_out: LeftOut) -> list[_Row]:
     """Return the rows of the steps that means cover, or all where there are no others."""
-    return [row for row in rows if row["step"] not in left_out] or [*rows]
+    kept = [row for row in rows if row["step"] not in left_out.get(row["run"], ())]
+    return kept or [*rows]
 
 
-def _finished(tables: Tables) -> list[int]:
-    rows = tables.rows("SELECT DISTINCT step FROM steps WHERE finished AND step > 0 ORDER BY step")
-    return [row["step"] for row in rows]
+def named(left_out: LeftOut, rows: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Return the steps that are left out of the runs of these rows."""
+    runs = {row["run"] for row in rows}
+    return sorted({step for run in runs for step in left_out.get(run, ())})
+
+
+def _finished(tables: Tables) -> Rows:
+    return tables.rows("SELECT run, step FROM steps WHERE finished AND step > 0 ORDER BY run, step")
 
 
 def estimated(table: str) -> str:

@@ -34,7 +34,7 @@ def staleness_causes(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         Table `staleness_causes`: one row per run, step, part, what and cause; means over samples.
     """
-    return tables.rows(_ROWS.replace("{chosen}", in_steps(steps, "consumed_step")))
+    return tables.rows(_ROWS.replace("{chosen}", in_steps(steps, "s.consumed_step")))
 
 
 _ROWS = f"""

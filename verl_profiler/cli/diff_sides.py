@@ -113,7 +113,7 @@ def read_findings(each: Side, *, cache: bool) -> tuple[dict[str, Any], Rows]:
         ReadingError: No finished step is left.
     """
     from verl_profiler.analysis.explain.findings import explanations
-    from verl_profiler.analysis.selection import warm_up
+    from verl_profiler.analysis.selection import steady, warm_ups
     from verl_profiler.analysis.steps import step_times
     from verl_profiler.reading.reader import load
     from verl_profiler.views.findings import findings
@@ -123,8 +123,7 @@ def read_findings(each: Side, *, cache: bool) -> tuple[dict[str, Any], Rows]:
         rows = step_times(opened.tables, each.steps)
         found = findings(explanations(opened.tables, each.steps))
     rows = [row for row in rows if row["finished"] and row["step"] > 0]
-    dropped = warm_up([row["step"] for row in rows], each.steps)
-    rows = [row for row in rows if row["step"] not in dropped]
+    rows = steady(rows, warm_ups(rows, each.steps))
     if not rows:
         raise ReadingError(f"{each.shown} has no finished step to compare.", "too-few-steps")
     return {row["finding"]: row for row in found}, rows

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -36,6 +35,7 @@ from verl_profiler.render.visible import escaped, shown
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
+    from verl_profiler.analysis.selection import LeftOut
     from verl_profiler.reading.reader import Run
 
 __all__ = ["add_arguments", "check_steps", "run", "step_range", "summarize", "write_summary"]
@@ -195,9 +195,7 @@ def write_summary(
     return 0 if tables["step_times"] else 1
 
 
-def _totals(
-    opened: Run, steps: Steps, tables: dict[str, Any], warm_up: Sequence[int]
-) -> dict[str, Any]:
+def _totals(opened: Run, steps: Steps, tables: dict[str, Any], warm_up: LeftOut) -> dict[str, Any]:
     from verl_profiler.analysis.overview import own_spans, phase_totals, request_totals
     from verl_profiler.analysis.tools import tool_latencies
 

@@ -13,6 +13,7 @@ from verl_profiler.events.redaction import recorded_command, recorded_values
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
+from verl_profiler.units import added
 
 __all__ = ["about_run", "event_settings", "recorded_events"]
 
@@ -84,8 +85,8 @@ def about_run(run: Run, listed: Rows, recorded: Mapping[str, int]) -> dict[str, 
     return {
         "runs": [short_text(label) for label in run.labels],
         "events": sum(recorded.values()),
-        "requests": sum(row["requests"] for row in listed),
-        "validation_requests": sum(row["validation_requests"] for row in listed),
+        "requests": added(row["requests"] for row in listed),
+        "validation_requests": added(row["validation_requests"] for row in listed),
         "launches": launches,
         "processes": frame(processes[:_ROWS]),
         "missed": _missed(missed),

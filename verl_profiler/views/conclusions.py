@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.analysis.selection import steady
+from verl_profiler.analysis.selection import NOTHING, LeftOut, named, steady
 from verl_profiler.events.json_values import is_list, is_mapping
 from verl_profiler.events.vocabulary import LAG_THRESHOLD_S
 from verl_profiler.render.text import without
-from verl_profiler.units import seconds, share
+from verl_profiler.units import added, seconds, share
 from verl_profiler.views.step_text import of_which
 
 __all__ = ["conclusions", "notes"]
@@ -18,7 +18,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def conclusions(
-    found: Mapping[str, Rows], listed: Rows, left_out: Sequence[int] = (), *, several: bool
+    found: Mapping[str, Rows], listed: Rows, left_out: LeftOut = NOTHING, *, several: bool
 ) -> list[str]:
     """Return the step times, their largest phases, and the slowest request.
 
@@ -125,10 +125,10 @@ def _engine(
     return [f"{text}."]
 
 
-def _steps(found: Mapping[str, Rows], listed: Rows, left_out: Sequence[int]) -> str:
+def _steps(found: Mapping[str, Rows], listed: Rows, left_out: LeftOut) -> str:
     done = steady([row for row in listed if row["finished"]], left_out)
     finished = [row["duration_s"] for row in done]
-    requests = sum(row["requests"] for row in listed)
+    requests = added(row["requests"] for row in listed)
     if not finished:
         if not listed:
             return "No events of any step were recorded."
@@ -136,12 +136,12 @@ def _steps(found: Mapping[str, Rows], listed: Rows, left_out: Sequence[int]) -> 
         if not requests and all(row["step"] == 0 for row in listed):
             return f"No training step started: {seconds(span)} of startup were recorded."
         return (
-            f"No finished steps; {requests:,} requests were recorded, "
+            f"No finished steps; {requests or 0:,} requests were recorded, "
             f"the longest step over {seconds(span)}."
         )
     sums: dict[str, float] = {}
     for row in found["step_phases"]:
-        if row["share"] is not None and row["step"] not in left_out:
+        if row["share"] is not None and row["step"] not in left_out.get(row["run"], ()):
             sums[row["phase"]] = sums.get(row["phase"], 0.0) + row["duration_s"]
     total = sum(finished)
     count = sum(row["finished"] for row in listed)
@@ -151,14 +151,14 @@ def _steps(found: Mapping[str, Rows], listed: Rows, left_out: Sequence[int]) -> 
     else:
         text += (
             f"mean {seconds(sum(finished) / len(finished))} "
-            f"({seconds(min(finished))} to {seconds(max(finished))}{without(left_out)})"
+            f"({seconds(min(finished))} to {seconds(max(finished))}{without(named(left_out, listed))})"
         )
     ranked = sorted(sums.items(), key=lambda item: -item[1])[:2]
     if ranked and total:
         text += f"; {share(ranked[0][1] / total)} of it is {ranked[0][0]}"
         if len(ranked) > 1 and ranked[1][1] / total >= 0.1:
             text += f", {share(ranked[1][1] / total)} {ranked[1][0]}"
-    unfinished = sum(row["unfinished_requests"] for row in listed)
+    unfinished = added(row["unfinished_requests"] for row in listed)
     text += "."
     if unfinished:
         text += f" {unfinished:,} of {requests:,} requests did not finish."

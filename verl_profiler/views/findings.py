@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.explain.fixes import FILES
 from verl_profiler.analysis.explain.rules import RULES
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, named
 from verl_profiler.render.text import without
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share
@@ -97,7 +97,7 @@ def _evidence(row: Mapping[str, Any]) -> str:
     return f"step {row['step']}: {row['who']} {seconds(row['seconds'])}{what}"
 
 
-def finding_list(rows: Rows, left_out: Sequence[int] = ()) -> str:
+def finding_list(rows: Rows, left_out: LeftOut = NOTHING) -> str:
     """Return the findings for a terminal; empty without findings.
 
     Args:
@@ -129,7 +129,7 @@ def finding_list(rows: Rows, left_out: Sequence[int] = ()) -> str:
     return _titled(lines, rows, left_out)
 
 
-def brief_findings(rows: Rows, left_out: Sequence[int] = ()) -> str:
+def brief_findings(rows: Rows, left_out: LeftOut = NOTHING) -> str:
     """Return the first findings for a terminal, each with its gain and culprit; empty without findings."""
     lines: list[str] = []
     for number, text in enumerate(finding_texts(rows[:_BRIEF]), 1):
@@ -146,12 +146,12 @@ def brief_findings(rows: Rows, left_out: Sequence[int] = ()) -> str:
     return _titled(lines, rows, left_out, of)
 
 
-def _titled(lines: list[str], rows: Rows, left_out: Sequence[int], of: str = "") -> str:
+def _titled(lines: list[str], rows: Rows, left_out: LeftOut, of: str = "") -> str:
     if not lines:
         return ""
     steps = max(row["steps"] for row in rows)
     title = (
-        f"Findings of {steps} steps (mean per step{without(left_out)})"
+        f"Findings of {steps} steps (mean per step{without(named(left_out, rows))})"
         if steps > 1
         else "Findings of one step"
     )

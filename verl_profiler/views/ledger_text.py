@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL, account_totals
-from verl_profiler.analysis.selection import steady
+from verl_profiler.analysis.selection import NOTHING, LeftOut, named, steady
 from verl_profiler.render.text import align, without
 from verl_profiler.units import seconds, share
 from verl_profiler.views.training_text import money
@@ -27,7 +27,7 @@ _BUSY = {
 _WAITS = 0.05
 
 
-def ledger_text(rows: _Rows, left_out: Sequence[int] = (), price: float | None = None) -> str:
+def ledger_text(rows: _Rows, left_out: LeftOut = NOTHING, price: float | None = None) -> str:
     """Return the mean of a run's accounts over the steps, with a bar for each.
 
     Args:
@@ -55,7 +55,7 @@ def ledger_text(rows: _Rows, left_out: Sequence[int] = (), price: float | None =
         ]
         title = (
             f"device time, {pool_text(own[0])}: {seconds(total / steps)} per step over all of them"
-            f"{without(left_out)}, "
+            f"{without(named(left_out, rows))}, "
             "every second attributed to one account"
         )
         if price is not None:
@@ -66,7 +66,7 @@ def ledger_text(rows: _Rows, left_out: Sequence[int] = (), price: float | None =
     return "\n\n".join(blocks) + (f"\n  {bound}" if bound else "")
 
 
-def ledger_lines(rows: _Rows, left_out: Sequence[int] = ()) -> list[str]:
+def ledger_lines(rows: _Rows, left_out: LeftOut = NOTHING) -> list[str]:
     """Return a run's accounts over its steps but those left out, a line for each pool."""
     texts: list[str] = []
     rows = steady(rows, left_out)

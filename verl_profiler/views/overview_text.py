@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from verl_profiler.analysis.selection import steady
+from verl_profiler.analysis.selection import NOTHING, LeftOut, steady
 from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
 from verl_profiler.units import quantile_texts, seconds, share
@@ -64,7 +64,7 @@ def overview_text(
     about: Mapping[str, Any],
     findings: Rows,
     problems: Sequence[str],
-    left_out: Sequence[int] = (),
+    left_out: LeftOut = NOTHING,
     *,
     color: bool = False,
     price: float | None = None,
@@ -119,7 +119,7 @@ def overview_text(
 
 
 def totals_text(
-    found: Mapping[str, Rows], runs: Sequence[str], left_out: Sequence[int], price: float | None
+    found: Mapping[str, Rows], runs: Sequence[str], left_out: LeftOut, price: float | None
 ) -> str:
     """Return all phases and facts of each run, whatever room they take."""
     blocks: list[str] = []
@@ -205,13 +205,13 @@ def _changes(
     return [paint("What to change first (gains per step, not additive)", _BOLD)], items
 
 
-def _device_lines(found: Mapping[str, Rows], left_out: Sequence[int]) -> list[str]:
+def _device_lines(found: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
     use = steady(found["device_use"], left_out)
     lines = [*ledger_lines(found["bubble_ledger"], left_out), device_line(use)]
     return [line for line in lines if line]
 
 
-def _price(found: Mapping[str, Rows], left_out: Sequence[int], price: float | None) -> str:
+def _price(found: Mapping[str, Rows], left_out: LeftOut, price: float | None) -> str:
     if price is None:
         return ""
     ledger, use = (steady(found[name], left_out) for name in ("bubble_ledger", "device_use"))
@@ -219,7 +219,7 @@ def _price(found: Mapping[str, Rows], left_out: Sequence[int], price: float | No
 
 
 def _facts(
-    found: Mapping[str, Rows], left_out: Sequence[int], price: float | None
+    found: Mapping[str, Rows], left_out: LeftOut, price: float | None
 ) -> list[tuple[str, str, str]]:
     """Return what is known of a run besides its phases: rank, label and text."""
     devices = _device_lines(found, left_out)
@@ -236,7 +236,7 @@ def _facts(
     return [fact for fact in facts if fact[2]]
 
 
-def _headline(run: str, found: Mapping[str, Rows], left_out: Sequence[int]) -> str:
+def _headline(run: str, found: Mapping[str, Rows], left_out: LeftOut) -> str:
     finished = [row for row in found["step_times"] if row["finished"]]
     lengths = [row["duration_s"] for row in finished]
     if not lengths:
@@ -251,7 +251,7 @@ def _headline(run: str, found: Mapping[str, Rows], left_out: Sequence[int]) -> s
             f"; mean {seconds(sum(lengths) / len(lengths))}, {seconds(min(lengths))} to "
             f"{seconds(longest['duration_s'])} (step {longest['step']})"
         )
-        warm_up = [row for row in finished if row["step"] in left_out]
+        warm_up = [row for row in finished if row["step"] in left_out.get(run, ())]
         text += "".join(
             f"; means without step {row['step']} ({seconds(row['duration_s'])})" for row in warm_up
         )

@@ -7,7 +7,7 @@ place in `steps`; -1 stands for all steps together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +18,7 @@ from verl_profiler.analysis.explain.ledger import account_totals
 from verl_profiler.analysis.overview import headline, phase_totals
 from verl_profiler.analysis.requests import step_turn_times
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
-from verl_profiler.analysis.selection import in_steps, left_out, steady
+from verl_profiler.analysis.selection import LeftOut, in_steps, left_out, steady
 from verl_profiler.analysis.time_tree import whole_time_tree
 from verl_profiler.analysis.tq import tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
@@ -233,7 +233,7 @@ def _whole_ledger(rows: Rows) -> Rows:
     return whole
 
 
-def _whole_phases(rows: Rows, warm_up: Sequence[int]) -> Rows:
+def _whole_phases(rows: Rows, warm_up: LeftOut) -> Rows:
     """Sum the phases of all finished steps but the warm-up, of all runs."""
     return [
         {"duration_s": row["total_s"], **{key: row[key] for key in ("phase", "share", "count")}}

@@ -9,7 +9,7 @@ from typing import Any
 
 from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
-from verl_profiler.units import counted, quantile_texts, seconds, share
+from verl_profiler.units import added, counted, quantile_texts, seconds, share
 from verl_profiler.views.step_text import (
     TAIL_REQUESTS,
     of_step,
@@ -73,10 +73,15 @@ def step_blocks(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
     return "\n\n".join([*blocks, _validation(tables, several=several)]).rstrip() + "\n"
 
 
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
 def _headline(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
     steps = [row for row in tables["step_times"] if row["finished"]]
-    requests = sum(row["requests"] for row in tables["step_times"])
-    parts = [f"{counted(len(steps), 'finished step')}, {counted(requests, 'request')}"]
+    requests = added(row["requests"] for row in tables["step_times"])
+    made = "requests not recorded" if requests is None else counted(requests, "request")
+    parts = [f"{counted(len(steps), 'finished step')}, {made}"]
     if steps:
         total = sum(row["duration_s"] for row in steps)
         parts.append(f"{seconds(total)} of training steps, {seconds(total / len(steps))} each")
@@ -117,7 +122,7 @@ def _step_lines(steps: Rows, tables: Mapping[str, Rows], *, several: bool) -> st
                 step_name(row, several=several).removeprefix("step "),
                 duration,
                 seconds(row["gen_s"]),
-                str(row["requests"]),
+                _number(row["requests"]),
                 *(quantile_texts(times[0], "p50", "p95", "max") if times else "---"),
                 tail_text(tail[0], part) if tail else "-",
                 f"{phases[0]['phase']} {share(phases[0]['share'])}" if phases else "-",
@@ -156,7 +161,7 @@ def _range_lines(steps: Rows, tables: Mapping[str, Rows], *, several: bool) -> s
                 seconds(longest["duration_s"]) if longest else "-",
                 f"(step {longest['step']})" if longest else "",
                 seconds(_mean_of(finished, "gen_s")),
-                str(sum(row["requests"] for row in rows)),
+                _number(added(row["requests"] for row in rows)),
                 seconds(slowest_s.get(key)),
                 f"{phase[0][0]} {share(phase[0][1] / phases[key].total())}" if phase else "-",
             ]

@@ -13,7 +13,7 @@ from verl_profiler.analysis.console_timers import (
     logged_steps,
     per_token_times,
 )
-from verl_profiler.analysis.selection import Rows, steady, warm_up
+from verl_profiler.analysis.selection import Rows, warm_up
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.axes import EndLabel, legend, stack, time_unit
 from verl_profiler.render.colors import INK, MUTED, PHASE_COLORS, color, is_known
@@ -251,9 +251,9 @@ def _times(
 def _breakdown_title(phases: Rows, steps: Rows) -> str:
     # The means of a run leave the same step out.
     left_out = warm_up([row["step"] for row in steps]) if steps else []
-    times = known(steady(steps, left_out), "step_s")
+    times = known([row for row in steps if row["step"] not in left_out], "step_s")
     totals: dict[str, float] = {}
-    for row in steady(phases, left_out):
+    for row in (row for row in phases if row["step"] not in left_out):
         if row["place"] == "step":
             totals[row["phase"]] = totals.get(row["phase"], 0.0) + row["duration_s"]
     if not times or not totals:

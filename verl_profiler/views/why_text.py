@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED
-from verl_profiler.analysis.selection import Rows, steady
+from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, named, steady
 from verl_profiler.render.text import align, without
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds, share
@@ -35,7 +35,7 @@ _BRIEF = {"path": 6, "ledger": 8, "cycle": 6, "what_if": 7, "stragglers": 4}
 def why(
     found: Mapping[str, Rows],
     ranked: Rows,
-    left_out: Sequence[int] = (),
+    left_out: LeftOut = NOTHING,
     price: float | None = None,
     *,
     verbose: bool = True,
@@ -69,7 +69,7 @@ def why(
     return "\n\n".join(block for block in [top, *blocks, more] if block) + "\n"
 
 
-def _full(own: Mapping[str, Rows], left_out: Sequence[int], price: float | None) -> list[str]:
+def _full(own: Mapping[str, Rows], left_out: LeftOut, price: float | None) -> list[str]:
     blocks: list[str] = []
     if own["steady_path"]:
         blocks += [_path(own["steady_path"], left_out), _chain(own["critical_segments"])]
@@ -85,7 +85,7 @@ def _full(own: Mapping[str, Rows], left_out: Sequence[int], price: float | None)
     return [*blocks, _stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
 
 
-def _brief(own: Mapping[str, Rows], left_out: Sequence[int], price: float | None) -> list[str]:
+def _brief(own: Mapping[str, Rows], left_out: LeftOut, price: float | None) -> list[str]:
     blocks: list[str] = []
     if own["steady_path"]:
         blocks.append(_path(own["steady_path"], left_out, _BRIEF["path"]))
@@ -106,7 +106,7 @@ def _first(block: str, count: int) -> str:
     return "\n".join([title, *lines[:count], *more])
 
 
-def _price(own: Mapping[str, Rows], left_out: Sequence[int], price: float | None) -> str:
+def _price(own: Mapping[str, Rows], left_out: LeftOut, price: float | None) -> str:
     if price is None:
         return ""
     ledger, use = (steady(own[name], left_out) for name in ("bubble_ledger", "device_use"))
@@ -114,7 +114,7 @@ def _price(own: Mapping[str, Rows], left_out: Sequence[int], price: float | None
     return f"price\n  {sentence}" if sentence else ""
 
 
-def _path(rows: Rows, left_out: Sequence[int], count: int | None = None) -> str:
+def _path(rows: Rows, left_out: LeftOut, count: int | None = None) -> str:
     """Return the mean of each category over the steps, with a bar for each; at most `count`, and the rest."""
     steps = {row["step"] for row in rows}
     total = sum(row["duration_s"] for row in rows)
@@ -142,7 +142,7 @@ def _path(rows: Rows, left_out: Sequence[int], count: int | None = None) -> str:
         lines.append([name, seconds(rest / len(steps)), share(rest / total), "", names])
     which = f"step {min(steps)}" if len(steps) == 1 else f"{len(steps)} steps, mean"
     title = (
-        f"critical path of {which}{without(left_out)}: {seconds(total / len(steps))}, "
+        f"critical path of {which}{without(named(left_out, rows))}: {seconds(total / len(steps))}, "
         "every second attributed to one cause"
     )
     header = ["", "time", "share", "", "longest segment"]

@@ -11,7 +11,7 @@ from verl_profiler.analysis.explain.fixes import Facts, fits
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.queues import queue_times
 from verl_profiler.analysis.explain.rules import RULES
-from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.selection import Rows, Steps, steps_of
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.reading.tables.tables import Tables
@@ -54,10 +54,11 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
     causes = [row for row in staleness_causes(tables, steps) if row["run"] in synced]
     for found in tables.rows(_RECORDED):
         run = found["run"]
+        window = steps_of(steps, run)
         own = [
             row
             for row in ledger
-            if row["run"] == run and (steps is None or steps[0] <= row["step"] <= steps[1])
+            if row["run"] == run and (window is None or window[0] <= row["step"] <= window[1])
         ]
         if not own:
             continue

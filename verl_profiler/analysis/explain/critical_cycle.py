@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.device_time import Span
 from verl_profiler.analysis.explain.ledger import trainer_states
-from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
+from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, steps_of
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["EDGES", "critical_cycle", "cycle_bound"]
@@ -58,13 +58,13 @@ def critical_cycle(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         Table `critical_cycle`: one row per run and edge, in the order of `EDGES`.
     """
-    window = after_warm_up(tables, steps) or steps
+    steady = after_warm_up(tables, steps)
     takings: dict[str, list[_Taking]] = defaultdict(list)
     for row in tables.rows(_TAKINGS):
         takings[row.pop("run")].append(_Taking(**row))
     rows: Rows = []
     for run, taken in takings.items():
-        states = trainer_states(tables, run)
+        states, window = trainer_states(tables, run), steps_of(steady, run)
         last = [
             place for place, each in enumerate(taken) if window is None or each.step <= window[1]
         ]

@@ -17,7 +17,7 @@ from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import replays_and_averages
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
-from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
+from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, left_out, steps_of
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.reading.tables.tables import Tables
@@ -41,11 +41,11 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
     """
     replays, averages = replays_and_averages(tables, steps)
     segments = critical_segments(tables, steps)
-    steady = after_warm_up(tables, steps)
+    steady, without = after_warm_up(tables, steps), left_out(tables, steps)
     lasting = (
         segments
         if steady is None
-        else [row for row in segments if steady[0] <= row["step"] <= steady[1]]
+        else [row for row in segments if row["step"] not in without.get(row["run"], ())]
     )
     found = {
         "critical_segments": segments,
@@ -67,7 +67,10 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
     found["findings"] = ranked(found) + asynchronous_findings(
         tables, found["bubble_ledger"], steady
     )
-    facts = {run: Facts(tables, run, steady) for run in {row["run"] for row in found["findings"]}}
+    facts = {
+        run: Facts(tables, run, steps_of(steady, run))
+        for run in {row["run"] for row in found["findings"]}
+    }
     for row in found["findings"]:
         row["overrides"], row["files"] = fixes_of(row.pop("fixes"), facts[row["run"]])
     return found

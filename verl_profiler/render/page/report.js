@@ -141,7 +141,7 @@ function fillHead() {
     training.get('model'),
     training.get('rollout'),
     devices,
-    plural(count, 'request'),
+    count == null ? 'requests not recorded' : plural(count, 'request'),
     validated ? plural(validated, 'validation request') : null,
     plural(about.events, 'event'),
   ];

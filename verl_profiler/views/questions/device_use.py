@@ -134,7 +134,7 @@ VIEWS = (
             "power_w": "mean power, in W",
             "sm_mhz": "mean clock of the multiprocessors, in MHz",
             "max_used_bytes": "maximum of its memory in use by all processes, in bytes",
-            "slowed_share": "part of the time with lowered clocks (power or temperature)",
+            "slowed_share": "part of the time with lowered clocks (power or temperature); empty if not reported",
         },
         draw=_device_use,
         empty=(

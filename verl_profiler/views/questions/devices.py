@@ -12,7 +12,7 @@ from verl_profiler.analysis.explain.ledger import (
     account_totals,
     bubble_ledger,
 )
-from verl_profiler.analysis.selection import Rows, steady, warm_up
+from verl_profiler.analysis.selection import Rows, named, steady, warm_ups
 from verl_profiler.render.axes import percent, step_stack
 from verl_profiler.render.colors import account_color
 from verl_profiler.render.figure import sheet
@@ -38,7 +38,8 @@ def _ledger(data: DataTables, choice: Choice) -> Figure:
     rows = data["bubble_ledger"]
     steps = sorted({row["step"] for row in rows})
     pools = list(dict.fromkeys(row["pool"] for row in rows))
-    kept = steady(rows, warm_up(steps, choice.steps))
+    left_out = warm_ups(rows, choice.steps)
+    kept = steady(rows, left_out)
     sums = account_totals(kept)
     total = sum(sums.values())
     useful = sum(sums.get(account, 0.0) for account in USEFUL)
@@ -50,7 +51,7 @@ def _ledger(data: DataTables, choice: Choice) -> Figure:
     of_pool = {row["pool"]: pool_text(row) for row in rows}
     figure, panels = sheet(
         title,
-        f"{choice.text()}: {counted(len(steps), 'step')}{without(warm_up(steps, choice.steps))}; {', '.join(of_pool.values())}",
+        f"{choice.text()}: {counted(len(steps), 'step')}{without(named(left_out, rows))}; {', '.join(of_pool.values())}",
         size=(11, 1.6 + 3.6 * len(pools)),
         panels=(len(pools), 1),
         notes=(

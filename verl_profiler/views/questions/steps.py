@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from verl_profiler.analysis.selection import Rows, steady, warm_up
+from verl_profiler.analysis.selection import Rows, named, steady, warm_ups
 from verl_profiler.analysis.steps import step_durations, step_trend, validation_times
 from verl_profiler.render.axes import (
     legend,
@@ -117,14 +117,14 @@ def _durations(data: DataTables, choice: Choice) -> Figure:
 
 def _duration_title(rows: Rows, trends: Rows, choice: Choice) -> str:
     finished = [row for row in rows if row["finished"] and row["step"] > 0]
-    left_out = warm_up([row["step"] for row in finished], choice.steps) if finished else []
+    left_out = warm_ups(finished, choice.steps)
     kept = steady(finished, left_out)
     steps = known(kept, "step_s")
     gens = known(rows, "gen_s")
     if steps:
         part = sum(row["gen_s"] or 0 for row in kept) / sum(steps)
         title = (
-            f"A step takes {seconds(fmean(steps))} (mean{without(left_out)}); {share(part)} of the "
+            f"A step takes {seconds(fmean(steps))} (mean{without(named(left_out, finished))}); {share(part)} of the "
             "time is gen"
         )
     elif gens:
@@ -320,7 +320,7 @@ TABLES: dict[str, Mapping[str, str]] = {
     "step_times": common("run step begin_us requests unaccounted_s to_next_s")
     | {
         "finished": "whether the trainer recorded the step's end",
-        "requests": "number of training requests",
+        "requests": "number of training requests; empty if the family `rollout` was off",
         "duration_s": "length of the step, in s; empty without an end",
         "seen_s": "length of what was recorded of it, in s",
         "gen_s": "sum of its `gen`, in s",

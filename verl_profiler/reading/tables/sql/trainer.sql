@@ -76,6 +76,11 @@ WITH recorded AS (
             AS generated_tokens,
         try_cast(sum(tool_tokens) FILTER (finished AND NOT validate) AS BIGINT) AS tool_tokens
     FROM requests GROUP BY run, step
+), unrecorded AS (
+    -- Runs whose processes have probes, but none of requests: the family rollout was off.
+    SELECT run FROM processes WHERE json_type(header, '$$.probes.installed') = 'OBJECT'
+        AND (header->>'$$.probes.installed') <> '{}'
+    GROUP BY run HAVING bool_and(json_type(header, '$$.probes.installed.request') IS NULL)
 )
 SELECT run, step, r.step IS NOT NULL AS finished,
     coalesce(r.begin_us, e.begin_us) AS begin_us,
@@ -84,13 +89,14 @@ SELECT run, step, r.step IS NOT NULL AS finished,
     CASE WHEN r.step IS NOT NULL THEN coalesce(i.phases_us, 0) END AS phases_us,
     CASE WHEN r.step IS NOT NULL
         THEN r.end_us - r.begin_us - coalesce(i.phases_us, 0) END AS unaccounted_us,
-    coalesce(c.requests, 0) AS requests,
-    coalesce(c.unfinished_requests, 0) AS unfinished_requests,
-    coalesce(c.validation_requests, 0) AS validation_requests,
+    coalesce(c.requests, e.none) AS requests,
+    coalesce(c.unfinished_requests, e.none) AS unfinished_requests,
+    coalesce(c.validation_requests, e.none) AS validation_requests,
     c.generated_tokens, c.tool_tokens,
     CASE WHEN r.step IS NOT NULL THEN c.generated_tokens * 1e6 / nullif(r.end_us - r.begin_us, 0)
         END AS generated_tokens_per_s
-FROM spanned AS e
+FROM (SELECT *, CASE WHEN run NOT IN (SELECT run FROM unrecorded) THEN 0 END AS none FROM spanned)
+    AS e
 LEFT JOIN recorded AS r USING (run, step)
 LEFT JOIN inside AS i USING (run, step)
 LEFT JOIN counted AS c USING (run, step)
