@@ -106,8 +106,6 @@ FIGURES = [
     ("step_metrics", {"step": 2, "name": "adv"}, "value", 0.002999, lambda: trainer("adv", step=2)),
     ("validation_times", {"step": 2}, "rollout_s", 1.079721,
      lambda: whole(of("request", 2, validate=True))),
-    ("event_shares", {"step": 1, "role": "actor", "event": "update_actor"}, "share", 0.211485429,
-     lambda: total(of("update_actor", 1, "actor")) / (2 * total(of("step")))),
     ("exclusive_times", {"step": 1, "event": "gen"}, "self_s", 0.0052,
      lambda: trainer("gen") - trainer("sample_wait", "sleep_replicas")),
     # Requests and turns

@@ -411,11 +411,32 @@ def test_a_steps_bar_is_as_long_as_the_step(runs):
     assert -below[validated["step"]] >= validated["testing_s"] * 0.999
 
 
-def test_lines_of_one_panel_differ_in_color(runs):
-    """Also where one event contains the other and takes as long."""
-    for axes in drawn(runs["small"], "event_shares").axes:
-        colors_of = [to_hex(line.get_color()) for line in axes.get_lines() if line.get_clip_on()]
-        assert len(colors_of) == len(set(colors_of)), axes.get_title()
+def test_the_shares_of_each_step_are_stacked_up_to_the_whole(runs):
+    """The same shares as in the table, one color for each event."""
+    figure = drawn(runs["small"], "exclusive_times")
+    data, _ = data_of(runs["small"], "exclusive_times")
+    (axes,) = [
+        each
+        for bars, each in itertools.pairwise(figure.axes)
+        if bars.get_title("left").startswith("requests: ")
+    ]
+    rows = [row for row in data["exclusive_times"] if row["scope"] == "requests"]
+    stacks = axes.containers
+    shown = {
+        (stack.get_label(), round(bar.get_x() + bar.get_width() / 2)): bar.get_height()
+        for stack in stacks
+        for bar in stack
+    }
+
+    tops = collections.Counter()
+    for (_, step), height in shown.items():
+        tops[step] += height
+    assert dict(tops) == pytest.approx({row["step"]: 1.0 for row in rows})
+    listed = {(row["event"], row["step"]): row["share"] for row in rows}
+    named = {key: height for key, height in shown.items() if key in listed}
+    assert named == pytest.approx({key: listed[key] for key in named})
+    assert len(named) >= 2 * len(tops)
+    assert len({to_hex(stack[0].get_facecolor()) for stack in stacks}) == len(stacks)
 
 
 def test_hostile_names_are_only_text(tmp_path):

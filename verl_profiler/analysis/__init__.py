@@ -73,7 +73,7 @@ from verl_profiler.analysis.steps import (
     step_trend,
     validation_times,
 )
-from verl_profiler.analysis.time_split import event_shares, exclusive_times
+from verl_profiler.analysis.time_split import exclusive_times
 from verl_profiler.analysis.time_tree import time_tree
 from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies, tool_times
 from verl_profiler.analysis.tq import tq_functions, tq_over_time, tq_steps, tq_throughput, tq_wall
@@ -120,7 +120,6 @@ __all__ = [
     "engine_load_over_time",
     "engine_parts",
     "engine_times",
-    "event_shares",
     "exclusive_times",
     "gpu_idle",
     "longest_lags",
@@ -201,7 +200,6 @@ ANALYSES = {
         step_metrics,
         step_trend,
         validation_times,
-        event_shares,
         own_spans,
         exclusive_times,
         critical_segments,

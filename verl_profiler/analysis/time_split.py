@@ -1,68 +1,18 @@
-"""The share of its whole that every event took: with what it contains, and without.
+"""The share of its whole that every event took, without what it contains.
 
-Without what it contains, the parts add up to the whole: each moment of a request (or of a
-process's work) belongs to the innermost interval that is open then.  What is outside every
-request, or every piece of work, is not counted.
+The parts add up to the whole: each moment of a request (or of a process's work) belongs to the
+innermost interval that is open then.  What is outside every request, or every piece of work, is
+not counted.
 """
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, rows_of
+from verl_profiler.analysis.selection import Rows, Steps, in_steps, rows_of
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.derivations import depth_of
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["event_shares", "exclusive_times"]
-
-
-def event_shares(tables: Tables, steps: Steps = None, *, validate: bool = False) -> Rows:
-    """Compare the time of every event with that of its step, requests or process.
-
-    Events contain each other (see `docs/events.md`), so shares of one whole add up to more
-    than 1; `exclusive_times` has those that add up.  What is outside of steps (start-up,
-    validation) is left out.
-
-    Returns:
-        Table `event_shares`: one row per run, step, role and event, most time first.
-    """
-    return tables.rows(
-        f"""
-        WITH totals AS (
-            SELECT run, step, role, event,
-                CASE WHEN family = 'trainer' AND role = 'trainer' THEN 'step'
-                    WHEN family = 'rollout' THEN 'requests' ELSE 'processes' END AS whole,
-                count(*) AS events, count(DISTINCT name) AS processes,
-                sum(duration_us) AS total_us, coalesce(bool_or(sampled > 1), false) AS estimated
-            FROM {estimated("event_fields")}
-            WHERE duration_us IS NOT NULL AND family NOT IN ('profiler', 'engine')
-                AND event NOT IN ('init', 'testing', 'validation')
-                AND {rows_of(steps, validate=validate)}
-            GROUP BY ALL
-            UNION ALL
-            SELECT run, step, 'engine', 'engine_request', 'requests', count(*),
-                count(DISTINCT engine_name), sum(engine_duration_us), bool_or(sampled > 1)
-            FROM {estimated("engine_calls")}
-            WHERE engine_name IS NOT NULL AND {rows_of(steps, validate=validate)}
-            GROUP BY run, step
-        ), selected AS (
-            SELECT run, step, sum(duration_us) AS requests_us FROM requests
-            WHERE {rows_of(steps, validate=validate)} GROUP BY run, step
-        ), lengths AS (
-            SELECT run, step, CASE WHEN finished THEN duration_us END AS step_us FROM steps
-            WHERE {in_steps(steps)}
-        ), compared AS (
-            SELECT t.*, CASE whole WHEN 'step' THEN step_us WHEN 'requests' THEN requests_us
-                ELSE step_us * processes END AS whole_us
-            FROM totals AS t
-            LEFT JOIN selected AS a ON a.run = t.run AND a.step = t.step
-            LEFT JOIN lengths AS s ON s.run = t.run AND s.step = t.step
-        )
-        SELECT run, step, role, event, whole, events, processes, total_us / 1e6 AS total_s,
-            whole_us / 1e6 AS whole_s, total_us / nullif(whole_us, 0) AS share, estimated
-        FROM compared ORDER BY run, step, role, total_us DESC, event
-        """
-    )
-
+__all__ = ["exclusive_times"]
 
 _REQUEST_EVENTS = tuple(
     name for name, event in EVENTS.items() if event.family == "rollout" and not event.instant
