@@ -174,9 +174,6 @@ FIGURES = [
     # TransferQueue
     ("transfer_totals", {"step": 2}, "size_bytes", 179520,
      lambda: sum(extra("size_bytes", of("tq_put", 2) + of("tq_put", 2, validate=True)))),
-    ("transfer_rates", ONE, "bytes_per_s", 12795474.111425,
-     lambda: sum(extra("size_bytes", of("tq_put")))
-     / sum(busy(of("tq_put", 1, f"worker_{n}")) for n in (0, 1))),
     ("tq_throughput", {"caller": None}, "mib_per_s", 11.628634236,
      lambda: 283560 / 2**20 / 0.023255),
     # What made the step as long as it was

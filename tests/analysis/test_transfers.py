@@ -1,10 +1,10 @@
 """TransferQueue calls: bytes, time, and time in which any was under way."""
 
-from verl_profiler.analysis.transfers import transfer_rates, weight_transfers
+from verl_profiler.analysis.transfers import transfer_totals, weight_transfers
 
 
-def test_calls_at_the_same_time_are_busy_once(span, tables):
-    """Two processes; the rate is of the calls that say how much they moved."""
+def test_calls_of_a_role_are_summed_by_kind(span, tables):
+    """Of two processes, also at the same time; bytes are of the calls that say how much they moved."""
     events = [
         span("step", 0, 10, name="trainer_0"),
         span("tq_put", 0, 2, size_bytes=100),
@@ -13,14 +13,12 @@ def test_calls_at_the_same_time_are_busy_once(span, tables):
         span("tq_meta", 0, 1, name="trainer_0", family="transfer_queue", op="kv_list"),
     ]
 
-    meta, put = sorted(transfer_rates(tables(events)), key=lambda row: row["event"])
+    meta, put = sorted(transfer_totals(tables(events)), key=lambda row: row["event"])
 
-    assert ("agent_loop", 3, 1, 2, 5.0, 4.0, 150) == tuple(
-        put[key]
-        for key in ("role", "calls", "failed", "processes", "total_s", "busy_s", "size_bytes")
+    assert ("agent_loop", 3, 1, 5.0, 2.0, 150) == tuple(
+        put[key] for key in ("role", "calls", "failed", "total_s", "max_s", "size_bytes")
     )
-    assert (37.5, 0.2) == (put["bytes_per_s"], put["busy_share"])
-    assert ("trainer", None, None) == (meta["role"], meta["size_bytes"], meta["bytes_per_s"])
+    assert ("trainer", 1.0, None) == (meta["role"], meta["total_s"], meta["size_bytes"])
 
 
 def test_ranks_wait_for_the_last_to_take_part_in_a_bucket(span, tables):

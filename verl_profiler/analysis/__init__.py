@@ -87,7 +87,6 @@ from verl_profiler.analysis.tq_traces import (
     tq_transfers,
 )
 from verl_profiler.analysis.transfers import (
-    transfer_rates,
     transfer_totals,
     weight_sync,
     weight_transfers,
@@ -176,7 +175,6 @@ __all__ = [
     "tool_latencies",
     "tool_times",
     "top_kernels",
-    "transfer_rates",
     "transfer_totals",
     "turn_times",
     "turns_per_request",
@@ -253,7 +251,6 @@ ANALYSES = {
         weight_sync,
         weight_transfers,
         transfer_totals,
-        transfer_rates,
         tq_call_stages,
         tq_calls,
         tq_transfers,

@@ -6,61 +6,24 @@ from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["transfer_rates", "transfer_totals", "weight_sync", "weight_transfers"]
-
-
-def _summed(steps: Steps) -> str:
-    """Return the SQL of TransferQueue calls, summed up by step, role and event."""
-    return f"""
-        SELECT run, step, role, event, count(*) AS calls,
-            count(*) FILTER (status IS NOT NULL) AS failed, count(DISTINCT name) AS processes,
-            sum(duration_us) AS total_us,
-            sum(greatest(end_us - greatest(begin_us, covered_us), 0)) AS busy_us,
-            {quantiles("duration_us", 0.5, 0.95)} AS q, max(duration_us) AS max_us,
-            try_cast(sum(size_bytes) AS BIGINT) AS size_bytes,
-            try_cast(sum("rows") AS BIGINT) AS "rows",
-            sum(size_bytes) / nullif(sum(duration_us) FILTER (size_bytes IS NOT NULL), 0) * 1e6
-                AS bytes_per_s
-        FROM (
-            SELECT *, coalesce(max(end_us) OVER (
-                PARTITION BY run, step, name, event ORDER BY begin_us, end_us
-                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), begin_us) AS covered_us
-            FROM transfers WHERE {in_steps(steps)}
-        ) GROUP BY run, step, role, event
-    """
+__all__ = ["transfer_totals", "weight_sync", "weight_transfers"]
 
 
 def transfer_totals(tables: Tables, steps: Steps = None) -> Rows:
-    """Sum up TransferQueue calls.
+    """Sum up TransferQueue calls, training and validation together.
 
     Returns:
         Table `transfer_totals`: one row per run, step, role and event, most time first.
     """
     return tables.rows(
         f"""
-        SELECT run, step, role, event, calls, failed, total_us / 1e6 AS total_s,
-            q[2] / 1e6 AS p95_s, max_us / 1e6 AS max_s, size_bytes, "rows"
-        FROM ({_summed(steps)}) ORDER BY run, step, total_us DESC, role, event
-        """
-    )
-
-
-def transfer_rates(tables: Tables, steps: Steps = None) -> Rows:
-    """Sum up TransferQueue calls, training and validation together.
-
-    Returns:
-        Table `transfer_rates`: one row per run, step, role and event, most time first.
-    """
-    return tables.rows(
-        f"""
-        SELECT c.run, c.step, role, event, calls, failed, processes, total_us / 1e6 AS total_s,
-            busy_us / 1e6 AS busy_s, busy_us / nullif(step_us * processes, 0) AS busy_share,
-            q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p95_s, max_us / 1e6 AS max_s, size_bytes, "rows",
-            bytes_per_s
-        FROM ({_summed(steps)}) AS c LEFT JOIN (
-            SELECT run, step, duration_us AS step_us FROM steps WHERE finished
-        ) AS s ON s.run = c.run AND s.step = c.step
-        ORDER BY c.run, c.step, total_us DESC, role, event
+        SELECT run, step, role, event, count(*) AS calls,
+            count(*) FILTER (status IS NOT NULL) AS failed, sum(duration_us) / 1e6 AS total_s,
+            ({quantiles("duration_us", 0.95)})[1] / 1e6 AS p95_s, max(duration_us) / 1e6 AS max_s,
+            try_cast(sum(size_bytes) AS BIGINT) AS size_bytes,
+            try_cast(sum("rows") AS BIGINT) AS "rows"
+        FROM transfers WHERE {in_steps(steps)} GROUP BY run, step, role, event
+        ORDER BY run, step, sum(duration_us) DESC, role, event
         """
     )
 

@@ -168,7 +168,7 @@ RULES: dict[str, Rule] = {
     "transfer": Rule(
         "TransferQueue calls delay the step by {lost_s} (most: {who}).",
         "Fewer or smaller fields; more storage units.",
-        ("transfer_rates", "critical_path"),
+        ("tq_over_time", "critical_path"),
         categories=("transfer",),
         least=0.05,
     ),

@@ -1,16 +1,18 @@
-"""Views of the functions that TransferQueue feeds, and of its rates over time."""
+"""Views of the functions that TransferQueue feeds, of its rates over time, and of its callers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.tq import FAIR_MIB_S, GOOD_MIB_S, tq_functions, tq_over_time
 from verl_profiler.analysis.tq_findings import HIGH_OVERHEAD, SMALL_BYTES
+from verl_profiler.analysis.transfers import transfer_totals
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 from verl_profiler.render.axes import EndLabel, end_labels, legend, percent, time_unit, value_axis
-from verl_profiler.render.bars import bar_texts, bars
+from verl_profiler.render.bars import bar_texts, bars, colored_bars
 from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, rate, seconds, share, size
@@ -26,7 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["VIEWS"]
 
 _FUNCTIONS = 16
+_CALLERS = 12
 _PARTS = 60
+_EVENT_COLORS = {
+    "tq_put": "#0072B2",
+    "tq_get": "#E69F00",
+    "tq_meta": "#5E3267",
+    "tq_clear": "#C4C4C4",
+}
 
 
 def _functions(data: DataTables, choice: Choice) -> Figure:
@@ -93,7 +102,7 @@ def _stage_sums(rows: Rows) -> list[float]:
 
 
 def _over_time(data: DataTables, choice: Choice) -> Figure:
-    rows = data["tq_over_time"]
+    rows, callers = data["tq_over_time"], data["transfer_totals"]
     rated = [row for row in rows if row["mib_per_s"] is not None]
     loaded = [row for row in rows if row["overhead_share"] is not None]
     sentences: list[str] = []
@@ -112,7 +121,11 @@ def _over_time(data: DataTables, choice: Choice) -> Figure:
     if loaded:
         worst = max(loaded, key=lambda row: row["overhead_share"])
         sentences.append(f"get and put take {share(worst['overhead_share'])} at most")
-    kinds = [kind for kind, there in (("rate", rated), ("load", loaded)) if there]
+    sums: dict[tuple[str, str], float] = {}
+    for row in callers:
+        key = row["role"], row["event"]
+        sums[key] = sums.get(key, 0.0) + row["total_s"]
+    kinds = [kind for kind, there in (("rate", rated), ("load", loaded), ("calls", sums)) if there]
     figure, panels = sheet(
         "; ".join(sentences) or "Neither rates nor functions are known",
         f"{choice.text()} and validation: {sum(row['transfers'] for row in rows):,} gets and puts, "
@@ -121,15 +134,41 @@ def _over_time(data: DataTables, choice: Choice) -> Figure:
         panels=(max(len(kinds), 1), 1),
         notes=(
             f"The run is divided into {_PARTS} equal intervals; a call belongs to the interval in "
-            "which it starts. Rates are per call; concurrent calls move more together."
+            "which it starts. Rates are per call; concurrent calls move more together, and count "
+            "separately in the time of callers."
         ),
-        sharex=True,
     )
     factor, unit = time_unit(rows[-1]["end_s"])
     for axes, kind in zip(panels, kinds, strict=False):
+        if kind == "calls":
+            _callers(axes, callers, sums)
+            continue
         (_rates if kind == "rate" else _load)(axes, rows, factor)
-    panels[-1].set_xlabel(f"time after the first call [{unit}]")
+        axes.set_xlim(rows[0]["begin_s"] * factor, rows[-1]["end_s"] * factor)
+        axes.set_xlabel(f"time after the first call [{unit}]")
     return figure
+
+
+def _callers(axes: Panel, rows: Rows, sums: Mapping[tuple[str, str], float]) -> None:
+    """Draw the time in calls by role and kind, longest first, with their number and bytes."""
+    order = sorted(sums, key=lambda key: (-sums[key], key))
+    shown = order[:_CALLERS]
+    factor, unit = time_unit(max(sums.values()))
+    lengths = colored_bars(
+        axes,
+        [f"{event} of {short(role, 16)}" for role, event in shown],
+        [sums[key] * factor for key in shown],
+        [_EVENT_COLORS.get(event, GRID) for _, event in shown],
+    )
+    texts: list[str] = []
+    for key in shown:
+        mine = [row for row in rows if (row["role"], row["event"]) == key]
+        moved = sum(known(mine, "size_bytes"))
+        number = counted(sum(row["calls"] for row in mine), "call")
+        texts.append(f"{number}, {size(moved)}" if moved else number)
+    bar_texts(axes, lengths, texts, f"time of all callers together [{unit}]", room=1.45)
+    more = "" if len(shown) == len(order) else f" ({len(shown)} of {len(order)})"
+    axes.set_title(f"time in calls{more}")
 
 
 def _rates(axes: Panel, rows: Rows, factor: float) -> None:
@@ -238,8 +277,8 @@ VIEWS = (
     ),
     View(
         name="tq_over_time",
-        question="When was TransferQueue slow, and when did it take the most time?",
-        analysis=asking(tq_over_time),
+        question="When was TransferQueue slow, and which processes spend time on it?",
+        analysis=asking(tq_over_time, transfer_totals),
         columns=common("run")
         | {
             "part": "part of the run, from 0",
@@ -248,12 +287,13 @@ VIEWS = (
         }
         | SUMS,
         draw=_over_time,
-        empty="no TransferQueue call was recorded there.",
+        empty="no get, put or traced function of TransferQueue was recorded there.",
         section="transfers",
         shows="""
             The run is divided into 60 equal intervals. Top: MiB/s of gets and puts, with the
-            thresholds of TransferQueue's guide. Bottom: the share of get and put in the time of
-            traced functions.
+            thresholds of TransferQueue's guide. Middle: the share of get and put in the time of
+            traced functions. Bottom: the time in calls by role and kind, with counts and bytes.
+            Training and validation together.
         """,
         conclude="""
             - Rates fall for a while and recover: other traffic on the network or the storage.
@@ -261,11 +301,16 @@ VIEWS = (
               data.
             - The share is high in the same phase of every step: that phase moves data and
               computes little.
+            - `tq_meta` takes more time than `tq_put`: many small metadata queries; the controller
+              handles them one at a time.
+            - `tq_put` is long in agent loops: the storage units are slow, or the event loop is
+              busy.
         """,
         limits="""
             A call belongs to the interval in which it starts, with all of its bytes and time. Each
             rate is per call; concurrent calls move more together. Small transfers look
-            slow, because every call has fixed costs.
+            slow, because every call has fixed costs. Calls that do not report a size have no
+            bytes. The work of the storage units is not divided further.
         """,
         example="--steps 3:10",
     ),

@@ -6,17 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.analysis.transfers import transfer_rates, weight_sync, weight_transfers
+from verl_profiler.analysis.transfers import weight_sync, weight_transfers
 from verl_profiler.render.axes import (
-    legend,
-    size_axis,
-    stack,
-    step_axis,
     step_lines,
     time_unit,
 )
 from verl_profiler.render.bars import bar_texts, colored_bars
-from verl_profiler.render.colors import GRID, PHASE_COLORS
+from verl_profiler.render.colors import PHASE_COLORS
 from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, seconds, share, size
 from verl_profiler.views.columns import common
@@ -34,85 +30,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["TABLES", "VIEWS"]
-
-_EVENT_COLORS = {
-    "tq_put": "#0072B2",
-    "tq_get": "#E69F00",
-    "tq_meta": "#5E3267",
-    "tq_clear": "#C4C4C4",
-}
-
-
-def _transfers(data: DataTables, choice: Choice) -> Figure:
-    rows = data["transfer_rates"]
-    steps = sorted({row["step"] for row in rows})
-    moved = sum(known(rows, "size_bytes"))
-    calls = sum(row["calls"] for row in rows)
-    sums: dict[tuple[str, str], float] = {}
-    for row in rows:
-        key = row["role"], row["event"]
-        sums[key] = sums.get(key, 0.0) + row["total_s"]
-    top = max(sums, key=lambda key: (sums[key], key))
-    slowest = max(rows, key=lambda row: row["max_s"])
-    title = (
-        f"{top[1]} of {top[0]} takes {share(sums[top] / (sum(sums.values()) or 1))} of TransferQueue "
-        f"time; the longest call took {seconds(slowest['max_s'])} ({slowest['event']} of {slowest['role']})"
-    )
-    figure, panels = sheet(
-        title,
-        f"{choice.text()} and validation: {calls:,} calls, {size(moved)} moved",
-        size=(11.5, 5.2),
-        panels=(1, 2),
-        notes=(
-            "Time of all callers together: concurrent calls count separately. Bytes: only of calls "
-            "that report how much they moved."
-        ),
-    )
-    events = [event for event in _EVENT_COLORS if any(row["event"] == event for row in rows)]
-    axes = panels[0]
-    carrying = [
-        event
-        for event in events
-        if sum(row["size_bytes"] or 0 for row in rows if row["event"] == event)
-    ]
-    series = [
-        (
-            event,
-            [
-                sum(r["size_bytes"] or 0 for r in rows if r["step"] == step and r["event"] == event)
-                for step in steps
-            ],
-            _EVENT_COLORS[event],
-        )
-        for event in carrying
-    ]
-    if series:
-        stack(axes, steps, series)
-    step_axis(axes, steps)
-    size_axis(axes, "bytes")
-    legend(axes, reverse=True)
-    axes.set_title("data moved in each step")
-    axes = panels[1]
-    order = sorted(sums, key=lambda key: (-sums[key], key))
-    shown = order[:12]
-    factor, unit = time_unit(max(sums.values()))
-    lengths = colored_bars(
-        axes,
-        [f"{event} of {short(role, 16)}" for role, event in shown],
-        [sums[key] * factor for key in shown],
-        [_EVENT_COLORS.get(key[1], GRID) for key in shown],
-    )
-    texts: list[str] = []
-    for key in shown:
-        mine = [row for row in rows if (row["role"], row["event"]) == key]
-        own = sum(row["size_bytes"] or 0 for row in mine)
-        number = counted(sum(row["calls"] for row in mine), "call")
-        texts.append(f"{number}, {size(own)}" if own else number)
-    bar_texts(axes, lengths, texts, f"time of all callers together [{unit}]", room=1.45)
-    more = "" if len(shown) == len(order) else f" ({len(shown)} of {len(order)})"
-    axes.set_title(f"time in calls{more}")
-    return figure
-
 
 _WEIGHT_LINES = (
     ("trainer_s", "whole sync (trainer)", PHASE_COLORS["update_weights"]),
@@ -221,42 +138,6 @@ def _weight_transfers(data: DataTables, choice: Choice) -> Figure:
 
 
 VIEWS = (
-    View(
-        name="transfer_rates",
-        question="How much data goes through TransferQueue, and which processes spend time on it?",
-        analysis=asking(transfer_rates),
-        columns=common(
-            "run step role event calls failed processes total_s p50_s p95_s max_s size_bytes rows"
-        )
-        | {
-            "busy_s": (
-                "time in which a process had at least one such call in progress, summed over "
-                "processes, in s"
-            ),
-            "busy_share": "busy_s as part of the step in each process; empty for unfinished steps",
-            "bytes_per_s": "bytes per second of the calls that report a size, each by its own time",
-        },
-        draw=_transfers,
-        empty="no TransferQueue call was recorded there.",
-        section="transfers",
-        shows="""
-            Left: bytes per step and kind of call. Right: the time in calls by role and kind,
-            with counts and bytes. Training and validation together.
-        """,
-        conclude="""
-            - `tq_meta` takes more time than `tq_put`: many small metadata queries; the controller
-              handles them one at a time.
-            - `tq_put` is long in agent loops: the storage units are slow, or the event loop is
-              busy.
-            - Bytes grow over the run: responses become longer.
-        """,
-        limits="""
-            Time of all callers together: concurrent calls count separately. Calls that do not
-            report a size have no bytes and are not included in `bytes_per_s`. The work of the
-            storage units is not divided further.
-        """,
-        example="--csv",
-    ),
     View(
         name="weight_sync",
         question="How long does it take to send new weights to the engines?",
