@@ -585,17 +585,6 @@ def test_small_transfers_are_not_graded(runs):
     assert re.match(r"Transfers of \d+\.\d KiB on average are too small to grade", title)
 
 
-def test_the_weight_sync_of_start_up_is_not_drawn(runs):
-    """So the mean in the title is of all that is drawn; the note has it."""
-    figure = drawn(runs["rehearsed"], "weight_sync")
-    lines = [line for line in figure.axes[0].get_lines() if line.get_clip_on()]
-
-    assert {step for line in lines for step in line.get_xdata()} == {1, 2}
-    assert any(
-        "Not drawn: the sync of start-up, 2.26 s" in text.get_text() for text in figure.texts
-    )
-
-
 @pytest.mark.parametrize(
     ("capacity", "flagged"), [(80 << 30, True), (200 << 30, False), (None, False)]
 )

@@ -176,7 +176,7 @@ RULES: dict[str, Rule] = {
         "The weight sync takes {lost_s} per step, {lost_share} of it.",
         "A faster rollout.checkpoint_engine; larger buckets; check that it does not use the "
         "slow network.",
-        ("weight_sync",),
+        ("weight_transfers", "worker_phases"),
         categories=("update_weights",),
         least=0.1,
         named_advice="Check the device, host and network of {who}.",
@@ -307,7 +307,7 @@ RULES: dict[str, Rule] = {
         "The weight sync stops the trainer for {lost_s} per step, {lost_share} of its time.",
         "A faster rollout.checkpoint_engine; larger buckets. A larger parameter_sync_step makes samples "
         "staler, which changes what is trained.",
-        ("bubble_ledger", "weight_sync"),
+        ("bubble_ledger", "weight_transfers"),
         least=0.1,
         fixes=("larger_bucket",),
         pooled=True,

@@ -1,4 +1,4 @@
-"""Views of what is moved: TransferQueue data and weights."""
+"""A view of the weights that are moved, and the tables of what is moved."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.analysis.transfers import weight_sync, weight_transfers
+from verl_profiler.analysis.transfers import weight_transfers
 from verl_profiler.render.axes import (
-    step_lines,
     time_unit,
 )
 from verl_profiler.render.bars import bar_texts, colored_bars
 from verl_profiler.render.colors import PHASE_COLORS
 from verl_profiler.render.figure import sheet, short
-from verl_profiler.units import counted, seconds, share, size
+from verl_profiler.units import counted, seconds, size
 from verl_profiler.views.columns import common
 from verl_profiler.views.view import (
     Choice,
@@ -30,53 +29,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["TABLES", "VIEWS"]
-
-_WEIGHT_LINES = (
-    ("trainer_s", "whole sync (trainer)", PHASE_COLORS["update_weights"]),
-    ("slowest_rank_s", "slowest rank", "#0072B2"),
-    ("transfer_s", "transfer", "#E69F00"),
-    ("release_s", "memory released", "#CC79A7"),
-    ("resume_s", "memory resumed", "#5E3267"),
-)
-
-
-def _weights(data: DataTables, choice: Choice) -> Figure:
-    # At start-up, before the first step, engines and buffers are made in the sync.
-    first = [row for row in data["weight_sync"] if row["step"] == 0]
-    rows = [row for row in data["weight_sync"] if row["step"] != 0] or first
-    wholes = known(rows, "trainer_s") or known(rows, "slowest_rank_s")
-    title = f"A weight sync takes {seconds(sum(wholes) / len(wholes))}"
-    if len(wholes) > 1:
-        title += f" on average, {seconds(max(wholes))} at most"
-    both = [row for row in rows if row["trainer_s"] and row["transfer_s"] is not None]
-    if both:
-        part = sum(row["transfer_s"] for row in both) / sum(row["trainer_s"] for row in both)
-        title += f"; {share(part)} of it is the transfer itself"
-    notes = ["Ranks and memory: the slowest process. They overlap and do not add up to the sync."]
-    if first and rows is not first:
-        length = first[0]["trainer_s"] or first[0]["slowest_rank_s"]
-        notes.append(f"Not drawn: the sync of start-up, {seconds(length)}.")
-    figure, (axes,) = sheet(
-        title,
-        f"{choice.text()}: {counted(len(rows), 'step')} with a sync",
-        size=(10.5, 4.8),
-        notes=notes,
-    )
-    steps = [row["step"] for row in rows]
-    longest = max(
-        (value for row in rows for key, _, _ in _WEIGHT_LINES if (value := row[key])), default=0
-    )
-    factor, unit = time_unit(longest)
-    step_lines(
-        axes,
-        [(rows, *line) for line in _WEIGHT_LINES],
-        steps,
-        f"time [{unit}]",
-        factor=factor,
-        markersize=4,
-    )
-    return figure
-
 
 _WAYS = {
     "send": ("sends", PHASE_COLORS["update_weights"]),
@@ -139,40 +91,6 @@ def _weight_transfers(data: DataTables, choice: Choice) -> Figure:
 
 VIEWS = (
     View(
-        name="weight_sync",
-        question="How long does it take to send new weights to the engines?",
-        analysis=asking(weight_sync),
-        columns=common("run step")
-        | {
-            "trainer_s": (
-                "the whole sync by the trainer's timer, in s; empty, like all columns, if not "
-                "recorded"
-            ),
-            "slowest_rank_s": "the slowest rank's part, in s",
-            "slowest_rank": "process of that rank",
-            "transfer_s": "the transfer, slowest rank, in s",
-            "release_s": "release of device memory, slowest process, in s",
-            "resume_s": "resume of device memory, slowest process, in s",
-        },
-        draw=_weights,
-        empty="no weight sync was recorded there.",
-        section="weights",
-        shows="""
-            By step: the whole sync as the trainer times it, the slowest rank's part, the
-            transfer itself, and release and resume of device memory.
-        """,
-        conclude="""
-            - The transfer is nearly all of it: bandwidth, or the bucket size.
-            - The sync is much longer than the transfer: sleep and wake-up of the engines, or
-              waiting for one of them.
-            - The first sync is longer than the others: it creates buffers and connections.
-        """,
-        limits="""
-            The lines overlap in time and are not additive. Step 0 has no timer of the trainer: its
-            sync is part of start-up.
-        """,
-    ),
-    View(
         name="weight_transfers",
         question="How fast does each rank send, receive or load new weights, and who waits for whom?",
         analysis=asking(weight_transfers),
@@ -205,6 +123,8 @@ VIEWS = (
             bytes, speed, and waiting for the other ranks.
         """,
         conclude="""
+            - Nearly all of a sync (`step_durations`) is moving: bandwidth, or the bucket size. Much
+              less: sleep and wake-up of the engines, or waiting for one of them.
             - The sender causes the waiting: it gathers the weights more slowly than they are sent;
               larger buckets do not help.
             - A receiver causes it: its engine loads a bucket more slowly than the next one comes, and
@@ -231,6 +151,17 @@ VIEWS = (
 
 # Other tables of the topic's analyses: their columns by name.
 TABLES: dict[str, Mapping[str, str]] = {
+    "weight_sync": common("run step")
+    | {
+        "trainer_s": (
+            "the whole sync by the trainer's timer, in s; empty, like all columns, if not recorded"
+        ),
+        "slowest_rank_s": "the slowest rank's part, in s",
+        "slowest_rank": "process of that rank",
+        "transfer_s": "the transfer, slowest rank, in s",
+        "release_s": "release of device memory, slowest process, in s",
+        "resume_s": "resume of device memory, slowest process, in s",
+    },
     "transfer_totals": common(
         "run step role event calls failed total_s p95_s max_s size_bytes rows"
     ),
