@@ -677,6 +677,17 @@ def test_lines_of_another_run_are_named(small):
     ), problems
 
 
+def test_a_header_that_does_not_count_accuses_no_file(small):
+    """Another writer's `"events": 1, "bytes": 1` for each process; no event has a byte."""
+    for path in (small / "processes").glob("*.json"):
+        header = json.loads(path.read_text())
+        header["counters"] = {"events": 1, "bytes": 1}
+        path.write_text(json.dumps(header))
+    with load(small, cache=False) as opened:
+        assert not [text for text in opened.problems if "were found" in text]
+
+
+
 def test_a_running_process_may_have_more_lines_than_its_header(small):
     """The header is written after the lines."""
     header = small / "processes/actor_0.json"

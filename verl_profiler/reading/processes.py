@@ -10,6 +10,7 @@ the reader moves all of them to one, the anchor with the smallest `uncertainty_n
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,8 @@ _DROPPED_BY_MANY = {
 }
 # Of more processes than this, one sentence names so many.
 _SHOWN = 4
+# A line has at least so many: its timestamp, event and step.
+_LINE_BYTES = 40
 
 
 @dataclass
@@ -359,6 +362,8 @@ def _surplus(found: Mapping[str, Process], counts: Mapping[str, int]) -> Iterato
         if process.ended
         and process.recorded_events
         and counts.get(name, 0) > process.recorded_events
+        # Some writers of headers do not count.
+        and (process.size_bytes or math.inf) >= _LINE_BYTES * process.recorded_events
     }
     if len(more) <= _SHOWN:
         for name, (recorded, read) in more.items():
