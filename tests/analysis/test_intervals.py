@@ -72,7 +72,7 @@ def test_the_same_series_fail_a_test_that_takes_steps_for_independent():
 
 
 @pytest.mark.parametrize(
-    ("steps", "rho"), [(3, 0.0), (3, 0.3), (5, 0.3), (8, 0.0), (8, 0.3), (20, 0.3), (20, 0.5)]
+    ("steps", "rho"), [(3, 0.0), (3, 0.5), (5, 0.5), (8, 0.0), (8, 0.5), (20, 0.5), (20, 0.8)]
 )
 def test_intervals_of_a_mean_hold_the_truth_as_often_as_they_promise(steps, rho):
     """90 % of 200; 88 % is the bar, less what chance may take from 200."""

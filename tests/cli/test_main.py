@@ -127,7 +127,7 @@ NEEDS = {
     "requests": {"RUN": "analysis"},
     "plot": {"all RUN": "plots", "--list": "plots"},
     "diff": {"RUN RUN": "analysis", "--verify polling RUN RUN": "analysis"},
-    "watch": {"RUN": None},
+    "watch": {"RUN": "analysis"},
     "stuck": {"RUN": None},
     "timing": {"LOG": "plots"},
     "tq": {"RUN": "analysis", "LOG": "analysis"},

@@ -72,6 +72,10 @@ NO_FIELDS = {"GET", "COMPUTE", "PUT", "uuid", "bus_id", "power_limit_w"} | {
 }
 
 
+# In headers of runs that were recorded before.
+GONE = {"pruned_events"}
+
+
 def described(value, known, prefix=""):
     """Yield each path of an object, its value, and its field; None for those that a table lacks."""
     for key, each in value.items():
@@ -174,7 +178,7 @@ def test_every_field_of_a_recorded_run_is_in_the_tables(recorded):
             if name.endswith("run.json"):
                 found |= unknown(each, RUN)
             elif "/processes/" in name:
-                found |= unknown(each, HEADER)
+                found |= unknown(each, HEADER) - GONE
             else:
                 allowed = {*IDENTITY, *fields_of(each["event"])}
                 found |= each.keys() - LINE.keys()
@@ -195,7 +199,8 @@ def test_every_value_of_a_recorded_run_has_the_type_of_its_field(recorded):
             misfits |= {
                 (table is None and each["event"], path, repr(value))
                 for path, value, field in values
-                if not (fits(field, value) or (table is not None and value is None))
+                if path not in GONE
+                and not (fits(field, value) or (table is not None and value is None))
             }
 
     assert set() == misfits

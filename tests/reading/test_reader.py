@@ -687,7 +687,6 @@ def test_a_header_that_does_not_count_accuses_no_file(small):
         assert not [text for text in opened.problems if "were found" in text]
 
 
-
 def test_a_running_process_may_have_more_lines_than_its_header(small):
     """The header is written after the lines."""
     header = small / "processes/actor_0.json"

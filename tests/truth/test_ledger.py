@@ -87,7 +87,7 @@ def test_the_first_step_does_not_decide_what_bounds_a_run():
         )
     ]
 
-    (_, _, bound) = ledger_lines(rows, [1])
+    (_, _, bound) = ledger_lines(rows, {"run": [1]})
     assert (
         "bounded by the trainer: the trainer waits 4.8 % of its time, the rollout is ahead 52 %"
         == bound

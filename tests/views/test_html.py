@@ -493,13 +493,13 @@ def test_the_warm_up_is_left_out_of_the_first_sentence():
         for step, length in ((1, 90.0), (2, 20.0), (3, 10.0))
     ]  # fmt: skip
     phases = [
-        {"step": 1, "phase": "save_checkpoint", "duration_s": 80.0, "share": 0.9},
-        {"step": 2, "phase": "gen", "duration_s": 6.0, "share": 0.3},
-        {"step": 3, "phase": "gen", "duration_s": 6.0, "share": 0.6},
+        {"run": "r", "step": 1, "phase": "save_checkpoint", "duration_s": 80.0, "share": 0.9},
+        {"run": "r", "step": 2, "phase": "gen", "duration_s": 6.0, "share": 0.3},
+        {"run": "r", "step": 3, "phase": "gen", "duration_s": 6.0, "share": 0.6},
     ]
     found = {"step_phases": phases, "slowest_requests": []}
 
-    assert conclusions(found, listed, [1], several=False) == [
+    assert conclusions(found, listed, {"r": [1]}, several=False) == [
         "3 steps, mean 15.0 s (10.0 s to 20.0 s, without step 1); 40 % of it is gen."
     ]
 
