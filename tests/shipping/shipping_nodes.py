@@ -159,7 +159,7 @@ def first_driver(folder, address, found):
     # More than one piece.
     ray.get(two.work.remote(2, 70_000))
     # Whoever ships now has no time to ship more before the node dies.
-    ship._thread._schedule._every_s = 3600.0
+    ship._thread._every_s = 3600.0
     time.sleep(2.5)
     until(lambda: not any(node.busy for node in ship._thread.shipments._nodes.values()))
     name, written = ray.get(three.work.remote(2))

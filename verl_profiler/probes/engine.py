@@ -33,7 +33,7 @@ _SERVERS = (
 # What ends a pause. From verl 0.9.1 on a replica of vLLM resumes its engines first and then opens the gate
 # of each server.
 _RESUMES = ("open_submission_gate", "resume_generation")
-# Of vLLM and the stand-in; of SGLang.
+# The stop reason of an aborted call: of vLLM and the stand-in; of SGLang.
 _ABORTED = ("aborted", "abort")
 
 
@@ -225,7 +225,11 @@ def _end_set_step(call: Call, _result: Any) -> None:
 _RESUME = Probe(
     "engine_resume",
     "engine",
-    tuple(f"{server}.{name}" for server in _SERVERS for name in _RESUMES),
+    tuple(
+        f"{server}.{name}"
+        for server in _SERVERS
+        for name in (_RESUMES if "vllm" in server else _RESUMES[1:])
+    ),
     leave=_end_resume,
     lost="how long requests wait in paused engines",
 )
