@@ -26,6 +26,20 @@ from pathlib import Path
 from typing import Any
 
 _PER_SECOND = 2
+# How SGLang runs on a CPU with a tiny model.
+SGLANG_ON_CPU: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "device": "cpu",
+    "dtype": "float32",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "disable_overlap_schedule": True,
+    "mem_fraction_static": 0.1,
+    "skip_server_warmup": True,
+    "log_level": "error",
+    "sleep_on_idle": True,
+}
 
 
 def _model(folder: Path, heads: int = 4) -> None:
@@ -325,21 +339,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         _model(Path(folder))
-        engine = sglang.Engine(
-            model_path=folder,
-            skip_tokenizer_init=True,
-            device="cpu",
-            dtype="float32",
-            attention_backend="torch_native",
-            sampling_backend="pytorch",
-            grammar_backend="none",
-            disable_overlap_schedule=True,
-            max_total_tokens=200_000,
-            mem_fraction_static=0.1,
-            skip_server_warmup=True,
-            log_level="error",
-            sleep_on_idle=True,
-        )
+        engine = sglang.Engine(model_path=folder, max_total_tokens=200_000, **SGLANG_ON_CPU)
         try:
             loop = asyncio.get_event_loop()
             loop.run_until_complete(

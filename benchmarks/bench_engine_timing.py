@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench_engine_state import _model, _threads_s
+from bench_engine_state import SGLANG_ON_CPU, _model, _threads_s
 
 
 def _serve(pipe: Any, model: str, requests: int, tokens: int, enable_metrics: bool) -> None:
@@ -30,20 +30,10 @@ def _serve(pipe: Any, model: str, requests: int, tokens: int, enable_metrics: bo
 
     engine = sglang.Engine(
         model_path=model,
-        skip_tokenizer_init=True,
-        device="cpu",
-        dtype="float32",
-        attention_backend="torch_native",
-        sampling_backend="pytorch",
-        grammar_backend="none",
-        disable_overlap_schedule=True,
         max_total_tokens=50_000,
-        mem_fraction_static=0.1,
-        skip_server_warmup=True,
-        log_level="error",
-        sleep_on_idle=True,
         enable_metrics=enable_metrics,
         random_seed=0,
+        **SGLANG_ON_CPU,
     )
 
     async def batch(number: int) -> list[dict[str, Any]]:

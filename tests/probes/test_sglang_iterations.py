@@ -13,9 +13,7 @@ from reading_back import lines_of
 
 from verl_profiler.probes import sglang_iterations
 from verl_profiler.recording import context, recorder
-from verl_profiler.recording.clock import take_anchor
-from verl_profiler.recording.identity import Identity
-from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+from verl_profiler.recording.worker_config import EventSettings
 
 MS = 1_000_000
 
@@ -36,22 +34,12 @@ def sglang_metrics():
 
 
 @pytest.fixture
-def recording(tmp_path, monkeypatch):
+def recording(tmp_path, monkeypatch, record_engine):
     monkeypatch.setattr(sglang_iterations, "_subscriber", None)
     monkeypatch.setattr(sglang_iterations, "_base", None)
 
     def start(*, enabled=True, captured_steps=()):
-        events = EventSettings(engine_iterations=enabled)
-        anchor = take_anchor()
-        config = WorkerConfig(
-            str(tmp_path),
-            str(tmp_path),
-            events,
-            anchor,
-            captured_steps=captured_steps,
-            flush_interval_s=0.01,
-        )
-        recorder.start(config, lambda: Identity("engine", 0), dict)
+        record_engine(EventSettings(engine_iterations=enabled), captured_steps)
 
     def end():
         thread = getattr(sglang_iterations._subscriber, "thread", None)

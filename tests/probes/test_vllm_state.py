@@ -7,9 +7,7 @@ from reading_back import lines_of
 
 from verl_profiler.probes import vllm_state
 from verl_profiler.recording import context, evidence, recorder
-from verl_profiler.recording.clock import take_anchor
-from verl_profiler.recording.identity import Identity
-from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+from verl_profiler.recording.worker_config import EventSettings
 
 CONFIG = SimpleNamespace(
     cache_config=SimpleNamespace(num_gpu_blocks=10, block_size=16),
@@ -53,7 +51,7 @@ def fake_iteration(running, waiting, usage, generated, computed=0, preempted=0, 
 
 
 @pytest.fixture
-def recording(tmp_path, monkeypatch):
+def recording(tmp_path, monkeypatch, record_engine):
     """Return a function that starts recording, and one that ends it and returns the readings."""
     clock = SimpleNamespace(ns=10**9)
     monkeypatch.setattr(vllm_state, "now", lambda: clock.ns)
@@ -67,17 +65,7 @@ def recording(tmp_path, monkeypatch):
     )
 
     def start(*, enabled=True, captured_steps=()):
-        events = EventSettings(engine_state=enabled)
-        anchor = take_anchor()
-        config = WorkerConfig(
-            str(tmp_path),
-            str(tmp_path),
-            events,
-            anchor,
-            captured_steps=captured_steps,
-            flush_interval_s=0.01,
-        )
-        recorder.start(config, lambda: Identity("engine", 0), dict)
+        record_engine(EventSettings(engine_state=enabled), captured_steps)
 
     def end():
         recorder.stop()

@@ -32,7 +32,7 @@ from verl_profiler.reading.chunks import Part, build_part
 from verl_profiler.reading.discovery import Source
 from verl_profiler.reading.event_sql import PART_COLUMNS, event_query
 from verl_profiler.reading.legacy_names import vocabulary
-from verl_profiler.reading.listing import EventFile
+from verl_profiler.reading.listing import EventFile, may_hold
 from verl_profiler.reading.processes import Process
 from verl_profiler.reading.progress import doing
 from verl_profiler.reading.salvage import folded
@@ -143,7 +143,7 @@ def groups_within(
     return frozenset(
         number
         for number, group in enumerate(_groups(files, processes))
-        if steps is None or any(_may_hold(file, steps) for file in group)
+        if steps is None or any(may_hold(file.step, steps) for file in group)
     )
 
 
@@ -162,10 +162,6 @@ def _packed_since(file: EventFile) -> EventFile | None:
         modified_ns=status.st_mtime_ns,
         is_packed=True,
     )
-
-
-def _may_hold(file: EventFile, steps: tuple[int, int]) -> bool:
-    return file.step is None or steps[0] <= file.step <= steps[1]
 
 
 def _built(

@@ -24,7 +24,7 @@ __all__ = [
     "CLOCKS_APART_US",
     "EventPart",
     "event_parts",
-    "folder_steps",
+    "folder_step",
     "parts_query",
     "parts_within",
 ]
@@ -87,10 +87,9 @@ class _Index(msgspec.Struct):
     columns: list[list[str]] = []
 
 
-def folder_steps(path: Path) -> tuple[int, int] | None:
-    """Return the steps of a file by its folder, `events/step_<N>`; None where it may hold any."""
-    step = step_of_folder(path.parent.name) if path.parent.parent.name == "events" else None
-    return None if step is None else (step, step)
+def folder_step(path: Path) -> int | None:
+    """Return the step of a file by its folder, `events/step_<N>`; None where it may hold any."""
+    return step_of_folder(path.parent.name) if path.parent.parent.name == "events" else None
 
 
 def event_parts(

@@ -12,7 +12,15 @@ from pathlib import Path
 from verl_profiler.events.files import expanded, open_regular, reason_of, status_of_regular
 from verl_profiler.units import some
 
-__all__ = ["EventFile", "as_text", "event_file", "event_files", "usable"]
+__all__ = [
+    "EventFile",
+    "as_text",
+    "event_file",
+    "event_files",
+    "may_hold",
+    "usable",
+    "without_copies",
+]
 
 _SHOWN = 5
 _PACKED = ".gz"
@@ -145,6 +153,11 @@ def event_file(path: Path, root: Path, step: int | None) -> EventFile:
     is_packed = path.suffix == _PACKED
     name = as_text((path.with_suffix("") if is_packed else path).stem)
     return EventFile(path, shown(path, root), name, step, size, modified, is_packed)
+
+
+def may_hold(step: int | None, steps: tuple[int, int]) -> bool:
+    """Whether a file of a step, or of any where it is None, may have events of steps from first to last."""
+    return step is None or steps[0] <= step <= steps[1]
 
 
 def usable(paths: Iterable[Path], root: Path, problems: list[str]) -> list[Path]:

@@ -35,12 +35,13 @@ from verl_profiler.reading.discovery import Source, find_sources
 from verl_profiler.reading.event_parts import (
     EventPart,
     event_parts,
-    folder_steps,
+    folder_step,
     parts_query,
     parts_within,
 )
 from verl_profiler.reading.event_sql import RECORDED_EXTRA
 from verl_profiler.reading.formats.nsys_export import take_captures
+from verl_profiler.reading.listing import may_hold
 from verl_profiler.reading.parquet_columns import check_columns
 from verl_profiler.reading.process_ends import end_problems
 from verl_profiler.reading.processes import Process, process_problems, processes
@@ -246,8 +247,9 @@ class Run:
             self._unsent[source.label] = frozenset(unsent)
             given = source.parquet
             if steps is not None:
-                self._note_steps(filter(None, map(folder_steps, given)))
-                given = [path for path in given if _may_hold(path, steps)]
+                own_steps = {path: folder_step(path) for path in given}
+                self._note_steps(step for step in own_steps.values() if step is not None)
+                given = [path for path, step in own_steps.items() if may_hold(step, steps)]
             whole = [*converted.parts, *(Kept(_identity(path), path, {}) for path in given)]
             try:
                 own = event_parts(connection, source.label, whole, folder)
@@ -255,10 +257,8 @@ class Run:
                 raise ReadingError(
                     f"{source.root} cannot be read: {error}", "unreadable"
                 ) from error
-            self._note_steps(part.steps for part in own if part.steps is not None)
-            self._note_steps(
-                (file.step, file.step) for file in source.files if file.step is not None
-            )
+            self._note_steps(step for part in own for step in part.steps or ())
+            self._note_steps(file.step for file in source.files if file.step is not None)
             self._size_bytes += sum(file.size_bytes for file in source.files)
             self._size_bytes += sum(path.stat().st_size for path in source.parquet)
             if steps is not None:
@@ -292,16 +292,11 @@ class Run:
         there = self.rows(f"SELECT 1 FROM steps WHERE step BETWEEN {first} AND {last} LIMIT 1")
         return not there and self._size_bytes < _SMALL_BYTES
 
-    def _note_steps(self, known: Iterable[tuple[int, int]]) -> None:
+    def _note_steps(self, known: Iterable[int]) -> None:
         """Widen `all_steps` by what statistics and names of folders tell."""
-        steps = [*(self.all_steps or ()), *(step for pair in known for step in pair)]
+        steps = [*(self.all_steps or ()), *known]
         if steps:
             self.all_steps = min(steps), max(steps)
-
-
-def _may_hold(path: Path, steps: tuple[int, int]) -> bool:
-    own = folder_steps(path)
-    return own is None or (own[0] <= steps[1] and own[1] >= steps[0])
 
 
 # Of a larger run, a step that does not exist is an error without reading all others.

@@ -236,11 +236,10 @@ class EventFiles:
             if not kept:
                 del self._kept[path]
 
-    def check(self) -> bool:
+    def check(self) -> None:
         """Count the lines of files that somebody removed or truncated as dropped.
 
-        Returns:
-            Whether a file is not where it was; it is made again with its next line.
+        A file that is not where it was is made again with its next line.
         """
         places = {path: file.place(path) for path, file in self._files.items()}
         away = {path: place for path, place in places.items() if place != "here"}
@@ -253,7 +252,6 @@ class EventFiles:
             lost = "lost" in away.values()
             for path in [path for path in self._written if path not in self._files]:
                 self._recount(path, moved=not lost)
-        return bool(away)
 
     def _recount(self, path: Path, *, moved: bool) -> None:
         """Compare a file that is closed with what was written to it."""
