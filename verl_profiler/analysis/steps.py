@@ -8,6 +8,7 @@ from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
     "VALIDATIONS",
+    "WITH_NEXT",
     "step_durations",
     "step_phases",
     "step_times",
@@ -40,14 +41,17 @@ VALIDATIONS = """
 A trainer waits while its rollouter validates: of several processes, it is that of the one with most.
 """
 
-# Each step, with the begin of the next one where that was recorded.
-_ORDERED = """
+WITH_NEXT = """
     SELECT * EXCLUDE (next_step, next_us),
         CASE WHEN next_step = step + 1 THEN next_us END AS next_us
     FROM (
         SELECT *, lead(step) OVER run_order AS next_step, lead(begin_us) OVER run_order AS next_us
         FROM steps WINDOW run_order AS (PARTITION BY run ORDER BY step)
     )
+"""
+"""SQL of the steps with `next_us`, the start of the next one: null where that was not recorded.
+
+The time from step to step is `next_us - begin_us`: `to_next_s` of `step_times`, `step_to_step` of diff.
 """
 
 
@@ -66,7 +70,7 @@ def step_times(tables: Tables, steps: Steps = None) -> Rows:
             s.requests, s.unfinished_requests, s.validation_requests,
             s.generated_tokens_per_s,
             testing_us / 1e6 AS testing_s, (next_us - s.begin_us) / 1e6 AS to_next_s
-        FROM ({_ORDERED}) AS s
+        FROM ({WITH_NEXT}) AS s
         LEFT JOIN gens AS g USING (run, step)
         LEFT JOIN ({VALIDATIONS}) USING (run, step)
         WHERE {in_steps(steps, "s.step")} ORDER BY s.run, s.step
@@ -134,7 +138,7 @@ WITH parts AS (
         s.unaccounted_us, t.testing_between_us AS testing_us,
         CASE WHEN next_us >= s.end_us AND s.finished THEN next_us - s.end_us END AS between_us,
         next_us - s.begin_us AS to_next_us
-    FROM ({_ORDERED}) AS s
+    FROM ({WITH_NEXT}) AS s
     LEFT JOIN parts AS p USING (run, step)
     LEFT JOIN gens AS g USING (run, step)
     LEFT JOIN seen AS r USING (run, step)
@@ -231,7 +235,7 @@ def validation_times(tables: Tables, steps: Steps = None) -> Rows:
             generated_tokens, reward, testing_us / nullif(next_us - begin_us, 0) AS share
         FROM ({summed_requests("run, step", f"validate AND {in_steps(steps)}")})
         LEFT JOIN ({VALIDATIONS}) USING (run, step)
-        LEFT JOIN (SELECT run, step, begin_us, next_us FROM ({_ORDERED})) USING (run, step)
+        LEFT JOIN (SELECT run, step, begin_us, next_us FROM ({WITH_NEXT})) USING (run, step)
         ORDER BY run, step
         """
     )
