@@ -12,7 +12,6 @@ from verl_profiler.capture import actor_placement
 from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.environ import CAPTURES_OFF
 from verl_profiler.errors import ConfigError
-from verl_profiler.instrumentation import placing
 from verl_profiler.launch import clock_exchange
 from verl_profiler.launch import prepare as launch
 from verl_profiler.launch.settings import parse
@@ -21,13 +20,6 @@ from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.worker_config import WorkerConfig
 
 omegaconf = pytest.importorskip("omegaconf")
-
-
-@pytest.fixture(autouse=True)
-def no_probes():
-    """Another test of the same process may have imported verl, whose probes are then installed at once."""
-    yield
-    placing.uninstall()
 
 
 @pytest.fixture
