@@ -6,14 +6,16 @@ VENV ?= .venv
 ENGINE ?= sglang
 # Passed to pip, for example to name an index that has CPU builds of torch.
 PIP_FLAGS ?=
+# Python compiles what is imported, a fifth of the 27,000 files that pip would compile on one core.
+LAZILY := --no-compile
 # Passed to `verl-profiler rehearse`, for example --steps 5.
 REHEARSE_FLAGS ?=
 
 REQUIREMENTS := verl_profiler/rehearsal/requirements-$(ENGINE)
 # A change of a list, or of what the package itself needs, installs again.
 INSTALLED := $(VENV)/installed-$(ENGINE)
-# Passed to pytest, for example -k recorder, or -m nightly; without any, two parts run: lint beside what
-# needs no real verl or Ray, then what does.
+# Passed to pytest, for example -k recorder, or -m nightly; without any, two parts run beside each other: what
+# needs no real verl or Ray; lint, and then what does, most of which waits for processes to start.
 TEST_FLAGS ?=
 REAL := verl or ray or rehearsal
 # What `make test` leaves to `make test-all`.
@@ -28,7 +30,7 @@ WITH_NODE = PATH="$(NODE)/bin:$$PATH"
 # Each process that a test or a rehearsal starts would compile all that it imports; those of users do not.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install rehearsal docs lint test test-all test-quick test-real
+.PHONY: help install rehearsal docs lint test test-all test-quick test-real lint-then-real
 
 help:
 	@echo "make rehearsal                  install into $(VENV) and rehearse with the real SGLang"
@@ -62,9 +64,11 @@ test: $(INSTALLED) lint
 	$(VENV)/bin/python -m pytest $(TEST_FLAGS)
 else
 test: $(INSTALLED) $(VENV)/installed-dev
-	$(MAKE) --no-print-directory -j2 lint test-quick
-	$(MAKE) --no-print-directory test-real
+	$(MAKE) --no-print-directory --keep-going --output-sync=target -j2 test-quick lint-then-real
 endif
+
+lint-then-real:
+	$(MAKE) --no-print-directory lint; linted=$$?; $(MAKE) --no-print-directory test-real && exit $$linted
 
 test-all:
 	$(MAKE) --no-print-directory test LESS=
@@ -77,7 +81,7 @@ test-real: $(VENV)/installed-dev
 
 $(VENV)/installed-dev: $(INSTALLED)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --upgrade 'pip >= 25.1'
-	$(VENV)/bin/pip install $(PIP_FLAGS) -q --no-warn-conflicts --group dev
+	$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-warn-conflicts --group dev
 	touch $@
 
 $(PAGE_CHECKS)/installed: $(wildcard tests/js/*) $(VENV)/installed-dev
@@ -93,7 +97,7 @@ $(PAGE_CHECKS)/installed: $(wildcard tests/js/*) $(VENV)/installed-dev
 # what the -no-deps lists leave out on purpose.
 $(INSTALLED): pyproject.toml $(wildcard verl_profiler/rehearsal/requirements-*.txt)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install $(PIP_FLAGS) -q -r $(REQUIREMENTS).txt
-	$(VENV)/bin/pip install $(PIP_FLAGS) -q --no-deps -r $(REQUIREMENTS)-no-deps.txt
+	$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) -r $(REQUIREMENTS).txt
+	$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-deps -r $(REQUIREMENTS)-no-deps.txt
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --no-warn-conflicts -e '.[report]'
 	touch $@
