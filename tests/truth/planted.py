@@ -1,0 +1,153 @@
+"""One planted fault at a time, of many kinds, severities and seeds, and how the findings name it.
+
+The truth is the same simulated run without the fault: `simulated_training`.
+
+`python tests/truth/planted.py [KIND...] [SEED...]` prints each problem worth 3 % of a step: named first, later,
+wrongly or not, and recoverable / truth.
+"""
+
+import re
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+try:
+    from truth.simulated_training import Plan, Training, write
+except ImportError:
+    from simulated_training import Plan, Training, write
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault: its severities, and what a right finding's text matches."""
+
+    severities: tuple[dict, ...]
+    right: str
+    steps: int = 8
+
+
+def _each(name, *values, **more):
+    return tuple({name: value, **more} for value in values)
+
+
+_TAILED = r"long|tail|tokens|response"
+KINDS = {
+    "adv": Kind(_each("adv", 3.0, 12.0, 40.0), r"\badv\b"),
+    "offload": Kind(_each("moving", 1.0, 3.0, 8.0), r"offload|load(s|ing)? "),
+    "dump": Kind(_each("dump", 3.0, 12.0, 38.0), r"dump|between steps"),
+    "checkpoint": Kind(_each("checkpoint", 6.0, 20.0, 60.0), r"checkpoint"),
+    "validation": Kind(_each("testing", 20.0, 60.0), r"[Vv]alidation"),
+    "prompt_build": Kind(_each("build", 0.5, 1.5, 4.0), r"prompt.?build|[Tt]okeniz|first prompt"),
+    "slow_tool": Kind(_each("slow_tool", 8.0, 20.0, 60.0), r"browse"),
+    "failing_tool": Kind(_each("failing", (0.06, 20.0), (0.15, 30.0)), r"fail|TimeoutError"),
+    "tool_of_worker": Kind(_each("slow_tool", 8.0, 20.0, 40.0, slow_tool_worker=3), r"browse"),
+    "long_prompts": Kind(
+        _each("long_prompts", ((3, 2.0),), ((3, 3.5), (9, 2.5)), ((3, 6.0),), shuffle=False),
+        r"prompt group|[Pp]rompts? ",
+    ),
+    "routing_55": Kind(
+        _each("per_call", 0.0012, 0.002, route=(0.55, 0.15, 0.15, 0.15)), r"[Rr]out"
+    ),
+    "routing_one": Kind(_each("route", (1.0, 0.0, 0.0, 0.0)), r"[Rr]out"),
+    "slow_replica": Kind(_each("speeds", *((1, s, 1, 1) for s in (1.3, 1.6, 2.5))), r"engine_1"),
+    "small_cache": Kind(
+        _each("capacity", *((10**9, 10**9, c, 10**9) for c in (10000, 6000, 4500))),
+        r"(KV|retract).*engine_2|engine_2.*(KV|retract)",
+    ),
+    "retractions": Kind(_each("capacity", *((c,) * 4 for c in (11000, 8000, 5000))), r"retract|KV"),
+    "limit": Kind(_each("slots", 8, 4, 2), r"queue"),
+    "limit_untimed": Kind(_each("slots", 8, 4, 2, timed=False), r"queue|engine_timing"),
+    "tail": Kind(_each("long_tail", (2, 4.0), (6, 6.0), (12, 10.0)), _TAILED),
+    "lognormal": Kind(_each("lognormal", (0.8, 4000), (1.2, 8000)), _TAILED),
+    "slow_rank": Kind(_each("slow_rank", 1.4, 2.0, 4.0, collective=False), r"actor_5"),
+    "slow_host": Kind(_each("late_host", 3.0, 10.0, 40.0), r"host node-2"),
+    "uneven_tokens": Kind(_each("uneven", 0.4, 1.0, 2.0), r"tokens of the ranks|tokens .*rank"),
+    "speed_grows": Kind(_each("speed_grows", 0.04, 0.1), r"each step|grow|slower", 12),
+    "update_grows": Kind(_each("update_grows", 0.1, 0.3), r"each step|grow|slower", 12),
+    "tokens_grow": Kind(_each("token_grows", 0.05, 0.12), r"more tokens|tokens grow|tokens", 12),
+    "stalled_step": Kind(_each("stall", (5, 60.0), (5, 600.0), (5, 7200.0)), r"step 5"),
+    "change_point": Kind(_each("changes_at", (7, 1.3), (7, 1.8)), r"since step 7|from step 7", 12),
+    "third_gap": Kind(_each("third_gap", 8.0, 30.0), r"between steps"),
+    "first_prefill": Kind(_each("first_prefill", 4.0, 20.0, 120.0), r"prefill"),
+    "one_at_a_time": Kind(_each("one_at_a_time", True), r"one request|in flight|at a time"),
+    "slow_reward": Kind(_each("reward", 4.0, 20.0, reward_workers=64), r"[Rr]eward|[Ss]cor"),
+    "few_rewarders": Kind(_each("reward", 1.0, 3.0), r"[Rr]eward|[Ss]cor"),
+    "event_loop": Kind(_each("block", 0.5, 1.5), r"event loop|blocked"),
+    "clean": Kind(({}, {"steps": 12}, {"spread": 0.4}, {"workers": 16, "samples": 2}), r"$^"),
+}
+_WITHOUT = Plan()
+
+
+def pair(kind, severity, seed):
+    """Return the run with a fault and the same run without it."""
+    planted = replace(Plan(steps=KINDS[kind].steps, seed=seed), **KINDS[kind].severities[severity])
+    # What only makes room for the fault stays.
+    kept = {"shuffle", "steps", "per_call", "reward_workers", "workers", "samples", "spread"}
+    kept |= {"timed", "collective", "seed"}
+    sound = replace(planted, **{k: v for k, v in vars(_WITHOUT).items() if k not in kept})
+    return Training(planted), Training(sound)
+
+
+_PLACES = ("worker", "replica", "rank", "host", "prompt group", "tool", "call")
+
+
+def judge(kind, rows, cost_s):
+    """Say how findings name a fault: clean, first, later, wrongly or not; and recoverable / truth."""
+    texts = [
+        f"{row['message']} {row['culprit_kind']} {row['culprit_text']} {row['cause']} {row['advice']}"
+        for row in rows
+    ]
+    if kind == "clean":
+        named = [row for row in rows if row["culprit_kind"] in _PLACES and row["culprit"]]
+        return ("wrongly" if named else "clean"), None
+    right = [bool(re.search(KINDS[kind].right, text)) for text in texts]
+    if right and right[0]:
+        return "first", rows[0]["recoverable_s"] / cost_s
+    blamed = rows and rows[0]["culprit_kind"] in _PLACES and rows[0]["culprit"]
+    if blamed and rows[0]["recoverable_s"] > cost_s / 4:
+        return "wrongly", None
+    if any(right):
+        return "later", rows[right.index(True)]["recoverable_s"] / cost_s
+    return "not", None
+
+
+def findings_of(training):
+    """Read a training's files and return its findings, as `summary` has them."""
+    from verl_profiler.analysis.explain.findings import explanations
+    from verl_profiler.reading.reader import load
+    from verl_profiler.views.findings import findings
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = load(write(training, Path(folder) / "run"), cache=False)
+        try:
+            return findings(explanations(run.tables))
+        finally:
+            run.close()
+
+
+def main(arguments):
+    seeds = [int(each) for each in arguments if each.isdigit()] or [0, 1]
+    kinds = [each for each in arguments if not each.isdigit()] or list(KINDS)
+    counts, ratios = {}, []
+    for kind in kinds:
+        for severity, seed in ((s, n) for s in range(len(KINDS[kind].severities)) for n in seeds):
+            planted, sound = pair(kind, severity, seed)
+            cost, step_s = planted.step_s - sound.step_s, planted.step_s
+            if kind != "clean" and cost < 0.03 * step_s:
+                continue
+            rows = findings_of(planted)
+            verdict, ratio = judge(kind, rows, cost)
+            counts[verdict] = counts.get(verdict, 0) + 1
+            if verdict == "first":
+                ratios.append(ratio)
+            first = f"{rows[0]['finding']} ({rows[0]['culprit_text']})" if rows else "nothing"
+            shown = "" if ratio is None else f"{ratio:.2f}"
+            line = f"{kind:14} {severity} {seed} {cost:7.1f} of {step_s:7.1f} s  {verdict:8} {shown:5} {first:.70}"
+            print(line, flush=True)
+    near = sum(0.8 <= each <= 1.25 for each in ratios)
+    print(counts, f"recoverable within 0.8-1.25 of the truth: {near} of {len(ratios)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,613 @@
+"""A simulation of synchronous verl training that can have a fault; shares no code with the package.
+
+Discrete events: requests on agent-loop workers, replicas whose speed falls with the number of running
+calls, a KV cache, reward workers, 16 ranks in collectives, weight sync, and what lies between steps.  The
+truth is the same run without the fault.  `write` leaves event files as docs/events.md describes them.
+"""
+
+import heapq
+import json
+import math
+import random
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+
+EPOCH = datetime(2026, 11, 25, 9, 46, 40, tzinfo=UTC)
+ONES = (1.0, 1.0, 1.0, 1.0)
+# Events of a rank in the trainer's phases, and seconds per token.
+PHASES = {
+    "old_log_prob": ("compute_log_prob", "infer_batch", 0.00025),
+    "ref": ("compute_ref_log_prob", "infer_batch", 0.00022),
+    "update_actor": ("update_actor", "train_batch", 0.001),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run; the defaults have no fault.  Times are in seconds."""
+
+    steps: int = 8
+    seed: int = 0
+    prompts: int = 16
+    samples: int = 4
+    workers: int = 8
+    ranks: int = 16
+    shuffle: bool = True
+    between: float = 0.02
+    # Rollout.
+    turns: tuple[float, ...] = (0.15, 0.35, 0.5)
+    spread: float = 0.25
+    long_prompts: tuple[tuple[int, float], ...] = ()
+    long_tail: tuple[int, float] = (0, 1.0)
+    lognormal: tuple[float, int] | None = None
+    build: float = 0.004
+    tool: float = 0.8
+    slow_tool: float = 0.0
+    slow_tool_share: float = 0.15
+    slow_tool_worker: int | None = None
+    failing: tuple[float, float] = (0.0, 0.0)
+    block: float = 0.0
+    one_at_a_time: bool = False
+    reward: float = 0.02
+    reward_workers: int = 4
+    # Engines: seconds per token with one call, and for each further one.
+    token: float = 0.011
+    per_call: float = 0.0006
+    speeds: tuple[float, ...] = ONES
+    route: tuple[float, ...] | None = None
+    slots: int = 256
+    capacity: tuple[int, ...] = (10**9,) * 4
+    first_prefill: float = 0.0
+    timed: bool = True
+    # The trainer.
+    adv: float = 0.3
+    moving: float = 0.0
+    uneven: float = 0.0
+    slow_rank: float = 1.0
+    collective: bool = True
+    sync: float = 1.5
+    late_host: float = 0.0
+    dump: float = 0.0
+    checkpoint: float = 0.0
+    testing: float = 0.0
+    # Over time: growth per step, and factors of chosen steps.
+    token_grows: float = 0.0
+    speed_grows: float = 0.0
+    update_grows: float = 0.0
+    stall: tuple[int, float] = (0, 0.0)
+    changes_at: tuple[int, float] = (0, 1.0)
+    third_gap: float = 0.0
+    slow_first: float = 0.0
+
+
+class Kernel:
+    """Runs generators: each yields seconds to sleep, or a `Gate` to pass."""
+
+    def __init__(self):
+        self.now, self._heap, self._number = 0.0, [], count()
+
+    def wake(self, what, after=0.0):
+        heapq.heappush(self._heap, (self.now + after, next(self._number), what))
+
+    def run(self):
+        while self._heap:
+            self.now, _, what = heapq.heappop(self._heap)
+            if callable(what):
+                what()
+                continue
+            try:
+                wanted = next(what)
+            except StopIteration:
+                continue
+            if isinstance(wanted, Gate):
+                wanted.join(what)
+            else:
+                self.wake(what, wanted)
+
+
+class Gate:
+    """Opens once for all who wait."""
+
+    def __init__(self, kernel):
+        self._kernel, self._waiting, self._open = kernel, [], False
+
+    def join(self, what):
+        if self._open:
+            self._kernel.wake(what)
+        else:
+            self._waiting.append(what)
+
+    def open(self):
+        self._open = True
+        for what in self._waiting:
+            self._kernel.wake(what)
+
+
+class Permits:
+    """A number of permits, handed out in order."""
+
+    def __init__(self, kernel, free):
+        self._kernel, self._free, self._waiting = kernel, free, deque()
+
+    def acquire(self):
+        gate = Gate(self._kernel)
+        if self._free:
+            self._free -= 1
+            gate.open()
+        else:
+            self._waiting.append(gate)
+        return gate
+
+    def release(self):
+        if self._waiting:
+            self._waiting.popleft().open()
+        else:
+            self._free += 1
+
+
+class Call:
+    def __init__(self, kernel, prompt, cached, tokens, prefill):
+        self.gate, self.prompt, self.tokens, self.prefill = Gate(kernel), prompt, tokens, prefill
+        self.begin, self.cached, self.left, self.retractions = kernel.now, cached, tokens, 0
+        self.admitted = self.first = None
+
+    @property
+    def held(self):
+        return self.prompt + self.tokens - self.left
+
+
+class Replica:
+    """An engine: decodes all running calls at one speed, within its slots and its KV cache."""
+
+    def __init__(self, kernel, plan, place):
+        self.kernel, self.plan, self.place = kernel, plan, place
+        self.running, self.waiting, self.at, self.version, self.open = [], deque(), 0.0, 0, 0
+        self.factor = 1.0
+
+    def submit(self, call):
+        self._advance()
+        self.waiting.append(call)
+        self._change()
+
+    def _per_token(self, calls):
+        plan = self.plan
+        return (plan.token + plan.per_call * calls) * plan.speeds[self.place] * self.factor
+
+    def _decoding(self):
+        return [call for call in self.running if call.ready <= self.at + 1e-9]
+
+    def _advance(self):
+        calls = self._decoding()
+        if calls:
+            done = (self.kernel.now - self.at) / self._per_token(len(calls))
+            for call in calls:
+                call.left = max(call.left - done, 0.0)
+        self.at = self.kernel.now
+
+    def _change(self):
+        for call in [call for call in self._decoding() if call.left < 1e-6]:
+            self.running.remove(call)
+            call.end = self.at
+            call.gate.open()
+        capacity = self.plan.capacity[self.place]
+        while len(self.running) > 1 and sum(each.held for each in self.running) > capacity + 1e-3:
+            call = self.running.pop()
+            call.retractions += 1
+            self.waiting.appendleft(call)
+        while self.waiting and len(self.running) < self.plan.slots:
+            call = self.waiting[0]
+            if self.running and sum(each.held for each in [*self.running, call]) > 0.97 * capacity:
+                break
+            self.waiting.popleft()
+            prefill = call.prefill + 1e-4 * (call.held - (0 if call.retractions else call.cached))
+            call.ready = self.at + prefill
+            if call.admitted is None:
+                call.admitted, call.first = self.at, call.ready
+            self.running.append(call)
+        calls = self._decoding()
+        token = self._per_token(len(calls))
+        times = [call.ready - self.at for call in self.running if call not in calls]
+        times += [call.left * token for call in calls]
+        if len(self.running) > 1 and calls:
+            room = capacity - sum(each.held for each in self.running)
+            times.append(max(room + 1e-2, 1e-2) / len(calls) * token)
+        self.version += 1
+        if times:
+            self.kernel.wake(lambda version=self.version: self._wakes(version), min(times))
+
+    def _wakes(self, version):
+        if version == self.version:
+            self._advance()
+            self._change()
+
+
+class Loop:
+    """A worker's event loop, which blocking code holds, and its one thread for tokenizing."""
+
+    def __init__(self, kernel):
+        self.kernel, self.free, self.thread = kernel, 0.0, 0.0
+
+    def turn(self):
+        while self.free > self.kernel.now + 1e-9:
+            yield self.free - self.kernel.now
+
+
+class Training:
+    """Runs a plan.  `events` has (process, step, event, begin, end or None, extra); `steps` begins."""
+
+    def __init__(self, plan):
+        self.plan, self.kernel, self.events, self.begins, self.ends = plan, Kernel(), [], [], []
+        self.replicas = [Replica(self.kernel, plan, place) for place in range(4)]
+        self.loops = [Loop(self.kernel) for _ in range(plan.workers)]
+        self.rewarders = Permits(self.kernel, plan.reward_workers)
+        self.single = Permits(self.kernel, 1)
+        self.factor = 1.0
+        self.kernel.wake(self._trainer())
+        self.kernel.run()
+
+    @property
+    def step_s(self):
+        """Mean time from the start of a step to the start of the next, without the first step."""
+        begins = [*self.begins, self.ends[-1]]
+        return (begins[-1] - begins[1]) / (len(begins) - 2)
+
+    def _random(self, *what):
+        return random.Random(repr((self.plan.seed, *what)))
+
+    def _event(self, process, step, event, begin, end=None, **extra):
+        self.events.append((process, step, event, begin, end, extra))
+
+    # The rollout.
+
+    def _trajectory(self, step, prompt, sample):
+        """Draw what one request demands: tokens and tool times by turn."""
+        plan, of = self.plan, self._random("request", step, prompt, sample)
+        group = self._random("prompt", step if plan.shuffle else 0, prompt).lognormvariate(0, 0.12)
+        draw, turns = of.random(), 1
+        while turns < len(plan.turns) and draw > sum(plan.turns[:turns]):
+            turns += 1
+        factor = group * dict(plan.long_prompts).get(prompt, 1.0)
+        factor *= 1 + plan.token_grows * (step - 1)
+        number, longer = plan.long_tail
+        places = self._random("tail", step).sample(range(plan.prompts * plan.samples), number)
+        factor *= longer if prompt * plan.samples + sample in places else 1.0
+        tokens, tools = [], []
+        for turn in range(turns):
+            each = 420 * factor * of.lognormvariate(0, plan.spread)
+            tool, picks = of.lognormvariate(math.log(plan.tool), 0.4), of.random()
+            if turn == 0 and plan.lognormal:
+                own = self._random("length", step, prompt, sample).lognormvariate(
+                    0, plan.lognormal[0]
+                )
+                each = min(420 * factor * own, plan.lognormal[1])
+            tokens.append(max(int(each), 20))
+            if turn < turns - 1:
+                tools.append((tool, picks, of.random()))
+        return int(of.uniform(450, 800)), tokens, tools
+
+    def _dispatch(self, step, finished):
+        """Start all requests of a step; the batch is cut into one part for each worker."""
+        plan = self.plan
+        prompts = list(range(plan.prompts))
+        if plan.shuffle:
+            self._random("shuffle", step).shuffle(prompts)
+        whole = plan.prompts * plan.samples
+        left = [whole]
+        for number in range(whole):
+            prompt, sample = prompts[number // plan.samples], number % plan.samples
+            worker = number * plan.workers // whole
+            self.kernel.wake(self._request(step, prompt, sample, worker, number, finished, left))
+
+    def _replica(self, number):
+        if self.plan.route:
+            draw = self._random("route", number).random()
+            place = next(k for k in range(4) if draw < sum(self.plan.route[: k + 1]) + 1e-9)
+            return self.replicas[place]
+        return min(self.replicas, key=lambda each: (each.open, each.place))
+
+    def _request(self, step, prompt, sample, worker, number, finished, left):
+        plan, kernel, name, loop = self.plan, self.kernel, f"worker_{worker}", self.loops[worker]
+        prompt_tokens, tokens, tools = self._trajectory(step, prompt, sample)
+        sample_of = prompt if not plan.shuffle else step * plan.prompts + prompt
+        ids = {"sample": sample_of, "session": sample}
+        own = {"request_id": f"r{step:02d}{prompt:03d}{sample:02d}"}
+        uid = f"u{step:02d}{prompt:03d}"
+        if plan.one_at_a_time:
+            yield self.single.acquire()
+        begin = kernel.now
+        self._event(name, step, "request_start", begin, None, **ids, uid=uid)
+        built = self._random("build", step, number).uniform(0.7, 1.3) * plan.build
+        loop.thread = max(loop.thread, kernel.now) + built
+        yield loop.thread - kernel.now
+        yield from loop.turn()
+        self._event(
+            name, step, "prompt_build", begin, kernel.now, **own, **ids, tokens=prompt_tokens
+        )
+        context, cached, replica, generated, answered = prompt_tokens, 200, None, 0, 0
+        for turn, wanted in enumerate(tokens):
+            at, of = kernel.now, own | {"turn": turn}
+            yield 0.003
+            replica = replica or self._replica((step, number))
+            replica.open += 1
+            address = f"10.0.0.{replica.place}:3000"
+            self._event(name, step, "server_acquire", at, kernel.now, **of, server=address)
+            lazy = plan.first_prefill if turn == 0 else 0.0
+            yield 0.002
+            call = Call(kernel, context, cached, wanted, lazy)
+            replica.submit(call)
+            yield call.gate
+            replica.open -= 1
+            engine_id = f"e{step:02d}{number:03d}{turn}"
+            self._served(step, replica, call, engine_id, context, cached)
+            yield 0.002
+            yield from loop.turn()
+            extra = {"prompt_tokens": context, "response_tokens": wanted, "finish_reason": "stop"}
+            self._event(
+                name,
+                step,
+                "engine_call",
+                at,
+                kernel.now,
+                **of,
+                engine_request_id=engine_id,
+                **extra,
+            )
+            generated += wanted
+            if plan.block and worker == 2:
+                since = kernel.now
+                loop.free = since + plan.block
+                yield plan.block
+                about = {
+                    "loop": "main",
+                    "during": "tool_parsing",
+                    "function": "my_parser.py:parse:31",
+                }
+                self._event(name, step, "event_loop_lag", since, kernel.now, **about, **own)
+                self._event(name, step, "tool_parsing", since, kernel.now, **of, tool_calls=1)
+            if turn < len(tools):
+                used = yield from self._tool(step, worker, of, name, tools[turn], loop)
+                answered += used
+                cached, context = context + wanted, context + wanted + used
+                self._event(name, step, "turn", at, kernel.now, **of, tool_calls=1)
+            else:
+                self._event(name, step, "turn", at, kernel.now, **of)
+        self._event(name, step, "agent_loop", begin, kernel.now, **own, **ids)
+        yield from self._score(step, number, name, own, ids, uid, loop)
+        extra = {"turns": len(tokens), "agent": "tool_agent", "prompt_tokens": prompt_tokens}
+        sums = {"response_tokens": generated + answered, "generated_tokens": generated}
+        extra |= sums | {"tool_tokens": answered, "reward": 1.0, "uid": uid}
+        self._event(name, step, "request", begin, kernel.now, **own, **ids, **extra)
+        self.tokens.append(prompt_tokens + generated + answered)
+        left[0] -= 1
+        if plan.one_at_a_time:
+            self.single.release()
+        if not left[0]:
+            finished.open()
+
+    def _served(self, step, replica, call, engine_id, context, cached):
+        extra = {"engine_request_id": engine_id, "prompt_tokens": context}
+        extra |= {
+            "response_tokens": call.tokens,
+            "weight_version": step - 1,
+            "cached_tokens": cached,
+        }
+        if self.plan.timed:
+            extra |= {
+                "queue_s": call.admitted - call.begin,
+                "prefill_s": call.first - call.admitted,
+            }
+            extra["decode_s"] = call.end - call.first
+            if call.retractions:
+                extra["retractions"] = call.retractions
+        extra["e2e_s"] = call.end - call.begin
+        self._event(
+            f"engine_{replica.place}", step, "engine_request", call.begin, call.end, **extra
+        )
+
+    def _tool(self, step, worker, of, name, drawn, loop):
+        plan, kernel = self.plan, self.kernel
+        took, picks, fails = drawn
+        begin, tool = kernel.now, "search" if picks < 0.5 else "code"
+        only = plan.slow_tool_worker
+        if plan.slow_tool and (picks < plan.slow_tool_share if only is None else worker == only):
+            tool, took = "browse", took + plan.slow_tool
+        share, timeout = plan.failing
+        if fails < share:
+            yield timeout
+            yield from loop.turn()
+            bad = {"tool": tool, "status": "error", "error": "TimeoutError"}
+            self._event(name, step, "tool_call", begin, kernel.now, **of, **bad)
+        since = kernel.now
+        yield took
+        yield from loop.turn()
+        self._event(name, step, "tool_call", since, kernel.now, **of, tool=tool)
+        self._event(name, step, "tool_execution", begin, kernel.now, **of, tool_calls=1)
+        return 120
+
+    def _score(self, step, number, name, own, ids, uid, loop):
+        kernel, begin = self.kernel, self.kernel.now
+        rewarder = f"reward_{number % 4}"
+        yield self.rewarders.acquire()
+        since = kernel.now
+        yield self.plan.reward * self._random("reward", step, number).uniform(0.8, 1.2)
+        self.rewarders.release()
+        extra = {"wait_s": since - begin, "compute_s": kernel.now - since, "score": 1.0, "uid": uid}
+        self._event(rewarder, step, "reward_score", begin, kernel.now, **ids, **extra)
+        yield from loop.turn()
+        self._event(name, step, "reward", begin, kernel.now, **own, **ids, score=1.0)
+        put = kernel.now
+        yield 0.01
+        yield from loop.turn()
+        self._event(name, step, "tq_put", put, kernel.now, **own, **ids, size_bytes=80000, rows=1)
+        self._event(name, step, "postprocess", begin, kernel.now, **own, **ids)
+
+    # The trainer.
+
+    def _trainer(self):
+        plan, kernel = self.plan, self.kernel
+        for step in range(1, plan.steps + 1):
+            begin = kernel.now
+            self.begins.append(begin)
+            self.tokens = []
+            since, change = plan.changes_at
+            factor = 1 + plan.speed_grows * (step - 1)
+            factor *= change if since and step >= since else 1.0
+            for replica in self.replicas:
+                replica.factor = factor
+            yield 0.2
+            self._event("trainer_0", step, "prepare_step", begin, kernel.now)
+            self._event(
+                "trainer_0", step, "dispatch", kernel.now, None, prompts=plan.prompts, reason="step"
+            )
+            at = kernel.now
+            finished = Gate(kernel)
+            self._dispatch(step, finished)
+            yield finished
+            # The replay buffer is polled.
+            yield 0.5 - (kernel.now - at) % 0.5
+            self._event("trainer_0", step, "sample_wait", at, kernel.now, samples=len(self.tokens))
+            asleep = kernel.now
+            yield 0.3
+            self._event(
+                "trainer_0", step, "sleep_replicas", asleep, kernel.now, replicas=[0, 1, 2, 3]
+            )
+            self._event("trainer_0", step, "gen", at, kernel.now)
+            for phase in ("old_log_prob", "ref", "adv", "update_actor", "update_weights"):
+                yield from self._phase(step, phase, factor)
+            if plan.checkpoint and step % 2 == 0:
+                since = kernel.now
+                yield plan.checkpoint
+                self._event("trainer_0", step, "save_checkpoint", since, kernel.now)
+            self._event("trainer_0", step, "step", begin, kernel.now)
+            if plan.testing and step % 2 == 0:
+                since = kernel.now
+                yield plan.testing
+                self._event("trainer_0", step, "testing", since, kernel.now)
+            if plan.dump:
+                since = kernel.now
+                yield plan.dump
+                self._event("trainer_0", step, "dump_rollout_generations", since, kernel.now)
+            yield plan.between + (plan.third_gap if step % 3 == 0 else 0.0)
+            self.ends.append(kernel.now)
+
+    def _phase(self, step, phase, factor):
+        plan, kernel, begin = self.plan, self.kernel, self.kernel.now
+        of = self._random(phase, step)
+        if phase == "adv":
+            yield plan.adv
+        elif phase == "update_weights":
+            yield self._sync(step, begin, of)
+        else:
+            yield self._compute(step, phase, begin, of)
+        self._event("trainer_0", step, phase, begin, kernel.now)
+
+    def _compute(self, step, phase, begin, of):
+        """Write what the ranks do in a phase, and return how long it takes."""
+        plan = self.plan
+        event, batch, token = PHASES[phase]
+        equal = sum(self.tokens) / plan.ranks
+        weights = [of.uniform(0.985, 1.015) for _ in range(plan.ranks)]
+        longer = self._random("uneven", step).randrange(plan.ranks)
+        tokens = [int(equal * each) for each in weights]
+        tokens[longer] = int(tokens[longer] * (1 + plan.uneven))
+        growth = 1.0
+        if phase == "update_actor":
+            growth += plan.update_grows * (step - 1)
+        own = [each * token * growth * of.uniform(0.995, 1.005) for each in tokens]
+        own[5] *= plan.slow_rank
+        stall, stalled = plan.stall
+        if phase == "update_actor" and step == stall:
+            own = [each + stalled for each in own]
+        if step == 1 and phase == "update_actor":
+            own = [each + plan.slow_first for each in own]
+        load, at = plan.moving, begin + 0.1
+        for rank in range(plan.ranks):
+            name = f"actor_{rank}"
+            took = max(own) if plan.collective else own[rank]
+            end = at + 0.1 + load + took + of.uniform(0, 0.004)
+            self._event(name, step, "tq_get", at, at + 0.1, size_bytes=400000, rows=4)
+            if load:
+                self._event(name, step, "load", at + 0.1, at + 0.1 + load, model=True)
+            about = {"tokens": tokens[rank], "sequences": 4}
+            forward = phase != "update_actor"
+            self._event(
+                name, step, "forward_backward", end - took, end - 0.06, forward_only=forward
+            )
+            self._event(name, step, batch, end - took, end, **about)
+            if not forward:
+                self._event(name, step, "optimizer_step", end - 0.05, end - 0.001)
+                self._event(name, step, "train_mini_batch", end - took, end)
+            if load:
+                self._event(name, step, "offload", end, end + 0.6 * load, model=True)
+            self._event(name, step, event, at, end + 0.6 * load + 0.005)
+        return 0.2 + 1.6 * load + max(own) + 0.1
+
+    def _sync(self, step, begin, of):
+        took = []
+        for rank in range(self.plan.ranks):
+            each = self.plan.sync * of.uniform(0.96, 1.04)
+            each += self.plan.late_host * of.uniform(0.94, 1.0) if rank // 4 == 2 else 0.0
+            took.append(each)
+            extra = {"weight_version": step}
+            name = f"actor_{rank}"
+            self._event(
+                name, step, "weight_transfer", begin + 0.05, begin + each, **extra, tensors=300
+            )
+            self._event(name, step, "update_weights", begin + 0.04, begin + each + 0.02, **extra)
+        return max(took) + 0.1
+
+
+def _stamp(at):
+    return (EPOCH + timedelta(microseconds=at)).isoformat(timespec="microseconds")
+
+
+def write(training, folder):
+    """Write the event files of a training."""
+    folder, plan = Path(folder), training.plan
+    clock = {"boot_id": "planted", "wall_ns": int(EPOCH.timestamp()) * 10**9, "monotonic_ns": 0}
+    clock |= {"uncertainty_ns": 90, "shared": True}
+    versions = {"verl_profiler": "0.1.0", "verl": "0.9.1", "ray": "2.60.0", "python": "3.11.7"}
+    asked = {"n_gpus_per_node": 4, "nnodes": 4, "rollout": "sglang", "use_v1": True}
+    asked |= {"trainer_mode": "sync", "agent_workers": plan.workers, "rollout_n": plan.samples}
+    run = {
+        "format": 1,
+        "experiment": folder.name,
+        "launched": _stamp(0),
+        "host": "node-0",
+        "pid": 1,
+    }
+    run |= {"command": ["python", "-m", "verl.trainer.main_ppo"], "cwd": "/", "settings": {}}
+    lines = {}
+    for process, step, event, begin, end, extra in training.events:
+        # Whole microseconds: the end, and how long before it the interval began.
+        until = round((begin if end is None else end) * 1e6)
+        line = {"timestamp": _stamp(until), "event": event}
+        if end is not None:
+            line["duration_sec"] = (until - round(begin * 1e6)) / 1e6
+        line |= {"extra": extra, "workid": int(process.rsplit("_", 1)[1]), "step": step}
+        lines.setdefault((step, process), []).append((until, json.dumps(line)))
+    (folder / "processes").mkdir(parents=True)
+    (folder / "run.json").write_text(
+        json.dumps(run | {"versions": versions, "training": asked, "clock": clock})
+    )
+    for number, process in enumerate(sorted({process for _, process in lines})):
+        role, rank = process.rsplit("_", 1)
+        place = int(rank) // 4 if role == "actor" else int(rank) % 4
+        about = {"role": {"worker": "agent_loop"}.get(role, role), "rank": int(rank)}
+        host = "node-0" if role == "trainer" else f"node-{place}"
+        about |= {"name": process, "host": host, "pid": 100 + number, "replica": None}
+        if role == "engine":
+            about |= {"replica": int(rank), "address": f"10.0.0.{rank}:3000"}
+        header = {"format": 1, **about, "ip": "10.0.0.1", "ppid": 1, "versions": versions}
+        header |= {"clock": clock, "steps": list(range(1, plan.steps + 1)), "started": _stamp(0)}
+        until = _stamp(round(training.ends[-1] * 1e6))
+        header |= {"updated": until, "ended": until, "end_reason": "exit"}
+        (folder / "processes" / f"{process}.json").write_text(json.dumps(header))
+    for (step, process), own in lines.items():
+        (folder / f"step_{step}").mkdir(exist_ok=True)
+        text = "".join(f"{line}\n" for _, line in sorted(own))
+        (folder / f"step_{step}" / f"{process}.jsonl").write_text(text)
+    return folder
