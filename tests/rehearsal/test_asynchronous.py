@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,6 +33,16 @@ class Run:
                 line["file"] = file.stem
                 line["extra"] = line.get("extra") or {}
                 self.events[line["event"]].append(line)
+
+    @cached_property
+    def read(self):
+        """The run as the reader gives it, opened once for all tests."""
+        return load(self.directory)
+
+    @cached_property
+    def ledger(self):
+        """The rows of the device ledger."""
+        return bubble_ledger(self.read.tables)
 
     @property
     def has_message_queue(self):
@@ -114,9 +125,13 @@ def _live(engine, trainer, folder):
 def run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param.replace(" ", "_"))
     if request.param.startswith("live "):
-        return Run(_live(*request.param.split()[1:], folder))
-    shutil.unpack_archive(DATA / f"{request.param}_run.tar.gz", folder)
-    return Run(next(folder.iterdir()))
+        directory = _live(*request.param.split()[1:], folder)
+    else:
+        shutil.unpack_archive(DATA / f"{request.param}_run.tar.gz", folder)
+        directory = next(folder.iterdir())
+    made = Run(directory)
+    with made.read:
+        yield made
 
 
 def _sample(line):
@@ -254,12 +269,11 @@ def test_what_the_queue_holds_follows_from_what_comes_and_goes(run):
 
 def test_the_time_of_all_devices_is_accounted_for(run):
     """Each pool's accounts add up to its devices times the steps' time, which the pools share."""
-    with load(run.directory) as read:
-        rows = bubble_ledger(read.tables)
-        lasted = {
-            (row["step"]): row["duration_us"] / 1e6
-            for row in read.tables.rows("SELECT step, duration_us FROM steps WHERE finished")
-        }
+    rows = run.ledger
+    lasted = {
+        row["step"]: row["duration_us"] / 1e6
+        for row in run.read.tables.rows("SELECT step, duration_us FROM steps WHERE finished")
+    }
     seconds = defaultdict(float)
     for row in rows:
         seconds[row["pool"], row["step"]] += row["device_s"] / row["devices"]
@@ -299,16 +313,11 @@ def test_a_replica_is_not_ahead_while_dispatched_samples_are_open(run):
     spans = _open_samples(run)
     if not spans:
         pytest.skip("dispatches without uids")
-    with load(run.directory) as read:
-        ahead = sum(
-            row["device_s"]
-            for row in bubble_ledger(read.tables)
-            if row["account"] == "staleness_limit"
-        )
-        (times,) = read.tables.rows(
-            "SELECT min(begin_us) AS begin_us, max(end_us) AS end_us FROM phases "
-            "WHERE step IN (SELECT step FROM steps WHERE finished)"
-        )
+    ahead = sum(row["device_s"] for row in run.ledger if row["account"] == "staleness_limit")
+    (times,) = run.read.tables.rows(
+        "SELECT min(begin_us) AS begin_us, max(end_us) AS end_us FROM phases "
+        "WHERE step IN (SELECT step FROM steps WHERE finished)"
+    )
     covered, last = 0.0, None
     for begin, end in spans:
         if last is None or end > last:
@@ -394,8 +403,7 @@ def test_a_replica_does_not_generate_while_its_calls_wait_for_the_end_of_a_pause
         for begin, end in sorted(own):
             busy += max(0.0, end - max(begin, last))
             last = max(last, end)
-    with load(run.directory) as read:
-        rows = bubble_ledger(read.tables)
+    rows = run.ledger
     devices = {row["pool"]: row["devices"] for row in rows}
     replicas = len({line["file"] for line in run.events["engine_request"]})
     generating = sum(row["device_s"] for row in rows if row["account"].startswith("generating"))
@@ -420,8 +428,7 @@ def test_what_a_replica_receives_was_sent(run):
 
 def test_explanations_that_need_synchronous_steps_are_left_out(run):
     """And the reader notes it; it is no defect of the files."""
-    with load(run.directory) as read:
-        assert ["trains asynchronously" in note for note in read.notes] == [True]
-        assert not any("asynchronous" in problem for problem in read.problems)
-        assert [] == critical_segments(read.tables)
-        assert [] == step_replays(read.tables)
+    assert ["trains asynchronously" in note for note in run.read.notes] == [True]
+    assert not any("asynchronous" in problem for problem in run.read.problems)
+    assert [] == critical_segments(run.read.tables)
+    assert [] == step_replays(run.read.tables)

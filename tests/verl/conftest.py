@@ -40,20 +40,44 @@ def verl_environment():
 
 
 @pytest.fixture(scope="session")
-def reported(verl_environment):
+def forked(verl_environment, tmp_path_factory):
+    """Return a function that runs a script of this folder: its status, and what it printed where."""
+    folder = tmp_path_factory.mktemp("forked")
+    with subprocess.Popen(
+        [sys.executable, str(HERE / "forked.py")],
+        env=verl_environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+
+        def run(script, *arguments, path=(), **environment):
+            out, err = folder / "out", folder / "err"
+            for file in (out, err):
+                file.unlink(missing_ok=True)
+            order = {
+                "words": [str(HERE / script), *map(str, arguments)],
+                "path": list(map(str, path)),
+                "environment": environment,
+                "out": str(out),
+                "err": str(err),
+            }
+            print(json.dumps(order), file=server.stdin, flush=True)
+            status = server.stdout.readline()
+            return int(status), out.read_text(), err.read_text()
+
+        yield run
+        server.stdin.close()
+
+
+@pytest.fixture(scope="session")
+def reported(forked):
     """Return a function that runs a script of this folder and returns what it reports as JSON."""
 
     def run(script, *arguments):
-        done = subprocess.run(
-            [sys.executable, str(HERE / script), *arguments],
-            env=verl_environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
-        assert lines, done.stdout[-3000:] + done.stderr[-3000:]
+        _, out, err = forked(script, *arguments)
+        lines = [line for line in out.splitlines() if line.startswith("REPORT ")]
+        assert lines, out[-3000:] + err[-3000:]
         return json.loads(lines[0].removeprefix("REPORT "))
 
     return run

@@ -1,9 +1,8 @@
 """Send weights with verl's Mooncake checkpoint engine with all probes on; report their events as JSON.
 
-    python mooncake_probes.py                a process per rank: 0 sends, 1 relays, 2 receives
-    python mooncake_probes.py RANK PORT
+    python mooncake_probes.py
 
-The engine and its process group are verl's own.  The library below is Mooncake's own over TCP if it is
+A process per rank: 0 sends, 1 relays, 2 receives.  The engine and its process group are verl's own.  The library below is Mooncake's own over TCP if it is
 installed (mooncake-transfer-engine-non-cuda), or else a fake that copies between the processes' memory.
 """
 
@@ -12,8 +11,7 @@ import ctypes
 import importlib.util
 import json
 import os
-import subprocess
-import sys
+import socket
 from types import SimpleNamespace
 
 import probes_report
@@ -109,24 +107,11 @@ def run(rank, port):
 
 
 def main():
-    if len(sys.argv) > 1:
-        run(int(sys.argv[1]), int(sys.argv[2]))
-        # The library's threads need not end.
-        os._exit(0)
-    from verl.utils.net_utils import get_free_port
-
-    port, _ = get_free_port("127.0.0.1")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(port)], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    found = []
-    for each in ranks:
-        lines = each.communicate()[0].splitlines()
-        found += [line.removeprefix("REPORT ") for line in lines if line.startswith("REPORT ")]
-    print("REPORT " + json.dumps([json.loads(each) for each in found]))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [probes_report.forked(run, rank, port) for rank in range(RANKS)]
+    print("REPORT " + json.dumps([probes_report.report_of(each) for each in ranks]))
 
 
 if __name__ == "__main__":

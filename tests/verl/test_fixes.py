@@ -1,8 +1,6 @@
 """What findings give to paste, a row per fix: verl reads it, it differs, and it changes no training."""
 
 import importlib.metadata
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -241,14 +239,15 @@ def compose():
         yield lambda *words: hydra.compose("ppo_trainer", overrides=list(words))
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_hydra_accepts_a_fix(compose, name):
+def test_hydra_accepts_the_fixes(compose):
     """It refuses a key that is not in verl's config."""
     from omegaconf import OmegaConf
 
-    for key, value in ROWS[name].pastes.items():
-        config = compose("+profiler=multiturn", f"{key}={value}")
-        assert str(value).lower() == str(OmegaConf.select(config, key)).lower()
+    pastes = {key: value for row in ROWS.values() for key, value in row.pastes.items()}
+    wanted = {key: str(value).lower() for key, value in pastes.items()}
+    config = compose("+profiler=multiturn", *(f"{key}={value}" for key, value in pastes.items()))
+
+    assert wanted == {key: str(OmegaConf.select(config, key)).lower() for key in wanted}
     with pytest.raises(Exception, match="no_such_key"):
         compose("trainer.no_such_key=1")
 
@@ -273,89 +272,18 @@ def test_run_json_has_the_settings_that_decide(compose):
     assert "secret" not in str(own)
 
 
-def test_the_sampler_to_paste_differs_from_verls_own_in_its_polling_only(tmp_path, compose):
-    """Both made by verl's trainer; where groups are filtered or refilled, a custom one would not."""
-    trainer_base = pytest.importorskip("verl.trainer.ppo.v1.trainer_base")
-    trainer = next(
-        each
-        for each in vars(trainer_base).values()
-        if isinstance(each, type) and "_build_replay_buffer" in vars(each)
-    )
-    (tmp_path / "fast_poll.py").write_text(FILES["fast_poll.py"])
-    custom = [f"{SAMPLER}.path={tmp_path}/fast_poll.py", f"{SAMPLER}.name=FastPoll"]
+def test_pasted_files_are_loaded_by_verl_and_change_what_they_are_for(tmp_path, reported):
+    """The sampler its polling only, where no groups are filtered or refilled; the router a full replica."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    found = reported("fixes_on_verl.py", tmp_path)
+    differing = found["differing"]
 
-    def built(*words):
-        config = compose(*words)
-        given = SimpleNamespace(config=config, trainer_mode="sync", _add_prompts_to_generate=print)
-        given._resolve_filter_groups_metric = lambda: trainer._resolve_filter_groups_metric(given)
-        made = vars(trainer._build_replay_buffer(given))
-        return {key: value for key, value in made.items() if not isinstance(value, dict)}
-
-    def differing(*words):
-        own, pasted_one = built(*words), built(*words, *custom)
-        return {key for key in own if own[key] != pasted_one[key]}
-
+    assert 0.2 == found["polls"]
     # The sizes count where groups are filtered or refilled only (replay_buffer.py, `sample`).
-    unused = {"train_batch_size", "gen_batch_size"}
-    assert {"poll_interval"} == differing() - unused
-    filters = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=reward")
-    assert "filter_groups_metric" in differing(*filters)
-    assert "sync_refill_failed_groups" in differing(
-        "trainer.v1.sampler.sync_refill_failed_groups=true"
-    )
-
-
-def test_the_replay_buffer_polls_as_often_as_it_is_said_to(tmp_path, verl_environment):
-    """The file is loaded and made as verl's trainer does it (trainer_base.py, `_build_replay_buffer`)."""
-    (tmp_path / "fast_poll.py").write_text(FILES["fast_poll.py"])
-    program = """
-from fast_poll import FastPoll
-buffer = FastPoll(
-    trainer_mode="sync", trainer_config={}, max_off_policy_threshold=8,
-    max_off_policy_strategy="drop", sampler_kwargs={}, refill_fn=lambda *_: None,
-)
-print("polls every", buffer.poll_interval)
-"""
-    path = f"{tmp_path}:{verl_environment.get('PYTHONPATH', '')}"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**verl_environment, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-
-    assert "polls every 0.2" in done.stdout, done.stderr[-2000:]
-
-
-def test_the_router_moves_a_conversation_only_from_a_full_replica(tmp_path, verl_environment):
-    """The files are loaded as verl does it (router.py, `_create_plugin_extension`), but for the actor."""
-    for name in ("spread_calls.py", "spread_calls.yaml"):
-        (tmp_path / name).write_text(FILES[name])
-    program = """
-from verl.workers.rollout.router import _load_router_yaml, _resolve_router_class
-config = _load_router_yaml("spread_calls.yaml")
-router = _resolve_router_class(config["router_class"])({"a": 1, "b": 2}, config)
-first, _ = router.acquire_server("mine")
-other = "b" if first == "a" else "a"
-print("stays", router.acquire_server("mine")[0] == first)
-router._inflight_requests.update({first: 7, other: 4})
-print("stays", router.acquire_server("mine")[0] == first)
-router._inflight_requests.update({first: 8, other: 4})
-print("moves", router.acquire_server("mine")[0] == other, router._inflight_requests[other])
-"""
-    path = f"{tmp_path}:{verl_environment.get('PYTHONPATH', '')}"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**verl_environment, "PYTHONPATH": path},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-
+    assert {"poll_interval"} == {*differing[""]} - {"train_batch_size", "gen_batch_size"}
+    assert "filter_groups_metric" in differing["filtered"]
+    assert "sync_refill_failed_groups" in differing["refilled"]
     # Of 4 in the other one, 1.25 * 4 + 2 = 7 may stay.
-    lines = done.stdout.splitlines()[-3:]
-    assert ["stays True", "stays True", "moves True 5"] == lines, done.stderr[-2000:]
+    assert [True, True, False] == found["stays"]
+    assert 5 == found["calls"]

@@ -133,32 +133,21 @@ def words_of(case, folder):
 
 
 @pytest.fixture(scope="module")
-def became(verl_environment, tmp_path_factory):
+def became(forked, tmp_path_factory):
     """What became of each case, run in one process that imported verl once."""
     folder = tmp_path_factory.mktemp("compose")
     # Looked for, never imported: stands for the package of that name, which needs CUDA.
     stub = folder / "stub"
     stub.mkdir()
     (stub / "torch_memory_saver.py").write_text("torch_memory_saver = None\n")
-    path = f"{stub}:{verl_environment.get('PYTHONPATH', '')}".rstrip(":")
     cases = [words_of(case, folder) for case in CASES.values()]
     (folder / "cases.json").write_text(json.dumps(cases))
-    subprocess.run(
-        [
-            sys.executable,
-            str(Path(__file__).parent / "compose.py"),
-            str(folder / "cases.json"),
-            str(folder / "results.json"),
-        ],
-        env={
-            **verl_environment,
-            "PYTHONPATH": path,
-            "HOOK_URL": "https://hooks.example/pLANTed",
-        },
-        check=True,
-        capture_output=True,
-        timeout=400,
+    status, _, err = forked(
+        *("compose.py", folder / "cases.json", folder / "results.json"),
+        path=[stub],
+        HOOK_URL="https://hooks.example/pLANTed",
     )
+    assert 0 == status, err[-3000:]
     return dict(zip(CASES, json.loads((folder / "results.json").read_text()), strict=True))
 
 

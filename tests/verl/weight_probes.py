@@ -8,7 +8,6 @@ iterates over the weights as verl's do, and loads nothing.  `test_weight_probes.
 
 import asyncio
 import json
-import subprocess
 import sys
 
 import probes_report
@@ -38,18 +37,11 @@ class Adapter:
 
 
 def send():
+    # Before there are threads of a recorder.
+    receivers = [probes_report.forked(receive, rank) for rank in (1, 2)]
     directory = probes_report.begin("actor")
     context.process.step = 1
     sender, idle = engine(is_master=True), engine()
-    receivers = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (1, 2)
-    ]
     for step, sizes in SYNCS.items():
         address = sender.prepare()
         for receiver in receivers:
@@ -63,11 +55,8 @@ def send():
         for receiver in receivers:
             receiver.stdout.readline()
         sender.finalize()
-    report = {"receivers": []}
-    for receiver in receivers:
-        output, _ = receiver.communicate(timeout=60)
-        report["receivers"].append(json.loads(output.splitlines()[-1].removeprefix("REPORT ")))
-    probes_report.end(directory, report)
+    received = [probes_report.report_of(each) for each in receivers]
+    probes_report.end(directory, {"receivers": received})
 
 
 def receive(rank):
@@ -88,4 +77,4 @@ def receive(rank):
 
 
 if __name__ == "__main__":
-    receive(int(sys.argv[1])) if len(sys.argv) > 1 else send()
+    send()
