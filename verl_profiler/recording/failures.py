@@ -10,12 +10,12 @@ import contextlib
 import re
 from typing import Any
 
+from verl_profiler.events.failure_texts import reason_in
 from verl_profiler.recording.values import text
 
-__all__ = ["failure_of", "reason_in"]
+__all__ = ["failure_of"]
 
 _NAME_LIMIT = 200
-_REASON_LIMIT = 300
 # Tracebacks of several processes, one in the other.
 _MESSAGE_LIMIT = 200_000
 # ray/exceptions.py, ray 2.40 to 2.55: `ray::Class.method() (pid=1, ip=10.0.0.1, actor_id=...)`.
@@ -23,17 +23,6 @@ _TASK = re.compile(r"\(pid=([0-9]{1,10}), ip=([0-9A-Za-z.:-]{1,100})")
 # The same file, of an actor that died.
 _ACTOR = re.compile(
     r"\tpid: ([0-9]{1,10})\n(?:\t[^\n]{0,300}\n){0,5}?\tip: ([0-9A-Za-z.:-]{1,100})"
-)
-_REASONS = (
-    # ray/src/ray/core_worker, raylet/worker_pool.cc.
-    re.compile(r"Worker exit type: [A-Z_]+ Worker exit detail: [^\n]{1,200}?(?=\. |\n|$)"),
-    # ray/src/ray/raylet: the memory monitor.
-    re.compile(r"Memory on the node [^\n]{1,300}?memory usage threshold of [0-9.]*[0-9]"),
-    re.compile(r"CUDA out of memory\. Tried to allocate [0-9.]+ [KMGT]iB"),
-    re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\([^)\n]{1,200}\)"),
-    re.compile(r"No space left on device"),
-    re.compile(r"Disk quota exceeded"),
-    re.compile(r"CUDA error: [a-z ]{1,80}"),
 )
 
 
@@ -58,12 +47,3 @@ def failure_of(error: BaseException) -> dict[str, Any]:
         found["pid"], found["ip"] = int(places[-1][0]), places[-1][1]
     reason = reason_in(message)
     return found if reason is None else {**found, "reason": reason}
-
-
-def reason_in(message: str) -> str | None:
-    """Return the known reason that a message of Ray, torch or the operating system has; else None."""
-    for pattern in _REASONS:
-        match = pattern.search(message)
-        if match is not None:
-            return text(match[0], _REASON_LIMIT)
-    return None

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from verl_profiler.recording.failures import reason_in
+from verl_profiler.events.failure_texts import reason_in
 from verl_profiler.recording.values import text
 
 __all__ = ["ray_actors", "ray_calls"]
