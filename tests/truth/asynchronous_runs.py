@@ -150,6 +150,8 @@ class Simulation:
         self.plan = plan
         self.pool = "rollout" if plan.separate else "shared"
         self.samples: list[Sample] = []
+        # Those that no step has taken or dropped: the others do nothing any more.
+        self.untaken: list[Sample] = []
         self.timers: list[tuple[str, int, int, int]] = []
         self.seconds: dict[tuple[str, int, str], float] = {}
         self.passes: dict[int, list[tuple[int, float, float, bool]]] = {}
@@ -205,12 +207,13 @@ class Simulation:
             replica = number % self.plan.replicas
             lengths = self.plan.stages(number)
             self.samples.append(Sample(number, self.step, self.now, replica, lengths))
+            self.untaken.append(self.samples[-1])
         self._serve(self.serves)
 
     def _serve(self, serves: bool) -> None:
         """Let the replicas begin or end all calls that wait for them."""
         self.serves = serves
-        for sample in self.samples:
+        for sample in self.untaken:
             if not sample.calls_engine:
                 continue
             if serves and sample.call is None and not sample.paused:
@@ -225,18 +228,23 @@ class Simulation:
 
     def _sampled(self) -> bool:
         """Look for finished samples, drop stale ones, and consume the oldest."""
-        done = [s for s in self.samples if s.end is not None and s.fate == "unconsumed"]
+        done = [sample for sample in self.untaken if sample.end is not None]
         for sample in done:
             if sample.number in self.plan.stale:
                 sample.fate, sample.taken = "dropped", self.now
                 self._dispatch(1)
+        self._forget()
         ready = [s for s in done if s.fate == "unconsumed"][: self.plan.batch // self.plan.gens]
         if len(ready) < self.plan.batch // self.plan.gens:
             return False
         for sample in ready:
             sample.fate, sample.consumed_step, sample.taken = "consumed", self.step, self.now
             sample.trainer_version = self.version
+        self._forget()
         return True
+
+    def _forget(self) -> None:
+        self.untaken = [sample for sample in self.untaken if sample.fate == "unconsumed"]
 
     def _add(self, pool: str, step: int, account: str, seconds: float) -> None:
         key = (pool, step, account)
@@ -244,13 +252,17 @@ class Simulation:
 
     def _pass(self, length: int, trainer: str) -> None:
         for _ in range(length):
-            self._account(trainer)
-            self._advance()
+            calls_of: dict[int, list[Call]] = {}
+            for sample in self.untaken:
+                if sample.end is None and (call := sample.call) is not None:
+                    calls_of.setdefault(sample.replica, []).append(call)
+            self._account(trainer, calls_of)
+            self._advance(calls_of)
 
-    def _account(self, trainer: str) -> None:
+    def _account(self, trainer: str, calls_of: dict[int, list[Call]]) -> None:
         """Charge the next millisecond of every device, and of the queue."""
         plan = self.plan
-        ready = sum(s.end is not None and s.fate == "unconsumed" for s in self.samples)
+        ready = sum(sample.end is not None for sample in self.untaken)
         if not self.depths or self.depths[-1][1] != ready:
             self.depths.append((self.now, ready))
         for found, holds in (
@@ -260,10 +272,10 @@ class Simulation:
             found[self.step] = found.get(self.step, 0.0) + holds / 1000
         if plan.separate:
             self._add("trainer", self.step, trainer, plan.trainer_devices / 1000)
-        open_ = any(sample.end is None for sample in self.samples)
+        open_ = any(sample.end is None for sample in self.untaken)
         for replica in range(plan.replicas):
             devices = 1.0 if plan.separate else plan.trainer_devices / plan.replicas
-            calls = [s.call for s in self.samples if s.replica == replica and s.call is not None]
+            calls = calls_of.get(replica, [])
             for call in calls:
                 share = devices / len(calls) / 1000
                 call.seconds[self.step] = call.seconds.get(self.step, 0.0) + share
@@ -274,12 +286,8 @@ class Simulation:
                 account = "rollout_idle" if open_ else "staleness_limit"
             self._add(self.pool, self.step, account, devices / 1000)
 
-    def _advance(self) -> None:
+    def _advance(self, calls_of: dict[int, list[Call]]) -> None:
         self.now += 1
-        calls_of: dict[int, list[Call]] = {}
-        for sample in self.samples:
-            if sample.call is not None:
-                calls_of.setdefault(sample.replica, []).append(sample.call)
         speeds: dict[int, float] = {}
         for replica, calls in calls_of.items():
             new = next((each for each in calls if each.prefill < self.plan.prefill_ms), None)
@@ -293,10 +301,12 @@ class Simulation:
                 rows.append((self.now, 1 / self.plan.prefill_ms, 0.0, True))
                 new.prefill += 1
                 new.decodes = self.now
-        for sample in self.samples:
-            if sample.end is not None or (sample.calls_engine and sample.call is None):
+        for sample in self.untaken:
+            if sample.end is not None:
                 continue
             call = sample.call
+            if call is None and sample.calls_engine:
+                continue
             done = 1.0 if call is None else speeds[sample.replica]
             sample.done += done
             if call is not None:
@@ -305,7 +315,7 @@ class Simulation:
             if sample.done >= sample.lengths[sample.stage] - _SAME:
                 self._end_stage(sample)
         if self.serves:
-            for sample in self.samples:
+            for sample in self.untaken:
                 if sample.paused:
                     sample.paused -= 1
                     self._resume(sample)

@@ -1,6 +1,7 @@
 """What a change would save in an asynchronous run: against the changed run itself."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from truth.asynchronous_runs import Plan, Simulation, events_of, iterations_of
@@ -100,6 +101,7 @@ CHANGED = {
 }
 
 
+@cache
 def step_s_of(plan):
     """Return the mean length of the simulated steps, from begin to begin."""
     begins = [begin for event, _, begin, _ in Simulation(plan).timers if event == "step"]
