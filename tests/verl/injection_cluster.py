@@ -1,7 +1,8 @@
 """A Ray cluster of two raylets that ran before the driver, and drivers of three kinds on it.
 
-    python injection_cluster.py FOLDER
+    python injection_cluster.py FOLDER KIND
 
+The kind is `attached`, with what the doctor finds and a job; or `hook`, a job with a hook of its own.
 Prints one line of JSON: what the actors of each driver found.
 """
 
@@ -94,19 +95,17 @@ def main():
     try:
         cluster.add_node(num_cpus=4)
         cluster.wait_for_nodes()
-        results = {"attached": attach(folder, cluster.address)}
-        results["check"] = check(cluster.address)
         dashboard = cluster.head_node.webui_url
-        path = os.environ.get("PYTHONPATH", "")
-        results["job"] = submit(folder, dashboard, {"env_vars": {"PYTHONPATH": path}})
-        results["job_with_hook"] = submit(
-            folder,
-            dashboard,
-            {
-                "env_vars": {"PYTHONPATH": path},
-                "worker_process_setup_hook": "injection_hook.hook",
-            },
-        )
+        runtime_env = {"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}}
+        if sys.argv[2] == "hook":
+            runtime_env["worker_process_setup_hook"] = "injection_hook.hook"
+            results = {"job_with_hook": submit(folder, dashboard, runtime_env)}
+        else:
+            results = {
+                "attached": attach(folder, cluster.address),
+                "check": check(cluster.address),
+                "job": submit(folder, dashboard, runtime_env),
+            }
         print("RESULTS " + json.dumps(results), flush=True)
     finally:
         cluster.shutdown()

@@ -32,7 +32,7 @@ def run(script, *words, environment):
 def cluster(verl_environment, tmp_path_factory):
     """Drivers on a cluster of two raylets that was there before; folder and findings."""
     folder = tmp_path_factory.mktemp("cluster")
-    found, _ = run("injection_cluster.py", folder, environment=verl_environment)
+    found, _ = run("injection_cluster.py", folder, "attached", environment=verl_environment)
     return folder, found
 
 
@@ -73,9 +73,10 @@ def test_on_a_running_cluster_the_settings_reach_both_nodes(cluster, kind):
     assert {"worker_0", "worker_1"} <= set(headers_of(folder / kind))
 
 
-def test_a_jobs_own_hook_is_respected_and_the_loss_is_said(cluster):
+@pytest.mark.nightly
+def test_a_jobs_own_hook_is_respected_and_the_loss_is_said(verl_environment, tmp_path):
     """Ray refuses two hooks; processes that import verl are recorded all the same."""
-    _, found = cluster
+    found, _ = run("injection_cluster.py", tmp_path, "hook", environment=verl_environment)
 
     assert ["yes", "yes"] == [actor["users_hook"] for actor in found["job_with_hook"]]
     assert [True, True] == [actor["settings"] for actor in found["job_with_hook"]]

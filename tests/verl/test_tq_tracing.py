@@ -51,18 +51,22 @@ def traced(verl_environment, folder):
     return run(verl_environment, **ON, TENSORBOARD_DIR=f"{folder}/tb", WANDB_DIR=str(folder))
 
 
+@pytest.mark.nightly
 def test_training_sees_the_same_with_tracing_on_and_off(off, traced):
-    """Every TensorDict, every tag, every field and extra_info that comes back, and the failure."""
+    """Every TensorDict, every tag, every field and extra_info that comes back, and the failure.
+
+    tests/transfer_queue/test_safety.py has on each push what needs no cluster of it.
+    """
     assert [] == off[1]
     assert off[0]["training"] == traced[0]["training"]
     assert off[0]["tags"] == traced[0]["tags"]
-    assert ["ValueError"] == traced[0]["training"][3]
-
-
-def test_the_switches_reach_both_nodes(off, traced):
-    """With `ray.init`, since the raylets do not have our environment."""
     assert (2, [None, None]) == (off[0]["nodes"], off[0]["switches"])
+
+
+def test_the_switches_reach_both_nodes(traced):
+    """With `ray.init`, since the raylets do not have our environment; a failure is the worker's own."""
     assert (2, ["1", "1"]) == (traced[0]["nodes"], traced[0]["switches"])
+    assert ["ValueError"] == traced[0]["training"][3]
 
 
 def test_every_bridged_call_has_all_its_lines(traced):

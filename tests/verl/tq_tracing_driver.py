@@ -81,7 +81,7 @@ def main():
         hydra.compose()
     length = max(1, int(megabytes * 2**20 / 8 / SAMPLES))
     ray.init(address=cluster.address, logging_level="ERROR")
-    backend = {"SimpleStorage": {"num_data_storage_units": 3}}
+    backend = {"SimpleStorage": {"num_data_storage_units": 2}}
     tq.init({"backend": json.loads(os.environ.get("BACKEND", "null")) or backend})
     rollouts = [Rollout.options(scheduling_strategy="SPREAD").remote() for _ in range(2)]
     workers = [Worker.options(scheduling_strategy="SPREAD").remote() for _ in range(2)]
