@@ -44,9 +44,8 @@ def settle(recorder):
     recorder._writer._write_out()
 
 
-@pytest.fixture
-def run(worker_config):
-    """Record 50 steps of 40 requests with 1 MB; return the directory, the account and what was offered."""
+def test_the_budget_holds_and_everything_is_accounted_for(worker_config, capsys):
+    """50 steps of 40 requests with 1 MB: the account, the lines, the header, the readers, the console."""
     recorder = recorder_with(worker_config, max_gb=0.001)
     directory = Path(worker_config.directory)
     offered = 0
@@ -56,11 +55,7 @@ def run(worker_config):
         settle(recorder)
         assert disk_bytes(directory) <= MB
     recorder.close("exit")
-    return directory, recorder.account(), offered
-
-
-def test_the_budget_holds_and_everything_is_accounted_for(run):
-    directory, account, offered = run
+    account = recorder.account()
 
     assert 0.8 * MB < disk_bytes(directory) <= MB
     assert account["bytes"] == disk_bytes(directory)
@@ -72,51 +67,34 @@ def test_the_budget_holds_and_everything_is_accounted_for(run):
     # 2,000 requests with 22 events each of 150 bytes are 6 MB.
     assert 0.5 * offered < account["sampled_out"]
 
-
-def test_the_share_is_lowered_step_by_step_and_requests_go_on(run):
-    directory, _, _ = run
     lines = lines_of(directory)
     ended = [line for line in lines if line["event"] == "request"]
     chosen = [line["extra"]["one_in"] for line in sorted(ended, key=lambda line: line["step"])]
-
     # By powers of two, in this order, until there are none.
     kinds = list(dict.fromkeys(chosen))
-    assert kinds[0] == 1
-    assert 0 == kinds[-1]
+    assert (1, 0) == (kinds[0], kinds[-1])
     assert all(kind.bit_count() == 1 for kind in kinds[:-1])
     assert kinds[:-1] == sorted(kinds[:-1])
     assert len(kinds) > 4
     # Far beyond the last detail.
-    last_detail = max(line["step"] for line in lines if line["event"] == "engine_call")
-    last_request = max(line["step"] for line in lines if line["event"] == "request")
-    assert last_detail + 5 < last_request
+    last = {
+        event: max(line["step"] for line in lines if line["event"] == event)
+        for event in ("engine_call", "request")
+    }
+    assert last["engine_call"] + 5 < last["request"]
 
-
-def test_the_header_reports_it(run):
-    directory, account, _ = run
     (header,) = headers_of(directory).values()
-
     assert {
         "max_bytes": MB,
         "used_bytes": disk_bytes(directory),
         "halvings": None,
         "refused": account["dropped_by"]["budget"],
     } == header["budget"]
-
-
-def test_readers_report_it(run):
-    directory, account, _ = run
     with load(directory, cache=False) as opened:
         problems, notes = "\n".join(opened.problems), "\n".join(opened.notes)
-
     assert f"worker_0 dropped {account['dropped']} events because its byte budget" in problems
     assert "at last none" in notes
-
-
-def test_it_is_printed(capsys, request):
-    request.getfixturevalue("run")
     printed = capsys.readouterr().err
-
     assert "profiler.events.max_gb" in printed
     assert "details are written of 1/2 of the share" in printed
     assert "(byte-budget)" in printed

@@ -2,9 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections import Counter
 from itertools import pairwise
@@ -12,6 +9,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 from reading_back import headers_of, lines_of
+from recording.children import run_child, until
 
 from verl_profiler import span
 from verl_profiler.recording import background_writer, context, recorder, requests
@@ -99,39 +97,21 @@ def warmed_up(worker):
     return worker
 
 
-def test_nothing_changes_without_the_setting(worker_config):
-    worker = Worker(worker_config, detail_share=1.0)
-    worker.request("a", 0, 10)
-
-    lines = worker.close()
-
-    assert ["request_start", *DETAILS, "request"] == [line["event"] for line in lines]
-    assert {"request_id": "a", "sample": "a"} == lines[-1]["extra"]
-
-
 def test_of_each_step_the_longest_and_those_that_ended_last_have_details(worker_config):
-    """Worked out by hand: `b` took longest, `d` ended last; `c` and `a` did neither."""
+    """By hand: `b` took longest, `d` ended last; `c` and `a` did neither; validation has its own: `w`."""
     worker = warmed_up(Worker(worker_config))
     for name, begin, end in (("a", 0, 10), ("b", 0, 90), ("c", 50, 95), ("d", 90, 99)):
         worker.request(name, begin, end)
-
-    lines = worker.close()
-
-    assert {"first": 6, "b": 6, "d": 6} == detailed(lines)
-    assert ["first", "a", "b", "c", "d"] == [
-        line["extra"]["request_id"] for line in lines if line["event"] == "request"
-    ]
-    assert not any("sampled" in line["extra"] for line in lines)
-
-
-def test_training_and_validation_have_their_own_slowest(worker_config):
-    worker = warmed_up(Worker(worker_config))
-    worker.request("a", 0, 10)
-    worker.request("b", 0, 90)
     worker.request("v", 0, 5, validate=True)
     worker.request("w", 0, 6, validate=True)
 
-    assert {"first": 6, "b": 6, "w": 6} == detailed(worker.close())
+    lines = worker.close()
+
+    assert {"first": 6, "b": 6, "d": 6, "w": 6} == detailed(lines)
+    assert ["first", "a", "b", "c", "d", "v", "w"] == [
+        line["extra"]["request_id"] for line in lines if line["event"] == "request"
+    ]
+    assert not any("sampled" in line["extra"] for line in lines)
 
 
 def test_every_nth_of_the_others_has_details_that_stand_for_n(worker_config):
@@ -238,18 +218,10 @@ def test_late_details_share_their_requests_fate(worker_config):
     assert {"first": 6, "b": 7} == detailed(worker.close())
 
 
-def test_an_id_that_is_used_again_is_another_request(worker_config):
-    worker = warmed_up(Worker(worker_config))
-    for begin, end in ((0, 50), (60, 200)):
-        worker.start("a", begin, request_id="a")
-        worker.details("a", begin, end)
-        worker.end("a", begin, end)
-
-    assert {"first": 6, "a": 12} == detailed(worker.close())
-
-
 def test_what_is_no_detail_is_always_written(worker_config):
+    """Also details of the trainer and the load balancer, where no request begins."""
     worker = warmed_up(Worker(worker_config))
+    worker.details("elsewhere", 0, 10, events=("reward", "server_acquire"))
     worker.start("a", 0)
     worker.event("tq_put", 0, 1, request_id="a")
     worker.event("event_loop_lag", 0, 1, request_id="a")
@@ -261,16 +233,9 @@ def test_what_is_no_detail_is_always_written(worker_config):
     written = Counter(line["event"] for line in worker.close())
 
     assert (1, 1) == (written["tq_put"], written["event_loop_lag"])
+    assert (1, 1) == (written["reward"], written["server_acquire"])
     # One without an id, of which no request can be told.
     assert 3 == written["turn"]
-
-
-def test_details_outside_of_requests_are_written(worker_config):
-    """As in the trainer and the load balancer, where no request begins."""
-    worker = Worker(worker_config)
-    worker.details("a", 0, 10, events=("reward", "server_acquire"))
-
-    assert {"a": 2} == detailed(worker.close())
 
 
 @pytest.mark.parametrize("share", [0.1, 1.0])
@@ -344,10 +309,7 @@ def test_a_step_without_an_end_is_written_when_a_later_one_begins(worker_config)
                     recorder.record(event, begin, now(), {"request_id": f"{name}{step}"}, step)
                 time.sleep(length_s)
                 recorder.record("request", begin, now(), {"request_id": f"{name}{step}"}, step)
-        deadline = time.monotonic() + 30
-        while active.account()["waiting"] != 6:
-            assert time.monotonic() < deadline, active.account()
-            time.sleep(0.005)
+        until(lambda: active.account()["waiting"] == 6)
         assert {"a1": 6, "b1": 6} == detailed(lines_of(worker_config.directory))
     finally:
         recorder.stop()
@@ -365,10 +327,7 @@ def test_a_quiet_step_is_over(worker_config, monkeypatch):
     recorder.record("turn", begin, now(), {"request_id": "a"}, 1)
     recorder.record("engine_call", begin, now(), {"request_id": "a"}, 1)
     recorder.record("request", begin, now(), {"request_id": "a"}, 1)
-    deadline = time.monotonic() + 30
-    while active.account()["waiting"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: not active.account()["waiting"])
     assert {"a": 2} == detailed(lines_of(worker_config.directory))
     recorder.stop()
 
@@ -409,30 +368,17 @@ def test_open_requests_keep_their_details_at_the_end(worker_config):
 def test_a_killed_process_counts_what_it_held(worker_config):
     """`waiting_events` of its header: the details of its open requests are lost with it."""
     worker_config = with_events(worker_config, detail_share=0.0)
-    body = """
-        import os, signal, sys, time
-        from verl_profiler.recording import recorder
-        from verl_profiler.recording.clock import now
-        from verl_profiler.recording.identity import Identity
-        from verl_profiler.recording.worker_config import WorkerConfig
-
-        config = WorkerConfig.decode(sys.argv[1])
-        active = recorder.start(config, lambda: Identity("agent_loop", 0))
+    finished = run_child(
+        worker_config,
+        """
         for name in ("a", "b"):
             recorder.record("request_start", None, now(), {"sample": 1}, 1)
             for _ in range(1 + (name == "b")):
                 recorder.record("turn", now(), now(), {"request_id": name}, 1)
-        while active.account()["waiting"] != 2 or active.account()["events"] != 3:
-            time.sleep(0.01)
+        until(lambda: (active.account()["waiting"], active.account()["events"]) == (2, 3))
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
-    """
-    finished = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(body), worker_config.encode()],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
+        """,
     )
     assert -signal.SIGKILL == finished.returncode, finished.stderr
 

@@ -212,33 +212,20 @@ def test_a_lost_device_is_one_line_on_the_console(nvml, tmp_path, capfd):
     assert "device 0 is no longer sampled: NVMLError('GPU is lost') (device-lost)" in printed[0]
 
 
-def test_without_a_driver_nothing_is_printed(nvml, tmp_path, monkeypatch, capfd):
-    """The package alone, as on a laptop."""
-    monkeypatch.setattr(nvml, "_loaded", None)
-    monkeypatch.delenv("FAKE_NVML_FEED", raising=False)
-
-    assert [] == sampled(tmp_path, least=0)
-    assert "device" not in capfd.readouterr().err
-
-
-def test_off_is_no_thread(nvml, tmp_path):
-    """And no question to the driver."""
+def test_where_nothing_is_sampled_nothing_is_asked(nvml, tmp_path, monkeypatch, capfd):
+    """Off; in the trainer, agent loops and queues; without a driver, as on a laptop."""
     nvml.load(fake_feed(fake_reading(0)))
     before = nvml.calls
-    recorder.start(config_of(tmp_path, devices=False), lambda: Identity("actor", 0), dict)
+    recorder.start(config_of(tmp_path / "off", devices=False), lambda: Identity("actor", 0), dict)
     device_sampler.begin()
-    try:
-        assert device_sampler._sampler is None
-    finally:
-        recorder.stop()
+    assert device_sampler._sampler is None
+    recorder.stop()
+    assert [] == sampled(tmp_path / "loop", least=0, role="agent_loop")
     assert before == nvml.calls
-
-
-def test_processes_without_devices_do_not_sample(nvml, tmp_path):
-    """The trainer, agent loops, queues."""
-    nvml.load(fake_feed(fake_reading(0)))
-
-    assert [] == sampled(tmp_path, least=0, role="agent_loop")
+    monkeypatch.setattr(nvml, "_loaded", None)
+    monkeypatch.delenv("FAKE_NVML_FEED", raising=False)
+    assert [] == sampled(tmp_path / "none", least=0)
+    assert "device" not in capfd.readouterr().err
 
 
 def test_a_hung_driver_does_not_hold_up_the_end(nvml, tmp_path, monkeypatch):
@@ -376,8 +363,12 @@ def samplers(run):
 
 
 def test_one_process_samples_and_another_takes_over_when_it_is_killed(processes, tmp_path):
-    """Also if the killed one has a forked child that lives on, as a data loader's worker does."""
-    run = tmp_path / "run"
+    """Also if the killed one has a forked child that lives on, as a data loader's worker does.
+
+    Another run on the same host samples for itself.
+    """
+    run, other = tmp_path / "run", tmp_path / "other"
+    processes(other, 0)
     first = processes(run, 0, "fork")
     assert until(lambda: samplers(run).get("actor_0", 0) >= 2)
     for rank in (1, 2, 3):
@@ -391,19 +382,12 @@ def test_one_process_samples_and_another_takes_over_when_it_is_killed(processes,
 
     assert until(lambda: max(samplers(run).get(f"actor_{rank}", 0) for rank in (1, 2, 3)) >= 3)
     assert 2 == len(samplers(run))
+    assert {"actor_0"} == samplers(other).keys()
     assert count == samplers(run)["actor_0"]
 
 
-def test_two_runs_on_one_host_sample_for_themselves(processes, tmp_path):
-    """The election is one per run directory."""
-    for name in ("a", "b"):
-        processes(tmp_path / name, 0)
-
-    assert until(lambda: samplers(tmp_path / "a") and samplers(tmp_path / "b"))
-
-
 def test_devices_of_a_process_are_known_where_torch_uses_them(monkeypatch):
-    """A fake torch.cuda: its UUID without prefix, its PCI numbers; nothing if it is not in use."""
+    """A fake torch.cuda: its UUID without prefix, its PCI numbers; else those of an engine's replica."""
     facts = SimpleNamespace(uuid="0a-1b", pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0)
     cuda = SimpleNamespace(
         is_initialized=lambda: True,
@@ -421,13 +405,8 @@ def test_devices_of_a_process_are_known_where_torch_uses_them(monkeypatch):
 
     assert [{"uuid": "GPU-0a-1b", "bus_id": "0000:17:00.0"}] == device_memory.used_devices()
 
-
-def test_devices_of_an_engine_are_those_of_its_environment(monkeypatch):
-    """Of a server that uses no torch device: those of its replica."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    monkeypatch.setattr(device_memory, "_replica", ())
+    monkeypatch.setattr(device_memory, "_torch_device", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,GPU-x")
-
     device_memory.remember_replica((1, 3))
-
     assert [{"device": 5}, {"uuid": "GPU-x"}] == device_memory.used_devices()

@@ -5,17 +5,15 @@ import datetime as dt
 import enum
 import json
 import os
-import subprocess
-import sys
-import textwrap
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 from reading_back import headers_of, lines_of
+from recording.children import run_child
 
 from verl_profiler.recording import context, recorder
-from verl_profiler.recording.clock import now
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
@@ -70,25 +68,6 @@ def test_without_a_step_the_process_says_which_one(recording, worker_config):
     recorder.stop()
 
     assert [7] == [line["step"] for line in lines_of(worker_config.directory)]
-
-
-def test_a_full_queue_drops_counts_and_reports(tmp_path):
-    """Memory stays bounded, and nobody is told that everything is there."""
-    config = WorkerConfig(
-        str(tmp_path), str(tmp_path), EventSettings(), flush_interval_s=60, max_pending=1000
-    )
-    recorder.start(config, lambda: Identity("actor", 1))
-    for number in range(1500):
-        recorder.record("turn", 0, number, None, 1)
-    recorder.stop()
-
-    lines = lines_of(tmp_path, own=True)
-
-    assert 1000 == sum(line["event"] == "turn" for line in lines)
-    assert 500 == sum(
-        line["extra"]["dropped"] for line in lines if line["event"] == "profiler_cost"
-    )
-    assert 500 == headers_of(tmp_path)["actor_1"]["counters"]["dropped"]
 
 
 def test_what_json_does_not_know_costs_no_event(recording, worker_config):
@@ -186,36 +165,6 @@ def test_two_processes_of_one_name_never_share_a_file(worker_config):
     assert 3 == len(lines_of(worker_config.directory))
 
 
-def test_events_wait_until_the_process_is_known(worker_config):
-    """An actor's first events come before Ray has named it."""
-    known = []
-    recorder.start(worker_config, lambda: known[0] if known else None)
-    recorder.record("load", 0, 1, None, 0)
-    known.append(Identity("actor", 3))
-    recorder.stop()
-
-    assert [3] == [line["workid"] for line in lines_of(worker_config.directory)]
-
-
-def test_a_process_that_never_learns_its_role_still_writes(worker_config):
-    """Under its host and pid."""
-    recorder.start(worker_config, lambda: None)
-    recorder.record("turn", 0, 1, None, 0)
-    recorder.stop()
-
-    assert [f"process_{os.uname().nodename}_{os.getpid()}"] == list(
-        headers_of(worker_config.directory)
-    )
-
-
-def test_a_process_without_events_or_role_leaves_no_file(worker_config):
-    """Ray starts workers ahead of need; they are not part of the run."""
-    recorder.start(worker_config, lambda: None)
-    recorder.stop()
-
-    assert {} == headers_of(worker_config.directory)
-
-
 def test_a_directory_that_cannot_be_written_falls_back_and_says_so(tmp_path, monkeypatch, capsys):
     """The events of that host are not lost, and the header says where they were meant to go."""
     (tmp_path / "file").write_text("in the way")
@@ -233,44 +182,59 @@ def test_a_directory_that_cannot_be_written_falls_back_and_says_so(tmp_path, mon
     assert f"go to {fallback}" in capsys.readouterr().err
 
 
-class FullDisk:
-    """Stands in for `os.write`: writes half of what is asked, then fails, while it is full."""
-
-    def __init__(self, monkeypatch):
-        self.full = True
-        self._write = os.write
-        monkeypatch.setattr(os, "write", self.write)
-
-    def write(self, descriptor, data):
-        if self.full and bytes(data).startswith(b'{"timestamp"'):
-            self._write(descriptor, bytes(data)[: len(data) // 2])
-            self.full = "again"
-            raise OSError(28, "No space left on device")
-        return self._write(descriptor, data)
-
-
-def test_a_full_disk_leaves_whole_lines_and_loses_nothing_when_space_returns(
-    worker_config, monkeypatch, capsys
-):
-    """A torn line is taken back; the events wait in memory and are written later."""
-    active = recorder.start(worker_config, lambda: Identity("agent_loop", 0))
-    disk = FullDisk(monkeypatch)
-    recorder.record("turn", 0, 1, {"n": 1}, 1)
-    while not active.account()["write_errors"]:
+def test_handles_of_finished_steps_are_closed(recording, worker_config):
+    """A run of thousands of steps needs no `ulimit -n`."""
+    for step in range(40):
+        recorder.record("turn", 0, 1, None, step)
+    while recording.account()["events"] < 40:
         pass
-    file = active.directory / "step_1" / "worker_0.jsonl"
-    torn = file.read_bytes()
-    disk.full = False
-    recorder.record("turn", 0, 1, {"n": 2}, 1)
+    opened = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+    open_files = sum(name.endswith(".jsonl") for name in opened)
+
+    assert 1 <= open_files <= 4
+
+
+def test_a_header_takes_what_packages_use_for_their_versions(tmp_path, capfd):
+    """torch.__version__ is a subclass of str, which a JSON encoder refuses."""
+
+    class TorchVersion(str):
+        __slots__ = ()
+
+    describe = {"packages": {"torch": TorchVersion("2.13.0+cpu"), "odd": object()}}
+    settings = EventSettings()
+    worker_config = WorkerConfig(str(tmp_path), str(tmp_path), settings)
+    recorder.start(worker_config, lambda: Identity("actor", 1), lambda: describe)
+    recorder.record("turn", 0, 1, None, 1)
     recorder.stop()
 
-    assert b"" == torn
-    assert [1, 2] == [line["extra"]["n"] for line in lines_of(worker_config.directory)]
-    assert "No space left on device; its events are kept in memory" in capsys.readouterr().err
+    (header,) = headers_of(tmp_path).values()
+    assert "2.13.0+cpu" == header["packages"]["torch"]
+    assert "could not be written" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("failing", range(1, 8))
-def test_a_write_that_fails_once_never_breaks_a_file(worker_config, monkeypatch, failing):
+def test_a_process_that_is_not_known_yet(worker_config):
+    """Events wait until Ray has named the actor; without a role they go under host and pid, if there are any."""
+    known = []
+    recorder.start(worker_config, lambda: known[0] if known else None)
+    recorder.record("load", 0, 1, None, 0)
+    known.append(Identity("actor", 3))
+    recorder.stop()
+    for events in (0, 1):
+        recorder.start(worker_config, lambda: None)
+        for _ in range(events):
+            recorder.record("turn", 0, 1, None, 0)
+        recorder.stop()
+
+    assert [3] == [
+        line["workid"] for line in lines_of(worker_config.directory) if line["event"] == "load"
+    ]
+    assert {"actor_3", f"process_{os.uname().nodename}_{os.getpid()}"} == {
+        *headers_of(worker_config.directory)
+    }
+
+
+@pytest.mark.parametrize("failing", [1, 4, 7])
+def test_a_write_that_fails_once_never_breaks_a_file(worker_config, monkeypatch, capsys, failing):
     """Whichever write it is, every line is whole and every event there."""
     calls = iter(range(1, 10**9))
     write = os.write
@@ -293,18 +257,8 @@ def test_a_write_that_fails_once_never_breaks_a_file(worker_config, monkeypatch,
     assert list(range(20)) == sorted(
         line["extra"]["n"] for line in lines_of(worker_config.directory)
     )
-
-
-def test_handles_of_finished_steps_are_closed(recording, worker_config):
-    """A run of thousands of steps needs no `ulimit -n`."""
-    for step in range(40):
-        recorder.record("turn", 0, 1, None, step)
-    while recording.account()["events"] < 40:
-        pass
-    opened = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
-    open_files = sum(name.endswith(".jsonl") for name in opened)
-
-    assert 1 <= open_files <= 4
+    printed = capsys.readouterr().err
+    assert "its events are kept in memory" in printed or "header of worker_0 could not" in printed
 
 
 def test_recording_from_many_threads_loses_nothing(recording, worker_config):
@@ -312,7 +266,7 @@ def test_recording_from_many_threads_loses_nothing(recording, worker_config):
 
     def work(thread):
         for number in range(500):
-            recorder.record("turn", 0, 1, {"thread": thread, "number": number}, 1)
+            recorder.record("turn", 0, 1, {"n": 500 * thread + number}, 1)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -321,61 +275,57 @@ def test_recording_from_many_threads_loses_nothing(recording, worker_config):
         thread.join()
     recorder.stop()
 
-    got = {
-        (line["extra"]["thread"], line["extra"]["number"])
-        for line in lines_of(worker_config.directory)
-    }
-
-    assert 8 * 500 == len(got)
+    found = [line["extra"]["n"] for line in lines_of(worker_config.directory)]
+    assert list(range(8 * 500)) == sorted(found)
 
 
-def run_child(worker_config, body):
-    """Run `body` in a process of its own that records as `worker_0`; return it finished."""
-    code = textwrap.dedent(
-        """
-        import os, signal, sys, time
-        from verl_profiler.recording import recorder
-        from verl_profiler.recording.identity import Identity
-        from verl_profiler.recording.worker_config import WorkerConfig
-
-        worker_config = WorkerConfig.decode(sys.argv[1])
-        active = recorder.start(worker_config, lambda: Identity("agent_loop", 0))
-
-        def written(count):
-            while active.account()["events"] < count:
-                time.sleep(0.005)
-        """
-    ) + textwrap.dedent(body)
-    return subprocess.run(
-        [sys.executable, "-c", code, worker_config.encode()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_a_process_that_exits_has_written_everything(worker_config):
-    """Also what it recorded in its last millisecond."""
-    run_child(
-        worker_config,
-        "for n in range(100): recorder.record('turn', 0, 1, {'n': n}, 1)\nsys.exit(3)",
-    )
-
-    assert 100 == len(lines_of(worker_config.directory))
-    assert "exit" == headers_of(worker_config.directory)["worker_0"]["end_reason"]
-
-
-def test_sigterm_ends_the_files_and_then_the_process(worker_config):
-    """The exit status stays that of the signal."""
+@pytest.mark.parametrize(
+    ("ending", "status", "reason"),
+    [
+        ("sys.exit(3)", 3, "exit"),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -signal.SIGTERM, "sigterm"),
+        ("os._exit(4)", 4, None),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, None),
+    ],
+)
+def test_how_a_process_ends(worker_config, ending, status, reason):
+    """One that can writes everything, up to its last millisecond; one that is killed whole lines, and no end."""
     finished = run_child(
         worker_config,
-        "recorder.record('turn', 0, 1, None, 1)\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)",
+        f"""
+        for n in range(1000): recorder.record('turn', 0, 1, {{'n': n}}, 1)
+        until(lambda: active.account()["events"] >= 1000)
+        for n in range(1000, 5000): recorder.record('turn', 0, 1, {{'n': n}}, 1)
+        {ending}
+        """,
+    )
+    killed = reason is None
+    got = [line["extra"]["n"] for line in lines_of(worker_config.directory, killed=killed)]
+    header = headers_of(worker_config.directory)["worker_0"]
+
+    assert status == finished.returncode
+    assert list(range(len(got))) == got
+    assert len(got) >= 1000 if killed else len(got) == 5000
+    assert reason == (None if killed else header["end_reason"])
+    assert killed == (header["ended"] is None)
+
+
+@pytest.mark.parametrize("delay_ms", [1, 7, 40])
+def test_sigkill_at_any_moment_tears_no_line_but_the_last(worker_config, delay_ms):
+    """The kill comes while events stream to the disk, in writes of many pages."""
+    finished = run_child(
+        worker_config,
+        f"""
+        threading.Timer({delay_ms / 1000}, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        n = 0
+        while True:
+            recorder.record('turn', 0, 1, {{'n': n}}, n % 3)
+            n += 1
+        """,
     )
 
-    assert -15 == finished.returncode
-    assert 1 == len(lines_of(worker_config.directory))
-    assert "sigterm" == headers_of(worker_config.directory)["worker_0"]["end_reason"]
+    assert -signal.SIGKILL == finished.returncode
+    lines_of(worker_config.directory, killed=True)
 
 
 def test_the_hosts_own_sigterm_handler_stays(worker_config):
@@ -395,93 +345,3 @@ def test_the_hosts_own_sigterm_handler_stays(worker_config):
     )
 
     assert 9 == finished.returncode, finished.stderr
-
-
-@pytest.mark.parametrize("ending", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_a_killed_process_leaves_whole_lines_and_no_end(worker_config, ending):
-    """What was flushed is there; the header does not claim that it ended."""
-    run_child(
-        worker_config,
-        f"""
-        for n in range(1000): recorder.record('turn', 0, 1, {{'n': n}}, 1)
-        written(1000)
-        for n in range(1000, 5000): recorder.record('turn', 0, 1, {{'n': n}}, 1)
-        {ending}
-        """,
-    )
-
-    got = [line["extra"]["n"] for line in lines_of(worker_config.directory, killed=True)]
-
-    assert list(range(len(got))) == got
-    assert len(got) >= 1000
-    assert None is headers_of(worker_config.directory)["worker_0"]["ended"]
-
-
-@pytest.mark.parametrize("delay_ms", [1, 3, 7, 15, 40])
-def test_sigkill_at_any_moment_tears_no_line_but_the_last(worker_config, delay_ms):
-    """The kill comes while events stream to the disk, in writes of many pages."""
-    finished = run_child(
-        worker_config,
-        f"""
-        import threading
-        threading.Timer({delay_ms / 1000}, os.kill, (os.getpid(), signal.SIGKILL)).start()
-        n = 0
-        while True:
-            recorder.record('turn', 0, 1, {{'n': n}}, n % 3)
-            n += 1
-        """,
-    )
-
-    assert -9 == finished.returncode
-    lines_of(worker_config.directory, killed=True)
-
-
-def test_a_forked_child_writes_files_of_its_own(worker_config):
-    """It repeats nothing of its parent and disturbs nothing of it."""
-    finished = run_child(
-        worker_config,
-        """
-        recorder.record('turn', 0, 1, {'who': 'parent', 'n': 0}, 1)
-        pid = os.fork()
-        who = 'parent' if pid else 'child'
-        for n in range(1, 4): recorder.record('turn', 0, 1, {'who': who, 'n': n}, 1)
-        if pid == 0:
-            recorder.stop('child done')
-            os._exit(0)
-        os.waitpid(pid, 0)
-        """,
-    )
-
-    got = sorted(
-        (line["extra"]["who"], line["extra"]["n"]) for line in lines_of(worker_config.directory)
-    )
-
-    assert [("child", 1), ("child", 2), ("child", 3)] + [("parent", n) for n in range(4)] == got, (
-        finished.stderr
-    )
-    assert 2 == len(headers_of(worker_config.directory))
-
-
-def test_the_clock_is_monotonic_time():
-    """A wall clock that is set back must not make a duration negative."""
-    first = now()
-
-    assert now() >= first
-
-
-def test_a_header_takes_what_packages_use_for_their_versions(tmp_path, capfd):
-    """torch.__version__ is a subclass of str, which a JSON encoder refuses."""
-
-    class TorchVersion(str):
-        __slots__ = ()
-
-    describe = {"packages": {"torch": TorchVersion("2.13.0+cpu"), "odd": object()}}
-    settings = EventSettings()
-    worker_config = WorkerConfig(str(tmp_path), str(tmp_path), settings)
-    recorder.start(worker_config, lambda: Identity("actor", 1), lambda: describe)
-    recorder.record("turn", 0, 1, None, 1)
-    recorder.stop()
-
-    (header,) = headers_of(tmp_path).values()
-    assert "2.13.0+cpu" == header["packages"]["torch"]
-    assert "could not be written" not in capfd.readouterr().err

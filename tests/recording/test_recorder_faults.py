@@ -8,8 +8,6 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
-import textwrap
 import threading
 import time
 import weakref
@@ -17,26 +15,11 @@ import weakref
 import msgspec
 import pytest
 from reading_back import headers_of, lines_of
+from recording.children import PATIENCE_S, run_child, until
 
 from verl_profiler import log_manager, span
 from verl_profiler.recording import background_writer, memory_sampler, recorder
 from verl_profiler.recording.identity import Identity
-
-PATIENCE_S = 30
-
-
-def until(condition):
-    """Wait for what another thread does."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
-
-
-def with_events(worker_config, **changes):
-    return msgspec.structs.replace(
-        worker_config, events=msgspec.structs.replace(worker_config.events, **changes)
-    )
 
 
 def start(worker_config):
@@ -50,28 +33,6 @@ def header_of(directory):
 
 def numbers(directory):
     return [line["extra"]["n"] for line in lines_of(directory)]
-
-
-def run_child(worker_config, body, *arguments):
-    """Run `body` in a process of its own that records as `worker_0`; return it finished."""
-    code = textwrap.dedent(
-        """
-        import multiprocessing, os, signal, sys, threading, time
-        from verl_profiler.recording import context, recorder; from verl_profiler import log_manager, span
-        from verl_profiler.recording.identity import Identity
-        from verl_profiler.recording.worker_config import WorkerConfig
-
-        worker_config = WorkerConfig.decode(sys.argv[1])
-        active = recorder.start(worker_config, lambda: Identity("agent_loop", 0))
-        """
-    ) + textwrap.dedent(body)
-    return subprocess.run(
-        [sys.executable, "-c", code, worker_config.encode(), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
 
 
 class Disk:
@@ -172,7 +133,6 @@ def test_a_disk_that_is_really_full_and_then_has_room(worker_config, tmp_path, d
             msgspec.structs.replace(worker_config, directory=str(room)),
             f"""
             import pathlib, resource
-            recorder._COST_INTERVAL_S = 0.05
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
             filler = pathlib.Path({str(room)!r}, "filler")
             {fill}
@@ -295,34 +255,22 @@ class Unprintable:
     __getattr__ = __repr__
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ValueError("no"), SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError(), None],
-    ids=["ValueError", "SystemExit", "KeyboardInterrupt", "CancelledError", "slow"],
-)
-@pytest.mark.parametrize("way", ["record", "span", "log"])
-def test_code_of_the_callers_objects_is_not_run(worker_config, error, way):
-    """So it can neither raise, nor end the writer, nor hold it up."""
+def test_code_of_the_callers_objects_is_not_run(worker_config):
+    """So it can neither raise, nor end the writer, nor hold it up; None never comes back."""
     start(worker_config)
-    bad = Unprintable(error)
-    for n in range(3):
-        recorder.record("turn", 0, 1, {"n": n}, 1)
-    if way == "record":
-        recorder.record("turn", 0, 1, {"n": 3, "bad": bad, "in": [bad]}, 1)
-    elif way == "span":
-        with span("mine", n=3, bad=bad):
+    errors = (ValueError("no"), SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError(), None)
+    objects = [Unprintable(error) for error in errors]
+    for bad in objects:
+        recorder.record("turn", 0, 1, {"bad": bad, "in": [bad]}, 1)
+        with span("mine", bad=bad):
             pass
-    else:
-        log_manager.log(None, "turn", extra={"n": 3, "bad": bad, "in": {"x": bad}}, step=1)
-    for n in range(4, 500):
-        recorder.record("turn", 0, 1, {"n": n}, 1)
+        log_manager.log(None, "turn", extra={"bad": bad, "in": {"x": bad}}, step=1)
     recorder.stop()
 
-    lines = lines_of(worker_config.directory)
-    assert list(range(500)) == sorted(line["extra"]["n"] for line in lines)
-    (line,) = [line for line in lines if line["extra"]["n"] == 3]
-    assert "Unprintable" in line["extra"]["bad"]
-    assert not bad.called
+    shown = [line["extra"]["bad"] for line in lines_of(worker_config.directory)]
+    assert 3 * len(errors) == len(shown)
+    assert all("Unprintable" in text for text in shown)
+    assert not any(bad.called for bad in objects)
 
 
 NOT_RECORDED = {
@@ -341,50 +289,51 @@ NOT_RECORDED = {
     "workid of list": {"workid": [0]},
     "key of ours": {"timestamp": "yesterday"},
 }
+# A begin, an extra and an event of a wrong type, and a step that cannot be hashed.
+BY_PROBES = [
+    ("e", "a", 1, None, 1),
+    ("e", 0, 1, ["a"], 1),
+    (5, 0, 1, None, 1),
+    ("e", 0, 1, None, [1]),
+]
 
 
 @pytest.mark.parametrize("steps", [None, (1,)])
-@pytest.mark.parametrize("case", NOT_RECORDED)
-def test_a_bad_event_is_counted_and_costs_no_other(worker_config, capsys, case, steps):
+def test_a_bad_event_is_counted_and_costs_no_other(worker_config, capsys, steps):
     """The first of its kind is printed; the host sees nothing."""
-    start(with_events(worker_config, steps=steps))
-    for n in range(500):
-        log_manager.log(log_path=None, event="turn", extra={"n": n}, step=1)
-        if n in (250, 251):
-            log_manager.log(**{"log_path": None, "event": "e", "step": 1, **NOT_RECORDED[case]})
+    events = msgspec.structs.replace(worker_config.events, steps=steps)
+    active = start(msgspec.structs.replace(worker_config, events=events))
+    count = 0
+    for case, changes in NOT_RECORDED.items():
+        recorder.record("turn", 0, 1, {"n": count}, 1)
+        log_manager.log(**{"log_path": None, "event": "e", "step": 1, **changes})
+        count += 1
+        until(lambda count=count: sum(active.account()["dropped_by"].values()) == count)
+        assert {"bad_event": count} == active.account()["dropped_by"], case
+    for bad in BY_PROBES:
+        recorder.record(*bad)
+    recorder.record("turn", 0, 1, {"n": count}, 1)
     recorder.stop()
 
-    counters = header_of(worker_config.directory)["counters"]
-    assert list(range(500)) == numbers(worker_config.directory)
-    assert 2 == counters["dropped"]
-    assert {"bad_event": 2} == counters["dropped_by"]
-    assert 1 == capsys.readouterr().err.count("WARNING")
+    dropped = header_of(worker_config.directory)["counters"]["dropped_by"]
+    assert list(range(count + 1)) == numbers(worker_config.directory)
+    assert {"bad_event": count + len(BY_PROBES)} == dropped
+    printed = capsys.readouterr().err.splitlines()
+    assert 1 < len(printed) == len({*printed}) < count
 
 
-def test_a_bad_step_of_a_probe_costs_no_other(worker_config):
-    """A trainer that raises, a step that cannot be hashed."""
-    start(with_events(worker_config, steps=(1,)))
-    recorder.record("turn", 0, 1, {"n": 0}, 1)
-    recorder.record("turn", 0, 1, {"n": 1}, [1])
-    recorder.record("turn", 0, 1, {"n": 2}, 1)
-    recorder.stop()
-
-    assert [0, 2] == numbers(worker_config.directory)
-    assert 1 == header_of(worker_config.directory)["counters"]["dropped"]
-
-
-@pytest.mark.parametrize("bad", [("e", "a", 1, None, 1), ("e", 0, 1, ["a"], 1), (5, 0, 1, None, 1)])
-def test_a_bad_event_of_a_probe_costs_no_other(worker_config, bad):
-    """The writer drops it alone."""
+def test_a_path_reaches_the_console_as_bounded_text(worker_config, capsys):
+    """Neither an escape sequence nor a line of its own, nor the password of a URL, nor 5,000 characters."""
     start(worker_config)
-    for n in range(300):
-        recorder.record("turn", 0, 1, {"n": n}, 1)
-        if n == 100:
-            recorder.record(*bad)
+    path = "/proc/x\x1b[2J\n[verl-profiler] forged\u202e/https://me:hunter2@h/"
+    log_manager.log(f"{path}{'d' * 5_000}/a.jsonl", "e")
     recorder.stop()
 
-    assert list(range(300)) == numbers(worker_config.directory)
-    assert 1 == header_of(worker_config.directory)["counters"]["dropped"]
+    (printed,) = capsys.readouterr().err.splitlines()
+    assert r"/proc/x\x1b[2J\n[verl-profiler] forged\u202e/" in printed
+    assert "hunter2" not in printed
+    assert "events are dropped (events-lost)" in printed
+    assert len(printed) < 1_200
 
 
 def test_numbers_of_other_libraries_are_numbers(worker_config):
@@ -407,20 +356,6 @@ def test_numbers_of_other_libraries_are_numbers(worker_config):
     assert {"n": 3, "x": 1.5, "one": 1.0} == logged["extra"]
     assert (0.5, 4, 7) == (logged["duration_sec"], logged["workid"], logged["step"])
     assert (7, {"n": 4}) == (recorded["step"], recorded["extra"])
-
-
-def test_a_path_reaches_the_console_as_text(worker_config, capsys):
-    """Neither an escape sequence nor a line of its own, nor the password of a URL."""
-    start(worker_config)
-    log_manager.log(
-        "/proc/x\x1b[2J\n[verl-profiler] forged\u202e/https://me:hunter2@h/a.jsonl", "e"
-    )
-    recorder.stop()
-
-    printed = capsys.readouterr().err
-    assert 1 == printed.count("\n")
-    assert r"/proc/x\x1b[2J\n[verl-profiler] forged\u202e/" in printed
-    assert "hunter2" not in printed
 
 
 def test_paths_of_bytes_and_a_pipe(worker_config, tmp_path):
@@ -459,44 +394,26 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("way", ["record", "log", "keys"])
-@pytest.mark.parametrize("case", LARGE)
-def test_no_line_is_longer_than_64_kib(worker_config, case, way):
+def test_no_line_is_longer_than_64_kib(worker_config):
     """What is cut is there in part; everything else is whole."""
     start(worker_config)
-    value = LARGE[case]()
-    if way == "record":
-        recorder.record("turn", 0, 1, {"n": 0, "large": value, "after": "x"}, 1)
-    elif way == "log":
-        log_manager.log(None, "turn", extra={"n": 0, "large": value, "after": "x"}, step=1)
-    else:
-        extra = {"n": 0, "large": "x" * 50_000, "after": "x"}
-        log_manager.log(None, "turn", extra=extra, step=1, large=value)
-    recorder.record("turn", 0, 1, {"n": 1}, 1)
+    for make in LARGE.values():
+        value = make()
+        recorder.record("turn", 0, 1, {"large": value, "after": "x"}, 1)
+        log_manager.log(None, "turn", extra={"large": value, "after": "x"}, step=1)
+        log_manager.log(
+            None, "turn", extra={"large": "x" * 50_000, "after": "x"}, step=1, large=value
+        )
     recorder.stop()
 
     (file,) = files_of(worker_config)
     with open(file, "rb") as lines:
         assert max(map(len, lines)) <= 64 * 1024
-    first, last = lines_of(worker_config.directory)
-    assert [0, 1] == [first["extra"]["n"], last["extra"]["n"]]
-    if case == "text":
-        cut = first["large" if way == "keys" else "extra"]
-        cut = cut if way == "keys" else cut["large"]
+    found = lines_of(worker_config.directory)
+    assert 3 * len(LARGE) == len(found)
+    for cut in (*(line["extra"]["large"] for line in found[:2]), found[2]["large"]):
         assert cut.startswith("xx")
         assert cut.endswith("(15,000,000 characters)")
-
-
-def test_a_path_of_thousands_of_characters_is_not_printed_in_full(worker_config, capsys):
-    """The reason behind it is."""
-    start(worker_config)
-
-    log_manager.log("/" + "d" * 5_000 + "/x.jsonl", "turn", step=1)
-    recorder.stop()
-
-    said = capsys.readouterr().err
-    assert "events are dropped (events-lost)" in said
-    assert max(map(len, said.splitlines())) < 1_200
 
 
 def test_a_lone_surrogate_costs_no_field(worker_config):
@@ -538,26 +455,26 @@ def test_nothing_of_the_callers_outlives_its_event(worker_config, way):
 # The writer
 
 
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
-def test_the_writer_survives_what_is_thrown_into_it(worker_config, kind):
-    """As debuggers and time limits do; 20 times, wherever the thread is.
+def test_the_writer_survives_what_is_thrown_into_it(worker_config):
+    """As debuggers and time limits do; 30 times, wherever the thread is.
 
     One at a time: a second one during the handling of the first may end the thread.
     """
     active = start(worker_config)
-    for n in range(2000):
+    kinds = (SystemExit, KeyboardInterrupt, asyncio.CancelledError)
+    for n in range(3000):
         recorder.record("turn", 0, 1, {"n": n}, 1)
         if n % 100 == 0:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(active._writer._thread.ident), ctypes.py_object(kind)
+                ctypes.c_ulong(active._writer._thread.ident), ctypes.py_object(kinds[n // 100 % 3])
             )
             time.sleep(0.03)
     recorder.stop()
 
     written = numbers(worker_config.directory)
     assert len(set(written)) == len(written)
-    assert 2000 == len(written) + header_of(worker_config.directory)["counters"]["dropped"]
-    assert len(written) > 1900
+    assert 3000 == len(written) + header_of(worker_config.directory)["counters"]["dropped"]
+    assert len(written) > 2800
 
 
 def test_what_is_encoded_is_written_soon(worker_config, monkeypatch):
@@ -610,7 +527,7 @@ def test_threads_that_record_to_the_end(worker_config, ending):
 
 
 def test_the_account_is_whole_at_every_quiet_moment(worker_config):
-    """Offered and own events are written, dropped or waiting."""
+    """Offered and own events are written, dropped or waiting; each step's costs say how many were dropped."""
     active = start(msgspec.structs.replace(worker_config, flush_interval_s=60, max_pending=1000))
     for n in range(1500):
         log_manager.log(None, "turn", extra={"n": n}, step=1)
@@ -626,8 +543,12 @@ def test_the_account_is_whole_at_every_quiet_moment(worker_config):
     )
     assert 1501 + ended["own_events"] == ended["events"] + ended["dropped"]
     assert 0 == ended["waiting"]
+    lines = lines_of(worker_config.directory, own=True)
     counters = header_of(worker_config.directory)["counters"]
-    assert len(lines_of(worker_config.directory, own=True)) == counters["events"] == ended["events"]
+    assert len(lines) == counters["events"] == ended["events"]
+    assert 501 == counters["dropped"]
+    costs = [line["extra"]["dropped"] for line in lines if line["event"] == "profiler_cost"]
+    assert 501 == sum(costs)
 
 
 # How far the files go

@@ -19,11 +19,15 @@ def make(path):
     return run_directory.make(str(path), CLOCK, EventSettings(), {"model": "m"})
 
 
-def test_a_second_launch_with_one_name_gets_its_own(tmp_path):
-    """Runs never mix."""
-    made = [make(tmp_path / "logs" / "name") for _ in range(3)]
+def test_a_second_launch_with_one_name_gets_its_own(tmp_path, monkeypatch):
+    """Runs never mix, nor with the original logger's; a relative path is made absolute, workers run elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old" / "step_1").mkdir(parents=True)
 
-    assert ["name", "name-2", "name-3"] == [directory.name for directory in made]
+    assert [tmp_path / "logs" / name for name in ("x", "x-2", "x-3")] == [
+        make("logs/x") for _ in range(3)
+    ]
+    assert "old-2" == make(tmp_path / "old").name
 
 
 def test_launches_at_the_same_moment_get_their_own(tmp_path):
@@ -40,13 +44,6 @@ def test_launches_at_the_same_moment_get_their_own(tmp_path):
     assert 8 == len(set(made))
 
 
-def test_an_older_loggers_files_are_left_alone(tmp_path):
-    """Step folders without a run.json are the original logger's."""
-    (tmp_path / "name" / "step_1").mkdir(parents=True)
-
-    assert "name-2" == make(tmp_path / "name").name
-
-
 def test_run_json_says_what_was_launched(tmp_path):
     """Versions, command, settings, training, clock."""
     content = json.loads((make(tmp_path / "name") / "run.json").read_bytes())
@@ -56,13 +53,6 @@ def test_run_json_says_what_was_launched(tmp_path):
     assert CLOCK.wall_ns == content["clock"]["wall_ns"]
     assert content["settings"]["enabled"]
     assert content["command"]
-
-
-def test_a_relative_path_is_made_absolute(tmp_path, monkeypatch):
-    """Workers run elsewhere."""
-    monkeypatch.chdir(tmp_path)
-
-    assert tmp_path / "logs" / "x" == make("logs/x")
 
 
 @pytest.mark.parametrize("path", ["file", "file/below"])

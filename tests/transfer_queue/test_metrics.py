@@ -109,29 +109,15 @@ def test_a_step_gets_them_once(store, log):
     assert 2 == log({}, 2)["tq/client_put_count"]
 
 
-def test_verls_own_dict_stays_as_it_is(store, log):
-    """The metrics belong to the trainer."""
-    others(store, "b", client_put_ns=SECOND, client_put_bytes=2**20, client_put_count=1)
+def test_what_verl_logs_is_logged(store, log, monkeypatch, capsys):
+    """Its own dict stays as it is; no zeros for what was not there; what cannot be read costs a line."""
+    assert [1] == log([1], 1)
     data = {"loss": 1}
-    log(data=data, step=1)
-
+    assert data == log(data, 1)
+    others(store, "b", client_put_ns=SECOND, client_put_bytes=2**20, client_put_count=1)
+    assert {*data} < {*log(data=data, step=2)}
     assert {"loss": 1} == data
-
-
-def test_entries_that_cannot_be_read_cost_themselves_only(store, log, monkeypatch, capsys):
-    """verl's metrics are logged."""
     monkeypatch.setattr(metrics, "_complained", False)
     monkeypatch.setattr(store, "_internal_kv_list", lambda *a, **k: 1 / 0)
-
-    assert {"loss": 1} == log({"loss": 1}, 1)
+    assert data == log(data, 3)
     assert "tq-metrics" in capsys.readouterr().err
-
-
-def test_other_data_is_handed_on(store, log):
-    """Whatever the trainer logs."""
-    assert [1] == log([1], 1)
-
-
-def test_a_run_without_transfers_gets_no_metrics(store, log):
-    """No zeros for what was not there."""
-    assert {"loss": 1} == log({"loss": 1}, 1)

@@ -8,20 +8,15 @@ from verl_profiler.transfer_queue.switches import RUN_VARIABLE, Switches, Tracin
 
 
 def test_the_environment_wins():
-    """In both directions."""
+    """In both directions; other variables change nothing."""
     settings = TracingSettings(trace=True, detail=False)
+    switches = Switches(trace=True, sample_every=3)
+    assert switches == switches.under({"PATH": "/bin"})
     under = settings.under(
         {"TQ_TRACE_ENABLED": "0", "TQ_TRACE_DETAIL_ENABLED": "1", "TQ_TRACE_SAMPLE_EVERY": "10"}
     )
 
     assert (False, True, 10) == (under.trace, under.detail, under.sample_every)
-
-
-def test_an_environment_that_says_nothing_changes_nothing():
-    """Other variables do not matter."""
-    settings = Switches(trace=True, sample_every=3)
-
-    assert settings == settings.under({"PATH": "/bin"})
 
 
 @pytest.mark.parametrize(
