@@ -1,5 +1,6 @@
 """Files of a run are regular files of bounded size and depth; everything else is a message."""
 
+import errno
 import gzip
 import io
 import json
@@ -18,6 +19,7 @@ from verl_profiler.events.files import (
     read_bounded,
     read_json,
     read_object,
+    reason_of,
     status_of_regular,
 )
 
@@ -96,15 +98,9 @@ def test_a_small_hole_is_no_fault(tmp_path):
         file.seek(0, os.SEEK_END)
         file.write(b"end\n")
 
-    assert read_bounded(path, 32 << 20)[-4:] == b"end\n"
-
-
-def test_a_file_may_have_exactly_the_limit(tmp_path):
-    (tmp_path / "file").write_bytes(b"12345")
-
-    assert read_bounded(tmp_path / "file", 5) == b"12345"
-    with pytest.raises(UnusableFileError, match="larger than 4 B"):
-        read_bounded(tmp_path / "file", 4)
+    assert read_bounded(path, (16 << 20) + 4)[-4:] == b"end\n"
+    with pytest.raises(UnusableFileError, match="larger than"):
+        read_bounded(path, (16 << 20) + 3)
 
 
 def test_names_that_no_file_can_have_are_an_os_error():
@@ -134,11 +130,8 @@ def test_names_that_no_file_can_have_are_an_os_error():
 )
 def test_json_holds_only_what_can_be_written_again(text, value):
     assert parse_json(text.encode()) == value
-    assert json.dumps(parse_json(text.encode()), allow_nan=False).encode()
-
-
-def test_bytes_that_are_no_utf8_are_replaced():
     assert parse_json(b'{"a": "\xff\xfe"}') == {"a": "\ufffd\ufffd"}
+    assert json.dumps(parse_json(text.encode()), allow_nan=False).encode()
 
 
 @pytest.mark.parametrize("depth", [61, 900, 100_000])
@@ -191,3 +184,12 @@ def test_long_lines_are_cut_and_their_rest_is_skipped():
     ]
     assert list(limited_lines(io.BytesIO(b"123456789\n"), 10)) == [(b"123456789\n", False)]
     assert list(limited_lines(io.BytesIO(b"y" * 35), 10)) == [(b"y" * 10, True)]
+
+
+def test_a_file_that_its_server_dropped_comes_with_advice():
+    """The problem line of one file, as Python and as duckdb put it."""
+    error = OSError(errno.ESTALE, os.strerror(errno.ESTALE), "/nfs/run/step_1/worker_0.jsonl")
+
+    for each in (error, RuntimeError("IO Error: Could not read from file: Stale file handle")):
+        assert "run the command again" in reason_of(each)
+    assert "again" not in reason_of(PermissionError(errno.EACCES, "Permission denied"))

@@ -2,81 +2,24 @@
 
 import gc
 import gzip
-import io
 import json
 import shutil
-import subprocess
-import sys
-import tarfile
 import tempfile
 from pathlib import Path
 
 import pytest
+from event_files import line, write_header, write_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading import convert, reader
+from verl_profiler.reading import reader
 from verl_profiler.reading.reader import load
-from verl_profiler.reading.salvage import folded
+from verl_profiler.reading.salvage import repair
 from verl_profiler.reading.tables.schemas import FIELDS
-
-try:
-    import zstandard
-except ImportError:
-    zstandard = None
 
 DATA = Path(__file__).parents[1] / "data"
 SMALL = DATA / "small_run"
-MICROSECONDS = "2026-11-21T02:33:22.{:06d}+00:00"
-
-
-def line(number=0, event="engine_call", **more):
-    content = {
-        "timestamp": MICROSECONDS.format(number),
-        "event": event,
-        "duration_sec": 0.25,
-        "extra": {"request_id": "r1", "turn": 0},
-        "workid": 0,
-        "step": 1,
-        **more,
-    }
-    # As the recorder writes them: without spaces.
-    kept = {key: value for key, value in content.items() if value is not None}
-    return json.dumps(kept, separators=(",", ":"))
-
-
-def write_run(folder, lines, name="worker_0", step=1, *, end="\n", header=None, launch=True):
-    """Write one event file, and what a healthy run has beside it."""
-    path = folder / f"step_{step}" / f"{name}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = end.join(lines) + end
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    if launch and not (folder / "run.json").exists():
-        (folder / "run.json").write_text(
-            json.dumps({"format": 1, "launched": folder.name, "host": "n", "pid": 1})
-        )
-    if header is not False:
-        write_header(folder, name, **(header or {}))
-    return path
-
-
-def write_header(folder, name, **changes):
-    (folder / "processes").mkdir(exist_ok=True)
-    content = {
-        "format": 1,
-        "name": name,
-        "role": "agent_loop" if name.startswith("worker") else name.split("_")[0],
-        "rank": 0,
-        "host": "n",
-        "pid": 7,
-        "clock": {},
-        "probes": {"installed": {}, "missed": {}, "errors": {}},
-        "counters": {"events": 0, "dropped": 0, "write_errors": 0},
-        "ended": "2026-11-21T02:40:00+00:00",
-        "updated": "2026-11-21T02:40:00+00:00",
-    }
-    (folder / "processes" / f"{name}.json").write_text(json.dumps({**content, **changes}))
 
 
 def read(folder, query="SELECT * FROM events ORDER BY end_us", **options):
@@ -91,70 +34,44 @@ def problems_of(folder):
 
 
 def test_the_small_run_is_what_was_generated():
-    """Counts, steps and requests are those that the generator says it wrote."""
-    path = SMALL / "truth.json"
-    if not path.exists():
-        pytest.skip("small_run was not generated")
-    truth = json.loads(path.read_text())
+    """Counts, steps and requests; no time of a request or step is counted twice or lost."""
+    truth = json.loads((SMALL / "truth.json").read_text())
 
     with load(SMALL, cache=False) as run:
         counts = run.rows("SELECT event, count(*) AS n FROM events GROUP BY event ORDER BY event")
         steps = run.rows("SELECT * FROM steps WHERE finished ORDER BY step")
-        slowest = run.rows(
-            "SELECT step, arg_max(request_id, duration_us) AS id, max(duration_us) AS us "
-            "FROM requests WHERE NOT validate GROUP BY step ORDER BY step"
-        )
+        requests = run.rows("SELECT * FROM requests")
+        calls = run.rows("SELECT * FROM engine_calls")
+        problems = run.problems
 
-        assert truth["events"] == {row["event"]: row["n"] for row in counts}
-        assert [
-            (
-                step["duration_us"],
-                step["unaccounted_us"],
-                step["requests"],
-                step["validation_requests"],
-            )
-            for step in truth["steps"].values()
-        ] == [
-            (s["duration_us"], s["unaccounted_us"], s["requests"], s["validation_requests"])
-            for s in steps
-        ]
-        assert [
-            (step["slowest"]["request_id"], step["slowest"]["duration_us"])
-            for step in truth["steps"].values()
-        ] == [(row["id"], row["us"]) for row in slowest]
-        assert [] == run.problems
-
-
-def test_the_parts_of_every_request_add_up_to_its_duration():
-    """Nothing of a request's time is counted twice or lost."""
-    rows, _ = read(
-        SMALL,
-        "SELECT duration_us, prompt_build_us + engine_us + tool_us + tool_parsing_us + "
-        "token_merge_us + postprocess_us + reward_us + other_us - overlap_us AS parts "
-        "FROM requests",
+    keys = ("duration_us", "unaccounted_us", "requests", "validation_requests")
+    assert truth["events"] == {row["event"]: row["n"] for row in counts}
+    assert [[step[key] for key in keys] for step in truth["steps"].values()] == [
+        [row[key] for key in keys] for row in steps
+    ]
+    for number, step in truth["steps"].items():
+        mine = [row for row in requests if str(row["step"]) == number and not row["validate"]]
+        slowest = max(mine, key=lambda row: row["duration_us"])
+        for key in ("request_id", "duration_us"):
+            assert step["slowest"][key] == slowest[key]
+    assert [] == problems
+    parts = (
+        "prompt_build",
+        "engine",
+        "tool",
+        "tool_parsing",
+        "token_merge",
+        "postprocess",
+        "reward",
     )
-
-    assert rows
-    assert all(row["duration_us"] == row["parts"] for row in rows)
-
-
-def test_phases_and_the_rest_add_up_to_the_step():
-    """Top-level phases and `unaccounted` make the whole step."""
-    rows, _ = read(SMALL, "SELECT * FROM steps WHERE finished")
-
-    assert rows
-    assert all(row["duration_us"] == row["phases_us"] + row["unaccounted_us"] for row in rows)
-
-
-def test_every_engine_call_finds_its_server():
-    """The client's call is joined with the engine's request, replica and queue time."""
-    rows, _ = read(SMALL, "SELECT * FROM engine_calls")
-
-    assert rows
-    assert all(row["engine_name"].startswith("engine_") for row in rows)
-    assert all(
-        row["queue_us"] + row["prefill_us"] + row["decode_us"] <= row["duration_us"] for row in rows
-    )
+    for row in requests:
+        total = sum(row[f"{part}_us"] for part in (*parts, "other")) - row["overlap_us"]
+        assert row["duration_us"] == total
+    for row in steps:
+        assert row["duration_us"] == row["phases_us"] + row["unaccounted_us"]
+    for row in calls:
+        assert row["engine_name"].startswith("engine_")
+        assert row["queue_us"] + row["prefill_us"] + row["decode_us"] <= row["duration_us"]
 
 
 def test_a_repeated_engine_request_id_is_joined_by_time(tmp_path):
@@ -196,6 +113,10 @@ def test_a_repeated_engine_request_id_is_joined_by_time(tmp_path):
         (line(duration_sec=-1), "2: `duration_sec` is not a valid duration, dropped"),
         (line(duration_sec=1e300), "2: `duration_sec` is not a valid duration, dropped"),
         (line(duration_sec=True), "2: `duration_sec` is not a valid duration, dropped"),
+        (line(timestamp="infinity"), "2: no readable `timestamp`, dropped"),
+        (line(timestamp="epoch"), "2: no readable `timestamp`, dropped"),
+        (line(timestamp="x" * 25), "2: no readable `timestamp`, dropped"),
+        ("x" * (3 << 20), "2: longer than 1 MiB, dropped"),
         ("\0" * 40, "2: zero bytes instead of a line"),
         ('{"a":' * 900 + "1" + "}" * 900, "2: "),
     ],
@@ -231,69 +152,64 @@ def test_a_wrong_value_in_a_good_line_is_named_and_not_used(tmp_path, kept, sent
     assert any(sentence in problem for problem in problems), problems
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.encode("utf-8-sig"),
+        lambda text: text.encode("utf-16"),
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: text.replace("caf", r"\ud800").encode(),
+        lambda text: text.replace("0.25", "NaN").encode(),
+    ],
+    ids=["a mark", "UTF-16", "Windows", "half a character", "NaN"],
+)
+def test_what_editors_and_python_make_of_lines_is_read(tmp_path, change):
+    """A lone surrogate is JSON that UTF-8 forbids; NaN is none at all."""
+    path = write_run(tmp_path, [])
+    path.write_bytes(change("".join(f"{line(number, tool='caf')}\n" for number in (1, 2))))
+
+    rows, _ = read(tmp_path)
+
+    assert [1, 2] == [row["end_us"] % 1_000_000 for row in rows]
+
+
+def test_a_file_cut_at_any_byte_reads_as_its_whole_lines(tmp_path):
+    """However a process dies, every line it finished is kept, and the rest is reported."""
+    path, copy = tmp_path / "worker_0.jsonl", tmp_path / "copy"
+    good = [line(number, tool="r\u00e9").encode() for number in range(3)]
+    content = b"".join(each + b"\n" for each in good)
+    for cut in range(len(content) + 1):
+        path.write_bytes(content[:cut])
+
+        problems = repair(path, copy, "worker_0.jsonl")
+
+        ended = content[:cut].split(b"\n")[-1]
+        whole = content[:cut].count(b"\n") + (ended in good)
+        kept = [json.loads(each) for each in copy.read_bytes().splitlines()]
+        assert [json.loads(each) for each in good[:whole]] == kept
+        assert bool(problems) == bool(ended and ended not in good)
+
+
 def test_the_same_fault_in_many_files_takes_one_line(tmp_path):
     """A node that was lost leaves an unfinished line per process; other faults stay visible."""
     for number in range(9):
-        lines = [line(each, workid=number) for each in range(3)]
+        lines = ["nonsense"] * number + [line(each, workid=number) for each in range(3)]
         path = write_run(tmp_path, lines, f"worker_{number}")
         path.write_bytes(path.read_bytes()[:-20])
-    write_run(tmp_path, [line(1), "nonsense", *["{"] * number, line(2)], "worker_9")
+    write_run(tmp_path, [line(1), "[1]", line(2)], "worker_9")
 
     rows, problems = read(tmp_path)
 
     assert 9 * 2 + 2 == len(rows)
-    unfinished = [each for each in problems if "unfinished" in each]
-    places = ", ".join(f"step_1/worker_{each}.jsonl:3" for each in range(4))
-    assert [
-        f"{places} and 5 others: unfinished line, dropped (was the process killed?)"
-    ] == unfinished
-    assert [each for each in problems if each.startswith("step_1/worker_9.jsonl:2: not JSON")]
-
-
-def test_lines_of_many_files_are_added_up():
-    """Each file has a line for its first, and how many more there are."""
-    sentences = [
-        f"a/{n}.jsonl:{n + 1}: bad; {n} more lines of this file likewise" for n in range(2, 8)
-    ]
-    other = "b is empty"
-
-    places = "a/2.jsonl:3, a/3.jsonl:4, a/4.jsonl:5, a/5.jsonl:6"
-    together = f"{places} and 2 others: bad; 27 more lines of these files likewise"
-    assert [together, other] == folded([*sentences[:3], other, *sentences[3:]])
-    assert [other, *sentences[:4]] == folded([other, *sentences[:4]])
-
-
-def test_an_unfinished_last_line_is_dropped_and_named(tmp_path):
-    """A killed process leaves its last line cut; the ones before are read."""
-    path = write_run(tmp_path, [line(1), line(2)])
-    path.write_bytes(path.read_bytes()[:-20])
-
-    rows, problems = read(tmp_path)
-
-    assert [1] == [row["end_us"] % 1_000_000 for row in rows]
-    assert "step_1/worker_0.jsonl:2: unfinished line, dropped (was the process killed?)" in problems
-
-
-def test_a_whole_last_line_without_its_newline_is_read(tmp_path):
-    """Only the newline is missing: nothing is lost, nothing is said."""
-    path = write_run(tmp_path, [line(1), line(2)])
-    path.write_bytes(path.read_bytes()[:-1])
-
-    rows, _ = read(tmp_path)
-
-    assert [1, 2] == [row["end_us"] % 1_000_000 for row in rows]
-    assert [] == problems_of(tmp_path)
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_other_encodings_are_read(tmp_path, encoding):
-    """Files that went through an editor keep their events."""
-    path = write_run(tmp_path, [])
-    path.write_bytes("".join(f"{line(number)}\n" for number in (1, 2)).encode(encoding))
-
-    rows, _ = read(tmp_path)
-
-    assert [1, 2] == [row["end_us"] % 1_000_000 for row in rows]
+    unfinished = ", ".join(f"step_1/worker_{each}.jsonl:{each + 3}" for each in range(4))
+    dropped = ", ".join(f"step_1/worker_{each}.jsonl:1" for each in range(1, 5))
+    assert (
+        f"{unfinished} and 5 others: unfinished line, dropped (was the process killed?)" in problems
+    )
+    (sentence,) = [each for each in problems if "not JSON, dropped" in each]
+    assert sentence.startswith(f"{dropped} and 4 others: not JSON, dropped")
+    assert sentence.endswith("; 28 more lines of these files likewise")
+    assert "step_1/worker_9.jsonl:2: not a JSON object, dropped" in problems
 
 
 def test_invalid_utf_8_is_replaced_and_named(tmp_path):
@@ -305,47 +221,6 @@ def test_invalid_utf_8_is_replaced_and_named(tmp_path):
 
     assert ["engine_call", "caf\N{REPLACEMENT CHARACTER}"] == [row["event"] for row in rows]
     assert any("2: not UTF-8" in problem for problem in problems)
-
-
-def test_a_lone_surrogate_in_a_text_does_not_cost_the_line(tmp_path):
-    """JSON permits what UTF-8 forbids."""
-    write_run(tmp_path, [line(1), line(2, extra={"request_id": "r", "tool": "\ud800"})])
-
-    rows, _ = read(tmp_path)
-
-    assert [1, 2] == [row["end_us"] % 1_000_000 for row in rows]
-
-
-def test_windows_line_ends_are_read(tmp_path):
-    """A carriage return before the newline changes nothing."""
-    write_run(tmp_path, [line(1), line(2)], end="\r\n")
-
-    rows, _ = read(tmp_path)
-
-    assert [1, 2] == [row["end_us"] % 1_000_000 for row in rows]
-    assert [] == problems_of(tmp_path)
-
-
-def test_a_line_too_long_for_memory_is_dropped(tmp_path):
-    """A file without newlines does not fill the memory."""
-    write_run(tmp_path, [line(1), "x" * (3 << 20), line(3)])
-
-    rows, problems = read(tmp_path)
-
-    assert [1, 3] == [row["end_us"] % 1_000_000 for row in rows]
-    assert any("2: longer than 1 MiB, dropped" in problem for problem in problems)
-
-
-def test_many_bad_lines_are_said_once_with_their_number(tmp_path):
-    """A flood of one fault is one sentence."""
-    write_run(tmp_path, [line(1), "x", "y", "z"])
-
-    _, problems = read(tmp_path)
-
-    said = [problem for problem in problems if "not JSON" in problem]
-    assert len(said) == 1
-    assert "worker_0.jsonl:2:" in said[0]
-    assert said[0].endswith("2 more lines of this file likewise")
 
 
 def test_an_empty_file_is_named(tmp_path):
@@ -439,27 +314,6 @@ def test_begin_is_timestamp_minus_duration_to_the_microsecond(tmp_path):
     ] == [(row["begin_us"], row["end_us"], row["duration_us"]) for row in rows]
 
 
-def test_times_that_are_none_are_named(tmp_path):
-    """Times that duckdb knows and calendars do not cost their line."""
-    write_run(
-        tmp_path, [line(1), *(line(timestamp=each) for each in ("infinity", "epoch", "x" * 25))]
-    )
-
-    rows, problems = read(tmp_path)
-
-    assert 1 == len(rows)
-    assert any("2: no readable `timestamp`" in problem for problem in problems)
-
-
-def test_numbers_that_are_not_json_are_kept(tmp_path):
-    """Python writes NaN; the line is read."""
-    write_run(tmp_path, [line(1), line(2, extra={"turn": 3, "score": float("nan")}), "bad"])
-
-    rows, _ = read(tmp_path)
-
-    assert [0, 3] == [row["turn"] for row in rows]
-
-
 def test_families_follow_the_vocabulary_and_the_role(tmp_path):
     """Unknown names are the user's, except intervals of the trainer: those are verl's timers."""
     names = ["update_actor", "my_timer", "tq_get"]
@@ -516,15 +370,6 @@ def test_a_request_start_without_its_request_is_unfinished(tmp_path):
         (None, "1", False, None, 3, 3),
     ] == [tuple(row.values()) for row in rows]
     assert any(p.startswith("2 requests started but did not end (step 1") for p in problems)
-
-
-def test_a_users_event_alone_makes_no_request(tmp_path):
-    """A request id in a user's line does not invent a request that never ended."""
-    write_run(tmp_path, [line(event="tool_execution")])
-
-    rows, problems = read(tmp_path, "SELECT * FROM requests")
-
-    assert ([], []) == (rows, problems)
 
 
 def test_reading_the_same_id_in_two_steps_gives_two_requests(tmp_path):
@@ -619,23 +464,32 @@ def small(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("role", ["actor_0", "engine_0", "reward_0", "trainer_0", "worker_1"])
 @pytest.mark.parametrize("options", [{}, {"steps": (2, 2)}])
-def test_a_doubled_file_is_named_and_counts_once(small, role, options):
+def test_a_doubled_file_is_named_and_counts_once(small, options):
     """Whatever the role, and whether all of the run is read or a step."""
     truth, _ = answers(small, **options)
-    (path,) = (small / "step_2").glob(f"{role}*.jsonl")
-    lines = path.read_text()
-    path.write_text(lines + lines)
+    expected = set()
+    for role in ("actor_0", "engine_0", "reward_0", "trainer_0", "worker_1"):
+        (path,) = (small / "step_2").glob(f"{role}*.jsonl")
+        lines = path.read_text()
+        path.write_text(lines + lines)
+        count = lines.count("\n")
+        expected.add(f"{path.stem} has {count:,} lines twice (step 2); each is counted once")
 
     found, problems = answers(small, **options)
 
     assert truth == found
-    sentence = (
-        f"{path.stem} has {lines.count(chr(10)):,} lines twice (step 2); each is counted once"
-    )
-    assert sentence in problems
+    assert expected <= {*problems}
     assert not any(" were found" in problem for problem in problems)
+
+
+def test_the_order_of_lines_does_not_matter(small):
+    """Concurrent events end in any order."""
+    truth = answers(small)
+    for path in small.glob("step_*/*.jsonl"):
+        path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+
+    assert truth == answers(small)
 
 
 def test_copies_under_other_names_are_named_and_left_out(small):
@@ -740,24 +594,11 @@ def test_a_duration_that_cannot_be_is_named_and_in_no_sum(small, wrong, sentence
     assert any(sentence in each for each in problems), problems
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "[]", "null", '"x"', "\xff", '{"clock": 3, "probes": []}']
-)
-def test_a_broken_header_is_no_obstacle(tmp_path, content):
-    """Events are read without it."""
-    write_run(tmp_path, [line(1)])
-    (tmp_path / "processes" / "worker_0.json").write_text(content, encoding="latin-1")
-    (tmp_path / "run.json").write_text(content, encoding="latin-1")
-
-    rows, problems = read(tmp_path)
-
-    assert 1 == len(rows)
-    assert problems
-
-
 def test_a_header_without_files_and_files_without_a_header_are_named(tmp_path):
-    """Files that stayed on another host are missed; processes that left no header are named."""
-    write_run(tmp_path, [line(1)], header=False)
+    """Files on another host and workers that left nothing are missed; headers that are not there are named."""
+    write_run(tmp_path, [line(1)], "actor_0", header=False)
+    for rank in (0, 2):
+        write_run(tmp_path, [line(rank + 5)], f"worker_{rank}", header={"rank": rank})
     write_header(tmp_path, "engine_0", counters={"events": 12}, host="far")
 
     problems = problems_of(tmp_path)
@@ -765,46 +606,29 @@ def test_a_header_without_files_and_files_without_a_header_are_named(tmp_path):
     assert any(
         "engine_0 has a header (12 events written on host far) but no" in p for p in problems
     )
-    assert any(p.startswith("no header in processes/ for worker_0;") for p in problems)
+    assert any(p.startswith("no header in processes/ for actor_0;") for p in problems)
+    assert "nothing was left by worker_1" in problems
 
 
-def test_a_gap_in_the_ranks_is_named(tmp_path):
-    """A worker that left nothing at all is missed."""
-    for rank in (0, 2):
-        write_run(tmp_path, [line(1)], f"worker_{rank}", header={"rank": rank})
-
-    assert ["nothing was left by worker_1"] == problems_of(tmp_path)
-
-
-def test_processes_of_one_boot_share_the_best_anchor(tmp_path):
-    """Anchors of one kernel differ by the error of reading them; one of them is used for all."""
-    clock = {"boot_id": "b", "monotonic_ns": 0}
+@pytest.mark.parametrize(
+    ("boots", "ends", "problem"),
+    [("bb", [13_000, 10_000], None), ("ab", [10_000, 10_000], "the run used 2 hosts")],
+)
+def test_processes_of_one_boot_share_the_best_anchor(tmp_path, boots, ends, problem):
+    """Anchors of one kernel differ by the error of reading them; of two kernels nothing is known."""
     for rank, (wall, uncertainty) in enumerate([(1_000_000, 900), (4_000_000, 50)]):
-        write_run(
-            tmp_path,
-            [line(10_000)],
-            f"worker_{rank}",
-            header={
-                "rank": rank,
-                "clock": {**clock, "wall_ns": wall, "uncertainty_ns": uncertainty},
-            },
-        )
+        clock = {
+            "boot_id": boots[rank],
+            "monotonic_ns": 0,
+            "wall_ns": wall,
+            "uncertainty_ns": uncertainty,
+        }
+        write_run(tmp_path, [line(10_000)], f"worker_{rank}", header={"rank": rank, "clock": clock})
 
-    rows, _ = read(tmp_path, "SELECT name, end_us % 1000000 AS end FROM events ORDER BY name")
+    rows, problems = read(tmp_path, "SELECT end_us % 1000000 AS end FROM events ORDER BY name")
 
-    assert [{"name": "worker_0", "end": 13_000}, {"name": "worker_1", "end": 10_000}] == rows
-
-
-def test_hosts_of_different_boots_are_not_moved_but_named(tmp_path):
-    """Nothing is known about two wall clocks."""
-    for rank, boot in enumerate("ab"):
-        clock = {"boot_id": boot, "monotonic_ns": 0, "wall_ns": rank * 10**9, "uncertainty_ns": 1}
-        write_run(tmp_path, [line(1)], f"worker_{rank}", header={"rank": rank, "clock": clock})
-
-    rows, _ = read(tmp_path)
-
-    assert [1, 1] == [row["end_us"] % 1_000_000 for row in rows]
-    assert any("the run used 2 hosts" in problem for problem in problems_of(tmp_path))
+    assert ends == [row["end"] for row in rows]
+    assert problem is None or any(problem in each for each in problems)
 
 
 def test_hostile_names_are_only_names(tmp_path):
@@ -819,141 +643,6 @@ def test_hostile_names_are_only_names(tmp_path):
         {"run": folder.name, "name": "worker_0'; DROP TABLE events; --"},
         {"run": folder.name, "name": "worker_[0-9]*"},
     ] == rows
-
-
-def test_a_name_that_is_not_utf_8_is_read(tmp_path):
-    """File systems hold bytes."""
-    path = write_run(tmp_path, [line(1)], header=False)
-    try:
-        path.rename(path.with_name("worker_\udcff.jsonl"))
-    except OSError:
-        pytest.skip("this file system allows text only")
-
-    rows, _ = read(tmp_path)
-
-    assert 1 == len(rows)
-
-
-@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tgz"])
-def test_an_archive_is_read_like_its_directory(tmp_path, suffix):
-    """A run sent by mail opens as it is."""
-    path = tmp_path / f"sent{suffix}"
-    with tarfile.open(path, "w" if suffix == ".tar" else "w:gz") as tar:
-        tar.add(SMALL, "my-run")
-
-    rows, problems = read(path, "SELECT run, count(*) AS n FROM events GROUP BY run")
-    whole, _ = read(SMALL, "SELECT count(*) AS n FROM events")
-
-    assert ([{"run": "sent", "n": whole[0]["n"]}], []) == (rows, problems)
-
-
-def test_an_archive_cannot_write_outside_its_folder(tmp_path):
-    """Absolute paths, `..` and links are left out and named."""
-    path = tmp_path / "bad.tar"
-    with tarfile.open(path, "w") as tar:
-        for name in ("../evil.json", "/tmp/evil.json", "run/step_1/worker_0.jsonl"):
-            content = f"{line(1)}\n".encode()
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-        link = tarfile.TarInfo("run/step_1/worker_1.jsonl")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        tar.addfile(link)
-
-    rows, problems = read(path)
-
-    assert 1 == len(rows)
-    assert "bad.tar: 3 links or unsafe paths were left out" in problems
-
-
-def test_a_cut_archive_gives_what_came_before_the_cut(tmp_path):
-    """A download that broke off is not worthless."""
-    write_run(tmp_path / "run", [line(number) for number in range(20_000)])
-    whole = tmp_path / "whole.tar.gz"
-    with tarfile.open(whole, "w:gz") as tar:
-        tar.add(tmp_path / "run" / "run.json", "run/run.json")
-        tar.add(tmp_path / "run" / "step_1", "run/step_1")
-    content = gzip.decompress(whole.read_bytes())
-    cut = tmp_path / "cut.tar"
-    cut.write_bytes(content[: len(content) // 2])
-
-    rows, problems = read(cut, "SELECT count(*) AS n FROM events")
-
-    assert 0 < rows[0]["n"] < 20_000
-    assert any("cut.tar breaks off" in problem for problem in problems)
-
-
-@pytest.fixture(params=["zstandard", "program"])
-def zstd(request, monkeypatch):
-    """Leave one way to read zstd: the module or the program."""
-    if request.param == "zstandard":
-        monkeypatch.setattr("verl_profiler.reading.archives.shutil.which", lambda name: None)
-    elif shutil.which("zstd") is None:
-        pytest.skip("the program zstd is not installed")
-    else:
-        no_modules(monkeypatch)
-
-
-def no_modules(monkeypatch):
-    for name in ("compression.zstd", "zstandard", "backports.zstd"):
-        monkeypatch.setitem(sys.modules, name, None)
-
-
-def compressed(path, content):
-    """Write two frames, as compressors with several threads and `cat` do."""
-    if zstandard is None:
-        pytest.skip("zstandard is not installed")
-    half = len(content) // 2
-    frames = [
-        zstandard.ZstdCompressor().compress(part) for part in (content[:half], content[half:])
-    ]
-    path.write_bytes(b"".join(frames))
-
-
-def test_a_zstd_archive_is_read_like_its_directory(tmp_path, zstd):
-    """A real run, packed with zstd, gives every event, whatever reads zstd here."""
-    archive = SMALL.parent / "rehearsal_run.tar.gz"
-    path = tmp_path / "rehearsal_run.tar.zst"
-    compressed(path, gzip.decompress(archive.read_bytes()))
-    query = "SELECT name, event, count(*) AS n, sum(duration_us)::BIGINT AS us FROM events GROUP BY ALL ORDER BY ALL"
-
-    rows, problems = read(path, query)
-
-    assert read(archive, query) == (rows, problems)
-    assert len(rows) > 50
-
-
-@pytest.mark.parametrize("damage", ["cut", "garbled"])
-def test_a_damaged_zstd_archive_is_named(tmp_path, zstd, damage):
-    """What came before the damage is read."""
-    write_run(tmp_path / "run", [line(number) for number in range(20_000)])
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        tar.add(tmp_path / "run" / "run.json", "run/run.json")
-        tar.add(tmp_path / "run" / "step_1", "run/step_1")
-    path = tmp_path / "bad.tar.zst"
-    compressed(path, packed.getvalue())
-    content = path.read_bytes()
-    middle = len(content) * 2 // 3
-    path.write_bytes(
-        content[:middle] + (b"" if damage == "cut" else b"\0" * 100 + content[middle:])
-    )
-
-    rows, problems = read(path, "SELECT count(*) AS n FROM events")
-
-    assert 0 < rows[0]["n"] < 20_000
-    assert any("bad.tar.zst breaks off" in problem for problem in problems)
-
-
-def test_zstd_needs_a_module_and_says_which(tmp_path, monkeypatch):
-    """The message can be copied."""
-    path = tmp_path / "run.tar.zst"
-    path.write_bytes(b"\x28\xb5\x2f\xfd")
-    no_modules(monkeypatch)
-    monkeypatch.setattr("verl_profiler.reading.archives.shutil.which", lambda name: None)
-
-    with pytest.raises(ReadingError, match="pip install zstandard"):
-        load(path)
 
 
 def test_a_step_folder_and_a_file_open_alone(tmp_path):
@@ -1022,65 +711,6 @@ def test_a_run_named_twice_or_copied_is_read_once(tmp_path):
     assert [{"n": 1}] == rows
     assert any("was given twice" in problem for problem in problems)
     assert any("is a copy of the run in" in problem for problem in problems)
-
-
-def test_the_cache_is_used_until_a_file_changes(tmp_path, monkeypatch):
-    """The second opening converts nothing; a longer file is converted again."""
-    built = []
-    original = convert.build_part
-    monkeypatch.setattr(
-        convert, "build_part", lambda *args: built.append(args[4]) or original(*args)
-    )
-    monkeypatch.setattr("verl_profiler.reading.cache_folder._UNUSED_S", 0)
-    path = write_run(tmp_path, [line(1), "bad"])
-
-    def opened():
-        with load(tmp_path) as run:
-            return run.rows("SELECT count(*) AS n FROM events")[0]["n"], run.problems
-
-    first = opened()
-    second = opened()
-    with path.open("a") as file:
-        file.write(line(3) + "\n")
-    third = opened()
-
-    assert (1, 2) == (first[0], third[0])
-    assert first == second
-    assert 2 == len(built)
-    assert 1 == len(list((tmp_path / ".cache" / "events-1").glob("part-*.parquet")))
-
-
-@pytest.mark.parametrize("damage", [b"", b"PAR1 not really", None])
-def test_a_damaged_cache_is_made_again(tmp_path, damage):
-    """The cache is never trusted against what it says of itself."""
-    write_run(tmp_path, [line(1)])
-    with load(tmp_path):
-        pass
-    for part in (tmp_path / ".cache" / "events-1").glob("part-*.parquet"):
-        if damage is None:
-            part.unlink()
-        else:
-            part.write_bytes(damage)
-
-    with load(tmp_path) as run:
-        rows = run.rows("SELECT count(*) AS n FROM events")
-
-    assert [{"n": 1}] == rows
-
-
-def test_a_directory_that_cannot_be_written_costs_the_cache_only(tmp_path):
-    """Reading someone else's run works, and says nothing about it."""
-    write_run(tmp_path, [line(1)])
-    (tmp_path / ".cache").write_text("in the way")
-
-    with load(tmp_path) as run:
-        rows = run.rows("SELECT count(*) AS n FROM events")
-        problems = run.problems
-
-    assert [{"n": 1}] == rows
-    assert [
-        "1 request started but did not end (step 1; for example r1); they are left out of percentiles"
-    ] == problems
 
 
 def test_converted_events_open_without_their_files(tmp_path):
@@ -1154,18 +784,6 @@ def test_the_memory_limit_must_be_an_amount(tmp_path):
 
     with pytest.raises(ReadingError, match="Write for example 2GB"):
         load(tmp_path, memory_limit="much")
-
-
-def test_reading_imports_nothing_of_the_host():
-    """A laptop without torch, Ray or verl is enough."""
-    code = (
-        "import sys, verl_profiler.reading.reader, verl_profiler.analysis, verl_profiler.render.text\n"
-        "print(sorted({'torch', 'ray', 'verl', 'wrapt', 'pandas', 'matplotlib'} & set(sys.modules)))"
-    )
-
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert "[]" == done.stdout.strip()
 
 
 FIELD_VALUES = st.fixed_dictionaries(

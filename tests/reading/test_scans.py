@@ -11,12 +11,9 @@ from verl_profiler.reading.scans import quoted, scan
 from verl_profiler.reading.tables.tables import Tables
 
 SMALL = Path(__file__).parents[1] / "data" / "small_run"
-# Hydra's override_dirname makes such folders; each value is one that no event of the run has.
-FOLDERS = (
-    "rank=9", "name=x", "status=y", "duration_us=1", "rest=1", "step=77", "event=z",
-    "run=other/role=engine,lr=0.1",
-)  # fmt: skip
-ODD = ("~", "~root", "file:", "a*b", "[a]", "what?", "it's", "{x,y}", "a b%20")
+# Hydra's override_dirname makes such folders: each names a column, with a value that no event has.
+COLUMNS = "rank=9/name=x/status=y/duration_us=1/rest=1/step=77/event=z/run=other/role=engine,lr=0.1"
+FOLDERS = (COLUMNS, "~", "~root", "file:", "a*b", "[a]", "what?", "it's", "{x,y}", "a b%20")
 
 
 def copied(folder):
@@ -40,40 +37,18 @@ def expected():
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_named_like_a_column_changes_nothing(tmp_path, expected, folder):
-    """Neither when events are converted nor when they come from the cache."""
-    run = copied(tmp_path / folder)
-
-    assert expected == tables_of(run)
-    assert expected == tables_of(run)
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_parquet_in_such_a_folder_changes_nothing(tmp_path, expected, folder):
-    """Events that were converted are read as they are."""
-    run = copied(tmp_path)
-    with load(run):
-        pass
-    parts = sorted((run / ".cache" / "events-1").glob("part-*.parquet"))
-    (tmp_path / folder / "events").mkdir(parents=True)
-    for part in parts:
-        shutil.copy(part, tmp_path / folder / "events")
-
-    with load(tmp_path / folder, cache=False) as opened:
-        rows = opened.rows("SELECT * EXCLUDE run FROM event_fields ORDER BY ALL")
-
-    assert expected[0][0] == rows
-
-
-@pytest.mark.parametrize("folder", ODD)
-def test_an_odd_relative_path_is_that_path(tmp_path, monkeypatch, expected, folder):
-    """Homes, schemes and patterns are for shells; a home with another run beside is not read."""
+def test_an_odd_path_is_that_path(tmp_path, monkeypatch, expected, folder):
+    """Absolute or relative; when events are converted, come from the cache, or from Parquet files."""
     run = copied(tmp_path / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
+    assert expected == tables_of(run)
     assert expected == tables_of(run.relative_to(tmp_path))
-    assert expected == tables_of(run.relative_to(tmp_path))
+    (tmp_path / folder / "converted" / "events").mkdir(parents=True)
+    for part in (run / ".cache" / "events-1").glob("part-*.parquet"):
+        shutil.copy(part, tmp_path / folder / "converted" / "events")
+    assert expected[0][0] == tables_of(tmp_path / folder / "converted", cache=False)[0][0]
 
 
 @pytest.mark.parametrize("folder", ["step=3", "status=y", "[t]*", "it's"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import random
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.console_log import (
+    LINE_LIMIT_BYTES,
     STDIN,
     ConsoleLine,
     clean,
@@ -168,3 +170,33 @@ def test_what_cannot_be_opened_is_an_error(tmp_path: Path, name: str) -> None:
         list(file_lines(tmp_path / name, []))
 
     assert error.value.slug == "log-unreadable"
+
+
+@pytest.mark.timeout(60)
+def test_what_would_fill_the_memory_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of megabytes, and a compressed file that expands without end."""
+    path = tmp_path / "console.log"
+    path.write_bytes(b"a\n" + b"x" * (3 * LINE_LIMIT_BYTES) + b"\nstep:1 - a:1\n")
+    problems: list[str] = []
+    lines = [(number, len(text)) for number, text in file_lines(path, problems)]
+    assert lines == [(1, 2), (2, LINE_LIMIT_BYTES + 1), (3, 13)]
+    assert "1 line is longer than 1 MiB" in problems[0]
+
+    monkeypatch.setattr("verl_profiler.events.files.EXPANSION_FROM_BYTES", 1 << 20)
+    path.write_bytes(gzip.compress(b"one\n" + b"\n" * (20 << 20)))
+    problems.clear()
+    read = file_lines(path, problems)
+    assert next(read) == (1, "one\n")
+    assert sum(1 for _ in read) < 12 << 20
+    assert "expands to more than" in problems[0]
+
+
+def test_the_pipe_of_a_shell_is_read() -> None:
+    """`verl-profiler timing <(zcat console.log.gz)`."""
+    out, into = os.pipe()
+    os.write(into, b"one\n")
+    os.close(into)
+    try:
+        assert list(file_lines(Path(f"/dev/fd/{out}"), [])) == [(1, "one\n")]
+    finally:
+        os.close(out)

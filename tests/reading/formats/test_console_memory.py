@@ -95,7 +95,7 @@ def test_lines_that_ray_left_out_are_said(log):
     assert "RAY_DEDUP_LOGS=0" in problems[0]
 
 
-def test_several_logs_are_several_runs(log):
+def test_several_logs_are_several_runs(log, tmp_path, capsys):
     """Also compressed ones; one without memory lines is named."""
     tables, problems = read_logs(
         [log(line("a", 1)), log(line("a", 2), name="b.log.gz"), log("no\n", name="c.log")]
@@ -104,6 +104,11 @@ def test_several_logs_are_several_runs(log):
     assert ["b.log.gz", "verl_demo.log"] == [
         row["run"] for row in tables.rows("SELECT run FROM memory ORDER BY run")
     ]
+    assert 1 == main(["memory", str(log(step(1)))])
+    assert "VERL_LOGGING_LEVEL=DEBUG" in capsys.readouterr().err
+    # They have no steps in common.
+    assert 2 == main(["memory", str(log(line("a", 1))), str(tmp_path)])
+    assert "(runs-and-logs)" in capsys.readouterr().err
     assert "c.log has no memory line" in problems[0]
     assert "VERL_LOGGING_LEVEL=DEBUG" in problems[0]
 
@@ -124,15 +129,3 @@ def test_a_log_tells_whether_the_saver_works(log, capsys):
     assert "!" not in shown
     assert "+15.0 GiB" in shown
     assert ["nothing-freed"] == [row["slug"] for row in content["findings"]]
-
-
-def test_a_log_without_memory_lines_is_nothing_to_report(log, capsys):
-    """Status 1, and what to do."""
-    assert 1 == main(["memory", str(log(step(1)))])
-    assert "VERL_LOGGING_LEVEL=DEBUG" in capsys.readouterr().err
-
-
-def test_runs_and_logs_are_not_mixed(log, tmp_path, capsys):
-    """They have no steps in common."""
-    assert 2 == main(["memory", str(log(line("a", 1))), str(tmp_path)])
-    assert "(runs-and-logs)" in capsys.readouterr().err

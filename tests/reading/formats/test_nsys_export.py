@@ -1,15 +1,19 @@
 """What an export of nsys says, whatever tables its version and its capture gave it."""
 
 import json
+import sqlite3
+from contextlib import closing
 
 import nsys_database
 import pytest
+from event_files import line, write_run
 from nsys_database import EPOCH_NS, PID, TID
-from reading.test_reader import line, write_run
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading.formats.nsys_export import read
+from verl_profiler.reading.formats import nsys_export
+from verl_profiler.reading.formats.nsys_export import read, take_captures
 from verl_profiler.reading.reader import load
+from verl_profiler.reading.tables.tables import Tables
 
 
 @pytest.fixture
@@ -48,15 +52,6 @@ def test_what_an_export_lacks_is_said(path):
         "it has no NVTX ranges",
         "it has no GPU work",
     ] == read(path).problems
-
-
-def test_another_file_is_refused(path):
-    """Not a database at all."""
-    path.write_text("not a database, and long enough for SQLite to look at its first page")
-
-    with pytest.raises(ReadingError) as caught:
-        read(path)
-    assert "unreadable" == caught.value.slug
 
 
 def capture(**changes):
@@ -108,25 +103,54 @@ def test_a_run_is_read_with_its_captures(tmp_path):
         assert "capture of actor_1 in step 2: nsys wrote nothing" in run.problems
 
 
-def test_a_broken_export_costs_only_itself(tmp_path):
-    """It is named among the problems."""
-    write_captures(tmp_path, capture())
-    (tmp_path / "nsight" / "actor_0.step2.sqlite").write_bytes(b"x" * 4096)
-    with load(tmp_path) as run:
-        assert [] == run.rows("FROM capture_ranges")
-        assert [p for p in run.problems if "is not an nsys export" in p]
-
-
-def test_a_foreign_list_of_captures_is_left_out(tmp_path):
-    """Files are never trusted."""
-    write_captures(tmp_path, "x", {"role": "actor"}, capture())
-    with load(tmp_path) as run:
+def test_damage_costs_only_itself(tmp_path):
+    """Files are never trusted: no database, a file outside of the run, rows of another form."""
+    write_captures(tmp_path / "run", "x", {"role": "actor"}, capture())
+    (tmp_path / "run" / "nsight" / "actor_0.step2.sqlite").write_bytes(b"x" * 4096)
+    with load(tmp_path / "run") as run:
         assert 1 == len(run.rows("FROM captures"))
+        assert [] == run.rows("FROM capture_ranges") == run.rows("FROM capture_work")
+        assert [p for p in run.problems if "is not an nsys export" in p]
+    nsys_database.write(tmp_path / "outside.sqlite", ranges=[(1, 2, "push", "secret", 3)])
+    write_captures(tmp_path / "other", capture(file="../../outside.sqlite"))
+    with load(tmp_path / "other") as run:
+        assert [p for p in run.problems if "file is invalid" in p]
+        assert [] == run.rows("FROM capture_ranges")
 
 
-def test_a_run_without_captures_has_empty_tables(tmp_path):
-    """So that questions need not ask first."""
-    write_run(tmp_path, [line()])
-    with load(tmp_path) as run:
-        assert [] == run.rows("FROM captures")
-        assert [] == run.rows("FROM capture_work")
+@pytest.mark.parametrize("label", ["a\nb", "a\r\nb", 'x\r,"y', "\u2028"])
+def test_ends_of_lines_in_the_name_of_a_run(tmp_path, label):
+    """The ranges go through a CSV file, with the name of the run in each line."""
+    write_captures(tmp_path / "run", capture(file="a.sqlite"))
+    nsys_database.write(
+        tmp_path / "run" / "nsight" / "a.sqlite", ranges=[(10, 90, "push", "r", TID)]
+    )
+    tables = Tables.of()
+
+    take_captures(tables, [(label, tmp_path / "run")], tmp_path)
+
+    assert tables.rows("SELECT run, event FROM capture_ranges") == [{"run": label, "event": "r"}]
+
+
+@pytest.mark.timeout(60)
+def test_an_export_cannot_ask_for_hours(tmp_path, monkeypatch):
+    """A table without keys is searched once per row."""
+    path = tmp_path / "a.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE StringIds (id, value)")
+        connection.execute(
+            "CREATE TABLE NVTX_EVENTS (start, end, eventType, rangeId, category, "
+            "color, text, globalTid, endGlobalTid, textId, domainId, uint64Value, int64Value)"
+        )
+        counted = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 60000)"
+        connection.execute(f"INSERT INTO StringIds {counted} SELECT 'x' || i, i FROM n")
+        connection.execute(
+            f"INSERT INTO NVTX_EVENTS (start, end, eventType, textId) {counted} "
+            "SELECT i, i + 1, 59, 'y' || i FROM n"
+        )
+
+    monkeypatch.setattr(nsys_export, "_STEPS_FROM", 5_000_000)
+    monkeypatch.setattr(nsys_export, "_STEPS_PER_BYTE", 1)
+    with pytest.raises(ReadingError, match="interrupted") as caught:
+        read(path)
+    assert caught.value.slug == "unreadable"
