@@ -21,6 +21,8 @@ def staleness(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         Table `staleness`: one row per run, step, part and what.
     """
+    if not tables.row("SELECT run FROM asynchronous LIMIT 1"):
+        return []
     return tables.rows(_ROWS.replace("{chosen}", in_steps(steps, "consumed_step")))
 
 

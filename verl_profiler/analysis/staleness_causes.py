@@ -34,6 +34,8 @@ def staleness_causes(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         Table `staleness_causes`: one row per run, step, part, what and cause; means over samples.
     """
+    if not tables.row("SELECT run FROM asynchronous LIMIT 1"):
+        return []
     return tables.rows(_ROWS.replace("{chosen}", in_steps(steps, "s.consumed_step")))
 
 

@@ -54,6 +54,8 @@ def pass_times(tables: Tables) -> dict[str, dict[str, PassTimes]]:
     Replicas whose iterations were not read, or whose fit is bad, are missing.  Of an engine with several
     data-parallel ranks, all ranks count alike.
     """
+    if not tables.has_events("engine_iterations"):
+        return {}
     rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in tables.rows(
         f"""
