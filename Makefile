@@ -6,7 +6,7 @@ VENV ?= .venv
 ENGINE ?= sglang
 # Passed to pip, for example to name an index that has CPU builds of torch.
 PIP_FLAGS ?=
-# Python compiles what is imported, a fifth of the 27,000 files that pip would compile on one core.
+# The 27,000 files are compiled beside the next step, or when they are imported.
 LAZILY := --no-compile
 # Passed to `verl-profiler rehearse`, for example --steps 5.
 REHEARSE_FLAGS ?=
@@ -15,7 +15,7 @@ REQUIREMENTS := verl_profiler/rehearsal/requirements-$(ENGINE)
 # A change of a list, or of what the package itself needs, installs again.
 INSTALLED := $(VENV)/installed-$(ENGINE)
 # Passed to pytest, for example -k recorder, or -m nightly; without any, two parts run beside each other: what
-# needs no real verl or Ray; lint, and then what does, most of which waits for processes to start.
+# needs the real verl or Ray, most of which waits for processes to start; lint, and then the others.
 TEST_FLAGS ?=
 REAL := verl or ray or rehearsal
 # What `make test` leaves to `make test-all`.
@@ -30,7 +30,7 @@ WITH_NODE = PATH="$(NODE)/bin:$$PATH"
 # Each process that a test or a rehearsal starts would compile all that it imports; those of users do not.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install rehearsal docs lint test test-all test-quick test-real lint-then-real
+.PHONY: help install rehearsal docs lint test test-all test-quick test-real lint-then-quick
 
 help:
 	@echo "make rehearsal                  install into $(VENV) and rehearse with the real SGLang"
@@ -64,11 +64,11 @@ test: $(INSTALLED) lint
 	$(VENV)/bin/python -m pytest $(TEST_FLAGS)
 else
 test: $(INSTALLED) $(VENV)/installed-dev
-	$(MAKE) --no-print-directory --keep-going --output-sync=target -j2 test-quick lint-then-real
+	$(MAKE) --no-print-directory --keep-going --output-sync=target -j2 test-real lint-then-quick
 endif
 
-lint-then-real:
-	$(MAKE) --no-print-directory lint; linted=$$?; $(MAKE) --no-print-directory test-real && exit $$linted
+lint-then-quick:
+	$(MAKE) --no-print-directory lint; linted=$$?; $(MAKE) --no-print-directory test-quick && exit $$linted
 
 test-all:
 	$(MAKE) --no-print-directory test LESS=
@@ -81,7 +81,9 @@ test-real: $(VENV)/installed-dev
 
 $(VENV)/installed-dev: $(INSTALLED)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --upgrade 'pip >= 25.1'
-	$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-warn-conflicts --group dev
+	$(VENV)/bin/python -m compileall -qq $(VENV)/lib & \
+		$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-warn-conflicts --group dev; \
+		status=$$?; wait; exit $$status
 	touch $@
 
 $(PAGE_CHECKS)/installed: $(wildcard tests/js/*) $(VENV)/installed-dev
