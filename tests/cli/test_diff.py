@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import shutil
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.views.diff_cells import change_cells
 from verl_profiler.views.diff_text import diff_text
 
+BEGIN = datetime(2026, 11, 21, 2, tzinfo=UTC)
+
 
 def run(*arguments):
     parser = argparse.ArgumentParser()
@@ -23,29 +26,30 @@ def run(*arguments):
     return diff.run(parser.parse_args([*map(str, arguments)]))
 
 
-def make_run(folder, steps, *, gen=4.0, tool=0.5):
-    """Write a run whose steps take `gen` and an update of 1 s, with one request each."""
+def make_run(
+    folder, steps, *, gen=4.0, tool=0.5, every=40.0, update=lambda _: 1.0, tokens=lambda _: 100
+):
+    """Write a run whose steps take `gen` and an update, with one request each, one step `every` so many s."""
     for step in range(1, steps + 1):
         # Steps differ, in every run in the same way.
         spread = 1 + 0.1 * (step * 7 % 5)
-        length = gen * spread
+        length, trained = gen * spread, update(step)
         lines = {
             "trainer_0": [
                 ("gen", length, length, {}),
-                ("update_actor", length + 1, 1, {}),
-                ("step", length + 1, length + 1, {}),
+                ("update_actor", length + trained, trained, {}),
+                ("step", length + trained, length + trained, {}),
             ],
             "worker_0": [
                 ("tool_call", tool * spread, tool * spread, {"tool": "search", "turn": 0}),
-                ("request", length, length, {"generated_tokens": 100, "turns": 1}),
+                ("request", length, length, {"generated_tokens": tokens(step), "turns": 1}),
             ],
         }
         (folder / f"step_{step}").mkdir(parents=True)
         for name, events in lines.items():
             with (folder / f"step_{step}" / f"{name}.jsonl").open("w") as file:
                 for event, end, duration, extra in events:
-                    second = step * 40 + end
-                    moment = f"2026-11-21T02:{second // 60:02.0f}:{second % 60:09.6f}+00:00"
+                    moment = (BEGIN + timedelta(seconds=step * every + end)).isoformat()
                     identity = {"request_id": f"q{step}"} if name == "worker_0" else {}
                     line = {"timestamp": moment, "event": event, "duration_sec": round(duration, 6)}
                     line |= {"extra": {**identity, **extra}, "workid": 0, "step": step}
@@ -206,6 +210,117 @@ def test_a_quantile_of_few_requests_is_refused(runs):
     assert "too-few-steps" == raised.value.slug
 
 
+def test_three_noisy_steps_are_not_testable(tmp_path, capsys):
+    """Seven times as long, with steps of 3 to 30 s: neither "no significant change" nor passed."""
+    a = make_run(tmp_path / "a", 4, gen=2.0)
+    b = make_run(tmp_path / "b", 4, gen=2.0, update=lambda step: (1.0, 1.0, 8.0, 60.0)[step - 1])
+    document, metrics = metrics_of(capsys, a, b)
+    assert metrics["step.mean"]["share"] > 6
+    assert (False, False) == (
+        metrics["step.mean"]["significant"],
+        metrics["step.mean"]["testable"],
+    )
+    run(a, b)
+    printed = capsys.readouterr().out
+    assert "not testable: too few steps, a doubling could be missed" in printed
+    assert "update_actor.mean" not in printed.partition("Not testable")[0].partition("No sig")[2]
+    assert "No other metric changed significantly" not in printed
+    with pytest.raises(ReadingError, match="would be noticed") as raised:
+        run(a, b, "--fail-if", "step > +5%")
+    assert "too-few-steps" == raised.value.slug
+
+
+def test_the_time_between_steps_is_compared(tmp_path, capsys):
+    """A dump of 38 s after each step is in no step: 8 steps, one every 40 s and one every 78 s."""
+    a, b = make_run(tmp_path / "a", 8), make_run(tmp_path / "b", 8, every=78.0)
+    _, metrics = metrics_of(capsys, a, b)
+
+    assert pytest.approx(0.0, abs=1e-6) == metrics["step.mean"]["difference"]
+    assert pytest.approx(38.0) == metrics["step_to_step.mean"]["difference"]
+    assert metrics["step_to_step.mean"]["significant"]
+    assert 1 == run(a, b, "--fail-if", "step_to_step > +5%")
+    printed = capsys.readouterr().out
+    assert "From the start of a step to the start of the next one it is +38.0 s" in printed
+    assert "+38.0 s of that is between steps" in printed
+    # Of the last step, the next start is unknown: longer steps are no time between steps.
+    run(a, make_run(tmp_path / "c", 8, update=lambda step: 1.0 + 30 * (step == 8)))
+    assert "between steps" not in capsys.readouterr().out
+
+
+def test_console_logs_are_compared_by_their_timers(tmp_path, capsys):
+    """Gen of 74 s becomes 41 s, the update keeps its 260 s."""
+    for name, gen in (("before", 74.0), ("after", 41.0)):
+        lines = [
+            f"(TaskRunner pid=1) step:{step} - training/global_step:{step} - "
+            f"timing_s/gen:{gen + step * 7 % 5} - timing_s/update_actor:{260 + step * 3 % 4} - "
+            f"timing_s/step:{gen + step * 7 % 5 + 260 + step * 3 % 4} - "
+            f"perf/total_num_tokens:{3_000_000 + step * 11 % 7}"
+            for step in range(1, 13)
+        ]
+        (tmp_path / f"{name}.log").write_text("\n".join(lines) + "\n")
+    document, metrics = metrics_of(capsys, tmp_path / "before.log", tmp_path / "after.log")
+
+    assert list(range(2, 13)) == document["runs"][0]["steps"]
+    for name in ("step.mean", "gen.mean"):
+        assert pytest.approx(-33.0, abs=0.5) == metrics[name]["difference"]
+        assert metrics[name]["significant"]
+    assert not metrics["update_actor.mean"]["significant"]
+    _, metrics = metrics_of(capsys, f"{tmp_path}/before.log@1:5", f"{tmp_path}/after.log@6:12")
+    assert metrics["gen.mean"]["significant"]
+    (tmp_path / "other.log").write_text("no steps here\n")
+    with pytest.raises(ReadingError, match="holds 0 runs"):
+        run(tmp_path / "before.log", tmp_path / "other.log")
+
+
+def test_what_differs_between_launches_is_not_a_change(tmp_path, capsys):
+    """Launches of the same take 4, 6 and 5 s per generation: B is in between, until it takes 12 s."""
+    a = [make_run(tmp_path / f"a{gen}", 8, gen=gen) for gen in (4.0, 6.0)]
+    b = [make_run(tmp_path / f"b{gen}", 8, gen=gen) for gen in (6.2, 5.0)]
+    slow = [make_run(tmp_path / f"slow{gen}", 8, gen=gen) for gen in (24.0, 26.0)]
+    sides = [",".join(map(str, each)) for each in (a, b, slow)]
+    _, alone = metrics_of(capsys, a[0], b[0])
+    document, together = metrics_of(capsys, *sides[:2])
+    _, slower = metrics_of(capsys, sides[0], sides[2])
+
+    assert alone["step.mean"]["significant"]
+    assert [2, 2] == [each["launches"] for each in document["runs"]]
+    assert not together["step.mean"]["significant"]
+    # By hand: means of 5 x 1.2286 and 5.6 x 1.2286 s, since steps are spread by 1.2286 on average.
+    spread = sum(1 + 0.1 * (step * 7 % 5) for step in range(2, 9)) / 7
+    assert pytest.approx(0.6 * spread) == together["step.mean"]["difference"]
+    assert slower["step.mean"]["significant"]
+    assert 1 == run(sides[0], sides[2], "--fail-if", "step > +5%")
+    assert "The unit is a launch (2 of A, 2 of B)" in capsys.readouterr().out
+    run(a[0], b[0])
+    assert "is in no interval; diff A1,A2 B1,B2 includes it." in capsys.readouterr().out
+    run(f"{a[0]}@1:4", f"{a[0]}@5:8")
+    assert "diff A1,A2" not in capsys.readouterr().out
+
+
+def test_a_drift_names_its_phase(tmp_path, capsys):
+    """The update grows by 0.5 s per step, the generation stays."""
+    grown = make_run(tmp_path / "grown", 16, update=lambda step: 1 + step / 2)
+    run(f"{grown}@1:8", f"{grown}@9:16")
+
+    printed = capsys.readouterr().out
+    assert "The step grows by 482 ms per step; most of it is update_actor (500 ms)." in printed
+
+
+def test_steps_are_compared_at_equal_tokens(tmp_path, capsys):
+    """Steps as long as their responses, with 20 % longer responses: slower, but not per token."""
+    a = make_run(tmp_path / "a", 9, tokens=lambda step: 100 + 10 * (step * 7 % 5))
+    b = make_run(tmp_path / "b", 9, gen=4.8, tokens=lambda step: 120 + 12 * (step * 7 % 5))
+    document, metrics = metrics_of(capsys, a, b)
+    run(a, b)
+
+    assert metrics["step.mean"]["difference"] > 0.9
+    assert "generated_tokens" == document["equal_tokens"]["tokens"]
+    assert pytest.approx(0.0, abs=1e-6) == document["equal_tokens"]["difference"]
+    assert "At equal generated_tokens it is" in capsys.readouterr().out
+    document, _ = metrics_of(capsys, make_run(tmp_path / "c", 9), a)
+    assert document["equal_tokens"] is None
+
+
 def test_ranges_of_one_run_are_compared(capsys, runs):
     """With the steps that were asked for, the first one too."""
     document, _ = metrics_of(capsys, f"{runs[0]}@1:6", f"{runs[0]}@7:12")
@@ -218,6 +333,10 @@ def test_an_at_sign_in_a_path_is_part_of_the_path(tmp_path, runs):
     folder = tmp_path / "run@3"
     shutil.copytree(runs[0], folder)
 
+    with_comma = tmp_path / "run,4"
+    shutil.copytree(runs[0], with_comma)
+    assert [with_comma] == [each.path for each in diff.sides(str(with_comma))]
+    assert [folder, runs[0]] == [each.path for each in diff.sides(f"{folder},{runs[0]}")]
     assert (folder, None) == (diff.side(str(folder)).path, diff.side(str(folder)).steps)
     assert (2, 4) == diff.side(f"{folder}@2:4").steps
     assert folder == diff.side(f"{folder}@2:4").path
@@ -355,17 +474,18 @@ def test_a_diff_of_many_metrics_fits_a_terminal(significant, others, shown):
     row = {
         "unit": "s", "headline": False, "a": 1.0, "b": 2.0, "difference": 1.0, "share": 1.0,
         "low": 0.5, "high": 1.5, "p": 0.001, "adjusted_p": 0.001, "detectable": None,
-        "effective_steps": [9, 9], "drift": False, "estimated": False,
+        "effective_steps": [9, 9], "drift": False, "estimated": False, "testable": True,
     }  # fmt: skip
     rows = [
         {**row, "metric": f"tool_call:tool_{number}.mean", "significant": number < significant}
         for number in range(significant + others)
     ]
     rows.append({**row, "metric": "step.mean", "headline": True, "significant": True})
-    run = {"steps": [1, 2], "warm_up": [], "asynchronous": False, "bound": ""}
+    run = {"launches": 1, "steps": [1, 2], "warm_up": [], "asynchronous": False, "bound": ""}
     document = {
         "runs": [{**run, "name": "a"}, {**run, "name": "b"}],
         "workload": [], "configuration": [], "only_in_one": [], "left_out": 0,
+        "one_run": False, "drift": None, "equal_tokens": None, "between_steps_s": None,
         "metrics": rows, "conditions": [],
     }  # fmt: skip
     text = diff_text(document)

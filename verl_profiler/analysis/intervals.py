@@ -30,13 +30,25 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special  # pyright: ignore[reportMissingTypeStubs]
 
-__all__ = ["LEAST_STEPS", "Estimate", "jump", "mean", "mean_difference"]
+__all__ = [
+    "LEAST_STEPS",
+    "Estimate",
+    "difference_at_equal",
+    "difference_of_launches",
+    "jump",
+    "mean",
+    "mean_difference",
+    "slope",
+]
 
 # Without types: distribution function and quantiles of Student's distribution.
 _special: Any = special
 
 # With fewer steps there is no interval.
 LEAST_STEPS = 3
+LEAST_FOR_A_LINE = 5
+# Work is a covariate where it explains so much of the variance within each of both runs.
+_EXPLAINED = 0.5
 
 # Autocorrelations, and the prior: so much of it is at none, the rest is normal around a center.  The logs
 # have more at none; this is the prior with the most power whose false alarms are at most 5 % up to an
@@ -195,12 +207,78 @@ def jump(
     times, series = _series({**a, **b})
     member = np.isin(times, list(b))
     design = np.stack([member.astype(float), np.ones(len(times)), times - times.mean()], axis=1)
-    slope = np.linalg.lstsq(design, series, rcond=None)[0][2]
-    level = series - slope * (times - times.mean())
+    growth = np.linalg.lstsq(design, series, rcond=None)[0][2]
+    level = series - growth * (times - times.mean())
     value = _value(level[~member], level[member], statistic)
     fit = _fitted(series, design, times)
     ratio = max(_ratio(each[None], statistic) for each in (level[~member], level[member]))
     return _estimate(value, (fit,), _weights(fit.likelihood), [ratio])
+
+
+def difference_of_launches(first: _Array, second: _Array) -> Estimate:
+    """Estimate by how much launches of B are above those of A, by Student's test.
+
+    Args:
+        first: One value of each launch.
+        second: Likewise; two launches at least of one of them.
+    """
+    freedom = len(first) + len(second) - 2
+    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in (first, second))
+    least = (1e-12 * max(np.abs(first).max(), np.abs(second).max())) ** 2 + 1e-200
+    scale = (max(squares, least) / freedom * (1 / len(first) + 1 / len(second))) ** 0.5
+    return Estimate(
+        float(second.mean() - first.mean()),
+        np.asarray([scale]),
+        np.asarray([float(freedom)]),
+        np.ones(1),
+        (float(len(first)), float(len(second))),
+    )
+
+
+def difference_at_equal(
+    a: Mapping[int, float],
+    b: Mapping[int, float],
+    work_a: Mapping[int, float],
+    work_b: Mapping[int, float],
+) -> Estimate | None:
+    """Estimate by how much B's steps are above A's with the same work, by a line common to both.
+
+    Args:
+        a: Values by step.
+        b: Likewise.
+        work_a: What explains them, such as tokens.
+        work_b: Likewise.
+
+    Returns:
+        None with fewer than `LEAST_FOR_A_LINE` of either, or where it explains less than half of the
+        variance within A or within B.
+    """
+    if (
+        min(len(a), len(b)) < LEAST_FOR_A_LINE
+        or a.keys() != work_a.keys()
+        or b.keys() != work_b.keys()
+    ):
+        return None
+    (times_a, first), (times_b, second) = _series(a), _series(b)
+    works = _series(work_a)[1], _series(work_b)[1]
+    y, work = np.concatenate([first, second]), np.concatenate(works)
+    for values, each in zip((first, second), works, strict=True):
+        explains = bool(values.std() and each.std()) and np.corrcoef(values, each)[0, 1]
+        if explains < _EXPLAINED**0.5:
+            return None
+    member = np.repeat([0.0, 1.0], [len(a), len(b)])
+    design = np.stack([member, np.ones(len(y)), work / work.mean()], axis=1)
+    # So far from each other, the runs are independent.
+    times = np.concatenate([times_a, times_a[-1] + 1e6 + times_b])
+    fit = _fitted(y, design, times)
+    value = float(np.asarray(np.linalg.lstsq(design, y, rcond=None)[0], float)[0])
+    return _estimate(value, (fit,), _weights(fit.likelihood))
+
+
+def slope(values: Mapping[int, float]) -> float:
+    """Return by how much a series grows per step, by least squares."""
+    times, series = _series(values)
+    return float(np.polyfit(times - times.mean(), series, 1)[0]) if len(times) > 1 else 0.0
 
 
 def _series(values: Mapping[int, float]) -> tuple[_Array, _Array]:

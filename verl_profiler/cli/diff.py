@@ -2,11 +2,14 @@
 
     verl-profiler diff logs/base logs/new
     verl-profiler diff logs/my-run@2:10 logs/my-run@11:20
+    verl-profiler diff logs/base-1,logs/base-2 logs/new-1,logs/new-2
+    verl-profiler diff before.log after.log
     verl-profiler diff logs/base logs/new --fail-if 'step.p50 > +5%'
     verl-profiler diff --verify polling logs/before logs/after
 
 RUN@N:M selects the steps N to M; the default is all finished steps without the first (warm-up), if
-at least two others remain.
+at least two others remain.  RUN,RUN are launches of the same: then the unit of the tests is a launch.
+A file that ends in .log, .out or .txt is a console log of verl, of which the timers are compared.
 Exits with 1 if a --fail-if condition holds: the change exceeds the limit and is significant; with
 --verify, if less than half of the predicted gain was achieved, or noise hides it.
 """
@@ -20,14 +23,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.diff_sides import Read, read_both, read_findings, side
+from verl_profiler.cli.diff_sides import Read, Side, read_both, read_findings, side, sides
 from verl_profiler.cli.options import did_you_mean
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown
 
 if TYPE_CHECKING:
-    from verl_profiler.analysis.compare.comparison import Metric
+    from verl_profiler.analysis.compare.comparison import Change, Metric
     from verl_profiler.analysis.compare.conditions import Condition
     from verl_profiler.analysis.selection import Rows
 
@@ -54,7 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     for name, text in (("a", "the baseline run"), ("b", "the run to compare with it")):
         parser.add_argument(
-            name, metavar=name.upper(), type=side, help=f"{text}; RUN@N:M selects steps"
+            name,
+            metavar=name.upper(),
+            type=sides,
+            help=f"{text}; RUN@N:M selects steps, RUN,RUN are launches of the same",
         )
     parser.add_argument(
         "--fail-if",
@@ -92,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
     from verl_profiler.analysis.compare.asynchronous_metrics import NOT_COMPARED
-    from verl_profiler.analysis.compare.comparison import adjusted, change
+    from verl_profiler.analysis.compare.comparison import adjusted, change, step_of
     from verl_profiler.analysis.compare.conditions import condition
     from verl_profiler.views.diff_text import diff_text, gathered
     from verl_profiler.views.ledger_text import bound_text
@@ -106,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     if asynchronous:
         alone = [each for each in alone if each["name"] not in NOT_COMPARED]
     _fill(a, b)
-    one_run = _same(args.a.path, args.b.path)
+    one_run = len(args.a) == len(args.b) == 1 and _same(args.a[0].path, args.b[0].path)
     first, second = _by_name(a.rows), _by_name(b.rows)
     compared, left_out = _compared(first, second, {each["name"] for each in alone})
     if asynchronous:
@@ -118,19 +124,24 @@ def run(args: argparse.Namespace) -> int:
     document = gathered(
         [
             {
-                "name": side.shown,
-                "steps": read.steps,
+                "name": ",".join(each.shown for each in given),
+                "launches": read.launches,
+                "steps": [step_of(place) for place in read.steps],
                 "warm_up": read.warm_up,
                 "asynchronous": read.asynchronous,
                 "bound": bound_text(read.ledger),
             }
-            for side, read in ((args.a, a), (args.b, b))
+            for given, read in ((args.a, a), (args.b, b))
         ],
         changes,
         _configuration(a.launch, b.launch),
         alone,
         verdicts,
         left_out,
+        one_run=one_run,
+        drift=_drift(changes) if one_run else None,
+        between_steps_s=_between_steps(first, second),
+        equal_tokens=_at_equal_tokens(changes, first, second),
     )
     if args.json:
         kept, cut = bounded({"only_in_one": document["only_in_one"]})
@@ -167,12 +178,13 @@ def _verify(args: argparse.Namespace) -> int:
             f"Known findings: {', '.join(RULES)}",
             "no-such-finding",
         )
-    found, before = read_findings(args.a, cache=not args.no_cache)
-    remaining, after = read_findings(args.b, cache=not args.no_cache)
+    a, b = _single(args.a), _single(args.b)
+    found, before = read_findings(a, cache=not args.no_cache)
+    remaining, after = read_findings(b, cache=not args.no_cache)
     if args.verify not in found:
         listed = ", ".join(found) or "none"
         raise ReadingError(
-            f"{args.a.shown} does not have the finding {args.verify}; it has: {listed}.",
+            f"{a.shown} does not have the finding {args.verify}; it has: {listed}.",
             "no-such-finding",
         )
     left = remaining.get(args.verify)
@@ -184,6 +196,15 @@ def _verify(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(verification_text(shown(result)))
     return int(result["verdict"] != "kept")
+
+
+def _single(given: Sequence[Side]) -> Side:
+    if len(given) > 1:
+        raise ReadingError(
+            "--verify compares one launch with one.\nName a single run for A and for B",
+            "option-not-heeded",
+        )
+    return given[0]
 
 
 def _same(first: Path, second: Path) -> bool:
@@ -348,7 +369,76 @@ def _metric(name: str, statistic: str, first: _Named, second: _Named, *, one_run
     estimated = any(
         row.get("estimated") for named in (first, second) for row in named.get(name, ())
     )
-    return Metric(f"{name}.{statistic}", unit, before, after, over_steps, one_run, estimated)
+    return Metric(
+        f"{name}.{statistic}", unit, before, after, over_steps, one_run, estimated, single
+    )
+
+
+def _drift(changes: Sequence[Change]) -> dict[str, Any] | None:
+    """Return by how much the step and the phase that drifts most grow per step, if the step drifts."""
+    from verl_profiler.analysis.compare.step_metrics import NOT_PHASES
+    from verl_profiler.analysis.intervals import slope
+
+    once = {
+        name: slope({**each.metric.a, **each.metric.b})
+        for each in changes
+        if each.metric.unit == "s" and each.metric.name.endswith(".mean") and each.metric.once
+        for name in [each.metric.name.removesuffix(".mean")]
+    }
+    if not any(each.drift and each.metric.name == "step.mean" for each in changes):
+        return None
+    phases = {
+        name: each
+        for name, each in once.items()
+        if name not in NOT_PHASES and not name.endswith("_per_1k_tokens")
+    }
+    phase = max(phases, key=lambda name: phases[name] * once["step"], default=None)
+    return {
+        "step_s_per_step": once["step"],
+        "phase": phase,
+        "phase_s_per_step": None if phase is None else phases[phase],
+    }
+
+
+def _between_steps(first: _Named, second: _Named) -> float | None:
+    """Return by how much the mean time between steps is longer in B, of steps with a next one."""
+    means: list[float] = []
+    for named in (first, second):
+        lengths = {row["step"]: row["value"] for row in named.get("step", ())}
+        gaps = [row["value"] - lengths[row["step"]] for row in named.get("step_to_step", ())]
+        if gaps:
+            means.append(sum(gaps) / len(gaps))
+    return means[1] - means[0] if len(means) > 1 else None
+
+
+def _at_equal_tokens(
+    changes: Sequence[Change], first: _Named, second: _Named
+) -> dict[str, Any] | None:
+    """Return the change of the step at equal tokens per step, if these explain its steps."""
+    from verl_profiler.analysis.compare.comparison import ALPHA
+    from verl_profiler.analysis.intervals import difference_at_equal
+
+    step = next((each.metric for each in changes if each.metric.name == "step.mean"), None)
+    for name in ("update_actor_tokens", "total_tokens", "generated_tokens"):
+        if step is not None and name in first and name in second:
+            tokens = _metric(name, "mean", first, second, one_run=step.one_run)
+            found = difference_at_equal(step.a, step.b, tokens.a, tokens.b)
+            if found is not None:
+                low, high = found.interval(1 - ALPHA)
+                return {
+                    "tokens": name,
+                    "difference": found.value,
+                    "low": low,
+                    "high": high,
+                    "p": found.p,
+                }
+    return None
+
+
+def _would_be_seen(found: Change) -> str:
+    if found.detectable is None or not found.a:
+        return ""
+    return f"they vary so much that only {found.detectable / abs(found.a):+.0%} would be noticed; "
 
 
 def _verdicts(
@@ -370,17 +460,18 @@ def _verdicts(
             )
         found = change(metric)
         p = each.p(metric) if each.relative else None
-        if each.relative and p is None:
+        level = ALPHA / len(conditions)
+        exceeded = each.exceeded(found)
+        blind = p is not None and p > level and exceeded and not found.testable
+        if each.relative and (p is None or blind):
             raise ReadingError(
                 f"{each.text!r}: {len(metric.a)} and {len(metric.b)} steps are too few to tell such "
-                f"a change from noise: mean and p50 over the steps need 3 of each, p90 10, p95 20, "
+                f"a change from noise: {_would_be_seen(found) if blind else ''}mean and p50 over the steps need 3 of each, p90 10, p95 20, "
                 "p99 100, and max has no interval.\nCompare more steps, or give a limit instead of "
                 f"a change, such as '{each.name}.{each.statistic} > {found.a:.3g}"
                 f"{metric.unit if metric.unit == 's' else ''}'",
                 "too-few-steps",
             )
-        level = ALPHA / len(conditions)
-        exceeded = each.exceeded(found)
         verdicts.append(
             {
                 "condition": each.text,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows, Steps
     from verl_profiler.reading.reader import Run
 
-__all__ = ["Read", "Side", "read_both", "read_findings", "side"]
+__all__ = ["Read", "Side", "read_both", "read_findings", "side", "sides"]
 
+# How the console logs end that are compared by their timers.
+_CONSOLE_LOGS = (".log", ".log.gz", ".out", ".txt")
 _SIDE = re.compile(r"(?P<path>.+)@(?P<steps>\d{1,9}(?::\d{1,9})?)", re.DOTALL)
 
 
@@ -45,6 +47,12 @@ def side(text: str) -> Side:
     return Side(text, _place(match["path"]), step_range(match["steps"]))
 
 
+def sides(text: str) -> tuple[Side, ...]:
+    """Parse `RUN,RUN…`, launches of the same; an existing path is a path, even if it contains `,`."""
+    parts = [text] if Path(text).exists() or is_url(text) else text.split(",")
+    return tuple(side(part) for part in parts if part)
+
+
 def _place(text: str) -> Path:
     """Return the path of a run, which is downloaded where it is a URL."""
     if not is_url(text):
@@ -59,9 +67,9 @@ class Read:
     """The metrics of one side.
 
     Args:
-        rows: Those of `step_metrics` for the compared steps.
-        steps: The compared steps.
-        warm_up: The steps left out before them.
+        rows: Those of `step_metrics` for the compared steps, by `comparison.key`.
+        steps: The compared steps, of all launches.
+        warm_up: The steps left out before them, in the first launch.
         launch: The run's `run.json`; empty where there is none.
         asynchronous: Whether steps train on samples of earlier steps.
         ledger: The rows of `bubble_ledger`, where one of the sides is asynchronous.
@@ -73,14 +81,17 @@ class Read:
     launch: Mapping[str, Any]
     asynchronous: bool
     ledger: Rows = field(default_factory=list[dict[str, Any]])
+    launches: int = 1
 
 
-def read_both(first: Side, second: Side, warmup: int | None, *, cache: bool) -> tuple[Read, Read]:
+def read_both(
+    first: Sequence[Side], second: Sequence[Side], warmup: int | None, *, cache: bool
+) -> tuple[Read, Read]:
     """Return the metrics of both sides; with device time and staleness if one is asynchronous.
 
     Args:
-        first: A.
-        second: B.
+        first: The launches of A.
+        second: Those of B.
         warmup: Finished steps to leave out at the start of a run without chosen steps.
         cache: Whether the runs' caches are used.
     """
@@ -89,21 +100,62 @@ def read_both(first: Side, second: Side, warmup: int | None, *, cache: bool) -> 
     from verl_profiler.reading.reader import load
 
     with ExitStack() as stack:
-        runs = [stack.enter_context(load(each.path, cache=cache)) for each in (first, second)]
-        a, b = (
-            _read(each, opened, warmup) for each, opened in zip((first, second), runs, strict=True)
-        )
-        if a.asynchronous or b.asynchronous:
-            for each, opened in zip((a, b), runs, strict=True):
+        reads: list[list[Read]] = []
+        opened_runs: list[tuple[Read, Run]] = []
+        for side in (first, second):
+            reads.append([])
+            for each in side:
+                if str(each.path).endswith(_CONSOLE_LOGS) and each.path.is_file():
+                    reads[-1].append(_read_log(each, warmup))
+                    continue
+                opened = stack.enter_context(load(each.path, cache=cache))
+                reads[-1].append(_read(each, opened, warmup))
+                opened_runs.append((reads[-1][-1], opened))
+        every = [*reads[0], *reads[1]]
+        if any(each.asynchronous for each in every):
+            for each, opened in opened_runs:
                 chosen = set(each.steps)
                 span = (min(chosen), max(chosen))
                 ledger = bubble_ledger(opened.tables, span)
                 each.ledger = [row for row in ledger if row["step"] in chosen]
                 sampled = sample_metrics(opened.tables, span)
                 each.rows += [row for row in sampled if row["step"] in chosen]
-            for each, rows in zip((a, b), device_metrics([a.ledger, b.ledger]), strict=True):
+            for each, rows in zip(every, device_metrics([e.ledger for e in every]), strict=True):
                 each.rows += rows
-    return a, b
+    return _together(reads[0]), _together(reads[1])
+
+
+def _together(launches: Sequence[Read]) -> Read:
+    """Return the launches of one side as one."""
+    from verl_profiler.analysis.compare.comparison import key
+
+    first = launches[0]
+    rows = [
+        {**row, "step": key(number, row["step"])}
+        for number, each in enumerate(launches)
+        for row in each.rows
+    ]
+    steps = [key(number, step) for number, each in enumerate(launches) for step in each.steps]
+    asynchronous = any(each.asynchronous for each in launches)
+    return Read(rows, steps, first.warm_up, first.launch, asynchronous, first.ledger, len(launches))
+
+
+def _read_log(each: Side, warmup: int | None) -> Read:
+    """Return the metrics of a console log."""
+    from verl_profiler.analysis.compare.step_metrics import logged_metrics
+    from verl_profiler.reading.formats.console_steps import logged_runs
+
+    problems: list[str] = []
+    runs = logged_runs([each.path], problems)
+    if len(runs) != 1:
+        raise ReadingError(
+            f"{each.path} holds {len(runs)} runs; diff compares logs of one run.\n"
+            f"{problems[0] if problems else 'Split it: verl-profiler timing lists them'}",
+            "not-one-run",
+        )
+    first, last = each.steps or (1, max(line.step for line in runs[0].lines))
+    rows = [row for row in logged_metrics(runs[0]) if first <= row["step"] <= last]
+    return _chosen(each, rows, warmup, {}, asynchronous=False)
 
 
 def read_findings(each: Side, *, cache: bool) -> tuple[dict[str, Any], Rows]:
@@ -132,12 +184,20 @@ def read_findings(each: Side, *, cache: bool) -> tuple[dict[str, Any], Rows]:
 def _read(each: Side, opened: Run, warmup: int | None) -> Read:
     """Return the metrics of one side's steps."""
     from verl_profiler.analysis.compare.step_metrics import step_metrics
-    from verl_profiler.analysis.selection import warm_up
 
     check_steps(opened, each.steps, f"{each.path}@")
     rows = step_metrics(opened.tables, each.steps)
     launch = next((found for found in opened.launches.values() if found), dict[str, Any]())
     asynchronous = bool(opened.rows("SELECT run FROM asynchronous"))
+    return _chosen(each, rows, warmup, launch, asynchronous=asynchronous)
+
+
+def _chosen(
+    each: Side, rows: Rows, warmup: int | None, launch: Mapping[str, Any], *, asynchronous: bool
+) -> Read:
+    """Return one side without its warm-up."""
+    from verl_profiler.analysis.selection import warm_up
+
     finished = sorted({row["step"] for row in rows})
     if warmup is None or each.steps is not None:
         dropped = warm_up(finished, each.steps)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.compare.asynchronous_metrics import DEVICE, STALENESS
-from verl_profiler.analysis.compare.comparison import HEADLINES, Change
+from verl_profiler.analysis.compare.comparison import ALPHA, HEADLINES, Change
 from verl_profiler.render.text import align
 from verl_profiler.units import seconds, share
 from verl_profiler.views.diff_cells import amount, change_cells, in_brackets, moved
@@ -23,6 +23,12 @@ _ESTIMATED = (
     "≈ is estimated from the requests whose details were recorded (profiler.events.detail_share); its "
     "error is part of the variation between steps."
 )
+_LAUNCHES = (
+    "What differs between two launches of the same (another node, another hour) is in no interval; "
+    "diff A1,A2 B1,B2 includes it."
+)
+# The time between steps is reported where its change is this share of the time from step to step.
+_BETWEEN = 0.03
 # The work of a step: if it differs, step times are not comparable.
 _WORKLOAD = (
     "requests.mean",
@@ -30,6 +36,7 @@ _WORKLOAD = (
     "prompt_tokens.mean",
     "generated_tokens.mean",
     "tool_tokens.mean",
+    "total_tokens.mean",
     "tool_call.count",
 )
 # A change of work by this share is reported, significant or not.
@@ -52,17 +59,27 @@ def gathered(
     alone: Sequence[Mapping[str, Any]],
     verdicts: Sequence[Mapping[str, Any]],
     left_out: int = 0,
+    *,
+    one_run: bool = False,
+    drift: Mapping[str, Any] | None = None,
+    between_steps_s: float | None = None,
+    equal_tokens: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the comparison as plain values for JSON and text.
 
     Args:
-        runs: `name`, `steps`, `warm_up` (steps left out), `asynchronous` and
+        runs: `name`, `launches`, `steps`, `warm_up` (steps left out), `asynchronous` and
             `bound` (what bounds it; of asynchronous runs) of both.
         changes: The change of each metric.
         configuration: Differences between both `run.json`: `name`, `a`, `b`.
         alone: Names that only one run has: `run` ('A' or 'B'), `name`, and `count` per step.
         verdicts: The results of the conditions.
         left_out: Number of names that were not compared because there are too many.
+        one_run: Both are steps of one run.
+        drift: `step_s_per_step`, `phase` and `phase_s_per_step`, if the step drifts.
+        between_steps_s: By how much the mean time between steps is longer in B.
+        equal_tokens: `tokens`, `difference`, `low`, `high` and `p` of the step at equal tokens per
+            step, if these explain it.
     """
     ordered = sorted(changes, key=_order)
     return {
@@ -71,6 +88,10 @@ def gathered(
         "configuration": [dict(each) for each in configuration],
         "only_in_one": [dict(each) for each in alone],
         "left_out": left_out,
+        "one_run": one_run,
+        "drift": drift,
+        "between_steps_s": between_steps_s,
+        "equal_tokens": equal_tokens,
         "metrics": [
             {
                 "metric": each.metric.name,
@@ -85,6 +106,7 @@ def gathered(
                 "p": each.p,
                 "adjusted_p": each.adjusted_p,
                 "significant": each.significant,
+                "testable": each.testable,
                 "detectable": each.detectable,
                 "effective_steps": list(each.effective),
                 "drift": each.drift,
@@ -164,7 +186,7 @@ def verification_text(result: Mapping[str, Any]) -> str:
 
 _SIGNIFICANT = "Significant changes"
 _NOT_SIGNIFICANT = "No significant change"
-_NOT_TESTABLE = "Not testable (too few steps, or a maximum)"
+_NOT_TESTABLE = "Not testable (a maximum, or too few steps: a doubling could be missed)"
 # Tables of which only the first rows are shown, and what their rows are.
 _BOUNDED = {
     _SIGNIFICANT: "metrics with a significant change",
@@ -191,9 +213,9 @@ def _groups(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, An
         (_SIGNIFICANT, [row for row in others if row["significant"]]),
         (
             _NOT_SIGNIFICANT,
-            [row for row in others if row["p"] is not None and not row["significant"]],
+            [row for row in others if row["testable"] and not row["significant"]],
         ),
-        (_NOT_TESTABLE, [row for row in others if row["p"] is None]),
+        (_NOT_TESTABLE, [row for row in others if not row["testable"]]),
     ]
     return [(title, group) for title, group in found if group]
 
@@ -201,7 +223,7 @@ def _groups(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, An
 def _sides(document: Mapping[str, Any]) -> list[str]:
     """Return the compared steps of both sides."""
     return [
-        f"{letter}: {run['name']}, {_steps(run['steps'])}{_warm_up(run['warm_up'])}"
+        f"{letter}: {run['name']}, {_steps(run)}{_warm_up(run['warm_up'])}"
         for letter, run in zip("AB", document["runs"], strict=True)
     ]
 
@@ -291,20 +313,59 @@ def _step(document: Mapping[str, Any]) -> str:
             f"{length}; too few steps to distinguish a change from noise.  Compare at least 3 "
             "steps of each."
         )
+    interval = f"95 % interval {moved(step, step['low'])} to {moved(step, step['high'])}"
     text = f"{length}: {moved(step)}{in_brackets(step['share'])}, "
     if step["drift"]:
         text += "but a linear drift over both ranges explains the difference."
+        drift = document["drift"]
+        if drift and drift["phase"]:
+            text += (
+                f"  The step grows by {seconds(drift['step_s_per_step'])} per step; most of it is "
+                f"{drift['phase']} ({seconds(drift['phase_s_per_step'])})."
+            )
+    elif not step["testable"]:
+        text += f"not testable: too few steps, a doubling could be missed ({interval})."
     else:
         kind = "significant" if step["significant"] else "not significant"
-        text += f"{kind} (95 % interval {moved(step, step['low'])} to {moved(step, step['high'])})."
-    others = [row for row in rows if row["significant"] and not row["metric"].startswith("step.")]
+        text += f"{kind} ({interval})."
+    text += _from_start_to_start(document) + _at_equal_tokens(step, document["equal_tokens"])
+    others = [
+        row
+        for row in rows
+        if row["significant"] and not row["metric"].startswith(("step.", "step_to_step."))
+    ]
     lengths = [row for row in others if row["unit"] == "s"]
     if lengths:
         row = max(lengths, key=lambda row: abs(row["difference"]))
         text += f"  The largest other significant change is {row['metric']}, {moved(row)}."
-    elif not others and not step["significant"]:
+    elif not others and not step["significant"] and step["testable"]:
         text += "  No other metric changed significantly."
     return text
+
+
+def _from_start_to_start(document: Mapping[str, Any]) -> str:
+    """Return the change of the time from start to start, where it is not that of the step."""
+    by_name = {row["metric"]: row for row in document["metrics"]}
+    whole, between_s = by_name.get("step_to_step.mean"), document["between_steps_s"]
+    if whole is None or not whole["significant"] or between_s is None:
+        return ""
+    if abs(between_s) < _BETWEEN * whole["a"]:
+        return ""
+    return (
+        f"  From the start of a step to the start of the next one it is {moved(whole)}"
+        f"{in_brackets(whole['share'])}, significant: {moved(whole, between_s)} of that is between steps."
+    )
+
+
+def _at_equal_tokens(step: Mapping[str, Any], found: Mapping[str, Any] | None) -> str:
+    """Return the change of the step at equal tokens; empty where these do not explain it."""
+    if not found:
+        return ""
+    kind = "significant" if found["p"] <= ALPHA else "not significant"
+    return (
+        f"  At equal {found['tokens']} it is {moved(step, found['difference'])}, {kind} "
+        f"({moved(step, found['low'])} to {moved(step, found['high'])})."
+    )
 
 
 def _power(document: Mapping[str, Any]) -> str:
@@ -313,16 +374,25 @@ def _power(document: Mapping[str, Any]) -> str:
     if step["detectable"] is None:
         return ""
     counts = [len(run["steps"]) for run in document["runs"]]
+    launches = [run["launches"] for run in document["runs"]]
     worth = " and ".join(amount(each, "") for each in step["effective_steps"])
     of = "pairs of steps" if len(step["effective_steps"]) == 1 else "steps"
     counted = " and ".join(map(str, counts[: len(step["effective_steps"])]))
-    text = (
-        f"Allowing for autocorrelation, the {counted} {of} count as {worth} independent ones.  A "
-        f"change of step.mean by {seconds(step['detectable'])}"
-    )
+    if max(launches) > 1:
+        text = (
+            f"The unit is a launch ({launches[0]} of A, {launches[1]} of B), so intervals include what "
+            "differs between launches.  A "
+        )
+    else:
+        text = f"Allowing for autocorrelation, the {counted} {of} count as {worth} independent ones.  A "
+    text += f"change of step.mean by {seconds(step['detectable'])}"
     if step["a"]:
         text += f" ({share(step['detectable'] / step['a'])})"
     text += " would be detected with 80 % power; smaller changes may be missed."
+    if max(launches) > 1:
+        return text
+    if not document["one_run"]:
+        text += f"  {_LAUNCHES}"
     if any(
         count >= _MANY_STEPS and effective < count / _AUTOCORRELATED
         for count, effective in zip(counts, step["effective_steps"], strict=False)
@@ -386,7 +456,10 @@ def _order(each: Change) -> tuple[Any, ...]:
     return (place, not lengths, size, name)
 
 
-def _steps(steps: Sequence[int]) -> str:
+def _steps(run: Mapping[str, Any]) -> str:
+    steps = run["steps"]
+    if run["launches"] > 1:
+        return f"{run['launches']} launches with {len(steps)} steps"
     if len(steps) == 1:
         return f"step {steps[0]}"
     gaps = "" if len(steps) == steps[-1] - steps[0] + 1 else ", not all"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from verl_profiler.analysis.compare.step_metrics import PER_EVENT
+from verl_profiler.analysis.compare.step_metrics import once
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.staleness import staleness
@@ -40,16 +39,16 @@ def sample_metrics(tables: Tables, steps: Steps) -> Rows:
     Samples of a synchronous run are no version behind.
     """
     rows = [
-        _row(row["step"], "samples_per_s", "/s", row["value"])
+        once(row["step"], "samples_per_s", "/s", row["value"])
         for row in tables.rows(_TAKEN.format(chosen=in_steps(steps)))
     ]
     if not tables.rows("SELECT run FROM asynchronous"):
-        return rows + [_row(row["step"], name, "", 0.0) for row in rows for name in STALENESS]
+        return rows + [once(row["step"], name, "", 0.0) for row in rows for name in STALENESS]
     for found in staleness(tables, steps):
         if found["part"] == "all":
             values = (found["behind"], found["off_policy_share"])
             rows += [
-                _row(found["step"], name, "", value)
+                once(found["step"], name, "", value)
                 for name, value in zip(STALENESS, values, strict=True)
                 if value is not None
             ]
@@ -77,7 +76,7 @@ def device_metrics(ledgers: Sequence[Rows]) -> list[Rows]:
     names = sorted({name for each in sums for _, name in each}, key=_place)
     return [
         [
-            _row(step, name, "s", found.get((step, name), 0.0))
+            once(step, name, "s", found.get((step, name), 0.0))
             for name in names
             for step in sorted({step for step, _ in found})
         ]
@@ -88,7 +87,3 @@ def device_metrics(ledgers: Sequence[Rows]) -> list[Rows]:
 def _place(name: str) -> tuple[str, int]:
     pool, _, account = name.rpartition(":")
     return pool, list(ACCOUNTS).index(account)
-
-
-def _row(step: int, name: str, unit: str, value: float) -> dict[str, Any]:
-    return {**dict.fromkeys(PER_EVENT), "step": step, "name": name, "unit": unit, "value": value}

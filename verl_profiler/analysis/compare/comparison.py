@@ -1,9 +1,10 @@
 """Test whether two groups of steps differ by more than noise.
 
 The unit of observation is a step: its requests share the engines, so they are not independent.  Steps
-are autocorrelated too; `analysis.intervals` computes differences and intervals accordingly.  The
-headline metrics are tested separately from all others: the step at 5 %; gen (or samples/s) and tokens/s at 5 % if the
-step is significant, else at 1 % together.  All others share a false discovery rate (Benjamini and
+can be autocorrelated; `analysis.intervals` computes differences and intervals accordingly.  With several
+launches of a side, the unit is a launch.  The
+headline metrics are tested separately from all others: the step at 5 %; gen (or samples/s), tokens/s and the time
+from step to step at 5 % if the step is significant, else at 1 % together.  All others share a false discovery rate (Benjamini and
 Hochberg) of 1 %.  Without any difference, at most about 5 of 100 comparisons report a significant one.
 """
 
@@ -15,22 +16,45 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_profiler.analysis.intervals import Statistic, jump, mean_difference
+from verl_profiler.analysis.intervals import (
+    Statistic,
+    difference_of_launches,
+    jump,
+    mean_difference,
+)
 from verl_profiler.reading.quantiles import least_values
 
-__all__ = ["ALPHA", "HEADLINE", "HEADLINES", "Change", "Metric", "adjusted", "change"]
+__all__ = [
+    "ALPHA",
+    "HEADLINE",
+    "HEADLINES",
+    "Change",
+    "Metric",
+    "adjusted",
+    "change",
+    "key",
+    "step_of",
+]
 
 # Significance level, and the complement of the intervals' level.
 ALPHA = 0.05
-# Level that the two other headline metrics share, and false discovery rate of all others.
+# Level that the other headline metrics share, and false discovery rate of all others.
 _OTHERS = 0.01
 HEADLINE = ("step.mean", "gen.mean", "generated_tokens_per_s.mean")
 # With those of comparisons of asynchronous runs, which have samples per second instead of gen.
-HEADLINES = ("step.mean", "gen.mean", "samples_per_s.mean", "generated_tokens_per_s.mean")
+HEADLINES = (
+    "step.mean",
+    "gen.mean",
+    "samples_per_s.mean",
+    "generated_tokens_per_s.mean",
+    "step_to_step.mean",
+)
 # Pairing steps removes the variation that both runs share but halves the degrees of freedom.  It is used
 # only with at least this many pairs and this correlation.
 _PAIRS = 8
 _CORRELATION = 0.7
+# Keys of the steps of different launches are so far apart.
+_LAUNCH = 10**10
 
 
 @dataclass(frozen=True)
@@ -40,11 +64,12 @@ class Metric:
     Args:
         name: For example `gen.mean` or `request.p95`.
         unit: 's', '/s' or ''.
-        a: Values of the first group, by step.
+        a: Values of the first group, by `key` of the step.
         b: Values of the second group.
         statistic: How a group's steps are aggregated: 'mean', 'max', 'p50' and so on.
         one_run: Both groups are ranges of one run, so a common drift is not a change.
         estimated: A step of them is estimated from the requests whose details were recorded.
+        once: It occurs once per step.
     """
 
     name: str
@@ -54,6 +79,7 @@ class Metric:
     statistic: str = "mean"
     one_run: bool = False
     estimated: bool = False
+    once: bool = False
 
 
 @dataclass
@@ -94,17 +120,41 @@ class Change:
         return self.difference / self.a if self.a else None
 
     @property
+    def testable(self) -> bool:
+        """Whether a change by all of `a`, such as a doubling, would have been noticed."""
+        if self.p is None or self.detectable is None:
+            return False
+        return self.significant or not self.a or self.detectable <= abs(self.a)
+
+    @property
     def significant(self) -> bool:
         """Whether this is more than noise."""
         return self.adjusted_p is not None and self.adjusted_p <= ALPHA
+
+
+def key(launch: int, step: int) -> int:
+    """Return the key of a step of one of several launches, numbered from 0."""
+    return launch * _LAUNCH + step
+
+
+def step_of(place: int) -> int:
+    """Return the step of a key."""
+    return place % _LAUNCH
 
 
 def change(metric: Metric) -> Change:
     """Compare a metric between two groups of steps."""
     a, b = metric.a, metric.b
     statistic = _statistic(metric.statistic)
-    before, after = (float(statistic(np.asarray(list(group.values()), float))) for group in (a, b))
+    launches = [_by_launch(group, statistic) for group in (a, b)]
+    before, after = (float(each.mean()) for each in launches)
     found = Change(metric, before, after, after - before)
+    if max(map(len, launches)) > 1:
+        estimate = difference_of_launches(*launches)
+        found.p, found.detectable = estimate.p, estimate.detectable
+        found.effective = estimate.effective
+        found.low, found.high = estimate.interval(1 - ALPHA)
+        return found
     if metric.statistic == "max":
         # The maximum of few steps has no reliable interval.
         return found
@@ -124,6 +174,14 @@ def change(metric: Metric) -> Change:
     if not found.drift:
         found.low, found.high = estimate.interval(1 - ALPHA)
     return found
+
+
+def _by_launch(values: Mapping[int, float], statistic: Statistic) -> NDArray[np.float64]:
+    """Return the statistic of the steps of each launch."""
+    launches: dict[int, list[float]] = {}
+    for place, value in values.items():
+        launches.setdefault(place // _LAUNCH, []).append(value)
+    return np.asarray([statistic(np.asarray(each, float)) for each in launches.values()], float)
 
 
 def adjusted(changes: Sequence[Change]) -> None:

@@ -5,21 +5,31 @@ A step without an event has a count and a total of zero, and no mean.
 
 from __future__ import annotations
 
+from typing import Any
+
+from verl_profiler.analysis.console_timers import logged_phases, logged_steps
 from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps
+from verl_profiler.analysis.steps import WITH_NEXT
+from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["PER_EVENT", "PER_STEP", "step_metrics"]
+__all__ = ["NOT_PHASES", "PER_EVENT", "PER_STEP", "logged_metrics", "once", "step_metrics"]
 
 # Statistics over steps of metrics that occur once per step, and statistics within each step of metrics
 # that occur many times.
 PER_STEP = ("mean", "p50", "p90", "p95", "p99", "max")
 PER_EVENT = (*PER_STEP, "total", "count")
+# Lengths that occur once per step and are no phase of it.
+NOT_PHASES = frozenset({"step", "step_to_step", "rollout", "tail_p80", "tail_p95", "unaccounted"})
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 # Name, unit and value of metrics that occur once per step.
 _ONCE = f"""
 SELECT step, 'step' AS name, 's' AS unit, duration_us / 1e6 AS value FROM chosen
+UNION ALL
+SELECT step, 'step_to_step', 's', (next_us - n.begin_us) / 1e6
+FROM ({WITH_NEXT}) AS n JOIN chosen USING (run, step)
 UNION ALL
 SELECT c.step, n.phase, 's', coalesce(sum(p.duration_us), 0) / 1e6
 FROM chosen AS c CROSS JOIN (
@@ -144,3 +154,33 @@ def step_metrics(tables: Tables, steps: Steps = None) -> Rows:
         ORDER BY name, step
         """
     )
+
+
+def logged_metrics(run: LoggedRun) -> Rows:
+    """Return what a console log has of these metrics, as `step_metrics` returns its rows.
+
+    Returns:
+        `step`, its phases, `unaccounted`, `total_tokens` and `tokens_per_s_per_gpu` of each step.
+    """
+    rows: Rows = []
+    steps = [row for row in logged_steps(run) if row["step_s"] is not None and row["step"] > 0]
+    for row in steps:
+        rows.append(once(row["step"], "step", "s", row["step_s"]))
+        for name, unit in (("total_tokens", ""), ("tokens_per_s_per_gpu", "/s")):
+            if row[name] is not None:
+                rows.append(once(row["step"], name, unit, row[name]))
+    phases: dict[str, dict[int, float]] = {}
+    for row in logged_phases(run):
+        phases.setdefault(row["phase"], {})[row["step"]] = row["duration_s"]
+    rows += [
+        once(row["step"], name, "s", durations.get(row["step"], 0.0))
+        for name, durations in phases.items()
+        for row in steps
+    ]
+    return rows
+
+
+def once(step: int, name: str, unit: str, value: float) -> dict[str, Any]:
+    """Return the row of a metric that occurs once per step."""
+    empty = dict.fromkeys(PER_EVENT)
+    return {**empty, "step": step, "name": name, "unit": unit, "value": value, "estimated": False}
