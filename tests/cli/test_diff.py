@@ -318,7 +318,7 @@ def test_steps_are_compared_at_equal_tokens(tmp_path, capsys):
     assert pytest.approx(0.0, abs=1e-6) == document["equal_tokens"]["difference"]
     assert "At equal generated_tokens it is" in capsys.readouterr().out
     document, _ = metrics_of(capsys, make_run(tmp_path / "c", 9), a)
-    assert document["equal_tokens"] is None
+    assert {} == document["equal_tokens"]
 
 
 def test_ranges_of_one_run_are_compared(capsys, runs):
@@ -485,7 +485,7 @@ def test_a_diff_of_many_metrics_fits_a_terminal(significant, others, shown):
     document = {
         "runs": [{**run, "name": "a"}, {**run, "name": "b"}],
         "workload": [], "configuration": [], "only_in_one": [], "left_out": 0,
-        "one_run": False, "drift": None, "equal_tokens": None, "between_steps_s": None,
+        "one_run": False, "drift": {}, "equal_tokens": {}, "between_steps_s": None,
         "metrics": rows, "conditions": [],
     }  # fmt: skip
     text = diff_text(document)

@@ -81,7 +81,7 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "runs": (
             "rows",
             (
-                "The two sides, A first: name, steps, warm_up (steps left out), asynchronous, "
+                "The two sides, A first: name, launches, steps, warm_up (steps left out), asynchronous, "
                 "bound (what bounds an asynchronous run)."
             ),
         ),
@@ -92,6 +92,13 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "left_out": (
             "integer",
             "Metrics that are not compared, because a side has too few values.",
+        ),
+        "one_run": ("boolean", "Whether both sides are steps of one run."),
+        "drift": ("object", "Growth of a drifting step and of its phase per step; `{}` if none."),
+        "between_steps_s": ("number or null", "By how much the time between steps is longer in B."),
+        "equal_tokens": (
+            "object",
+            "The change of the step at equal tokens; `{}` where these do not explain it.",
         ),
         "metrics": ("rows", "Each metric with its difference, interval and p: docs/diff.md."),
         "conditions": ("rows", "The conditions of --fail-if and whether they hold."),

@@ -89,9 +89,9 @@ def gathered(
         "only_in_one": [dict(each) for each in alone],
         "left_out": left_out,
         "one_run": one_run,
-        "drift": drift,
+        "drift": dict(drift or {}),
         "between_steps_s": between_steps_s,
-        "equal_tokens": equal_tokens,
+        "equal_tokens": dict(equal_tokens or {}),
         "metrics": [
             {
                 "metric": each.metric.name,
