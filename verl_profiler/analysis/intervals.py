@@ -263,8 +263,9 @@ def difference_at_equal(
     works = _series(work_a)[1], _series(work_b)[1]
     y, work = np.concatenate([first, second]), np.concatenate(works)
     for values, each in zip((first, second), works, strict=True):
-        explains = bool(values.std() and each.std()) and np.corrcoef(values, each)[0, 1]
-        if explains < _EXPLAINED**0.5:
+        if not (values.std() and each.std()):
+            return None
+        if np.corrcoef(values, each)[0, 1] < _EXPLAINED**0.5:
             return None
     member = np.repeat([0.0, 1.0], [len(a), len(b)])
     design = np.stack([member, np.ones(len(y)), work / work.mean()], axis=1)
@@ -278,7 +279,8 @@ def difference_at_equal(
 def slope(values: Mapping[int, float]) -> float:
     """Return by how much a series grows per step, by least squares."""
     times, series = _series(values)
-    return float(np.polyfit(times - times.mean(), series, 1)[0]) if len(times) > 1 else 0.0
+    times = times - times.mean()
+    return float(times @ series) / (float(times @ times) or 1.0)
 
 
 def _series(values: Mapping[int, float]) -> tuple[_Array, _Array]:
