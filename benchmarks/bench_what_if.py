@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -30,6 +31,10 @@ from typing import Any
 
 from scipy import stats
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "faults"))
+
+from rehearsal_faults import with_faults
+
 POLL = "rehearsal.poll_interval_s=0.05"
 LIMIT = "actor_rollout_ref.rollout.max_num_seqs=4"
 # Room for responses that were lengthened.
@@ -40,42 +45,42 @@ SEPARATE = [
     "trainer.v1.separate_async.hybrid_rollout.enable_switch=false",
     "trainer.v1.separate_async.parameter_sync_step=1",
 ]
-SLOW_TOOLS = "rehearsal.tool_latency=8"
+SLOW_TOOLS = "+faults.tool_latency=8"
 # Words for `verl-profiler rehearse`, by setting.
 SETTINGS: dict[str, list[str]] = {
     "base": [POLL],
     "polling": ["rehearsal.poll_interval_s=2"],
     "limit": [POLL, LIMIT],
-    "uneven": [POLL, LIMIT, "rehearsal.routing=uneven"],
-    "fewest": [POLL, LIMIT, "rehearsal.routing=fewest"],
-    "one_late_rank": [POLL, "rehearsal.rank_delay_s=[0,0.8]"],
-    "two_late_ranks": [POLL, "rehearsal.rank_delay_s=[0.4,0.4]"],
-    "slow_sync": [POLL, "rehearsal.weight_sync_s=2"],
-    "half_sync": [POLL, "rehearsal.weight_sync_s=1"],
+    "uneven": [POLL, LIMIT, "+faults.routing=uneven"],
+    "fewest": [POLL, LIMIT, "+faults.routing=fewest"],
+    "one_late_rank": [POLL, "+faults.rank_delay_s=[0,0.8]"],
+    "two_late_ranks": [POLL, "+faults.rank_delay_s=[0.4,0.4]"],
+    "slow_sync": [POLL, "+faults.weight_sync_s=2"],
+    "half_sync": [POLL, "+faults.weight_sync_s=1"],
     # Three changes in one pair of settings, each measured by its own part of the step.
     "slow_parts": [
         "rehearsal.poll_interval_s=2",
-        "rehearsal.tool_latency=4",
-        "rehearsal.weight_sync_s=2",
+        "+faults.tool_latency=4",
+        "+faults.weight_sync_s=2",
     ],
-    "half_parts": [POLL, "rehearsal.tool_latency=2", "rehearsal.weight_sync_s=1"],
-    "slow_tools": [POLL, "rehearsal.tool_latency=8"],
-    "half_tools": [POLL, "rehearsal.tool_latency=4"],
-    "one_slow_tool": [POLL, "rehearsal.tool_latency={calculate:16}"],
-    "one_half_tool": [POLL, "rehearsal.tool_latency={calculate:8}"],
+    "half_parts": [POLL, "+faults.tool_latency=2", "+faults.weight_sync_s=1"],
+    "slow_tools": [POLL, "+faults.tool_latency=8"],
+    "half_tools": [POLL, "+faults.tool_latency=4"],
+    "one_slow_tool": [POLL, "+faults.tool_latency={calculate:16}"],
+    "one_half_tool": [POLL, "+faults.tool_latency={calculate:8}"],
     "twice_samples": [POLL, "actor_rollout_ref.rollout.n=8"],
     "twice_prompts": [
         POLL,
         "data.train_batch_size=16",
         "actor_rollout_ref.actor.ppo_mini_batch_size=16",
     ],
-    "long_responses": [POLL, LONG, "rehearsal.response_factor=2"],
-    "shorter_responses": [POLL, LONG, "rehearsal.response_factor=1.5"],
-    "one_slow_replica": [POLL, "rehearsal.replica_delay_s=[0,0.03]"],
-    "one_blocked_worker": [POLL, "rehearsal.worker_delay_s=[0.2,0]"],
-    "two_blocked_workers": [POLL, "rehearsal.worker_delay_s=[0.1,0.1]"],
+    "long_responses": [POLL, LONG, "+faults.response_factor=2"],
+    "shorter_responses": [POLL, LONG, "+faults.response_factor=1.5"],
+    "one_slow_replica": [POLL, "+faults.replica_delay_s=[0,0.03]"],
+    "one_blocked_worker": [POLL, "+faults.worker_delay_s=[0.2,0]"],
+    "two_blocked_workers": [POLL, "+faults.worker_delay_s=[0.1,0.1]"],
     "async_tools": [*SEPARATE, POLL, SLOW_TOOLS],
-    "async_half_tools": [*SEPARATE, POLL, "rehearsal.tool_latency=4"],
+    "async_half_tools": [*SEPARATE, POLL, "+faults.tool_latency=4"],
     "async_more": [*SEPARATE, POLL, SLOW_TOOLS, "trainer.v1.separate_async.num_warmup_batches=2"],
     "five_turns": [POLL, "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5"],
 }
@@ -209,7 +214,9 @@ def make(run: Path, words: Sequence[str], arguments: argparse.Namespace) -> bool
     command += ["--engine", arguments.engine, "--steps", str(arguments.steps)]
     command += ["--output", str(run), *words]
     with run.with_name(f"{run.name}.log").open("w") as log:
-        done = subprocess.run(command, stdout=log, stderr=log, check=False)
+        done = subprocess.run(
+            command, stdout=log, stderr=log, check=False, env=with_faults(os.environ)
+        )
     print(f"{run.name}: status {done.returncode}", flush=True)
     return (run / "report.html").exists()
 

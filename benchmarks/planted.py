@@ -127,14 +127,14 @@ FAULTS = {
         ("slow_ranks",),
         "1",
         2.4,
-        words=["rehearsal.rank_delay_s=[0,0.8]"],
+        words=["+faults.rank_delay_s=[0,0.8]"],
     ),
     "slow_sync": Fault(
         "each weight sync takes 3 s longer",
         ("weight_sync",),
         "",
         3.0,
-        words=["rehearsal.weight_sync_s=3"],
+        words=["+faults.weight_sync_s=3"],
     ),
     # Of a toy model it is less than 3 % of a step.
     "checkpoint": Fault("a checkpoint in each step", (), words=["trainer.save_freq=1"]),

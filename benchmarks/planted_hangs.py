@@ -27,6 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "faults"))
+
+from rehearsal_faults import with_faults
+
 _LIMIT_S = 90.0
 # Steps before the first hang: a phase's usual length is known after three.
 _STEPS = 4
@@ -71,19 +75,20 @@ class Plant:
 
 
 PLANTS = {
-    "tool": Plant("tools never answer", ("check_answer", "rehearsal.hangs:")),
+    "tool": Plant("tools never answer", ("check_answer", "rehearsal_hangs:")),
     "blocking_tool": Plant(
-        "a tool blocks its event loop", ("blocks the event loop of worker_", "rehearsal.hangs:")
+        "a tool blocks its event loop", ("blocks the event loop of worker_", "rehearsal_hangs:")
     ),
     "semaphore": Plant(
-        "a deadlocked semaphore", ("check_answer", "hangs:deadlock_at", "waits for a semaphore")
+        "a deadlocked semaphore",
+        ("check_answer", "rehearsal_hangs:deadlock_at", "waits for a semaphore"),
     ),
     "paused": Plant(
         "an engine is paused and never resumed", ("engine_0, paused for", "not resumed")
     ),
-    "reward": Plant("the reward function never returns", ("reward function", "rehearsal.hangs:")),
+    "reward": Plant("the reward function never returns", ("reward function", "rehearsal_hangs:")),
     "engine": Plant("a replica answers nothing", ("engine_0", "standin-0:0")),
-    "rank": Plant("a rank does not enter a collective", ("actor_1", "rehearsal.hangs:")),
+    "rank": Plant("a rank does not enter a collective", ("actor_1", "rehearsal_hangs:")),
     "barrier": Plant(
         "a rank skips a barrier", ("different collectives", "actor_0 in barrier", "actor_1 in")
     ),
@@ -95,13 +100,13 @@ PLANTS = {
     ),
     "rollouter": Plant(
         "a rollouter generates no more samples",
-        ("rollouter_", "neither dispatched nor finished a sample", "in flight", "rehearsal.hangs:"),
+        ("rollouter_", "neither dispatched nor finished a sample", "in flight", "rehearsal_hangs:"),
         trainer="fully_async",
     ),
     "stopped_rollouter": Plant(
         "SIGSTOP of a rollouter", ("rollouter_", "stopped"), "rollouter_", trainer="fully_async"
     ),
-    "weight_sync": Plant("weights are never sent", ("actor_", "rehearsal.hangs:")),
+    "weight_sync": Plant("weights are never sent", ("actor_", "rehearsal_hangs:")),
     "stopped_rank": Plant("SIGSTOP of a rank", ("actor_1", "stopped"), "actor_1"),
     "stopped_worker": Plant("SIGSTOP of an agent-loop worker", ("worker_0", "stopped"), "worker_0"),
     "stopped_engine": Plant("SIGSTOP of an engine server", ("engine_1", "stopped"), "engine_1"),
@@ -155,9 +160,9 @@ def rehearsal(
     hang = folder / "hang"
     command = [sys.executable, "-m", "verl_profiler", "rehearse", "--engine", engine]
     command += ["--steps", "1000", "--output", str(run), *words, "rehearsal.poll_interval_s=0.05"]
-    command += [f"rehearsal.hang={hang}", f"profiler.stuck.after={after_s}"]
+    command += [f"+faults.hang={hang}", f"profiler.stuck.after={after_s}"]
     with (folder / "rehearsal.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=with_faults(os.environ))
         try:
             await_steps(run, _STEPS, process)
             yield hang

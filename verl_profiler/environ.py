@@ -12,6 +12,7 @@ __all__ = [
     "CAPTURES_OFF",
     "NVTX_LIBRARY",
     "REHEARSAL_CACHE",
+    "REHEARSAL_POLL_INTERVAL",
     "SETTINGS",
     "TRANSFER_QUEUE_SWITCHES",
     "UNDER_NSYS",
@@ -40,3 +41,5 @@ CACHE_HOME = "VERL_PROFILER_CACHE_HOME"
 CACHE_GB = "VERL_PROFILER_CACHE_GB"
 # The folder of the rehearsal's model and prompts.
 REHEARSAL_CACHE = "VERL_PROFILER_REHEARSAL_CACHE"
+# Seconds between two polls of the replay buffer in a rehearsal.
+REHEARSAL_POLL_INTERVAL = "VERL_PROFILER_REHEARSAL_POLL_INTERVAL_S"

@@ -1,10 +1,12 @@
 """The changes that verl needs for a CPU, on verl's own modules."""
 
+import importlib
 import importlib.util
 from types import SimpleNamespace
 
 import pytest
 
+from verl_profiler.environ import REHEARSAL_POLL_INTERVAL
 from verl_profiler.rehearsal import cpu_patches
 
 pytestmark = [
@@ -34,3 +36,21 @@ def test_every_adjusted_module_exists():
     for name, _ in cpu_patches.ADJUSTMENTS:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             assert importlib.util.find_spec(name) is not None, name
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [("0.1", 0.1), ("", 2.0)])
+def test_replay_buffer_polls_as_set(monkeypatch, seconds, expected):
+    """Without a setting verl's own interval stays."""
+    module = importlib.import_module("verl.trainer.ppo.v1.replay_buffer")
+    monkeypatch.setattr(module.ReplayBuffer, "__init__", module.ReplayBuffer.__init__)
+    monkeypatch.setenv(REHEARSAL_POLL_INTERVAL, seconds)
+    cpu_patches._poll_interval(module)
+    made = module.ReplayBuffer(
+        trainer_mode="sync",
+        trainer_config={},
+        max_off_policy_threshold=None,
+        max_off_policy_strategy="drop",
+        sampler_kwargs={},
+    )
+
+    assert expected == made.poll_interval

@@ -3,7 +3,6 @@
 import statistics
 
 from verl_profiler.rehearsal.latency import latency_s
-from verl_profiler.rehearsal.perturbations import VARIABLE
 
 
 def test_the_same_call_takes_the_same_time():
@@ -33,20 +32,3 @@ def test_the_tail_has_its_share_and_size():
 def test_without_a_tail_there_is_none():
     """A share of zero leaves the lognormal alone."""
     assert max(latency_s(str(key), tail_share=0.0) for key in range(2000)) < 0.7
-
-
-def test_all_latencies_can_be_multiplied(monkeypatch):
-    """For an intervention whose effect is known."""
-    plain = [latency_s(str(key)) for key in range(9)]
-    monkeypatch.setenv(VARIABLE, '{"tool_latency": 5.0}')
-
-    assert [5 * seconds for seconds in plain] == [latency_s(str(key)) for key in range(9)]
-
-
-def test_one_tool_alone_can_be_slow(monkeypatch):
-    """The others keep their latencies."""
-    plain = latency_s("a call")
-    monkeypatch.setenv(VARIABLE, '{"tool_latency": {"calculate": 4.0}}')
-
-    assert 4 * plain == latency_s("a call", tool="calculate")
-    assert plain == latency_s("a call", tool="check_answer")

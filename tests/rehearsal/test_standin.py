@@ -45,7 +45,6 @@ def server(model):
     made._model = model
     made._pad_token_id = PAD
     made._eos_token_ids = {EOS}
-    made._filler_ids, made._response_factor, made._pass_delay_s = [2, 3], 1.0, 0.0
     made._global_steps = 5
     made._waiting, made._batch, made._loop = [], None, None
     made._model_lock = asyncio.Lock()
@@ -148,9 +147,9 @@ def test_no_more_run_at_once_than_it_was_told(model, server):
     assert [True, True, False, False] == sorted((t["queue_s"] < ran for t in told), reverse=True)
 
 
-@pytest.mark.parametrize(("factor", "more"), [(1.0, 0), (2.0, 5), (1.5, 2)])
-def test_a_response_is_lengthened_before_its_end(server, monkeypatch, factor, more):
-    """Five tokens become `factor` as many, each from a pass of its own; the end stays the end."""
+@pytest.mark.parametrize("more", [0, 5, 2])
+def test_a_response_is_lengthened_before_its_end(server, monkeypatch, more):
+    """Tokens of `_filler`, which the tests' faults replace, have passes of their own; the end stays the end."""
     import torch
 
     passes = []
@@ -163,22 +162,13 @@ def test_a_response_is_lengthened_before_its_end(server, monkeypatch, factor, mo
         return SimpleNamespace(logits=logits)
 
     monkeypatch.setattr(server, "_model", chosen)
-    server._response_factor = factor
+    filler = [2, 3, 2, 3, 2][:more]
+    monkeypatch.setattr(server, "_filler", lambda tokens: filler[: tokens + more - 5])
     output = asyncio.run(server.generate(PROMPTS[0], GREEDY, "a"))
 
-    assert output.token_ids == [9, 9, 9, 9, *[2, 3, 2, 3, 2][:more], EOS]
+    assert output.token_ids == [9, 9, 9, 9, *filler, EOS]
     assert [each[0] for each in passes[1:]] == [[token] for token in output.token_ids[:-1]]
     assert len(output.log_probs) == len(output.token_ids)
-
-
-def test_a_delayed_replica_takes_longer_for_each_pass(server, monkeypatch):
-    """Its delay comes once per forward pass."""
-    delays = []
-    monkeypatch.setattr(standin().time, "sleep", delays.append)
-    server._pass_delay_s = 0.02
-    output = asyncio.run(server.generate(PROMPTS[0], GREEDY | {"max_tokens": 6}, "a"))
-
-    assert delays == [0.02] * len(output.token_ids)
 
 
 def test_a_long_prompt_leaves_less_room(server):

@@ -45,10 +45,10 @@ def test_planted_hangs_are_named(tmp_path):
     facts = {plant: " / ".join(each["facts"]) for plant, each in found.items()}
     # What the processes themselves found: ranks by their stacks, engines by their own counts.
     assert "1 of 2 ranks is in " in facts["rank"], facts
-    assert "actor_1 is in verl_profiler.rehearsal.hangs:block_at" in facts["rank"], facts
+    assert "actor_1 is in rehearsal_hangs:block_at" in facts["rank"], facts
     assert "engine_0: 0 running, 0 waiting, paused" in facts["paused"], facts
     details = "\n".join(found["tool"]["details"])
-    for text in ("tasks in verl_profiler.rehearsal.hangs:wait_at", "trainer_0:", "sockets: "):
+    for text in ("tasks in rehearsal_hangs:wait_at", "trainer_0:", "sockets: "):
         assert text in details, details
     # Others request evidence while the trainer's process is stopped.
     assert "worker_0:" in found["stopped_trainer"]["details"], found["stopped_trainer"]

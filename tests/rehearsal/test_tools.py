@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from verl_profiler.rehearsal import assets
+from verl_profiler.rehearsal import assets, latency
 
 pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("_import_path")]
 
@@ -16,12 +16,8 @@ def tools(monkeypatch, capsys):
     registry = pytest.importorskip("verl.tools.tool_registry")
     loaded = registry.load_all_tools(str(assets.TOOL_CONFIG), str(assets.FUNCTION_TOOLS))
     capsys.readouterr()
-    from verl_profiler.rehearsal import tools as stateful
-
-    by_name = {tool.name: tool for tool in loaded}
-    monkeypatch.setattr(stateful, "latency_s", lambda *_, **__: 0.0)
-    monkeypatch.setitem(by_name["calculate"].fn.__globals__, "latency_s", lambda *_, **__: 0.0)
-    return by_name
+    monkeypatch.setattr(latency, "latency_s", lambda *_, **__: 0.0)
+    return {tool.name: tool for tool in loaded}
 
 
 def test_both_ways_of_loading_work_together(tools):

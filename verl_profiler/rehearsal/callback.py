@@ -11,7 +11,6 @@ and starts Ray, whose processes inherit the environment that is set here.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from pathlib import Path
@@ -20,7 +19,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_profiler.rehearsal import assets, perturbations
+from verl_profiler.environ import REHEARSAL_POLL_INTERVAL
+from verl_profiler.rehearsal import assets
 from verl_profiler.rehearsal.environment import environment
 
 __all__ = ["RehearsalCallback"]
@@ -53,16 +53,9 @@ class RehearsalCallback(Callback):
 def prepare(config: DictConfig) -> None:
     """Make the driver and its config ready for a run on a CPU."""
     os.environ.update(environment(config.actor_rollout_ref.rollout.name, os.environ))
-    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    rollout = config.actor_rollout_ref.rollout
-    settings = perturbations.checked(
-        config.rehearsal,
-        ranks=ranks,
-        replicas=_replicas(config, ranks),
-        workers=rollout.agent.num_workers,
-        engine=rollout.name,
-    )
-    os.environ[perturbations.VARIABLE] = json.dumps(settings)
+    if (seconds := config.rehearsal.poll_interval_s) is not None:
+        # The processes that Ray starts inherit it.
+        os.environ[REHEARSAL_POLL_INTERVAL] = str(float(seconds))
 
     from verl_profiler.rehearsal.platform import CpuPlatform
 
@@ -81,16 +74,6 @@ def prepare(config: DictConfig) -> None:
         if "rollout" in config:
             _experimental(config)
         _fill_in(config)
-
-
-def _replicas(config: DictConfig, ranks: int) -> int:
-    """Return the number of engine replicas; the trainers in verl.experimental have none in their ranks."""
-    rollout = config.actor_rollout_ref.rollout
-    own = config.get("rollout") or rollout
-    mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
-    nodes = own.get("nnodes") or (1 if mode == SEPARATE else 0)
-    devices = nodes * own.get("n_gpus_per_node", 1) + (0 if "rollout" in config else ranks)
-    return devices // (rollout.tensor_model_parallel_size * rollout.data_parallel_size)
 
 
 def _separate(config: DictConfig) -> None:

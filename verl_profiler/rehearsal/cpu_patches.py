@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
 import wrapt
 
-from verl_profiler.rehearsal import hangs, perturbations
+from verl_profiler.environ import REHEARSAL_POLL_INTERVAL
 
 __all__ = ["ADJUSTMENTS", "install"]
 
@@ -48,6 +49,22 @@ def _gloo(module: Any) -> None:
         return original(timeout_second=timeout_second, backend=backend or "gloo")
 
     module.initialize_global_process_group_ray = initialize
+
+
+def _poll_interval(module: Any) -> None:
+    """Make the replay buffer poll for finished samples every `rehearsal.poll_interval_s`."""
+    seconds = os.environ.get(REHEARSAL_POLL_INTERVAL)
+    if not seconds:
+        return
+    buffer = module.ReplayBuffer
+    original = buffer.__init__
+
+    @functools.wraps(original)
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.poll_interval = float(seconds)
+
+    buffer.__init__ = initialize
 
 
 def _standin_adapter(module: Any) -> None:
@@ -115,8 +132,7 @@ def _unpacked_weights(module: Any) -> None:
 
 ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("importlib.metadata", _vllm_built_for_cpus),
-    *perturbations.ADJUSTMENTS,
-    *hangs.ADJUSTMENTS,
+    ("verl.trainer.ppo.v1.replay_buffer", _poll_interval),
     ("verl.utils.distributed", _gloo),
     ("verl.workers.engine.fsdp.transformer_impl", _engines_for_cpu),
     ("verl.workers.engine.fsdp.transformer_impl", _pageable_offload),

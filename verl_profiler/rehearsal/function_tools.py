@@ -6,14 +6,12 @@ is separate from the stateful tool, which verl imports by its module's name.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import re
 
 from verl.tools.function_tool import function_tool  # pyright: ignore[reportUnknownVariableType]
 
-from verl_profiler.rehearsal.hangs import deadlock_at, wait_at
-from verl_profiler.rehearsal.latency import latency_s
+from verl_profiler.rehearsal import latency
 
 _calls = itertools.count()
 
@@ -25,9 +23,7 @@ async def calculate(expression: str) -> str:
     Args:
         expression: Whole numbers with plus signs between them.
     """
-    await wait_at("tool")
-    await deadlock_at("semaphore")
-    await asyncio.sleep(latency_s(f"{expression} {next(_calls)}", tool="calculate"))
+    await latency.spend(f"{expression} {next(_calls)}", tool="calculate")
     if not re.fullmatch(r"\s*\d+(\s*\+\s*\d+)*\s*", expression):
         return f"cannot calculate {expression!r}"
     return str(sum(int(number) for number in expression.split("+")))

@@ -6,11 +6,10 @@ gives a rehearsal's profile the shape of a real run's.
 
 from __future__ import annotations
 
+import asyncio
 import random
 
-from verl_profiler.rehearsal.perturbations import setting
-
-__all__ = ["latency_s"]
+__all__ = ["latency_s", "spend"]
 
 
 def latency_s(
@@ -21,7 +20,7 @@ def latency_s(
     tail_s: float = 0.7,
     tool: str = "",
 ) -> float:
-    """Return the latency of one call in seconds, multiplied by `rehearsal.tool_latency`.
+    """Return the latency of one call in seconds.
 
     Args:
         key: Identifies the call: the same key has the same latency.
@@ -29,11 +28,15 @@ def latency_s(
         sigma: Spread of the lognormal part; 0.6 puts its 95th percentile at 2.7 medians.
         tail_share: Fraction of calls that take `tail_s` longer, 0 to 1.
         tail_s: Mean additional latency of those calls, uniform from 0.5 to 1.5 times this.
-        tool: The tool's name, for a setting that has a factor for each of some tools.
+        tool: The tool's name.
     """
     rng = random.Random(key)
     seconds = median_s * rng.lognormvariate(0, sigma)
     if rng.random() < tail_share:
         seconds += tail_s * rng.uniform(0.5, 1.5)
-    factor: float | dict[str, float] = setting("tool_latency")
-    return seconds * (factor.get(tool, 1.0) if isinstance(factor, dict) else factor)
+    return seconds
+
+
+async def spend(key: str, *, tool: str, **distribution: float) -> None:
+    """Wait for the latency of one call; the arguments are those of `latency_s`."""
+    await asyncio.sleep(latency_s(key, tool=tool, **distribution))

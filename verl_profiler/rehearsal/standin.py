@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -27,14 +26,8 @@ from verl.workers.rollout.utils import ensure_async_iterator
 
 from verl_profiler.recording import evidence
 from verl_profiler.rehearsal.batches import Batch, Request
-from verl_profiler.rehearsal.hangs import pause_at, wait_at
-from verl_profiler.rehearsal.perturbations import setting
 
 __all__ = ["StandinAdapter", "StandinReplica", "StandinServer"]
-
-
-# Repeated at the end of responses that `rehearsal.response_factor` lengthens.
-_FILLER = "Let me think about it. "
 
 
 def _actor_name(replica_rank: int) -> str:
@@ -57,11 +50,6 @@ class StandinServer:
         tokenizer = model_config.tokenizer
         self._pad_token_id = tokenizer.pad_token_id
         self._eos_token_ids = {tokenizer.eos_token_id}
-        self._filler_ids = tokenizer.encode(_FILLER, add_special_tokens=False)
-        self._response_factor: float = setting("response_factor")
-        delays: list[float] = setting("replica_delay_s") or []
-        # Replicas that are added during the run have no delay.
-        self._pass_delay_s = dict(enumerate(delays)).get(replica_rank, 0.0)
         self._global_steps: int | None = None
         self._waiting: list[Request] = []
         self._batch: Batch | None = None
@@ -97,9 +85,6 @@ class StandinServer:
         """
         if image_data or video_data:
             raise ValueError("the stand-in engine supports text only: use --engine sglang")
-        if self._replica_rank == 0:
-            await wait_at("engine")
-            await pause_at("paused", self)
         length = self._config.prompt_length + self._config.response_length - len(prompt_ids)
         wanted = sampling_params.get("max_tokens") or self._config.response_length
         request = Request(
@@ -170,14 +155,12 @@ class StandinServer:
         if batch is None:
             return
         batch.step(self._model, self._eos_token_ids, self._filler)
-        time.sleep(self._pass_delay_s)
         if begun:
             self._batch = self._batch.joined(batch) if self._batch else batch
 
     def _filler(self, tokens: int) -> list[int]:
-        """Return what lengthens a response of so many tokens by `rehearsal.response_factor`."""
-        more = round(tokens * (self._response_factor - 1))
-        return [self._filler_ids[place % len(self._filler_ids)] for place in range(more)]
+        """Return what to insert before the end of a response of so many tokens: nothing, without faults."""
+        return []
 
     async def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         """Replace the weights with the trainer's."""
@@ -277,7 +260,6 @@ class StandinAdapter(BaseRollout):
         **_kwargs: Any,
     ) -> None:
         """Send the weights; ranks other than the leader only take part in gathering."""
-        await wait_at("weight_sync")
         if wire_format != "named_tensors":
             raise ValueError(f"the stand-in engine accepts named tensors, not {wire_format!r}")
         named = [

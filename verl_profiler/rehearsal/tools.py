@@ -6,7 +6,6 @@ request is stored under the request's id.
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from typing import Any
 
@@ -14,8 +13,7 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import ToolResponse
 
 from verl_profiler.events.json_values import mapping_or_empty
-from verl_profiler.rehearsal.hangs import block_at, deadlock_at, wait_at
-from verl_profiler.rehearsal.latency import latency_s
+from verl_profiler.rehearsal import latency
 
 __all__ = ["CheckAnswer"]
 
@@ -46,12 +44,7 @@ class CheckAnswer(BaseTool):
         agent_data = kwargs.get("agent_data")
         request = instance_id if agent_data is None else agent_data.request_id
         tries = self._tries[request] = self._tries.get(request, 0) + 1
-        await wait_at("tool")
-        await deadlock_at("semaphore")
-        block_at("blocking_tool")
-        await asyncio.sleep(
-            latency_s(f"{answer} {request} {tries}", tool=self.name, **self._latency)
-        )
+        await latency.spend(f"{answer} {request} {tries}", tool=self.name, **self._latency)
         right = answer == self._ground_truth[instance_id]
         text = "right" if right else f"wrong, try {tries}"
         return ToolResponse(text=text), float(right), {"tries": tries}

@@ -1,10 +1,8 @@
 """Planted hangs: while a file names a place, whoever comes there waits until it no longer does.
 
-The file is `rehearsal.hang`; whoever runs the rehearsal writes one of `PLACES` into it, in the middle of
+The file is `+faults.hang=FILE`; whoever runs the rehearsal writes one of `PLACES` into it, in the middle of
 the run, and removes it again.
 """
-
-from __future__ import annotations
 
 import asyncio
 import functools
@@ -17,9 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.rehearsal.perturbations import setting
-
-__all__ = ["ADJUSTMENTS", "PLACES", "block_at", "deadlock_at", "pause_at", "wait_at"]
+import wrapt
+from rehearsal_faults import setting
 
 PLACES = {
     "tool": "the tools never answer",
@@ -49,7 +46,7 @@ def _is_planted(place: str) -> bool:
 
 async def wait_at(place: str) -> None:
     """Wait here while the file names this place; the event loop runs on."""
-    while _is_planted(place):  # noqa: ASYNC110  a file has no event
+    while _is_planted(place):
         await asyncio.sleep(_POLL_S)
 
 
@@ -190,19 +187,43 @@ def _hanging_rollouter(module: Any) -> None:
     manager_class.generate_sequences_single = hanging
 
 
-def _if_planted(adjustment: Callable[[Any], None]) -> Callable[[Any], None]:
-    return lambda module: adjustment(module) if setting("hang") is not None else None
+def _hanging_tools(module: Any) -> None:
+    spend = module.spend
+
+    @functools.wraps(spend)
+    async def hanging(*args: Any, tool: str, **kwargs: Any) -> None:
+        await wait_at("tool")
+        await deadlock_at("semaphore")
+        if tool == "check_answer":
+            block_at("blocking_tool")
+        await spend(*args, tool=tool, **kwargs)
+
+    module.spend = hanging
 
 
-ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
-    ("verl.utils.reward_score", _if_planted(_hanging_reward)),
-    ("verl.workers.engine_workers", _if_planted(_hanging_workers)),
-    (
-        "verl.experimental.fully_async_policy.fully_async_rollouter",
-        _if_planted(_hanging_rollouter),
-    ),
-    (
-        "verl.workers.rollout.sglang_rollout.async_sglang_server",
-        _if_planted(_pausing_server),
-    ),
+def _hanging_sync(module: Any) -> None:
+    adapter = module.StandinAdapter
+    update_weights = adapter.update_weights
+
+    @functools.wraps(update_weights)
+    async def hanging(*args: Any, **kwargs: Any) -> None:
+        await wait_at("weight_sync")
+        await update_weights(*args, **kwargs)
+
+    adapter.update_weights = hanging
+
+
+def install() -> None:
+    """Register all hangs, if a file was given that names one."""
+    for name, hang in HANGS if setting("hang") is not None else ():
+        wrapt.register_post_import_hook(hang, name)
+
+
+HANGS: tuple[tuple[str, Callable[[Any], None]], ...] = (
+    ("verl.utils.reward_score", _hanging_reward),
+    ("verl.workers.engine_workers", _hanging_workers),
+    ("verl.experimental.fully_async_policy.fully_async_rollouter", _hanging_rollouter),
+    ("verl.workers.rollout.sglang_rollout.async_sglang_server", _pausing_server),
+    ("verl_profiler.rehearsal.latency", _hanging_tools),
+    ("verl_profiler.rehearsal.standin", _hanging_sync),
 )

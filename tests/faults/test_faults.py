@@ -4,25 +4,34 @@ import asyncio
 import importlib
 import importlib.util
 import json
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import rehearsal_faults as faults
+import rehearsal_hangs as hangs
 
-from verl_profiler.rehearsal import perturbations
-from verl_profiler.rehearsal.perturbations import DEFAULTS, VARIABLE, checked, setting
+from verl_profiler.rehearsal import latency
+from verl_profiler.rehearsal.environment import environment
 
 of_verl = pytest.mark.skipif(
     importlib.util.find_spec("verl") is None, reason="verl is not installed"
 )
-CONFIG = Path(__file__).parents[2] / "configs" / "rehearsal" / "cpu.yaml"
+
+
+@pytest.fixture(scope="session")
+def _import_path():
+    folders = environment("standin", {}).get("PYTHONPATH")
+    if folders and folders not in sys.path:
+        sys.path.insert(0, folders)
 
 
 @pytest.fixture
 def ask(monkeypatch):
     """Ask for something, as the driver does."""
-    return lambda **settings: monkeypatch.setenv(VARIABLE, json.dumps(checked(settings, ranks=2)))
+    return lambda **settings: monkeypatch.setenv(faults.VARIABLE, json.dumps(settings))
 
 
 @pytest.fixture
@@ -41,77 +50,67 @@ def adjusted(_import_path, monkeypatch):
     return adjust
 
 
-def test_the_option_has_every_setting():
-    """With the defaults of the table; a setting without a line in the file could not be given."""
-    omegaconf = pytest.importorskip("omegaconf")
-    rehearsal = omegaconf.OmegaConf.load(CONFIG).rehearsal
+def test_the_driver_takes_faults_from_its_command_line():
+    """What is not named keeps its default; what is no fault ends the driver before Ray starts."""
+    words = ["main_ppo", "+rehearsal=cpu", "+faults.rank_delay_s=[0,0.5]", "+faults.routing=fewest"]
 
-    assert {name: rehearsal[name] for name in DEFAULTS} == DEFAULTS
-    assert {"cache_dir", "seed"} == set(rehearsal) - set(DEFAULTS)
+    assert faults.given(words) == {"rank_delay_s": [0, 0.5], "routing": "fewest"}
+    assert faults.given(["+faults.tool_latency={calculate:4}"]) == {
+        "tool_latency": {"calculate": 4}
+    }
+    with pytest.raises(SystemExit, match=r"no fault rank_delay: there are hang, .*rank_delay_s"):
+        faults.given(["+faults.rank_delay=1"])
 
 
-def test_what_is_asked_for_arrives(ask):
-    """Numbers may be given as text; what is not named keeps its default."""
-    assert setting("tool_latency") == 1.0
-    ask(tool_latency="5", rank_delay_s=[0, "0.5"], routing="fewest")
+def test_the_environment_keeps_what_it_had():
+    """Other modules and folders come with the faults'."""
+    environment = faults.with_faults({"PYTHONPATH": "/mine", "VERL_USE_EXTERNAL_MODULES": "mine"})
 
-    assert setting("tool_latency") == 5.0
-    assert setting("rank_delay_s") == [0.0, 0.5]
-    assert setting("routing") == "fewest"
-    assert setting("poll_interval_s") is None
+    assert environment["VERL_USE_EXTERNAL_MODULES"] == "mine,load_faults"
+    folder, mine = environment["PYTHONPATH"].split(":")
+    assert mine == "/mine"
+    assert (Path(folder) / "load_faults.py").exists()
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"routing": "random"}, "routing=random: must be one of sticky, fewest, uneven"),
-        ({"rank_delay_at": "middle"}, "one of begin, end"),
-        ({"rank_delay_s": [1, 2, 3]}, "3 values for 2 ranks: .* for example .0.5, 0.5."),
-        ({"replica_delay_s": [1]}, "1 values for 3 replicas: .* for example .0.5, 0.5, 0.5."),
-        ({"worker_delay_s": [1]}, "1 values for 4 workers"),
-        ({"response_factor": 0.5}, "response_factor=0.5: must be at least 1"),
-        ({"response_factor": "long"}, "response_factor=long: must be a number"),
-        ({"rank_delay_s": [1, -2]}, "rank_delay_s=-2: must be a number of at least 0"),
-        ({"weight_sync_s": "long"}, "weight_sync_s=long"),
-        ({"tool_latency": float("nan")}, "tool_latency=nan"),
-        ({"tool_latency": {"calculate": "slow"}}, "tool_latency=slow"),
-        ({"tool_latency": {"calc": 2}}, "no tool calc; it has calculate, check_answer"),
-    ],
+    ("factor", "calculate", "check_answer"), [(5.0, 5, 5), ({"calculate": 4.0}, 4, 1)]
 )
-def test_what_cannot_be_meant_is_refused(settings, message):
-    """Before Ray starts, with what is possible."""
-    with pytest.raises(ValueError, match=message):
-        checked(settings, ranks=2, replicas=3, workers=4)
+def test_tools_are_as_slow_as_asked(ask, monkeypatch, factor, calculate, check_answer):
+    """All of them, or one of them."""
+    plain = latency.latency_s("a call")
+    monkeypatch.setattr(latency, "latency_s", latency.latency_s)
+    ask(tool_latency=factor)
+    faults._slow_tools(latency)
+
+    assert latency.latency_s("a call", tool="calculate") == calculate * plain
+    assert latency.latency_s("a call", tool="check_answer") == check_answer * plain
 
 
-@pytest.mark.parametrize("settings", [{"replica_delay_s": [0, 1]}, {"response_factor": 2}])
-def test_what_only_the_stand_in_has_is_refused_with_an_engine(settings):
-    """It would have no effect."""
-    assert checked(settings, ranks=2)
-    with pytest.raises(ValueError, match="needs the stand-in engine: use --engine standin"):
-        checked(settings, ranks=2, engine="sglang")
+def test_a_planted_tool_waits_until_nothing_is_planted(ask, monkeypatch, tmp_path):
+    """A place that the file does not name goes on."""
+    spent = []
 
+    async def spend(key, *, tool):
+        spent.append(tool)
 
-@of_verl
-@pytest.mark.parametrize(("seconds", "expected"), [(0.1, 0.1), (None, 2.0)])
-def test_replay_buffer_polls_as_set(ask, adjusted, seconds, expected):
-    """Without a setting verl's own interval stays."""
-    ask(poll_interval_s=seconds)
-    buffer, _ = adjusted(
-        perturbations._poll_interval,
-        "verl.trainer.ppo.v1.replay_buffer",
-        "ReplayBuffer",
-        "__init__",
-    )
-    made = buffer(
-        trainer_mode="sync",
-        trainer_config={},
-        max_off_policy_threshold=None,
-        max_off_policy_strategy="drop",
-        sampler_kwargs={},
-    )
+    module = SimpleNamespace(spend=spend)
+    hang = tmp_path / "hang"
+    ask(hang=str(hang))
+    hangs._hanging_tools(module)
 
-    assert expected == made.poll_interval
+    async def call():
+        hang.write_text("reward")
+        await module.spend("key", tool="calculate")
+        hang.write_text("tool")
+        waiting = asyncio.create_task(module.spend("key", tool="check_answer"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        hang.unlink()
+        await waiting
+
+    asyncio.run(call())
+
+    assert spent == ["calculate", "check_answer"]
 
 
 @of_verl
@@ -128,7 +127,7 @@ def test_replicas_are_chosen_as_set(ask, adjusted, routing, first_calls, later):
     """Sticky requests stay where they were; with `fewest` each call goes where there are fewest."""
     ask(routing=routing)
     balancer, _ = adjusted(
-        perturbations._routing,
+        faults._routing,
         "verl.workers.rollout.router",
         "GlobalRequestLoadBalancer",
         "acquire_server",
@@ -154,16 +153,16 @@ def test_nothing_is_wrapped_where_nothing_is_asked(ask, adjusted):
     ask()
     engine_workers = "verl.workers.engine_workers"
     for adjustment, *where in (
-        (perturbations._slow_ranks, engine_workers, "TrainingWorker", "infer_batch"),
+        (faults._slow_ranks, engine_workers, "TrainingWorker", "infer_batch"),
         (
-            perturbations._slow_workers,
+            faults._slow_workers,
             "verl.experimental.agent_loop.tool_agent_loop",
             "ToolAgentLoop",
             "_handle_generating_state",
         ),
-        (perturbations._slow_sync, engine_workers, "ActorRolloutRefWorker", "update_weights"),
+        (faults._slow_sync, engine_workers, "ActorRolloutRefWorker", "update_weights"),
         (
-            perturbations._routing,
+            faults._routing,
             "verl.workers.rollout.router",
             "GlobalRequestLoadBalancer",
             "acquire_server",
@@ -191,7 +190,7 @@ def test_a_rank_stands_still_at_its_end_of_the_work(ask, adjusted, monkeypatch, 
         work.dispatched_as = method
         monkeypatch.setattr(owner, method, work)
     owner, _ = adjusted(
-        perturbations._slow_ranks, "verl.workers.engine_workers", "TrainingWorker", *methods
+        faults._slow_ranks, "verl.workers.engine_workers", "TrainingWorker", *methods
     )
 
     assert all(getattr(owner, method)("result") == "result" for method in methods)
@@ -214,13 +213,13 @@ def test_a_worker_blocks_its_event_loop_at_each_turn(ask, adjusted, monkeypatch)
     name = "_handle_generating_state"
     monkeypatch.setattr(importlib.import_module(module).ToolAgentLoop, name, turn)
     ask(worker_delay_s=[0, 0.25])
-    owner, _ = adjusted(perturbations._slow_workers, module, "ToolAgentLoop", name)
+    owner, _ = adjusted(faults._slow_workers, module, "ToolAgentLoop", name)
     for number in (1, 0):
-        perturbations._worker_number.cache_clear()
+        faults._worker_number.cache_clear()
         context = SimpleNamespace(get_actor_name=lambda n=number: f"agent_loop_worker_{n}_1a2b3c4d")
         monkeypatch.setattr(ray, "get_runtime_context", lambda found=context: found)
         assert asyncio.run(getattr(owner, name)("loop", "data")) == "data"
-    perturbations._worker_number.cache_clear()
+    faults._worker_number.cache_clear()
 
     assert order == [0.25, "turn", 0.0, "turn"]
 
@@ -242,7 +241,7 @@ def test_a_weight_sync_takes_longer(ask, adjusted, monkeypatch):
     monkeypatch.setattr(owner, "update_weights", synchronize)
     ask(weight_sync_s=1.5)
     owner, _ = adjusted(
-        perturbations._slow_sync,
+        faults._slow_sync,
         "verl.workers.engine_workers",
         "ActorRolloutRefWorker",
         "update_weights",
@@ -250,3 +249,24 @@ def test_a_weight_sync_takes_longer(ask, adjusted, monkeypatch):
 
     assert asyncio.run(owner.update_weights("rank")) == "rank"
     assert order == [1.5, "synchronized"]
+
+
+@of_verl
+@pytest.mark.usefixtures("_import_path")
+def test_the_standin_is_slow_and_long_as_asked(ask, monkeypatch):
+    """The delay comes once per forward pass; five tokens become `factor` as many before the end."""
+    module = importlib.import_module("faulty_standin")
+    server = module.FaultyServer.__new__(module.FaultyServer)
+    server._replica_rank, server.filler_ids = 1, [2, 3]
+    passes = []
+    monkeypatch.setattr(module.StandinServer, "_step", lambda self, begun: passes.append(begun))
+    monkeypatch.setattr(time, "sleep", passes.append)
+    ask(replica_delay_s=[0, 0.02], response_factor=1.5)
+    server._step([])
+
+    assert passes == [[], 0.02]
+    assert server._filler(5) == [2, 3]
+    ask(response_factor=2)
+    assert server._filler(5) == [2, 3, 2, 3, 2]
+    server._step([])
+    assert passes[-1] == 0.0
