@@ -20,7 +20,10 @@ ABOUT = About(project="p", experiment={"training.log": "e"})
 
 
 def test_a_receiver_gets_every_call_stage_and_transfer(receiver, log_tables):
-    """Over the wire, by the official exporter."""
+    """Over the wire; spans of the same data are one trace and lie inside their call.
+
+    The trace is that of the first of a call's ids; a UUID is the trace's id as it stands.
+    """
     sent = send(spans(log_tables, ABOUT), receiver.url)
 
     names = sorted(span.name for span in receiver.spans)
@@ -29,13 +32,7 @@ def test_a_receiver_gets_every_call_stage_and_transfer(receiver, log_tables):
     assert 3 == names.count("TQ_GET:generate") + names.count("TQ_GET:update")
     assert {"/v1/traces"} == set(receiver.paths)
     assert {"rl_insight_monitor"} == receiver.services
-
-
-def test_spans_of_the_same_data_are_one_trace_and_lie_inside_their_call(receiver, log_tables):
-    """By the first of a call's ids; a UUID is the trace's id as it stands."""
-    send(spans(log_tables, ABOUT), receiver.url)
     calls = {span.span_id: span for span in receiver.spans if not span.parent_span_id}
-
     assert 3 == len(calls)
     assert 2 == sum(span.trace_id.hex() == SHARED_ID.replace("-", "") for span in calls.values())
     for span in receiver.spans:
@@ -89,51 +86,28 @@ def test_spans_say_what_the_dashboards_ask_for(receiver, log_tables):
 
 def test_transfers_of_a_request_are_in_its_trajectory():
     """The lane, identity and turn of RL-Insight's agent loop protocol."""
-    second = 1_795_000_000_000_000
+    at = {"begin_us": 1_795_000_000_000_000, "end_us": 1_795_000_000_005_000, "duration_us": 5_000}
     who = {"run": "r", "step": 4, "name": "worker_0", "request_id": "q", "validate": False}
-    tables = Tables.of(
-        {
-            "requests": [{**who, "sample": "17", "session": "2", "uid": "u", "turns": 3}],
-            "transfers": [
-                {
-                    **who,
-                    "event": "tq_put",
-                    "begin_us": second,
-                    "end_us": second + 5_000,
-                    "duration_us": 5_000,
-                    "size_bytes": 2048,
-                }
-            ],
-        }
-    )
+    request = {**who, "sample": "17", "session": "2", "uid": "u", "turns": 3}
+    transfer = {**who, **at, "event": "tq_put", "size_bytes": 2048}
+    tables = Tables.of({"requests": [request], "transfers": [transfer]})
 
     (span,) = spans(tables, About(experiment={"r": "e"}))
 
-    wanted = {
-        "state_lane_id": "experiment=e/sample=17/session=2/traj=0",
-        "experiment_name": "e",
-        "global_steps": 4,
-        "sample": "17",
-        "session": "2",
-        "traj": "0",
-        "turn": 2,
-        "uid": "u",
-        "session_id": "q",
-    }
+    lane = {"state_lane_id": "experiment=e/sample=17/session=2/traj=0", "experiment_name": "e"}
+    identity = {"sample": "17", "session": "2", "traj": "0", "turn": 2, "uid": "u"}
+    wanted = {**lane, **identity, "global_steps": 4, "session_id": "q"}
     assert wanted == {key: span.attributes[key] for key in wanted}
 
 
-def test_the_file_is_otlp_json(log_tables):
-    """The official classes read it."""
-    sent = spans_of(otlp_lines(spans(log_tables, ABOUT)))
+def test_the_file_is_otlp_json_and_the_same_twice(log_tables):
+    """The official classes read it; a backend that is sent a run again has it once."""
+    lines = list(otlp_lines(spans(log_tables, ABOUT)))
+    sent = spans_of(lines)
 
     assert [span.name for span in spans(log_tables, ABOUT)] == [span.name for span in sent]
     assert {0, 2} == {span.status.code for span in sent}
-
-
-def test_exporting_twice_gives_the_same_spans(log_tables):
-    """A backend that is sent a run again has it once."""
-    assert list(otlp_lines(spans(log_tables, ABOUT))) == list(otlp_lines(spans(log_tables, ABOUT)))
+    assert lines == list(otlp_lines(spans(log_tables, ABOUT)))
 
 
 def test_calls_without_a_time_of_day_are_left_out(tmp_path):

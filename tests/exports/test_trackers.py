@@ -1,6 +1,5 @@
 """Publish report and findings: read back from the real clients' own files, offline."""
 
-import argparse
 import json
 import os
 import subprocess
@@ -8,6 +7,7 @@ import sys
 
 import pytest
 from cached_runs import REHEARSED, SMALL, fixable_run
+from commands import command
 from wandb_offline import wandb_records
 
 from verl_profiler.cli import export
@@ -30,26 +30,14 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(*arguments):
-    parser = argparse.ArgumentParser()
-    export.add_arguments(parser)
-    return export.run(parser.parse_args(["trackers", *map(str, arguments)]))
+run = command(export, "trackers")
 
 
 def test_wandb_gets_an_artifact_a_table_and_summary_values(folder):
     """In a run of its own, in the training's project and group."""
     pytest.importorskip("wandb")
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "verl_profiler",
-            "export",
-            "trackers",
-            str(REHEARSED),
-            "--tracker",
-            "wandb",
-        ],
+        f"{sys.executable} -m verl_profiler export trackers {REHEARSED} --tracker wandb".split(),
         env={**os.environ, "WANDB_MODE": "offline"},
         capture_output=True,
         text=True,
@@ -89,13 +77,18 @@ def test_wandb_gets_an_artifact_a_table_and_summary_values(folder):
     assert ["validation", "polling"] == [row[0] for row in content["data"]]
 
 
-def test_tensorboard_gets_text_and_scalars_beside_the_training(folder, capsys):
+@pytest.mark.parametrize("variable", [True, False])
+def test_tensorboard_gets_text_and_scalars_beside_the_training(
+    folder, capsys, monkeypatch, variable
+):
     """In the directory that verl's own logger writes to; the files are in a folder inside."""
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    if variable:
+        monkeypatch.setenv("TENSORBOARD_DIR", str(folder / "elsewhere"))
 
     assert 0 == run(fixable_run(folder / "run"), "--tracker", "tensorboard")
 
-    place = folder / "tensorboard_log/rehearsal/rehearsal"
+    place = folder / ("elsewhere" if variable else "tensorboard_log/rehearsal/rehearsal")
     assert f"Published to tensorboard: {place}\n" == capsys.readouterr().out
     events = reading.EventAccumulator(str(place)).Reload()
     (mean,) = events.Scalars("profile/step_mean_s")
@@ -110,15 +103,6 @@ def test_tensorboard_gets_text_and_scalars_beside_the_training(folder, capsys):
     assert "\n    class FastPoll(ReplayBuffer):\n" in shown
     assert FILES == sorted(path.name for path in (place / "profile").iterdir())
     assert (place / "profile/report.html").read_text().startswith("<!DOCTYPE html>")
-
-
-def test_tensorboards_variable_is_honored(folder, monkeypatch):
-    """As verl does."""
-    pytest.importorskip("tensorboard")
-    monkeypatch.setenv("TENSORBOARD_DIR", str(folder / "elsewhere"))
-
-    assert 0 == run(REHEARSED, "--tracker", "tensorboard")
-    assert 1 == len(list(folder.glob("elsewhere/events.out.tfevents.*.profile")))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -168,16 +152,12 @@ def test_a_tracker_that_fails_does_not_stop_the_others(monkeypatch, capsys):
     assert ("p", "e") == (calls[0].project, calls[0].experiment)
 
 
-def test_a_client_that_is_not_installed_is_named(monkeypatch, capsys):
-    """With Python's own reason."""
+def test_a_client_or_a_tracker_that_is_not_there_is_named(monkeypatch, capsys):
+    """With Python's own reason; run.json of another run has no tracker."""
     monkeypatch.setitem(sys.modules, "wandb", None)
 
     assert 1 == run(REHEARSED, "--tracker", "wandb")
     assert capsys.readouterr().out.startswith("Not published to wandb: import of wandb halted")
-
-
-def test_a_run_without_a_tracker_is_refused():
-    """Its run.json has none of them."""
     with pytest.raises(
         ReadingError, match=r"no logger to publish to.*\n.*--tracker wandb"
     ) as raised:
@@ -187,10 +167,7 @@ def test_a_run_without_a_tracker_is_refused():
 
 def test_the_runs_own_logger_is_the_default(monkeypatch, tmp_path, capsys):
     """As run.json has it."""
-    import shutil
-
-    folder = tmp_path / "run"
-    shutil.copytree(REHEARSED, folder, ignore=shutil.ignore_patterns(".cache"))
+    folder = fixable_run(tmp_path / "run")
     launched = json.loads((folder / "run.json").read_text())
     launched["training"] |= {"logger": ["mlflow"], "project_name": "p", "experiment_name": "e"}
     (folder / "run.json").write_text(json.dumps(launched))

@@ -37,3 +37,14 @@ def set_value(browser, selector, value):
         "control.dispatchEvent(new Event('change')); })()"
     )
     browser.settle()
+
+
+def drag(browser, x, y, by, *, during="0", **more):
+    """Drag to the right from a point; return the value of an expression before the button is released."""
+    browser.mouse("mouseMoved", x, y)
+    browser.mouse("mousePressed", x, y, button="left", clickCount=1, **more)
+    browser.mouse("mouseMoved", x + by, y, button="left", buttons=1, **more)
+    found = browser.evaluate(during)
+    browser.mouse("mouseReleased", x + by, y, button="left", clickCount=1, **more)
+    browser.settle()
+    return found

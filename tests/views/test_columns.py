@@ -1,7 +1,5 @@
-"""Each column of each table has one sentence, and docstrings of analyses do not list columns again."""
+"""Each column of each table has one sentence."""
 
-import inspect
-import re
 from pathlib import Path
 
 import pytest
@@ -96,29 +94,6 @@ def test_a_sentence_has_the_unit():
                 wrong.append((name, column, text))
 
     assert [] == wrong
-
-
-def test_a_docstring_names_its_table_and_does_not_list_the_columns():
-    """What stands there twice differs one day."""
-    unnamed, repeated = [], []
-    for name, function in FUNCTIONS.items():
-        text = inspect.getdoc(function)
-        rows = " ".join(text.partition("Returns:\n")[2].split())
-        start = f"Table `{name}`: "
-        arguments = inspect.signature(function).parameters
-        names = {key for key in COLUMNS[name] if "*" not in key and key not in arguments}
-        if not rows.startswith(start):
-            unnamed.append(name)
-        # A name with an underscore is no word of the language, and is a column.
-        words = {key for key in names if "_" in key} & set(re.findall(r"\w+", text))
-        # Other names are listed where three follow one another, after what a row is of.
-        after = re.sub(r"^one row per [^:.;]*", "", rows.removeprefix(start)).replace("`", "")
-        one = rf"(?:{'|'.join(map(re.escape, sorted(names)))})(?: \([^)]*\))?"
-        if words or re.search(rf"\b{one}, {one}(?:, | and ){one}\b", after):
-            repeated.append(name)
-
-    assert [] == unnamed
-    assert [] == repeated
 
 
 def test_every_sentence_of_several_tables_is_that_of_one():

@@ -36,17 +36,12 @@ def counters_of(tmp_path, hosts):
 
 
 def test_readings_are_counters_of_the_run(tmp_path):
-    """By the number of the device."""
+    """By the number of the device; of several hosts with the host's name, also one that is no plain name."""
     assert {
         "device 0 utilization": [0, 90],
         "device 0 power": [70, 600],
         "device 0 memory used": [10, 10],
     } == counters_of(tmp_path, ["one"])
-
-
-def test_devices_of_several_hosts_have_the_hosts_name(tmp_path):
-    """Also one that is no plain name."""
     found = counters_of(tmp_path, ["one", "it's {two}"])
-
     assert [0, 90] == found["device 0 on one utilization"]
     assert [1, 91] == found["device 0 on it's {two} utilization"]

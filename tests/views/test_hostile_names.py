@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from cached_runs import SMALL
 from hostile_names import hostile_run
-from views.chromium import Chromium
+from views.opened_report import place
 
 from verl_profiler.cli import main
 from verl_profiler.cli.report import write_report
@@ -72,24 +72,29 @@ def test_names_add_no_element_and_no_attribute_to_the_page(reports):
 
 
 @pytest.mark.browser
-def test_nothing_of_a_name_runs_in_a_browser(reports):
-    """No script, request, or exception; every section is drawn."""
-    browser = Chromium()
-    try:
-        shown = []
-        for path in reports:
-            browser.open(path)
-            shown.append(browser.evaluate("document.querySelectorAll('section').length"))
-        scripts = browser.evaluate("document.scripts.length")
-        urls = [url for url in browser.requests if not url.startswith("file:")]
-    finally:
-        browser.close()
+def test_nothing_of_a_name_runs_in_a_browser(browser, reports):
+    """No script, request, or exception; every section is drawn, and what cannot be seen is escaped."""
+    shown, requested = [], []
+    for path in reports:
+        browser.open(path)
+        browser.evaluate("document.querySelectorAll('#request-table tbody tr')[1].click()")
+        left, top, width, _ = place(browser, ".lane-canvas")
+        browser.mouse("mouseMoved", left + width / 2, top + 20)
+        browser.settle()
+        shown.append(browser.evaluate("document.querySelectorAll('section').length"))
+        requested += [url for url in browser.requests if not url.startswith("file:")]
+        assert [] == browser.messages
+        words = browser.evaluate("document.querySelector('main').innerText")
+        assert not set("\x1b\x9b\u202e\u2066\u2028") & set(words)
+        if path == reports[0]:
+            assert "\\u202e" in words
+            assert "<script>alert(1)</script>" in words
 
-    assert [] == browser.messages
-    assert [] == urls
+    assert [] == requested
     # Events with other names than the profiler's are spans of a user, which have a section.
     assert shown[0] == shown[1] + 1 > 5
-    assert scripts <= 3
+    assert browser.evaluate("document.scripts.length") <= 3
+    assert 0 == browser.evaluate("document.querySelectorAll('img, b, body svg[onload]').length")
 
 
 def test_every_picture_is_xml(run, tmp_path):

@@ -1,7 +1,7 @@
 """The report as data and as a file: true numbers, nothing fetched, nothing of a run as markup."""
 
-import argparse
 import base64
+import functools
 import gc
 import gzip
 import hashlib
@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 from cached_runs import SMALL
+from commands import command
 from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
+from written import line, write
 
 from verl_profiler.analysis.tools import reward_times
 from verl_profiler.cli import report
@@ -30,7 +32,6 @@ from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
 
 DATA = Path(__file__).parent.parent / "data"
-HOSTILE = "</script><img src=x onerror=alert(1)>{{7*7}}\"'\u2028\x07\u202e\ud83d"
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text() | st.sampled_from(["</script>", "<!--", "]]>", "\u2028", "&lt;"]),
@@ -43,35 +44,17 @@ def rows(table):
     return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
 
 
+@functools.cache
 def of(path, steps=None):
     with load(path) as run:
         return document(run, steps)
 
 
-def event(name, begin_s, length_s, *, step=1, end=None, **extra):
-    """Return one line; times count from 02:33:20."""
-    made = {
-        "timestamp": f"2026-11-21T02:33:{20 + begin_s + (length_s or 0):09.6f}+00:00",
-        "event": name,
-    }
-    if length_s is not None:
-        made["duration_sec"] = length_s
-    return {**made, "extra": extra, "workid": 0, "step": step}
+def event(name, begin_s, length_s, **more):
+    return line(name, begin_s + length_s, length_s, **more)
 
 
-def write(folder, name, events):
-    for each in events:
-        path = folder / f"step_{each['step']}" / f"{name}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            file.write(json.dumps(each) + "\n")
-    return folder
-
-
-def run_command(*arguments):
-    parser = argparse.ArgumentParser()
-    report.add_arguments(parser)
-    return report.run(parser.parse_args([*map(str, arguments)]))
+run_command = command(report)
 
 
 @given(JSON)
@@ -81,10 +64,6 @@ def test_any_json_stands_inside_a_script_and_reads_back(value):
 
     assert value == json.loads(text)
     assert not set("<>&\u2028\u2029") & set(text)
-
-
-def test_a_number_that_json_lacks_is_refused():
-    """A page whose data the browser cannot read would be empty."""
     with pytest.raises(ValueError, match="not JSON compliant"):
         script_json({"x": float("nan")})
 
@@ -125,15 +104,19 @@ def test_a_small_run_is_shown_whole():
     assert len(page(data, made="now")) < 3_000_000
 
 
-def test_the_sentences_say_the_conclusion_first():
-    """Steps and their largest phase, the slowest request; then what to do about it."""
+def test_the_conclusion_comes_first_and_then_what_to_try():
+    """Steps and their largest phase, the slowest request; findings with their fix not folded away."""
     data = of(SMALL)
     first, second = data["sentences"]
+    text = page(data, made="now")
+    unfolded = re.sub(r"<details>.*?</details>", "", text[: text.index("<main")], flags=re.DOTALL)
 
     assert re.match(r"2 steps, mean \d.* \d+ % of it is gen", first)
     assert re.match(r"The slowest request \(step \d, worker_\d\) took ", second)
     assert "polling" == data["findings"][0]["finding"]
-    assert data["findings"][0]["message"] in page(data, made="now")
+    assert data["findings"][0]["message"] in text
+    for row in data["findings"]:
+        assert escape(" ".join(row["overrides"]) or row["advice"]) in unfolded
 
 
 def test_all_steps_together_and_each_step_add_up():
@@ -155,6 +138,10 @@ def test_all_steps_together_and_each_step_add_up():
         single = sum(row[key] or 0 for row in every if row["s"] in steps)
 
         assert whole == pytest.approx(single, rel=1e-4), table
+    for step in rows(data["steps"]):
+        if step["finished"]:
+            shares = [row["share"] for row in rows(data["step_phases"]) if row["s"] == step["s"]]
+            assert 1 == pytest.approx(sum(shares), abs=1e-4)
 
 
 def test_a_view_with_a_section_of_its_own_brings_its_table():
@@ -174,15 +161,6 @@ def test_a_view_with_a_section_of_its_own_brings_its_table():
     own = ["engine_lanes", "routing", "rewards", "weight_transfers"]
     assert own == [name for name, section in sections.items() if section["view"]]
     assert "captures" not in sections
-
-
-def test_shares_of_a_steps_phases_add_up_to_one():
-    """Nothing of a step is left out of its bar."""
-    data = of(SMALL)
-    for step in rows(data["steps"]):
-        if step["finished"]:
-            shares = [row["share"] for row in rows(data["step_phases"]) if row["s"] == step["s"]]
-            assert 1 == pytest.approx(sum(shares), abs=1e-4)
 
 
 def test_asking_twice_gives_the_same_and_leaves_nothing():
@@ -207,17 +185,8 @@ def test_a_failure_in_either_thread_is_told_and_ends_both(monkeypatch, where):
     monkeypatch.setattr(sections, where, failing)
 
     with pytest.raises(ReadingError, match="no room for the table turns"):
-        of(SMALL)
+        of.__wrapped__(SMALL)
     assert not [each for each in threading.enumerate() if each.name.startswith("verl_profiler-why")]
-
-
-def test_the_interpreter_is_left_as_it_was(tmp_path):
-    """Its collector, and how often its threads take turns."""
-    run = shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
-    before = gc.isenabled(), sys.getswitchinterval()
-    report.write_report(run)
-
-    assert before == (gc.isenabled(), sys.getswitchinterval())
 
 
 def test_a_large_run_is_sampled_and_says_so(monkeypatch):
@@ -246,17 +215,18 @@ def test_a_large_run_is_sampled_and_says_so(monkeypatch):
     assert sum(lane["drawn"] for lane in lanes) < sum(lane["of"] for lane in lanes)
 
 
+def called(**more):
+    """Return the lines of a request with one call of an engine."""
+    return [
+        event("engine_call", 0, 1.0, request_id="a", turn=0, **more),
+        event("request", 0, 2.0, request_id="a", sample=1, session=0),
+    ]
+
+
 def test_engine_times_that_were_not_reported_are_said_not_zero(tmp_path):
     """Missing is not 0, and the reader learns which setting brings it."""
-    write(
-        tmp_path / "run",
-        "worker_0",
-        [
-            event("engine_call", 0, 1.0, request_id="a", turn=0, engine_request_id="e"),
-            event("request", 0, 2.0, request_id="a", sample=1, session=0),
-        ],
-    )
-    write(tmp_path / "run", "engine_0", [event("engine_request", 0.1, 0.8, engine_request_id="e")])
+    write(tmp_path / "run", worker_0=called(engine_request_id="e"))
+    write(tmp_path / "run", engine_0=[event("engine_request", 0.1, 0.8, engine_request_id="e")])
     (tmp_path / "run" / "run.json").write_text(
         json.dumps({"settings": {"events": {"engine_timing": False, "exclude": ["memory"]}}})
     )
@@ -272,15 +242,8 @@ def test_engine_times_that_were_not_reported_are_said_not_zero(tmp_path):
 
 def test_an_engine_line_under_the_next_step_is_drawn_where_it_ran(tmp_path):
     """After a weight sync the server counts one step ahead of the step that still asks."""
-    folder = write(
-        tmp_path / "run",
-        "worker_0",
-        [
-            event("engine_call", 0, 1.0, request_id="a", turn=0, engine_request_id="e"),
-            event("request", 0, 2.0, request_id="a", sample=1, session=0),
-        ],
-    )
-    write(folder, "engine_0", [event("engine_request", 0.1, 0.8, step=2, engine_request_id="e")])
+    folder = write(tmp_path / "run", worker_0=called(engine_request_id="e"))
+    write(folder, engine_0=[event("engine_request", 0.1, 0.8, step=2, engine_request_id="e")])
     (scene,) = of(folder)["timelines"]["scenes"]
 
     assert ["engine_0"] == [lane["name"] for lane in scene["lanes"] if lane["kind"] == "count"]
@@ -288,15 +251,7 @@ def test_an_engine_line_under_the_next_step_is_drawn_where_it_ran(tmp_path):
 
 def test_a_run_without_engines_counts_the_calls_of_its_servers(tmp_path):
     """The client's view stands in for servers that were not recorded."""
-    folder = write(
-        tmp_path / "run",
-        "worker_0",
-        [
-            event("engine_call", 0, 1.0, request_id="a", turn=0, server="s:0"),
-            event("request", 0, 2.0, request_id="a", sample=1, session=0),
-        ],
-    )
-    data = of(folder)
+    data = of(write(tmp_path / "run", worker_0=called(server="s:0")))
 
     counted = [lane for lane in data["timelines"]["scenes"][0]["lanes"] if lane["kind"] == "count"]
     assert [("s:0", 1)] == [(lane["name"], lane["most"]) for lane in counted]
@@ -305,11 +260,8 @@ def test_a_run_without_engines_counts_the_calls_of_its_servers(tmp_path):
 
 def test_a_request_without_an_end_is_drawn_to_where_it_was_last_seen(tmp_path):
     """It has no duration, and stays in the report."""
-    folder = write(
-        tmp_path / "run",
-        "worker_0",
-        [event("engine_call", 0, 1.5, request_id="a", turn=0, sample=1, session=0)],
-    )
+    call = event("engine_call", 0, 1.5, request_id="a", turn=0, sample=1, session=0)
+    folder = write(tmp_path / "run", worker_0=[call])
     data = of(folder)
     requests = data["timelines"]["requests"]
     (request,) = rows({key: requests[key] for key in ("columns", "rows")})
@@ -321,39 +273,14 @@ def test_a_request_without_an_end_is_drawn_to_where_it_was_last_seen(tmp_path):
 
 def test_only_a_trainer_is_a_report_too(tmp_path):
     """Steps without requests: phases are drawn, the rest says that it is missing."""
-    folder = write(
-        tmp_path / "run",
-        "trainer_0",
-        [event("gen", 0, 2.0), event("update_actor", 2, 1.0), event("step", 0, 3.5)],
-    )
+    lines = [event("gen", 0, 2.0), event("update_actor", 2, 1.0), event("step", 0, 3.5)]
+    folder = write(tmp_path / "run", trainer_0=lines)
     data = of(folder)
 
     assert data["sentences"][0].startswith("1 step, 3.50 s; 57 % of it is gen")
     assert ["spans"] == [lane["kind"] for lane in data["timelines"]["scenes"][0]["lanes"]]
     assert {"requests", "tools", "transfers", "weights", "memory"} <= set(data["notes"])
     assert page(data, made="now")
-
-
-def test_texts_of_a_run_are_never_markup(tmp_path):
-    """A tool's name, a request id and a folder's name come out as data."""
-    folder = tmp_path / "<img src=x onerror=alert(1)>{{7*7}}"
-    write(
-        folder,
-        "worker_0",
-        [
-            event("tool_call", 0, 0.5, request_id=HOSTILE, turn=0, tool=HOSTILE * 100),
-            event("request", 0, 2.0, request_id=HOSTILE, sample=HOSTILE, session=0),
-        ],
-    )
-    html = page(of(folder), made="now")
-
-    assert "<img" not in html
-    assert "&lt;img src=x onerror=alert(1)&gt;{{7*7}}" in html
-    assert html.count("</script>") == 2
-    data = json.loads(re.search(r'(?s)id="data">(.*?)</script>', html)[1])
-    name = next(name for name in data["timelines"]["names"] if name[0] == "tool_call")
-    assert name[1].startswith(HOSTILE[:20])
-    assert len(name[1]) < 300
 
 
 def test_a_large_page_has_the_same_data_compressed(monkeypatch):
@@ -370,8 +297,8 @@ def test_a_large_page_has_the_same_data_compressed(monkeypatch):
 
 def test_a_launch_that_holds_credentials_or_nothing_is_shown(tmp_path):
     """`record_command: true` records the command as it is; older versions could record none."""
-    write(tmp_path / "old", "trainer_0", [event("step", 0, 1)])
-    write(tmp_path / "new", "trainer_0", [event("step", 0, 1)])
+    write(tmp_path / "old", trainer_0=[event("step", 0, 1)])
+    write(tmp_path / "new", trainer_0=[event("step", 0, 1)])
     launch = {
         "format": 1,
         "command": ["main_ppo", "--token", "sECRet", "+a.api_key=sECRet"],
@@ -424,24 +351,18 @@ def test_the_command_writes_once_and_replaces_when_told(tmp_path, capsys):
     assert ["report.html"] == [each.name for each in folder.glob("*report*")]
 
 
-def test_a_report_inside_a_run_does_not_change_the_run(tmp_path):
-    """The second report of a run equals the first: report.html is not read as events."""
-    folder = tmp_path / "run"
-    shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns(".cache"))
-    before = of(folder)
-    report.write_report(folder)
+def test_write_report_leaves_the_run_and_the_interpreter_as_they_were(tmp_path):
+    """A report inside a run is not read as events; collector and switch interval are as before."""
+    folder = shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
+    before = of.__wrapped__(folder)
+    process = gc.isenabled(), sys.getswitchinterval()
+    out = report.write_report(folder)
 
-    assert before == of(folder)
-
-
-def test_write_report_returns_where_it_wrote(tmp_path):
-    """The rehearsal shows the path."""
-    out = tmp_path / "new" / "r.html"
-
-    run = shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
-
-    assert out == report.write_report(run, out)
+    assert out == folder / "report.html"
     assert out.stat().st_size > 50_000
+    assert process == (gc.isenabled(), sys.getswitchinterval())
+    assert before == of.__wrapped__(folder)
+    assert tmp_path / "new" / "r.html" == report.write_report(folder, tmp_path / "new" / "r.html")
 
 
 def test_nothing_to_report_is_status_one(tmp_path, capsys):
@@ -453,25 +374,6 @@ def test_nothing_to_report_is_status_one(tmp_path, capsys):
     assert 1 == run_command(folder)
     assert capsys.readouterr().err.startswith("nothing to report")
     assert not (folder / "report.html").exists()
-
-
-def test_steps_that_are_not_there_are_refused(tmp_path):
-    """The message names the steps that are."""
-    with pytest.raises(ReadingError, match=r"(?s)it has 0 to 2.*--step 2"):
-        run_command(SMALL, "--out", tmp_path / "r.html", "--steps", "7")
-
-
-def data_of(path):
-    """Return the data block of a page."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text())
-    return json.loads(found[1])
-
-
-def test_a_place_that_cannot_be_written_is_a_message(tmp_path):
-    """Not a traceback, and no half file."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ReadingError, match="cannot be written"):
-        run_command(SMALL, "--out", tmp_path / "file" / "r.html")
 
 
 def test_functions_that_transferqueue_feeds_are_there_when_they_were_traced():
@@ -502,17 +404,6 @@ def test_the_warm_up_is_left_out_of_the_first_sentence():
     assert conclusions(found, listed, {"r": [1]}, several=False) == [
         "3 steps, mean 15.0 s (10.0 s to 20.0 s, without step 1); 40 % of it is gen."
     ]
-
-
-def test_a_finding_shows_what_to_try_at_once():
-    """Not folded away: the overrides, or advice where there are none."""
-    data = of(SMALL)
-    text = page(data, made="now")
-    folded = re.sub(r"<details>.*?</details>", "", text[: text.index("<main")], flags=re.DOTALL)
-
-    for row in data["findings"]:
-        shown = " ".join(row["overrides"]) or row["advice"]
-        assert escape(shown) in folded
 
 
 @pytest.mark.parametrize(

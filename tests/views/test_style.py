@@ -112,14 +112,3 @@ def test_an_unknown_name_keeps_its_color():
     }
 
     assert len(outputs) == 1
-
-
-def test_importing_the_style_imports_no_plotting_library():
-    """The HTML report uses the colors without matplotlib."""
-    code = "import sys, verl_profiler.render.colors; print('matplotlib' in sys.modules)"
-
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-
-    assert output.strip() == "False"

@@ -5,7 +5,8 @@ import re
 import shlex
 
 import pytest
-from views.opened_report import CANVAS, SMALL, place, set_value, text, view
+from views.opened_report import CANVAS, SMALL, place, set_value, text
+from written import line, write
 
 from verl_profiler.cli.report import write_report
 
@@ -19,13 +20,12 @@ def printed(command):
     words = shlex.split(command)
     assert words[:2] == ["jq", "-c"]
     conditions = words[2].removeprefix("select(").removesuffix(")").split(" and ")
-    found = []
-    for path in sorted(SMALL.glob(words[3])):
-        for line in path.read_text().splitlines():
-            event = json.loads(line)
-            if all(_holds(event, condition) for condition in conditions):
-                found.append(event)
-    return found
+    return [
+        event
+        for path in sorted(SMALL.glob(words[3]))
+        for event in map(json.loads, path.read_text().splitlines())
+        if all(_holds(event, condition) for condition in conditions)
+    ]
 
 
 def _holds(event, condition):
@@ -93,8 +93,8 @@ def test_hovering_and_clicking_a_slice_show_that_slice(browser, small):
     browser.open(small, fragment="step=1")
     height = place(browser, ".lane-canvas")[3]
     tips, commands = set(), set()
-    for down in range(8, int(height) - 4, 9):
-        for right in (170, 240, 400):
+    for down in range(8, int(height) - 4, 14):
+        for right in (170, 400):
             left, top, *_ = place(browser, ".lane-canvas")
             browser.mouse("mouseMoved", left + right, top + down)
             browser.settle()
@@ -115,38 +115,6 @@ def test_hovering_and_clicking_a_slice_show_that_slice(browser, small):
             assert printed(command), command
 
 
-def test_the_filter_is_counted_and_survives_a_reload(browser, small):
-    """By tool, and by worker as well; what is left is what the events have."""
-    lines = [
-        (line, path.stem)
-        for path in SMALL.glob("step_1/worker_*.jsonl")
-        for line in map(json.loads, path.read_text().splitlines())
-        if line["event"] == "tool_call" and line["extra"]["tool"] == "search"
-    ]
-    callers = {line["extra"]["request_id"] for line, _ in lines}
-    of_one = {line["extra"]["request_id"] for line, name in lines if name == "worker_1"}
-    assert 0 < len(of_one) <= len(callers)
-    browser.open(small, fragment="step=1")
-    assert "" == text(browser, "#filter-count")
-    high = browser.evaluate(f"{CANVAS}.clientHeight")
-
-    set_value(browser, "#filter-tool", "search")
-    assert text(browser, "#filter-count").startswith(f"{len(callers)} of 8 requests")
-    assert f", {len(callers)} requests" in browser.evaluate(f"{CANVAS}.ariaLabel")
-    set_value(browser, "#filter-worker", "worker_1")
-    for arrive in (lambda: None, browser.reload):
-        arrive()
-        assert text(browser, "#filter-count").startswith(f"{len(of_one)} of 8 requests")
-        assert "tool=search&worker=worker_1" in browser.evaluate("location.hash")
-        assert browser.evaluate(f"{CANVAS}.clientHeight") < high
-
-    browser.evaluate("document.querySelector('.filter button').click()")
-    browser.settle()
-    assert "" == text(browser, "#filter-count")
-    assert "tool=" not in browser.evaluate("location.hash")
-    assert high == browser.evaluate(f"{CANVAS}.clientHeight")
-
-
 def listed(browser):
     """Return the ids of the requests in the table, whole."""
     return browser.evaluate(
@@ -155,46 +123,68 @@ def listed(browser):
     )
 
 
-def test_the_filter_acts_on_the_request_table(browser, small):
-    """Of one step, of all, and together with a search; a filter that nothing passes is named."""
+def test_the_filter_acts_on_timeline_and_table_and_survives_a_reload(browser, small):
+    """Of one step, of all, and with a search; what is left is counted, and what passes nothing is named."""
     lines = [
-        (path.parent.name, line["event"], line["extra"])
+        (path.parent.name, path.stem, line["event"], line["extra"])
         for path in SMALL.glob("step_*/worker_*.jsonl")
         for line in map(json.loads, path.read_text().splitlines())
         if line["event"] in ("tool_call", "request") and not line["extra"].get("validate")
     ]
-    callers = {extra["request_id"] for _, _, extra in lines if extra.get("tool") == "search"}
-    of_step = {
-        extra["request_id"]
-        for step, event, extra in lines
-        if (step, event) == ("step_1", "request")
+    every = {extra["request_id"] for *_, extra in lines}
+    searching = [each for each in lines if each[3].get("tool") == "search"]
+    callers = {extra["request_id"] for *_, extra in searching}
+    of_step = {extra["request_id"] for step, _, _, extra in lines if step == "step_1"}
+    of_one = {
+        e["request_id"] for step, name, _, e in searching if (step, name) == ("step_1", "worker_1")
     }
+    rewards = [
+        e["reward"] for step, _, _, e in lines if step == "step_1" and e.get("reward") is not None
+    ]
+    high = f"{CANVAS}.clientHeight"
+    count = "#filter-count"
     browser.open(small, fragment="step=1")
+    before = browser.evaluate(high)
     assert of_step == {*listed(browser)}
+    assert "" == text(browser, count)
 
     set_value(browser, "#filter-tool", "search")
-    assert callers & of_step == {*listed(browser)}
+    assert text(browser, count).startswith(f"{len(callers & of_step)} of 8 requests")
+    assert f", {len(callers & of_step)} requests" in browser.evaluate(f"{CANVAS}.ariaLabel")
     assert text(browser, "#request-table caption").endswith(", filtered")
-    browser.reload()
-    assert callers & of_step == {*listed(browser)}
+    set_value(browser, "#filter-worker", "worker_1")
+    for arrive in (lambda: None, browser.reload):
+        arrive()
+        assert text(browser, count).startswith(f"{len(of_one)} of 8 requests")
+        assert of_one == {*listed(browser)}
+        assert "tool=search&worker=worker_1" in browser.evaluate("location.hash")
+        assert browser.evaluate(high) < before
+    set_value(browser, "#filter-worker", "")
     set_value(browser, "#step", "-1")
-    assert (
-        callers & {extra["request_id"] for _, _, extra in lines}
-        >= {*listed(browser)}
-        > of_step & callers
-    )
+    assert callers & every >= {*listed(browser)} > of_step & callers
     wanted = min(callers & of_step)
     browser.evaluate("document.getElementById('search').focus()")
     browser.call("Input.insertText", text=wanted)
     browser.settle()
     assert [wanted] == listed(browser)
-    assert text(browser, "#found").endswith("1 match in all steps")
     set_value(browser, "#filter-low", "1e9")
     assert "No listed request matches the search and the filter." == text(browser, "#request-table")
     assert text(browser, "#found").endswith("; the filter hides 1 more")
+
+    browser.open(small, fragment="step=1&tool=search")
     browser.evaluate("document.querySelector('.filter button').click()")
     browser.settle()
-    assert [wanted] == listed(browser)
+    assert ("", before) == (text(browser, count), browser.evaluate(high))
+    assert "tool=" not in browser.evaluate("location.hash")
+    bound = sorted(rewards)[len(rewards) // 2]
+    set_value(browser, "#filter-low", str(bound))
+    kept = sum(reward >= bound for reward in rewards)
+    assert text(browser, count).startswith(f"{kept} of 8 requests")
+    lanes = browser.evaluate(f"parseInt({CANVAS}.ariaLabel.match(/\\d+/)[0])")
+    set_value(browser, "#filter-role-trainer", False)
+    assert lanes - 1 == browser.evaluate(f"parseInt({CANVAS}.ariaLabel.match(/\\d+/)[0])")
+    assert "1 of " in text(browser, count).split(",")[1]
+    assert "hide=trainer" in browser.evaluate("location.hash")
 
 
 def test_slow_requests_are_those_over_the_p95_of_their_own_step(browser, tmp_path):
@@ -204,23 +194,11 @@ def test_slow_requests_are_those_over_the_p95_of_their_own_step(browser, tmp_pat
         # Of 24 durations 1 to 24, P95 is 1 + 0.95 * 23 = 22.85.
         durations = {f"s{step}-{number:02}": unit * number for number in range(1, 25)}
         slow |= {f"s{step}-23", f"s{step}-24"}
-        path = tmp_path / "run" / f"step_{step}" / "worker_0.jsonl"
-        path.parent.mkdir(parents=True)
-        path.write_text(
-            "".join(
-                json.dumps(
-                    {
-                        "timestamp": f"2026-11-21T02:{30 + step}:30.000000+00:00",
-                        "event": "request",
-                        "duration_sec": duration,
-                        "extra": {"request_id": name},
-                        "step": step,
-                    }
-                )
-                + "\n"
-                for name, duration in durations.items()
-            )
-        )
+        lines = [
+            line("request", 60 * step, duration, step=step, request_id=name)
+            for name, duration in durations.items()
+        ]
+        write(tmp_path / "run", worker_0=lines)
     browser.open(write_report(tmp_path / "run"))
     set_value(browser, "#filter-slow", True)
 
@@ -230,51 +208,6 @@ def test_slow_requests_are_those_over_the_p95_of_their_own_step(browser, tmp_pat
     assert {"s1-23", "s1-24"} == {*listed(browser)}
     assert "over P95, 2.29 s" in text(browser, ".filter")
     assert text(browser, "#filter-count").startswith("2 of 24 requests")
-
-
-def test_rewards_and_roles_filter_too(browser, small):
-    """Requests in a range of rewards, and the lanes of a role."""
-    rewards = [
-        line["extra"]["reward"]
-        for path in SMALL.glob("step_1/worker_*.jsonl")
-        for line in map(json.loads, path.read_text().splitlines())
-        if line["event"] == "request" and line["extra"].get("reward") is not None
-    ]
-    bound = sorted(rewards)[len(rewards) // 2]
-    browser.open(small, fragment="step=1")
-    set_value(browser, "#filter-low", str(bound))
-    kept = sum(reward >= bound for reward in rewards)
-    assert text(browser, "#filter-count").startswith(f"{kept} of 8 requests")
-
-    lanes = browser.evaluate(f"parseInt({CANVAS}.ariaLabel.match(/\\d+/)[0])")
-    set_value(browser, "#filter-role-trainer", False)
-    assert lanes - 1 == browser.evaluate(f"parseInt({CANVAS}.ariaLabel.match(/\\d+/)[0])")
-    assert "1 of " in text(browser, "#filter-count").split(",")[1]
-    assert "hide=trainer" in browser.evaluate("location.hash")
-
-
-def test_the_minimap_shows_and_moves_the_window(browser, small):
-    """A drag moves what the timeline shows by as much; its length stays."""
-    browser.open(small)
-    browser.evaluate(f"{CANVAS}.focus()")
-    home = view(browser)
-    for _ in range(3):
-        browser.press("+", "+")
-    before = view(browser)
-    left, top, width, height = place(browser, ".minimap")
-    gutter = 138
-    scale = (home[1] - home[0]) / (width - gutter - 8)
-    x = left + gutter + (sum(before) / 2 - home[0]) / scale
-    y = top + height / 2
-    browser.mouse("mouseMoved", x, y)
-    browser.mouse("mousePressed", x, y, button="left", clickCount=1)
-    browser.mouse("mouseMoved", x + 90, y, button="left", buttons=1)
-    browser.mouse("mouseReleased", x + 90, y, button="left", clickCount=1)
-    browser.settle()
-    after = view(browser)
-
-    assert after[1] - after[0] == pytest.approx(before[1] - before[0])
-    assert after[0] - before[0] == pytest.approx(90 * scale, rel=0.02)
 
 
 def test_the_icicle_adds_up_and_leads_to_events(browser, small):

@@ -99,6 +99,13 @@ def test_concurrent_requests_share_few_lanes(large, tmp_path, capsys):
     assert "--all draws everything" in error
     (whole,) = [track for track in reading.tracks.values() if track.name == "whole run"]
     assert "--all draws everything" in whole.description
+    # Counters count what is not drawn, too.
+    (values,) = [
+        values
+        for track, values in reading.counters.items()
+        if reading.path(track) == ("whole run", "requests in flight")
+    ]
+    assert max(value for _, value in values) == REQUESTS
 
 
 @pytest.fixture(scope="module")
@@ -161,27 +168,14 @@ def test_a_cluster_takes_at_most_200_tracks(cluster, tmp_path, capsys):
     assert "of 8,192 requests are drawn" in error
 
 
-def test_all_processes_of_a_cluster_are_drawn_on_request(cluster, tmp_path):
-    reading = exported(cluster, tmp_path / "a.pftrace", "--all")
-
-    names = {track.name for track in reading.tracks.values()}
-    assert {f"actor_{rank}" for rank in range(64)} <= names
-
-
-def test_counters_count_what_is_not_drawn(large, tmp_path):
-    reading = exported(large[0], tmp_path / "a.pftrace")
-    (values,) = [
-        values
-        for track, values in reading.counters.items()
-        if reading.path(track) == ("whole run", "requests in flight")
-    ]
-    assert max(value for _, value in values) == REQUESTS
-
-
 def test_all_draws_all(large, tmp_path, capsys):
+    """Texts that come again are written once: in the first span that has it, and in the table of texts."""
     reading = exported(large[0], tmp_path / "a.pftrace", "--all")
+    names = {track.name for track in reading.tracks.values()}
     assert len(requests_of(reading)) == 3 * REQUESTS
+    assert {f"worker_{rank}" for rank in range(WORKERS)} <= names
     assert "drawn" not in capsys.readouterr().err
+    assert (tmp_path / "a.pftrace").read_bytes().count(large[1][0][1].encode()) == 2
 
 
 def test_few_at_a_time_share_lanes_however_many_there_are(tmp_path, capsys):
@@ -237,11 +231,3 @@ def test_more_than_a_trace_holds_leaves_steps_out(large, tmp_path, capsys, monke
     steps = {span.name for span in reading.spans if span.name.startswith("step")}
     assert len(steps) == 1
     assert "1 of 3 steps are drawn" in capsys.readouterr().err
-
-
-def test_texts_that_come_again_are_written_once(large, tmp_path):
-    exported(large[0], tmp_path / "a.pftrace", "--all")
-    content = (tmp_path / "a.pftrace").read_bytes()
-    request = large[1][0][1].encode()
-    # In the first span that has it, and in the table of texts.
-    assert content.count(request) == 2

@@ -18,9 +18,9 @@ DATA = Path(__file__).parent.parent / "data"
 NOT_DRAWN = ("memory", "profiler_cost", "request_start", "engine_state")
 
 
-def write(tables, path, kind=PerfettoTrace):
+def write(tables, path):
     with path.open("wb") as file:
-        trace = kind(file, origin_ns(tables, None))
+        trace = PerfettoTrace(file, origin_ns(tables, None))
         write_run(tables, None, trace)
         trace.close()
     return path
@@ -121,22 +121,6 @@ def test_no_more_lanes_than_requests_at_one_time(run, reading):
         assert flight[0] <= len(lanes) <= 2 * flight[0]
 
 
-def test_tracks_of_one_name_have_one_place(reading):
-    """Lanes that a viewer shows as one agree on where that is; folders come in their order."""
-    ranks = {}
-    for descriptor in reading.tracks.values():
-        place = (descriptor.parent_uuid, descriptor.name)
-        ranks.setdefault(place, set()).add(descriptor.sibling_order_rank)
-
-    assert {1} == {len(each) for each in ranks.values()}
-    top = [
-        each.name
-        for each in sorted(reading.tracks.values(), key=lambda each: each.sibling_order_rank)
-        if not each.parent_uuid
-    ]
-    assert "whole run" == top[0]
-
-
 def test_arrows_lead_to_the_engine_and_back(run, reading):
     """One to the engine and one back per call that both sides saw, and two per tool call."""
     arrows = Counter()
@@ -220,20 +204,6 @@ def test_parallel_tools_take_lanes_of_their_own(tables, conversation, tmp_path):
     assert [] == reading.faults
 
 
-def test_lanes_are_used_again_when_they_are_free():
-    """The lowest free one first."""
-
-    trace = PerfettoTrace(io.BytesIO(), 0)
-    lanes = Lanes(trace, 0, "requests")
-
-    first, second, *later = (
-        lane_of(lanes, (begin, end)) for begin, end in ((0, 10), (5, 20), (10, 12), (13, 14))
-    )
-
-    assert first != second
-    assert [first, first] == later
-
-
 def lane_of(lanes, *times):
     """Return the lanes of spans that keep together."""
     spans = [(*each, ("request", "rollout", False), None, (), ()) for each in times]
@@ -241,8 +211,14 @@ def lane_of(lanes, *times):
     return (track, *more) if more else track
 
 
-def test_lanes_are_not_shared_with_what_began_before():
+def test_lanes_are_used_again_but_not_shared_with_what_began_before():
     """A lane that falls free while a request lasts is not free for the next one's begin."""
+    lanes = Lanes(PerfettoTrace(io.BytesIO(), 0), 0, "requests")
+    first, second, *later = (
+        lane_of(lanes, each) for each in ((0, 10), (5, 20), (10, 12), (13, 14))
+    )
+    assert first != second
+    assert [first, first] == later
     lanes = Lanes(PerfettoTrace(io.BytesIO(), 0), 0, "requests")
     tracks = [
         lane_of(lanes, (0, 10)),

@@ -1,11 +1,9 @@
 """Devices, prices and tokens as text, against sums by hand."""
 
-import argparse
-
 import pytest
 from cached_runs import REHEARSED
 
-from verl_profiler.cli import summary, why
+from verl_profiler.cli import main
 from verl_profiler.reading.reader import load
 from verl_profiler.views.sections import document
 from verl_profiler.views.training_text import (
@@ -142,39 +140,21 @@ def test_mfu_is_shown_where_verl_has_it():
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "cheap"])
 def test_what_is_no_price_is_refused(text, capsys):
     """With what to give instead."""
-    parser = argparse.ArgumentParser()
-    why.add_arguments(parser)
-
     with pytest.raises(SystemExit):
-        parser.parse_args(["run", "--gpu-hour-price", text])
+        main(["why", "run", "--gpu-hour-price", text])
 
     assert "is no price: give a positive number, as 2.5" in capsys.readouterr().err
 
 
 def test_a_real_run_with_a_price(capsys):
-    """Each account of its devices, and the step."""
-    parser = argparse.ArgumentParser()
-    why.add_arguments(parser)
-    assert 0 == why.run(parser.parse_args([str(REHEARSED), "--gpu-hour-price", "3600"]))
-
+    """A device-second costs 1: each account and the step; in the summary and the report a line more."""
+    assert 0 == main(["why", str(REHEARSED), "--gpu-hour-price", "3600"])
     text = capsys.readouterr().out
-    # A device-second costs 1.
     assert "at 3600 per GPU-hour: 45." in text
     assert "device time" in text
-
-
-def test_the_summary_of_a_run_with_a_price(capsys):
-    """One line more."""
-    parser = argparse.ArgumentParser()
-    summary.add_arguments(parser)
-    assert 0 == summary.run(parser.parse_args([str(REHEARSED), "--gpu-hour-price", "2.5"]))
-
+    assert 0 == main(["summary", str(REHEARSED), "--gpu-hour-price", "2.5"])
     assert "at 2.5 per GPU-hour: 0.03" in capsys.readouterr().out
 
-
-def test_the_report_of_a_run_with_a_price():
-    """A sentence at its top."""
-    with load(REHEARSED, cache=False) as run:
+    with load(REHEARSED) as run:
         sentences = document(run, price=2.5)["sentences"]
-
     assert sentences[-1].startswith("At 2.5 per GPU-hour: 0.03")

@@ -42,5 +42,7 @@ function formatOf(key, rows) {
   if (key.endsWith('_s')) return /^p\d+_s$/.test(key) ? 'q' : 's';
   if (key.endsWith('_bytes')) return 'bytes';
   if (key.endsWith('share') || key === 'mfu') return 'share';
-  return rows.some((row) => typeof row[key] === 'string') ? 'text' : 'n';
+  /** @param {Row} row */
+  const texts = (row) => typeof row[key] === 'string' || Array.isArray(row[key]);
+  return rows.some(texts) ? 'text' : 'n';
 }
