@@ -11,29 +11,17 @@ from verl_profiler.launch import doctor
 
 
 def test_the_lines_name_what_was_checked(tmp_path, capsys):
-    """Python, verl, engines, plugin, Hydra, each family of probes, nsys, nvtx, the directory."""
+    """Python, verl, plugin, Hydra, each family of probes, nsys, the directory; as JSON for programs."""
     main(["check", "--output-dir", str(tmp_path / "logs")])
     out = capsys.readouterr().out
-
-    for topic in (
-        "python",
-        "verl",
-        "plugin",
-        "hydra",
-        "probes rollout",
-        "nsys",
-        "memory saver",
-        "output directory",
-    ):
-        assert f"  {topic}" in out or f"! {topic}" in out
-
-
-def test_json_has_the_same_findings(tmp_path, capsys):
-    """For programs."""
     main(["check", "--json", "--output-dir", str(tmp_path)])
     findings = json.loads(capsys.readouterr().out)
 
+    topics = {"python", "verl", "plugin", "hydra", "probes rollout", "nsys", "memory saver"}
+    for topic in {*topics, "output directory"}:
+        assert f"  {topic}" in out or f"! {topic}" in out
     assert {"topic", "good", "message", "advice", "details"} == set(findings[0])
+    assert topics <= {each["topic"] for each in findings}
 
 
 @pytest.mark.verl
@@ -43,22 +31,18 @@ def test_a_supported_verl_has_no_problems(tmp_path):
     assert 0 == main(["check", "--output-dir", str(tmp_path)])
 
 
-def test_a_directory_that_cannot_be_created_has_a_fix(tmp_path, capsys):
-    """And the exit status is 1."""
+def test_problems_are_reported_with_a_fix(monkeypatch, tmp_path, capsys):
+    """A directory that cannot be created, a policy without this package, an allocator's setting."""
     (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
     assert 1 == main(["check", "--output-dir", str(tmp_path / "file" / "logs")])
     out = capsys.readouterr().out
     assert "! output directory" in out
     assert "profiler.output_dir=DIR" in out
-
-
-def test_a_plugin_policy_that_excludes_this_package_is_reported(monkeypatch, tmp_path, capsys):
-    """verl reads VERL_USE_EXTERNAL_PLUGINS."""
-    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
-
-    assert 1 == main(["check", "--output-dir", str(tmp_path)])
-    assert "VERL_USE_EXTERNAL_PLUGINS=none" in capsys.readouterr().out
+    assert "VERL_USE_EXTERNAL_PLUGINS=none" in out
+    assert "! memory saver" in out
 
 
 def test_targets_are_found_by_reading_sources(tmp_path, monkeypatch):
@@ -78,16 +62,6 @@ def test_targets_are_found_by_reading_sources(tmp_path, monkeypatch):
     states = [state for _, _, state in doctor.find_targets(probes)]
 
     assert ["found", "found", "missing", "no module"] == states
-
-
-def test_an_allocator_setting_incompatible_with_the_memory_saver_is_reported(
-    monkeypatch, tmp_path, capsys
-):
-    """Before the run that would end, or release nothing."""
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-
-    assert 1 == main(["check", "--output-dir", str(tmp_path)])
-    assert "! memory saver" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def odd_run(tmp_path_factory):
     return Path(shutil.copytree(SMALL_RUN, odd))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_leaves_no_scratch_files(number, run, tmp_path):
     """In the middle of reading a run: here, of an event file that does not end."""
     scratch = tmp_path / "scratch"
@@ -103,7 +103,7 @@ def test_a_signal_while_a_file_is_written_leaves_no_part_of_it(tmp_path):
     child.stdout.close()
 
 
-@pytest.mark.parametrize("words", [("summary",), ("summary", "--json"), ("requests", "--json")])
+@pytest.mark.parametrize("words", [("summary",), ("summary", "--json")])
 def test_a_reader_that_leaves_is_no_error(words, run):
     """`| head -1`; also when all of the output fits into the buffer and is written at the end."""
     child = subprocess.Popen(
@@ -119,35 +119,20 @@ def test_a_reader_that_leaves_is_no_error(words, run):
 
 
 def test_output_that_cannot_be_written_is_an_error_in_one_line(run):
-    """A full disk behind `> file`."""
+    """A full disk behind `> file`; closed streams (`>&-`, as some job managers start things) are none."""
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", MAIN, "summary", str(run)],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-            timeout=60,
-        )
+        words = [sys.executable, "-c", MAIN, "summary", str(run)]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60)
 
     assert 2 == done.returncode
-    assert (
-        b"standard output cannot be written: No space left on device. (cannot-write)" in done.stderr
-    )
+    said = b"standard output cannot be written: No space left on device. (cannot-write)"
+    assert said in done.stderr
     assert 1 == done.stderr.count(b"\n")
+    closed = f"{sys.executable} -c '{MAIN}' summary {run} >&- 2>&-"
+    assert 0 == subprocess.run(closed, shell=True, check=False, timeout=60).returncode
 
 
-def test_closed_streams_are_no_error(run):
-    """`>&-`, as some job managers start things."""
-    done = subprocess.run(
-        f"{sys.executable} -c '{MAIN}' summary {run} >&- 2>&-", shell=True, check=False, timeout=60
-    )
-
-    assert 0 == done.returncode
-
-
-@pytest.mark.parametrize(
-    "words", ["summary RUN", "requests RUN --request 31d0b664", "tq RUN --lang zh", "plot --list"]
-)
+@pytest.mark.parametrize("words", ["requests RUN --request 31d0b664", "tq RUN --lang zh"])
 def test_a_terminal_of_ascii_gets_ascii(words, run):
     """Bars and arrows as something alike, everything else as its escape."""
     words = [str(run) if word == "RUN" else word for word in words.split()]
@@ -163,17 +148,9 @@ def test_a_terminal_of_ascii_gets_ascii(words, run):
     "words",
     [
         "summary RUN",
-        "summary RUN --json",
-        "why RUN",
-        "requests RUN",
         "report RUN",
         "plot slowest_requests RUN --out OUT.svg",
-        "watch RUN --once",
-        "memory RUN",
-        "tq RUN",
         "diff RUN@1 RUN@2",
-        "export perfetto RUN",
-        "export otlp RUN",
         "summary MISSING",
     ],
 )
@@ -304,36 +281,15 @@ def test_json_has_null_where_a_number_is_none():
 
 def test_a_spreadsheet_finds_no_formula():
     """Names get an apostrophe, as OWASP advises; numbers stay numbers."""
-    values = [
-        "=1+1",
-        "+cmd",
-        "-cmd",
-        "@SUM(A1)",
-        "\t=1",
-        "\r=1",
-        "＝1+1",
-        "-1.5e3",
-        "+7",
-        "a=b",
-        "",
-    ]
-    rows = list(csv.reader(io.StringIO(csv_text([{"=name": each, "n": -1.5} for each in values]))))
+    cells = {
+        **{text: f"'{text}" for text in ("=1+1", "+cmd", "-cmd", "@SUM(A1)", "＝1+1")},
+        "\t=1": r"\t=1",
+        "\r=1": r"\r=1",
+        **{text: text for text in ("-1.5e3", "+7", "a=b", "")},
+    }
+    rows = list(csv.reader(io.StringIO(csv_text([{"=name": each, "n": -1.5} for each in cells]))))
 
-    assert ["'=name", "n"] == rows[0]
-    assert [
-        "'=1+1",
-        "'+cmd",
-        "'-cmd",
-        "'@SUM(A1)",
-        r"\t=1",
-        r"\r=1",
-        "'＝1+1",
-        "-1.5e3",
-        "+7",
-        "a=b",
-        "",
-    ] == [row[0] for row in rows[1:]]
-    assert {"-1.5"} == {row[1] for row in rows[1:]}
+    assert [["'=name", "n"], *([cell, "-1.5"] for cell in cells.values())] == rows
 
 
 def test_a_file_in_the_way_of_a_folder_is_an_error(tmp_path):

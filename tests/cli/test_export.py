@@ -1,6 +1,5 @@
 """The export command: one timeline, with the traces of other profilers in it."""
 
-import argparse
 import gzip
 import json
 import shutil
@@ -9,6 +8,7 @@ from pathlib import Path
 import nsys_database
 import pytest
 from cached_runs import SMALL
+from commands import command
 from views.perfetto_reading import read_trace
 
 from verl_profiler.cli import export
@@ -20,23 +20,15 @@ DATA = Path(__file__).parent.parent / "data"
 TORCH = DATA / "torch_trace.json.gz"
 
 
-def run(*arguments):
-    parser = argparse.ArgumentParser()
-    export.add_arguments(parser)
-    return export.run(parser.parse_args(["perfetto", *map(str, arguments)]))
+run = command(export, "perfetto")
 
 
-def test_the_timeline_is_written_once_and_replaced_when_told(tmp_path, capsys):
-    """Beside the run by default, packed when its name says so."""
-    folder = tmp_path / "run"
-    shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns(".cache"))
+def test_the_timeline_lies_beside_the_run_and_is_packed_when_its_name_says_so(tmp_path, capsys):
+    """Unless it is told where."""
+    folder = shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
 
     assert 0 == run(folder)
     assert f"Wrote {folder / 'timeline.pftrace'}\n" in capsys.readouterr().out
-    with pytest.raises(ReadingError, match="--force") as raised:
-        run(folder)
-    assert "output-exists" == raised.value.slug
-    assert 0 == run(folder, "--force")
     assert 0 == run(folder, "-o", tmp_path / "packed.pftrace.gz")
     plain = read_trace(folder / "timeline.pftrace")
     assert plain.spans == read_trace(tmp_path / "packed.pftrace.gz").spans

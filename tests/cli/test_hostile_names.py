@@ -1,7 +1,7 @@
 """Every command on a run whose every name does what a terminal would obey; held on raw bytes."""
 
+import gzip
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -29,110 +29,75 @@ def places(tmp_path_factory):
         "step:2 - timing_s/step:1.0\n"
     )
     tq = folder / f"tq{run.name}.log"
-    os.system(f"zcat '{DATA / 'tq' / 'console.log.gz'}' > '{folder / 'tq.log'}'")
+    (folder / "tq.log").write_bytes(gzip.decompress((DATA / "tq" / "console.log.gz").read_bytes()))
     hostile_log(folder / "tq.log", tq)
-    return {
-        "RUN": run,
-        "AGAIN": again,
-        "ARCHIVE": archive,
-        "LOG": log,
-        "MEMORY": memory,
-        "TQ": tq,
-        "OUT": folder / f"out{TOKEN.replace('/', '')}",
-        "NOWHERE": folder / f"nowhere{TOKEN.replace('/', '')}",
-        "EVIL": f"evil{TOKEN}",
+    names = {"AGAIN": again, "ARCHIVE": archive, "LOG": log, "MEMORY": memory, "TQ": tq}
+    below = {
+        name: folder / f"{name.lower()}{TOKEN.replace('/', '')}" for name in ("OUT", "NOWHERE")
     }
+    return {**names, **below, "RUN": run, "EVIL": f"evil{TOKEN}"}
 
 
 # Command lines by their words; the status that they end with.
 WORDS = [
     ("summary RUN", 0),
     ("summary RUN --json", 0),
-    ("summary RUN --steps 1 --no-cache", 0),
     ("summary RUN AGAIN", 0),
     ("summary ARCHIVE", 0),
     ("summary RUN --step 77", 2),
     ("summary NOWHERE", 2),
-    ("summary LOG", 1),
     ("why RUN", 0),
-    ("why RUN AGAIN --step 1", 0),
     ("why RUN --json", 0),
     ("why NOWHERE", 2),
     ("report RUN --out OUT/report.html", 0),
-    ("report RUN --out LOG", 2),
     ("requests RUN", 0),
-    ("requests RUN AGAIN --validate", 0),
     ("requests RUN --json", 0),
     ("requests RUN --request 31d0b664 --width 60", 0),
     ("requests RUN --request 31d0b664 --json", 0),
     ("requests RUN --request EVIL", 2),
-    ("requests RUN --request 3", 2),
     ("requests RUN --worker 77", 2),
     ("plot --list", 0),
     ("plot all RUN --json", 0),
     ("plot tool_latencies RUN --csv", 0),
-    ("plot all RUN --csv --out OUT/csv", 0),
     ("plot tool_latencies RUN --out OUT/plot.svg", 0),
-    ("plot tool_latencies RUN --out OUT/plot.svg", 2),
     ("plot tool_latencies RUN AGAIN --out OUT", 0),
     ("plot EVIL RUN", 2),
-    ("plot tool_latencies RUN --worker 1", 0),
-    ("plot tool_latencies RUN --worker 1", 2),
     ("stuck RUN", 0),
     ("stuck RUN --json", 0),
-    ("stuck NOWHERE", 2),
     ("diff RUN AGAIN --all --warmup 0", 0),
     ("diff RUN@1 AGAIN@2 --json", 0),
     ("diff RUN AGAIN --warmup 0 --fail-if EVIL", 2),
-    ("diff RUN AGAIN --warmup 2", 2),
     ("diff --verify EVIL RUN AGAIN", 2),
     ("diff --verify polling RUN AGAIN", None),
-    ("diff --verify polling RUN AGAIN --json", None),
-    ("diff --verify polling NOWHERE AGAIN", 2),
-    ("watch RUN", 0),
     ("watch RUN --once", 0),
     ("watch NOWHERE", 2),
     ("timing LOG --output-dir OUT/timing", 0),
     ("timing LOG --json", 0),
     ("timing LOG --csv", 0),
-    ("timing LOG --csv --out OUT/timing.csv", 0),
     ("timing LOG TQ --separate --output-dir OUT/separate", 0),
     ("timing TQ", 1),
-    ("timing NOWHERE", 2),
     ("tq RUN", 0),
     ("tq TQ", 0),
     ("tq RUN TQ --lang zh", 0),
     ("tq TQ --json", 0),
-    ("tq RUN --trace 3", 1),
-    ("tq TQ --trace 2", 0),
     ("tq TQ --trace EVIL", 1),
     ("tq TQ --function EVIL", 2),
     ("tq TQ --plot OUT/tq", 0),
     ("export prometheus RUN", 0),
     ("export jsonl RUN", 0),
-    ("export jsonl RUN --index EVIL", 0),
     ("export otlp RUN --project EVIL", 0),
-    ("export jsonl RUN --out OUT/tq.jsonl", 0),
-    ("tq LOG", 0),
     ("export trackers RUN", 2),
     ("export trackers RUN --tracker EVIL", 2),
-    ("export trackers NOWHERE --tracker tensorboard", 2),
     ("export trackers RUN --tracker tensorboard --project EVIL --experiment EVIL", None),
     ("memory RUN", 0),
-    ("memory RUN AGAIN", 0),
     ("memory RUN --json", 0),
     ("memory MEMORY", 0),
-    ("memory LOG", 1),
-    ("memory RUN LOG", 2),
     ("export perfetto RUN --out OUT/timeline.pftrace", 0),
     ("export perfetto RUN --merge NOWHERE --out OUT/merged", 2),
     ("export otlp RUN --out OUT/spans.jsonl", 0),
     ("export EVIL RUN", 2),
     ("collect RUN", 1),
-    ("collect RUN --json", 1),
-    ("collect NOWHERE", 2),
     ("check --output-dir NOWHERE", None),
-    ("check --output-dir NOWHERE --json", None),
     ("rehearse --print-command --output NOWHERE EVIL", 0),
     ("rehearse --output RUN", 2),
     ("EVIL", 2),

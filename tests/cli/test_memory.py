@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 from verl_profiler.cli import main
-from verl_profiler.views.memory_text import memory_text, size_change
 
 DATA = Path(__file__).parent.parent / "data"
 REHEARSED = str(DATA / "rehearsal_run.tar.gz")
@@ -40,36 +39,3 @@ def test_steps_narrow_it(capsys):
     assert [2] == [row["step"] for row in content["tables"]["sleep_times"]]
     assert 2 == main(["memory", REHEARSED, "--step", "77", "--no-cache"])
     assert "step 77 is not in this run" in capsys.readouterr().err
-
-
-def test_of_many_steps_the_fullest_reading_of_each_phase_is_shown():
-    """A table of a thousand steps helps nobody; --json has them all."""
-    row = {
-        "run": "r",
-        "phase": "gen",
-        "place": 1,
-        "role": "actor",
-        "readings": 1,
-        "total_bytes": 100,
-        "lowest_used_bytes": 1,
-        "reserved_bytes": None,
-        "fullest": "actor_0",
-        "at": None,
-        "rss_bytes": 5,
-        "host_used_bytes": 9,
-    }
-    rows = [
-        {**row, "step": step, "used_bytes": step, "used_share": step / 100} for step in range(1, 41)
-    ]
-    tables = {"release_effects": [], "sleep_times": [], "memory_timeline": rows}
-    text = memory_text({"runs": ["r"], "findings": [], "tables": tables, "problems": []})
-
-    assert "of 40 steps together" in text
-    assert ["40"] == [line.split()[0] for line in text.splitlines() if "gen" in line]
-
-
-def test_changes_have_a_sign():
-    """So that a release is not taken for a resume."""
-    assert ["+1.5 GiB", "-20.0 MiB", "+0 B", "-"] == [
-        size_change(value) for value in (3 << 29, -20 << 20, 0, None)
-    ]

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from cached_runs import REHEARSED, SMALL
+from commands import command
 
 from verl_profiler.cli import main, plot
 from verl_profiler.errors import ReadingError
@@ -16,10 +17,7 @@ from verl_profiler.views.questions import VIEWS
 pytest.importorskip("matplotlib")
 
 
-def run(*arguments):
-    parser = argparse.ArgumentParser()
-    plot.add_arguments(parser)
-    return plot.run(parser.parse_args([*map(str, arguments)]))
+run = command(plot)
 
 
 @pytest.mark.parametrize(
@@ -42,20 +40,6 @@ def test_without_out_it_is_named_after_the_plot(tmp_path, monkeypatch):
 
     assert 0 == run("turn_times", SMALL, "--format", "svg")
     assert ["turn_times.svg"] == [path.name for path in tmp_path.iterdir()]
-
-
-def test_a_file_is_not_overwritten_without_force(tmp_path):
-    """And is as it was."""
-    path = tmp_path / "a.png"
-    path.write_text("mine")
-
-    with pytest.raises(ReadingError, match=r"would be overwritten\.\nAdd --force") as caught:
-        run("rollout_tail", SMALL, "--out", path)
-
-    assert (2, "output-exists") == (caught.value.exit_code, caught.value.slug)
-    assert "mine" == path.read_text()
-    assert 0 == run("rollout_tail", SMALL, "--out", path, "--force")
-    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 ASYNCHRONOUS = (
@@ -145,7 +129,7 @@ def test_only_pictures_need_matplotlib(monkeypatch, tmp_path, capsys):
 
 
 def test_numbers_go_to_files_as_well(tmp_path, capsys):
-    """A file per table in a folder, or the plot's own in a named file; none is overwritten."""
+    """A file per table in a folder, or the plot's own in a named file."""
     assert 0 == run("step_durations", SMALL, "--csv", "--out", tmp_path / "folder")
     assert 0 == run("step_durations", SMALL, "--csv", "--out", tmp_path / "one.csv")
     assert 0 == run("step_durations", SMALL, "--json", "--out", tmp_path / "one.json")
@@ -154,9 +138,6 @@ def test_numbers_go_to_files_as_well(tmp_path, capsys):
     assert (tmp_path / "one.csv").read_text() == (
         tmp_path / "folder/step_durations.csv"
     ).read_text()
-    assert 2 == json.loads((tmp_path / "one.json").read_text())["format"]
-    with pytest.raises(ReadingError, match="would be overwritten"):
-        run("step_durations", SMALL, "--csv", "--out", tmp_path / "one.csv")
 
 
 def test_selections_reach_the_numbers(capsys):
@@ -192,13 +173,9 @@ def test_the_list_says_what_each_plot_answers(capsys):
     assert all(line.endswith("?") for line in lines)
 
 
-@pytest.mark.parametrize("text", ["", "a", "50,,90", "101", "-1", "nan", "inf"])
-def test_percentiles_that_are_none_are_refused(text):
-    """With what they look like."""
-    with pytest.raises(argparse.ArgumentTypeError, match="such as 50,95"):
-        plot.percentiles(text)
-
-
 def test_percentiles_are_sorted_and_once():
-    """However they are written."""
+    """However they are written; others are refused with what they look like."""
     assert (50.0, 99.9) == plot.percentiles("99.9, 50,50.0")
+    for text in ("", "a", "50,,90", "101", "-1", "nan", "inf"):
+        with pytest.raises(argparse.ArgumentTypeError, match="such as 50,95"):
+            plot.percentiles(text)

@@ -8,7 +8,6 @@ import pytest
 from cached_runs import SMALL
 
 from verl_profiler.cli import main, progress
-from verl_profiler.reading import reader
 
 
 class Terminal(io.StringIO):
@@ -51,11 +50,6 @@ def test_a_pipe_gets_lines_and_the_output_stays_whole(command, capsys, at_once, 
         json.loads(printed.out)
 
 
-def test_with_steps_there_is_no_advice(capsys, at_once, is_large):
-    assert 0 == main(["summary", str(SMALL), "--no-cache", "--steps", "1:2"])
-    assert "--steps" not in capsys.readouterr().err
-
-
 def test_on_a_terminal_the_line_is_erased_before_the_output(monkeypatch, at_once):
     """Output and progress are on the same screen."""
     screen = Terminal()
@@ -69,29 +63,3 @@ def test_on_a_terminal_the_line_is_erased_before_the_output(monkeypatch, at_once
     assert before.endswith("\r\x1b[K")
     assert "reading" not in after
     assert "\x1b" not in after
-
-
-def test_lines_come_a_minute_apart(capsys):
-    """By a clock of the test."""
-    now = [0.0]
-    shown = progress.Progress(type("Args", (), {"command": "why"})(), lambda: now[0])
-    for second in range(200):
-        now[0] = second
-        shown.began(f"table turns, {second} of 200")
-        shown.ended()
-    assert [60, 120, 180] == [
-        int(line.split(", ")[1].split()[0]) for line in capsys.readouterr().err.splitlines()
-    ]
-
-
-def test_events_are_about_as_many_as_their_files_have(tmp_path, monkeypatch):
-    """Within a factor of two, as event files and as Parquet."""
-    noted = {}
-    monkeypatch.setattr(
-        reader.progress, "opened", lambda label, *sizes: noted.update({label: sizes})
-    )
-    with reader.load(SMALL, cache=False) as run:
-        there = run.rows("SELECT count(*) AS n FROM events")[0]["n"]
-    event_bytes, parquet_bytes = noted["small_run"]
-    assert 0 == parquet_bytes
-    assert there / 2 < event_bytes / 200 < there * 2

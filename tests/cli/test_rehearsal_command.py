@@ -27,8 +27,17 @@ def _build(**changes):
 
 
 def test_it_runs_verls_own_entry_point_with_this_interpreter():
-    """`python` on PATH may be another one."""
-    assert (sys.executable, "-m", "verl.trainer.main_ppo") == _build().arguments[:3]
+    """`python` on PATH may be another one; the profiler records into the run directory."""
+    overrides = ["trainer.total_training_steps=9", "data.train_files=a.parquet"]
+    arguments = _build(overrides=overrides).arguments
+
+    assert (sys.executable, "-m", "verl.trainer.main_ppo") == arguments[:3]
+    assert {"+profiler=multiturn", "profiler.output_dir=/runs/one"} <= {*arguments}
+    assert overrides == list(arguments[-2:]), "Hydra lets the last one win"
+    # Without the option, Hydra would refuse `profiler.output_dir`.
+    assert not [part for part in _build(profiler="none").arguments if "profiler" in part]
+    for engine, option in (("sglang", "cpu"), ("vllm", "vllm"), ("standin", "standin")):
+        assert f"+rehearsal={option}" in _build(engine=engine).arguments
 
 
 @pytest.mark.parametrize(
@@ -47,34 +56,6 @@ def test_trainers_of_verl_experimental_have_their_own_entry_points(trainer, main
         each for each in arguments if each.startswith("rollout.n_gpus")
     ]
     assert not any("trainer_mode" in each for each in arguments)
-
-
-@pytest.mark.parametrize(
-    ("engine", "option"), [("sglang", "cpu"), ("vllm", "vllm"), ("standin", "standin")]
-)
-def test_each_engine_has_its_option(engine, option):
-    """The engine decides which option of the rehearsal group is added."""
-    assert f"+rehearsal={option}" in _build(engine=engine).arguments
-
-
-def test_the_profiler_records_into_the_run_directory():
-    """The option and the directory are handed over together."""
-    arguments = _build().arguments
-
-    assert "+profiler=multiturn" in arguments
-    assert "profiler.output_dir=/runs/one" in arguments
-
-
-def test_without_a_profiler_its_node_is_not_touched():
-    """Without the option, Hydra would refuse `profiler.output_dir`."""
-    assert not [part for part in _build(profiler="none").arguments if "profiler" in part]
-
-
-def test_overrides_come_last():
-    """Hydra lets the last one win."""
-    overrides = ["trainer.total_training_steps=9", "data.train_files=a.parquet"]
-
-    assert overrides == list(_build(overrides=overrides).arguments[-2:])
 
 
 @pytest.mark.parametrize(
@@ -101,42 +82,27 @@ def test_the_printed_command_is_what_would_run():
     assert list(built.arguments) == words[1 + len(built.variables) :]
 
 
-def test_the_environment_asks_for_a_cpu():
-    """Verl's platform, and the module that registers it, are named in the environment."""
-    variables = environment("standin", {})
-
-    assert variables["VERL_PLATFORM"] == "cpu"
-    assert variables["VERL_USE_EXTERNAL_MODULES"] == "verl_profiler.rehearsal.worker"
-    assert "SGLANG_USE_CPU_ENGINE" not in variables
-    assert "nobind" == environment("vllm", {})["VLLM_CPU_OMP_THREADS_BIND"]
-
-
-def test_modules_and_folders_of_the_user_are_kept():
-    """What verl and Python already load comes along."""
-    current = {"VERL_USE_EXTERNAL_MODULES": "mine", "PYTHONPATH": "/mine"}
-    variables = environment("sglang", current)
-
-    assert variables["VERL_USE_EXTERNAL_MODULES"] == "mine,verl_profiler.rehearsal.worker"
-    assert variables["PYTHONPATH"].startswith(str(FOR_SGLANG))
-    assert variables["PYTHONPATH"].endswith(os.pathsep + "/mine")
-
-
-def test_setting_the_environment_twice_changes_nothing():
+def test_the_environment_asks_for_a_cpu_and_keeps_what_is_the_users():
     """The command sets it, and so does the Hydra callback in the process that it starts."""
-    once = environment("sglang", {"PYTHONPATH": "/mine"})
+    standin = environment("standin", {})
+    current = {"VERL_USE_EXTERNAL_MODULES": "mine", "PYTHONPATH": "/mine"}
+    once = environment("sglang", current)
 
+    worker = "verl_profiler.rehearsal.worker"
+    assert ("cpu", worker) == (standin["VERL_PLATFORM"], standin["VERL_USE_EXTERNAL_MODULES"])
+    assert "SGLANG_USE_CPU_ENGINE" not in standin
+    assert "nobind" == environment("vllm", {})["VLLM_CPU_OMP_THREADS_BIND"]
+    assert f"mine,{worker}" == once["VERL_USE_EXTERNAL_MODULES"]
+    assert once["PYTHONPATH"].startswith(str(FOR_SGLANG))
+    assert once["PYTHONPATH"].endswith(os.pathsep + "/mine")
     assert once == environment("sglang", once)
 
 
 def test_a_package_that_is_not_installed_is_not_stood_in_for(monkeypatch):
     """Transformers would take torchvision for installed, and fail to import it."""
+    assert (FOR_SGLANG / "sgl_kernel" / "__init__.py").is_file()
+    assert (FOR_TORCHVISION / "torchvision" / "__init__.py").is_file()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     assert "PYTHONPATH" not in environment("standin", {})
     assert str(FOR_TORCHVISION) not in environment("sglang", {})["PYTHONPATH"]
-
-
-def test_the_folders_exist():
-    """They are found beside the module, in every kind of installation."""
-    assert (FOR_SGLANG / "sgl_kernel" / "__init__.py").is_file()
-    assert (FOR_TORCHVISION / "torchvision" / "__init__.py").is_file()

@@ -1,20 +1,17 @@
 """The requests command: a table of the slowest, and one request from its begin to its end."""
 
-import argparse
 import json
 
 import pytest
 from cached_runs import REHEARSED, SMALL
+from commands import command
+from written import line, write
 
 from verl_profiler.cli import requests
 from verl_profiler.errors import ReadingError
 from verl_profiler.views.request_text import request_lines, request_table
 
-
-def run(*arguments):
-    parser = argparse.ArgumentParser()
-    requests.add_arguments(parser)
-    return requests.run(parser.parse_args([*map(str, arguments)]))
+run = command(requests)
 
 
 def listed(capsys, *arguments):
@@ -61,33 +58,17 @@ def test_one_request_is_shown_by_the_beginning_of_its_id(capsys):
     assert max(map(len, lines)) <= 120
 
 
-def test_one_request_as_json(capsys):
-    """Its parts and its timeline."""
-    request = listed(capsys, SMALL, "--slowest", 1)["requests"][0]
-
-    content = listed(capsys, SMALL, "--request", request["request_id"])
-
-    assert request == content["request"]
-    assert "request" == content["timeline"][0]["event"]
-    assert content["timeline"][0]["duration_s"] == pytest.approx(request["duration_s"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "slug", "said"),
     [
         (["--request", "zz"], "no-such-request", "starts with 'zz'"),
-        (["--request", ""], None, None),
         (["--step", "9"], "no-such-step", "For example --step 2"),
         (["--worker", "9"], "no-such-worker", "worker_0, worker_1"),
         (["--slowest", "0"], "option-value", "--slowest 20"),
     ],
 )
-def test_what_is_not_there_is_refused(arguments, slug, said, capsys):
-    """With what is; an empty id is no id."""
-    if slug is None:
-        assert 0 == run(SMALL, *arguments)
-        assert "slowest of" in capsys.readouterr().out
-        return
+def test_what_is_not_there_is_refused(arguments, slug, said):
+    """With what is."""
     with pytest.raises(ReadingError) as caught:
         run(SMALL, *arguments)
 
@@ -96,68 +77,35 @@ def test_what_is_not_there_is_refused(arguments, slug, said, capsys):
 
 
 def test_an_ambiguous_beginning_lists_what_it_could_mean(capsys):
-    """So that more of the id can be given."""
+    """So that more of the id can be given; an empty one is none."""
     ids = [row["request_id"] for row in listed(capsys, REHEARSED, "--slowest", 64)["requests"]]
     begin = next(each[0] for each in ids if sum(other[0] == each[0] for other in ids) > 1)
 
     with pytest.raises(ReadingError, match="Give a longer prefix") as caught:
         run(REHEARSED, "--request", begin)
-
     assert "several-requests" == caught.value.slug
+    assert 0 == run(SMALL, "--request", "")
+    assert "slowest of" in capsys.readouterr().out
 
 
 def test_no_request_is_nothing_to_report(tmp_path, capsys):
     """Status 1: a trainer alone has no requests."""
-    folder = tmp_path / "run" / "step_1"
-    folder.mkdir(parents=True)
-    (folder / "trainer_0.jsonl").write_text(
-        '{"timestamp":"2026-11-21T02:33:22.000000+00:00","event":"step","duration_sec":1.0,"step":1}\n'
-    )
+    write(tmp_path, trainer_0=[line("step", 2, 1.0)])
 
-    assert 1 == run(tmp_path / "run")
+    assert 1 == run(tmp_path)
     assert "no training requests" in capsys.readouterr().err
 
 
+UNKNOWN = (
+    "prompt_build_s engine_s tool_s tool_parsing_s token_merge_s postprocess_s reward_s other_s "
+    "overlap_s queue_s prefill_s decode_s outside_s stalled_s duration_s seen_s sample session "
+    "status error turns tool_calls prompt_tokens response_tokens generated_tokens tool_tokens reward"
+)
+
+
 def row(**more):
-    parts = [
-        "prompt_build",
-        "engine",
-        "tool",
-        "tool_parsing",
-        "token_merge",
-        "postprocess",
-        "reward",
-        "other",
-        "overlap",
-        "queue",
-        "prefill",
-        "decode",
-        "outside",
-        "stalled",
-        "duration",
-        "seen",
-    ]
-    return {
-        **{f"{part}_s": None for part in parts},
-        "run": "r",
-        "step": 1,
-        "name": "worker_0",
-        "validate": False,
-        "request_id": "q" * 32,
-        "sample": None,
-        "session": None,
-        "status": None,
-        "error": None,
-        "finished": True,
-        "turns": None,
-        "tool_calls": None,
-        "prompt_tokens": None,
-        "response_tokens": None,
-        "generated_tokens": None,
-        "tool_tokens": None,
-        "reward": None,
-        **more,
-    }
+    own = {"run": "r", "step": 1, "name": "worker_0", "validate": False, "request_id": "q" * 32}
+    return {**dict.fromkeys(UNKNOWN.split()), **own, "finished": True, **more}
 
 
 def test_an_unfinished_request_has_no_end():
@@ -170,61 +118,6 @@ def test_an_unfinished_request_has_no_end():
     assert ">90.0 s" in table
     assert "1 unfinished, listed last" in table
     assert "unfinished; last event 90.0 s after its start" in lines
-
-
-def test_names_from_the_run_cannot_write_to_the_terminal():
-    """Escapes in ids, errors and tool names are taken out."""
-    evil = "\x1b[2J\nfake"
-    request = row(
-        request_id=evil, error=evil, status="error", name=evil, duration_s=1.0, engine_s=1.0
-    )
-    span = {
-        "event": "tool_call",
-        "turn": 0,
-        "what": evil,
-        "name": evil,
-        "status": "error",
-        "error": evil,
-        "begin_s": 0.0,
-        "end_s": 1.0,
-        "duration_s": 1.0,
-        "tokens": None,
-        "queue_s": None,
-    }
-
-    printed = request_table([request], {"finished": 1, "unfinished": 0}) + request_lines(
-        request, [span], width=100
-    )
-
-    assert "\x1b" not in printed
-    assert "\nfake" not in printed
-
-
-@pytest.mark.parametrize("width", [20, 60, 100, 250])
-def test_bars_stay_inside_the_request(width):
-    """Whatever the width, a bar begins and ends in proportion, and never beyond the last column."""
-    request = row(duration_s=10.0, engine_s=5.0)
-    base = {
-        "turn": 0,
-        "what": None,
-        "name": "worker_0",
-        "status": None,
-        "error": None,
-        "tokens": None,
-        "queue_s": None,
-    }
-    spans = [
-        {**base, "event": "engine_call", "begin_s": begin, "end_s": end, "duration_s": end - begin}
-        for begin, end in ((0.0, 10.0), (0.0, 5.0), (5.0, 10.0), (9.9999, 10.0), (3.0, 3.0))
-    ]
-
-    lines = request_lines(request, spans, width=width).splitlines()[-5:]
-
-    blocks = [sum(letter in "█▐" for letter in line) for line in lines]
-    whole = max(blocks)
-    assert [whole // 2 - 1 <= count <= whole // 2 + 1 for count in blocks].count(True) == 2
-    ends = [len(line) for line in lines if line.rstrip().endswith(("█", "▕", "▐"))]
-    assert len(set(ends)) <= 2
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])

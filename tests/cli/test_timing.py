@@ -1,6 +1,5 @@
 """The timing command: five pictures, the original's summary, numbers, and nothing of anyone's lost."""
 
-import argparse
 import csv
 import gzip
 import io
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import command
 from console_logs import FOLDER, FORMS, log
 
 from verl_profiler.cli import timing
@@ -29,10 +29,7 @@ NAMES = {
 }
 
 
-def run(*arguments):
-    parser = argparse.ArgumentParser()
-    timing.add_arguments(parser)
-    return timing.run(parser.parse_args([*map(str, arguments)]))
+run = command(timing)
 
 
 @pytest.fixture
@@ -87,23 +84,17 @@ def test_the_summary_has_the_original_s_form(demo, capsys):
     assert "timing_s/testing: (outside the step)\n" in out
 
 
-def test_running_again_on_a_log_that_grew_replaces_the_pictures(demo):
+def test_running_again_gives_the_same_bytes_until_the_log_grew(demo):
     """The usual way of using it: look, wait, look again."""
-    run(demo)
-    before = (demo.parent / "plot/throughput.png").read_bytes()
+
+    def pictures():
+        assert 0 == run(demo)
+        return {name: (demo.parent / "plot" / name).read_bytes() for name in NAMES}
+
+    before = pictures()
+    assert before == pictures()
     demo.write_text(log(FORM, range(1, 8)))
-
-    assert 0 == run(demo)
-    assert before != (demo.parent / "plot/throughput.png").read_bytes()
-
-
-def test_the_same_log_gives_the_same_bytes(demo):
-    """Pictures can be compared."""
-    run(demo)
-    before = {name: (demo.parent / "plot" / name).read_bytes() for name in NAMES}
-    run(demo)
-
-    assert before == {name: (demo.parent / "plot" / name).read_bytes() for name in NAMES}
+    assert not {*before.values()} & {*pictures().values()}
 
 
 @pytest.mark.parametrize("whose", ["anyone's file", "another log's picture"])
@@ -127,12 +118,6 @@ def test_what_is_not_a_picture_of_this_log_is_not_replaced(whose, demo, tmp_path
     assert (before, names) == (place.read_bytes(), files(demo.parent))
     assert 0 == run(demo, "--force")
     assert before != place.read_bytes()
-
-
-def test_output_dir_is_where_the_pictures_go(demo, tmp_path):
-    """As with the original."""
-    assert 0 == run(demo, "--output-dir", tmp_path / "deep/my_plots")
-    assert NAMES == files(tmp_path / "deep/my_plots")
 
 
 def test_several_runs_get_a_folder_each(tmp_path, capsys):
@@ -223,20 +208,16 @@ def test_a_log_without_timers_is_nothing_to_plot(tmp_path, capsys):
     assert {"sft.log"} == files(tmp_path)
 
 
-def test_a_missing_log_is_an_error(tmp_path):
-    """Before anything is written."""
-    with pytest.raises(ReadingError, match="No such file") as error:
-        run(tmp_path / "missing.log")
+@pytest.mark.parametrize(
+    ("words", "slug"),
+    [(["missing.log"], "log-unreadable"), (["LOG", "--out", "x"], "option-not-heeded")],
+)
+def test_what_cannot_be_done_is_refused(words, slug, demo):
+    """Before anything is written; --out is for numbers only."""
+    with pytest.raises(ReadingError, match=r"No such file|--output-dir") as error:
+        run(*(demo if word == "LOG" else word for word in words))
 
-    assert (2, "log-unreadable") == (error.value.exit_code, error.value.slug)
-
-
-def test_out_is_for_numbers_only(demo, tmp_path):
-    """Otherwise it would be forgotten silently."""
-    with pytest.raises(ReadingError, match="--output-dir") as error:
-        run(demo, "--out", tmp_path / "x")
-
-    assert "option-not-heeded" == error.value.slug
+    assert (2, slug) == (error.value.exit_code, error.value.slug)
 
 
 def test_what_could_not_be_read_is_said_at_the_end(demo, capsys):

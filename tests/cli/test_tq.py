@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tq_lines import Writer, log_of
+from tq_lines import Writer
 
 from verl_profiler.cli import main
 
@@ -189,44 +189,6 @@ def test_nothing_about_transferqueue_is_status_1(tmp_path, capsys):
 
     assert 1 == run(path)
     assert "TQ_TRACE_ENABLED=1" in capsys.readouterr().err
-
-
-def test_a_file_that_is_not_there_is_status_2(tmp_path, capsys):
-    """Whatever it would have been."""
-    assert 2 == run(tmp_path / "none.log")
-    assert "cannot be read" in capsys.readouterr().err
-
-
-def test_names_from_a_log_do_not_reach_the_terminal_as_commands(tmp_path, capsys):
-    """Function names are printed without control characters."""
-    writer = Writer()
-    writer.call(0, PARTS, func="f\x9b2J")
-    path = tmp_path / "training.log"
-    path.write_text(log_of(writer))
-
-    assert 0 == run(path)
-    assert "\x9b" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("form", ["prometheus", "otlp", "jsonl"])
-def test_an_export_is_written_whole_and_not_over_another(log, tmp_path, capsys, form):
-    """Only with --force."""
-    pytest.importorskip(
-        {"prometheus": "prometheus_client", "otlp": "opentelemetry.sdk"}.get(form, "json")
-    )
-    out = tmp_path / "out" / "numbers"
-
-    assert 0 == main(["export", form, str(log), "--out", str(out)])
-    first = out.read_text()
-    assert 2 == main(["export", form, str(log), "--out", str(out)])
-    assert 0 == main(["export", form, str(log), "--out", str(out), "--force"])
-    capsys.readouterr()
-    assert form == "otlp" or 0 == main(["export", form, str(log)])
-
-    assert first == out.read_text()
-    assert capsys.readouterr().out in (first, "")
-    assert "rollout" in first
-    assert ["numbers"] == [path.name for path in out.parent.iterdir()]
 
 
 def test_the_plots_of_a_log_are_written_too(log, tmp_path, capsys):

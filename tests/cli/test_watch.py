@@ -1,6 +1,5 @@
 """The watch command, on a terminal, while a recorded run is played again."""
 
-import argparse
 import fcntl
 import gzip
 import json
@@ -17,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import command
 from recorded import grow, lines_in_order, unpacked
 
 from verl_profiler.cli import main, watch
@@ -26,10 +26,7 @@ from verl_profiler.errors import ReadingError
 MAIN = "import sys; from verl_profiler.cli import main, watch; watch._REST = 0; sys.exit(main())"
 
 
-def run(*arguments):
-    parser = argparse.ArgumentParser()
-    watch.add_arguments(parser)
-    return watch.run(parser.parse_args([*map(str, arguments)]))
+run = command(watch)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,11 @@
 """`verl-profiler why`: findings, path, model, replays and stragglers, as text and as JSON."""
 
-import argparse
 import json
 
 import pytest
 from cached_runs import REHEARSED, fixable_run
+from commands import command
+from written import line, write
 
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.cli import why
@@ -16,10 +17,7 @@ from verl_profiler.views.why_text import why as view
 SCREEN = 45
 
 
-def run(*arguments):
-    parser = argparse.ArgumentParser()
-    why.add_arguments(parser)
-    return why.run(parser.parse_args([*map(str, arguments)]))
+run = command(why)
 
 
 def test_one_step_of_a_real_run(capsys, tmp_path):
@@ -78,26 +76,6 @@ def test_without_v_a_run_of_any_size_fits_on_one_screen(capsys):
     assert path.split()[1] == "more"
 
 
-def test_the_replays_that_save_most_come_first(capsys):
-    run(REHEARSED)
-    lines = capsys.readouterr().out.split("what if (")[1].split("\n\n")[0].splitlines()[2:]
-    run(REHEARSED, "--json")
-    rows = json.loads(capsys.readouterr().out)["tables"]["what_if"]
-    best = sorted(
-        (row for row in rows if row["what"] != "unchanged"),
-        key=lambda row: -(row["expected_s"] or 0),
-    )
-    assert len(best) > 7
-    for row, line in zip(best[:7], lines[:7], strict=True):
-        assert line.strip().startswith(row["about"])
-    assert best[7]["about"] not in "".join(lines)
-
-
-def test_an_option_without_effect_is_not_accepted():
-    with pytest.raises(SystemExit):
-        run(REHEARSED, "--worker", "0")
-
-
 def test_json_holds_all_of_it(capsys):
     """The stretches in order, too; they add up to the steps."""
     run(REHEARSED, "--json")
@@ -119,19 +97,9 @@ def test_json_holds_all_of_it(capsys):
 
 def test_no_step_with_an_end_is_nothing_to_report(tmp_path, capsys):
     """A run that was killed in its first step, or whose trainer was not recorded."""
-    folder = tmp_path / "run" / "step_1"
-    folder.mkdir(parents=True)
-    line = {
-        "timestamp": "2026-11-21T02:33:24.000000+00:00",
-        "event": "request",
-        "duration_sec": 1.5,
-        "extra": {"request_id": "q", "sample": 1, "session": 0},
-        "workid": 0,
-        "step": 1,
-    }
-    (folder / "worker_0.jsonl").write_text(json.dumps(line) + "\n")
+    write(tmp_path, worker_0=[line("request", 4, 1.5, request_id="q", sample=1, session=0)])
 
-    assert 1 == run(folder.parent)
+    assert 1 == run(tmp_path)
     assert "nothing to report: no step finished" in capsys.readouterr().err
 
 
