@@ -9,30 +9,14 @@ MS = 1_000_000
 OF = {"run": "r", "step": 2, "name": "actor_0", "file": "f", "host": "h1", "pid": 5}
 
 
-def a_range(begin, end, event="update_actor", *, kind="push", tid=1, domain="verl_profiler"):
-    return {
-        **OF,
-        "domain": domain,
-        "event": event,
-        "kind": kind,
-        "tid": tid,
-        "begin_ns": begin * MS,
-        "end_ns": end * MS,
-    }
+def a_range(begin, end, event="update_actor", *, kind="push", tid=1):
+    about = {**OF, "domain": "verl_profiler", "event": event, "kind": kind, "tid": tid}
+    return {**about, "begin_ns": begin * MS, "end_ns": end * MS}
 
 
-def work(launch, begin, end, kernel="gemm", *, tid=1, gpu="0", **changes):
-    return {
-        **OF,
-        "kind": "kernel",
-        "kernel": kernel,
-        "gpu": gpu,
-        "tid": tid,
-        "launch_ns": None if launch is None else launch * MS,
-        "begin_ns": begin * MS,
-        "end_ns": end * MS,
-        **changes,
-    }
+def work(launch, begin, end, kernel="gemm", *, tid=1, **changes):
+    times = {"launch_ns": launch * MS, "begin_ns": begin * MS, "end_ns": end * MS}
+    return {**OF, "kind": "kernel", "kernel": kernel, "gpu": "0", "tid": tid, **times, **changes}
 
 
 def tables(**given):
@@ -56,17 +40,9 @@ def test_a_range_joins_the_event_that_begins_with_it():
     """Of two of the same name the nearer one; a range that no event stands for is left out."""
 
     def event(begin_us, request, turn):
-        return {
-            "run": "r",
-            "name": "actor_0",
-            "event": "turn",
-            "step": 2,
-            "request_id": request,
-            "turn": turn,
-            "begin_us": begin_us,
-            "end_us": begin_us + 5000,
-            "duration_us": 5000,
-        }
+        times = {"begin_us": begin_us, "end_us": begin_us + 5000, "duration_us": 5000}
+        who = {"run": "r", "name": "actor_0", "step": 2, "request_id": request, "turn": turn}
+        return {**who, "event": "turn", **times}
 
     made = tables(
         events=[event(10_100, "a", 0), event(11_000, "b", 1)],
@@ -99,35 +75,18 @@ def test_kernels_are_listed_longest_first_and_their_shares_add_up():
 
 def test_a_gpu_is_idle_where_no_process_uses_it():
     """Overlapping work counts once, also of two processes; the window is the step's captures."""
+    window = {**OF, "begin_ns": 0, "end_ns": 100 * MS}
+    gen = {"run": "r", "step": 2, "phase": "gen", "validate": False, "begin_us": 20_000}
+    launched = [
+        work(0, 10, 30),
+        work(0, 20, 40, name="engine_0"),
+        work(0, 60, 70),
+        work(0, 62, 65),
+    ]
     made = tables(
-        captures=[
-            {
-                "run": "r",
-                "step": 2,
-                "name": "actor_0",
-                "host": "h1",
-                "file": "f",
-                "begin_ns": 0,
-                "end_ns": 100 * MS,
-            }
-        ],
-        capture_work=[
-            work(0, 10, 30),
-            work(0, 20, 40, name="engine_0"),
-            work(0, 60, 70),
-            work(0, 62, 65),
-        ],
-        phases=[
-            {
-                "run": "r",
-                "step": 2,
-                "phase": "gen",
-                "validate": False,
-                "begin_us": 20_000,
-                "end_us": 60_000,
-                "duration_us": 40_000,
-            }
-        ],
+        captures=[window],
+        capture_work=launched,
+        phases=[{**gen, "end_us": 60_000, "duration_us": 40_000}],
     )
     (row,) = gpu_idle(made)
 
@@ -140,9 +99,3 @@ def test_a_gpu_is_idle_where_no_process_uses_it():
         "gen_busy_s": 0.02,
         "gen_idle_share": 0.5,
     } == {key: value for key, value in row.items() if key not in ("run", "step", "host", "gpu")}
-
-
-def test_no_captures_give_no_rows():
-    """A run without profile_steps."""
-    for ask in (range_times, span_kernels, top_kernels, gpu_idle):
-        assert [] == ask(tables())

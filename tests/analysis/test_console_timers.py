@@ -6,6 +6,7 @@ import pytest
 from console_logs import FOLDER, FORMS, log
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from picked import picked
 
 from verl_profiler.analysis.console_timers import (
     generation_times,
@@ -95,37 +96,37 @@ def test_the_timers_of_a_real_run_are_placed():
     assert rests == pytest.approx([22.5467, 0.0513, 0.0264], abs=1e-3)
 
 
-def test_testing_is_outside_where_the_step_is_too_short_for_it():
-    """verl 0.6 and later."""
-    run = run_of({1: {"gen": 5.0, "step": 6.0}, 2: {"gen": 5.0, "step": 6.0, "testing": 2.0}})
-    place = timer_places(run.lines)["testing"]
-
-    assert ("outside", "step 2 is too short to hold it") == place
+# A step with much time that no timer covers has room for testing, and that proves nothing.
+ROOM = {step: {"gen": 5.0, "step": 20.0 + step % 3 * 0.1} for step in range(1, 9)}
 
 
-def test_testing_is_outside_where_steps_with_it_are_not_longer():
-    """A step with much time that no timer covers has room for it, and that proves nothing."""
-    steps = {step: {"gen": 5.0, "step": 20.0 + step % 3 * 0.1} for step in range(1, 9)}
-    steps[4]["testing"] = 3.0
-    place = timer_places(run_of(steps).lines)["testing"]
-
-    assert ("outside", "steps that have it are not longer") == place
-
-
-def test_testing_is_inside_where_steps_with_it_are_longer():
-    """verl 0.5 and earlier."""
-    steps = {step: {"gen": 5.0, "step": 20.0 + step % 3 * 0.1} for step in range(1, 9)}
-    steps[4] |= {"testing": 3.0, "step": 23.0}
-    place = timer_places(run_of(steps).lines)["testing"]
-
-    assert ("step", "steps that have it are longer by it") == place
-
-
-def test_testing_is_inside_where_it_fills_the_time_that_no_other_timer_covers():
-    """Also where every step has a validation, so that none is without."""
-    place = timer_places(run_of({1: {"gen": 5.0, "step": 8.01, "testing": 3.0}}).lines)["testing"]
-
-    assert ("step", "it fills the time that no other timer covers") == place
+@pytest.mark.parametrize(
+    ("steps", "place"),
+    [
+        # verl 0.6 and later.
+        (
+            {1: {"gen": 5.0, "step": 6.0}, 2: {"gen": 5.0, "step": 6.0, "testing": 2.0}},
+            ("outside", "step 2 is too short to hold it"),
+        ),
+        (
+            {**ROOM, 4: {**ROOM[4], "testing": 3.0}},
+            ("outside", "steps that have it are not longer"),
+        ),
+        # verl 0.5 and earlier.
+        (
+            {**ROOM, 4: {"gen": 5.0, "step": 23.0, "testing": 3.0}},
+            ("step", "steps that have it are longer by it"),
+        ),
+        # Also where every step has a validation, so that none is without.
+        (
+            {1: {"gen": 5.0, "step": 8.01, "testing": 3.0}},
+            ("step", "it fills the time that no other timer covers"),
+        ),
+    ],
+)
+def test_testing_is_placed_by_the_lengths_of_steps(steps, place):
+    """With the reason."""
+    assert place == timer_places(run_of(steps).lines)["testing"]
 
 
 @pytest.mark.parametrize(
@@ -139,28 +140,23 @@ def test_where_the_numbers_allow_both_the_habit_of_verl_counts(rounded, timer, p
     assert place == places(run)[timer]
 
 
-def test_both_checkpoint_and_testing_outside():
-    """Room for either alone is not room for both."""
+def test_a_timer_without_room_is_outside_or_said_to_overlap():
+    """Room for either alone is not room for both; a user's inside gen would make them too long."""
     run = run_of({1: {"gen": 5.0, "step": 9.0, "save_checkpoint": 3.0, "testing": 3.0}})
+    own = run_of({1: {"gen": 5.0, "step": 8.0, "my_filter": 2.0, "my_tool": 4.0}})
 
     assert {"gen": "step", "save_checkpoint": "step", "testing": "outside"} == places(run)
+    assert {"gen": "step", "my_filter": "step", "my_tool": "overlapping"} == places(own)
 
 
-def test_a_user_s_timer_is_in_the_stack_or_said_to_overlap():
-    """One that runs inside gen would make the timers longer than the step."""
-    run = run_of({1: {"gen": 5.0, "step": 8.0, "my_filter": 2.0, "my_tool": 4.0}})
-
-    assert {"gen": "step", "my_filter": "step", "my_tool": "overlapping"} == places(run)
-
-
-@pytest.mark.parametrize("count", COUNTS)
-def test_counts_are_no_times(count):
+def test_counts_are_no_times():
     """verl puts numbers of tokens and requests, and a ratio, under timing_s/."""
-    run = run_of({1: {"gen": 5.0, "step": 6.0, f"agent_loop/slowest/{count}": 4096}})
+    counts = {f"agent_loop/slowest/{count}": 4096 for count in COUNTS}
+    run = run_of({1: {"gen": 5.0, "step": 6.0, **counts}})
 
     assert {"gen": "step"} == places(run)
     assert ["gen"] == [row["timer"] for row in generation_times(run)]
-    assert not any(count in row["metric"] for row in metric_summary(run))
+    assert not any(count in row["metric"] for row in metric_summary(run) for count in COUNTS)
 
 
 def test_timers_that_run_at_once_leave_no_negative_rest():
@@ -201,12 +197,7 @@ def test_a_log_without_the_step_s_own_time_has_timers_and_no_rest():
     (step,) = logged_steps(run_of({1: {"gen": 5.0}}))
 
     assert ("gen", None) == (row["phase"], row["share"])
-    assert (None, 5.0, None, None) == (
-        step["step_s"],
-        step["accounted_s"],
-        step["gpus"],
-        step["tokens_per_s"],
-    )
+    assert (None, 5.0, None, None) == picked(step, "step_s accounted_s gpus tokens_per_s")
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -247,9 +238,7 @@ def test_the_summary_has_population_statistics():
     )
     row = next(row for row in metric_summary(run) if row["metric"] == "timing_s/gen")
 
-    assert (3, 3.0, 1.0, 6.0, 2.0) == tuple(
-        row[key] for key in ("steps", "mean", "min", "max", "median")
-    )
+    assert (3, 3.0, 1.0, 6.0, 2.0) == picked(row, "steps mean min max median")
     assert row["std"] == pytest.approx((14 / 3) ** 0.5)
 
 

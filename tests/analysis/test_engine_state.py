@@ -1,5 +1,7 @@
 """The load of engines, against readings written by hand."""
 
+from picked import picked
+
 from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
 
 # Seconds, then running and waiting requests and tokens in use.
@@ -32,16 +34,10 @@ def test_means_are_by_time(span, tables):
     """Four seconds are covered: 1 s idle, 2 s with 8 requests, 1 s with 4."""
     (row,) = engine_load(engine(span, tables, "engine_0"))
 
-    assert (5, 4.0, 5.0, 8, 1.0, 2, 8) == tuple(
-        row[key]
-        for key in (
-            *("readings", "covered_s", "running", "max_running"),
-            *("waiting", "max_waiting", "running_limit"),
-        )
+    assert (5, 4.0, 5.0, 8, 1.0, 2, 8) == picked(
+        row, "readings covered_s running max_running waiting max_waiting running_limit"
     )
-    assert (0.525, 0.9, 0.25, 0.5) == tuple(
-        row[key] for key in ("kv_share", "max_kv_share", "idle_share", "waiting_share")
-    )
+    assert (0.525, 0.9, 0.25, 0.5) == picked(row, "kv_share max_kv_share idle_share waiting_share")
 
 
 def test_readings_are_in_order_and_gaps_are_not_filled(span, tables):
@@ -63,6 +59,6 @@ def test_counts_that_an_engine_does_not_report_are_unknown(span, tables):
     ]
     (row,) = engine_load(tables(partly))
 
-    assert (4.0, 4.0, 0.0, None, None) == tuple(
-        row[key] for key in ("covered_s", "running", "idle_share", "waiting", "waiting_share")
+    assert (4.0, 4.0, 0.0, None, None) == picked(
+        row, "covered_s running idle_share waiting waiting_share"
     )

@@ -1,6 +1,7 @@
 """Memory at checkpoints, by phase, and around releases."""
 
 import pytest
+from picked import picked
 
 from verl_profiler.analysis.memory import (
     memory_findings,
@@ -9,58 +10,6 @@ from verl_profiler.analysis.memory import (
     release_effects,
     sleep_times,
 )
-
-GIB = 1 << 30
-
-
-def reading(span, at_s, at, used, *, name="actor_0", total=80):
-    return {
-        **span(
-            "memory",
-            at_s,
-            at_s,
-            name=name,
-            at=at,
-            allocated_bytes=used * GIB // 2,
-            reserved_bytes=used * GIB,
-            used_bytes=used * GIB,
-            total_bytes=total * GIB if total > 1 else total,
-        ),
-        "duration_us": None,
-    }
-
-
-def test_checkpoints_are_in_the_order_of_the_step(span, tables):
-    """With the fullest process of each; two ranks are one row."""
-    events = [
-        reading(span, 2, "after update", 30),
-        reading(span, 1, "before update", 10),
-        reading(span, 1.5, "before update", 20, name="actor_1"),
-    ]
-
-    first, second = memory_phases(tables(events))
-
-    assert ("before update", 1, 2, 2, 20 * GIB, 10 * GIB, "actor_1") == tuple(
-        first[key]
-        for key in (
-            "at",
-            "place",
-            "readings",
-            "processes",
-            "used_bytes",
-            "lowest_used_bytes",
-            "fullest",
-        )
-    )
-    assert ("after update", 2, 15 * GIB) == tuple(
-        second[key] for key in ("at", "place", "allocated_bytes")
-    )
-
-
-def test_a_cpu_has_no_device_memory(span, tables):
-    """verl reports 1 byte of 1 there."""
-    assert [] == memory_phases(tables([reading(span, 1, "x", 0, total=1)]))
-
 
 GB = 10**9
 ENGINE = {"used_before": 70, "used_after": 20, "total": 80}
@@ -109,6 +58,23 @@ def sample(span, at_s, used, name="actor_0", **more):
     return {**made, "duration_us": None}
 
 
+def test_checkpoints_are_in_the_order_of_the_step(checkpoint, tables):
+    """With the fullest process of each; two ranks are one row, and a CPU's 1 byte of 1 is none."""
+    events = [
+        checkpoint(2, "after update", 30, allocated_bytes=15 * GB),
+        checkpoint(1, "before update", 10),
+        checkpoint(1.5, "before update", 20, name="actor_1"),
+        checkpoint(1, "x", 0, name="actor_2", total=1),
+    ]
+
+    first, second = memory_phases(tables(events))
+
+    assert ("before update", 1, 2, 2, 20 * GB, 10 * GB, "actor_1") == picked(
+        first, "at place readings processes used_bytes lowest_used_bytes fullest"
+    )
+    assert ("after update", 2, 15 * GB) == picked(second, "at place allocated_bytes")
+
+
 def test_peaks_are_told_by_the_trainers_phase(step, span, checkpoint, move, tables):
     """The time decides, not the step that a process believes to be in."""
     events = [
@@ -124,13 +90,11 @@ def test_peaks_are_told_by_the_trainers_phase(step, span, checkpoint, move, tabl
 
     assert {1} == {row["step"] for row in rows.values()}
     gen = rows["gen", "actor"]
-    assert (70 * GB, 70 / 80, 60 * GB, 2) == tuple(
-        gen[key] for key in ("used_bytes", "used_share", "lowest_used_bytes", "readings")
+    assert (70 * GB, 70 / 80, 60 * GB, 2) == picked(
+        gen, "used_bytes used_share lowest_used_bytes readings"
     )
     assert (4 * GB, 60 * GB) == (gen["rss_bytes"], gen["host_used_bytes"])
-    assert (70 * GB, 20 * GB) == tuple(
-        rows["gen", "engine"][key] for key in ("used_bytes", "lowest_used_bytes")
-    )
+    assert (70 * GB, 20 * GB) == picked(rows["gen", "engine"], "used_bytes lowest_used_bytes")
     assert 30 * GB == rows["update_actor", "actor"]["used_bytes"]
     assert "After resume weights" == rows["update_weights", "actor"]["at"]
     assert [1, 1, 2, 3] == [row["place"] for row in memory_timeline(tables(events))]
@@ -172,23 +136,9 @@ def test_what_moved_is_the_difference_on_the_device(step, move, tables):
     freed, taken = release_effects(tables(events))
 
     assert ("memory_release", "kv_cache, weights", 2, 2, 55 * GB, 50 * GB, 60 * GB, "moved") == (
-        tuple(
-            freed[key]
-            for key in (
-                "event",
-                "tags",
-                "calls",
-                "measured",
-                "moved_bytes",
-                "least_bytes",
-                "most_bytes",
-                "effect",
-            )
-        )
+        picked(freed, "event tags calls measured moved_bytes least_bytes most_bytes effect")
     )
-    assert (15 * GB, GB, 2 * GB) == tuple(
-        taken[key] for key in ("moved_bytes", "rss_bytes", "host_used_bytes")
-    )
+    assert (15 * GB, GB, 2 * GB) == picked(taken, "moved_bytes rss_bytes host_used_bytes")
     assert [] == memory_findings(tables(events))
 
 

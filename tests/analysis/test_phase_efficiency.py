@@ -1,6 +1,7 @@
 """Time by tokens, against batches written by hand."""
 
 import pytest
+from picked import picked
 
 from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
@@ -45,12 +46,9 @@ def test_tokens_are_those_of_the_ranks_that_count(span, tables):
         ("old_log_prob", 1, 8, 400, 50.0, 2.0, 200.0, 5.0),
         ("update_actor", 2, 8, 400, 50.0, 4.0, 100.0, 10.0),
     ] == [
-        tuple(
-            row[key]
-            for key in (
-                *("phase", "batches", "sequences", "tokens", "mean_length"),
-                *("duration_s", "tokens_per_s", "s_per_1k_tokens"),
-            )
+        picked(
+            row,
+            "phase batches sequences tokens mean_length duration_s tokens_per_s s_per_1k_tokens",
         )
         for row in rows
     ]

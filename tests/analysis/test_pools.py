@@ -1,6 +1,7 @@
 """Trainer, queue and pools of an asynchronous run over the same time, against sums by hand."""
 
 import pytest
+from picked import picked
 
 from verl_profiler.analysis.pools import PARTS, pools_over_time
 from verl_profiler.reading.tables.tables import Tables
@@ -76,9 +77,7 @@ def test_syncs_are_where_they_were(rows):
     """In seconds after the first step's start, with their pool and version."""
     (sync,) = [row for row in rows if row["phase"] == "weight_sync"]
 
-    assert ("standalone", 1, 5.0, 6.0) == tuple(
-        sync[key] for key in ("lane", "weight_version", "begin_s", "end_s")
-    )
+    assert ("standalone", 1, 5.0, 6.0) == picked(sync, "lane weight_version begin_s end_s")
 
 
 def test_there_are_no_more_rows_than_parts_and_versions(rows):

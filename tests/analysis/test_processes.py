@@ -1,6 +1,7 @@
 """Tools, engines, ranks, transfers, memory, lags and the profiler's cost: by hand, few rows."""
 
 import pytest
+from picked import picked
 
 from verl_profiler.analysis import (
     engine_times,
@@ -21,213 +22,129 @@ SECOND = 1_000_000
 
 def row(duration_s=None, **more):
     length = None if duration_s is None else round(duration_s * SECOND)
-    return {
-        "run": "r",
-        "step": 1,
-        "name": "worker_0",
-        "begin_us": 0,
-        "end_us": length or 0,
-        "duration_us": length,
-        **more,
-    }
+    times = {"begin_us": 0, "end_us": length or 0, "duration_us": length}
+    return {"run": "r", "step": 1, "name": "worker_0", **times, **more}
 
 
-def values(rows, *keys):
-    return [tuple(each[key] for key in keys) for each in rows]
+def values(rows, names):
+    return [picked(each, names) for each in rows]
 
 
 def test_tools_are_told_apart_with_their_failures():
     """Shares of a step's tool time sum to 1."""
-    rows = tool_times(
-        Tables.of(
-            {
-                "tool_calls": [
-                    row(1.0, tool="calc", validate=False),
-                    row(5.0, tool="search", validate=False, status="error"),
-                    row(2.0, tool=None, validate=False),
-                    row(9.0, tool="calc", validate=True),
-                ]
-            }
-        )
-    )
+    calls = [
+        row(1.0, tool="calc", validate=False),
+        row(5.0, tool="search", validate=False, status="error"),
+        row(2.0, tool=None, validate=False),
+        row(9.0, tool="calc", validate=True),
+    ]
+    rows = tool_times(Tables.of({"tool_calls": calls}))
 
     assert [("search", 1, 5.0), ("(no name)", 0, 2.0), ("calc", 0, 1.0), ("calc", 0, 9.0)] == (
-        values(rows, "tool", "failed", "max_s")
+        values(rows, "tool failed max_s")
     )
     assert 1.0 == pytest.approx(sum(each["share"] for each in rows if not each["validate"]))
 
 
 CALLS = [
-    row(
-        2.0,
-        validate=False,
-        engine_name="engine_0",
-        engine_duration_us=1_500_000,
-        outside_us=500_000,
-        response_tokens=10,
-    ),
-    row(
-        4.0,
-        validate=False,
-        engine_name="engine_1",
-        engine_duration_us=4_000_000,
-        outside_us=0,
-        response_tokens=10,
-    ),
+    row(2.0, engine_name="engine_0", engine_duration_us=1_500_000, outside_us=500_000),
+    row(4.0, engine_name="engine_1", engine_duration_us=4_000_000, outside_us=0),
 ]
+CALLS = [{**call, "validate": False, "response_tokens": 10} for call in CALLS]
 
 
 def test_what_the_engine_does_not_report_is_not_zero():
-    """Queue time of an engine that does not say it is unknown."""
+    """Queue time of an engine that does not say it is unknown, as retractions and drafts are."""
     (times,) = engine_times(Tables.of({"engine_calls": CALLS}))
-
-    assert (2, 2, 6.0, 0.5, None, None) == tuple(
-        times[key] for key in ("calls", "served", "total_s", "outside_s", "queue_s", "decode_s")
-    )
-    assert 5.0 == times["engine_tokens_per_s"]
-
-
-def test_retractions_and_accepted_drafts_are_summed_up():
-    """None where no call had any, or nothing was drafted."""
-    (none,) = engine_times(Tables.of({"engine_calls": CALLS}))
     own = [
         {**CALLS[0], "retractions": 2, "draft_tokens": 30, "accepted_draft_tokens": 12},
         {**CALLS[1], "retractions": None, "draft_tokens": 10, "accepted_draft_tokens": 8},
     ]
     (some,) = engine_times(Tables.of({"engine_calls": own}))
 
-    assert (None, None) == (none["retractions"], none["draft_acceptance"])
+    assert (2, 2, 6.0, 0.5, None, None, None, None) == picked(
+        times, "calls served total_s outside_s queue_s decode_s retractions draft_acceptance"
+    )
+    assert 5.0 == times["engine_tokens_per_s"]
     assert (2, 0.5) == (some["retractions"], some["draft_acceptance"])
 
 
-def test_replicas_are_compared_by_the_time_of_their_calls():
-    """The busiest comes first."""
-    rows = replica_balance(Tables.of({"engine_calls": CALLS}))
-
-    assert [("engine_1", 4.0), ("engine_0", 2.0)] == values(rows, "server", "total_s")
-
-
-def test_the_last_worker_is_named_with_its_distance_from_the_median():
-    """Busy is from the step's first request to the worker's last end."""
+def test_replicas_and_workers_are_compared_with_the_last_first():
+    """By the time of their calls; from the step's first request to a worker's last end."""
+    replicas = replica_balance(Tables.of({"engine_calls": CALLS}))
     requests = [
         row(end, name=name, validate=False, finished=True, request_id=name)
         for name, end in (("worker_0", 1.0), ("worker_1", 5.0), ("worker_2", 2.0))
     ]
+    workers = rollout_balance(Tables.of({"requests": requests}))
 
-    rows = rollout_balance(Tables.of({"requests": requests}))
-
+    assert [("engine_1", 4.0), ("engine_0", 2.0)] == values(replicas, "server total_s")
     assert [("worker_1", 5.0, 3.0), ("worker_2", 2.0, 0.0), ("worker_0", 1.0, -1.0)] == values(
-        rows, "name", "busy_s", "behind_s"
+        workers, "name busy_s behind_s"
     )
 
 
 def test_the_slowest_rank_of_each_piece_of_work_is_named():
     """Waste is what the other ranks wait for it."""
+    pieces = (("actor_0", 1.0), ("actor_1", 1.0), ("actor_2", 4.0), ("actor_0", 1.0))
     spans = [
         row(seconds, name=name, role="actor", event="update_actor", family="workers")
-        for name, seconds in (
-            ("actor_0", 1.0),
-            ("actor_1", 1.0),
-            ("actor_2", 4.0),
-            ("actor_0", 1.0),
-        )
+        for name, seconds in pieces
     ]
 
     (balance,) = rank_balance(Tables.of({"rank_spans": spans}))
 
-    assert (3, "actor_2", 4.0, 2.0, 1.0, 5.0) == tuple(
-        balance[key]
-        for key in ("ranks", "slowest", "slowest_s", "median_s", "fastest_s", "waste_s")
+    assert (3, "actor_2", 4.0, 2.0, 1.0, 5.0) == picked(
+        balance, "ranks slowest slowest_s median_s fastest_s waste_s"
     )
 
 
 def test_a_weight_sync_without_the_trainer_is_still_one():
     """What was not recorded is None."""
-    (sync,) = weight_sync(
-        Tables.of(
-            {
-                "rank_spans": [
-                    row(
-                        2.0, name="actor_0", role="actor", event="update_weights", family="weights"
-                    ),
-                    row(
-                        0.5,
-                        name="engine_0",
-                        role="engine",
-                        event="memory_release",
-                        family="weights",
-                    ),
-                ]
-            }
-        )
-    )
+    spans = [
+        row(2.0, name="actor_0", role="actor", event="update_weights", family="weights"),
+        row(0.5, name="engine_0", role="engine", event="memory_release", family="weights"),
+    ]
+    (sync,) = weight_sync(Tables.of({"rank_spans": spans}))
 
-    assert (None, 2.0, "actor_0", None, 0.5, None) == tuple(
-        sync[key]
-        for key in (
-            "trainer_s",
-            "slowest_rank_s",
-            "slowest_rank",
-            "transfer_s",
-            "release_s",
-            "resume_s",
-        )
+    assert (None, 2.0, "actor_0", None, 0.5, None) == picked(
+        sync, "trainer_s slowest_rank_s slowest_rank transfer_s release_s resume_s"
     )
 
 
 def test_transfers_sum_up_bytes_and_failures():
     """Calls that move no data have no size."""
-    rows = transfer_totals(
-        Tables.of(
-            {
-                "transfers": [
-                    row(1.0, role="agent_loop", event="tq_put", size_bytes=5, rows=1),
-                    row(
-                        3.0, role="agent_loop", event="tq_put", size_bytes=7, rows=2, status="error"
-                    ),
-                    row(0.5, role="trainer", event="tq_meta"),
-                ]
-            }
-        )
-    )
+    calls = [
+        row(1.0, role="agent_loop", event="tq_put", size_bytes=5, rows=1),
+        row(3.0, role="agent_loop", event="tq_put", size_bytes=7, rows=2, status="error"),
+        row(0.5, role="trainer", event="tq_meta"),
+    ]
+    rows = transfer_totals(Tables.of({"transfers": calls}))
 
     assert [("tq_put", 2, 1, 4.0, 12, 3), ("tq_meta", 1, 0, 0.5, None, None)] == values(
-        rows, "event", "calls", "failed", "total_s", "size_bytes", "rows"
+        rows, "event calls failed total_s size_bytes rows"
     )
 
 
 def test_the_worst_loop_comes_first():
     """With the moment of its longest stop."""
-    rows = loop_lags(
-        Tables.of(
-            {
-                "lags": [
-                    row(0.1, role="agent_loop", loop="main"),
-                    row(1.5, role="agent_loop", loop="main", begin_us=77),
-                    row(0.2, name="engine_0", role="engine", loop="main"),
-                ]
-            }
-        )
-    )
+    lags = [
+        row(0.1, role="agent_loop", loop="main"),
+        row(1.5, role="agent_loop", loop="main", begin_us=77),
+        row(0.2, name="engine_0", role="engine", loop="main"),
+    ]
+    rows = loop_lags(Tables.of({"lags": lags}))
 
     assert [("worker_0", 2, 1.5, 77), ("engine_0", 1, 0.2, 0)] == values(
-        rows, "name", "lags", "max_s", "worst_begin_us"
+        rows, "name lags max_s worst_begin_us"
     )
 
 
 def test_memory_peaks_name_where_and_leave_cpus_out():
     """On a CPU verl reports 1 byte of 1 on a CPU: that is no memory."""
     readings = [
-        {
-            "run": "r",
-            "step": 1,
-            "name": name,
-            "role": "actor",
-            "at": at,
-            "end_us": 1,
-            "used_bytes": used,
-            "total_bytes": total,
-        }
+        {"run": "r", "step": 1, "name": name, "role": "actor", "at": at, "end_us": 1}
+        | {"used_bytes": used, "total_bytes": total}
         for name, at, used, total in (
             ("actor_0", "before", 10, 80),
             ("actor_1", "after", 30, 80),
@@ -237,45 +154,23 @@ def test_memory_peaks_name_where_and_leave_cpus_out():
 
     rows = memory_peaks(Tables.of({"memory": readings}))
 
-    assert [("actor_1", "after", 30, 2)] == values(rows, "name", "at", "used_bytes", "readings")
+    assert [("actor_1", "after", 30, 2)] == values(rows, "name at used_bytes readings")
 
 
 def test_the_cost_is_that_of_the_costliest_process():
     """Processes run beside each other: the slowest one's share is what a step can lose."""
-    tables = Tables.of(
-        {
-            "steps": [
-                {
-                    "run": "r",
-                    "step": 1,
-                    "finished": True,
-                    "begin_us": 0,
-                    "end_us": 10 * SECOND,
-                    "duration_us": 10 * SECOND,
-                }
-            ],
-            "costs": [
-                {
-                    "run": "r",
-                    "step": 1,
-                    "name": name,
-                    "events": 10,
-                    "size_bytes": 100,
-                    "dropped": 0,
-                    "wrapper_s": cost,
-                    "wrapper_cpu_s": cost / 2,
-                    "writer_s": 0.1,
-                }
-                for name, cost in (("worker_0", 0.001), ("worker_0", 0.001), ("worker_1", 0.0015))
-            ],
-        }
-    )
+    own = {"run": "r", "step": 1, "events": 10, "size_bytes": 100, "dropped": 0, "writer_s": 0.1}
+    costs = [
+        {**own, "name": name, "wrapper_s": cost, "wrapper_cpu_s": cost / 2}
+        for name, cost in (("worker_0", 0.001), ("worker_0", 0.001), ("worker_1", 0.0015))
+    ]
 
-    (cost,) = profiler_cost(tables)
+    step = row(10.0, finished=True)
+    del step["name"]
 
-    assert (2, 30, "worker_0", 0.002) == tuple(
-        cost[key] for key in ("processes", "events", "costliest", "costliest_s")
-    )
+    (cost,) = profiler_cost(Tables.of({"steps": [step], "costs": costs}))
+
+    assert (2, 30, "worker_0", 0.002) == picked(cost, "processes events costliest costliest_s")
     assert 0.0002 == pytest.approx(cost["share"])
     assert 0.001 == pytest.approx(cost["costliest_cpu_s"])
     assert (0.00175, None) == (pytest.approx(cost["wrapper_cpu_s"]), cost["writer_cpu_s"])

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from picked import picked
 
 from verl_profiler.analysis import (
     request_parts,
@@ -22,41 +23,22 @@ from verl_profiler.reading.tables.tables import Tables
 SECOND = 1_000_000
 
 
+WHO = {"run": "r", "step": 1, "name": "worker_0", "validate": False}
+
+
 def request(number, duration_s, **more):
-    finished = duration_s is not None
-    return {
-        "run": "r",
-        "step": 1,
-        "name": "worker_0",
-        "validate": False,
-        "request_id": f"q{number}",
-        "finished": finished,
-        "begin_us": 0,
-        "turns": 1,
-        "end_us": round(duration_s * SECOND) if finished else None,
-        "duration_us": round(duration_s * SECOND) if finished else None,
-        "status": None if finished else "unfinished",
-        **more,
-    }
+    end_us = None if duration_s is None else round(duration_s * SECOND)
+    times = {"begin_us": 0, "end_us": end_us, "duration_us": end_us, "finished": end_us is not None}
+    status = None if times["finished"] else "unfinished"
+    return {**WHO, "request_id": f"q{number}", "turns": 1, "status": status, **times, **more}
 
 
 def call(number, event, duration_s, turn, *, begin_s=0.0, tool=None):
     begin, length = round(begin_s * SECOND), round(duration_s * SECOND)
-    return {
-        "run": "r",
-        "step": 1,
-        "name": "worker_0",
-        "validate": False,
-        "request_id": f"q{number}",
-        "event": event,
-        "family": "rollout",
-        "role": "agent_loop",
-        "turn": turn,
-        "begin_us": begin,
-        "end_us": begin + length,
-        "duration_us": length,
-        "extra": None if tool is None else {"tool": tool},
-    }
+    times = {"begin_us": begin, "end_us": begin + length, "duration_us": length}
+    about = {"event": event, "family": "rollout", "role": "agent_loop", "turn": turn}
+    extra = None if tool is None else {"tool": tool}
+    return {**WHO, "request_id": f"q{number}", **about, **times, "extra": extra}
 
 
 def test_percentiles_are_of_finished_requests():
@@ -74,11 +56,10 @@ def test_percentiles_are_of_finished_requests():
 
     train, validation = request_times(tables)
 
-    assert (3, 1, 1, 2.0, 2.0, 3.0, 4) == tuple(
-        train[key]
-        for key in ("requests", "unfinished", "failed", "mean_s", "p50_s", "max_s", "max_turns")
+    assert (3, 1, 1, 2.0, 2.0, 3.0, 4) == picked(
+        train, "requests unfinished failed mean_s p50_s max_s max_turns"
     )
-    assert (1, 50.0, None) == tuple(validation[key] for key in ("requests", "p50_s", "p999_s"))
+    assert (1, 50.0, None) == picked(validation, "requests p50_s p999_s")
 
 
 def test_parts_add_up_to_the_whole_and_what_was_not_recorded_is_left_out():
@@ -116,26 +97,18 @@ def test_the_slowest_are_the_slowest_and_say_what_took_longest():
     rows = slowest_requests(tables, count=2)
 
     assert [("q1", 5.0, "calc", 2, 3.5), ("q2", 3.0, "engine", 1, 2.0)] == [
-        tuple(
-            row[key] for key in ("request_id", "duration_s", "longest", "longest_turn", "longest_s")
-        )
-        for row in rows
+        picked(row, "request_id duration_s longest longest_turn longest_s") for row in rows
     ]
 
 
-def test_tools_that_were_only_recorded_together_are_named_tool():
-    """The original logger has no events of single calls."""
+def test_the_longest_call_may_be_of_all_tools_together_or_unknown():
+    """The original logger has no events of single calls; a request without calls is slow all the same."""
     events = [call(0, "tool_execution", 0.5, 1)]
-    (row,) = slowest_requests(Tables.of({"requests": [request(0, 1.0)], "events": events}))
+    (together,) = slowest_requests(Tables.of({"requests": [request(0, 1.0)], "events": events}))
+    (unknown,) = slowest_requests(Tables.of({"requests": [request(0, 1.0)]}))
 
-    assert ("tool", 1, 0.5) == (row["longest"], row["longest_turn"], row["longest_s"])
-
-
-def test_a_request_without_calls_is_slow_all_the_same():
-    """Its longest call is not known."""
-    (row,) = slowest_requests(Tables.of({"requests": [request(0, 1.0)]}))
-
-    assert ("q0", None, None) == (row["request_id"], row["longest"], row["longest_s"])
+    assert ("tool", 1, 0.5) == picked(together, "longest longest_turn longest_s")
+    assert ("q0", None, None) == picked(unknown, "request_id longest longest_s")
 
 
 def test_turns_are_counted_by_request():
@@ -150,49 +123,29 @@ def test_turns_are_counted_by_request():
     assert 1.0 == pytest.approx(sum(row["share"] for row in rows))
 
 
-def test_parallel_calls_show_as_overlap():
-    """An agent loop that calls twice at once has parts longer than the whole, and that is said."""
+def test_parallel_calls_show_as_overlap_and_a_reward_inside_postprocess_is_counted_once():
+    """An agent loop that calls twice at once; verl scores inside its post-processing, or did it before."""
     ended = call(0, "request", 1.0, None)
-    tables = Tables.of(
-        {"events": [ended, call(0, "engine_call", 0.9, 0), call(0, "engine_call", 0.8, 0)]}
-    )
-
-    (row,) = tables.rows("SELECT duration_us, engine_us, other_us, overlap_us FROM requests")
-
-    assert (1_000_000, 1_700_000, 0, 700_000) == tuple(row.values())
-
-
-def test_reward_inside_postprocess_is_counted_once():
-    """Today verl scores inside its post-processing; the original logger did it before."""
-    tables = Tables.of(
-        {
-            "events": [
-                call(0, "request", 1.0, None),
-                call(0, "postprocess", 0.4, None, begin_s=0.5),
-                call(0, "reward", 0.3, None, begin_s=0.55),
-            ]
-        }
-    )
-
-    (row,) = tables.rows("SELECT postprocess_us, reward_us, other_us FROM requests")
-
-    assert (100_000, 300_000, 600_000) == tuple(row.values())
-
-
-def requests(durations_s, *, step=1, name="worker_0", validate=False):
-    return [
-        {
-            "run": "r",
-            "step": step,
-            "name": name,
-            "validate": validate,
-            "request_id": f"{step}-{name}-{validate}-{number}",
-            "finished": duration_s is not None,
-            "begin_us": 0,
-            "duration_us": None if duration_s is None else round(duration_s * 1e6),
-        }
-        for number, duration_s in enumerate(durations_s)
+    parallel = [ended, call(0, "engine_call", 0.9, 0), call(0, "engine_call", 0.8, 0)]
+    scored = [
+        ended,
+        call(0, "postprocess", 0.4, None, begin_s=0.5),
+        call(0, "reward", 0.3, None, begin_s=0.55),
     ]
+
+    one, two = (
+        Tables.of({"events": events}).rows("SELECT * FROM requests")[0]
+        for events in (parallel, scored)
+    )
+
+    assert (1_000_000, 1_700_000, 0, 700_000) == picked(
+        one, "duration_us engine_us other_us overlap_us"
+    )
+    assert (100_000, 300_000, 600_000) == picked(two, "postprocess_us reward_us other_us")
+
+
+def requests(durations_s, **more):
+    return [request(number, duration_s, **more) for number, duration_s in enumerate(durations_s)]
 
 
 def test_the_curve_has_a_point_for_each_request():
@@ -230,6 +183,7 @@ def test_percentiles_interpolate_and_leave_unfinished_ones_out():
 
     assert [(50.0, 5.0), (90.0, 9.0)] == [(row["percentile"], row["duration_s"]) for row in rows]
     assert {(11, 1, 5.0)} == {(r["requests"], r["unfinished"], r["mean_s"]) for r in rows}
+    assert [] == request_percentiles(tables, percentiles=())
 
 
 def test_a_worker_is_chosen_by_its_rank():
@@ -243,11 +197,6 @@ def test_a_worker_is_chosen_by_its_rank():
     found = request_duration_cdf(Tables.of({"requests": rows}), worker=1)
 
     assert [1.0, 3.0] == [row["duration_s"] for row in found if row["step"] == 1]
-
-
-def test_no_percentiles_are_no_rows():
-    """Nothing asked, nothing answered."""
-    assert [] == request_percentiles(Tables.of({"requests": requests([1])}), percentiles=())
 
 
 def served(span, request_id, turn, begin, *, name="engine_0", step=1, times=(0.5, 0.5, 1.0)):
@@ -294,19 +243,9 @@ def test_the_engines_parts_are_shown_when_every_call_has_them(tables, conversati
     (row,) = request_breakdown(tables(both))
     (half,) = request_breakdown(tables(both[:-1]))
 
-    assert (5.0, 0.5, 1.0, 2.0, 1.5) == (
-        row["engine_s"],
-        row["queue_s"],
-        row["prefill_s"],
-        row["decode_s"],
-        row["outside_s"],
-    )
-    assert (5.0, None, None, None, None) == (
-        half["engine_s"],
-        half["queue_s"],
-        half["prefill_s"],
-        half["decode_s"],
-        half["outside_s"],
+    assert (5.0, 0.5, 1.0, 2.0, 1.5) == picked(row, "engine_s queue_s prefill_s decode_s outside_s")
+    assert (5.0, None, None, None, None) == picked(
+        half, "engine_s queue_s prefill_s decode_s outside_s"
     )
 
 
@@ -339,12 +278,7 @@ def test_the_timeline_is_in_order_with_the_engines_side(tables, conversation, sp
     assert ["request", "agent_loop", "prompt_build", "turn", "engine_call", "engine_request"] == [
         row["event"] for row in rows[:6]
     ]
-    assert ("engine_0", 1.1, 20, 0.5) == (
-        rows[5]["name"],
-        rows[5]["begin_s"],
-        rows[5]["tokens"],
-        rows[5]["queue_s"],
-    )
+    assert ("engine_0", 1.1, 20, 0.5) == picked(rows[5], "name begin_s tokens queue_s")
     assert ["search", "calc"] == [r["what"] for r in rows if r["event"] == "tool_call"]
     assert 9.5 == rows[-2]["end_s"]
 
@@ -380,16 +314,9 @@ def test_turns_by_index(tables, conversation):
 
     first, second = turn_times(tables(events))
 
-    assert (0, 2, 15.0, 7.5, 10.0) == tuple(
-        first[key] for key in ("turn", "turns", "total_s", "mean_s", "max_s")
-    )
+    assert (0, 2, 15.0, 7.5, 10.0) == picked(first, "turn turns total_s mean_s max_s")
     assert (4.5, 3.0, 0.0) == (first["engine_s"], first["tool_s"], first["other_s"])
-    assert (1, 3.0, 3.0, 0.0) == (
-        second["turn"],
-        second["mean_s"],
-        second["engine_s"],
-        second["tool_s"],
-    )
+    assert (1, 3.0, 3.0, 0.0) == picked(second, "turn mean_s engine_s tool_s")
     assert [15 / 21, 6 / 21] == pytest.approx([first["share"], second["share"]])
     assert (30 / 3 * 2, 10.0) == (first["response_tokens"], second["response_tokens"])
 

@@ -1,12 +1,13 @@
 """The same metric of one run is the same number wherever it is shown, and that of the raw lines."""
 
+import functools
 import json
-from datetime import datetime
 
 import pytest
 from cached_runs import REHEARSED, SMALL
 
 from verl_profiler.__main__ import main
+from verl_profiler.analysis import request_times
 from verl_profiler.analysis.engine import token_rates
 from verl_profiler.analysis.steps import step_durations
 from verl_profiler.reading.reader import load
@@ -19,57 +20,17 @@ def run(request):
     return {"rehearsal_run": REHEARSED, "small_run": SMALL}[request.param]
 
 
-def micros(moment):
-    """Return a line's timestamp as microseconds, without floating-point loss."""
-    at = datetime.fromisoformat(moment)
-    return int(at.timestamp()) * 10**6 + at.microsecond
-
-
-def lines_of(run):
-    """Return every line: step, process, the line, begin and end in microseconds."""
-    found = []
-    for path in sorted(run.glob("step_*/*.jsonl")):
-        for text in path.read_text().splitlines():
-            line = json.loads(text)
-            end = micros(line["timestamp"])
-            begin = end - round((line.get("duration_sec") or 0) * 1e6)
-            found.append((line.get("step"), path.stem, line, begin, end))
-    return found
-
-
+@functools.cache
 def truth_of(run):
-    """Return the metrics of each finished step, by a few lines over the raw events."""
-    lines = lines_of(run)
-    truth = {}
-    for step, name, line, begin, end in lines:
-        if name == "trainer_0" and line["event"] == "step":
-            truth[step] = {"step": (end - begin) / 1e6}
-    for step, metrics in truth.items():
-        own = [each for each in lines if each[0] == step]
-        metrics["gen"] = (
-            sum(end - begin for _, name, line, begin, end in own
-                if name == "trainer_0" and line["event"] == "gen") / 1e6
-        )  # fmt: skip
-        trained = [
-            each for each in own
-            if each[1].startswith("worker_") and not (each[2].get("extra") or {}).get("validate")
-        ]  # fmt: skip
-        requests = [line for _, _, line, _, _ in trained if line["event"] == "request"]
-        calls = [each for each in trained if each[2]["event"] == "engine_call"]
-        generated = sum(line["extra"]["response_tokens"] for _, _, line, _, _ in calls)
-        whole = sum(line["extra"]["response_tokens"] for line in requests)
-        at, busy = 0, 0
-        for begin, end in sorted((begin, end) for *_, begin, end in calls):
-            busy += max(end - max(begin, at), 0)
-            at = max(at, end)
-        metrics |= {
-            "requests": len(requests),
-            "generated_tokens": generated,
-            "tool_tokens": whole - generated,
-            "generated_tokens_per_s": generated / metrics["step"],
-            "engine_tokens_per_s": generated / (busy / 1e6),
-        }
-    return truth
+    """Return the metrics of each finished step, from tables that test_raw_lines.py holds to the lines."""
+    with load(run) as opened:
+        steps, rates = step_durations(opened.tables), token_rates(opened.tables)
+        requests = request_times(opened.tables)
+    found = by_step(steps, step="step_s", gen="gen_s")
+    for rows, columns in ((rates, RATES), (requests, ("requests", *TOKENS))):
+        for step, metrics in by_step(rows, **{name: name for name in columns}).items():
+            found.get(step, {}).update(metrics)
+    return {step: metrics for step, metrics in found.items() if metrics["step"] is not None}
 
 
 def same(shown, truth, names, digits=None):
@@ -163,23 +124,17 @@ def test_diff(run, capsys):
     same(shown, truth, names)
 
 
-def test_plots(run):
-    """The tables that the plots draw."""
-    truth = truth_of(run)
-    with load(run) as opened:
-        rates, lengths = token_rates(opened.tables), step_durations(opened.tables)
-
-    shown = by_step(rates, generated_tokens="generated_tokens", **{name: name for name in RATES})
-    same(shown, truth, ("generated_tokens", *RATES))
-    same(by_step(lengths, step="step_s", gen="gen_s"), truth, ("step", "gen"))
-
-
 @pytest.mark.parametrize("run", ["rehearsal_run"], indirect=True)
 def test_timing(run, capsys, tmp_path):
     """verl's own numbers stay verl's: `timing` repeats what verl logged for each step."""
+    lines = [
+        json.loads(text)
+        for path in sorted(run.glob("step_*/*.jsonl"))
+        for text in path.read_text().splitlines()
+    ]
     logged = {
-        step: line["extra"]["metrics"]
-        for step, _, line, _, _ in lines_of(run)
+        line["step"]: line["extra"]["metrics"]
+        for line in lines
         if line["event"] == "metrics" and "timing_s/step" in line["extra"]["metrics"]
     }
     assert logged

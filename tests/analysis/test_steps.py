@@ -5,6 +5,7 @@ import random
 from datetime import datetime, timezone
 
 import pytest
+from picked import picked
 
 from verl_profiler.analysis import (
     bubble_ledger,
@@ -21,32 +22,15 @@ SECOND = 1_000_000
 
 
 def span(event, begin, end, *, name="trainer_0", role="trainer", family="trainer", step=1, **more):
-    return {
-        "run": "r",
-        "name": name,
-        "role": role,
-        "event": event,
-        "family": family,
-        "step": step,
-        "begin_us": begin * SECOND,
-        "end_us": end * SECOND,
-        "duration_us": (end - begin) * SECOND,
-        "validate": False,
-        **more,
-    }
+    times = {"begin_us": begin * SECOND, "end_us": end * SECOND}
+    times["duration_us"] = times["end_us"] - times["begin_us"]
+    own = {"run": "r", "name": name, "role": role, "event": event, "family": family, "step": step}
+    return {**own, **times, "validate": False, **more}
 
 
-def request(begin, end, number, *, validate=False, step=1):
-    return span(
-        "request",
-        begin,
-        end,
-        name="worker_0",
-        role="agent_loop",
-        family="rollout",
-        step=step,
-        request_id=f"q{number}",
-    ) | {"validate": validate}
+def request(begin, end, number, **more):
+    about = {"name": "worker_0", "role": "agent_loop", "family": "rollout"}
+    return span("request", begin, end, **about, request_id=f"q{number}", **more)
 
 
 STEP = [
@@ -83,28 +67,17 @@ def test_a_step_names_its_gen_its_validation_and_the_way_to_the_next():
 
     first, second = step_times(tables)
 
-    assert (10.0, 6.0, 2.0, 13.0) == tuple(
-        first[key] for key in ("duration_s", "gen_s", "testing_s", "to_next_s")
-    )
-    assert (7.0, None, None, None) == tuple(
-        second[key] for key in ("duration_s", "gen_s", "testing_s", "to_next_s")
-    )
+    assert (10.0, 6.0, 2.0, 13.0) == picked(first, "duration_s gen_s testing_s to_next_s")
+    assert (7.0, None, None, None) == picked(second, "duration_s gen_s testing_s to_next_s")
 
 
-def test_a_step_without_an_end_has_no_duration():
-    """What was seen of it is said apart."""
+def test_a_step_without_an_end_has_no_duration_and_its_phases_no_share():
+    """What was seen of it is said apart; there is no whole to take a share of."""
     (row,) = step_times(Tables.of({"events": STEP[1:4]}))
+    (phase,) = step_phases(Tables.of({"events": STEP[1:2]}))
 
-    assert (False, None, 9.0, None) == tuple(
-        row[key] for key in ("finished", "duration_s", "seen_s", "unaccounted_s")
-    )
-
-
-def test_the_phases_of_an_unfinished_step_have_no_share():
-    """There is no whole to take a share of."""
-    rows = step_phases(Tables.of({"events": STEP[1:2]}))
-
-    assert [("gen", 6.0, None)] == [(row["phase"], row["duration_s"], row["share"]) for row in rows]
+    assert (False, None, 9.0, None) == picked(row, "finished duration_s seen_s unaccounted_s")
+    assert ("gen", 6.0, None) == picked(phase, "phase duration_s share")
 
 
 def test_stray_events_make_no_step():
@@ -122,8 +95,8 @@ def test_the_tail_is_measured_from_when_most_requests_had_ended():
 
     (row,) = step_tail(Tables.of({"events": [*STEP, *requests, late], "processes": processes}))
 
-    assert (10, 3.0, None, 4.0, 2.0) == tuple(
-        row[key] for key in ("requests", "after_p80_s", "after_p95_s", "spread_s", "poll_s")
+    assert (10, 3.0, None, 4.0, 2.0) == picked(
+        row, "requests after_p80_s after_p95_s spread_s poll_s"
     )
 
 
@@ -291,10 +264,7 @@ def test_the_trend_is_the_median_slope(span, tables):
     assert trends["gen"]["rising"] > 0.9
     assert trends["training"]["slope_s_per_step"] == 0
     assert trends["training"]["rising"] == 0.5
-
-
-def test_two_steps_are_no_trend(span, tables):
-    """A line goes through any two points."""
+    # A line goes through any two points.
     assert [] == step_trend(tables(run(span, [4, 5])))
 
 
@@ -311,27 +281,11 @@ def test_a_validation_by_its_requests_and_timer(tables, conversation, span):
     ]
 
     (row,) = validation_times(tables(events))
-
-    assert (1, 2, 15.0, 10.0, 7.5, 10.0, 2.0, 60, 0.5, 0.375) == tuple(
-        row[key]
-        for key in (
-            "step",
-            "requests",
-            "testing_s",
-            "rollout_s",
-            "mean_s",
-            "max_s",
-            "turns",
-            "generated_tokens",
-            "reward",
-            "share",
-        )
-    )
-
-
-def test_a_step_without_validation_has_no_row(tables, conversation):
-    """Training alone is not a validation."""
     assert [] == validation_times(tables(conversation()))
+
+    assert (1, 2, 15.0, 10.0, 7.5, 10.0, 2.0, 60, 0.5, 0.375) == picked(
+        row, "step requests testing_s rollout_s mean_s max_s turns generated_tokens reward share"
+    )
 
 
 @pytest.mark.parametrize(("probes", "requests"), [(("timer",), None), (("timer", "request"), 0)])

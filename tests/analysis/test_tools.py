@@ -1,6 +1,7 @@
 """Tools, rewards, and the time that scoring took."""
 
 import pytest
+from picked import picked
 
 from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies
 
@@ -18,17 +19,13 @@ def test_tools_by_time(tables, conversation, span):
 
     search, calc = tool_latencies(tables(events))
 
-    assert ("search", 2, 0, None, 6.0) == tuple(
-        search[key] for key in ("tool", "calls", "failed", "errors", "total_s")
-    )
-    assert ("calc", 4, 2, 0.5, "KeyError 1, cancelled 1", 5.0) == tuple(
-        calc[key] for key in ("tool", "calls", "failed", "failed_share", "errors", "total_s")
+    assert ("search", 2, 0, None, 6.0) == picked(search, "tool calls failed errors total_s")
+    assert ("calc", 4, 2, 0.5, "KeyError 1, cancelled 1", 5.0) == picked(
+        calc, "tool calls failed failed_share errors total_s"
     )
     assert [6 / 11, 5 / 11] == pytest.approx([search["share"], calc["share"]])
     assert 6 / 30 == pytest.approx(search["requests_share"])
-    assert (2, "b", 4.0, 3.0) == tuple(
-        search[key] for key in ("slowest_step", "slowest_request_id", "max_s", "p50_s")
-    )
+    assert (2, "b", 4.0, 3.0) == picked(search, "slowest_step slowest_request_id max_s p50_s")
 
 
 def test_a_tool_without_a_name_is_shown(tables, span):
@@ -85,9 +82,7 @@ def test_rewards_of_a_step(tables, conversation, span):
 
     (row,) = rewards(tables(events))
 
-    assert (2, 1, 0.5, 0.5, 0.5) == tuple(
-        row[key] for key in ("requests", "scored", "mean", "lowest", "highest")
-    )
+    assert (2, 1, 0.5, 0.5, 0.5) == picked(row, "requests scored mean lowest highest")
 
 
 def test_scores_of_validation_are_told_by_their_requests(rehearsed):

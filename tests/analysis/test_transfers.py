@@ -1,5 +1,7 @@
 """TransferQueue calls: bytes, time, and time in which any was under way."""
 
+from picked import picked
+
 from verl_profiler.analysis.transfers import transfer_totals, weight_transfers
 
 
@@ -15,8 +17,8 @@ def test_calls_of_a_role_are_summed_by_kind(span, tables):
 
     meta, put = sorted(transfer_totals(tables(events)), key=lambda row: row["event"])
 
-    assert ("agent_loop", 3, 1, 5.0, 2.0, 150) == tuple(
-        put[key] for key in ("role", "calls", "failed", "total_s", "max_s", "size_bytes")
+    assert ("agent_loop", 3, 1, 5.0, 2.0, 150) == picked(
+        put, "role calls failed total_s max_s size_bytes"
     )
     assert ("trainer", 1.0, None) == (meta["role"], meta["total_s"], meta["size_bytes"])
 
@@ -42,8 +44,7 @@ def test_ranks_wait_for_the_last_to_take_part_in_a_bucket(span, tables):
     rows = {(row["name"], row["way"]): row for row in weight_transfers(tables(events, shuffled=3))}
 
     found = {
-        key: tuple(row[name] for name in ("total_s", "moving_s", "waited_s", "caused_wait_s"))
-        for key, row in rows.items()
+        key: picked(row, "total_s moving_s waited_s caused_wait_s") for key, row in rows.items()
     }
     assert {
         ("actor_0", "send"): (7.0, 2.0, 2.0, 4.0),
@@ -71,9 +72,7 @@ def test_buckets_that_share_a_line_move_as_long_as_they_took_together(span, tabl
 
     (row,) = weight_transfers(tables(events))
 
-    assert (4.0, 0.0, 0.0, 150.0) == tuple(
-        row[name] for name in ("moving_s", "waited_s", "caused_wait_s", "bytes_per_s")
-    )
+    assert (4.0, 0.0, 0.0, 150.0) == picked(row, "moving_s waited_s caused_wait_s bytes_per_s")
 
 
 def test_an_engine_without_buckets_has_the_speed_of_the_whole(span, tables):
@@ -85,7 +84,5 @@ def test_an_engine_without_buckets_has_the_speed_of_the_whole(span, tables):
 
     sender, receiver = weight_transfers(tables(events))
 
-    assert (150.0, None, None, None) == tuple(
-        receiver[name] for name in ("bytes_per_s", "moving_s", "waited_s", "buckets")
-    )
+    assert (150.0, None, None, None) == picked(receiver, "bytes_per_s moving_s waited_s buckets")
     assert (None, None) == (sender["bytes_per_s"], sender["size_bytes"])
