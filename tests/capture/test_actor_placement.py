@@ -27,12 +27,14 @@ PLAN = Plan(
 
 
 def test_a_captured_actor_gets_its_own_options():
-    """And a PATH on which `python` is the interpreter that has Ray."""
+    """And a PATH on which `python` is the interpreter that has Ray; the user's own variables stay."""
     made = runtime_env_for(PLAN, PLAN.of("engine", 0), {"env_vars": {"RANK": "0"}})
+    own = runtime_env_for(PLAN, PLAN.of("tq_storage", None), {"env_vars": {"PATH": "/mine"}})
 
     assert OPTIONS == made["_nsight"]
     assert "0" == made["env_vars"]["RANK"]
     assert f"{os.path.dirname(sys.executable)}:${{PATH}}" == made["env_vars"]["PATH"]
+    assert "/mine" == own["env_vars"]["PATH"]
 
 
 def test_an_actor_that_is_not_captured_inherits_nothing(monkeypatch):
@@ -59,13 +61,6 @@ def test_verls_own_wrapping_is_replaced():
 
     assert made["_nsight"] is None
     assert {"RANK": "1"} == made["env_vars"]
-
-
-def test_other_entries_stay():
-    """For example the user's own variables."""
-    made = runtime_env_for(PLAN, PLAN.of("tq_storage", None), {"env_vars": {"PATH": "/mine"}})
-
-    assert "/mine" == made["env_vars"]["PATH"]
 
 
 def test_a_failed_check_is_passed_on_to_children():

@@ -11,11 +11,12 @@ from dataclasses import asdict
 
 import msgspec
 import pytest
+from picked import picked
 
 from verl_profiler import plugin
 from verl_profiler.capture import gather, node_copy
 from verl_profiler.capture.file_modes import umask
-from verl_profiler.capture.gather import account, collect
+from verl_profiler.capture.gather import collect
 from verl_profiler.capture.journal import read_journals
 from verl_profiler.capture.plan import Plan
 from verl_profiler.cli import main
@@ -39,17 +40,8 @@ def run(tmp_path):
 def journal(run, *steps, role="actor", rank=0, pid=11, ended=True, tool="nsys", silent=False):
     lines = []
     for number, step in enumerate(steps, 1):
-        line = {
-            "capture": number,
-            "role": role,
-            "rank": rank,
-            "host": "h1",
-            "pid": pid,
-            "step": step,
-            "task": None,
-            "tool": tool,
-            "silent": silent,
-        }
+        line = {"capture": number, "role": role, "rank": rank, "host": "h1", "pid": pid}
+        line |= {"step": step, "task": None, "tool": tool, "silent": silent}
         lines.append({**line, "begin_ns": number * 1000})
         if ended or number < len(steps):
             lines.append({**line, "end_ns": number * 1000 + 500})
@@ -66,134 +58,90 @@ def files(run):
 
 
 def test_reports_are_named_by_role_rank_and_step(run):
-    """nsys only numbers them; the journal has the step of the k-th one."""
-    journal(run, 2, 5)
-    report(run, "actor_h1_11.1.nsys-rep")
-    report(run, "actor_h1_11.2.nsys-rep")
+    """nsys only numbers them; the journal has the step of the k-th one, and may have no rank."""
+    journal(run, 2, 5, 5)
+    journal(run, 2, role="tq_storage", rank=None, pid=12)
+    for number in (1, 2, 3):
+        report(run, f"actor_h1_11.{number}.nsys-rep")
+    report(run, "tq_storage_h1_12.nsys-rep")
     found = collect(run)
 
-    assert [
-        "actor_0.step2.json",
-        "actor_0.step2.nsys-rep",
-        "actor_0.step5.json",
-        "actor_0.step5.nsys-rep",
-        "captures.json",
-    ] == files(run)
-    assert [(2, "actor_0.step2.nsys-rep", ""), (5, "actor_0.step5.nsys-rep", "")] == [
-        (capture.step, capture.file, capture.problem) for capture in found
-    ]
+    names = ["actor_0.step2", "actor_0.step5.2", "actor_0.step5", "tq_storage_h1_12.step2"]
+    expected = [f"{name}.{end}" for name in names for end in ("json", "nsys-rep")]
+    assert [*sorted([*expected, "captures.json"])] == files(run)
+    assert {(2, names[0]), (5, names[1]), (5, names[2]), (2, names[3])} == {
+        (capture.step, capture.file.removesuffix(".nsys-rep")) for capture in found
+    }
+    assert {""} == {capture.problem for capture in found}
     metadata = json.loads((run / "nsight" / "actor_0.step5.json").read_text())
-    assert ("h1", 11, 5, 2000, 2500, 6) == tuple(
-        metadata[key] for key in ("host", "pid", "step", "begin_ns", "end_ns", "size_bytes")
+    assert ("h1", 11, 5, 2000, 2500, 6) == picked(
+        metadata, "host pid step begin_ns end_ns size_bytes"
     )
-
-
-def test_collecting_again_changes_nothing(run):
-    """After the run did it, or on each node of a run without a shared disk."""
-    journal(run, 2)
-    report(run, "actor_h1_11.nsys-rep")
-    first = collect(run)
+    # Again, after the run did it, or on each node of a run without a shared disk.
     before = {path: path.read_bytes() for path in (run / "nsight").glob("*.*")}
-
-    assert first == collect(run)
+    assert found == collect(run)
     assert before == {path: path.read_bytes() for path in (run / "nsight").glob("*.*")}
 
 
-def test_several_captures_of_a_step_are_numbered(run):
-    """With one capture per task."""
-    journal(run, 2, 2)
-    report(run, "actor_h1_11.1.nsys-rep")
-    report(run, "actor_h1_11.2.nsys-rep")
-    collect(run)
-
-    assert {"actor_0.step2.nsys-rep", "actor_0.step2.2.nsys-rep"} <= set(files(run))
-
-
-def test_a_process_without_a_rank_is_named_by_host_and_pid(run):
-    """TransferQueue's actors."""
-    journal(run, 2, role="tq_storage", rank=None)
-    report(run, "tq_storage_h1_11.nsys-rep")
-
-    assert "tq_storage_h1_11.step2.nsys-rep" == collect(run)[0].file
-
-
 @pytest.mark.parametrize(
-    ("facts", "raw", "cause"),
+    ("facts", "raw", "causes"),
     [
-        ({"ended": False}, [], "died in step 2"),
-        ({"silent": True}, [], "record no range together"),
-        ({}, [], "nsys wrote nothing"),
-        ({}, ["actor_h1_11.qdstrm"], "still writing"),
-        ({}, ["actor_h1_11.1.nsys-rep"], ""),
+        ({"ended": False}, {}, ["died in step 2"]),
+        ({"silent": True}, {}, ["record no range together"]),
+        ({}, {}, ["nsys wrote nothing"]),
+        ({}, {"actor_h1_11.qdstrm": b"report"}, ["still writing"]),
+        ({}, {"actor_h1_11.1.nsys-rep": b"report"}, [""]),
+        # A full disk leaves one.
+        ({}, {"actor_h1_11.nsys-rep": b""}, ["empty"]),
+        # nsys ended after the first capture, without any message: a count that was too small.
+        ({"steps": (2, 5)}, {"actor_h1_11.nsys-rep": b"report"}, ["", "capture-range-end"]),
+        # For example of a process that only passes messages on.
+        (
+            {"tool": "torch"},
+            {
+                "actor_h1_11.1.json.gz": gzip.compress(
+                    b'{"traceEvents": [{"ph": "X", "cat": "Trace"}]}'
+                )
+            },
+            ["ran no operation of torch"],
+        ),
+        # Its process died before its first line, or the journal is on another machine.
+        ({"steps": ()}, {"engine_h1_9.1.nsys-rep": b"report"}, ["no journal lists"]),
     ],
 )
-def test_what_is_missing_has_a_cause(run, facts, raw, cause):
+def test_what_is_missing_has_a_cause(run, facts, raw, causes):
     """So that the next run has it."""
-    journal(run, 2, **facts)
-    for name in raw:
-        report(run, name)
-    (found,) = collect(run)
+    facts = dict(facts)
+    journal(run, *facts.pop("steps", (2,)), **facts)
+    for name, content in raw.items():
+        report(run, name, content)
 
-    assert (cause == "") == (found.problem == "")
-    assert cause in found.problem
-
-
-def test_a_count_that_was_too_small_is_recognized(run):
-    """nsys ended after the first capture, without any message."""
-    journal(run, 2, 5)
-    report(run, "actor_h1_11.nsys-rep")
-
-    assert ["", True] == [
-        capture.problem and "capture-range-end" in capture.problem for capture in collect(run)
-    ]
-
-
-def test_an_empty_report_is_named(run):
-    """A full disk leaves one."""
-    journal(run, 2)
-    report(run, "actor_h1_11.nsys-rep", b"")
-
-    assert "empty" in collect(run)[0].problem
-
-
-def test_traces_of_verls_own_torch_profiler_are_placed_by_their_names(run):
-    """Workers write them themselves, without a journal."""
-    name = "actor_train_step3_rank1-of-2_dp1_pid77_20261121170000000.json.gz"
-    report(run, name)
-    (found,) = collect(run)
-
-    assert ("actor_1.step3.json.gz", "actor", 1, 3, 77, "") == (
-        found.file,
-        found.role,
-        found.rank,
-        found.step,
-        found.pid,
-        found.problem,
+    for capture, cause in zip(collect(run), causes, strict=True):
+        assert (cause == "") == (capture.problem == "")
+        assert cause in capture.problem
+    assert (run / "nsight" / "raw" / "engine_h1_9.1.nsys-rep").exists() == (
+        "engine_h1_9.1.nsys-rep" in raw
     )
 
 
-def test_traces_of_sglangs_schedulers_are_placed_by_the_time_in_their_names(run):
-    """With profile_discrete verl lets them trace themselves, into folders of the replicas."""
+def test_traces_without_a_journal_are_placed_by_their_names(run):
+    """verl's own torch profiler writes step and rank into them, SGLang's schedulers the time."""
+    report(run, "actor_train_step3_rank1-of-2_dp1_pid77_20261121170000000.json.gz")
     journal(run, 2, 5, role="trainer", tool="torch")
     path = run / "nsight" / "raw" / "agent_loop_rollout_replica_1"
     path.mkdir()
     # The second capture of the journal is open from 2000 ns to 2500 ns.
     (path / "0.000002100-TP-0.trace.json.gz").write_bytes(b"t" * 5000)
-    found = [capture for capture in collect(run) if capture.role == "engine"]
 
-    assert [("engine_1.step5.json.gz", "scheduler TP-0", "")] == [
-        (each.file, each.task, each.problem) for each in found
-    ]
-    assert found == [capture for capture in collect(run) if capture.role == "engine"]
-
-
-def test_a_trace_without_operations_is_named(run):
-    """For example of a process that only passes messages on."""
-    journal(run, 2, tool="torch")
-    frame = gzip.compress(b'{"traceEvents": [{"ph": "X", "cat": "Trace"}]}')
-    report(run, "actor_h1_11.1.json.gz", frame)
-
-    assert "ran no operation of torch" in collect(run)[0].problem
+    for _ in range(2):
+        found = {capture.role: capture for capture in collect(run)}
+        actor, engine = found["actor"], found["engine"]
+        assert ("actor_1.step3.json.gz", 1, 3, 77, "") == (
+            *(actor.file, actor.rank, actor.step, actor.pid, actor.problem),
+        )
+        assert ("engine_1.step5.json.gz", "scheduler TP-0", "") == (
+            *(engine.file, engine.task, engine.problem),
+        )
 
 
 def test_a_later_collection_replaces_nothing(run):
@@ -209,33 +157,6 @@ def test_a_later_collection_replaces_nothing(run):
     assert b"first" == (run / "nsight" / "actor_1.step3.json.gz").read_bytes()
 
 
-def test_a_report_that_no_journal_lists_is_not_lost(run):
-    """Its process died before its first line, or the journal is on another machine."""
-    report(run, "engine_h1_9.1.nsys-rep")
-    (found,) = collect(run)
-
-    assert "no journal lists" in found.problem
-    assert (run / "nsight" / "raw" / "engine_h1_9.1.nsys-rep").exists()
-
-
-def test_a_torn_journal_line_costs_only_itself(run):
-    """A killed process may leave half a line."""
-    journal(run, 2)
-    report(run, "actor_h1_11.nsys-rep")
-    path = run / "nsight" / "journal" / "actor_h1_11.jsonl"
-    path.write_text(path.read_text() + '{"capture": 2, "begi')
-
-    assert 1 == len(collect(run))
-
-
-def test_a_run_without_captures_is_a_message(tmp_path):
-    """Which explains how to make some."""
-    with pytest.raises(ReadingError) as caught:
-        collect(tmp_path)
-
-    assert "no-captures" == caught.value.slug
-
-
 def test_the_command_has_nothing_to_do_for_a_run_that_requested_none(tmp_path, capsys):
     """A healthy run: status 0, and a line; what is no run is refused."""
     (tmp_path / "run").mkdir()
@@ -243,32 +164,23 @@ def test_the_command_has_nothing_to_do_for_a_run_that_requested_none(tmp_path, c
     (tmp_path / "other").mkdir()
 
     assert 0 == main(["collect", str(tmp_path / "run")])
-    assert (
-        "This run has no captures (trainer.profile_steps requests them); nothing to gather.\n"
-        == capsys.readouterr().out
-    )
+    said = "This run has no captures (trainer.profile_steps requests them); nothing to gather.\n"
+    assert said == capsys.readouterr().out
     assert 0 == main(["collect", "--json", str(tmp_path / "run")])
     assert [] == json.loads(capsys.readouterr().out)
     assert 2 == main(["collect", str(tmp_path / "other")])
+    assert "(no-captures)" in capsys.readouterr().err
 
 
-def test_the_account_counts_captures_and_lists_missing_ones(run):
-    """In lines for a terminal."""
-    journal(run, 2, 5)
-    report(run, "actor_h1_11.nsys-rep")
-    lines = account(collect(run))
-
-    assert "1 of 2 captures gathered, 6 B" == lines[0]
-    assert lines[1].startswith("WARNING actor_0 step 5: ")
-
-
-def test_the_command_ends_with_1_where_something_is_missing(run, capsys):
-    """So that a script notices."""
+def test_the_command_counts_captures_and_lists_missing_ones(run, capsys):
+    """Its status is then 1, so that a script notices."""
     journal(run, 2, 5)
     report(run, "actor_h1_11.nsys-rep")
 
     assert 1 == main(["collect", str(run)])
     printed = capsys.readouterr().out
+    assert "1 of 2 captures gathered, 6 B" in printed
+    assert "WARNING actor_0 step 5: " in printed
     assert "actor_0.step2.nsys-rep" in printed
     assert "(capture-missing)" in printed
 
@@ -360,6 +272,9 @@ def test_what_is_no_ordinary_file_on_another_node_costs_only_itself(tmp_path):
     (tmp_path / "b.nsys-rep").symlink_to("/dev/zero")
     (tmp_path / "c.nsys-rep").symlink_to("nowhere")
     (tmp_path / "d.nsys-rep").write_bytes(b"report")
+    (tmp_path / "mark").touch()
+    assert [] == list(node_copy._read_files(str(tmp_path), "mark", {})), "one disk of two nodes"
+    (tmp_path / "mark").unlink()
     pieces = []
     with pytest.raises(OSError, match=r"a\.nsys-rep is a named pipe") as caught:
         for piece in node_copy._read_files(str(tmp_path), "mark", {}):
@@ -385,14 +300,6 @@ def test_a_file_that_grows_while_it_is_sent_comes_as_long_as_it_was(tmp_path, mo
     assert b"0123456789" == content
 
 
-def test_one_disk_of_two_nodes_is_noticed(tmp_path):
-    """Otherwise files would be copied over themselves."""
-    (tmp_path / "a.nsys-rep").touch()
-    (tmp_path / "mark").touch()
-
-    assert [] == list(node_copy._read_files(str(tmp_path), "mark", {}))
-
-
 HOSTILE = [
     {"capture": []},
     {"capture": {}, "role": "actor"},
@@ -407,14 +314,12 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("line", HOSTILE)
-def test_a_line_of_another_form_costs_only_itself(run, line):
+def test_lines_of_another_form_cost_only_themselves(run):
     """A journal may be damaged, and a run may come from anywhere."""
     journal(run, 2)
     report(run, "actor_h1_11.1.nsys-rep")
-    (run / "nsight/journal/zz.jsonl").write_text(
-        json.dumps(line) + "\n" + "[" * 100_000 + "\n" + '{"capture": NaN}\n'
-    )
+    lines = [*map(json.dumps, HOSTILE), "[" * 100_000, '{"capture": NaN}', '{"capture": 2, "begi']
+    (run / "nsight/journal/zz.jsonl").write_text("\n".join(lines))
     found = collect(run)
 
     assert "actor_0.step2.nsys-rep" in [capture.file for capture in found]

@@ -23,48 +23,31 @@ def _on_cuda(monkeypatch):
 
 def config(**changes):
     """Return the nodes of verl 0.9 that a plan is made from, with `changes` by dotted path."""
-    made = omegaconf.OmegaConf.create(
-        {
-            "trainer": {
-                "device": "cuda",
-                "total_training_steps": None,
-                "nnodes": 1,
-                "n_gpus_per_node": 4,
-            },
-            "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
-            "data": {"train_batch_size": 8},
-            "actor_rollout_ref": {
-                "actor": {"use_kl_loss": True},
-                "rollout": {
-                    "tensor_model_parallel_size": 2,
-                    "data_parallel_size": 1,
-                    "pipeline_model_parallel_size": 1,
-                },
-            },
-            "critic": {"enable": None, "ppo_epochs": 2, "ppo_mini_batch_size": 4},
-            "global_profiler": {
-                "tool": "nsys",
-                "steps": [1, 2],
-                "profile_continuous_steps": False,
-                "save_path": "outputs/profile",
-                "global_tool_config": {
-                    "nsys": {
-                        "controller_nsight_options": {
-                            "trace": "cuda,nvtx",
-                            "cuda-memory-usage": "true",
-                        },
-                        "worker_nsight_options": {
-                            "trace": "cuda,nvtx,cublas",
-                            "cuda-graph-trace": "graph",
-                            "capture-range": "cudaProfilerApi",
-                            "capture-range-end": None,
-                            "kill": "none",
-                        },
-                    }
-                },
-            },
-        }
-    )
+    rollout = dict.fromkeys(("data_parallel_size", "pipeline_model_parallel_size"), 1)
+    nsys = {
+        "controller_nsight_options": {"trace": "cuda,nvtx", "cuda-memory-usage": "true"},
+        "worker_nsight_options": {
+            "trace": "cuda,nvtx,cublas",
+            "cuda-graph-trace": "graph",
+            "kill": "none",
+            "capture-range": "cudaProfilerApi",
+            "capture-range-end": None,
+        },
+    }
+    nodes = {
+        "trainer": {"device": "cuda", "total_training_steps": None},
+        "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
+        "data": {"train_batch_size": 8},
+        "actor_rollout_ref": {
+            "actor": {"use_kl_loss": True},
+            "rollout": {"tensor_model_parallel_size": 2, **rollout},
+        },
+        "critic": {"enable": None, "ppo_epochs": 2, "ppo_mini_batch_size": 4},
+        "global_profiler": {"tool": "nsys", "steps": [1, 2], "profile_continuous_steps": False},
+    }
+    nodes["trainer"] |= {"nnodes": 1, "n_gpus_per_node": 4}
+    nodes["global_profiler"] |= {"global_tool_config": {"nsys": nsys}, "save_path": "outputs"}
+    made = omegaconf.OmegaConf.create(nodes)
     for path, value in changes.items():
         omegaconf.OmegaConf.update(made, path.replace("__", "."), value, force_add=True)
     return made
@@ -122,17 +105,14 @@ def test_roles_are_chosen_one_by_one():
     }
 
 
-def test_ranks_of_the_rollout_choose_the_engines_that_serve_them():
-    """With two ranks per replica, rank 3 is served by replica 1."""
+def test_ranks_of_verls_groups_choose_processes():
+    """Rank 3 of the rollout is served by replica 1; colocated groups share the actors' processes."""
     capture = Capture((1,), {"rollout": (2, 3)}, False)
-
-    assert (1,) == plan(settings(roles={"engine": True}), capture).roles["engine"].ranks
-
-
-def test_colocated_groups_share_the_actors_processes():
-    """So the critic's ranks are captured there too, and in a group of its own if it has one."""
+    engines = plan(settings(roles={"engine": True}), capture).roles["engine"]
     roles = plan(capture=Capture((1,), {"critic": (3,), "actor": (0,)}, False)).roles
 
+    assert (1,) == engines.ranks
+    # The critic's too, and in a group of its own if it has one.
     assert ((0, 3), (3,)) == (roles["actor"].ranks, roles["critic"].ranks)
 
 
@@ -195,17 +175,13 @@ def test_what_ray_would_break_is_refused_before_training(nsight, slug):
     assert slug == caught.value.slug
 
 
-def test_the_torch_profiler_writes_into_the_run_directory():
-    """verl's own profiler of the workers takes the folder from its config."""
+def test_other_tools_write_into_the_run_directory_or_have_no_plan():
+    """verl's own profiler of the workers takes the folder from its config; others verl supports alone."""
     made = config(global_profiler__tool="torch")
     found = make_plan(made, Capture((1,), WORKERS, False), NsightSettings(), RUN)
 
     assert "/runs/one/nsight/raw" == made.global_profiler.save_path
     assert {} == found.roles["actor"].options
-
-
-def test_a_tool_that_only_verl_supports_has_no_plan():
-    """Its keys are translated, and verl does the rest."""
     assert plan(global_profiler__tool="npu") is None
 
 

@@ -68,38 +68,31 @@ def test_a_capture_is_a_range_that_nsys_waits_for(captured, nvtx, tmp_path):
     assert begin["begin_ns"] <= end["end_ns"]
 
 
-def test_starting_twice_is_starting_once(captured, nvtx):
-    """verl starts the profiler of a process once per worker group that lives there."""
+def test_starting_twice_is_starting_once(captured, nvtx, tmp_path):
+    """verl starts the profiler of a process once per worker group that lives there; it may have no step."""
     captured()
+    context.process.step = 5
     for call in (session.start, session.start, session.stop, session.stop):
         call()
 
     assert ["start", "end"] == [call[0] for call in nvtx.calls]
+    assert [5, 5] == [line["step"] for line in journal(tmp_path)]
 
 
-def test_a_rank_that_was_not_chosen_captures_nothing(captured, nvtx, tmp_path):
-    """Although the trainer starts captures in all of them."""
+def test_what_was_not_chosen_captures_nothing(captured, nvtx, tmp_path, monkeypatch, worker_config):
+    """Another rank, a run without profile_steps, and where the check before training failed."""
     captured(roles={"agent_loop": RoleCapture((1,), BY_RANGE)})
-
     assert not session.start(None, 2)
-    assert [] == nvtx.calls
-    assert not (tmp_path / "journal").exists()
-
-
-def test_without_a_plan_nothing_happens(recording, nvtx):
-    """Every process of a run without profile_steps."""
-    assert recording is not None
+    recorder.stop()
+    recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     assert not session.start(None, 2)
-    assert [] == nvtx.calls
-
-
-def test_a_failed_check_before_training_switches_captures_off(captured, nvtx, monkeypatch):
-    """With `on_missing: warn`."""
+    recorder.stop()
     captured()
     monkeypatch.setenv(CAPTURES_OFF, "1")
-
     assert not session.start(None, 2)
+
     assert [] == nvtx.calls
+    assert not (tmp_path / "journal").exists()
 
 
 def test_captures_that_the_host_starts_are_in_the_journal_too(captured, tmp_path):
@@ -158,16 +151,6 @@ def test_an_nvtx_that_records_nothing_under_this_nsys_is_reported(
 
     assert "(nvtx-silent)" in capfd.readouterr().err
     assert journal(tmp_path)[0]["silent"]
-
-
-def test_without_a_step_the_process_uses_its_own(captured, nvtx, tmp_path):
-    """verl's `start_profile` of the rollout has no step."""
-    captured()
-    context.process.step = 5
-    session.start()
-
-    assert 5 == journal(tmp_path)[0]["step"]
-    assert nvtx.calls
 
 
 def test_a_second_run_of_a_process_has_its_own_captures(captured, nvtx, tmp_path):

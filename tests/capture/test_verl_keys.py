@@ -83,21 +83,15 @@ def test_null_and_empty_mean_no_ranks():
     assert not made.actor_rollout_ref.actor.profiler.enable
 
 
-def test_a_tool_that_the_user_chose_stays():
-    """Only an unset tool becomes nsys."""
-    made = config(trainer__profile_steps=[1], global_profiler__tool="torch")
+def test_a_tool_that_the_user_chose_stays_and_without_steps_nothing_is_captured():
+    """Only an unset tool becomes nsys; verl's own settings stay as they were."""
+    chosen = config(trainer__profile_steps=[1], global_profiler__tool="torch")
+    without = config(actor_rollout_ref__actor__profile_ranks=[0])
 
-    translate(made)
-
-    assert "torch" == made.global_profiler.tool
-
-
-def test_without_steps_nothing_is_captured():
-    """And verl's own settings stay as they were."""
-    made = config(actor_rollout_ref__actor__profile_ranks=[0])
-
-    assert None is translate(made)
-    assert None is made.global_profiler.steps
+    translate(chosen)
+    assert "torch" == chosen.global_profiler.tool
+    assert None is translate(without)
+    assert None is without.global_profiler.steps
 
 
 @pytest.mark.parametrize(

@@ -360,8 +360,9 @@ def named(numbers):
     ]
 
 
-@pytest.mark.parametrize("with_ranges", [False, True], ids=["", "ranges"])
-@pytest.mark.parametrize("hooks", ["work", "fail"])
+@pytest.mark.parametrize(
+    ("hooks", "with_ranges"), [("work", False), ("work", True), ("fail", False)]
+)
 @pytest.mark.parametrize(("kind", "ending"), CASES)
 def test_nothing_of_a_call_outlives_it(
     kind, ending, hooks, with_ranges, recording, device, nvtx, manual_gc, capsys, monkeypatch

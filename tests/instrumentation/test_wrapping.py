@@ -289,29 +289,28 @@ def test_a_foreign_wrapper_on_top_is_no_reason_to_count_twice(
 
 
 @pytest.mark.parametrize("method", ["plain", "coroutine"])
-def test_the_result_is_the_same_object(host, recording, method):
-    """Never a copy or a proxy."""
+def test_results_and_exceptions_are_the_same_objects(host, recording, worker_config, method):
+    """Never a copy or a proxy; the host's error handling sees what it always saw."""
     placing.install([probe(f"Host.{method}")])
     one = host.Host()
     one.result = object()
     got = getattr(one, method)(1)
-
     assert one.result is (asyncio.run(got) if inspect.iscoroutine(got) else got)
 
-
-@pytest.mark.parametrize("method", ["plain", "coroutine"])
-def test_the_exception_is_the_same_object_and_is_recorded(host, recording, worker_config, method):
-    """The host's error handling sees what it always saw."""
-    placing.install([probe(f"Host.{method}")])
-    one = host.Host()
-    one.error = KeyError("k")
-    with pytest.raises(KeyError) as caught:
-        got = getattr(one, method)("raise")
-        asyncio.run(got)
+    errors = [KeyError("k"), asyncio.CancelledError()]
+    for one.error in errors:
+        with pytest.raises(type(one.error)) as caught:
+            asyncio.run(getattr(one, method)("raise"))
+        assert one.error is caught.value
     recorder.stop()
 
-    assert one.error is caught.value
-    assert {"status": "error", "error": "KeyError"} == lines_of(worker_config.directory)[0]["extra"]
+    assert [
+        {"status": "error", "error": "KeyError"},
+        {"status": "cancelled", "error": "CancelledError"},
+    ] == [
+        {key: line["extra"][key] for key in ("status", "error") if key in line["extra"]}
+        for line in lines_of(worker_config.directory)[1:]
+    ]
 
 
 @pytest.mark.parametrize("method", ["given", "either"])
@@ -350,21 +349,8 @@ def test_a_decorator_that_looks_at_its_caller_sees_whom_it_saw(host, recording, 
     assert lines_of(worker_config.directory)[0]["duration_sec"] >= 0.01
 
 
-def test_a_cancelled_coroutine_is_recorded_as_cancelled(host, recording, worker_config):
-    """And stays cancelled."""
-    placing.install([probe("Host.coroutine")])
-    one = host.Host()
-    one.error = asyncio.CancelledError()
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(one.coroutine("raise"))
-    recorder.stop()
-
-    assert "cancelled" == lines_of(worker_config.directory)[0]["extra"]["status"]
-
-
 def test_a_coroutine_that_is_closed_is_recorded_as_unfinished(host, recording, worker_config):
     """Nothing is left open."""
-    placing.install([probe("Host.coroutine")])
 
     class Never:
         def __await__(self):
@@ -373,7 +359,6 @@ def test_a_coroutine_that_is_closed_is_recorded_as_unfinished(host, recording, w
     async def endless(self, x):
         await Never()
 
-    placing.uninstall()
     host.Host.coroutine = endless
     placing.install([probe("Host.coroutine")])
     coroutine = host.Host().coroutine(1)

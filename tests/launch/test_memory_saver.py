@@ -76,21 +76,18 @@ def test_each_setting_becomes_the_hosts_own():
     assert variables.items() <= os.environ.items()
 
 
-def test_the_critics_older_place_is_found_too():
-    """verl up to 0.7 keeps it below the model."""
-    given = config()
+def test_keys_of_another_version_or_engine_are_found_too():
+    """verl up to 0.7 has the critic's below the model; for vLLM the switch is its sleep mode."""
+    given, vllm = config(), config("vllm")
     given["critic"] = {"model": {"fsdp_config": {"param_offload": False}}}
     apply(given, MemorySaverSettings(param_offload=True), TODAY)
+    # verl has no key in its YAML for it, but its dataclass takes it.
+    apply(vllm, MemorySaverSettings(enable_memory_saver=True), TODAY)
 
     assert given["critic"]["model"]["fsdp_config"]["param_offload"] is True
-
-
-def test_for_vllm_the_switch_is_its_sleep_mode():
-    """verl has no key in its YAML for it, but its dataclass takes it."""
-    given = config("vllm")
-    apply(given, MemorySaverSettings(enable_memory_saver=True), TODAY)
-
-    assert given["actor_rollout_ref"]["rollout"]["enable_sleep_mode"] is True
+    assert vllm["actor_rollout_ref"]["rollout"]["enable_sleep_mode"] is True
+    # Older verl honors staged wake-up, so there is no warning.
+    assert [] == apply(config(multi_stage_wake_up=True), MemorySaverSettings(), OLD)
 
 
 def test_the_command_line_overrides_a_preset():
@@ -198,15 +195,11 @@ def test_expandable_segments_are_found_wherever_they_are_set(name, place):
     assert [] == apply(config(device="cpu"), MemorySaverSettings(), TODAY)
 
 
-def test_a_variable_that_is_set_already_must_agree():
-    """Ray would reject one of the two, or silently prefer it."""
+def test_variables_of_the_saver():
+    """Ray would reject one of two values; verl releases cache and weights only, no graphs."""
     os.environ["NCCL_GRAPH_REGISTER"] = "1"
     with pytest.raises(ConfigError, match="the environment has 1"):
         apply(config(), MemorySaverSettings(environment={"NCCL_GRAPH_REGISTER": 0}), TODAY)
-
-
-def test_graphs_in_the_saver_are_a_warning():
-    """verl releases cache and weights only."""
     requested = MemorySaverSettings(environment={"SGLANG_MEMORY_SAVER_CUDA_GRAPH": True})
     (warning,) = apply(config(), requested, TODAY)
 
@@ -233,11 +226,6 @@ def test_an_adapter_keeps_its_base_weights():
     assert ["kv_cache"] == kept
     assert ["kv_cache", "weights"] == facts(vllm)["tags"]
     assert ["kv_cache", "weights"] == facts(given)["tags"]
-
-
-def test_older_verl_honors_staged_wake_up():
-    """So there is no warning."""
-    assert [] == apply(config(multi_stage_wake_up=True), MemorySaverSettings(), OLD)
 
 
 @pytest.mark.parametrize(

@@ -102,22 +102,14 @@ def test_the_console_has_one_line_at_the_start_and_the_commands_at_the_end(ray, 
 
 
 def test_a_run_whose_ray_did_not_start_leaves_no_directory(ray, prepare):
-    """Nothing was recorded, and nothing is to be collected."""
-    ray.failure = ConnectionError("no cluster")
-    directory = prepare()
-    with pytest.raises(ConnectionError):
-        ray.init()
-    launch.end(failed=True)
-
-    assert not directory.exists()
-
-
-def test_a_second_run_of_a_driver_may_fail_to_start(ray, prepare):
-    """Although the first one's Ray started."""
+    """Nothing was recorded, and nothing is to be collected; an earlier run's Ray may have started."""
     first = prepare()
     ray.init()
     launch.end(failed=False)
+    ray.failure = ConnectionError("no cluster")
     second = prepare()
+    with pytest.raises(ConnectionError):
+        ray.init()
     launch.end(failed=True)
 
     assert (True, False) == (first.exists(), second.exists())
@@ -132,9 +124,14 @@ def test_preparing_twice_keeps_the_last_run(ray, prepare, tmp_path):
     assert '"end_reason":"another run"' in next((tmp_path / "run/processes").iterdir()).read_text()
 
 
-def test_a_run_that_is_not_recorded_ends_the_recording_before_it(ray, prepare, tmp_path):
-    """Otherwise its events would be in the directory of another run."""
+def test_a_run_that_is_not_recorded_ends_the_recording_before_it(
+    ray, prepare, tmp_path, monkeypatch
+):
+    """Otherwise its events would be in the directory of another run; a failed check is forgotten."""
+    # `on_missing: warn` switched an earlier run's captures off.
+    monkeypatch.setenv(CAPTURES_OFF, "1")
     prepare()
+    assert CAPTURES_OFF not in os.environ
     node = {"output_dir": str(tmp_path / "run"), "events": {"enabled": False}}
     launch.prepare(omegaconf.OmegaConf.create({"profiler": node}))
 
@@ -249,14 +246,6 @@ def test_captured_actors_are_those_that_are_alive_and_of_this_run(created):
     assert [kept] == [reference() for _, _, reference in actor_placement.captured_actors]
     actor_placement.hook_creation(plan("second"))
     assert [] == actor_placement.captured_actors
-
-
-def test_a_failed_check_of_an_earlier_run_is_forgotten(ray, prepare, monkeypatch):
-    """`on_missing: warn` switched that run's captures off."""
-    monkeypatch.setenv(CAPTURES_OFF, "1")
-    prepare()
-
-    assert CAPTURES_OFF not in os.environ
 
 
 @pytest.fixture

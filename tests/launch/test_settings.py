@@ -17,18 +17,12 @@ def test_what_travels_comes_back_the_same():
 
 
 def test_all_families_are_on_unless_excluded():
-    """A family that is excluded is not among the active ones."""
-    settings = parse({"output_dir": "x", "events": {"exclude": ["memory"]}})
+    """And none where events are off."""
+    some = parse({"output_dir": "x", "events": {"exclude": ["memory"]}})
+    none = parse({"output_dir": "x", "events": {"enabled": False}})
 
-    assert frozenset(FAMILIES) - {"memory"} == settings.events.active_families()
-
-
-def test_nothing_is_active_when_events_are_off():
-    """`enabled: false` needs no list."""
-    assert (
-        frozenset()
-        == parse({"output_dir": "x", "events": {"enabled": False}}).events.active_families()
-    )
+    assert frozenset(FAMILIES) - {"memory"} == some.events.active_families()
+    assert frozenset() == none.events.active_families()
 
 
 @pytest.mark.parametrize(

@@ -111,20 +111,16 @@ def test_an_engine_that_fails_is_not_asked_again(launched, capfd):
     assert capfd.readouterr().err.count("engine-state-failed") == manager.asked - 1
 
 
-def test_an_engine_that_cannot_be_asked_is_left_alone(launched, capfd):
-    """It is launched like any other."""
-    assert [] == launched(SimpleNamespace(answers=[]))
-    assert "engine-state-missing" in capfd.readouterr().err
-
-
-def test_nothing_is_asked_unless_it_was_asked_for(launched, capfd):
-    """The setting is off by default."""
+def test_an_engine_that_cannot_or_need_not_be_asked_is_left_alone(launched, capfd):
+    """It is launched like any other; the setting is off by default."""
     manager = FakeManager([fake_load(0, 1, 0, 5)])
     manager.answers.clear()
 
     assert [] == launched(manager, enabled=False)
     assert 0 == manager.asked
     assert "engine-state" not in capfd.readouterr().err
+    assert [] == launched(SimpleNamespace(answers=[]))
+    assert "engine-state-missing" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

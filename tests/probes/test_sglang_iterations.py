@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from picked import picked
 from reading_back import lines_of
 
 from verl_profiler.probes import sglang_iterations
@@ -130,13 +131,10 @@ def test_iterations_are_summed_for_100_ms(recording, sglang_metrics):
         (1, 0.02, 0.02, 0, 0, 1, 40, 1, 0, 0),
         (1, 0.02, 0.02, 0, 0, 1, 41, 1, 0, 0),
     ] == [
-        tuple(
-            row[key]
-            for key in (
-                *("iterations", "busy_s", "device_s", "prefill_requests", "prefill_tokens"),
-                *("decode_requests", "context_tokens", "running_requests", "waiting_requests"),
-                "retracted_requests",
-            )
+        picked(
+            row,
+            "iterations busy_s device_s prefill_requests prefill_tokens decode_requests "
+            "context_tokens running_requests waiting_requests retracted_requests",
         )
         for row in rows
     ]

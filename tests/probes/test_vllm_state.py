@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from picked import picked
 from reading_back import lines_of
 
 from verl_profiler.probes import vllm_state
@@ -97,13 +98,10 @@ def test_iterations_are_summed_for_half_a_second(recording):
         (3, 0, 128, 2, 0, 6, 1, 0, 0),
         (0, 0, 0, 1, 0, 2, 0, 0, 0),
     ] == [
-        tuple(
-            line[key]
-            for key in (
-                *("running_requests", "waiting_requests", "kv_used_tokens", "iterations"),
-                *("prefill_tokens", "decode_tokens", "retractions"),
-                *("prefix_hit_tokens", "prefix_queried_tokens"),
-            )
+        picked(
+            line,
+            "running_requests waiting_requests kv_used_tokens iterations prefill_tokens decode_tokens "
+            "retractions prefix_hit_tokens prefix_queried_tokens",
         )
         for line in lines
     ]
