@@ -151,7 +151,7 @@ def _read_log(each: Side, warmup: int | None) -> Read:
         raise ReadingError(
             f"{each.path} holds {len(runs)} runs; diff compares logs of one run.\n"
             f"{problems[0] if problems else 'Split it: verl-profiler timing lists them'}",
-            "not-one-run",
+            "several-runs" if runs else "no-events",
         )
     first, last = each.steps or (1, max(line.step for line in runs[0].lines))
     rows = [row for row in logged_metrics(runs[0]) if first <= row["step"] <= last]

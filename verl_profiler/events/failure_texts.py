@@ -11,24 +11,116 @@ import re
 __all__ = ["reason_in"]
 
 _LIMIT = 300
-_REASONS = (
-    # ray/src/ray/core_worker, raylet/worker_pool.cc.
-    re.compile(r"Worker exit type: [A-Z_]+ Worker exit detail: [^\n]{1,200}?(?=\. |\n|$)"),
-    # ray/src/ray/raylet: the memory monitor.
-    re.compile(r"Memory on the node [^\n]{1,300}?memory usage threshold of [0-9.]*[0-9]"),
-    re.compile(r"CUDA out of memory\. Tried to allocate [0-9.]+ [KMGT]iB"),
-    re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\([^)\n]{1,200}\)"),
-    re.compile(r"No space left on device"),
-    re.compile(r"Disk quota exceeded"),
-    re.compile(r"CUDA error: [a-z ]{1,80}"),
+# Forms, the more specific ones first, and what they mean where they do not state it themselves.
+_REASONS = tuple(
+    (re.compile(pattern), meaning)
+    for pattern, meaning in (
+        # ray/src/ray/core_worker, raylet/worker_pool.cc.
+        (
+            (
+                r"(?:Worker exit type: [A-Z_]+ Worker exit detail: )?Worker exits? unexpectedly\. "
+                r"Worker exits with an exit code \w{1,20}\.(?: The worker may have exceeded K8s pod memory "
+                r"limits\.)?"
+            ),
+            "",
+        ),
+        (r"Worker exit type: [A-Z_]+ Worker exit detail: [^\n]{1,200}?(?=\. |\n|$)", ""),
+        # ray/src/ray/raylet: the memory monitor, the object store, lost nodes.
+        (r"Memory on the node [^\n]{1,300}?memory usage threshold of [0-9.]*[0-9]", ""),
+        (
+            r"[0-9]+ Workers \(tasks / actors\) killed due to memory pressure \(OOM\)",
+            "by Ray's memory monitor",
+        ),
+        (r"Failed to put object [\w. ]{1,120}? because it is full", "Ray's object store"),
+        (r"object store is full", "of Ray"),
+        (r"because its node has died", "of an actor of Ray"),
+        (r"health check failed due to missing too many heartbeats", "the node died"),
+        # Device memory: torch on each kind of device, the engines, torch_memory_saver.
+        (r"\b[A-Z]{2,5} out of memory\. Tried to allocate [0-9.]+ [KMGT]iB", ""),
+        (
+            r"No available memory for the cache blocks",
+            "the KV cache does not fit: raise rollout.gpu_memory_utilization",
+        ),
+        (
+            (
+                r"larger than the (?:available KV cache memory|maximum number of tokens that can be "
+                r"stored in KV cache) \([0-9.,]+(?: [KMGT]iB)?\)"
+            ),
+            "raise rollout.gpu_memory_utilization, or lower rollout.max_model_len",
+        ),
+        (
+            (
+                r"Free memory on device[^\n]{0,20} \([0-9.]+/[0-9.]+ [KMGT]iB\) on startup is less than "
+                r"desired GPU memory utilization \([0-9.]+, [0-9.]+ [KMGT]iB\)"
+            ),
+            "others use the device, or lower rollout.gpu_memory_utilization",
+        ),
+        (
+            r"Not enough memory\. Please try to increase --mem-fraction-static",
+            "rollout.gpu_memory_utilization",
+        ),
+        (
+            (
+                r"CUresult error:? (?:result=)?2\b(?: \([a-z ]{1,40}\))? {1,4}file=[\w./-]{1,100} "
+                r"func=\w*resume\w*"
+            ),
+            "device memory ran out when the engine woke up",
+        ),
+        (
+            (
+                r"CUresult error:? (?:result=)?2\b(?: \([a-z ]{1,40}\))?(?: {1,4}file=[\w./-]{1,100} "
+                r"func=\w{1,60})?"
+            ),
+            "device memory ran out",
+        ),
+        (r"CUresult error:? (?:result=)?[0-9]+(?: {1,4}file=[\w./-]{1,100} func=\w{1,60})?", ""),
+        # Collectives: NCCL in c10d, its heartbeat, gloo, the store of start-up.
+        (
+            (
+                r"Watchdog caught collective operation timeout: "
+                r"WorkNCCL\((?:[^()\n]|\([^()\n]{0,20}\)){1,300}\)(?: ran for [0-9]+ milliseconds)?"
+            ),
+            "",
+        ),
+        (
+            r"watchdog got stuck for [0-9]+ seconds without making progress",
+            "heartbeat of NCCL: a collective or a CUDA call hangs",
+        ),
+        (r"(?:Cuda|HIP) failure [0-9]+ '[a-z ]{1,80}'", "in NCCL"),
+        (r"NCCL error in: [\w./+-]{1,200}:[0-9]+, [a-z ]{1,80}", ""),
+        (
+            r"Timed out waiting [0-9]+ms for (?:recv|send) operation to complete",
+            "gloo: another rank did not answer",
+        ),
+        (
+            r"wait timeout after [0-9]+ms, keys: [\w/:.-]{1,150}",
+            "a rank did not arrive at the start of a process group (TCPStore)",
+        ),
+        (
+            r"Timed out after [0-9]+ seconds waiting for clients\. [0-9]+/[0-9]+ clients joined",
+            "ranks did not arrive at the start of a process group (TCPStore)",
+        ),
+        # vLLM.
+        (
+            r"EngineCore encountered an issue|Engine core initialization failed",
+            "vLLM's engine core died; its own traceback is before this in the console",
+        ),
+        # The operating system, CUDA.
+        (r"No space left on device", ""),
+        (r"Disk quota exceeded", ""),
+        (r"Too many open files", "see ulimit -n"),
+        (r"Cannot allocate memory", "of the host"),
+        (r"CUDA error: (?:[a-z ]{1,80}|CUBLAS_STATUS_[A-Z_]{1,40})", ""),
+    )
 )
 
 
 def reason_in(message: str) -> str | None:
     """Return the known reason that a message has; None if it has none."""
-    for pattern in _REASONS:
+    for pattern, meaning in _REASONS:
         match = pattern.search(message)
         if match is not None:
+            text = match[0][:_LIMIT] + (f" ({meaning})" if meaning else "")
             # Lone surrogates cannot be encoded.
-            return match[0][:_LIMIT].encode("utf-8", "backslashreplace").decode()
+            return text.encode("utf-8", "backslashreplace").decode()
     return None
