@@ -29,6 +29,7 @@ from verl_profiler.live.stuck_lines import lines
 
 SMALL_RUN = Path(__file__).parents[1] / "data" / "small_run"
 HERE = Path(__file__).parent
+GATHER = "torch.distributed.distributed_c10d:all_gather:4287"
 
 
 def test_calls_of_a_tool_that_never_answers():
@@ -51,6 +52,89 @@ def test_calls_of_a_tool_that_never_answers():
         (link.depth, link.process) for link in found.chain
     ]
     assert "gen of step 3 has taken 100.0 s, usually 10.0 s." == found.summary
+
+
+def test_one_old_call_counts_before_many_young_ones():
+    """Twenty requests generate since 30 s; what the step waits for is in a tool since 95 s."""
+    calls = [call("tool_call", 95, "tools:search:7", request_id="r0", tool="search")]
+    calls += [
+        call("engine_call", 30, "verl:generate:2", request_id=f"r{number}", server="s:1")
+        for number in range(1, 21)
+    ]
+    worker = opened(open_requests=21, requests=[request(n) for n in range(21)], calls=calls)
+
+    found = verdict(RUN, {**TRAINER, "worker_0": worker}, HERE, NOW)
+
+    assert found.culprit.startswith("tool search: 1 call has not returned")
+    assert "medium" == found.confidence
+
+
+@pytest.mark.parametrize("event", ["validation", "gen"])
+def test_what_is_open_in_a_first_phase_is_stated_without_an_alarm(event):
+    """Its usual length is not known, so nobody can tell whether 285 s are unusual."""
+    calls = [
+        {**call("tool_call", 279, "aiohttp:start:1", request_id=f"r{n}", tool="search"),
+         "user": "my_tools:search:41"}
+        for n in range(16)
+    ]  # fmt: skip
+    worker = opened(open_requests=16, requests=[request(n) for n in range(16)], calls=calls)
+    trainer = opened(phases=[phase(event, 285, None, 0)])
+
+    found = verdict(RUN, {"trainer_0": trainer, "worker_0": worker, "worker_1": worker}, HERE, NOW)
+
+    assert ("running", None, False) == (found.state, found.culprit, found.is_alarm)
+    printed = "\n".join(lines(found))
+    assert "32 in tool_call (search 32), 4 min 39 s, in aiohttp:start:1" in printed
+    assert "Open: tool search: 32 calls have not returned" in printed
+    assert "called by my_tools:search:41" in printed
+    assert f"Whether this is unusual: how long {event} usually takes is not known yet." in printed
+    known = opened(phases=[phase(event, 50, 285.0, 9)])
+    usual = verdict(RUN, {"trainer_0": known, "worker_0": worker}, HERE, NOW)
+    assert [] == usual.chain
+
+
+def test_what_is_open_before_the_first_phase_is_stated():
+    """Both ranks load their model since two minutes."""
+    load = opened(calls=[call("init_model", 120, "torch.serialization:load:3")])
+
+    found = verdict(RUN, {"actor_0": load, "actor_1": load}, HERE, NOW)
+
+    assert "running" == found.state
+    (link,) = found.chain
+    assert ("actor_0, actor_1", "init_model", "torch.serialization:load:3") == (
+        link.process,
+        link.what,
+        link.at,
+    )
+    assert pytest.approx(120.0) == link.open_s
+    assert found.unknown[0].startswith("Whether this is unusual: ")
+
+
+@pytest.mark.parametrize(
+    ("at", "culprit", "confidence"),
+    [
+        ("ray._private.worker:get:2961", "engine_1", "medium"),
+        ("aiohttp.client:_request:700", "engine_1", "medium"),
+        ("torch.serialization:load:3", "actor_0 in torch.serialization:load:3", "medium"),
+        (GATHER, "engine_1", "medium"),
+    ],
+)
+def test_ranks_that_wait_for_a_dead_process_are_not_the_culprit(at, culprit, confidence):
+    """One rank sends weights to an engine that wrote nothing for 2 minutes, the other is in a collective."""
+    headers = {
+        **RUN,
+        "engine_1": {**RUN["engine_1"], "complete_until": ago(120), "updated": ago(125)},
+    }
+    files = {
+        "trainer_0": opened(phases=[phase("update_weights")]),
+        "actor_0": opened(calls=[call("weight_transfer", 99, at)]),
+        "actor_1": opened(calls=[call("weight_transfer", 99, GATHER)]),
+    }
+
+    found = verdict(headers, files, HERE, NOW)
+
+    assert found.culprit.startswith(culprit)
+    assert confidence == found.confidence
 
 
 def test_a_blocked_event_loop_is_named_before_the_calls_that_it_keeps_waiting():
@@ -111,9 +195,6 @@ def test_rewards_are_followed_into_the_users_function():
     found = verdict(RUN, {**TRAINER, "worker_0": worker, "reward_0": reward}, HERE, NOW)
 
     assert "the reward function, in mine:judge:30; 1 request waits for it" == found.culprit
-
-
-GATHER = "torch.distributed.distributed_c10d:all_gather:4287"
 
 
 @pytest.mark.parametrize(

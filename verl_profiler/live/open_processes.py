@@ -18,6 +18,7 @@ __all__ = [
     "Verdict",
     "age_text",
     "busy_threads",
+    "calls_another",
     "grouped",
     "identity",
     "in_collective",
@@ -35,6 +36,11 @@ __all__ = [
 
 # Functions of such modules wait for other ranks.
 _COLLECTIVES = ("torch.distributed.",)
+# Functions of such modules wait for an answer of another process.
+_CALLS = (
+    "aiohttp.", "asyncio.", "grpc.", "http.", "httpcore.", "httpx.", "multiprocessing.connection",
+    "ray.", "requests.", "selectors", "socket", "ssl", "urllib", "zmq.",
+)  # fmt: skip
 # Innermost functions that wait for what another call, which is not on record, must do.
 _LOCKS = {
     "asyncio.locks:Semaphore.acquire": "a semaphore",
@@ -228,6 +234,11 @@ def standing(row: Mapping[str, Any]) -> str:
 def in_collective(row: Mapping[str, Any]) -> bool:
     """Whether it waits for other ranks."""
     return str(row.get("at")).startswith(_COLLECTIVES)
+
+
+def calls_another(row: Mapping[str, Any]) -> bool:
+    """Whether it waits for the answer of another process."""
+    return str(row.get("at")).startswith(_CALLS)
 
 
 def phase_text(row: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from verl_profiler.live.ended_runs import (
 from verl_profiler.live.evidence import with_evidence
 from verl_profiler.live.host_facts import is_alive, state_of
 from verl_profiler.live.open_processes import Process, Verdict, age_text, phase_text, since
-from verl_profiler.live.wait_chain import explained
+from verl_profiler.live.wait_chain import explained, open_now
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.units import seconds
 
@@ -96,6 +96,8 @@ def verdict(
             return found
     if not stuck and not any(each.silent_s for each in trainers):
         found = _unsuspicious(trainers, last_s, "running" if goes_on else "killed")
+        if goes_on:
+            _add_open(found, processes, trainers, last_s)
         elsewhere = [each.name for each in trainers if state_of(each.header) is None]
         if elsewhere and not goes_on:
             found.unknown.append(f"Whether {elsewhere[0]} is alive: it was on another host.")
@@ -151,6 +153,29 @@ def _unsuspicious(trainers: Sequence[Process], last_s: float, state: str) -> Ver
     if state == "killed":
         text = f"The run was killed; it had not been stuck. {text}"
     return Verdict(state, text)
+
+
+def _add_open(
+    found: Verdict, processes: Sequence[Process], trainers: Sequence[Process], last_s: float
+) -> None:
+    """Add what is open for long in a phase whose usual length is not known, or before the first phase."""
+    phases = [(each, row) for each in trainers for row in each.rows("phases")[-1:]]
+    new = [(each, row) for each, row in phases if row.get("usual_s") is None]
+    if phases and not new:
+        return
+    if not phases:
+        found.chain = open_now(processes, last_s)
+        usual = "no phase of a trainer is on record as open"
+    else:
+        waits = explained(processes, new, last_s)
+        if len(waits.chain) < 2:
+            return
+        found.chain, found.evidence = waits.chain, waits.evidence
+        found.facts = [f"Open: {waits.culprit}", *waits.facts]
+        found.unknown += waits.unknown
+        usual = f"how long {new[-1][1].get('event')} usually takes is not known yet"
+    if found.chain:
+        found.unknown.insert(0, f"Whether this is unusual: {usual}.")
 
 
 def _process(name: str, header: Mapping[str, Any], opened: Mapping[str, Any]) -> Process:

@@ -15,6 +15,7 @@ from verl_profiler.live.open_processes import (
     Process,
     Verdict,
     age_text,
+    calls_another,
     grouped,
     identity,
     in_collective,
@@ -30,7 +31,7 @@ from verl_profiler.live.rank_texts import function_of, ranks_text
 from verl_profiler.live.rollouters import standstill, waits_for_queue
 from verl_profiler.units import counted, seconds
 
-__all__ = ["explained"]
+__all__ = ["explained", "open_now"]
 
 _CONTAINERS = ("request", "agent_loop", "postprocess", "turn")
 _SHOWN = 3
@@ -47,6 +48,22 @@ def explained(
         last_s: The run's last sign of life, or the present; seconds since 1970.
     """
     return _Search(processes, last_s).explain(stuck)
+
+
+def open_now(processes: Sequence[Process], last_s: float) -> list[Link]:
+    """Return the oldest calls that are open for long, by the function that they are in."""
+    search = _Search(processes, last_s)
+    pairs = [(each, row) for each in processes if (row := search.innermost(each)) is not None]
+    links = [
+        Link(
+            some([each.name for each, _ in group]),
+            str(group[0][1].get("event")),
+            max(search.age(row) for _, row in group),
+            at,
+        )
+        for at, group in grouped(pairs).items()
+    ]
+    return sorted(links, key=lambda link: -(link.open_s or 0.0))[: 2 * _SHOWN]
 
 
 class _Search:
@@ -144,12 +161,18 @@ class _Search:
         if len(members) > 1:
             self.found.facts.append(ranks_text(waits, works, idle, silent))
         apart = {function_of(row) for _, row in waits}
-        if silent:
-            self.suspect(silent, [])
+        called = [each for each in self.processes if each.silent_s]
+        if silent or (called and not works):
+            self.suspect(silent or called, [])
         elif works:
             _, row = min(works, key=lambda pair: since(pair[1], 0))
-            names = some([one.name for one, _ in works])
-            self.end(f"{names} in {place(row)}", "high", row.get("stack") or ())
+            names = some([one.name for one, other in works if place(other) == place(row)])
+            # What stands in a call of another process waits for it; else both may be the cause.
+            if called and calls_another(row):
+                self.suspect(called, row.get("stack") or ())
+            else:
+                confidence = "medium" if called else "high"
+                self.end(f"{names} in {place(row)}", confidence, row.get("stack") or ())
         elif idle:
             names = some([each.name for each in idle])
             self.end(f"{names}: in no call, while the other ranks wait in a collective", "medium")
@@ -210,13 +233,19 @@ class _Search:
         if not pairs:
             return False
         inside = [(each, self.inside(each, row)) for each, row in pairs]
+        # Those that are open for less than half as long are no cause, however many there are.
+        least_s = max(self.age(row) for _, row in inside) / 2
         kinds: dict[str, list[tuple[Process, Mapping[str, Any]]]] = {}
         for each, row in inside:
             kinds.setdefault(str(row.get("event")), []).append((each, row))
-        ordered = sorted(kinds.items(), key=lambda item: -len(item[1]))
-        for kind, group in ordered:
-            self.add_calls(kind, group)
-        kind, group = ordered[0]
+        old = {
+            kind: [(each, row) for each, row in group if self.age(row) >= least_s]
+            for kind, group in kinds.items()
+        }
+        ordered = sorted(kinds, key=lambda kind: -len(old[kind]))
+        for kind in ordered:
+            self.add_calls(kind, kinds[kind])
+        kind, group = ordered[0], old[ordered[0]]
         confidence = "high" if len(group) == len(pairs) else "medium"
         follow = {
             "engine_call": self.engine,
@@ -231,15 +260,9 @@ class _Search:
         of = Counter(str(extra.get("tool") or extra.get("server") or "") for extra in extras)
         named = ", ".join(f"{name} {count}" for name, count in of.most_common(_SHOWN) if name)
         what = f"{len(group)} in {kind}" + (f" ({named})" if named else "")
-        places = Counter(place(row) for _, row in group)
-        age_s = max(self.age(row) for _, row in group)
-        self.add(
-            some(sorted({each.name for each, _ in group})),
-            what,
-            age_s,
-            places.most_common(1)[0][0],
-            depth=2,
-        )
+        _, oldest = max(group, key=lambda pair: self.age(pair[1]))
+        names = some(sorted({each.name for each, _ in group}))
+        self.add(names, what, self.age(oldest), place(oldest), depth=2)
 
     def calls(self, group: Sequence[tuple[Process, Mapping[str, Any]]], confidence: str) -> None:
         """Name the calls themselves, those of a tool for example; or a process that answers nobody."""
