@@ -6,6 +6,7 @@ Nothing is installed into the system and nothing of it is ever committed; its li
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -54,10 +55,14 @@ def environment() -> dict[str, str]:
         CannotBeHad: With the reason.
     """
     nvtx = cache().with_name(f"nvtx-{NVTX}-{sys.version_info[0]}{sys.version_info[1]}")
-    if not (nvtx / "nvtx").is_dir():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-        _run([*pip, "--target", str(nvtx), f"nvtx=={NVTX}"], timeout=180)
-    folders = {"PATH": str(folder()), "PYTHONPATH": str(nvtx)}
+    nvtx.parent.mkdir(parents=True, exist_ok=True)
+    with nvtx.with_suffix(".lock").open("w") as lock:
+        # Other workers of the tests fetch the same.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (nvtx / "nvtx").is_dir():
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+            _run([*pip, "--target", str(nvtx), f"nvtx=={NVTX}"], timeout=180)
+        folders = {"PATH": str(folder()), "PYTHONPATH": str(nvtx)}
     return {
         name: os.pathsep.join(filter(None, (first, os.environ.get(name, ""))))
         for name, first in folders.items()

@@ -62,9 +62,14 @@ def forked(verl_environment, tmp_path_factory):
                 "out": str(out),
                 "err": str(err),
             }
-            print(json.dumps(order), file=server.stdin, flush=True)
-            status = server.stdout.readline()
-            return int(status), out.read_text(), err.read_text()
+            try:
+                print(json.dumps(order), file=server.stdin, flush=True)
+                status = int(server.stdout.readline())
+            except BaseException:
+                # The next script would get this one's answer.
+                server.kill()
+                raise
+            return status, out.read_text(), err.read_text()
 
         yield run
         server.stdin.close()
