@@ -23,32 +23,20 @@ def commands(monkeypatch):
     return started
 
 
-def test_a_model_is_taught_once(tmp_path, commands):
-    """The second rehearsal finds it."""
-    first = assets.trained_model(tmp_path / "cache", None, None, 0)
+def test_a_model_is_taught_once_for_each_seed_and_what_its_tools_are(tmp_path, commands):
+    """What the tools' file contains decides, not where it is."""
+    cache, tools = tmp_path / "cache", tmp_path / "tools.py"
+    first = assets.trained_model(cache, None, None, 0)
 
-    assert first == assets.trained_model(tmp_path / "cache", None, None, 0)
+    assert first == assets.trained_model(cache, None, None, 0)
     assert 1 == len(commands)
     assert ["config.json"] == [file.name for file in first.iterdir()]
-
-
-def test_other_tools_make_another_model(tmp_path, commands):
-    """What the tools' file says decides, not where it is."""
-    tools = tmp_path / "tools.py"
-    tools.write_text("one")
-    first = assets.trained_model(tmp_path, str(tools), None, 0)
-    tools.write_text("two")
-    second = assets.trained_model(tmp_path, str(tools), None, 0)
-
-    assert first != second
-    assert ["--function-tools", str(tools)] == commands[1][-2:]
-
-
-def test_another_seed_makes_another_model(tmp_path, commands):
-    """The seed is part of what the model is."""
-    assert assets.trained_model(tmp_path, None, None, 0) != assets.trained_model(
-        tmp_path, None, None, 1
-    )
+    made = {first, assets.trained_model(cache, None, None, 1)}
+    for text in ("one", "two"):
+        tools.write_text(text)
+        made.add(assets.trained_model(cache, str(tools), None, 0))
+    assert 4 == len(made) == len(commands)
+    assert ["--function-tools", str(tools)] == commands[-1][-2:]
 
 
 def test_a_failure_leaves_nothing(tmp_path, monkeypatch):

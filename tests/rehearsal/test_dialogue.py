@@ -42,37 +42,26 @@ def _calls(tools, seeds=200):
                 yield json.loads(found[1])
 
 
-def test_the_same_seed_gives_the_same_question_and_dialogue():
-    """A rehearsal is made of the same text wherever it runs."""
+def test_the_same_seed_gives_the_same_questions_dialogues_and_rows():
+    """Wherever it runs; validation asks other questions than training."""
     tools = tools_of([SCHEMA])
+    train = data.rows("train", 8, seed=0)
 
-    assert question(random.Random(7)) == question(random.Random(7))
+    assert question(random.Random(7)) == question(random.Random(7)) != question(random.Random(8))
     assert dialogue(random.Random(7), tools) == dialogue(random.Random(7), tools)
-    assert question(random.Random(7)) != question(random.Random(8))
+    assert train == data.rows("train", 8, seed=0) != data.rows("train", 8, seed=1)
+    assert train[0]["prompt"] != data.rows("validation", 8, seed=0)[0]["prompt"]
+    assert 12 == Question("…", 5, 7).answer
 
 
-def test_the_answer_is_the_sum():
-    """The reward of a final message is decided by this number."""
-    assert Question("…", 5, 7).answer == 12
-
-
-def test_a_tool_keeps_its_required_parameters_only():
-    """An optional parameter is never in a taught call."""
+def test_a_tool_has_the_parameters_that_its_schema_requires():
+    """All of them where it has no `required`, which OpenAI's form lets be absent; or none."""
     (tool,) = tools_of([SCHEMA])
+    plain = {"function": {"name": "a", "parameters": {"properties": {"b": {"type": "string"}}}}}
 
-    assert tool.name == "search"
+    assert "search" == tool.name
     assert SCHEMA["function"]["parameters"]["required"] == list(tool.parameters)
-
-
-def test_a_schema_without_a_required_list_keeps_all_parameters():
-    """OpenAI's form lets `required` be absent."""
-    schema = {"function": {"name": "a", "parameters": {"properties": {"b": {"type": "string"}}}}}
-
-    assert [Tool("a", {"b": {"type": "string"}})] == tools_of([schema])
-
-
-def test_a_schema_without_parameters_has_none():
-    """A tool may take nothing."""
+    assert [Tool("a", {"b": {"type": "string"}})] == tools_of([plain])
     assert [Tool("now", {})] == tools_of([{"function": {"name": "now"}}])
 
 
@@ -99,17 +88,12 @@ def test_every_call_is_json_with_the_declared_types():
 
 
 def test_all_tools_are_called():
-    """A model that is taught two tools sees both."""
+    """A model that is taught two tools sees both; one without any, single turns."""
     tools = [Tool("one", {}), Tool("two", {})]
 
     assert {"one", "two"} == {call["name"] for call in _calls(tools)}
-
-
-def test_dialogues_without_tools_are_question_and_answer():
-    """A recipe without tools is rehearsed with single turns."""
     for seed in range(20):
         roles = [role for role, _ in dialogue(random.Random(seed), [])]
-
         assert roles == ["user", "assistant"]
 
 
@@ -141,15 +125,6 @@ def test_rows_have_the_columns_of_verls_gsm8k_example():
         assert index == row["extra_info"]["index"]
         created = row["extra_info"]["tools_kwargs"]["check_answer"]["create_kwargs"]
         assert {"ground_truth": truth} == created
-
-
-def test_splits_and_seeds_differ():
-    """Validation asks other questions than training."""
-    train = data.rows("train", 8, seed=0)
-
-    assert train == data.rows("train", 8, seed=0)
-    assert train != data.rows("train", 8, seed=1)
-    assert train[0]["prompt"] != data.rows("validation", 8, seed=0)[0]["prompt"]
 
 
 def test_the_files_hold_the_rows(tmp_path):

@@ -13,15 +13,17 @@ STEP = (
 )
 
 
-def test_colors_and_rays_prefix_are_removed():
-    """Ray colors the name of the process that a line comes from."""
-    assert plain("\x1b[36m(TaskRunnerV1 pid=11)\x1b[0m hello\n") == "hello"
-    assert plain("\x1b[36m(WorkerDict pid=1, ip=10.0.0.1)\x1b[0m hello\n") == "hello"
-
-
-def test_only_the_last_state_of_a_progress_bar_is_read():
-    """Tqdm writes one over the other."""
-    assert plain("0%\r50%\r100%\n") == "100%"
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("\x1b[36m(TaskRunnerV1 pid=11)\x1b[0m hello\n", "hello"),
+        ("\x1b[36m(WorkerDict pid=1, ip=192.0.2.1)\x1b[0m hello\n", "hello"),
+        # tqdm writes one state over the other.
+        ("0%\r50%\r100%\n", "100%"),
+    ],
+)
+def test_colors_rays_prefix_and_earlier_states_of_a_progress_bar_are_removed(line, text):
+    assert text == plain(line)
 
 
 def test_a_step_is_told_with_its_phases():
@@ -36,36 +38,38 @@ def test_a_step_is_told_with_its_phases():
     assert progress.stage == "step 2 of 3"
 
 
-def test_the_v0_trainer_names_its_turns_otherwise():
-    """And its validation's turns are not those of the step."""
-    line = "(TaskRunner pid=11) step:2 - val-aux/num_turns/mean:9 - num_turns/mean:3.0 - a:1\n"
-
-    assert Progress().read(line) == "step 2 of 0, 1.5 turns per request"
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        # The V0 trainer names its turns otherwise; a validation's are not those of the step.
+        (
+            "(TaskRunner pid=11) step:2 - val-aux/num_turns/mean:9 - num_turns/mean:3.0 - a:1\n",
+            "step 2 of 0, 1.5 turns per request",
+        ),
+        # verl logs the validation before training as step 0.
+        (
+            "(TaskRunnerV1 pid=11) step:0 - val-aux/num_turns/mean:np.float64(3.0)\n",
+            "validation before training, 1.5 turns per request",
+        ),
+        # Fully asynchronous training logs several lines for a step.
+        ("step:1 - fully_async/rollouter/idle_ratio:0.5\n", None),
+        ("step:3 - rollouter/validate_time:2.1\n", None),
+        *(
+            (line, None)
+            for line in ("", "\n", "dataset len: 64\n", "step:x - \n", "a step:1 - b\n")
+        ),
+        ("[rehearsal] teaching\n", "teaching"),
+    ],
+)
+def test_a_line_of_the_console_is_told_or_not(line, told):
+    assert told == Progress().read(line)
 
 
 def test_the_validation_of_a_step_is_told():
     """It is not part of the step's own time."""
-    progress = Progress()
+    told = Progress().read(STEP.format(3, " - timing_s/testing:2.1"))
 
-    assert progress.read(STEP.format(3, " - timing_s/testing:2.1")).endswith(
-        "; then validation, 2.1 s"
-    )
-
-
-def test_the_validation_before_training_is_told_apart():
-    """Verl logs it as step 0."""
-    line = "(TaskRunnerV1 pid=11) step:0 - val-aux/num_turns/mean:np.float64(3.0)\n"
-
-    assert Progress().read(line) == "validation before training, 1.5 turns per request"
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["step:1 - fully_async/rollouter/idle_ratio:0.5\n", "step:3 - rollouter/validate_time:2.1\n"],
-)
-def test_the_rollouters_own_lines_end_no_step(line):
-    """Fully asynchronous training logs several lines for a step."""
-    assert Progress().read(line) is None
+    assert told.endswith("; then validation, 2.1 s")
 
 
 def test_a_milestone_is_told_once():
@@ -77,42 +81,22 @@ def test_a_milestone_is_told_once():
     assert progress.read(line) is None
 
 
-@pytest.mark.parametrize("line", ["", "\n", "dataset len: 64\n", "step:x - \n", "a step:1 - b\n"])
-def test_other_lines_are_not_told(line):
-    """A console has a thousand lines."""
-    assert Progress().read(line) is None
-
-
-def test_lines_of_the_rehearsal_itself_are_told_as_they_are():
-    """Teaching a model is told by the process that does it."""
-    assert Progress().read("[rehearsal] teaching\n") == "teaching"
-
-
-def test_the_tail_begins_at_the_last_traceback():
-    """What came before it is not why the run ended."""
-    lines = deque(
-        ["early\n", "Traceback (most recent call last):\n", "  File …\n", "ValueError: a\n"]
-    )
-
-    assert relevant_tail(lines) == [
-        "Traceback (most recent call last):",
-        "  File …",
-        "ValueError: a",
-    ]
-
-
-def test_a_tail_without_a_traceback_is_the_last_lines():
-    """A process that was killed leaves none."""
-    lines = deque(f"line {number}\n" for number in range(100))
-
-    assert [f"line {number}" for number in range(90, 100)] == relevant_tail(lines, limit=10)
-
-
-def test_the_tail_leaves_noise_out():
-    """Repetitions and blank lines hide the reason."""
-    lines = deque(["", "x [repeated 3x across cluster]\n", "   ^^^^\n", "reason\n"])
-
-    assert relevant_tail(lines) == ["reason"]
+@pytest.mark.parametrize(
+    ("lines", "tail"),
+    [
+        # What came before a traceback is not why the run ended.
+        (
+            ["early\n", "Traceback (most recent call last):\n", "  File …\n", "ValueError: a\n"],
+            ["Traceback (most recent call last):", "  File …", "ValueError: a"],
+        ),
+        # A process that was killed leaves none.
+        ([f"line {n}\n" for n in range(100)], [f"line {n}" for n in range(90, 100)]),
+        # Repetitions and blank lines hide the reason.
+        (["", "x [repeated 3x across cluster]\n", "   ^^^^\n", "reason\n"], ["reason"]),
+    ],
+)
+def test_the_tail_has_why_a_run_ended(lines, tail):
+    assert tail == relevant_tail(deque(lines), limit=10)
 
 
 def test_a_step_whose_console_line_was_dropped_is_told_from_its_events(tmp_path):
