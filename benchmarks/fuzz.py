@@ -172,10 +172,13 @@ def compare_events(mutant, cache):
     """Read a run; return what was lost of its untouched events."""
     from verl_profiler.errors import VerlProfilerError
     from verl_profiler.reading.reader import load
+    from verl_profiler.reading.tables.schemas import SCHEMAS
 
     expected = mutant.expected()
     try:
         with load(mutant.target, cache=cache) as run:
+            for table in SCHEMAS:
+                run.rows(f"SELECT * FROM {table}")
             rows = run.rows("SELECT name, event, duration_us FROM events")
             problems = run.problems
     except VerlProfilerError as error:

@@ -102,20 +102,6 @@ def test_other_content_of_the_same_size_is_seen(run):
     assert before != after
 
 
-@pytest.mark.parametrize("damage", [b"", b"PAR1 not really", None])
-def test_a_damaged_table_is_made_again(run, damage):
-    """Like a damaged part of the events."""
-    expected = answers(run)
-    for name in cached_files(run):
-        path = run / ".cache" / "events-1" / name
-        if damage is None:
-            path.unlink()
-        else:
-            path.write_bytes(damage)
-
-    assert expected == answers(run)
-
-
 def test_where_nothing_can_be_written_tables_go_elsewhere(run):
     """The answers are the same, and nothing is left in the run."""
     (run / ".cache").write_text("in the way")

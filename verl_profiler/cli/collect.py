@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import os
 import sys
 import time
 from collections.abc import Generator
@@ -79,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
     """Print what was gathered; return 1 if something is missing."""
     from verl_profiler.capture import gather, tools
 
-    if not args.directory.is_dir():
+    # pathlib raises for a name that is too long.
+    if not os.path.isdir(args.directory):
         raise ReadingError(
             f"{args.directory} does not exist, or is not a directory.", "no-such-run"
         )

@@ -13,6 +13,7 @@ can be run again while the log grows; other files are not, unless --force is giv
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -181,7 +182,8 @@ def _mark(run: LoggedRun) -> str:
 
 def _log_of(path: Path) -> Path:
     """Return the console log of a run directory; any other path as it is."""
-    if not path.is_dir():
+    # pathlib raises for a name that is too long.
+    if not os.path.isdir(path):
         return path
     log = path / CONSOLE
     if not log.is_file():
