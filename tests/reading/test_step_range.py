@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import zlib
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -129,13 +128,6 @@ def test_tables_of_some_steps_are_not_taken_for_those_of_all(long_run, tmp_path)
         assert opened.rows(query) == expected
 
 
-def test_no_files_at_all_for_a_step_is_no_traceback(tmp_path):
-    (tmp_path / "run" / "events").mkdir(parents=True)
-    (tmp_path / "run" / "events" / "a.parquet").write_bytes(b"no parquet")
-    with pytest.raises(ReadingError, match="cannot be read"):
-        load(tmp_path / "run", steps=(1, 1))
-
-
 @pytest.fixture
 def shards(long_run, tmp_path, small_parts):
     """The long run as Parquet files of one step each, in folders that are named after it."""
@@ -150,15 +142,12 @@ def shards(long_run, tmp_path, small_parts):
     return tmp_path / "long"
 
 
-def test_parquet_files_in_folders_of_steps_are_one_run(long_run, shards):
+def test_files_in_folders_of_other_steps_are_not_opened(long_run, shards):
+    """All of them are one run."""
     with load(long_run, cache=False) as whole, load(shards, cache=False) as run:
         for name in ("step_times", "request_times"):
-            assert _plain(ANALYSES[name](run.tables, None)) == _plain(
-                ANALYSES[name](whole.tables, None)
-            )
-
-
-def test_files_in_folders_of_other_steps_are_not_opened(shards):
+            expected = _plain(ANALYSES[name](whole.tables, None))
+            assert _plain(ANALYSES[name](run.tables, None)) == expected
     for step in (1, 2, 6, 7, 8):
         for path in (shards / "events" / f"step_{step}").iterdir():
             path.write_bytes(b"no parquet")
@@ -207,25 +196,6 @@ def test_the_ends_of_many_files_are_read_once(flat, monkeypatch):
         parts = {part.path.name: part.steps for part in run.tables.table_cache.parts}
         assert parts[changed.name] == parts[other.name]
     assert opened == [changed.name]
-
-
-@pytest.mark.parametrize(
-    "note",
-    [
-        {},
-        {"files": 3},
-        {"files": {"a": [None, True, None, 5]}, "columns": []},
-        {"files": {"a": [["x", 1], True, None, 0]}, "columns": [["step"]]},
-    ],
-)
-def test_an_index_of_another_form_is_not_used(flat, monkeypatch, note):
-    (path,) = flat.glob(".cache/*/index-*.json")
-    body = json.dumps({"file": None, "note": note}).encode()
-    path.write_bytes(body + f"\n{zlib.crc32(body):08x}\n".encode())
-    opened = _opened(monkeypatch)
-    with load(flat) as run:
-        assert run.all_steps == (1, STEPS)
-    assert len(opened) == len(list((flat / "events").iterdir()))
 
 
 def test_an_index_that_cannot_be_kept_costs_nothing_else(flat, monkeypatch):

@@ -116,22 +116,6 @@ def test_pieces_are_bounded_and_a_long_line_comes_whole(node, driver, limit):
     assert content(node) == content(driver)
 
 
-def test_a_file_that_was_compressed_replaces_its_lines_and_later_lines_follow(node, driver):
-    """As `events.compress` does: the copy, then a new file of the old name."""
-    files, receiver = NodeFiles(node), Receiver(driver, Names(driver))
-    write(node, "processes/worker_1.json", "{}")
-    plain = write(node, "step_1/worker_1.jsonl", "one\ntwo\n")
-    ship(files, receiver)
-    write(node, "step_1/worker_1.jsonl.gz", gzip.compress(plain.read_bytes()))
-    plain.unlink()
-    write(node, "step_1/worker_1.jsonl", "three\n")
-
-    ship(files, receiver)
-    ship(files, receiver)
-
-    assert content(node) == content(driver)
-
-
 def test_what_a_process_removed_is_removed_and_nothing_else(node, driver):
     """Open calls that ended; not the old steps that somebody deleted to make room on the node."""
     files, receiver = NodeFiles(node), Receiver(driver, Names(driver))

@@ -295,19 +295,3 @@ def test_the_upload_is_killed_at_the_end(drive, held, capsys):
 
     as_the_local_run(driver, capsys)
     assert f"the run was uploaded to {driver.url}" in driver.log.read_text()
-
-
-def test_what_was_compressed_meanwhile_is_not_counted_twice(drive, capsys):
-    """Objects of files that are gone are removed by whoever goes on, if they were replaced."""
-    driver = drive()
-    for step in range(1, 6):
-        driver.does(f"write {step} 100")
-    until(lambda: looked(driver.url)[0] == 500)
-    driver.kill_both()
-    (plain,) = (driver.run / "step_1").iterdir()
-    subprocess.run(["gzip", str(plain)], check=True)
-
-    assert 0 == main(["collect", str(driver.run), "--to", driver.url])
-
-    as_the_local_run(driver, capsys)
-    assert 500 == looked(driver.url)[0]

@@ -128,7 +128,13 @@ EVERYTHING = {f"step_1/worker_{name}.jsonl": f"{name}\n" for name in ("here", "a
 def test_nodes_with_disks_of_their_own_ship_and_others_do_not(cluster):
     """The actor of one that shares the disk ends at once, and none is started there again."""
     run, ray = cluster
+    alive, before = ray.alive, sorted(path.name for path in run.iterdir())
     shipments = Shipments(ray, run)
+    # On a single node, neither an actor nor a file is made.
+    ray.alive = {"here": True}
+    assert shipments.round()
+    assert ([], before) == (ray.actors, sorted(path.name for path in run.iterdir()))
+    ray.alive = alive
 
     assert shipments.round()
     assert EVERYTHING == content(run)
@@ -139,18 +145,6 @@ def test_nodes_with_disks_of_their_own_ship_and_others_do_not(cluster):
     assert [] == shipments.finish()
     assert [] == ray.running()
     assert {"ended"} == {each["state"] for each in rows(run).values()}
-
-
-def test_on_a_single_node_nothing_is_made(cluster):
-    """Neither an actor nor a file."""
-    run, ray = cluster
-    ray.alive = {"here": True}
-    before = sorted(path.name for path in run.iterdir())
-    shipments = Shipments(ray, run)
-    assert shipments.round()
-    assert [] == shipments.finish()
-    assert before == sorted(path.name for path in run.iterdir())
-    assert [] == ray.actors
 
 
 def test_evidence_is_requested_on_each_disk_and_comes_back_with_the_headers(cluster, tmp_path):

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from shipping.copies import another_line, taken_by_two_at_once
+from shipping.copies import another_line, contents, local, taken_by_two_at_once
 
 from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError, ReadingError
@@ -44,27 +44,11 @@ def storage(request, tmp_path):
     return f"file://{tmp_path}/storage"
 
 
-def test_local_is_another_name_of_file(tmp_path):
-    """The same client and path."""
-    assert connect(f"file://{tmp_path}/storage") == connect(f"local://{tmp_path}/storage")
-
-
-def contents(url):
-    """Return what of a run is at a URL, by name; asked of its own client."""
-    filesystem, target = connect(url)
-    names = {str(path).removeprefix(f"{target}/"): path for path in filesystem.find(target)}
-    # Which is not of the run, but about its upload.
-    names.pop("upload.json", None)
-    return {name: filesystem.cat_file(path) for name, path in names.items()}
-
-
-def local(run):
-    """Return the files of a run, without what readers left."""
-    return {
-        str(path.relative_to(run)): path.read_bytes()
-        for path in run.rglob("*")
-        if path.is_file() and ".cache" not in path.parts
-    }
+def files_at(url):
+    """Return the files at a URL, without the account of their upload."""
+    found = contents(url)
+    found.pop("upload.json", None)
+    return found
 
 
 def uploaded(run, url):
@@ -83,11 +67,11 @@ def printed(capsys, *argv):
     return status, text
 
 
-def test_an_uploaded_run_is_read_with_the_same_answers(run, storage, capsys):
-    """Every byte is there, and `summary` prints the same of the URL."""
+def test_an_uploaded_run_is_read_with_the_same_answers(run, storage, capsys, monkeypatch, tmp_path):
+    """Every byte is there, and `summary` prints the same of the URL; a report of it is written here."""
     url = f"{storage}/deep/my-run"
     uploaded(run, url)
-    assert local(run) == contents(url)
+    assert local(run, ".cache") == files_at(url)
 
     expected = printed(capsys, "summary", str(run), "--json")
     assert expected == printed(capsys, "summary", url, "--json")
@@ -96,6 +80,12 @@ def test_an_uploaded_run_is_read_with_the_same_answers(run, storage, capsys):
     assert printed(capsys, "requests", str(run)) == printed(capsys, "requests", url)
     compared = printed(capsys, "diff", f"{run}@1:1", f"{run}@2:2")[1].replace(str(run), url)
     assert compared == printed(capsys, "diff", f"{url}@1:1", f"{url}@2:2")[1]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert 0 == main(["report", url])
+    assert ["my-run-report.html"] == os.listdir(tmp_path / "here")
+    assert 2 == main(["summary", f"{storage}/none"])
+    assert "does not exist, or is empty" in capsys.readouterr().err
 
 
 def test_the_python_api_takes_urls_steps_and_files(run, storage):
@@ -145,19 +135,6 @@ def test_only_a_part_is_downloaded_and_only_what_has_changed(run, storage, monke
     assert ["worker_0.jsonl"] == [path.rpartition("/")[2] for path in taken]
 
 
-def test_a_report_of_a_remote_run_is_written_here(run, storage, monkeypatch, tmp_path):
-    """Not into the cache, where nobody finds it."""
-    pytest.importorskip("jinja2")
-    url = f"{storage}/my-run"
-    uploaded(run, url)
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-
-    assert 0 == main(["report", url])
-
-    assert ["my-run-report.html"] == os.listdir(tmp_path / "here")
-
-
 def test_a_file_that_grows_is_uploaded_when_it_is_worth_it(run, storage, monkeypatch):
     """Whole lines; again with a quarter more, or once it no longer grows."""
     url = f"{storage}/my-run"
@@ -167,22 +144,22 @@ def test_a_file_that_grows_is_uploaded_when_it_is_worth_it(run, storage, monkeyp
     path.parent.mkdir()
     path.write_text("x\n" * 100 + "cut")
     upload.round()
-    assert b"x\n" * 100 == contents(url)["step_3/worker_0.jsonl"]
+    assert b"x\n" * 100 == files_at(url)["step_3/worker_0.jsonl"]
 
     with path.open("a") as file:
         file.write("\n")
     upload.round()
-    assert 200 == len(contents(url)["step_3/worker_0.jsonl"])
+    assert 200 == len(files_at(url)["step_3/worker_0.jsonl"])
     with path.open("a") as file:
         file.write("x\n" * 30)
     upload.round()
-    assert path.read_bytes() == contents(url)["step_3/worker_0.jsonl"]
+    assert path.read_bytes() == files_at(url)["step_3/worker_0.jsonl"]
     with path.open("a") as file:
         file.write("x\n")
     old = time.time() - 100
     os.utime(path, (old, old))
     upload.round()
-    assert path.read_bytes() == contents(url)["step_3/worker_0.jsonl"]
+    assert path.read_bytes() == files_at(url)["step_3/worker_0.jsonl"]
 
 
 def test_what_was_compressed_and_what_is_over_is_removed_there_and_nothing_else(run, storage):
@@ -199,7 +176,7 @@ def test_what_was_compressed_and_what_is_over_is_removed_there_and_nothing_else(
 
     upload.round()
 
-    there = contents(url)
+    there = files_at(url)
     assert "step_2/worker_0.jsonl.gz" in there
     assert "step_2/worker_0.jsonl" not in there
     assert "open/worker_0.json" not in there
@@ -216,27 +193,22 @@ def test_collect_uploads_the_rest_and_refuses_another_runs_place(run, storage, c
     status, text = printed(capsys, "collect", str(run), "--to", url)
 
     assert 0 == status
-    assert local(run) == contents(url)
+    assert local(run, ".cache") == files_at(url)
     # Headers, run.json and truth.json are sent in any case.
     count = 3 + len(list((run / "processes").iterdir()))
     assert f"in {count} files uploaded" in text
     launch = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**launch, "launched": "2026-01-01T00:00:00+00:00"}))
-    before = contents(url)
+    before = files_at(url)
     assert 2 == main(["collect", str(run), "--to", url])
     assert "holds another run, launched" in capsys.readouterr().err
-    assert before == contents(url)
-
-
-def test_a_second_launch_gets_a_name_of_its_own(run, storage):
-    """As on a disk."""
-    url = f"{storage}/my-run"
-    assert [url, f"{url}-2", f"{url}-3"] == [claim(url, run) for _ in range(3)]
-    assert (run / "run.json").read_bytes() == contents(f"{url}-2")["run.json"]
+    assert before == files_at(url)
 
 
 def test_two_launches_at_the_same_moment_take_two_names(run, storage, tmp_path, monkeypatch):
-    """Both find nothing before either has written."""
+    """Both find nothing before either has written; a later one gets the next, as on a disk."""
+    later = f"{storage}/later"
+    assert [later, f"{later}-2", f"{later}-3"] == [claim(later, run) for _ in range(3)]
     taken_by_two_at_once(run, f"{storage}/my-run", tmp_path, monkeypatch)
 
 
@@ -245,7 +217,7 @@ def test_a_driver_uploads_while_it_runs_and_at_its_end(run, storage, capfd):
     url = remote_output.claim(f"{storage}/my-run", run)
     remote_output.start(run, url, 0.3)
     end = time.monotonic() + 60
-    while "step_1/worker_0.jsonl" not in contents(url):
+    while "step_1/worker_0.jsonl" not in files_at(url):
         assert time.monotonic() < end
         time.sleep(0.1)
     (run / "step_9").mkdir()
@@ -253,7 +225,7 @@ def test_a_driver_uploads_while_it_runs_and_at_its_end(run, storage, capfd):
 
     remote_output.finish()
 
-    assert local(run) == contents(url)
+    assert local(run, ".cache") == files_at(url)
     assert f"the run was uploaded to {url}" in capfd.readouterr().err
 
 
@@ -273,7 +245,7 @@ def test_after_a_killed_driver_the_rest_is_uploaded(run, storage, tmp_path):
     assert -9 == done.returncode
 
     end = time.monotonic() + 60
-    while local(run) != contents(url):
+    while local(run, ".cache") != files_at(url):
         assert time.monotonic() < end
         time.sleep(0.1)
 
@@ -284,7 +256,7 @@ def test_storage_that_fails_costs_a_line_and_the_files_stay(run, s3, capfd):
     for folder in ("processes", "step_1", "step_2"):
         shutil.rmtree(run / folder)
     url = remote_output.claim(f"{s3}/my-run", run)
-    before = local(run)
+    before = local(run, ".cache")
     filesystem, target = connect(s3)
     for path in filesystem.find(target):
         filesystem.rm_file(path)
@@ -297,7 +269,7 @@ def test_storage_that_fails_costs_a_line_and_the_files_stay(run, s3, capfd):
     (line,) = [line for line in err.splitlines() if "not-uploaded" in line]
     assert f"Run: verl-profiler collect {run} --to {url}" in line
     assert "NoSuchBucket" in line or "bucket does not exist" in line
-    assert before == local(run)
+    assert before == local(run, ".cache")
 
 
 @pytest.mark.parametrize(
@@ -316,6 +288,9 @@ def test_a_url_that_cannot_be_written_ends_the_command_before_training(run, s3, 
 
     assert "output-url" == caught.value.slug
     assert says in str(caught.value)
+    with pytest.raises(RemoteError) as caught:
+        name_of("sftp://me:hunter22@host")
+    assert "hunter22" not in str(caught.value)
     filesystem, _ = connect(s3)
     # A bucket that was misspelled is not made.
     assert not filesystem.exists(f"no-such-bucket-{s3[-6:]}")
@@ -333,16 +308,3 @@ def test_a_missing_package_is_named_with_its_command(run, monkeypatch, tmp_path)
     monkeypatch.delitem(registry._registry, "s3", raising=False)
     with pytest.raises(ReadingError, match=r"pip install s3fs[^']*'verl-profiler\[remote\]'"):
         load("s3://bucket/my-run")
-
-
-def test_a_url_that_is_not_there_is_a_message(storage, capsys):
-    """As a directory that is not."""
-    assert 2 == main(["summary", f"{storage}/none"])
-    assert "does not exist, or is empty" in capsys.readouterr().err
-
-
-def test_credentials_in_a_url_are_not_printed():
-    """In messages about it."""
-    with pytest.raises(RemoteError) as caught:
-        name_of("sftp://me:hunter22@host")
-    assert "hunter22" not in str(caught.value)

@@ -17,7 +17,6 @@ import pytest
 from shipping.copies import another_line, contents, local
 
 from verl_profiler.cli import main
-from verl_profiler.errors import ConfigError
 from verl_profiler.events.remote import connect, has_folders
 from verl_profiler.launch import remote_output
 from verl_profiler.reading.reader import load
@@ -149,22 +148,6 @@ def test_the_whole_way_of_a_run(run, storage, capsys):
     as_the_local_run(run, url, capsys)
 
 
-def test_a_process_beside_the_driver_uploads(run, storage, capfd):
-    """To the last line."""
-    url = remote_output.claim(f"{storage}/my-run", run)
-    remote_output.start(run, url, 0.5)
-    with (run / "step_2" / "worker_0.jsonl").open("a") as file:
-        file.write("{}\n")
-
-    remote_output.finish()
-
-    shown = url.replace("me@", "<omitted>@")
-    assert f"the run was uploaded to {shown}" in capfd.readouterr().err
-    there = contents(url)
-    assert json.loads(there.pop("upload.json"))["ended"]
-    assert local(run, ".cache") == there
-
-
 def test_a_file_replaced_within_the_same_second_is_read_again(run, sftp):
     """SFTP has whole seconds, and the size is the same too."""
     root, storage = sftp
@@ -182,18 +165,3 @@ def test_a_file_replaced_within_the_same_second_is_read_again(run, sftp):
     with load(url) as opened:
         (row,) = opened.rows("SELECT header FROM processes WHERE name = 'worker_0'")
         assert "node-9" in row["header"]
-
-
-@pytest.mark.parametrize(
-    ("url", "package", "module"),
-    [
-        ("sftp://127.0.0.1:1/runs/my-run", "paramiko", "paramiko"),
-    ],
-)
-def test_what_to_install_is_named(run, url, package, module, tmp_path, monkeypatch):
-    """Of each kind of storage whose client is missing."""
-    pytest.importorskip("fsspec")
-    (tmp_path / f"{module}.py").write_text(f"raise ImportError(\"No module named '{module}'\")\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=f"pip install {package}"):
-        remote_output.claim(url, run)
