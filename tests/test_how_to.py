@@ -28,14 +28,6 @@ def blocks(page, language):
     return [textwrap.dedent(text) for _, text in found]
 
 
-def cases(pages, language):
-    return [
-        pytest.param(text, id=f"{page.stem}-{number}")
-        for page in pages
-        for number, text in enumerate(blocks(page, language), 1)
-    ]
-
-
 def shell_lines(page):
     """Yield the command lines of a page's shell blocks and of its indented blocks."""
     text = page.read_text()
@@ -63,36 +55,28 @@ def argvs(page):
                 words.append(word)
 
 
-@pytest.mark.parametrize("script", cases(HOW_TO, "bash"))
-def test_shell_blocks_of_the_how_to_pages_pass_shellcheck(script):
-    """No syntax error, no unquoted variable."""
-    shellcheck = shutil.which(
-        "shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    )
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed")
-    done = subprocess.run(
-        [shellcheck, *SHELLCHECK, "-"], input=script, capture_output=True, text=True, check=False
-    )
+def test_shell_blocks_of_the_how_to_pages_can_be_pasted():
+    """No syntax error; no unquoted variable, where shellcheck is installed."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    shellcheck = shutil.which("shellcheck", path=path)
+    checkers = [["bash", "-n"], *([[shellcheck, *SHELLCHECK, "-"]] if shellcheck else [])]
+    wrong = []
+    for page in HOW_TO:
+        for script in blocks(page, "bash"):
+            for checker in checkers:
+                done = subprocess.run(
+                    checker, input=script, capture_output=True, text=True, check=False
+                )
+                wrong += [(page.stem, done.stdout + done.stderr)] if done.returncode else []
 
-    assert (0, "") == (done.returncode, done.stdout)
-
-
-@pytest.mark.parametrize("page", HOW_TO, ids=lambda page: page.stem)
-def test_the_shell_can_parse_the_how_to_pages(page):
-    """Also where shellcheck is not installed."""
-    for script in blocks(page, "bash"):
-        done = subprocess.run(
-            ["bash", "-n"], input=script, capture_output=True, text=True, check=False
-        )
-        assert (0, "") == (done.returncode, done.stderr)
+    assert [] == wrong
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_command_line_accepts_every_command_of_the_pages(page):
-    """Its options exist."""
-    refused = []
-    for argv in argvs(page):
+def test_the_command_line_accepts_every_command_of_the_pages():
+    """Its options exist, and every command is in a page."""
+    refused, found = [], set()
+    for argv in (argv for page in PAGES for argv in argvs(page) if argv):
+        found.add(argv[0])
         try:
             cli._parser().parse_args(argv)
         except SystemExit as end:
@@ -100,27 +84,23 @@ def test_the_command_line_accepts_every_command_of_the_pages(page):
                 refused.append(argv)
 
     assert [] == refused
+    assert {*cli.COMMANDS} <= found
 
 
-def test_commands_are_found_in_the_pages():
-    """So the test above can fail."""
-    found = [argv[0] for page in PAGES for argv in argvs(page) if argv]
-
-    assert {*cli.COMMANDS} <= {*found}
-
-
-@pytest.mark.parametrize("text", cases(PAGES, "yaml"))
-def test_yaml_blocks_are_yaml(text):
-    """As every parser of YAML reads them."""
+def test_yaml_and_python_blocks_can_be_read():
+    """As every parser reads them."""
     yaml = pytest.importorskip("yaml")
+    wrong = []
+    readers = {"yaml": yaml.safe_load, "python": lambda text: compile(text, "block", "exec")}
+    for page in PAGES:
+        for language, read in readers.items():
+            for text in blocks(page, language):
+                try:
+                    wrong += [] if read(text) else [(page.stem, "empty")]
+                except Exception as error:
+                    wrong.append((page.stem, str(error)))
 
-    assert yaml.safe_load(text)
-
-
-@pytest.mark.parametrize("text", cases(PAGES, "python"))
-def test_python_blocks_are_python(text):
-    """Those of the how-to pages too."""
-    compile(text, "block", "exec")
+    assert [] == wrong
 
 
 def test_the_rayjob_has_the_package_and_the_volume_everywhere():

@@ -71,24 +71,21 @@ def test_an_engine_that_is_not_profiled_imports_one_module():
 
 
 @pytest.mark.parametrize(
-    "module",
+    ("modules", "left_out"),
     [
-        "verl_profiler.reading.reader",
-        "verl_profiler.analysis",
-        "verl_profiler.views.summary_text",
-        "verl_profiler.reading.formats.tq_log",
-        "verl_profiler.exports.jsonl",
+        # A laptop is enough.
+        (["reading.reader", "views.summary_text", "reading.formats.tq_log", "exports.jsonl"], HOSTS | {"wrapt"}),
+        # Tables, the list of plots and the report need no plots.
+        (["analysis", "views.questions", "views.sections"], {*HOSTS, "wrapt", "matplotlib", "jinja2"}),
+        # Masking, for example, is done in the driver and in the report.
+        (["events.redaction", "capture.connected_ray"], {*READING, *HOSTS, "wrapt", "msgspec"}),
     ],
-)
-def test_the_reading_half_brings_in_none_of_the_hosts(module):
-    """A laptop is enough."""
-    assert set() == imported_by(f"import {module}") & (HOSTS | {"wrapt"})
+)  # fmt: skip
+def test_what_a_part_does_not_need_is_not_imported(modules, left_out):
+    """Together: whichever of them brings it in."""
+    found = imported_by("; ".join(f"import verl_profiler.{module}" for module in modules))
 
-
-@pytest.mark.parametrize("module", ["analysis", "views.questions", "views.sections"])
-def test_nothing_is_drawn_before_it_is_asked_for(module):
-    """Tables, the list of plots and the report need no plots."""
-    assert set() == imported_by(f"import verl_profiler.{module}") & {"matplotlib", "jinja2"}
+    assert set() == found & left_out
 
 
 def test_the_command_line_needs_only_the_core(tmp_path):
@@ -100,11 +97,3 @@ def test_the_command_line_needs_only_the_core(tmp_path):
     )
 
     assert set() == found & (READING | HOSTS)
-
-
-@pytest.mark.parametrize("module", ["events.redaction", "capture.connected_ray"])
-def test_what_both_halves_import_needs_no_other_package(module):
-    """Masking, for example, is done in the driver and in the report."""
-    found = imported_by(f"import verl_profiler.{module}")
-
-    assert set() == found & (READING | HOSTS | {"wrapt", "msgspec"})

@@ -49,14 +49,13 @@ def test_shellcheck_finds_nothing(script):
     assert (0, "") == (done.returncode, done.stdout)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_touch_nothing_of_the_users(script):
+def test_scripts_touch_nothing_of_the_users():
     """No environment of anyone's is entered, no process is ended, no shell is changed."""
-    text = script.read_text()
+    words = ("activate", "alias", "kill", "nohup", "huggingface-cli")
+    texts = {script: script.read_text() for script in SCRIPTS if script.stat().st_mode & 0o111}
 
-    assert script.stat().st_mode & 0o111
-    for word in ("activate", "alias", "kill", "nohup", "huggingface-cli"):
-        assert word not in text
+    assert len(SCRIPTS) == len(texts)
+    assert [] == [(name, word) for name, text in texts.items() for word in words if word in text]
 
 
 @pytest.mark.parametrize("words", [["2"], ["--tp", "2"], ["--tp=2"]])
@@ -73,7 +72,7 @@ def test_the_size_is_given_as_the_guide_does_or_as_an_option(words):
     assert done.stdout.rstrip().endswith("trainer.total_epochs=1")
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 3, 5, 6, 7, 8, 12, 16, 64])
+@pytest.mark.parametrize("gpus", [1, 3, 7, 8, 64])
 def test_the_batches_fit_any_number_of_gpus(gpus):
     """verl wants the requests shared evenly, and micro batches that divide each share."""
     said = overrides(run("1", "--gpus", str(gpus), "--dry-run").stdout)
@@ -155,16 +154,6 @@ def test_what_cannot_be_run_is_refused_with_its_reason(arguments, variables, mes
     assert 2 == done.returncode
     assert message in done.stderr
     assert [] == list(tmp_path.iterdir())
-
-
-def test_the_help_is_the_head_of_the_file():
-    """All of it, and nothing of the code."""
-    done = run("--help")
-
-    assert 0 == done.returncode
-    assert done.stdout.startswith("Run one profiled GRPO training")
-    assert "set -euo" not in done.stdout
-    assert "--rehearse" in done.stdout
 
 
 def test_the_memory_example_needs_its_data(tmp_path):
