@@ -76,8 +76,8 @@ def _by_verl(config: Any) -> list[str]:
     """Return what verl captures by its own keys; empty where they have no step or no tool."""
     from omegaconf import OmegaConf
 
-    steps = OmegaConf.select(config, "global_profiler.steps")
-    tool = OmegaConf.select(config, "global_profiler.tool")
+    steps: Any = OmegaConf.select(config, "global_profiler.steps")
+    tool: Any = OmegaConf.select(config, "global_profiler.tool")
     if not steps or not tool:
         return []
     enabled = [
@@ -91,7 +91,7 @@ def _by_verl(config: Any) -> list[str]:
     lines = [f"verl itself captures steps {list(steps)} with {tool}, this profiler does not:"]
     for role in enabled:
         every = OmegaConf.select(config, f"{role}.profiler.all_ranks")
-        ranks = OmegaConf.select(config, f"{role}.profiler.ranks") or []
+        ranks: Any = OmegaConf.select(config, f"{role}.profiler.ranks") or ()
         # verl/utils/profiler/profile.py:131; an engine keeps the traces of all of its ranks.
         named = ", ".join(map(str, ranks)) or ("all" if role.endswith(".rollout") else "0")
         named = "all" if every else named
