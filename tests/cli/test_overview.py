@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from written import line, write
+from event_files import ended, write_lines
 
 from verl_profiler.cli import main, summary
 from verl_profiler.errors import ReadingError
@@ -38,19 +38,19 @@ def long_run(tmp_path_factory):
         gen = 8.0 if step == 41 else 6.0
         end = begin + gen + 4.0
         trainer = [
-            line("gen", begin + gen, gen, step=step),
-            line("update_actor", end, 4.0, step=step),
-            line("step", end, gen + 4.0, step=step),
+            ended("gen", begin + gen, gen, step=step),
+            ended("update_actor", end, 4.0, step=step),
+            ended("step", end, gen + 4.0, step=step),
         ]
         worker = []
         for sample in range(4):
             ids = {"request_id": f"r{step}-{sample}", "sample": sample, "session": 0, "step": step}
             worker += [
-                line("lookup", begin + 1, lookup_s(step), **ids),
-                line("tool_call", begin + 2, 0.5, tool="search", turn=0, **ids),
-                line("request", begin + gen - 0.01, gen - 0.01 - 0.1 * sample, **ids),
+                ended("lookup", begin + 1, lookup_s(step), **ids),
+                ended("tool_call", begin + 2, 0.5, tool="search", turn=0, **ids),
+                ended("request", begin + gen - 0.01, gen - 0.01 - 0.1 * sample, **ids),
             ]
-        write(folder, trainer_0=trainer, worker_0=worker)
+        write_lines(folder, trainer_0=trainer, worker_0=worker)
         begin = end
     return folder
 
@@ -190,7 +190,7 @@ def test_one_step_is_shown_in_full(long_run, capsys):
 
 def test_no_change_is_promised_where_nothing_was_recorded(tmp_path, capsys):
     """ "No single change is worth 3 %" needs a finished step."""
-    write(tmp_path, worker_0=[line("request", 2, 1, request_id="a")])
+    write_lines(tmp_path, worker_0=[ended("request", 2, 1, request_id="a")])
     out = printed(capsys, "summary", tmp_path)
 
     assert "No single change" not in out

@@ -42,27 +42,6 @@ def test_without_out_it_is_named_after_the_plot(tmp_path, monkeypatch):
     assert ["turn_times.svg"] == [path.name for path in tmp_path.iterdir()]
 
 
-ASYNCHRONOUS = (
-    "asynchronous_what_if",
-    "critical_cycle",
-    "pools_over_time",
-    "staleness",
-    "staleness_causes",
-)
-
-
-def test_all_plots_are_drawn_or_said_to_have_nothing(tmp_path, capsys):
-    """The run was synchronous on a CPU, and recorded no traced function, own span, memory or load."""
-    assert 0 == run("all", REHEARSED, "--out", tmp_path)
-
-    printed = capsys.readouterr()
-    missing = set(VIEWS) - {path.stem for path in tmp_path.glob("*.png")}
-    expected = {"device_use", "engine_load", "memory_over_time", "memory_phases", "own_spans"}
-    assert {*expected, *ASYNCHRONOUS, "phase_efficiency", "tq_functions"} == missing
-    assert all(f"{name}: nothing to draw" in printed.err for name in missing)
-    assert len(missing) == printed.err.count("nothing to draw")
-
-
 def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
     """Status 1, the reason, and no file."""
     path = tmp_path / "a.png"

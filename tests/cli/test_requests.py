@@ -5,7 +5,7 @@ import json
 import pytest
 from cached_runs import REHEARSED, SMALL
 from commands import command
-from written import line, write
+from event_files import ended, write_lines
 
 from verl_profiler.cli import requests
 from verl_profiler.errors import ReadingError
@@ -90,7 +90,7 @@ def test_an_ambiguous_beginning_lists_what_it_could_mean(capsys):
 
 def test_no_request_is_nothing_to_report(tmp_path, capsys):
     """Status 1: a trainer alone has no requests."""
-    write(tmp_path, trainer_0=[line("step", 2, 1.0)])
+    write_lines(tmp_path, trainer_0=[ended("step", 2, 1.0)])
 
     assert 1 == run(tmp_path)
     assert "no training requests" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cached_runs import SMALL
 from commands import command
-from written import line, write
+from event_files import ended, write_lines
 
 from verl_profiler.analysis import EXPLANATIONS, SUMMARY
 from verl_profiler.cli import summary
@@ -25,7 +25,7 @@ def run_verbose(*arguments):
 
 def event(number, name="request", *, step=1, **extra):
     about = {"request_id": f"q{number}", "sample": number, "session": 0, **extra}
-    return line(name, 2 + number, 1.5, step=step, **about)
+    return ended(name, 2 + number, 1.5, step=step, **about)
 
 
 def test_the_conclusion_comes_first_and_the_problems_last(capsys):
@@ -91,7 +91,7 @@ SERVED = event(0, "engine_request", engine_request_id="e")
 )
 def test_what_was_not_recorded_is_said_and_never_zero(files, expected, tmp_path, capsys):
     """Each part by itself."""
-    run_verbose(write(tmp_path, **files))
+    run_verbose(write_lines(tmp_path, **files))
 
     text = capsys.readouterr().out
     assert [] == [sentence for sentence in expected if sentence not in text]
@@ -105,7 +105,7 @@ def phases(step, seconds, gen_s):
         ("update_actor", seconds, seconds - gen_s),
         ("step", seconds, seconds),
     )
-    return [line(name, end_s, length_s, step=step) for name, end_s, length_s in lengths]
+    return [ended(name, end_s, length_s, step=step) for name, end_s, length_s in lengths]
 
 
 def test_steps_of_a_long_run_share_lines_with_their_means(tmp_path, capsys):
@@ -113,7 +113,7 @@ def test_steps_of_a_long_run_share_lines_with_their_means(tmp_path, capsys):
     for step in range(1, 202):
         slow = 20.0 if step == 58 else 10.0
         requests = [event(step % 5, step=step)]
-        write(tmp_path, trainer_0=phases(step, slow, slow - 4), worker_0=requests)
+        write_lines(tmp_path, trainer_0=phases(step, slow, slow - 4), worker_0=requests)
 
     run_verbose(tmp_path)
 

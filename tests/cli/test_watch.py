@@ -100,7 +100,6 @@ def test_at_each_moment_the_screen_is_the_summary(recorded_run, tmp_path, capsys
     moments = [json.loads(line)["timestamp"] for _, line in ordered]
     shown = 0
     for moment, doing in (
-        ("2026-11-21T04:14:11.5", "gen of step 1 for "),
         ("2026-11-21T04:14:16", "step 1 after gen for "),
         ("2026-11-21T04:14:47", "update_actor of step 2 for "),
         ("9", "step 2 ended;"),

@@ -5,7 +5,7 @@ import json
 import pytest
 from cached_runs import REHEARSED, fixable_run
 from commands import command
-from written import line, write
+from event_files import ended, write_lines
 
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.cli import why
@@ -97,7 +97,7 @@ def test_json_holds_all_of_it(capsys):
 
 def test_no_step_with_an_end_is_nothing_to_report(tmp_path, capsys):
     """A run that was killed in its first step, or whose trainer was not recorded."""
-    write(tmp_path, worker_0=[line("request", 4, 1.5, request_id="q", sample=1, session=0)])
+    write_lines(tmp_path, worker_0=[ended("request", 4, 1.5, request_id="q", sample=1, session=0)])
 
     assert 1 == run(tmp_path)
     assert "nothing to report: no step finished" in capsys.readouterr().err

@@ -4,8 +4,8 @@ import json
 import shutil
 
 import pytest
+from event_files import ended, write_lines
 from views.opened_report import CANVAS, SMALL, drag, place, set_value, text, view
-from written import line, write
 
 from verl_profiler.cli.report import write_report
 from verl_profiler.reading.reader import load
@@ -271,10 +271,10 @@ def test_no_width_makes_the_page_scroll_sideways(browser, small, width):
 def test_runs_with_little_in_them_draw_too(browser, tmp_path, events):
     """Sections with nothing say so in words, without errors."""
     lines = [
-        line(name, 10, length, **({"request_id": request, "turn": 0} if request else {}))
+        ended(name, 10, length, **({"request_id": request, "turn": 0} if request else {}))
         for name, length, request in events
     ]
-    write(tmp_path / "run", trainer_0=lines)
+    write_lines(tmp_path / "run", trainer_0=lines)
     out = write_report(tmp_path / "run")
     browser.open(out)
     empty = browser.evaluate(

@@ -11,6 +11,7 @@ from views.opened_report import place
 
 from verl_profiler.cli import main
 from verl_profiler.cli.report import write_report
+from verl_profiler.views.questions import VIEWS
 
 # What a page needs from Unicode to be read as it is written, and XML 1.0 allows.
 NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
@@ -97,13 +98,14 @@ def test_nothing_of_a_name_runs_in_a_browser(browser, reports):
     assert 0 == browser.evaluate("document.querySelectorAll('img, b, body svg[onload]').length")
 
 
-def test_every_picture_is_xml(run, tmp_path):
-    """SVG has no characters for what a terminal obeys."""
+def test_every_picture_is_xml(run, tmp_path, capsys):
+    """SVG has no characters for what a terminal obeys; plots that have nothing to draw say so."""
     out = tmp_path / "plots"
 
     assert 0 == main(["plot", "all", str(run), "--format", "svg", "--out", str(out)])
     pictures = sorted(out.iterdir())
     assert len(pictures) > 20
+    assert len(VIEWS) == len(pictures) + capsys.readouterr().err.count("nothing to draw")
     named = 0
     for path in pictures:
         text = path.read_text(encoding="utf-8")

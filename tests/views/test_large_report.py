@@ -4,6 +4,7 @@ import json
 from statistics import median
 
 import pytest
+from event_files import write_lines
 from views.opened_report import CANVAS
 from views.test_trace_selection import STEP_S, WORKERS, line, run_of
 
@@ -30,21 +31,12 @@ def run(tmp_path_factory):
     truth = run_of(folder, STEPS, length_s)
     for step in range(1, STEPS + 1):
         begin_s = (step - 1) * STEP_S
+        # The engine's number is how many requests it has at once.
         for engine in range(ENGINES):
-            # The engine's number is how many requests it has at once.
-            lines = [
-                line(
-                    "engine_request",
-                    begin_s + 1,
-                    begin_s + 9,
-                    step,
-                    engine,
-                    engine_request_id=f"{step}-{engine}-{n}",
-                )
-                for n in range(engine + 1)
-            ]
-            path = folder / f"step_{step}" / f"engine_{engine}.jsonl"
-            path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+            times = ("engine_request", begin_s + 1, begin_s + 9, step, engine)
+            calls = [f"{step}-{engine}-{number}" for number in range(engine + 1)]
+            lines = [line(*times, engine_request_id=each) for each in calls]
+            write_lines(folder, **{f"engine_{engine}": lines})
     return folder, truth
 
 

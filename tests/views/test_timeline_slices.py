@@ -5,8 +5,8 @@ import re
 import shlex
 
 import pytest
+from event_files import ended, write_lines
 from views.opened_report import CANVAS, SMALL, place, set_value, text
-from written import line, write
 
 from verl_profiler.cli.report import write_report
 
@@ -195,10 +195,10 @@ def test_slow_requests_are_those_over_the_p95_of_their_own_step(browser, tmp_pat
         durations = {f"s{step}-{number:02}": unit * number for number in range(1, 25)}
         slow |= {f"s{step}-23", f"s{step}-24"}
         lines = [
-            line("request", 60 * step, duration, step=step, request_id=name)
+            ended("request", 60 * step, duration, step=step, request_id=name)
             for name, duration in durations.items()
         ]
-        write(tmp_path / "run", worker_0=lines)
+        write_lines(tmp_path / "run", worker_0=lines)
     browser.open(write_report(tmp_path / "run"))
     set_value(browser, "#filter-slow", True)
 

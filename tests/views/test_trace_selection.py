@@ -2,30 +2,21 @@
 
 import json
 import random
-from datetime import datetime, timedelta, timezone
 
 import pytest
+from event_files import ended, write_lines
 from views.perfetto_reading import read_trace
 
 from verl_profiler.cli import main
 from verl_profiler.exports import trace_selection
 
-BEGIN = datetime(2026, 11, 24, 9, 0, tzinfo=timezone.utc)
 WORKERS = 20
 REQUESTS = 400
 STEP_S = 100.0
 
 
 def line(event, begin_s, end_s, step, rank, **extra):
-    moment = (BEGIN + timedelta(seconds=end_s)).isoformat(timespec="microseconds")
-    return {
-        "timestamp": moment,
-        "event": event,
-        "duration_sec": round(end_s - begin_s, 6),
-        "extra": extra,
-        "workid": rank,
-        "step": step,
-    }
+    return ended(event, end_s, end_s - begin_s, step=step, rank=rank, **extra)
 
 
 def run_of(folder, steps, lengths_s):
@@ -53,10 +44,7 @@ def run_of(folder, steps, lengths_s):
             line("gen", begin_s, begin_s + 90, step, 0),
             line("step", begin_s, begin_s + 95, step, 0),
         ]
-        (folder / f"step_{step}").mkdir(parents=True)
-        for name, lines in files.items():
-            text = "".join(json.dumps(each) + "\n" for each in lines)
-            (folder / f"step_{step}" / f"{name}.jsonl").write_text(text)
+        write_lines(folder, **files)
     return truth
 
 
@@ -144,11 +132,7 @@ def cluster(tmp_path_factory):
             ),
             line("update_actor", 90, end_s, 1, rank),
         ]
-    (folder / "step_1").mkdir(parents=True)
-    for name, lines in files.items():
-        text = "".join(json.dumps(each) + "\n" for each in lines)
-        (folder / "step_1" / f"{name}.jsonl").write_text(text)
-    return folder
+    return write_lines(folder, **files)
 
 
 def test_a_cluster_takes_at_most_200_tracks(cluster, tmp_path, capsys):
@@ -187,9 +171,7 @@ def test_few_at_a_time_share_lanes_however_many_there_are(tmp_path, capsys):
         lines = [json.loads(text) for text in path.read_text().splitlines()]
         for number, each in enumerate(lines):
             end_s = 2.0 * (number // 2 + 1)
-            each["timestamp"] = (BEGIN + timedelta(seconds=end_s)).isoformat(
-                timespec="microseconds"
-            )
+            each["timestamp"] = ended("request", end_s)["timestamp"]
             each["duration_sec"] = 2.0
         path.write_text("".join(json.dumps(each) + "\n" for each in lines))
     reading = exported(run, tmp_path / "a.pftrace")
@@ -210,7 +192,7 @@ def test_a_time_range_draws_what_reaches_into_it(large, tmp_path):
         run,
         tmp_path / "b.pftrace",
         "--all",
-        *("--from", "2026-11-24T09:02:30Z", "--to", "2026-11-24T10:02:40+01:00"),
+        *("--from", "2026-11-21T02:35:50Z", "--to", "2026-11-21T03:36:00+01:00"),
     )
     assert set(requests_of(again)) == expected
 
