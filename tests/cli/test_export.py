@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from cached_runs import SMALL
 from commands import command
 from views.perfetto_reading import read_trace
 
-from verl_profiler.cli import export
+from verl_profiler.cli import export, main
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats import registry
 
@@ -92,6 +93,30 @@ def test_a_trace_in_the_run_lies_beside_its_process(tmp_path):
     reading = read_trace(folder / "timeline.pftrace")
     paths = {reading.path(span.track) for span in reading.spans if span.name == "aten::mm"}
     assert {("actor_0", "torch: actor.pt.trace.json")} == {path[2:4] for path in paths}
+
+
+def test_a_trace_of_another_year_is_merged_with_a_warning(tmp_path, capsys):
+    """730 days before the run; one of its own time has none."""
+    content = json.loads(gzip.decompress(TORCH.read_bytes()))
+    run(SMALL, "-o", tmp_path / "own.pftrace", "--merge", TORCH)
+    assert "WARNING" not in capsys.readouterr().err
+    content["baseTimeNanoseconds"] -= 730 * 86_400 * 10**9
+    old = tmp_path / "old.pt.trace.json"
+    old.write_text(json.dumps(content))
+    run(SMALL, "-o", tmp_path / "old.pftrace", "--merge", old)
+    printed = capsys.readouterr().err
+    assert re.search(r"WARNING: .*old.* lies 7(29|30) days from the run's events", printed)
+
+
+@pytest.mark.parametrize("command", ["summary", "report", "why"])
+def test_a_trace_given_as_a_run_is_named_as_such(command, tmp_path, capsys):
+    """With the command that takes it."""
+    trace = tmp_path / "rank-0.1.pt.trace.json.gz"
+    trace.write_bytes(TORCH.read_bytes())
+    assert 2 == main([command, str(trace)])
+    printed = capsys.readouterr().err
+    assert "is a trace of torch.profiler, not a run" in printed
+    assert f"export perfetto RUN --merge {trace}" in printed
 
 
 def test_an_nsys_export_is_merged(tmp_path):

@@ -359,7 +359,7 @@ def write_timeline(
     from verl_profiler.analysis.selection import in_steps
     from verl_profiler.exports.perfetto import PerfettoTrace
     from verl_profiler.exports.trace_selection import Selection, choose
-    from verl_profiler.exports.tracks import origin_ns, write_foreign, write_run
+    from verl_profiler.exports.tracks import days_apart, origin_ns, write_foreign, write_run
     from verl_profiler.reading.formats.registry import find_traces, read_trace
     from verl_profiler.reading.reader import load
 
@@ -386,6 +386,11 @@ def write_timeline(
             trace = PerfettoTrace(stream, first_ns)
             folders = write_run(opened.tables, steps, trace, selection)
             for each in filter(None, foreign):
+                if (apart := days_apart(each, opened.tables)) is not None:
+                    print_error(
+                        f"WARNING: {each.title} lies {apart:,} days from the run's events: is it of "
+                        "this run? Its file's clock, or the files given, may be wrong"
+                    )
                 write_foreign(each, opened.tables, folders, trace)
                 if each.left_out:
                     print_error(f"{each.title}: {each.left_out} implausible events were left out")

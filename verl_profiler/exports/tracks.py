@@ -42,7 +42,16 @@ from verl_profiler.exports.track_queries import (
 from verl_profiler.reading.formats.foreign_traces import ForeignTrace
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Folders", "Lanes", "Span", "Trace", "origin_ns", "write_foreign", "write_run"]
+__all__ = [
+    "Folders",
+    "Lanes",
+    "Span",
+    "Trace",
+    "days_apart",
+    "origin_ns",
+    "write_foreign",
+    "write_run",
+]
 
 
 class Trace(Protocol):
@@ -64,12 +73,25 @@ Span = tuple[int, int, Kind, "str | None", Arrows, Arrows]
 _UNFINISHED = 8
 # Rows at a time; many more no longer fit into the processor's cache.
 _FETCHED = 2_000
+_DAY_NS = 86_400 * 10**9
 
 
 def origin_ns(tables: Tables, steps: Steps) -> int:
     """Return the first time of the run, in nanoseconds since 1970."""
     row = tables.row(f"SELECT min(begin_us) AS first_us FROM event_fields WHERE {in_steps(steps)}")
     return max(row["first_us"] or 0, 0) * 1000
+
+
+def days_apart(foreign: ForeignTrace, tables: Tables) -> int | None:
+    """Return how many days lie between another profiler's spans and the run; None for less than one."""
+    row = tables.row("SELECT min(begin_us) AS first_us, max(end_us) AS last_us FROM event_fields")
+    spans = [span for thread in foreign.threads.values() for span in thread]
+    if not spans or row["first_us"] is None:
+        return None
+    before_ns = row["first_us"] * 1000 - max(span.end_ns for span in spans)
+    after_ns = min(span.begin_ns for span in spans) - row["last_us"] * 1000
+    days = max(before_ns, after_ns) // _DAY_NS
+    return days if days >= 1 else None
 
 
 def write_run(

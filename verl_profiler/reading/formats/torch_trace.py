@@ -22,10 +22,12 @@ from verl_profiler.events.files import (
 from verl_profiler.events.json_values import is_list, is_object
 from verl_profiler.reading.formats.foreign_traces import ForeignSpan, ForeignTrace, unusable
 
-__all__ = ["read"]
+__all__ = ["is_trace", "read"]
 
 # Microseconds since 1970 are larger than this, and times since a boot smaller.
 _TIME_OF_DAY_US = 10**14
+# Before its events, a trace has properties of the devices.
+_HEAD_BYTES = 1 << 16
 # Read whole; decoded, it takes several times as much.
 _LIMIT_BYTES = 1 << 30
 _EXPANSION_FROM_BYTES = 64 << 20
@@ -57,6 +59,15 @@ def read(path: Path, *, found: bool = False) -> ForeignTrace | None:
     except (OSError, EOFError, zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise unusable(path, f"cannot be read: {reason_of(error)}") from error
     return _chrome(path, content)
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a file begins as a trace of torch.profiler does."""
+    try:
+        with open_regular(path) as file, expanded(file, _EXPANSION_FROM_BYTES) as opened:
+            return b'"traceEvents"' in opened.read(_HEAD_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return False
 
 
 def _content(path: Path) -> bytes:
