@@ -1,6 +1,5 @@
 """Caches that are not beside their run: where, for whom, and how they stay small while others read."""
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -56,32 +55,24 @@ def test_the_variable_chooses_the_place(run, home, monkeypatch, choice, beside, 
     assert kept == (parts(run), parts(home))
 
 
-def test_it_is_where_the_specification_has_it(monkeypatch):
-    """XDG_CACHE_HOME, if it is absolute, else ~/.cache."""
+def test_the_variables_of_the_place(run, monkeypatch):
+    """XDG_CACHE_HOME, if it is absolute, else ~/.cache; a value that cannot be used is named with its variable."""
     monkeypatch.delenv("VERL_PROFILER_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home-of-me")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert Path("/caches/verl-profiler") == cache_home.home()
-    for value in ("", "relative"):
+    for value, place in (
+        ("/caches", "/caches"),
+        ("", "/home-of-me/.cache"),
+        ("x", "/home-of-me/.cache"),
+    ):
         monkeypatch.setenv("XDG_CACHE_HOME", value)
-        assert Path("/home-of-me/.cache/verl-profiler") == cache_home.home()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("VERL_PROFILER_CACHE", "besides"),
-        ("VERL_PROFILER_CACHE_HOME", "relative/place"),
-        ("VERL_PROFILER_CACHE_GB", "much"),
-    ],
-)
-def test_a_value_that_cannot_be_used_is_a_message(run, monkeypatch, name, value):
-    """With the name of the variable."""
-    monkeypatch.setenv("VERL_PROFILER_CACHE", "home")
-    monkeypatch.setenv(name, value)
-
-    with pytest.raises(ReadingError, match=name):
-        load(run)
+        assert Path(place) / "verl-profiler" == cache_home.home()
+    wrong = {"": "besides", "_HOME": "relative/place", "_GB": "much"}
+    for name, value in wrong.items():
+        with monkeypatch.context() as patched:
+            patched.setenv("VERL_PROFILER_CACHE", "home")
+            patched.setenv(f"VERL_PROFILER_CACHE{name}", value)
+            with pytest.raises(ReadingError, match=f"VERL_PROFILER_CACHE{name}"):
+                load(run)
 
 
 def as_nobody(place, run, *, home):
@@ -241,14 +232,3 @@ def test_another_users_folder_is_not_used(run, home, monkeypatch):
 
     assert answers(run, cache=False) == answers(run)
     assert [] == parts(home)
-
-
-def test_two_commands_that_evict_at_once_remove_each_folder_once(home):
-    """The second one finds it locked, and leaves it."""
-    folder = made(home, "a", hours=5)
-    with open(folder / ".lock", "w") as held:
-        then = time.time() - 7200
-        os.utime(folder / ".lock", (then, then))
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert [] == cache_home.evict(0)
-    assert [folder] == cache_home.evict(0)

@@ -83,16 +83,6 @@ def test_tables_are_made_in_tasks_and_not_by_the_one_who_starts_them(run, monkey
     assert made
 
 
-def test_waves_have_every_table_after_what_it_is_made_from():
-    waves = tables.waves()
-    order = [name for names, _ in waves for name in names]
-    assert sorted(order) == sorted(tables.BY_STEPS)
-    assert waves[0][0][0] == "requests"
-    # It is made from all requests.
-    assert "asynchronous" not in waves[0][1]
-    assert "asynchronous" in waves[1][1]
-
-
 def test_the_answers_are_those_of_a_run_read_alone(run, tmp_path, capsys):
     alone = shutil.copytree(run, tmp_path / "alone" / "run")
     distribute([run], Apart())

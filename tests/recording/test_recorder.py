@@ -165,23 +165,6 @@ def test_two_processes_of_one_name_never_share_a_file(worker_config):
     assert 3 == len(lines_of(worker_config.directory))
 
 
-def test_a_directory_that_cannot_be_written_falls_back_and_says_so(tmp_path, monkeypatch, capsys):
-    """The events of that host are not lost, and the header says where they were meant to go."""
-    (tmp_path / "file").write_text("in the way")
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    worker_config = WorkerConfig(str(tmp_path / "file" / "run"), "run", EventSettings())
-    recorder.start(worker_config, lambda: Identity("engine", 0))
-    recorder.record("engine_request", 0, 1, None, 1)
-    recorder.stop()
-
-    (fallback,) = (tmp_path / "tmp").iterdir()
-
-    assert 1 == len(lines_of(fallback))
-    assert "cannot be written" in headers_of(fallback)["engine_0"]["fallback"]
-    assert f"go to {fallback}" in capsys.readouterr().err
-
-
 def test_handles_of_finished_steps_are_closed(recording, worker_config):
     """A run of thousands of steps needs no `ulimit -n`."""
     for step in range(40):

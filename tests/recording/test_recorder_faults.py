@@ -706,8 +706,11 @@ def record_one(worker_config, n):
     return active.directory
 
 
-def test_fallback_folders_of_two_launches_are_two(unwritable):
-    """Also where both runs have the same name; processes of one launch share theirs."""
+def test_fallback_folders_of_two_launches_are_two(unwritable, capsys):
+    """Also where both runs have the same name; processes of one launch share theirs.
+
+    Their headers and the console say where the events were meant to go.
+    """
     other = msgspec.structs.replace(
         unwritable, clock=msgspec.structs.replace(unwritable.clock, wall_ns=1)
     )
@@ -716,6 +719,9 @@ def test_fallback_folders_of_two_launches_are_two(unwritable):
     assert folders[0] == folders[2] != folders[1]
     assert [0, 2] == sorted(numbers(folders[0]))
     assert 0o700 == stat.S_IMODE(folders[0].stat().st_mode)
+    for header in headers_of(folders[0]).values():
+        assert "cannot be written" in header["fallback"]
+    assert f"go to {folders[0]}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("planted", ["link", "open folder", "file"])
