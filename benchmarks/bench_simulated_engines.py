@@ -157,7 +157,7 @@ def peak(tables, steps: int) -> int:
     from verl_profiler.analysis.explain.rebuilding import step_models
 
     models = step_models(tables, range(2, steps + 2))
-    return round(median(model.most_running for model in models))
+    return round(median(model.peak for model in models))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ import pytest
 from truth.asynchronous_runs import Plan, Simulation, events_of, iterations_of
 from truth.synthetic import tables_of
 
-from verl_profiler.analysis.explain import asynchronous_what_if as module
-from verl_profiler.analysis.explain.asynchronous_changes import ASYNCHRONOUS_CHANGES
-from verl_profiler.analysis.explain.asynchronous_what_if import (
-    asynchronous_what_if,
-)
+from verl_profiler.analysis.explain import what_if as module
+from verl_profiler.analysis.explain.changes import CHANGES
+from verl_profiler.analysis.explain.model import Mark, Model, Run
+from verl_profiler.analysis.explain.replay import lengths_us
+from verl_profiler.analysis.explain.what_if import asynchronous_what_if
 from verl_profiler.views.cycle_text import cycle_replays_text
 
 # So many that the replayed ones and the compared ones are an even number.
@@ -159,6 +159,16 @@ def test_the_saving_is_that_of_the_changed_run(answers, name, what):
     assert row["low_s"] - 0.01 * step_s <= saved <= row["high_s"] + 0.01 * step_s
 
 
+def test_a_stalled_step_is_not_trained_faster():
+    """10 s of training in each step, and two hours in one of them: half of 10 s is saved in each."""
+    trained_s = (10, 10, 7_200, 10)
+    operations = [each for n, s in enumerate(trained_s) for each in (Mark(n), Run(s * 1e6))]
+    model = Model("made", (1, 2, 3, 4), trained_s, tuple(operations), asynchronous=True)
+    (faster,) = CHANGES["training_twice_as_fast"].changed(model, [model]).models
+
+    assert [(s - 5) * 1e6 for s in trained_s] == pytest.approx(lengths_us(faster, steps=4))
+
+
 # Replicas that are slower by more than a line: above 4 calls, or while another call is in prefill.
 READ = {
     "prefill": Plan(
@@ -265,7 +275,7 @@ def test_a_replay_with_too_many_calls_is_refused(monkeypatch):
     """After fewer repetitions of the cycle, whose answers are about the same."""
     tables = tables_of(events_of(Simulation(BASES["rollout"])))
     rows = asynchronous_what_if(tables)
-    monkeypatch.setattr(module, "_CALLS", 0)
+    monkeypatch.setattr(module, "_REPEATED_CALLS", 0)
     fewer = asynchronous_what_if(tables)
 
     assert [row["what"] for row in rows] == [row["what"] for row in fewer]
@@ -336,5 +346,7 @@ def test_synchronous_runs_have_their_own_what_if():
 
 def test_changes_are_described():
     """Each has a short text."""
-    assert CHANGED.keys() == ASYNCHRONOUS_CHANGES.keys()
-    assert len(CHANGED) == len({change.about for change in ASYNCHRONOUS_CHANGES.values()})
+    replayed = {name: change.about for name, change in CHANGES.items() if change.asynchronous}
+
+    assert CHANGED.keys() == replayed.keys()
+    assert len(CHANGED) == len({*replayed.values()})

@@ -1,13 +1,15 @@
 """What-if against engines whose speeds, and whose changed runs, are known."""
 
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
 from truth.engines import Engines, changed, steps_of
-from truth.synthetic import events_of, run_of
+from truth.synthetic import Phase, events_of, run_of
 
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.rebuilding import step_models
+from verl_profiler.analysis.explain.replay import lengths_us
 from verl_profiler.analysis.explain.what_if import what_if
 
 LINES = ((6_000, 700), (11_000, 1_300))
@@ -23,7 +25,7 @@ def mean_s(engines, steps=40):
 def test_each_replica_has_its_own_line_over_all_steps():
     """One model for all steps, whichever replica a step gives few calls."""
     models = step_models(run_of(*steps_of(SLOW, STEPS, 1))[0], range(1, STEPS + 1))
-    lines = [model.slowness_of for model in models]
+    lines = [model.speeds.slowness_of for model in models]
 
     assert all(line == lines[0] for line in lines)
     for name, line in zip(("engine_0", "engine_1"), LINES, strict=True):
@@ -38,9 +40,9 @@ def test_a_replica_with_few_calls_has_nearly_the_line_of_all():
     few = steps_of(changed(SLOW, prompts=1, samples=2, turns=(1,)), 1, 2)
     tables, _ = run_of(*steps, *few)
     alone, *_ = step_models(run_of(*steps)[0], [1])
-    line = step_models(tables, range(1, 6))[0].slowness_of["engine_1"]
+    line = step_models(tables, range(1, 6))[0].speeds.slowness_of["engine_1"]
 
-    own, slow = (a + 8 * b for a, b in (alone.slowness, LINES[1]))
+    own, slow = (a + 8 * b for a, b in (alone.speeds.slowness, LINES[1]))
     assert own < line[0] + 8 * line[1] < (own + slow) / 2
 
 
@@ -53,13 +55,34 @@ def test_phases_after_the_rollout_go_with_the_tokens():
     assert (0.0, 0.0) == step_models(tables, [1, 2])[0].after_token_us
 
 
+@pytest.mark.parametrize("stall_us", [7_200_000_000, 4_000_000])
+def test_a_stalled_step_does_not_go_with_the_tokens(stall_us):
+    """Two hours, or four seconds, in one update: fewer tokens save what they save without the stall."""
+    steps = steps_of(changed(SLOW, step_noise=0.0), 8, 1)
+    stalled = [
+        replace(step, phases=(*step.phases[:1], Phase("update_actor", (stall_us,)), step.phases[2]))
+        if place == 4
+        else step
+        for place, step in enumerate(steps)
+    ]
+    without, rows = (
+        {row["what"]: row for row in what_if(run_of(*each)[0])} for each in (steps, stalled)
+    )
+    for what in ("half_the_requests", "responses_a_quarter_shorter"):
+        assert rows[what]["expected_s"] == pytest.approx(without[what]["expected_s"], rel=0.05)
+
+
 def test_other_batches_are_other_draws():
     """Twice the requests have a longer longest one: copies of the same ones do not."""
     engines = Engines(prompts=4)
     tables, _ = run_of(*steps_of(engines, 14, 1))
     rows = {row["what"]: row for row in what_if(tables)}
     models = step_models(tables, range(2, 15))
-    copied = fmean(m.replayed() - m.replayed([*m.requests, *m.requests]) for m in models) / 1e6
+    doubled = [m.with_requests([*m.requests, *m.requests]) for m in models]
+    copied = (
+        fmean(lengths_us(m)[0] - lengths_us(d)[0] for m, d in zip(models, doubled, strict=True))
+        / 1e6
+    )
     now = mean_s(engines)
     twice = now - mean_s(changed(engines, prompts=8))
 

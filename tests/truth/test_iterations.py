@@ -1,5 +1,6 @@
 """Replays with the engines' own iterations, against engines whose passes and changed runs are known."""
 
+import math
 from dataclasses import replace
 from statistics import fmean
 
@@ -19,7 +20,7 @@ from verl_profiler.analysis.explain import iteration_times
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.iteration_times import pass_times
 from verl_profiler.analysis.explain.rebuilding import step_models
-from verl_profiler.analysis.explain.replay import time_us
+from verl_profiler.analysis.explain.speed import time_us
 from verl_profiler.analysis.explain.what_if import what_if
 from verl_profiler.views.why_text import why
 
@@ -140,11 +141,11 @@ def test_a_replay_from_iterations_reproduces_the_step_and_predicts_its_calls():
     model = step_models(read, [2])[0]
 
     assert ("iterations", "calls") == (row["engine"], line["engine"])
-    assert 0 == model.during_prefill
+    assert 0 == model.speeds.during_prefill
     assert row["residual_share"] < 0.002
     assert row["tokens_share"] < 0.02
-    a, b = step_models(fitted, [2])[0].slowness
-    assert 6_000 + 700 * 8 == pytest.approx(time_us(model.slowness, 8), rel=0.05)
+    a, b = step_models(fitted, [2])[0].speeds.slowness
+    assert 6_000 + 700 * 8 == pytest.approx(time_us(model.speeds.slowness, 8), rel=0.05)
     assert a + 8 * b > 1.08 * (6_000 + 700 * 8)
 
 
@@ -183,13 +184,13 @@ def test_a_kv_cache_that_is_full_limits_the_calls():
     tables = run_with(made, states=True)
     rows = rows_of(tables)
 
-    sizes = [model.kv_tokens for model in step_models(tables, range(2, STEPS + 1))]
+    sizes = [model.limits.kv_tokens for model in step_models(tables, range(2, STEPS + 1))]
     assert all(1_400 < size <= 1_500 for size in sizes)
     assert rows["twice_the_kv_cache"]["low_s"] < truth < rows["twice_the_kv_cache"]["high_s"]
     assert 0.4 * truth < rows["twice_the_kv_cache"]["expected_s"]
     assert 0 == rows["twice_the_slots"]["saved_s"]
-    assert {None} == {
-        model.kv_tokens for model in step_models(run_with(made, states=False), [2, 3])
+    assert {math.inf} == {
+        model.limits.kv_tokens for model in step_models(run_with(made, states=False), [2, 3])
     }
 
 

@@ -1,5 +1,6 @@
 """What a change would have saved, against the changed step itself."""
 
+import math
 from dataclasses import replace
 from statistics import fmean, median
 
@@ -11,16 +12,19 @@ from truth.test_critical_path import UNSHRUNK, steps
 
 from verl_profiler.analysis.explain.chains import Call
 from verl_profiler.analysis.explain.chains import Request as ModelRequest
-from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED
+from verl_profiler.analysis.explain.changes import CHANGES as ALL
+from verl_profiler.analysis.explain.changes import UNCHANGED, from_tokens
+from verl_profiler.analysis.explain.model import Dispatch, Limits, Mark, Model, Take, Unit
 from verl_profiler.analysis.explain.rebuilding import step_models
-from verl_profiler.analysis.explain.replay import Limits
-from verl_profiler.analysis.explain.step_model import StepModel
+from verl_profiler.analysis.explain.replay import lengths_us
+from verl_profiler.analysis.explain.replica_speed import Speeds
 from verl_profiler.analysis.explain.what_if import (
     chosen_steps,
     step_replays,
     what_if,
 )
 
+CHANGES = {name: change for name, change in ALL.items() if change.synchronous}
 TOOLS = (90_000, 100_000, 110_000, 100_000, 2_500_000)
 MIXED = Step(
     requests=tuple(
@@ -81,12 +85,15 @@ def test_a_limit_is_told_from_spans_that_overlap_and_from_other_queues():
     """A span that outlasts its slot does not hide the limit; a queue before free slots is no limit."""
     late = with_turns(replace(MIXED, slots=2), lambda turn: replace(turn, late_us=900))
     held = with_turns(MIXED, lambda turn: replace(turn, held_us=400_000))
-    for made, slots in ((late, 2), (held, None)):
+    short, long = (Request(turns=(Turn(tokens=tokens),)) for tokens in (20, 100))
+    # It waits while two run, but also long after them.
+    blocked = Step((long, long, replace(short, turns=(Turn(tokens=20, held_us=9_000_000),))))
+    for made, slots in ((late, 2), (held, None), (blocked, None)):
         tables, (truth,) = run_of(made)
         (model,) = step_models(tables, [1])
 
-        assert slots == model.max_concurrency
-        assert truth.duration_us == pytest.approx(model.replayed(), abs=2)
+        assert (slots or math.inf) == model.limits.calls
+        assert truth.duration_us == pytest.approx(*lengths_us(model), abs=2)
 
 
 def test_half_the_slots_make_the_others_wait():
@@ -230,12 +237,14 @@ def test_calls_slow_each_other_down():
     )
     tables, (truth,) = run_of(Step(requests))
     (model,) = step_models(tables, [1])
-    a, b = model.slowness
-    left_alone = model.replayed(model.requests[:-3], polls=False)
+    a, b = model.speeds.slowness
+    (left_alone,) = lengths_us(model.with_requests(model.requests[:-3]), polls=False)
 
     assert a < 0.001 * b
-    assert truth.duration_us == pytest.approx(model.replayed(), abs=1)
-    assert truth.duration_us == pytest.approx(model.from_tokens(), abs=100)
+    assert truth.duration_us == pytest.approx(*lengths_us(model), abs=1)
+    assert truth.duration_us == pytest.approx(
+        *lengths_us(*from_tokens(model, [model]).models), abs=100
+    )
     assert truth.duration_us - 150_000 == pytest.approx(left_alone, abs=100)
 
 
@@ -290,9 +299,9 @@ def test_a_limit_taken_away_where_loads_go_on_as_seen():
     replayed, truth = replays(made)
     model = step_models(run_of(made)[0], [1])[0]
 
-    assert 4 == model.max_concurrency
+    assert 4 == model.limits.calls
     assert truth.duration_us == pytest.approx(replayed[UNCHANGED], rel=0.01)
-    assert (5_000, 300) == pytest.approx(model.slowness, rel=0.1)
+    assert (5_000, 300) == pytest.approx(model.speeds.slowness, rel=0.1)
     assert truth_of(without) == pytest.approx(replayed["no_queue"], rel=0.02)
     assert truth_of(in_passes(8, pass_us)) == pytest.approx(replayed["twice_the_slots"], rel=0.02)
 
@@ -329,12 +338,20 @@ def test_what_more_calls_do_than_were_seen(beyond, last_us):
         ModelRequest(0.0, 10.0, "worker_0", 1, (Call(0.0, 0.0, 1.0, 0.0, 5.0, "engine_0", 0),))
         for _ in range(4)
     )
-    model = StepModel(
-        "made", 1, 10, requests, 10.0, 10.0, slowness=(1.0, 2.0), max_concurrency=2, most_running=2
+    model = Model(
+        "made",
+        (1,),
+        (10,),
+        (Mark(0), Dispatch(), Take(1, 0.0)),
+        (Unit(requests),),
+        speeds=Speeds((1.0, 2.0)),
+        most_running={"engine_0": 2},
+        limits=Limits(2),
     )
 
-    assert 10 == pytest.approx(model.replayed())
-    assert last_us == pytest.approx(model.replayed(limits=Limits(4), beyond=beyond))
+    assert [10] == pytest.approx(lengths_us(model))
+    unlimited = replace(model, limits=Limits(4))
+    assert [last_us] == pytest.approx(lengths_us(unlimited, beyond=beyond))
 
 
 def test_no_queue_is_the_step_without_its_limit():

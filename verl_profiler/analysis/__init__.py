@@ -29,12 +29,11 @@ from verl_profiler.analysis.engine_lanes import engine_lanes
 from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
 from verl_profiler.analysis.engine_time import request_engine_time
 from verl_profiler.analysis.event_loop import longest_lags, loop_lags, loop_suspects
-from verl_profiler.analysis.explain.asynchronous_what_if import asynchronous_what_if
 from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import critical_path, critical_segments
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
-from verl_profiler.analysis.explain.what_if import step_replays, what_if
+from verl_profiler.analysis.explain.what_if import asynchronous_what_if, step_replays, what_if
 from verl_profiler.analysis.memory import (
     memory_findings,
     memory_over_time,

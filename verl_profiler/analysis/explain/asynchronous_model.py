@@ -8,30 +8,19 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from statistics import median, median_high
 from typing import Any
 
-from verl_profiler.analysis.explain.asynchronous_calls import (
-    Prompt,
+from verl_profiler.analysis.explain.calls import (
     attempts_of,
-    chains_of,
+    by_call,
     parked_us,
     peak,
     prompts_of,
+    requests_of,
     tools_of,
-)
-from verl_profiler.analysis.explain.asynchronous_cycle import (
-    Chain,
-    Cycle,
-    Dispatch,
-    Mark,
-    Operation,
-    Run,
-    Take,
-    Unit,
 )
 from verl_profiler.analysis.explain.device_time import Span
 from verl_profiler.analysis.explain.iteration_times import pass_times
@@ -41,12 +30,21 @@ from verl_profiler.analysis.explain.ledger import (
     trainer_devices,
     trainer_states,
 )
-from verl_profiler.analysis.explain.replay import BEYOND, Speed
+from verl_profiler.analysis.explain.model import (
+    WEIGHT_SYNC,
+    Dispatch,
+    Mark,
+    Model,
+    Operation,
+    Run,
+    Take,
+    Unit,
+)
 from verl_profiler.analysis.explain.replica_speed import replica_speeds
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Model", "RefusedError", "models", "times_of"]
+__all__ = ["RefusedError", "models"]
 
 # A replay repeats the cycle several times: of a longer run, its last steps are used.
 _STEPS = 40
@@ -59,62 +57,6 @@ _NOTED_US = 1_000
 
 class RefusedError(ValueError):
     """The run has something that the replay does not model; the text is the reason."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A rebuilt cycle.
-
-    Args:
-        steps: The recorded steps, in order.
-        step_us: Their lengths, from begin to begin.
-        batch: Units that a step consumes (mean).
-        slowness: Of each replica, the time per unit of work by its calls.
-        most_running: Maximum number of concurrent calls of each replica, as recorded.
-        slope_error: Relative standard error of b, or of an iteration's time.
-        standalone: Replicas with devices of their own; none if all are on the trainer's.
-        rollouter: Whether a rollouter dispatches, which new weights permit to go on.
-        trainer_devices: Devices of the trainer.
-        replica_devices: Devices of each replica with devices of its own; 0 if unknown.
-        undivided_share: Part of the generate calls of which all engine time counts as decoding.
-    """
-
-    cycle: Cycle
-    steps: tuple[int, ...]
-    step_us: tuple[int, ...]
-    batch: float
-    slowness: Mapping[str, Speed]
-    most_running: Mapping[str, int]
-    slope_error: float
-    standalone: tuple[str, ...]
-    rollouter: bool
-    trainer_devices: float
-    replica_devices: float
-    undivided_share: float
-
-    @property
-    def engine(self) -> str:
-        """What the engine's speed is from: `iterations` that it reported, or the `calls`."""
-        return "calls" if self.cycle.during_prefill is None else "iterations"
-
-    @property
-    def separate(self) -> bool:
-        """Whether the replicas have devices of their own."""
-        return bool(self.standalone)
-
-    @property
-    def mean_us(self) -> float:
-        """Mean length of the recorded steps."""
-        return sum(self.step_us) / len(self.step_us)
-
-
-def times_of(slowness: Mapping[str, Speed], most: Mapping[str, int], beyond: str) -> dict[str, Any]:
-    """Return the time per unit of work by load, for each replica; `beyond` is a key of `BEYOND`."""
-
-    def time_us(speed: Speed, peak: int, running: int) -> float:
-        return BEYOND[beyond](speed, running, peak)
-
-    return {name: partial(time_us, speed, most.get(name) or 1) for name, speed in slowness.items()}
 
 
 def models(tables: Tables, steps: Steps = None) -> dict[str, Model | RefusedError]:
@@ -192,7 +134,7 @@ class _Rebuilding:
     def _serves(self, state: str, served: bool) -> bool:
         """Return whether replicas run calls in a state of the trainer, given the state before."""
         if self.separate:
-            return state != "weight_sync"
+            return state != WEIGHT_SYNC
         # What lies between two timers changes nothing.
         return served if state == "unattributed" else state in (_WAITING, "dispatch")
 
@@ -221,9 +163,8 @@ class _Rebuilding:
         for row in self.attempts:
             groups[row["replica"]].append(row)
         speeds = replica_speeds([groups], pass_times(self.tables).get(self.run, {}))
-        slowness = {name: speeds.slowness_of.get(name, speeds.slowness) for name in groups}
         most = {
-            name: max(peak(rows), speeds.most_read.get(name, 0)) for name, rows in groups.items()
+            name: max(peak(rows), speeds.most_read.get(name, 0), 1) for name, rows in groups.items()
         }
         used = [
             uid
@@ -235,37 +176,45 @@ class _Rebuilding:
         if not used:
             raise RefusedError("no consumed sample is recorded with its request")
         typical = median(lags.values()) if lags else 0.0
-        chains = chains_of(
-            (row for unit in self.units.values() for row in unit.requests),
-            self.attempts,
-            tools_of(self.tables, self.run),
-            stops,
+        dispatched_us = {
+            uid: self.units[uid].dispatched_us - lags.get(uid, typical) for uid in used
+        }
+        requests = iter(
+            requests_of(
+                [row for uid in used for row in self.units[uid].requests],
+                by_call(self.attempts),
+                tools_of(self.tables, self.run),
+                lambda row: row["begin_us"] - dispatched_us[row["uid"]],
+                stops=stops,
+            )
         )
-        units = tuple(_unit(self.units[uid], lags.get(uid, typical), chains) for uid in used)
+        units = [
+            Unit(
+                tuple(islice(requests, len(self.units[uid].requests))),
+                self.units[uid].dropped_us is not None,
+            )
+            for uid in used
+        ]
         takes = [each for each in operations if isinstance(each, Take)]
-        cycle = Cycle(
-            tuple(operations),
-            units,
-            self._limit(),
-            times_of(slowness, most, "line"),
-            speeds.during_prefill,
-            2 * sum(row["lost"] for row in self.attempts)
-            > sum(row["aborted"] for row in self.attempts),
-            parked_us(self.attempts, stops),
-        )
         return Model(
-            cycle,
+            self.run,
             tuple(step for step, _, _ in self.windows),
             tuple(end - begin for _, begin, end in self.windows),
-            sum(take.units for take in takes) / len(self.windows),
-            slowness,
+            tuple(operations),
+            tuple(units),
+            self._limit(),
+            speeds,
             most,
-            speeds.slope_error,
-            self.standalone,
-            self.rollouter,
-            trainer_devices(self.tables).get(self.run, 0.0),
-            self.replica_devices,
-            self._undivided_share(),
+            redo=2 * sum(row["lost"] for row in self.attempts)
+            > sum(row["aborted"] for row in self.attempts),
+            parked_us=parked_us(self.attempts, stops),
+            asynchronous=True,
+            batch=sum(take.units for take in takes) / len(self.windows),
+            standalone=self.standalone,
+            rollouter=self.rollouter,
+            trainer_devices=trainer_devices(self.tables).get(self.run, 0.0),
+            replica_devices=self.replica_devices,
+            undivided_share=self._undivided_share(),
         )
 
     def _undivided_share(self) -> float:
@@ -389,14 +338,6 @@ class _Rebuilding:
                 place = bisect_right(begins, at) - 1
                 most[place] = max(most.get(place, 0), number)
         return max(median_high(most.values()), 1)
-
-
-def _unit(unit: Prompt, lag_us: float, chains: Mapping[tuple[str, str], Chain]) -> Unit:
-    requests = tuple(
-        (lag_us + row["begin_us"] - unit.dispatched_us, chains[row["name"], row["request_id"]])
-        for row in unit.requests
-    )
-    return Unit(requests, unit.dropped_us is not None)
 
 
 _PAUSES = """

@@ -1,16 +1,32 @@
-"""Counterfactual changes of a step: `CHANGES` lists those that `what_if` replays in every run."""
+"""Counterfactual changes of a run: `CHANGES` lists those that `what_if` replays.
+
+A change takes a model, and all models of its run, and returns the changed one; None without an answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from operator import is_
-from typing import Any
+from statistics import median
+from typing import Any, TypeGuard
 
 from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work, measured_us
-from verl_profiler.analysis.explain.replay import Limits, Speed, time_us
+from verl_profiler.analysis.explain.model import (
+    TRAINING,
+    WEIGHT_SYNC,
+    Dispatch,
+    Limits,
+    Mark,
+    Model,
+    Operation,
+    Run,
+    Take,
+    tool_lengths,
+)
 from verl_profiler.analysis.explain.replica_speed import SLOWER
-from verl_profiler.analysis.explain.step_model import StepModel
+from verl_profiler.analysis.explain.speed import Speed, mean_speed, time_us
 from verl_profiler.analysis.explain.worker_loops import balanced
 from verl_profiler.reading.quantiles import interpolated, least_values
 
@@ -18,8 +34,9 @@ __all__ = [
     "CHANGES",
     "UNCHANGED",
     "Change",
+    "Changed",
     "changes_of",
-    "tool_lengths",
+    "from_tokens",
     "tools_of_length",
 ]
 
@@ -30,6 +47,26 @@ _ENOUGH = least_values(0.95)
 _TOOLS = 3
 # Characters of a tool's name in a description.
 _NAME = 60
+# Training is taken to be inversely proportional to the devices. It may gain less from more of them, or
+# lose less with fewer: as much as to this power. Assumed.
+_LEAST_SCALING = 0.75
+_ADDED = "added replica"
+# A step that takes so many times the median for something stalled: the excess stays, whatever is faster.
+_STALLED = 3.0
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Changed models, whose mean is the answer, and models between which the truth is.
+
+    The bounds are for where one assumption decides.
+    """
+
+    models: Sequence[Model]
+    bounds: Sequence[Model] = ()
+
+
+Changing = Callable[[Model, Sequence[Model]], Changed | None]
 
 
 @dataclass(frozen=True)
@@ -38,30 +75,63 @@ class Change:
 
     Args:
         about: A short description.
-        requests: Transforms the requests of a step; receives the median duration of each tool.
+        changed: Returns the changed model.
+        synchronous: Whether it is replayed in synchronous runs.
+        asynchronous: Whether it is replayed in asynchronous runs.
         polls: Whether the trainer still polls.
-        even: Whether to route generate calls to the least loaded replica.
-        limits: Limits of a replica; None as measured.
-        saved_us: The saving outside the rollout.
-        speeds: Those of the replicas that change.
-        batches: Builds whole batches from a step and the others, instead of `requests`; the saving is
-            the mean over them.
-        beyond: Whether replicas run more concurrent calls than recorded: then the result has bounds.
+        beyond: Whether replicas of a step run more concurrent calls than recorded: then the result has
+            bounds.  In a cycle, the replay shows it.
         least: Minimum number of requests in a step.
     """
 
     about: str
-    requests: (
-        Callable[[StepModel, Sequence[Request], Mapping[str, float]], list[Request]] | None
-    ) = None
+    changed: Changing
+    synchronous: bool = True
+    asynchronous: bool = False
     polls: bool = True
-    even: bool = False
-    limits: Callable[[StepModel], Limits | None] | None = None
-    saved_us: Callable[[StepModel], float] = lambda _: 0.0
-    speeds: Callable[[StepModel], dict[str, Speed]] | None = None
-    batches: Callable[[StepModel, Sequence[StepModel]], list[list[Request]]] | None = None
     beyond: bool = False
     least: int = 1
+
+
+def _model(change: Callable[[Model], Model | None]) -> Changing:
+    """Return a change of a model by itself."""
+
+    def changed(model: Model, _: Sequence[Model]) -> Changed | None:
+        found = change(model)
+        return None if found is None else Changed([found])
+
+    return changed
+
+
+def _stages(change: Callable[[Stage], Stage]) -> Changing:
+    """Return a change of each stage of all requests."""
+    return _model(
+        lambda model: model.mapped(lambda request: _of_stages(request, map(change, request.stages)))
+    )
+
+
+def _calls(change: Callable[[Call], Call]) -> Changing:
+    """Return a change of all generate calls that replicas run."""
+    return _stages(lambda stage: change(stage) if _is_served(stage) else stage)
+
+
+def _is_served(stage: Stage) -> TypeGuard[Call]:
+    return isinstance(stage, Call) and stage.replica is not None
+
+
+def from_tokens(model: Model, models: Sequence[Model]) -> Changed | None:
+    """Give all tokens of a step the same work; None without tokens.
+
+    In the model each call has its measured work; here its work is predicted from its tokens, so the
+    difference shows the error of the speed model (token-model error).
+    """
+    calls = [stage for each in model.requests for stage in each.stages if _is_served(stage)]
+    tokens = sum(call.tokens or 0 for call in calls)
+    if not tokens:
+        return None
+    per_token = sum(call.work for call in calls if call.tokens) / tokens
+    predicted = _calls(lambda c: c._replace(work=c.tokens * per_token) if c.tokens else c)
+    return predicted(model, models)
 
 
 def _of_stages(request: Request, stages: Iterable[Stage]) -> Request:
@@ -72,16 +142,19 @@ def _of_stages(request: Request, stages: Iterable[Stage]) -> Request:
     return request._replace(stages=changed)
 
 
-def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
+def _capped(share: float, *, refilled: bool) -> Changing:
     """Stop the slowest requests (at least one) at P95, or replace them with typical ones."""
 
-    def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
+    def change(model: Model) -> Model:
+        requests = model.requests
         order = sorted(requests, key=lambda request: request.duration_us)
         limit = interpolated([request.duration_us for request in order], 0.95)
         slowest = {id(request) for request in order[-max(round(share * len(order)), 1) :]}
         typical = order[(len(order) - 1) // 2]
 
         def stopped(request: Request) -> Request:
+            if id(request) not in slowest or request.duration_us <= limit:
+                return request
             cut = _cut(request.stages, limit)
             if not refilled:
                 return request._replace(stages=cut)
@@ -93,12 +166,9 @@ def _capped(share: float, *, refilled: bool) -> Callable[..., list[Request]]:
                 generated=0,
             )
 
-        return [
-            stopped(request) if id(request) in slowest and request.duration_us > limit else request
-            for request in requests
-        ]
+        return model.mapped(stopped)
 
-    return change
+    return _model(change)
 
 
 def _cut(stages: Sequence[Stage], limit_us: float) -> tuple[Stage, ...]:
@@ -132,237 +202,435 @@ def _cut(stages: Sequence[Stage], limit_us: float) -> tuple[Stage, ...]:
     return tuple(kept)
 
 
-def tools_of_length(length_of: Callable[[float, float], float]) -> Callable[..., list[Request]]:
+def tools_of_length(length_of: Callable[[float, float], float]) -> Changing:
     """Set each tool call's duration to `length_of` its duration and its tool's median."""
 
-    def change(
-        _: StepModel, requests: Sequence[Request], medians: Mapping[str, float]
-    ) -> list[Request]:
-        return _with_tools(
-            requests, lambda tool, measured: length_of(measured, medians.get(tool, measured))
+    def change(model: Model, models: Sequence[Model]) -> Changed | None:
+        medians = model.tool_medians_us
+        return _tools(lambda tool, measured: length_of(measured, medians.get(tool, measured)))(
+            model, models
         )
 
     return change
 
 
-def _one_tool(name: str) -> Callable[..., list[Request]]:
+def _tools(length_of: Callable[[str, float], float]) -> Changing:
+    """Set each tool call's duration to `length_of` its tool and its duration."""
+    return _stages(lambda stage: stage.changed(length_of) if isinstance(stage, Tools) else stage)
+
+
+def _one_tool(name: str) -> Changing:
     """Halve the calls of one tool."""
-
-    def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
-        return _with_tools(
-            requests, lambda tool, measured: measured / 2 if tool == name else measured
-        )
-
-    return change
+    return _tools(lambda tool, measured: measured / 2 if tool == name else measured)
 
 
-def _with_tools(
-    requests: Sequence[Request], length_of: Callable[[str, float], float]
-) -> list[Request]:
-    def changed(stage: Stage) -> Stage:
-        return stage.changed(length_of) if isinstance(stage, Tools) else stage
-
-    return [_of_stages(request, map(changed, request.stages)) for request in requests]
-
-
-def _one_turn_fewer(model: StepModel, requests: Sequence[Request], _: Any) -> list[Request]:
+def _one_turn_fewer(model: Model) -> Model:
     """Remove the last turn of the requests with the most turns."""
     last = max((request.turns for request in model.requests), default=0) - 1
     if last < 1:
-        return list(requests)
-    return [
-        _of_stages(request, (s for s in request.stages if isinstance(s, Work) or s.turn != last))
-        for request in requests
-    ]
+        return model
+    return model.mapped(
+        lambda request: _of_stages(
+            request, (s for s in request.stages if isinstance(s, Work) or s.turn != last)
+        )
+    )
 
 
-def _without_queue(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
-    """Remove the time in the engine's queue from generate calls."""
-
-    def changed(stage: Stage) -> Stage:
-        if isinstance(stage, Call) and stage.queue_us:
-            return stage._replace(before_us=stage.before_us - stage.queue_us, queue_us=0.0)
-        return stage
-
-    return [_of_stages(request, map(changed, request.stages)) for request in requests]
+def _without_queue(call: Call) -> Call:
+    if not call.queue_us:
+        return call
+    return call._replace(before_us=call.before_us - call.queue_us, queue_us=0.0)
 
 
-def _without_cold_prefill(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
+def _no_queue(model: Model, models: Sequence[Model]) -> Changed | None:
+    """Remove the time in the engine's queue from generate calls, and the limits that it comes from."""
+    changed = _calls(_without_queue)(model, models)
+    if changed is None or model.limits == Limits():
+        return changed
+    return Changed([replace(each, limits=Limits()) for each in changed.models])
+
+
+def _without_cold_prefill(call: Call) -> Call:
     """Remove the prefill of tokens that the previous call had cached."""
-
-    def changed(stage: Stage) -> Stage:
-        if isinstance(stage, Call) and stage.cold_us:
-            return stage._replace(fixed_us=stage.fixed_us - stage.cold_us, cold_us=0.0)
-        return stage
-
-    return [_of_stages(request, map(changed, request.stages)) for request in requests]
+    if not call.cold_us:
+        return call
+    return call._replace(fixed_us=call.fixed_us - call.cold_us, cold_us=0.0)
 
 
-def _shorter(share: float) -> Callable[..., list[Request]]:
-    """Scale the tokens of each generate call by a factor."""
-
-    def change(_: StepModel, requests: Sequence[Request], __: Any) -> list[Request]:
-        def changed(stage: Stage) -> Stage:
-            if not isinstance(stage, Call) or not stage.tokens or stage.replica is None:
-                return stage
-            return stage._replace(work=stage.work * share, tokens=round(stage.tokens * share))
-
-        return [_of_stages(request, map(changed, request.stages)) for request in requests]
-
-    return change
+def _shorter(share: float) -> Callable[[Call], Call]:
+    """Scale the tokens of a generate call by a factor."""
+    return lambda call: (
+        call._replace(work=call.work * share, tokens=round(call.tokens * share))
+        if call.tokens
+        else call
+    )
 
 
-def _equally_fast(model: StepModel) -> dict[str, Speed]:
+def _twice_as_fast(call: Call) -> Call:
+    return call._replace(
+        before_us=call.before_us / 2,
+        fixed_us=call.fixed_us / 2,
+        work=call.work / 2,
+        after_us=call.after_us / 2,
+    )
+
+
+def _equally_fast(model: Model) -> Model:
     """Give slower replicas the speed of the median one of the others."""
-    load = max(model.most_running / 2, 1.0)
+    known = model.speeds.slowness_of
+    load = max(model.peak / 2, 1.0)
 
     def token_us(name: str) -> float:
-        return time_us(model.slowness_of[name], load)
+        return time_us(known[name], load)
 
     speeds: dict[str, Speed] = {}
-    for name in model.slowness_of:
-        others = sorted((other for other in model.slowness_of if other != name), key=token_us)
+    for name in known:
+        others = sorted((other for other in known if other != name), key=token_us)
         if others:
             middle = others[(len(others) - 1) // 2]
             if token_us(name) >= SLOWER * token_us(middle):
-                speeds[name] = model.slowness_of[middle]
-    return speeds
+                speeds[name] = known[middle]
+    if not speeds:
+        return model
+    return replace(model, speeds=model.speeds._replace(slowness_of={**known, **speeds}))
 
 
-def _halves(model: StepModel, _: Sequence[StepModel]) -> list[list[Request]]:
+def _limits(change: Callable[[Model], Limits]) -> Changing:
+    """Return a change of the replicas' limits."""
+
+    def changed(model: Model) -> Model:
+        limits = change(model)
+        return model if limits == model.limits else replace(model, limits=limits)
+
+    return _model(changed)
+
+
+def _twice(name: str) -> Callable[[Model], Limits]:
+    """Double one of the limits; infinity stays."""
+    return lambda model: model.limits._replace(**{name: 2 * getattr(model.limits, name)})
+
+
+def _halves(model: Model, _: Sequence[Model]) -> Changed | None:
     """Group a step's requests by prompt; with a single prompt, one group per request."""
-    names = [request.group for request in model.requests]
+    if not model.speeds.load_varied:
+        return None
+    requests = model.requests
+    names = [request.group for request in requests]
     groups: list[Any] = list(dict.fromkeys(names))
     if len(groups) < 2 or None in groups:
-        groups = names = list(range(len(model.requests)))
+        groups = names = list(range(len(requests)))
     first = set(groups[0::2])
     halves: tuple[list[Request], list[Request]] = ([], [])
-    for name, request in zip(names, model.requests, strict=True):
+    for name, request in zip(names, requests, strict=True):
         halves[name in first].append(request)
-    return [half for half in halves if half]
+    return Changed([model.with_requests(half) for half in halves if half])
 
 
-def _doubled(model: StepModel, models: Sequence[StepModel]) -> list[list[Request]]:
+def _doubled(model: Model, models: Sequence[Model]) -> Changed | None:
     """Combine the requests of a step with those of another step of its run, or with its own.
 
     Other steps are other samples: their longest request may be longer than the step's own.
     """
-    own = [each for each in models if each.run == model.run and each.requests]
+    if not model.speeds.load_varied:
+        return None
+    own = [each for each in models if each.requests]
     place = next((n for n, each in enumerate(own) if each is model), 0)
     others = [own[place - 1], own[(place + 1) % len(own)]] if len(own) > 1 else own[:1]
-    return [[*model.requests, *other.requests] for other in others]
+    return Changed([model.with_requests([*model.requests, *each.requests]) for each in others])
+
+
+def _scaled(state: str, factor: float) -> Changing:
+    """Multiply what the trainer does in a state."""
+
+    def changed(model: Model, models: Sequence[Model]) -> Changed:
+        known = [model] if model.asynchronous else models
+        return Changed([replace(model, operations=_with_lengths(model, known, state, factor))])
+
+    return changed
+
+
+def _with_lengths(
+    model: Model, models: Sequence[Model], state: str, factor: float
+) -> tuple[Operation, ...]:
+    """Multiply what the trainer does in a state, without the excess of stalled steps over the median."""
+    steps = [us for each in models for us in _times_in(each, state) if us > 0]
+    usual = median(steps) if steps else 0.0
+    own = iter(_times_in(model, state))
+    kept: list[Operation] = []
+    part = 1.0
+    for each in model.operations:
+        if isinstance(each, Mark):
+            step_us = next(own)
+            part = usual / step_us if step_us > _STALLED * usual else 1.0
+        elif isinstance(each, Run) and each.state == state:
+            kept.append(each._replace(length_us=each.length_us * (1 + (factor - 1) * part)))
+            continue
+        kept.append(each)
+    return tuple(kept)
+
+
+def _times_in(model: Model, state: str) -> list[float]:
+    """Return how long the trainer is in a state, in each step."""
+    found: list[float] = []
+    for each in model.operations:
+        if isinstance(each, Mark):
+            found.append(0.0)
+        elif isinstance(each, Run) and each.state == state:
+            found[-1] += each.length_us
+    return found
+
+
+def _in_flight(batches: int) -> Changing:
+    """Move the limit by batches; how many samples would be dropped then is not recorded.
+
+    More samples are routed anew: with the recorded routes, repeated, a replica that had a little more work
+    would collect all of them.
+    """
+
+    def changed(model: Model) -> Model | None:
+        limit = model.limit + batches * max(round(model.batch), 1)
+        if limit < 1 or any(unit.dropped for unit in model.units):
+            return None
+        routing = "request" if batches > 0 and model.is_balanced() else None
+        return replace(model, limit=limit, routing=routing)
+
+    return _model(changed)
+
+
+def _moved(replicas: int) -> Changing:
+    """Move devices of one replica between the pools; requests are spread over the replicas in turn."""
+
+    def changed(model: Model, _: Sequence[Model]) -> Changed | None:
+        names = list(model.standalone)
+        left = model.trainer_devices - replicas * model.replica_devices
+        if not model.replica_devices or left <= 0 or len(names) + replicas < 1:
+            return None
+        most = {name: peak for name, peak in model.most_running.items() if name in names}
+        speeds = {name: model.speed_of(name) for name in most}
+        if not speeds:
+            return None
+        if replicas > 0:
+            speeds[_ADDED] = mean_speed(list(speeds.values()))
+            most[_ADDED] = max(most.values(), default=1)
+        elif len(speeds) > 1:
+            speeds.pop(names[-1], None)
+            most.pop(names[-1], None)
+        base = replace(
+            _spread(model, sorted(speeds)),
+            speeds=model.speeds._replace(slowness_of=speeds),
+            most_running=most,
+        )
+        trained, less = (
+            replace(
+                base,
+                operations=_with_lengths(
+                    model, [model], TRAINING, (model.trainer_devices / left) ** power
+                ),
+            )
+            for power in (1.0, _LEAST_SCALING)
+        )
+        return Changed([trained], [less])
+
+    return changed
+
+
+def _spread(model: Model, names: Sequence[str]) -> Model:
+    """Give every request one replica for all of its calls."""
+    number = count().__next__
+
+    def on_one(request: Request) -> Request:
+        name = names[number() % len(names)]
+        return _of_stages(
+            request,
+            (s._replace(replica=name) if isinstance(s, Call) else s for s in request.stages),
+        )
+
+    return model.mapped(on_one)
+
+
+def _seldom_synced(model: Model) -> Model | None:
+    """Leave out every second weight sync; on shared devices it is a part of the mode switch."""
+    if not model.standalone:
+        return None
+    operations = model.operations
+    if sum(_syncs(operations)) % 2:
+        # Then the syncs of two cycles alternate.
+        operations = (*operations, *operations)
+    kept: list[Operation] = []
+    number = 0
+    left_out = False
+    for each, syncs in zip(operations, _syncs(operations), strict=True):
+        if syncs:
+            number += 1
+            left_out = number % 2 == 1
+        if isinstance(each, Run) and each.state == WEIGHT_SYNC:
+            if left_out:
+                continue
+        elif isinstance(each, Dispatch) and left_out and model.rollouter:
+            # A rollouter may go on when new weights arrive.
+            continue
+        kept.append(each)
+    limit = model.limit * (2 if model.rollouter else 1)
+    return replace(model, operations=tuple(kept), limit=limit)
+
+
+def _syncs(operations: tuple[Operation, ...]) -> list[bool]:
+    """Return for each operation whether a weight sync begins with it."""
+    found: list[bool] = []
+    inside = False
+    for each in operations:
+        is_sync = isinstance(each, Run) and each.state == WEIGHT_SYNC
+        found.append(is_sync and not inside)
+        if isinstance(each, Run) and each.length_us > 0:
+            inside = is_sync
+    return found
+
+
+def _often_synced(model: Model) -> Model | None:
+    """Add a weight sync in the middle between two, if the trainer takes samples several times between."""
+    if not model.standalone or model.rollouter:
+        return None
+    operations = model.operations
+    syncs = [each for each in operations if isinstance(each, Run) and each.state == WEIGHT_SYNC]
+    begins = [place for place, begins in enumerate(_syncs(operations)) if begins]
+    takes = [place for place, each in enumerate(operations) if isinstance(each, Take)]
+    if not begins or len(takes) < 2 * len(begins):
+        return None
+    length_us = sum(each.length_us for each in syncs) / len(begins)
+    added: set[int] = set()
+    for first, last in zip([begins[-1] - len(operations), *begins], begins, strict=False):
+        # From the take after a sync to the next sync, over the end of the cycle.
+        inside = sorted(
+            place
+            for take in takes
+            for place in (take - len(operations), take)
+            if first < place < last
+        )
+        if len(inside) >= 2:
+            added.add(inside[len(inside) // 2] % len(operations))
+    kept: list[Operation] = []
+    for place, each in enumerate(operations):
+        if place in added:
+            kept.append(Run(length_us, WEIGHT_SYNC, serves=False))
+        kept.append(each)
+    return replace(model, operations=tuple(kept))
+
+
+def _of_cycles(about: str, changed: Changing) -> Change:
+    return Change(about, changed, synchronous=False, asynchronous=True)
 
 
 # The changes, by name.
 CHANGES: dict[str, Change] = {
-    "no_polling": Change("notify the trainer when samples are ready", polls=False),
-    "slowest_1_percent": Change(
-        "stop the slowest 1 % of the requests at P95",
-        requests=_capped(0.01, refilled=False),
-        least=_ENOUGH,
+    "no_polling": Change(
+        "notify the trainer when samples are ready",
+        _model(lambda model: replace(model, operations=_without_polls(model))),
+        polls=False,
     ),
-    "slowest_1_percent_refilled": Change(
-        "replace the slowest 1 % with typical requests",
-        requests=_capped(0.01, refilled=True),
-        least=_ENOUGH,
-    ),
-    "slowest_5_percent": Change(
-        "stop the slowest 5 % of the requests at P95",
-        requests=_capped(0.05, refilled=False),
-        least=_ENOUGH,
-    ),
-    "slowest_5_percent_refilled": Change(
-        "replace the slowest 5 % with typical requests",
-        requests=_capped(0.05, refilled=True),
-        least=_ENOUGH,
-    ),
-    "tools_at_median": Change(
-        "cap every tool call at its tool's median", requests=tools_of_length(min)
-    ),
+    **{
+        f"slowest_{percent}_percent{'_refilled' if refilled else ''}": Change(
+            f"replace the slowest {percent} % with typical requests"
+            if refilled
+            else f"stop the slowest {percent} % of the requests at P95",
+            _capped(percent / 100, refilled=refilled),
+            least=_ENOUGH,
+        )
+        for percent in (1, 5)
+        for refilled in (False, True)
+    },
+    "tools_at_median": Change("cap every tool call at its tool's median", tools_of_length(min)),
+    "training_twice_as_fast": _of_cycles("halve the training", _scaled(TRAINING, 0.5)),
+    "calls_twice_as_fast": _of_cycles("halve every generate call", _calls(_twice_as_fast)),
     "tools_twice_as_fast": Change(
         "halve every tool call",
-        requests=tools_of_length(lambda length, _: length / 2),
+        tools_of_length(lambda length, _: length / 2),
+        asynchronous=True,
     ),
     "one_turn_fewer": Change(
-        "one turn fewer for requests with the most turns", requests=_one_turn_fewer
+        "one turn fewer for requests with the most turns", _model(_one_turn_fewer)
     ),
-    "responses_a_quarter_shorter": Change("25 % shorter responses", requests=_shorter(0.75)),
-    "half_the_requests": Change("half as many prompts per step", batches=_halves),
+    "responses_a_quarter_shorter": Change("25 % shorter responses", _calls(_shorter(0.75))),
+    "half_the_requests": Change("half as many prompts per step", _halves),
     "twice_the_requests": Change(
-        "twice as many prompts per step (load not observed)", batches=_doubled, beyond=True
+        "twice as many prompts per step (load not observed)", _doubled, beyond=True
     ),
     "replicas_equally_fast": Change(
-        "bring slower replicas up to the others' speed", speeds=_equally_fast
+        "bring slower replicas up to the others' speed", _model(_equally_fast)
     ),
-    "even_replicas": Change("route generate calls to the least loaded replica", even=True),
+    "even_replicas": Change(
+        "route generate calls to the least loaded replica",
+        _model(lambda model: replace(model, routing="call")),
+    ),
     "even_workers": Change(
         "balance work over the workers' event loops",
-        requests=lambda _, requests, __: balanced(requests),
+        _model(lambda model: model.with_requests(balanced(model.requests))),
     ),
-    "even_ranks": Change("balance the ranks in each phase", saved_us=lambda model: model.uneven_us),
+    "even_ranks": Change(
+        "balance the ranks in each phase",
+        _model(lambda model: replace(model, operations=(*model.operations, Run(-model.uneven_us)))),
+    ),
     "weights_twice_as_fast": Change(
-        "halve the weight sync", saved_us=lambda model: model.weights_us / 2
+        "halve the weight sync", _scaled(WEIGHT_SYNC, 0.5), asynchronous=True
     ),
-    "no_queue": Change(
-        "no engine queue (load not observed)",
-        requests=_without_queue,
-        limits=lambda model: None if model.limits == Limits() else Limits(),
-        beyond=True,
-    ),
+    "no_queue": Change("no engine queue (load not observed)", _no_queue, beyond=True),
     "twice_the_slots": Change(
-        "double the engine's concurrency (not observed)",
-        limits=lambda model: (
-            model.limits._replace(calls=2 * model.max_concurrency)
-            if model.max_concurrency
-            else None
-        ),
-        beyond=True,
+        "double the engine's concurrency (not observed)", _limits(_twice("calls")), beyond=True
     ),
     "half_the_slots": Change(
         "halve the engine's concurrency",
-        limits=lambda model: model.limits._replace(calls=max(model.most_running // 2, 1)),
+        _limits(lambda model: model.limits._replace(calls=max(model.peak // 2, 1))),
     ),
     "twice_the_kv_cache": Change(
         "double the engine's KV cache (load not observed)",
-        limits=lambda model: (
-            model.limits._replace(kv_tokens=2 * model.kv_tokens) if model.kv_tokens else None
-        ),
+        _limits(_twice("kv_tokens")),
         beyond=True,
     ),
     "prefix_cache_kept": Change(
-        "find in the prefix cache what the previous call left there", requests=_without_cold_prefill
+        "find in the prefix cache what the previous call left there", _calls(_without_cold_prefill)
     ),
+    "no_pause_after_aborts": _of_cycles(
+        "resend aborted calls without a pause",
+        _model(lambda model: replace(model, parked_us=0.0) if model.parked_us > 0 else None),
+    ),
+    "one_batch_more_in_flight": _of_cycles("dispatch one more batch in advance", _in_flight(1)),
+    "one_batch_fewer_in_flight": _of_cycles("dispatch one batch fewer in advance", _in_flight(-1)),
+    "weight_sync_half_as_often": _of_cycles(
+        "sync the weights half as often", _model(_seldom_synced)
+    ),
+    "weight_sync_twice_as_often": _of_cycles(
+        "sync the weights twice as often", _model(_often_synced)
+    ),
+    "one_replica_more": _of_cycles("move devices from the trainer to one more replica", _moved(1)),
+    "one_replica_fewer": _of_cycles("move the devices of one replica to the trainer", _moved(-1)),
 }
 
 
-def tool_lengths(models: Iterable[StepModel]) -> dict[str, list[float]]:
-    """Return the durations of the calls of each tool, in microseconds."""
-    found: dict[str, list[float]] = {}
-    for model in models:
-        for request in model.requests:
-            for stage in request.stages:
-                if isinstance(stage, Tools):
-                    for _, length, tool in stage.calls:
-                        found.setdefault(tool, []).append(length)
-    return found
+def _without_polls(model: Model) -> tuple[Operation, ...]:
+    return tuple(
+        each._replace(polls_us=()) if isinstance(each, Take) else each for each in model.operations
+    )
 
 
-def changes_of(models: Sequence[StepModel]) -> dict[str, Change]:
-    """Return `CHANGES` and, of steps with several tools, one for each of those with the most time.
+def changes_of(models: Sequence[Model]) -> dict[str, Change]:
+    """Return those of `CHANGES` that a run is replayed with.
 
     Args:
-        models: The steps that are replayed.
+        models: The synchronous steps that are replayed, or the cycle of an asynchronous run.
 
     Returns:
-        The changes by name, in the order of their rows; `tool_twice_as_fast:NAME` halves one tool.
+        The changes by name, in the order of their rows.  `tool_twice_as_fast:NAME` halves one tool: of
+        synchronous steps with several tools, one for each of those with the most time.
     """
+    asynchronous = models[0].asynchronous
     totals = {tool: sum(lengths) for tool, lengths in tool_lengths(models).items()}
-    tools = sorted(totals, key=totals.__getitem__, reverse=True)[:_TOOLS] if len(totals) > 1 else []
+    several = len(totals) > 1 and not asynchronous
+    tools = sorted(totals, key=totals.__getitem__, reverse=True)[:_TOOLS] if several else []
     found: dict[str, Change] = {}
     for name, change in CHANGES.items():
-        found[name] = change
+        if change.asynchronous if asynchronous else change.synchronous:
+            found[name] = change
         if name == "tools_twice_as_fast":
             for tool in tools:
                 about = f"halve every call of {tool[:_NAME]}"
-                found[f"tool_twice_as_fast:{tool}"] = Change(about, requests=_one_tool(tool))
+                found[f"tool_twice_as_fast:{tool}"] = Change(about, _one_tool(tool))
     return found

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
-from verl_profiler.analysis.explain.rebuilding import engine_interval
+from verl_profiler.analysis.explain.calls import engine_interval
 from verl_profiler.analysis.routing import REPLICA_NAMES
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.events.vocabulary import EVENTS

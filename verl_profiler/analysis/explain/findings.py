@@ -7,7 +7,6 @@ from typing import Any
 
 from verl_profiler.analysis.device_use import device_use
 from verl_profiler.analysis.explain.asynchronous_findings import asynchronous_findings
-from verl_profiler.analysis.explain.asynchronous_what_if import asynchronous_what_if
 from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import critical_segments, path_categories
 from verl_profiler.analysis.explain.culprits import culprits
@@ -15,7 +14,7 @@ from verl_profiler.analysis.explain.fixes import Facts, fixes_of
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
-from verl_profiler.analysis.explain.what_if import replays_and_averages
+from verl_profiler.analysis.explain.what_if import asynchronous_what_if, replays_and_averages
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, left_out, steps_of
 from verl_profiler.analysis.staleness import staleness

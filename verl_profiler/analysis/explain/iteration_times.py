@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from verl_profiler.analysis.explain.replay import Speed
+from verl_profiler.analysis.explain.speed import Speed
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["PassTimes", "pass_times"]

@@ -10,16 +10,31 @@ So an unchanged replay reproduces the measured times, and in a changed one the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work
+from verl_profiler.analysis.explain.calls import (
+    add_engine_times,
+    kv_tokens,
+    peak,
+    requests_of,
+)
 from verl_profiler.analysis.explain.iteration_times import pass_times
-from verl_profiler.analysis.explain.replica_speed import replica_speeds
-from verl_profiler.analysis.explain.step_model import POLL_US, StepModel
+from verl_profiler.analysis.explain.model import (
+    WEIGHT_SYNC,
+    Dispatch,
+    Limits,
+    Mark,
+    Model,
+    Run,
+    Take,
+    tool_lengths,
+)
+from verl_profiler.analysis.explain.replay import lengths_us
+from verl_profiler.analysis.explain.replica_speed import Speeds, replica_speeds
 from verl_profiler.analysis.explain.step_rows import (
     APART_US,
     Rollout,
@@ -33,8 +48,10 @@ from verl_profiler.analysis.explain.step_rows import (
 from verl_profiler.reading.tables.derivations import GEN_TOLERANCE_US, SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["engine_interval", "step_models"]
+__all__ = ["step_models"]
 
+# Poll interval of verl's replay buffer (0.9.1); used if its polls were not recorded.
+_POLL_US = 2_000_000
 # Queueing for at least this share of the engine's time may come from a concurrency limit; the limit
 # is accepted if a replay with it ends within this share of the measured time.
 _QUEUED_SHARE = 0.05
@@ -45,21 +62,12 @@ _IGNORED_SHARE = 0.001
 # deviation), updated by steps with different token counts.
 _TOKEN_PART = (0.8, 0.25)
 _TOKEN_STEPS = 3
+# A step whose phases after `gen` take this many times what they take of the median step, and what its tokens
+# take at the median time per token, stalled: what it took has nothing to do with tokens.
+_STALLED = 1.5
 
 
-def engine_interval(call: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the engine's interval of a row of `engine_calls`, on the client's clock.
-
-    If the server's interval does not fit into the client's (another host's clock), it is centered
-    in it.
-    """
-    begin, length = call["engine_begin_us"], min(call["engine_duration_us"], call["duration_us"])
-    if begin < call["begin_us"] or begin + length > call["end_us"]:
-        begin = call["begin_us"] + (call["duration_us"] - length) // 2
-    return begin, begin + length
-
-
-def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
+def step_models(tables: Tables, steps: Sequence[int]) -> list[Model]:
     """Rebuild these steps, without unfinished ones."""
     if not steps:
         return []
@@ -100,51 +108,50 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[StepModel]:
         for run in runs
     }
     memory_bound = memory_bound_steps(tables, steps)
-    models: list[StepModel] = []
+    models: list[Model] = []
     for whole in wholes:
         key = whole["run"], whole["step"]
-        model = StepModel(
-            *key,
-            whole["duration_us"],
-            weights_us=whole["weights_us"],
-            uneven_us=uneven.get(key, 0),
+        models.append(
+            _model(
+                whole,
+                rollouts.get(key),
+                speeds.get(key[0], Speeds()),
+                prepared.get(key, {}),
+                poll_times.get(key, []),
+                uneven.get(key, 0.0),
+                memory_bound=key in memory_bound,
+            )
         )
-        if key in rollouts:
-            model = replace(model, **speeds[key[0]]._asdict())
-        rolled = _with_rollout(
-            model,
-            whole,
-            rollouts.get(key),
-            prepared.get(key, {}),
-            poll_times.get(key, []),
-            memory_bound=key in memory_bound,
+    found: list[Model] = []
+    for run in dict.fromkeys(model.run for model in models):
+        own = [model for model in models if model.run == run]
+        after = _after_token_us(
+            [(m.tokens, phases.get((run, m.steps[0]), 0.0)) for m in own if m.requests]
         )
-        models.append(rolled)
-    after = {
-        run: _after_token_us(
-            [
-                (model.tokens, phases.get((run, model.step), 0.0))
-                for model in models
-                if model.run == run and model.requests
-            ]
-        )
-        for run in runs
-    }
-    return [replace(m, after_token_us=after.get(m.run, (0.0, 0.0))) for m in models]
+        medians = {tool: median(lengths) for tool, lengths in tool_lengths(own).items()}
+        found += [replace(m, after_token_us=after, tool_medians_us=medians) for m in own]
+    return found
 
 
 def _after_token_us(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Fit the time per token of the phases after `gen`, and its standard error.
 
     The prior is that most of it is proportional to tokens; steps with different token counts replace it.
+    Stalled steps do not count.
     """
     if len(steps) < _TOKEN_STEPS or not all(tokens for tokens, _ in steps):
         return 0.0, 0.0
+    usual, usual_token = median(time for _, time in steps), median(time / t for t, time in steps)
+    steps = [
+        (tokens, time)
+        for tokens, time in steps
+        if time <= _STALLED * max(usual, usual_token * tokens)
+    ]
     tokens_mean, time_mean = fmean(t for t, _ in steps), fmean(time for _, time in steps)
     whole = time_mean / tokens_mean
     part, deviation = (value * whole for value in _TOKEN_PART)
     spread = sum((tokens - tokens_mean) ** 2 for tokens, _ in steps)
-    if not spread or not whole:
+    if not spread or not whole or len(steps) < _TOKEN_STEPS:
         return part, deviation
     slope = sum((t - tokens_mean) * (time - time_mean) for t, time in steps) / spread
     rests = sum((time - time_mean - slope * (t - tokens_mean)) ** 2 for t, time in steps)
@@ -156,54 +163,69 @@ def _after_token_us(steps: Sequence[tuple[float, float]]) -> tuple[float, float]
     return min(max(both, 0.0), whole), (known + before) ** -0.5
 
 
-def _with_rollout(
-    model: StepModel,
+def _model(
     whole: Mapping[str, Any],
     rollout: Rollout | None,
+    speeds: Speeds,
     groups: Mapping[str, Sequence[dict[str, Any]]],
     poll_times: Sequence[int],
+    uneven_us: float,
     *,
     memory_bound: bool,
-) -> StepModel:
-    """Add the rollout to the model, if `gen` waited for requests."""
+) -> Model:
+    """Return the model of a step, with the rollout if `gen` waited for requests."""
     begin, gen_end = whole["begin_us"], whole["gen_end_us"]
-    if rollout is None or gen_end is None:
-        return model
-    seen = [row for row in rollout.requests if row["end_us"] <= gen_end + GEN_TOLERANCE_US]
-    if not seen:
-        return model
+    duration, weights_us = whole["duration_us"], float(whole["weights_us"])
+    seen: list[dict[str, Any]] = []
+    if rollout is not None and gen_end is not None:
+        seen = [r for r in rollout.requests if r["end_us"] <= gen_end + GEN_TOLERANCE_US]
+    weights = Run(weights_us, WEIGHT_SYNC)
+    if not seen or rollout is None:
+        operations = Mark(0), Run(duration - weights_us), weights
+        return Model(whole["run"], (whole["step"],), (duration,), operations, uneven_us=uneven_us)
     last = max(row["end_us"] for row in seen)
     wait_end = max(whole["wait_end_us"] or gen_end, last)
-    peak = max(map(_peak, groups.values()), default=0)
+    polled, poll = _polled(poll_times, whole["wait_begin_us"], wait_end, last)
+    most = max((peak(group, ignored=_IGNORED_SHARE) for group in groups.values()), default=0)
+    took = Take(
+        1, wait_end - (polled[-1] if polled else last), tuple(at - begin for at in polled), poll
+    )
+    after = Run(begin + duration - wait_end - weights_us)
+    empty = Model(
+        whole["run"],
+        (whole["step"],),
+        (duration,),
+        (Mark(0), Dispatch(), took, after, weights),
+        speeds=speeds,
+        peak=most,
+        uneven_us=uneven_us,
+    )
+
+    def with_requests(limits: Limits | None = None) -> Model:
+        requests = requests_of(
+            seen,
+            [[call] for call in rollout.calls],
+            rollout.tools,
+            lambda row: row["begin_us"] - begin,
+            queued=limits is None,
+        )
+        return replace(empty.with_requests(requests), limits=limits or Limits())
+
     queued = sum(
         sum(call["started_us"] - call["arrived_us"] for call in group)
         if memory_bound
-        else _waited_us(group, peak)
+        else _waited_us(group, most)
         for group in groups.values()
     )
-    kv_tokens = max((_peak(group, _kv_tokens) for group in groups.values()), default=0)
-    polled, poll = _polled(poll_times, whole["wait_begin_us"], wait_end, last)
-    model = replace(
-        model,
-        last_us=last - begin,
-        wait_end_us=wait_end - begin,
-        polls_us=tuple(at - begin for at in polled),
-        poll_us=poll,
-        most_running=peak,
-    )
-
-    def with_requests(**limits: float) -> StepModel:
-        requests = tuple(_request(row, begin, rollout, queued=not limits) for row in seen)
-        return replace(model, requests=requests, **limits)
-
     served = sum(call["engine_duration_us"] or 0 for call in rollout.calls)
-    if peak and queued > _QUEUED_SHARE * served:
-        full = {"kv_tokens": kv_tokens} if memory_bound and kv_tokens else {"max_concurrency": peak}
-        limited = with_requests(**full)
-        replayed = limited.replayed(polls=False)
-        if abs(replayed - with_requests().replayed(polls=False)) <= _SLOTS_FIT * last:
-            return limited
-    return with_requests()
+    free = with_requests()
+    if not most or queued <= _QUEUED_SHARE * served:
+        return free
+    tokens = max((peak(group, kv_tokens, _IGNORED_SHARE) for group in groups.values()), default=0)
+    full = Limits(kv_tokens=tokens) if memory_bound and tokens else Limits(calls=most)
+    limited = with_requests(full)
+    off_us = lengths_us(limited, polls=False)[0] - lengths_us(free, polls=False)[0]
+    return limited if abs(off_us) <= _SLOTS_FIT * (last - begin) else free
 
 
 def _polled(
@@ -216,63 +238,23 @@ def _polled(
     """
     found = [at for at in poll_times if at < wait_end]
     apart = [after - before for before, after in pairwise(found)]
-    poll = median(apart) if apart else POLL_US
+    poll = median(apart) if apart else _POLL_US
     polls = found and wait_begin is not None and found[0] - wait_begin <= APART_US
     if polls and found[-1] >= last > found[-1] - 1.5 * poll:
         return found, poll
-    if poll_times or wait_begin is None or not 0 <= wait_end - last <= POLL_US:
+    if poll_times or wait_begin is None or not 0 <= wait_end - last <= _POLL_US:
         return [], poll
-    return list(range(wait_end, wait_begin, -POLL_US))[::-1], poll
+    return list(range(wait_end, wait_begin, -_POLL_US))[::-1], poll
 
 
 def _by_replica(calls: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Group calls by replica; add `arrived_us`, `started_us`, `decoding_us`, `ended_us`."""
+    """Group calls whose engine's interval is known by replica, with the engine's times."""
     replicas: dict[str, list[dict[str, Any]]] = {}
     for call in calls:
-        if call["engine_duration_us"] is None:
-            continue
-        begin, end = engine_interval(call)
-        begin = min(begin + (call["parked_us"] or 0), end)
-        started = min(begin + (call["queue_us"] or 0), end)
-        decoding = min(started + (call["prefill_us"] or 0), end)
-        call |= {"arrived_us": begin, "started_us": started, "decoding_us": decoding}
-        # The server's span lasts until its event loop notices, when other calls already run.
-        decoded = decoding + call["decode_us"] if call["decode_us"] else end
-        call["ended_us"] = min(decoded, end)
-        replicas.setdefault(call["engine_name"] or "", []).append(call)
+        if call["engine_duration_us"] is not None:
+            add_engine_times(call)
+            replicas.setdefault(call["replica"], []).append(call)
     return replicas
-
-
-def _kv_tokens(call: Mapping[str, Any]) -> int:
-    return (call["prompt_tokens"] or 0) + (call["response_tokens"] or 0)
-
-
-def _peak(
-    calls: Iterable[Mapping[str, Any]], size: Callable[[Mapping[str, Any]], int] = lambda _: 1
-) -> int:
-    """Return the maximum number of concurrent calls, or of `size`; back-to-back calls do not overlap.
-
-    Clocks of an engine and its server differ by some microseconds: what lasts for less than a thousandth
-    of the time does not count.
-    """
-    changes = sorted(
-        change
-        for call in calls
-        if call["ended_us"] > call["started_us"]
-        for change in ((call["started_us"], size(call)), (call["ended_us"], -size(call)))
-    )
-    lasted: dict[int, int] = {}
-    level = 0
-    for (now_us, change), (next_us, _) in pairwise(changes):
-        level += change
-        if level > 0 and next_us > now_us:
-            lasted[level] = lasted.get(level, 0) + next_us - now_us
-    above_us, ignored_us = 0, _IGNORED_SHARE * sum(lasted.values())
-    for level in sorted(lasted, reverse=True):
-        above_us += lasted[level]
-        if above_us > ignored_us:
-            return level
-    return 0
 
 
 def _waited_us(calls: Iterable[Mapping[str, Any]], full: int) -> float:
@@ -293,73 +275,3 @@ def _waited_us(calls: Iterable[Mapping[str, Any]], full: int) -> float:
         if running >= full:
             waited += waiting * (next_us - now_us)
     return waited
-
-
-def _request(row: Mapping[str, Any], begin_us: int, rollout: Rollout, *, queued: bool) -> Request:
-    """Build a request's chain; its durations add up to the measured one.
-
-    `queued` keeps the queueing times as measured, instead of simulating them.
-    """
-    key = row["name"], row["request_id"]
-    tools = groupby(rollout.tools_of.get(key, ()), key=lambda call: call["turn"])
-    stages: list[Stage] = []
-    cursor = row["begin_us"]
-    items: list[tuple[int, int, Stage | None]] = [
-        (call["begin_us"], call["end_us"], _call(call, queued=queued))
-        for call in rollout.calls_of.get(key, ())
-    ]
-    for turn, group in tools:
-        calls = list(group)
-        first, last = calls[0]["begin_us"], max(call["end_us"] for call in calls)
-        lengths = tuple(
-            (call["begin_us"] - first, call["duration_us"], call["tool"] or "tool")
-            for call in calls
-        )
-        items.append((first, last, Tools(lengths, turn)))
-    for first, last, stage in sorted(items, key=lambda item: item[:2]):
-        end = min(last, row["end_us"])
-        if end <= cursor:
-            continue
-        if first > cursor:
-            stages.append(Work(first - cursor, own=True))
-        # Calls that overlap another one, or the end of the request, keep only the time that they add.
-        whole = first >= cursor and end == last
-        stages.append(stage if whole and stage else Work(end - max(first, cursor), own=False))
-        cursor = end
-    rest = row["end_us"] - cursor
-    reward = min(row["reward_us"] or 0, rest)
-    stages += [Work(rest - reward, own=True), Work(reward, own=False)]
-    generated = sum(stage.tokens or 0 for stage in stages if isinstance(stage, Call))
-    return Request(
-        row["begin_us"] - begin_us,
-        row["duration_us"],
-        row["name"],
-        row["turns"] or 0,
-        tuple(stages),
-        row["prompt_tokens"] or 0,
-        row["response_tokens"] or generated,
-        generated,
-        row["uid"],
-    )
-
-
-def _call(call: Mapping[str, Any], *, queued: bool) -> Call:
-    if "work" not in call:
-        return Call(0.0, call["duration_us"], 0.0, 0.0, call["duration_us"], None, call["turn"])
-    queue_us = call["started_us"] - call["arrived_us"] if queued else 0.0
-    whole_us = call["decoding_us"] - call["started_us"]
-    fixed_us = call.get("own_prefill_us", whole_us)
-    cold_us = min(call["cold_us"] or 0, whole_us)
-    return Call(
-        call["arrived_us"] + queue_us - call["begin_us"],
-        fixed_us,
-        call["work"],
-        call["end_us"] - call["ended_us"],
-        call["duration_us"],
-        call["engine_name"] or "",
-        call["turn"],
-        call["response_tokens"],
-        queue_us,
-        cold_us * fixed_us / whole_us if whole_us else 0.0,
-        _kv_tokens(call),
-    )

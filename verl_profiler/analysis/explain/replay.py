@@ -1,307 +1,430 @@
-"""Simulation of requests on replicas whose speed depends on their load.
+"""Simulation of a run: the trainer, the units in flight, and replicas whose speed depends on their load.
 
-The speed at loads that were never observed is unknown; `BEYOND` has its bounds.  A speed is a line
-(a, b), or one with bends (a, b, load, more, …): time per unit of work is a + b n, and above each load
-`more` for each further call.
+The trainer repeats its operations.  Units are dispatched up to a limit, their requests take their chain of
+calls and tools, and wait until the trainer takes them.  While the trainer does what stops the replicas,
+calls are interrupted and begin or go on afterwards.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from itertools import count
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
+from typing import Any, NamedTuple
 
-from verl_profiler.analysis.explain.chains import Call, Request, Stage
+from verl_profiler.analysis.explain.chains import Call, Stage
+from verl_profiler.analysis.explain.model import Dispatch, Limits, Mark, Model, Run, Take, Unit
+from verl_profiler.analysis.explain.speed import times_by_load
 
-__all__ = [
-    "BEYOND",
-    "LOAD_ERROR",
-    "MODEL_ERROR",
-    "READ_ERROR",
-    "Limits",
-    "Speed",
-    "ends_alone_us",
-    "grows_with_load",
-    "mean_speed",
-    "replicas_of",
-    "request_ends",
-    "time_us",
-    "times_by_load",
-]
-
-Speed: TypeAlias = tuple[float, ...]
-
-
-class Limits(NamedTuple):
-    """What bounds the calls that a replica runs at once: their number, and their tokens in its KV cache."""
-
-    calls: float = math.inf
-    kv_tokens: float = math.inf
-
-
-# Relative standard errors of the model: of a saving, and of the speedup from lower load, in addition to
-# the fitted slope's error; the last where the engines' iterations were read.  Assumed;
-# benchmarks/bench_simulated_engines.py measures their coverage.
-MODEL_ERROR = 0.10
-LOAD_ERROR = 0.20
-READ_ERROR = 0.10
+__all__ = ["Begin", "Replayed", "lengths_us", "replay"]
 
 _NO_LIMITS = Limits()
+_NO_CALL = Call(0.0, 0.0, 0.0, 0.0, 0.0, None, None)
 # Times of a replay that differ by less than this are equal.
 _SAME_US = 1e-3
-# Time per token with n calls in a replica that never ran more than `most`, by assumption.  A forward pass
-# over more calls takes at least as long, and gives at least as many tokens per second: so `flat` and
-# `saturated` are bounds, and the line lies between them.
-BEYOND: dict[str, Callable[[Speed, int, int], float]] = {
-    "line": lambda speed, n, _: time_us(speed, n),
-    "flat": lambda speed, n, most: time_us(speed, min(n, most)),
-    "saturated": lambda speed, n, most: time_us(speed, min(n, most)) * max(n / most, 1),
-}
 
 
+class Begin(NamedTuple):
+    """The begin of a step, by its place in the cycle, and how long the trainer polled before in vain."""
+
+    place: int
+    at_us: float
+    polled_us: float
+
+
+class Replayed(NamedTuple):
+    """The begins of the steps, and of the one after the last; fewer if the trainer waits in vain.
+
+    `most` is the maximum number of concurrent calls of each replica; empty if calls do not affect each other.
+    """
+
+    begins: list[Begin]
+    most: dict[str, int]
+
+
+@dataclass(eq=False, slots=True)
+class _Flight:
+    """A unit in flight: how many of its requests are open."""
+
+    unit: Unit
+    open: int
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """A request, with its generate call in flight; without a replica once that was interrupted.
+
+    `home` is the replica of all of its calls, if it has one.  `target` is the work per call of the replica
+    at which the call ends; None until it decodes.
+    """
+
+    flight: _Flight
+    stages: Iterator[Stage]
+    home: _Replica | None = None
+    replica: _Replica | None = None
+    call: Call = _NO_CALL
+    left: float = 0.0
+    target: float | None = None
+
+    def again(self, redo: bool) -> _Request:
+        """Interrupt the call; return what sends it again."""
+        left, replica = self.left, self.replica
+        if self.target is not None and replica is not None:
+            left = self.call.work if redo else self.target - replica.done
+        self.replica = None
+        return replace(self, replica=replica, left=left, target=None)
+
+
+@dataclass(eq=False, slots=True)
 class _Replica:
-    """A replica in a replay: running calls share its speed, others wait in FIFO order.
+    """A replica: running calls share its speed, others wait in FIFO order.
 
     With `during_prefill`, a pass decodes for the calls that are not in prefill, and is slower by that
     factor while one is: 0 stops decoding, 1 changes nothing.  Calls that begin while others are in prefill
     are prefilled with them, and take as long as all of them together.
+
+    `base` and `per_work` are the time per unit of work, without and with what prefill takes of it; `open`
+    counts all calls that came and have not ended, those that are interrupted included.  `decoding` is a heap
+    of calls by the cumulative work per call (`done`) at which each finishes, `check_us` when the next may.
     """
 
-    __slots__ = (
-        "at_us",
-        "base",
-        "check_us",
-        "decoding",
-        "done",
-        "during_prefill",
-        "kv_tokens",
-        "per_work",
-        "prefill_end_us",
-        "prefilling",
-        "running",
-        "times",
-        "waiting",
+    times: Sequence[float]
+    during_prefill: float | None
+    base: float
+    per_work: float
+    running: dict[_Request, None] = field(default_factory=dict[_Request, None])
+    waiting: deque[_Request] = field(default_factory=deque[_Request])
+    prefilling: list[_Request] = field(default_factory=list[_Request])
+    decoding: list[tuple[float, int, _Request]] = field(
+        default_factory=list[tuple[float, int, _Request]]
     )
-
-    def __init__(self, times: Sequence[float], during_prefill: float | None) -> None:
-        self.running = 0
-        self.prefilling: list[tuple[int, Call]] = []
-        self.prefill_end_us = 0.0
-        self.kv_tokens = 0.0
-        self.times = times
-        self.during_prefill = during_prefill
-        # Time per unit of work, without and with what prefill takes of it.
-        self.base = self.per_work = times[0]
-        self.waiting: deque[tuple[int, Call]] = deque()
-        # A heap of calls by the cumulative work per call at which each finishes.
-        self.decoding: list[tuple[float, int, Call]] = []
-        self.done = 0.0
-        self.at_us = 0.0
-        self.check_us = math.inf
+    open: int = 0
+    most: int = 0
+    kv_tokens: float = 0.0
+    prefill_end_us: float = 0.0
+    done: float = 0.0
+    at_us: float = 0.0
+    check_us: float = math.inf
 
     def set_speed(self) -> None:
         """Set the time per unit of work to that of the calls that run now."""
         share = self.during_prefill
         if share is None:
-            self.base = self.per_work = self.times[self.running]
+            self.base = self.per_work = self.times[len(self.running)]
             return
-        self.base = self.per_work = self.times[max(self.running - len(self.prefilling), 1)]
+        self.base = self.per_work = self.times[max(len(self.decoding), 1)]
         if self.prefilling:
             self.per_work = self.base / share if share else math.inf
 
-    def begin(self, now_us: float, place: int, call: Call) -> float:
-        """Begin the prefill of a call, and return when it ends."""
-        if self.during_prefill is None:
-            return now_us + call.fixed_us
-        begin_us = self.prefill_end_us if self.prefilling else now_us
-        self.prefill_end_us = begin_us + call.fixed_us
-        self.prefilling.append((place, call))
-        return self.prefill_end_us
-
-    def ends_prefill(self, now_us: float) -> bool:
-        """Return whether a prefill ends now that was not prolonged by further calls."""
-        if self.during_prefill is None:
-            return True
-        return bool(self.prefilling) and now_us == self.prefill_end_us
+    def work(self, now_us: float) -> None:
+        """Add the work per call since the last event of the replica."""
+        if self.running:
+            self.done += (now_us - self.at_us) / self.per_work
+        self.at_us = now_us
 
 
-# Event types: a call arrives at its replica, decodes there, or a replica may finish one.
-_ARRIVES, _DECODES, _DONE = range(3)
+class _Simulation:
+    """One replay; see `replay`."""
 
+    def __init__(self, model: Model, steps: int, beyond: str) -> None:
+        self.model = model
+        self.steps = steps
+        self.now = 0.0
+        self.heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self.number = count().__next__
+        most_open = model.limit * max((len(unit.requests) for unit in model.units), default=0)
+        prefill = model.speeds.during_prefill
+        self.replicas: dict[str, _Replica] = {}
+        for name, most in model.most_running.items():
+            times = times_by_load(beyond, model.speed_of(name), most_open, most)
+            self.replicas[name] = _Replica(times, prefill, times[0], times[0])
+        ranges = {(min(each.times), max(each.times)) for each in self.replicas.values()}
+        self.limited = model.limits != _NO_LIMITS
+        # Then a call takes as long as it takes alone.
+        self.alone = (
+            not self.limited
+            and prefill in (None, 1)
+            and all(low == high for low, high in ranges)
+            and (model.routing is None or len(ranges) <= 1)
+            and all(each.serves for each in model.operations if isinstance(each, Run))
+        )
+        self.serves = True
+        self.halted: deque[tuple[_Request, bool]] = deque()
+        self.next_unit = 0
+        self.outstanding = 0
+        self.ready = 0
+        self.dropped = 0
+        self.taking: Take | None = None
+        self.operation = 0
+        self.polled_us = 0.0
+        self.begins: list[Begin] = []
 
-def _replay(
-    requests: Sequence[Request],
-    replicas: Mapping[str, _Replica],
-    limits: Limits,
-    *,
-    even: bool,
-) -> list[float]:
-    """Simulate requests on replicas; return when each ends.
+    def run(self) -> Replayed:
+        self._dispatch()
+        self._advance()
+        heap, pop = self.heap, heapq.heappop
+        while heap and len(self.begins) <= self.steps:
+            self.now, _, what, which = pop(heap)
+            what(which)
+        most = {} if self.alone else {name: each.most for name, each in self.replicas.items()}
+        return Replayed(self.begins, most)
 
-    An event loop over a heap; a report runs it a hundred thousand times.
-    """
-    push, pop, number = heapq.heappush, heapq.heappop, count().__next__
-    most, most_tokens = limits
-    heap: list[tuple[float, int, int, int, Any, Any]] = []
-    upcoming = [iter(request.stages) for request in requests]
-    ends_us = [0.0] * len(requests)
+    def _at(self, time_us: float, what: Callable[[Any], None], which: Any = None) -> None:
+        heapq.heappush(self.heap, (time_us, self.number(), what, which))
 
-    def go_on(now_us: float, place: int) -> None:
-        """Advance the request to its next generate call or its end."""
-        for stage in upcoming[place]:
+    # The trainer.
+
+    def _advance(self, _: Any = None) -> None:
+        """Let the trainer go on until it is busy or waits."""
+        operations = self.model.operations
+        at_us = self.now
+        while len(self.begins) <= self.steps:
+            operation = operations[self.operation % len(operations)]
+            if isinstance(operation, Mark):
+                self.begins.append(Begin(operation.place, at_us, self.polled_us))
+                self.polled_us = 0.0
+            elif isinstance(operation, Run) and operation.serves == self.serves:
+                at_us += operation.length_us
+            elif at_us > self.now:
+                self._at(at_us, self._advance)
+                return
+            elif isinstance(operation, Dispatch):
+                self._dispatch()
+            elif isinstance(operation, Run):
+                self._serve(operation.serves)
+                continue
+            else:
+                self._serve(True)
+                self.operation += 1
+                self.taking = operation
+                self._drop()
+                self._take()
+                return
+            self.operation += 1
+
+    def _take(self) -> None:
+        """Take the units that the trainer waits for, if there are as many."""
+        taking = self.taking
+        if taking is None or self.ready < taking.units:
+            return
+        self.taking = None
+        self.ready -= taking.units
+        self.outstanding -= taking.units
+        polled_us = 0.0
+        if taking.polls_us:
+            since_us = self.now - self.begins[-1].at_us
+            polled_us = _polled_us(taking, since_us) - since_us
+        self.polled_us += polled_us
+        self._at(self.now + polled_us + taking.lag_us, self._advance)
+
+    def _drop(self) -> None:
+        """Drop what is to be dropped, and dispatch as much instead."""
+        dropped, self.dropped = self.dropped, 0
+        self.outstanding -= dropped
+        if dropped:
+            self._dispatch()
+
+    # Units and their requests.
+
+    def _dispatch(self) -> None:
+        units = self.model.units
+        while units and self.outstanding < self.model.limit:
+            unit = units[self.next_unit % len(units)]
+            self.next_unit += 1
+            self.outstanding += 1
+            flight = _Flight(unit, len(unit.requests))
+            for request in unit.requests:
+                self._go_on(self.now + request.begin_us, _Request(flight, iter(request.stages)))
+
+    def _go_on(self, now_us: float, request: _Request) -> None:
+        """Advance a request to its next generate call or its end."""
+        for stage in request.stages:
             if not isinstance(stage, Call):
                 now_us += stage.length_us
-            elif stage.replica is None:
-                now_us += _alone_us(stage, {})
-            else:
-                replica = None if even else replicas[stage.replica]
-                push(heap, (now_us + stage.before_us, number(), _ARRIVES, place, stage, replica))
+                continue
+            if stage.replica is not None and not self.alone:
+                request.call, request.left, request.target = stage, stage.work, None
+                self._at(now_us + stage.before_us, self._arrive, request)
                 return
-        ends_us[place] = now_us
+            per_work = 1.0 if stage.replica is None else self.replicas[stage.replica].base
+            now_us += stage.before_us + stage.fixed_us + stage.work * per_work + stage.after_us
+        self._at(now_us, self._end, request.flight)
 
-    for place, request in enumerate(requests):
-        go_on(request.begin_us, place)
-    while heap:
-        now_us, _, what, place, call, replica = pop(heap)
-        if replica is None:
-            replica = min(replicas.values(), key=lambda each: each.running + len(each.waiting))
-        elif (what == _DONE and now_us != replica.check_us) or (
-            what == _DECODES and not replica.ends_prefill(now_us)
-        ):
-            continue
-        if replica.running:
-            replica.done += (now_us - replica.at_us) / replica.per_work
-        replica.at_us = now_us
-        decoding = replica.decoding
-        if what == _ARRIVES:
-            replica.waiting.append((place, call))
-        elif what == _DECODES:
-            if replica.during_prefill is None:
-                push(decoding, (replica.done + call.work, place, call))
-            else:
-                for place, call in replica.prefilling:
-                    push(decoding, (replica.done + call.work, place, call))
-                replica.prefilling.clear()
-                replica.set_speed()
-        else:
+    def _end(self, flight: _Flight) -> None:
+        flight.open -= 1
+        if flight.open:
+            return
+        if flight.unit.dropped:
+            self.dropped += 1
+            if self.taking is not None:
+                self._drop()
+            return
+        self.ready += 1
+        self._take()
+
+    # Replicas.
+
+    def _serve(self, serves: bool) -> None:
+        """Stop all replicas, or start them."""
+        if serves == self.serves:
+            return
+        self.serves = serves
+        if serves:
+            halted, self.halted = self.halted, deque()
+            for request, interrupted in halted:
+                later_us = self.model.parked_us + request.call.before_us if interrupted else 0.0
+                self._at(self.now + later_us, self._enter, request)
+            return
+        for replica in self.replicas.values():
+            replica.work(self.now)
+            self.halted += ((each.again(self.model.redo), True) for each in replica.running)
+            self.halted += ((each, False) for each in replica.waiting)
+            for calls in (replica.running, replica.waiting, replica.prefilling, replica.decoding):
+                calls.clear()
+            replica.kv_tokens = 0.0
             replica.check_us = math.inf
-            if (decoding[0][0] - replica.done) * replica.base <= _SAME_US:
-                _, place, call = pop(decoding)
-                replica.running -= 1
-                replica.kv_tokens -= call.kv_tokens
-                replica.set_speed()
-                go_on(now_us + call.after_us, place)
-        while replica.waiting and replica.running < most:
-            tokens = replica.kv_tokens + replica.waiting[0][1].kv_tokens
+
+    def _arrive(self, request: _Request) -> None:
+        replica = self.replicas[request.call.replica or ""]
+        if self.model.routing is not None:
+            replica = self._route(request, replica)
+        request.replica = replica
+        replica.open += 1
+        self._enter(request)
+
+    def _route(self, request: _Request, recorded: _Replica) -> _Replica:
+        if self.model.routing == "call":
+            return min(self.replicas.values(), key=lambda each: each.open)
+        if request.home is None:
+            request.home = min(
+                self.replicas.values(), key=lambda each: (each.open, each is not recorded)
+            )
+        return request.home
+
+    def _enter(self, request: _Request) -> None:
+        """Run a call, or let it wait for its replica."""
+        replica = request.replica
+        if not self.serves:
+            self.halted.append((request, False))
+        elif replica is not None:
+            replica.work(self.now)
+            if self.limited:
+                replica.waiting.append(request)
+                self._admit(replica)
+            else:
+                self._prefill(replica, request)
+
+    def _admit(self, replica: _Replica) -> None:
+        """Run calls that wait, while there is room."""
+        most, most_tokens = self.model.limits
+        while replica.waiting and len(replica.running) < most:
+            tokens = replica.kv_tokens + replica.waiting[0].call.kv_tokens
             if tokens > most_tokens and replica.running:
                 break
-            place, call = replica.waiting.popleft()
-            replica.running += 1
             replica.kv_tokens = tokens
-            decodes_us = replica.begin(now_us, place, call)
+            self._prefill(replica, replica.waiting.popleft())
+
+    def _prefill(self, replica: _Replica, request: _Request) -> None:
+        """Begin the prefill of a call, behind that of others if these matter."""
+        running = replica.running
+        running[request] = None
+        end_us = self.now + request.call.fixed_us
+        if replica.during_prefill is None:
+            replica.base = replica.per_work = replica.times[len(running)]
+            replica.most = max(replica.most, len(running))
+        else:
+            if replica.prefilling:
+                end_us = replica.prefill_end_us + request.call.fixed_us
+            replica.prefill_end_us = end_us
+            replica.prefilling.append(request)
             replica.set_speed()
-            push(heap, (decodes_us, number(), _DECODES, place, call, replica))
-        if decoding and what != _ARRIVES:
-            # Calls that join delay it: then nothing finishes now, and the check is rescheduled.
-            left = decoding[0][0] - replica.done
-            soon = left * replica.base <= _SAME_US
-            next_us = now_us if soon else now_us + left * replica.per_work
-            if next_us < replica.check_us:
-                replica.check_us = next_us
-                push(heap, (next_us, number(), _DONE, 0, None, replica))
-    return ends_us
+        heapq.heappush(self.heap, (end_us, self.number(), self._decode, request))
+
+    def _decode(self, request: _Request) -> None:
+        """Begin to decode: each call by itself, or all that are in prefill after the last of them."""
+        replica = request.replica
+        if replica is None:
+            return
+        decoding = replica.decoding
+        if replica.during_prefill is None:
+            replica.work(self.now)
+            request.target = replica.done + request.left
+            heapq.heappush(decoding, (request.target, self.number(), request))
+        elif replica.prefilling[-1] is request:
+            replica.work(self.now)
+            calls, replica.prefilling = replica.prefilling, []
+            for each in calls:
+                each.target = replica.done + each.left
+                heapq.heappush(decoding, (each.target, self.number(), each))
+            replica.most = max(replica.most, len(decoding))
+            replica.set_speed()
+        else:
+            return
+        self._check(replica)
+
+    def _check(self, replica: _Replica) -> None:
+        """Schedule the next end of a call, if it is earlier than what is scheduled.
+
+        If it is later, nothing ends then, and it is scheduled again.
+        """
+        left = replica.decoding[0][0] - replica.done
+        # What has no work left ends, whatever prefill does.
+        soon = left * replica.base <= _SAME_US
+        next_us = self.now if soon else self.now + left * replica.per_work
+        if next_us < replica.check_us:
+            replica.check_us = next_us
+            heapq.heappush(self.heap, (next_us, self.number(), self._finish, replica))
+
+    def _finish(self, replica: _Replica) -> None:
+        now_us, decoding = self.now, replica.decoding
+        if now_us != replica.check_us:
+            return
+        replica.check_us = math.inf
+        replica.work(now_us)
+        if (decoding[0][0] - replica.done) * replica.base <= _SAME_US:
+            while decoding and (decoding[0][0] - replica.done) * replica.base <= _SAME_US:
+                request = heapq.heappop(decoding)[2]
+                del replica.running[request]
+                replica.open -= 1
+                replica.kv_tokens -= request.call.kv_tokens
+                self._go_on(now_us + request.call.after_us, request)
+            replica.set_speed()
+            if replica.waiting:
+                self._admit(replica)
+        if decoding:
+            self._check(replica)
 
 
-def request_ends(
-    requests: Sequence[Request],
-    per_work: Mapping[str, Sequence[float]],
-    limits: Limits = _NO_LIMITS,
-    *,
-    even: bool = False,
-    known_us: Mapping[int, float] | None = None,
-    during_prefill: float | None = None,
+def _polled_us(taking: Take, since_us: float) -> float:
+    """Return when a poll finds units that are ready this long after the begin of the step."""
+    polls_us = taking.polls_us
+    place = bisect_left(polls_us, since_us - 1)
+    if place < len(polls_us):
+        return polls_us[place]
+    return polls_us[-1] - ((polls_us[-1] - (since_us - 1)) // taking.poll_us) * taking.poll_us
+
+
+def replay(model: Model, steps: int = 1, beyond: str = "line") -> Replayed:
+    """Repeat the operations of a model until this many steps have ended.
+
+    Args:
+        model: Each of its requests runs at most one generate call at a time.
+        steps: How many.
+        beyond: Assumption for loads that were never observed, a key of `BEYOND`.
+    """
+    return _Simulation(model, steps, beyond).run()
+
+
+def lengths_us(
+    model: Model, steps: int = 1, beyond: str = "line", *, polls: bool = True
 ) -> list[float]:
-    """Replay requests and return the end time of each.
-
-    Args:
-        requests: Each runs at most one generate call at a time.
-        per_work: By replica, time per unit of work for 0, 1, … concurrent calls.
-        limits: Of each replica.
-        even: Route each call to the replica with the fewest calls.
-        known_us: End times of some requests if they share no replica, by `id`.
-        during_prefill: Speed of decoding while a call is in prefill; None if only the number of calls
-            matters, those in prefill included.
-    """
-    ranges = [(min(times), max(times)) for times in per_work.values()]
-    flat = all(low == high for low, high in ranges)
-    alone_is_enough = limits == _NO_LIMITS and during_prefill in (None, 1)
-    if alone_is_enough and flat and (not even or len(set(ranges)) <= 1):
-        known = known_us or {}
-        alone = {name: times[0] for name, times in per_work.items()}
-        return [known[id(r)] if id(r) in known else ends_alone_us(r, alone) for r in requests]
-    replicas = {name: _Replica(times, during_prefill) for name, times in per_work.items()}
-    return _replay(requests, replicas, limits, even=even)
-
-
-def time_us(speed: Speed, calls: float) -> float:
-    """Return the time per unit of work with so many concurrent calls."""
-    a, b, *bends = speed
-    above = zip(bends[::2], bends[1::2], strict=True)
-    return a + b * calls + sum(more * max(calls - load, 0.0) for load, more in above)
-
-
-def grows_with_load(speed: Speed) -> bool:
-    """Return whether a unit of work takes longer the more calls run."""
-    return bool(speed[1] or any(speed[3::2]))
-
-
-def mean_speed(speeds: Sequence[Speed]) -> Speed:
-    """Return the speed that takes the mean time of all, at any load."""
-    many = len(speeds)
-    a, b = (sum(speed[place] for speed in speeds) / many for place in (0, 1))
-    bends = [value for speed in speeds for value in speed[2:]]
-    return (a, b, *(value / many if place % 2 else value for place, value in enumerate(bends)))
-
-
-@lru_cache(256)
-def times_by_load(beyond: str, speed: Speed, calls: int, most: int) -> list[float]:
-    """Return the time per unit of work for 0, 1, … concurrent calls.
-
-    Args:
-        beyond: Assumption for loads above `most`, a key of `BEYOND`.
-        speed: Of the replica.
-        calls: Return it for up to so many calls.
-        most: The highest load that was observed.
-    """
-    return [BEYOND[beyond](speed, running, most) for running in range(calls + 1)]
-
-
-def replicas_of(requests: Sequence[Request]) -> list[str]:
-    """Return the sorted names of the replicas that the requests used."""
-    names = {stage.replica for r in requests for stage in r.stages if isinstance(stage, Call)}
-    return sorted(name for name in names if name is not None)
-
-
-def ends_alone_us(request: Request, per_work: Mapping[str, float]) -> float:
-    """Return the end time of a request that shares no replica.
-
-    Args:
-        request: A request whose replicas are all in `per_work`.
-        per_work: By replica, time per unit of work.
-    """
-    end_us = request.begin_us
-    for stage in request.stages:
-        end_us += _alone_us(stage, per_work)
-    return end_us
-
-
-def _alone_us(stage: Stage, per_work: Mapping[str, float]) -> float:
-    """Return the duration of a stage that shares no replica."""
-    if isinstance(stage, Call):
-        work_us = stage.work if stage.replica is None else stage.work * per_work[stage.replica]
-        return stage.before_us + stage.fixed_us + work_us + stage.after_us
-    return stage.length_us
+    """Return the lengths of the replayed steps; without `polls`, as if no poll came too late."""
+    begins = replay(model, steps, beyond).begins
+    return [
+        end.at_us - begin.at_us - (0.0 if polls else end.polled_us)
+        for begin, end in pairwise(begins)
+    ]

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.iteration_times import PassTimes
-from verl_profiler.analysis.explain.replay import Speed, time_us
+from verl_profiler.analysis.explain.speed import Speed, time_us
 
 __all__ = ["SLOWER", "Speeds", "replica_speeds"]
 
@@ -29,7 +29,18 @@ _ROUNDS = 3
 
 
 class Speeds(NamedTuple):
-    """Speeds of replicas, of one run; for the fields see `StepModel`."""
+    """Speeds of replicas, of one run.
+
+    Args:
+        slowness: Over all replicas and steps: time per unit of work (a token, if tokens are known), with n
+            calls in the replica.  From iterations: of the slowest replica.
+        slowness_of: That of each replica, if known.
+        slope_error: Relative standard error of b, or of an iteration's time.
+        load_varied: Whether there were enough calls at sufficiently different loads to fit b.
+        during_prefill: Where the engines' iterations were read: the speed of decoding while a call is
+            in prefill, and n is the number of calls that decode.  None: n includes those in prefill.
+        most_read: Highest batch of each replica that was read; empty without `during_prefill`.
+    """
 
     slowness: Speed = (1.0, 0.0)
     slowness_of: Mapping[str, Speed] = {}

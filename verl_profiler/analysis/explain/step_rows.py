@@ -51,46 +51,41 @@ class Rollout(NamedTuple):
 
     requests: list[dict[str, Any]]
     calls: list[dict[str, Any]]
-    calls_of: dict[tuple[str, str], list[dict[str, Any]]]
-    tools_of: dict[tuple[str, str], list[dict[str, Any]]]
+    tools: list[dict[str, Any]]
+
+
+# Requests, generate calls and tool calls.
+_ROLLOUT = (
+    (
+        "SELECT run, step, name, request_id, begin_us, end_us, duration_us, turns, reward_us, prompt_tokens, "
+        "response_tokens, uid FROM requests WHERE finished AND {own} "
+        "ORDER BY run, step, begin_us, name, request_id"
+    ),
+    (
+        "SELECT * FROM (SELECT run, step, name, validate, request_id, turn, begin_us, end_us, duration_us, "
+        "coalesce(engine_name, '') AS replica, engine_begin_us, engine_duration_us, parked_us, queue_us, "
+        "prefill_us, decode_us, prompt_tokens, cached_tokens, response_tokens, c.cold_us FROM engine_calls "
+        "LEFT JOIN (SELECT run, name, request_id, turn, begin_us, sum(cold_us) AS cold_us "
+        "FROM engine_call_times WHERE cold_us > 0 AND attempt = 0 GROUP BY ALL) AS c "
+        "USING (run, name, request_id, turn, begin_us)) "
+        "WHERE duration_us IS NOT NULL AND {own} ORDER BY run, step, begin_us, end_us"
+    ),
+    (
+        "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool FROM tool_calls "
+        "WHERE duration_us IS NOT NULL AND {own} ORDER BY run, step, begin_us, end_us"
+    ),
+)
 
 
 def rollouts_of(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], Rollout]:
-    """Read requests, generate calls and tool calls, by step."""
+    """Read requests, generate calls and tool calls, by step with requests."""
     own = f"NOT validate AND request_id IS NOT NULL AND {among(steps)}"
-    rollouts: dict[tuple[str, int], Rollout] = {}
-    for row in tables.rows(
-        "SELECT run, step, name, request_id, begin_us, end_us, duration_us, turns, reward_us, "
-        "prompt_tokens, response_tokens, uid "
-        f"FROM requests WHERE finished AND {own} ORDER BY run, step, begin_us, name, request_id"
-    ):
-        key = row["run"], row["step"]
-        rollouts.setdefault(key, Rollout([], [], {}, {})).requests.append(row)
-    for query in (
-        (
-            "SELECT * FROM (SELECT run, step, name, validate, request_id, turn, begin_us, end_us, duration_us, "
-            "engine_name, engine_begin_us, engine_duration_us, parked_us, queue_us, prefill_us, "
-            "decode_us, prompt_tokens, cached_tokens, response_tokens, c.cold_us FROM engine_calls LEFT JOIN (SELECT run, "
-            "name, request_id, turn, begin_us, sum(cold_us) AS cold_us FROM engine_call_times "
-            "WHERE cold_us > 0 AND attempt = 0 GROUP BY ALL) AS c USING (run, name, request_id, turn, begin_us))"
-        ),
-        (
-            "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool "
-            "FROM tool_calls"
-        ),
-    ):
-        for row in tables.rows(
-            f"{query} WHERE duration_us IS NOT NULL AND {own} ORDER BY run, step, begin_us, end_us"
-        ):
-            rollout = rollouts.get((row["run"], row["step"]))
-            if rollout is None:
-                continue
-            generates = "engine_name" in row
-            if generates:
-                rollout.calls.append(row)
-            of = rollout.calls_of if generates else rollout.tools_of
-            of.setdefault((row["name"], row["request_id"]), []).append(row)
-    return rollouts
+    found: dict[tuple[str, int], Rollout] = {}
+    for place, query in enumerate(_ROLLOUT):
+        for row in tables.rows(query.format(own=own)):
+            rollout = found.setdefault((row["run"], row["step"]), Rollout([], [], []))
+            rollout[place].append(row)
+    return {key: rollout for key, rollout in found.items() if rollout.requests}
 
 
 def memory_bound_steps(tables: Tables, steps: Sequence[int]) -> set[tuple[str, int]]:

@@ -1,66 +1,106 @@
-"""Counterfactual step times: the steps replayed with one change.
+"""Counterfactual step times: the steps of a run replayed with one change.
 
-`step_model` replays each step unchanged and with each of `changes_of`, in the same model, so that model
-errors common to both cancel.
+A synchronous run is replayed step by step; an asynchronous one as the cycle of its steps, repeated.  Both
+are replayed unchanged and with each of `changes_of`, in the same model, so that model errors common to
+both cancel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from operator import is_
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
-from verl_profiler.analysis.explain.chains import Request, measured_us
+from verl_profiler.analysis.explain.asynchronous_model import RefusedError, models
+from verl_profiler.analysis.explain.chains import measured_us
 from verl_profiler.analysis.explain.changes import (
     UNCHANGED,
     Change,
+    Changed,
     changes_of,
-    tool_lengths,
+    from_tokens,
 )
+from verl_profiler.analysis.explain.model import Model, Take
 from verl_profiler.analysis.explain.rebuilding import step_models
-from verl_profiler.analysis.explain.replay import (
-    LOAD_ERROR,
-    MODEL_ERROR,
-    READ_ERROR,
-    grows_with_load,
-)
-from verl_profiler.analysis.explain.step_model import StepModel
+from verl_profiler.analysis.explain.replay import replay
+from verl_profiler.analysis.explain.speed import grows_with_load
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_steps
 from verl_profiler.reading.detail_notes import too_large
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
-    "averages",
+    "LARGEST_ERROR",
+    "asynchronous_what_if",
     "chosen_steps",
     "replays_and_averages",
-    "replays_of",
     "step_replays",
     "what_if",
 ]
 
-# A replay of one generate call takes 10 to 20 microseconds, and there are a dozen replays.  Of a run
-# with more calls than this, every n-th step is replayed, at most this many.
+# Relative standard errors of the model: of a saving, and of the speedup from lower load, in addition to
+# the fitted slope's error; the last where the engines' iterations were read.  Assumed;
+# benchmarks/bench_simulated_engines.py measures their coverage.
+_MODEL_ERROR = 0.10
+_LOAD_ERROR = 0.20
+_READ_ERROR = 0.10
+_LEVEL = 0.9
+_NORMAL = 1.645
+# A replay of one generate call takes 10 to 20 microseconds, and there are a dozen replays.  Of a
+# synchronous run with more calls than this, every n-th step is replayed, at most this many.
 _CALLS = 10_000
 _STEPS = 40
-_LEVEL = 0.9
 # Two runs with the same settings are assumed to differ by this share of a step in nine of ten pairs, in
 # addition to the variation between their steps.
 _RUN_SPREAD = 0.15
-_NORMAL = 1.645
+# With a larger replay error there is no answer about an asynchronous run.
+LARGEST_ERROR = 0.10
+# Steps of a cycle that are replayed before those that count, and how many count at least; the same where so
+# many steps have more generate calls than this; with more of them there is no answer.
+_BEFORE, _COUNTED = 10, 20
+_BEFORE_MANY, _COUNTED_MANY = 2, 2
+_REPEATED_CALLS, _MOST_CALLS = 30_000, 200_000
+
+
+class _Lengths(NamedTuple):
+    """Replayed lengths of each step of a model, with and without polls, and the most calls of replicas."""
+
+    us: list[float]
+    unpolled_us: list[float]
+    most: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """What a change saves in each step of a model, in seconds.
+
+    Args:
+        saved_s: As recorded, with the trainer's polls.
+        earlier_s: Without them.
+        least_s: Lower bound of what is expected, where loads were never seen.
+        most_s: Upper bound.
+        error_s: Standard error of the model.
+    """
+
+    saved_s: list[float]
+    earlier_s: list[float]
+    least_s: list[float]
+    most_s: list[float]
+    error_s: float
 
 
 def step_replays(tables: Tables, steps: Steps = None) -> Rows:
-    """Replay steps unchanged and with each change.
+    """Replay synchronous steps unchanged and with each change.
 
     Returns:
         Table `step_replays`: one row per run, step and change, first `unchanged`, then the keys of
         `changes_of`.  Of a run with too many generate calls to replay in seconds, every n-th step is
         replayed.
     """
-    return replays_of(step_models(tables, chosen_steps(tables, steps)))
+    return replays_and_averages(tables, steps)[0]
 
 
 def what_if(tables: Tables, steps: Steps = None) -> Rows:
@@ -76,244 +116,371 @@ def what_if(tables: Tables, steps: Steps = None) -> Rows:
 
 def replays_and_averages(tables: Tables, steps: Steps = None) -> tuple[Rows, Rows]:
     """Return the rows of `step_replays` and of `what_if`, replaying once."""
-    models = step_models(tables, chosen_steps(tables, steps))
-    replays = replays_of(models)
-    return replays, averages(models, replays)
+    rebuilt = step_models(tables, chosen_steps(tables, steps))
+    replays: Rows = []
+    averages: Rows = []
+    for run in dict.fromkeys(model.run for model in rebuilt):
+        own = [model for model in rebuilt if model.run == run]
+        rows = _replays(own)
+        replays += rows
+        averages += _averages(own, rows)
+    return replays, averages
 
 
-def averages(models: Sequence[StepModel], replays: Rows) -> Rows:
-    """Average the rows of `step_replays` over the steps of each run, as `what_if` returns them."""
+def asynchronous_what_if(tables: Tables, steps: Steps = None) -> Rows:
+    """Replay the cycle of asynchronous runs unchanged and with each change.
+
+    Returns:
+        Table `asynchronous_what_if`: one row per asynchronous run and change, first `unchanged`, then
+        the keys of `changes_of` that can be answered; only `unchanged` where the run cannot be replayed.
+        The interval has the model's error and the replay error; its ends are bounds where loads exceed
+        the recorded ones.
+    """
     rows: Rows = []
-    changes = changes_of(models)
-    for run in dict.fromkeys(model.run for model in models):
-        own = [model for model in models if model.run == run]
-        step_s = fmean(model.duration_us for model in own) / 1e6
-        for what in (UNCHANGED, *changes):
-            answers = [
-                row
-                for row in replays
-                if row["run"] == run and row["what"] == what and row["replayed_s"] is not None
-            ]
-            row: dict[str, Any] = {
-                "run": run,
-                "what": what,
-                "about": "as measured",
-                "engine": own[0].engine,
-                "steps": len(answers),
-                "step_s": step_s,
-                "saved_s": None,
-                "share": None,
-                "earlier_s": None,
-                "expected_s": None,
-                "low_s": None,
-                "high_s": None,
-                "pair_low_s": None,
-                "pair_high_s": None,
-                "between_runs_s": None,
-                "residual_share": None,
-                "tokens_share": None,
-            }
-            if what == UNCHANGED:
-                row["residual_share"] = median(abs(each["residual_share"]) for each in answers)
-                known = [abs(e["tokens_share"]) for e in answers if e["tokens_share"] is not None]
-                row["tokens_share"] = median(known) if known else None
-            elif not answers:
-                row["about"] = changes[what].about
-            else:
-                saved = fmean(each["saved_s"] for each in answers)
-                earlier = fmean(each["earlier_s"] for each in answers)
-                expected = earlier if changes[what].polls else saved
-                least, most = ([each[of] for each in answers] for of in ("least_s", "most_s"))
-                replayed = [each["step"] for each in answers]
-                low, _ = _interval(least, replayed)
-                _, high = _interval(most, replayed)
-                if low is None and least != most:
-                    low, high = fmean(least), fmean(most)
-                # The model error is common to all steps: averaging does not reduce it.
-                error = _NORMAL * fmean(each["error_s"] for each in answers)
-                low, high = _wider(expected, low, high, error)
-                durations = [each["duration_s"] for each in answers]
-                between_runs = _between_runs_s(durations, replayed)
-                pair = _wider(expected, low, high, between_runs)
-                row |= {
-                    "about": changes[what].about,
-                    "saved_s": saved,
-                    "share": expected / step_s if step_s else None,
-                    "earlier_s": earlier,
-                    "expected_s": expected,
-                    "low_s": low,
-                    "high_s": high,
-                    "pair_low_s": pair[0],
-                    "pair_high_s": pair[1],
-                    "between_runs_s": between_runs,
-                }
-            rows.append(row)
+    for run, model in models(tables, steps).items():
+        if isinstance(model, RefusedError):
+            rows.append(_cycle_row(run, UNCHANGED, "as measured", refused=str(model)))
+        else:
+            rows += _answers(model)
     return rows
 
 
-def replays_of(models: Sequence[StepModel]) -> Rows:
-    """Replay models unchanged and with each change, as `step_replays` returns them."""
-    medians = {tool: median(each) for tool, each in tool_lengths(models).items()}
+# Synchronous steps.
+
+
+def _replays(models: Sequence[Model]) -> Rows:
+    """Return the rows of `step_replays` of one run."""
     changes = changes_of(models)
     rows: Rows = []
     for model in models:
-        last = model.last_end_us()
-        unchanged = model.length_us(last)
-        residual = unchanged - model.duration_us
-        first = _replay(model, UNCHANGED, unchanged)
-        first["residual_s"] = residual / 1e6
-        first["residual_share"] = residual / model.duration_us if model.duration_us else 0.0
-        predicted = model.from_tokens()
-        if predicted is not None and model.duration_us:
-            off = predicted - model.length_us(last, polls=False)
-            first["tokens_share"] = off / model.duration_us
+        unchanged = _replayed(model)
+        duration_us = model.step_us[0]
+        residual_us = unchanged.us[0] - duration_us
+        first = _replay_row(model, UNCHANGED, unchanged.us[0])
+        first["residual_s"] = residual_us / 1e6
+        first["residual_share"] = residual_us / duration_us if duration_us else 0.0
+        predicted = from_tokens(model, models)
+        if predicted is not None and duration_us:
+            off_us = _replayed(predicted.models[0]).unpolled_us[0] - unchanged.unpolled_us[0]
+            first["tokens_share"] = off_us / duration_us
         rows.append(first)
         for what, change in changes.items():
-            if len(model.requests) < change.least or (change.batches and not model.load_varied):
-                rows.append(_replay(model, what, None))
+            changed = change.changed(model, models) if len(model.requests) >= change.least else None
+            if changed is None:
+                rows.append(_replay_row(model, what, None))
                 continue
-            if change.batches is not None and model.requests:
-                batches = change.batches(model, models)
-            else:
-                batches = [_changed(model, model.requests, change, medians)]
-            answers = [_answer(model, batch, last, change) for batch in batches]
-            row = _replay(model, what, 0.0)
-            row |= {name: fmean(each[name] for each in answers) for name in answers[0]}
-            row["replayed_s"] = unchanged / 1e6 - row["saved_s"]
-            rows.append(row)
+            found = _saving(model, unchanged, changed, change)
+            row = _replay_row(model, what, unchanged.us[0] - found.saved_s[0] * 1e6)
+            for name in ("saved_s", "earlier_s", "least_s", "most_s"):
+                row[name] = getattr(found, name)[0]
+            rows.append(row | {"error_s": found.error_s})
     return rows
 
 
-def _answer(
-    model: StepModel, requests: Sequence[Request], last_us: float, change: Change
-) -> dict[str, float]:
-    """Return the saving of a change with these requests: five columns of `step_replays`."""
-    saved, earlier = _saved_us(model, requests, last_us, change)
-    expected = earlier if change.polls else saved
-    least, most = _bounds_s(model, requests, last_us, change, expected)
-    error = _error_us(model, requests, change, expected)
-    return {
-        "saved_s": saved / 1e6,
-        "earlier_s": earlier / 1e6,
-        "least_s": least,
-        "most_s": most,
-        "error_s": error / 1e6,
-    }
-
-
-def _error_us(
-    model: StepModel, requests: Sequence[Request], change: Change, expected_us: float
-) -> float:
-    """Return the standard error of the model in the saving of a change."""
-    untouched = requests is model.requests and change.limits is None and not change.even
-    if untouched or not _slower_with_load(model):
-        by_load = 0.0
-    elif change.limits is not None or change.even or change.batches is not None:
-        by_load = expected_us
-    else:
-        # The saving if calls kept their measured speed.
-        own, other = (
-            max((_kept_us(request) for request in each), default=0.0)
-            for each in (model.requests, requests)
-        )
-        by_load = expected_us - (own - other)
-    after_us = model.after_change_us(requests)[1]
-    return math.hypot(
-        MODEL_ERROR * expected_us,
-        math.hypot(LOAD_ERROR if model.during_prefill is None else READ_ERROR, model.slope_error)
-        * by_load,
-        after_us,
-    )
-
-
-def _kept_us(request: Request) -> float:
-    return request.begin_us + sum(map(measured_us, request.stages))
-
-
-def _replay(model: StepModel, what: str, replayed_us: float | None) -> dict[str, Any]:
+def _replay_row(model: Model, what: str, replayed_us: float | None) -> dict[str, Any]:
+    names = (
+        "saved_s", "earlier_s", "least_s", "most_s", "error_s", "residual_s", "residual_share",
+        "tokens_share",
+    )  # fmt: skip
     return {
         "run": model.run,
-        "step": model.step,
+        "step": model.steps[0],
         "what": what,
         "engine": model.engine,
-        "duration_s": model.duration_us / 1e6,
+        "duration_s": model.step_us[0] / 1e6,
         "replayed_s": None if replayed_us is None else replayed_us / 1e6,
-        **dict.fromkeys(
-            (
-                "saved_s",
-                "earlier_s",
-                "least_s",
-                "most_s",
-                "error_s",
-                "residual_s",
-                "residual_share",
-                "tokens_share",
-            )
-        ),
+        **dict.fromkeys(names),
     }
 
 
-def _changed(
-    model: StepModel, requests: Sequence[Request], change: Change, medians: Mapping[str, float]
-) -> Sequence[Request]:
-    """Return the changed requests; the same object if the change touches none of them."""
-    if change.requests is None or not requests:
-        return requests
-    changed = change.requests(model, requests, medians)
-    same = len(changed) == len(requests) and all(map(is_, changed, requests))
-    return requests if same else changed
+def _averages(models: Sequence[Model], replays: Rows) -> Rows:
+    """Average the rows of `step_replays` of one run over its steps, as `what_if` returns them."""
+    changes = changes_of(models)
+    step_s = fmean(model.mean_us for model in models) / 1e6
+    names = (
+        "saved_s", "share", "earlier_s", "expected_s", "low_s", "high_s", "pair_low_s",
+        "pair_high_s", "between_runs_s", "residual_share", "tokens_share",
+    )  # fmt: skip
+    rows: Rows = []
+    for what in (UNCHANGED, *changes):
+        answers = [row for row in replays if row["what"] == what and row["replayed_s"] is not None]
+        row: dict[str, Any] = {
+            "run": models[0].run,
+            "what": what,
+            "about": "as measured" if what == UNCHANGED else changes[what].about,
+            "engine": models[0].engine,
+            "steps": len(answers),
+            "step_s": step_s,
+            **dict.fromkeys(names),
+        }
+        rows.append(row)
+        if what == UNCHANGED:
+            row["residual_share"] = median(abs(each["residual_share"]) for each in answers)
+            known = [abs(e["tokens_share"]) for e in answers if e["tokens_share"] is not None]
+            row["tokens_share"] = median(known) if known else None
+        elif answers:
+            saved = fmean(each["saved_s"] for each in answers)
+            earlier = fmean(each["earlier_s"] for each in answers)
+            expected = earlier if changes[what].polls else saved
+            least, most = ([each[of] for each in answers] for of in ("least_s", "most_s"))
+            replayed = [each["step"] for each in answers]
+            # The model error is common to all steps: averaging does not reduce it.
+            error = _NORMAL * fmean(each["error_s"] for each in answers)
+            low, high = _wider(expected, *_interval(least, most, replayed), error)
+            between_runs = _between_runs_s([each["duration_s"] for each in answers], replayed)
+            pair = _wider(expected, low, high, between_runs)
+            row |= {
+                "saved_s": saved,
+                "share": expected / step_s if step_s else None,
+                "earlier_s": earlier,
+                "expected_s": expected,
+                "low_s": low,
+                "high_s": high,
+                "pair_low_s": pair[0],
+                "pair_high_s": pair[1],
+                "between_runs_s": between_runs,
+            }
+    return rows
 
 
-def _saved_us(
-    model: StepModel,
-    changed: Sequence[Request],
-    last_us: float,
-    change: Change,
-    beyond: str = "line",
-) -> tuple[float, float]:
-    """Return the saving of a change, and the saving without polling.
-
-    `changed` are the changed requests, `last_us` is the end of the last unchanged one, `beyond` is a
-    key of `BEYOND`.
-    """
-    limits = None if change.limits is None else change.limits(model)
-    changed_last = last_us
-    speeds = None if change.speeds is None else change.speeds(model)
-    if changed is not model.requests or limits is not None or change.even or speeds:
-        changed_last = model.last_end_us(
-            changed, limits=limits, even=change.even, beyond=beyond, speeds=speeds
-        )
-    more = change.saved_us(model) - model.after_change_us(changed)[0]
-    saved = model.length_us(last_us) - model.length_us(changed_last, polls=change.polls)
-    earlier = model.length_us(last_us, polls=False) - model.length_us(changed_last, polls=False)
-    return saved + more, earlier + more
+# The cycle of an asynchronous run.
 
 
-def _slower_with_load(model: StepModel) -> bool:
-    return any(map(grows_with_load, (model.slowness, *model.slowness_of.values())))
+def _cycle_row(run: str, what: str, about: str, **more: Any) -> dict[str, Any]:
+    names = (
+        "steps", "step_s", "replayed_s", "residual_share", "expected_s", "share", "low_s", "high_s",
+        "engine", "undivided_share", "refused",
+    )  # fmt: skip
+    return {"run": run, "what": what, "about": about, **dict.fromkeys(names), **more}
 
 
-def _bounds_s(
-    model: StepModel,
-    changed: Sequence[Request],
-    last_us: float,
-    change: Change,
-    saved_us: float,
-) -> tuple[float, float]:
-    """Return the bounds of a change's saving in s, given the saving by the fitted line.
-
-    Without polling, unless the change itself removes polling.
-    """
-    if not change.beyond:
-        return saved_us / 1e6, saved_us / 1e6
-    least = _saved_us(model, changed, last_us, change, "saturated")[change.polls]
-    # If load does not slow calls down, the line is flat. The time of an iteration is measured up to the
-    # highest batch, and convex: it goes on at least as steeply as it was there.
-    steepest = not _slower_with_load(model) or model.during_prefill is not None
-    most = (
-        saved_us if steepest else _saved_us(model, changed, last_us, change, "flat")[change.polls]
+def _answers(model: Model) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `asynchronous_what_if` of one run."""
+    step_s = model.mean_us / 1e6
+    known = {"steps": len(model.steps), "step_s": step_s, "engine": model.engine}
+    first = _cycle_row(
+        model.run, UNCHANGED, "as measured", **known, undivided_share=model.undivided_share
     )
-    return least / 1e6, most / 1e6
+    yield first
+    if _calls(model, sum(_repeated(model))) > _MOST_CALLS:
+        first["refused"] = f"a replay takes more than {_MOST_CALLS:,} generate calls"
+        return
+    unchanged = _replayed(model)
+    if not unchanged.us:
+        first["refused"] = "the replay waits for samples that are never dispatched"
+        return
+    replayed_s = fmean(unchanged.us) / 1e6
+    error = replayed_s / step_s - 1
+    first |= {"replayed_s": replayed_s, "residual_share": error}
+    if abs(error) > LARGEST_ERROR:
+        first["refused"] = (
+            f"the replay without a change takes {abs(error):.0%} "
+            f"{'longer' if error > 0 else 'shorter'} than the steps; "
+            f"answers need at most {LARGEST_ERROR:.0%}"
+        )
+        return
+    for what, change in changes_of([model]).items():
+        changed = change.changed(model, [model])
+        if changed is None:
+            continue
+        before = unchanged
+        if changed.models[0].routing != model.routing:
+            # Other routes than the recorded ones are not part of the change.
+            before = _replayed(replace(model, routing=changed.models[0].routing))
+        found = _saving(model, before, changed, change)
+        if not found.saved_s:
+            continue
+        expected = fmean(found.saved_s)
+        # A replay error is not known to be the same with a change.
+        off_s = fmean(before.us) / 1e6 - step_s
+        ends = _interval(found.least_s, found.most_s, model.steps)
+        low, high = _wider(expected, *ends, math.hypot(_NORMAL * found.error_s, off_s))
+        yield _cycle_row(
+            model.run,
+            what,
+            change.about,
+            **known,
+            replayed_s=fmean(before.us) / 1e6 - expected,
+            expected_s=expected,
+            share=expected / step_s,
+            low_s=low,
+            high_s=high,
+        )
+
+
+def _repeated(model: Model) -> tuple[int, int]:
+    """Return how many cycles are replayed before those that count, and how many count."""
+    if not model.asynchronous:
+        return 0, 1
+    settled = 2 * model.limit / max(model.batch, 1)
+    few = _cycles(model, max(settled, _BEFORE), _COUNTED)
+    if _calls(model, sum(few)) <= _REPEATED_CALLS:
+        return few
+    return _cycles(model, max(settled, _BEFORE_MANY), _COUNTED_MANY)
+
+
+def _cycles(model: Model, before: float, counted: float) -> tuple[int, int]:
+    places = len(model.steps)
+    # An even number: units may alternate between two cycles.
+    return math.ceil(before / places), 2 * math.ceil(counted / (2 * places))
+
+
+def _calls(model: Model, cycles: int) -> float:
+    """Return how many generate calls so many cycles have."""
+    return model.calls / len(model.units) * model.batch * len(model.steps) * cycles
+
+
+# Both.
+
+
+def _replayed(model: Model, beyond: str = "line") -> _Lengths:
+    """Replay a model, a cycle repeatedly; no lengths if the trainer waits for what is never dispatched."""
+    places = len(model.steps)
+    before, counted = _repeated(model)
+    total = (before + counted) * places
+    begins, most = replay(model, total, beyond)
+    if len(begins) <= total:
+        return _Lengths([], [], most)
+    sums, polled = [0.0] * places, [0.0] * places
+    for begin, end in list(pairwise(begins))[before * places :]:
+        sums[begin.place] += end.at_us - begin.at_us
+        polled[begin.place] += end.polled_us
+    return _Lengths(
+        [us / counted for us in sums],
+        [(us - late) / counted for us, late in zip(sums, polled, strict=True)],
+        most,
+    )
+
+
+def _saving(model: Model, unchanged: _Lengths, changed: Changed, change: Change) -> _Saving:
+    """Return what a change saves: the mean over the changed models."""
+    found = [_saving_of(model, unchanged, each, changed, change) for each in changed.models]
+    if len(found) == 1:
+        return found[0]
+
+    def mean(name: str) -> list[float]:
+        return [fmean(values) for values in zip(*(getattr(f, name) for f in found), strict=True)]
+
+    return _Saving(
+        mean("saved_s"),
+        mean("earlier_s"),
+        mean("least_s"),
+        mean("most_s"),
+        fmean(each.error_s for each in found),
+    )
+
+
+def _saving_of(
+    model: Model, unchanged: _Lengths, other: Model, changed: Changed, change: Change
+) -> _Saving:
+    if other is model:
+        nothing = [0.0] * len(unchanged.us)
+        return _Saving(nothing, nothing, nothing, nothing, 0.0)
+    replayed = (
+        _retimed(model, unchanged, other) if _serves_alike(model, other) else _replayed(other)
+    )
+    saved = _saved_s(unchanged.us, replayed.us)
+    earlier = _saved_s(unchanged.unpolled_us, replayed.unpolled_us)
+    expected = earlier if change.polls else saved
+    bounds = [_replayed(each) for each in changed.bounds]
+    if _unseen(other, replayed, change):
+        # If load does not slow calls down, the line is flat. The time of an iteration is measured up to the
+        # highest batch, and convex: it goes on at least as steeply as it was there.
+        steepest = not _slower_with_load(model) or model.engine != "calls"
+        bounds += [_replayed(other, each) for each in ("saturated", "flat")[: 1 if steepest else 2]]
+    ends = [expected] + [
+        _saved_s(unchanged.unpolled_us, each.unpolled_us)
+        if change.polls
+        else _saved_s(unchanged.us, each.us)
+        for each in bounds
+        if each.us
+    ]
+    if not expected:
+        return _Saving([], [], [], [], 0.0)
+    least, most = min(ends, key=fmean), max(ends, key=fmean)
+    return _Saving(saved, earlier, least, most, _error_s(model, other, fmean(expected)))
+
+
+def _serves_alike(model: Model, other: Model) -> bool:
+    """Return whether the requests of a synchronous step take what they take in another one."""
+    return (
+        not model.asynchronous
+        and other.units is model.units
+        and other.speeds is model.speeds
+        and (other.limits, other.routing) == (model.limits, model.routing)
+    )
+
+
+def _retimed(model: Model, unchanged: _Lengths, other: Model) -> _Lengths:
+    """Return the lengths with other operations of the trainer, but the same requests."""
+    more_us = other.busy_us - model.busy_us
+    polls = any(isinstance(each, Take) and each.polls_us for each in other.operations)
+    unpolled = [us + more_us for us in unchanged.unpolled_us]
+    return _Lengths(
+        [us + more_us for us in unchanged.us] if polls else unpolled, unpolled, unchanged.most
+    )
+
+
+def _unseen(other: Model, replayed: _Lengths, change: Change) -> bool:
+    """Return whether replicas may run more concurrent calls than recorded."""
+    if not other.asynchronous:
+        return change.beyond
+    return any(replayed.most.get(name, 0) > peak for name, peak in other.most_running.items())
+
+
+def _saved_s(unchanged_us: Sequence[float], changed_us: Sequence[float]) -> list[float]:
+    if not changed_us:
+        return []
+    # Lengths that differ only by rounding are equal, and 0 is not negative.
+    return [
+        round((before - after) / 1e6, 9) + 0.0
+        for before, after in zip(unchanged_us, changed_us, strict=True)
+    ]
+
+
+def _error_s(model: Model, other: Model, expected_s: float) -> float:
+    """Return the standard error of the model in the saving of a change."""
+    if _serves_alike(model, other) or not _slower_with_load(model):
+        by_load = 0.0
+    elif (
+        model.asynchronous
+        or (other.limits, other.routing) != (model.limits, model.routing)
+        or len(other.requests) != len(model.requests)
+    ):
+        by_load = expected_s
+    elif other.units is model.units:
+        by_load = 0.0
+    else:
+        # The saving if calls kept their measured speed.
+        own, kept = (
+            max((r.begin_us + sum(map(measured_us, r.stages)) for r in each.requests), default=0.0)
+            for each in (model, other)
+        )
+        by_load = expected_s - (own - kept) / 1e6
+    load_error = _LOAD_ERROR if model.engine == "calls" else _READ_ERROR
+    return math.hypot(
+        _MODEL_ERROR * expected_s,
+        math.hypot(load_error, model.speeds.slope_error) * by_load,
+        model.after_token_us[1] * abs(other.tokens - model.tokens) / 1e6,
+    )
+
+
+def _slower_with_load(model: Model) -> bool:
+    speeds = model.speeds
+    return any(map(grows_with_load, (speeds.slowness, *speeds.slowness_of.values())))
+
+
+def _wider(
+    value: float, low: float | None, high: float | None, more: float
+) -> tuple[float | None, float | None]:
+    """Widen an interval on both sides by an independent error."""
+    if low is None or high is None:
+        return None, None
+    # Nothing is 0, not -0.
+    return (
+        0.0 + value - math.hypot(value - min(low, value), more),
+        value + math.hypot(max(high, value) - value, more),
+    )
 
 
 def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
@@ -338,26 +505,21 @@ def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
     return [row["step"] for row in counted[every // 2 :: every] or counted[:1]]
 
 
-def _wider(
-    value: float, low: float | None, high: float | None, more: float
-) -> tuple[float | None, float | None]:
-    """Widen an interval on both sides by an independent error."""
-    if low is None or high is None:
-        return None, None
-    return value - math.hypot(value - low, more), value + math.hypot(high - value, more)
-
-
 def _between_runs_s(durations_s: Sequence[float], steps: Sequence[int]) -> float:
     """Return the 90 % bound of the difference between two runs with the same settings, in s."""
-    low, high = _interval(durations_s, steps)
+    low, high = _interval(durations_s, durations_s, steps)
     chance = 0.0 if low is None or high is None else (high - low) / 2 * math.sqrt(2)
     return math.hypot(chance, _RUN_SPREAD * fmean(durations_s))
 
 
-def _interval(saved: Sequence[float], steps: Sequence[int]) -> tuple[float | None, float | None]:
-    """Return the 90 % interval of a mean over steps; None with too few steps."""
+def _interval(
+    least: Sequence[float], most: Sequence[float], steps: Sequence[int]
+) -> tuple[float | None, float | None]:
+    """Return the 90 % interval of a mean over steps between bounds; None with too few steps."""
     # Imported here because few commands need scipy.
     from verl_profiler.analysis.intervals import mean
 
-    estimate = mean(saved, steps)
-    return (None, None) if estimate is None else estimate.interval(_LEVEL)
+    first, second = mean(least, list(steps)), mean(most, list(steps))
+    if first is not None and second is not None:
+        return first.interval(_LEVEL)[0], second.interval(_LEVEL)[1]
+    return (fmean(least), fmean(most)) if list(least) != list(most) else (None, None)

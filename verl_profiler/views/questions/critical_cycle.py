@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verl_profiler.analysis.explain.asynchronous_what_if import asynchronous_what_if
 from verl_profiler.analysis.explain.changes import UNCHANGED
 from verl_profiler.analysis.explain.critical_cycle import EDGES, critical_cycle, cycle_bound
+from verl_profiler.analysis.explain.what_if import asynchronous_what_if
 from verl_profiler.render.axes import legend, time_unit, value_axis
 from verl_profiler.render.bars import bars, savings
 from verl_profiler.render.colors import ACCENT, MUTED

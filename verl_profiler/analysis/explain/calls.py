@@ -1,0 +1,351 @@
+"""Generate and tool calls of a request as a chain, with the engine's times; interrupted calls are joined again."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from statistics import median
+from typing import Any
+
+from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.reading.tables.tables import Tables
+
+__all__ = [
+    "Prompt",
+    "Stops",
+    "add_engine_times",
+    "attempts_of",
+    "by_call",
+    "engine_interval",
+    "kv_tokens",
+    "parked_us",
+    "peak",
+    "prompts_of",
+    "requests_of",
+    "tools_of",
+]
+
+# When the replicas run no calls: begins and ends in microseconds, in order and without overlaps.
+Stops = Sequence[tuple[int, int]]
+
+
+@dataclass
+class Prompt:
+    """A prompt: its requests, when the last of them ended, and what became of it."""
+
+    requests: Rows
+    dispatched_us: int
+    ready_us: int | None
+    taken_us: int | None = None
+    dropped_us: int | None = None
+
+
+def engine_interval(call: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the engine's interval of a generate call, on the client's clock.
+
+    If the server's interval does not fit into the client's (another host's clock), it is centered
+    in it.
+    """
+    begin, length = call["engine_begin_us"], min(call["engine_duration_us"], call["duration_us"])
+    if begin < call["begin_us"] or begin + length > call["end_us"]:
+        begin = call["begin_us"] + (call["duration_us"] - length) // 2
+    return begin, begin + length
+
+
+def add_engine_times(call: dict[str, Any]) -> None:
+    """Add when a call arrived at its engine, and when that started, decoded and ended it.
+
+    These are arrived_us, started_us, decoding_us and ended_us.
+    """
+    begin, end = call["begin_us"], call["end_us"]
+    if call["engine_duration_us"] is not None:
+        begin, end = engine_interval(call)
+    begin = min(begin + (call.get("parked_us") or 0), end)
+    started = min(begin + (call["queue_us"] or 0), end)
+    decoding = min(started + (call["prefill_us"] or 0), end)
+    call |= {"arrived_us": begin, "started_us": started, "decoding_us": decoding}
+    # The server's span lasts until its event loop notices, when other calls already run.
+    decoded = decoding + call["decode_us"] if call["decode_us"] else end
+    call["ended_us"] = min(decoded, end)
+
+
+def attempts_of(tables: Tables, run: str) -> Rows:
+    """Return the attempts of a run's generate calls, in order of request, turn and attempt."""
+    rows = _of(tables, _ATTEMPTS, run)
+    for row in rows:
+        add_engine_times(row)
+    return rows
+
+
+def by_call(attempts: Rows) -> list[Rows]:
+    """Group the attempts of each call."""
+    calls: dict[Any, Rows] = defaultdict(list)
+    for row in attempts:
+        calls[row["name"], row["request_id"], row["turn"]].append(row)
+    return list(calls.values())
+
+
+def tools_of(tables: Tables, run: str) -> Rows:
+    """Return the tool calls of a run."""
+    return _of(tables, _TOOLS, run)
+
+
+def prompts_of(tables: Tables, run: str) -> dict[str, Prompt]:
+    """Return the prompts of a run by uid, in order of their first request."""
+    groups: dict[str, Rows] = defaultdict(list)
+    for row in _of(tables, _REQUESTS, run):
+        groups[row["uid"]].append(row)
+    prompts = {
+        uid: Prompt(
+            rows,
+            min(min(row["begin_us"], row["dispatched_us"]) for row in rows),
+            max(row["end_us"] for row in rows) if all(r["finished"] for r in rows) else None,
+        )
+        for uid, rows in groups.items()
+    }
+    for row in _of(tables, _FATES, run):
+        prompt = prompts.get(row["uid"])
+        if prompt is not None:
+            prompt.taken_us, prompt.dropped_us = row["taken_us"], row["dropped_us"]
+    return prompts
+
+
+def _of(tables: Tables, query: str, run: str) -> Rows:
+    return [row for row in tables.rows(query) if row["run"] == run]
+
+
+def _stopped_us(stops: Stops, begin_us: int, end_us: int) -> int:
+    """Return how long the replicas were stopped between two times."""
+    total = 0
+    first = max(bisect_right(stops, (begin_us, 0)) - 1, 0)
+    for begin, end in stops[first:]:
+        if begin >= end_us:
+            break
+        total += max(min(end, end_us) - max(begin, begin_us), 0)
+    return total
+
+
+def kv_tokens(call: Mapping[str, Any]) -> int:
+    """Return what a call occupies of a KV cache."""
+    return (call["prompt_tokens"] or 0) + (call["response_tokens"] or 0)
+
+
+def _call_of(attempts: Rows, *, queued: bool, stops: Stops) -> Call:
+    """Join the attempts of a call, with `work` if the engine's times are known; lost tokens are made again."""
+    last = attempts[-1]
+    seen_us = last["end_us"] - attempts[0]["begin_us"]
+    if "work" not in last:
+        return Call(0.0, seen_us, 0.0, 0.0, seen_us, None, last["turn"])
+    kept = [row for row in attempts if not row.get("lost")]
+    begin, arrived, started, decoding = (
+        last[moment] for moment in ("begin_us", "arrived_us", "started_us", "decoding_us")
+    )
+    queue_us = started - arrived if queued else 0.0
+    whole_us = decoding - started - _stopped_us(stops, started, decoding)
+    fixed_us = last.get("own_prefill_us", whole_us)
+    cold_us = min(last.get("cold_us") or 0, whole_us)
+    return Call(
+        arrived + queue_us - begin - _stopped_us(stops, begin, started),
+        fixed_us,
+        sum(row["work"] * (1 - _stopped_share(row, stops)) for row in kept),
+        last["end_us"] - last["ended_us"],
+        seen_us,
+        last["replica"],
+        last["turn"],
+        sum(row["response_tokens"] or 0 for row in kept) or None,
+        queue_us,
+        cold_us * fixed_us / whole_us if whole_us else 0.0,
+        kv_tokens(last),
+    )
+
+
+def _stopped_share(row: Mapping[str, Any], stops: Stops) -> float:
+    length = row["ended_us"] - row["decoding_us"]
+    return _stopped_us(stops, row["decoding_us"], row["ended_us"]) / length if length else 0.0
+
+
+def requests_of(
+    rows: Iterable[Mapping[str, Any]],
+    calls: Iterable[Rows],
+    tools: Rows,
+    begin_us: Callable[[Mapping[str, Any]], float],
+    *,
+    queued: bool = True,
+    stops: Stops = (),
+) -> list[Request]:
+    """Build the chains of requests.
+
+    Args:
+        rows: Of the requests.
+        calls: Attempts of each generate call.
+        tools: Rows of the tool calls, by their begin.
+        begin_us: Returns when a request begins, after the dispatch.
+        queued: Keep the queueing times as measured, instead of simulating them.
+        stops: When the replicas ran no calls: not part of what the calls take.
+    """
+    calls_of: dict[Any, list[tuple[int, int, Call]]] = defaultdict(list)
+    for attempts in calls:
+        key = attempts[0]["name"], attempts[0]["request_id"]
+        call = _call_of(attempts, queued=queued, stops=stops)
+        calls_of[key].append((attempts[0]["begin_us"], attempts[-1]["end_us"], call))
+    tools_of: dict[Any, Rows] = defaultdict(list)
+    for row in tools:
+        tools_of[row["name"], row["request_id"]].append(row)
+    return [
+        _request(row, calls_of.get(key, ()), tools_of.get(key, ()), begin_us(row))
+        for row in rows
+        for key in [(row["name"], row["request_id"])]
+    ]
+
+
+def _request(
+    row: Mapping[str, Any],
+    calls: Iterable[tuple[int, int, Call]],
+    tools: Iterable[Mapping[str, Any]],
+    begin_us: float,
+) -> Request:
+    """Build a request's chain; its durations add up to the measured one."""
+    items: list[tuple[int, int, Stage]] = [*calls]
+    for turn, group in groupby(tools, key=lambda call: call["turn"]):
+        together = list(group)
+        first, last = together[0]["begin_us"], max(call["end_us"] for call in together)
+        lengths = tuple(
+            (call["begin_us"] - first, call["duration_us"], call["tool"] or "tool")
+            for call in together
+        )
+        items.append((first, last, Tools(lengths, turn)))
+    stages: list[Stage] = []
+    cursor = row["begin_us"]
+    for first, last, stage in sorted(items, key=lambda item: item[:2]):
+        end = min(last, row["end_us"])
+        if end <= cursor:
+            continue
+        if first > cursor:
+            stages.append(Work(first - cursor, own=True))
+        # Calls that overlap another one, or the end of the request, keep only the time that they add.
+        whole = first >= cursor and end == last
+        stages.append(stage if whole else Work(end - max(first, cursor), own=False))
+        cursor = end
+    rest = row["end_us"] - cursor
+    reward = min(row["reward_us"] or 0, rest)
+    stages += [Work(rest - reward, own=True), Work(reward, own=False)]
+    generated = sum(stage.tokens or 0 for stage in stages if isinstance(stage, Call))
+    return Request(
+        begin_us,
+        row["duration_us"],
+        row["name"],
+        row["turns"] or 0,
+        tuple(stages),
+        row["prompt_tokens"] or 0,
+        row["response_tokens"] or generated,
+        generated,
+        row["uid"],
+    )
+
+
+def parked_us(attempts: Rows, stops: Stops) -> float:
+    """Return how long an interrupted call waits after the replicas run again (median)."""
+    gaps = [
+        max(
+            after["begin_us"]
+            - row["end_us"]
+            - _stopped_us(stops, row["end_us"], after["begin_us"]),
+            0,
+        )
+        for row, after in pairwise(attempts)
+        if after["attempt"]
+        and row["request_id"] == after["request_id"]
+        and row["turn"] == after["turn"]
+        and row["name"] == after["name"]
+    ]
+    return float(median(gaps)) if gaps else 0.0
+
+
+def peak(
+    calls: Iterable[Mapping[str, Any]],
+    size: Callable[[Mapping[str, Any]], int] = lambda _: 1,
+    ignored: float = 0.0,
+) -> int:
+    """Return the maximum number of concurrent calls, or of `size`; back-to-back calls do not overlap.
+
+    Args:
+        calls: With the engine's times.
+        size: Of a call.
+        ignored: Share of the time for which more is no concurrency: clocks of an engine and its server
+            differ by some microseconds.
+    """
+    changes = sorted(
+        change
+        for call in calls
+        if call["ended_us"] > call["started_us"]
+        for change in ((call["started_us"], size(call)), (call["ended_us"], -size(call)))
+    )
+    lasted: dict[int, int] = {}
+    level = 0
+    for (now_us, change), (next_us, _) in pairwise(changes):
+        level += change
+        if level > 0 and next_us > now_us:
+            lasted[level] = lasted.get(level, 0) + next_us - now_us
+    above_us, ignored_us = 0, ignored * sum(lasted.values())
+    for level in sorted(lasted, reverse=True):
+        above_us += lasted[level]
+        if above_us > ignored_us:
+            return level
+    return 0
+
+
+_REQUESTS = """
+WITH dispatched AS (
+    SELECT run, uid, min(begin_us) AS at_us FROM event_fields
+    WHERE event = 'dispatch' AND uid IS NOT NULL GROUP BY run, uid
+)
+SELECT r.run, r.uid, r.name, r.request_id, r.begin_us, r.end_us, r.duration_us, r.finished, r.turns,
+    r.reward_us, r.prompt_tokens, r.response_tokens, coalesce(d.at_us, r.begin_us) AS dispatched_us
+FROM requests AS r LEFT JOIN dispatched AS d USING (run, uid)
+WHERE NOT r.validate AND r.uid IS NOT NULL AND r.begin_us IS NOT NULL
+ORDER BY r.run, r.begin_us, r.name, r.request_id
+"""
+_FATES = """
+SELECT run, uid, max(at_us) FILTER (fate = 'consumed') AS taken_us,
+    CASE WHEN bool_or(fate = 'consumed') THEN NULL ELSE max(at_us) FILTER (fate = 'dropped') END
+        AS dropped_us
+FROM samples WHERE uid IS NOT NULL GROUP BY run, uid
+"""
+_TOOLS = """
+SELECT run, name, request_id, turn, begin_us, end_us, duration_us, tool FROM tool_calls
+WHERE duration_us IS NOT NULL AND NOT validate AND request_id IS NOT NULL
+ORDER BY run, begin_us, end_us
+"""
+# Calls of the agent loops, an attempt for each interruption, with the interval of the engine.
+_ATTEMPTS = """
+WITH attempts AS MATERIALIZED (
+    SELECT run, name, request_id, turn, attempt, engine_request_id, server, begin_us, end_us,
+        duration_us, prompt_tokens, response_tokens, coalesce(finish_reason LIKE 'abort%', false) AS aborted,
+        aborted AND coalesce(response_tokens, 0) = 0 AS lost
+    FROM event_fields
+    WHERE event = 'engine_attempt' AND duration_us IS NOT NULL AND NOT validate
+        AND request_id IS NOT NULL
+), calls AS (
+    SELECT * FROM attempts
+    UNION ALL
+    SELECT c.run, c.name, c.request_id, c.turn, 0, c.engine_request_id, c.server, c.begin_us,
+        c.end_us, c.duration_us, c.prompt_tokens, c.response_tokens, false, false
+    FROM engine_calls AS c ANTI JOIN attempts AS a
+        ON a.run = c.run AND a.request_id = c.request_id AND a.turn = c.turn
+    WHERE c.duration_us IS NOT NULL AND NOT c.validate AND c.request_id IS NOT NULL
+), served AS (
+    SELECT DISTINCT ON (run, engine_request_id) run, engine_request_id, name AS replica,
+        begin_us AS engine_begin_us, duration_us AS engine_duration_us, queue_us, prefill_us,
+        decode_us, cached_tokens
+    FROM engine_requests WHERE engine_request_id IS NOT NULL AND duration_us IS NOT NULL
+    ORDER BY run, engine_request_id, begin_us
+)
+SELECT c.* EXCLUDE (engine_request_id, server), s.* EXCLUDE (run, engine_request_id, replica),
+    coalesce(s.replica, c.server, 'unknown') AS replica
+FROM calls AS c LEFT JOIN served AS s USING (run, engine_request_id)
+ORDER BY c.run, c.name, c.request_id, c.turn, c.attempt, c.begin_us
+"""

@@ -1,0 +1,226 @@
+"""What is replayed of a run: the trainer's operations, the batches in flight, and the replicas.
+
+A synchronous step has one batch in flight, and the trainer takes it once; an asynchronous run is a cycle
+of its recorded steps, which take from what is in flight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+from verl_profiler.analysis.explain.chains import Call, Request, Tools
+from verl_profiler.analysis.explain.replica_speed import Speeds
+from verl_profiler.analysis.explain.speed import Speed, time_us
+
+__all__ = [
+    "TRAINING",
+    "WEIGHT_SYNC",
+    "Dispatch",
+    "Limits",
+    "Mark",
+    "Model",
+    "Operation",
+    "Run",
+    "Take",
+    "Unit",
+    "tool_lengths",
+]
+
+TRAINING, WEIGHT_SYNC = "training", "weight_sync"
+# Replicas whose calls take this much more or less than the mean have about the same load.
+_ABOUT_THE_SAME = 0.15
+
+
+class Limits(NamedTuple):
+    """What bounds the calls that a replica runs at once: their number, and their tokens in its KV cache."""
+
+    calls: float = math.inf
+    kv_tokens: float = math.inf
+
+
+class Unit(NamedTuple):
+    """What is dispatched and taken as a whole, a prompt or a batch; its requests begin after the dispatch."""
+
+    requests: tuple[Request, ...]
+    dropped: bool = False
+
+
+class Run(NamedTuple):
+    """The trainer is busy; `serves` is whether the replicas run calls meanwhile.
+
+    A negative length is an earlier end of what runs before.
+    """
+
+    length_us: float
+    state: str = TRAINING
+    serves: bool = True
+
+
+class Take(NamedTuple):
+    """The trainer waits for so many units, and has them `lag_us` after it noticed that they are ready.
+
+    It notices at once, or polls: at these times after the begin of the step, then every `poll_us`.
+    """
+
+    units: int
+    lag_us: float
+    polls_us: tuple[float, ...] = ()
+    poll_us: float = 0.0
+
+
+class Dispatch(NamedTuple):
+    """Units are dispatched up to the limit."""
+
+
+class Mark(NamedTuple):
+    """A step begins: the one at this place among the recorded ones."""
+
+    place: int
+
+
+Operation = Run | Take | Dispatch | Mark
+
+
+@dataclass(frozen=True)
+class Model:
+    """A rebuilt synchronous step, or the cycle of the steps of an asynchronous run.
+
+    Args:
+        steps: The recorded steps, in order.
+        step_us: Their lengths; from begin to begin if asynchronous.
+        operations: Of the trainer; repeated.
+        units: In the order of their dispatch; repeated.
+        limit: Units that may be dispatched and not yet taken.
+        speeds: Of the replicas.
+        most_running: Maximum number of concurrent calls of each replica, as recorded.
+        peak: That of any replica.
+        limits: Of each replica, if calls queued because of them.
+        routing: Where calls go: each to the recorded replica (None), to the one with the fewest calls
+            (`call`), or all calls of a request to the one with the fewest when it begins, as verl's load
+            balancer does (`request`).
+        redo: Whether an interrupted call begins anew.
+        parked_us: Time after the interruption until such a call is sent again.
+        tokens: Of all requests of a synchronous step, as measured.
+        after_token_us: Time per token of the phases after `gen` of a synchronous step, and its standard
+            error; zeros with too few steps.
+        uneven_us: Saving in the phases if every rank took the ranks' mean.
+        tool_medians_us: Median duration of each tool's calls, over all steps.
+        asynchronous: Whether it is a cycle.
+        batch: Units that a step consumes (mean).
+        standalone: Replicas with devices of their own; none if all are on the trainer's.
+        rollouter: Whether a rollouter dispatches, which new weights permit to go on.
+        trainer_devices: Devices of the trainer.
+        replica_devices: Devices of each replica with devices of its own; 0 if unknown.
+        undivided_share: Part of the generate calls of which all engine time counts as decoding.
+    """
+
+    run: str
+    steps: tuple[int, ...]
+    step_us: tuple[float, ...]
+    operations: tuple[Operation, ...]
+    units: tuple[Unit, ...] = ()
+    limit: int = 1
+    speeds: Speeds = field(default_factory=Speeds)
+    most_running: Mapping[str, int] = field(default_factory=dict[str, int])
+    peak: int = 0
+    limits: Limits = field(default_factory=Limits)
+    routing: str | None = None
+    redo: bool = False
+    parked_us: float = 0.0
+    tokens: float = 0.0
+    after_token_us: tuple[float, float] = (0.0, 0.0)
+    uneven_us: float = 0.0
+    tool_medians_us: Mapping[str, float] = field(default_factory=dict[str, float])
+    asynchronous: bool = False
+    batch: float = 1.0
+    standalone: tuple[str, ...] = ()
+    rollouter: bool = False
+    trainer_devices: float = 0.0
+    replica_devices: float = 0.0
+    undivided_share: float = 0.0
+
+    @property
+    def engine(self) -> str:
+        """What the engine's speed is from: `iterations` that it reported, or the `calls`."""
+        return "calls" if self.speeds.during_prefill is None else "iterations"
+
+    @property
+    def mean_us(self) -> float:
+        """Mean length of the recorded steps."""
+        return sum(self.step_us) / len(self.step_us)
+
+    @property
+    def busy_us(self) -> float:
+        """What the trainer takes, without waiting."""
+        return sum(each.length_us for each in self.operations if isinstance(each, Run))
+
+    @cached_property
+    def requests(self) -> tuple[Request, ...]:
+        """The requests that a synchronous step waited for; of a cycle, all."""
+        return tuple(chain.from_iterable(unit.requests for unit in self.units))
+
+    @property
+    def calls(self) -> int:
+        """Number of generate calls, which determines the cost of a replay."""
+        return sum(isinstance(s, Call) for r in self.requests for s in r.stages)
+
+    def speed_of(self, replica: str) -> Speed:
+        """Return the speed of a replica; that of all if its own is unknown."""
+        return self.speeds.slowness_of.get(replica, self.speeds.slowness)
+
+    def with_requests(self, requests: Sequence[Request]) -> Model:
+        """Return the synchronous step with other requests; the phases after `gen` follow their tokens."""
+        own, tokens, most = self.requests, self.tokens, self.most_running
+        if len(requests) == len(own):
+            pairs = [(a, b) for a, b in zip(requests, own, strict=True) if a is not b]
+            if not pairs:
+                return self
+            tokens += sum(a.tokens - b.tokens for a, b in pairs)
+        else:
+            tokens = sum(request.tokens for request in requests)
+            calls = [s for r in requests for s in r.stages if isinstance(s, Call)]
+            names = sorted({call.replica for call in calls if call.replica is not None})
+            peak, read = self.peak or len(requests), self.speeds.most_read
+            most = {name: max(peak, read.get(name, 0)) for name in names}
+        more_us = self.after_token_us[0] * (tokens - self.tokens)
+        return replace(
+            self,
+            units=(Unit(tuple(requests)),),
+            most_running=most,
+            tokens=tokens,
+            operations=(*self.operations, Run(more_us)),
+        )
+
+    def mapped(self, change: Callable[[Request], Request]) -> Model:
+        """Return the model with each request changed."""
+        if not self.asynchronous:
+            return self.with_requests([change(request) for request in self.requests])
+        units = (unit._replace(requests=tuple(map(change, unit.requests))) for unit in self.units)
+        return replace(self, units=tuple(units))
+
+    def is_balanced(self) -> bool:
+        """Return whether the replicas have about the same work, in time that it takes them alone."""
+        work = dict.fromkeys(self.most_running, 0.0)
+        for request in self.requests:
+            for stage in request.stages:
+                if isinstance(stage, Call) and stage.replica is not None:
+                    work[stage.replica] += stage.work * time_us(self.speed_of(stage.replica), 1)
+        mean = sum(work.values()) / max(len(work), 1)
+        return all(abs(each - mean) <= _ABOUT_THE_SAME * mean for each in work.values())
+
+
+def tool_lengths(models: Iterable[Model]) -> dict[str, list[float]]:
+    """Return the durations of the calls of each tool, in microseconds."""
+    found: dict[str, list[float]] = {}
+    for model in models:
+        for request in model.requests:
+            for stage in request.stages:
+                if isinstance(stage, Tools):
+                    for _, length, tool in stage.calls:
+                        found.setdefault(tool, []).append(length)
+    return found
