@@ -289,6 +289,13 @@ def test_what_differs_between_launches_is_not_a_change(tmp_path, capsys):
     spread = sum(1 + 0.1 * (step * 7 % 5) for step in range(2, 9)) / 7
     assert pytest.approx(0.6 * spread) == together["step.mean"]["difference"]
     assert slower["step.mean"]["significant"]
+    with pytest.raises(ReadingError, match="names a run twice"):
+        diff.sides(f"{a[0]},{a[0]}")
+    # Launches that are the same by chance are no proof that nothing varies: their steps do.
+    again = [make_run(tmp_path / name, 8, gen=4.0) for name in ("again", "more")]
+    other = make_run(tmp_path / "other", 8, gen=4.01)
+    _, close = metrics_of(capsys, ",".join(map(str, again)), other)
+    assert not close["step.mean"]["significant"]
     assert 1 == run(sides[0], sides[2], "--fail-if", "step > +5%")
     assert "The unit is a launch (2 of A, 2 of B)" in capsys.readouterr().out
     run(a[0], b[0])

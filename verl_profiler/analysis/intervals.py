@@ -215,17 +215,20 @@ def jump(
     return _estimate(value, (fit,), _weights(fit.likelihood), [ratio])
 
 
-def difference_of_launches(first: _Array, second: _Array) -> Estimate:
+def difference_of_launches(first: _Array, second: _Array, within: float) -> Estimate:
     """Estimate by how much launches of B are above those of A, by Student's test.
 
     Args:
         first: One value of each launch.
         second: Likewise; two launches at least of one of them.
+        within: The variance of a launch's value by that of its steps: launches that happen to be
+            closer to each other do not make it smaller.
     """
     freedom = len(first) + len(second) - 2
     squares = sum(float(((each - each.mean()) ** 2).sum()) for each in (first, second))
     least = (1e-12 * max(np.abs(first).max(), np.abs(second).max())) ** 2 + 1e-200
-    scale = (max(squares, least) / freedom * (1 / len(first) + 1 / len(second))) ** 0.5
+    variance = max(squares / freedom, within, least)
+    scale = (variance * (1 / len(first) + 1 / len(second))) ** 0.5
     return Estimate(
         float(second.mean() - first.mean()),
         np.asarray([scale]),

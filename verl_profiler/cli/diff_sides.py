@@ -50,7 +50,10 @@ def side(text: str) -> Side:
 def sides(text: str) -> tuple[Side, ...]:
     """Parse `RUN,RUN…`, launches of the same; an existing path is a path, even if it contains `,`."""
     parts = [text] if Path(text).exists() or is_url(text) else text.split(",")
-    return tuple(side(part) for part in parts if part)
+    parts = [part for part in parts if part]
+    if len(set(parts)) < len(parts):
+        raise ReadingError(f"{text} names a run twice.\nName each launch once", "option-not-heeded")
+    return tuple(map(side, parts))
 
 
 def _place(text: str) -> Path:

@@ -59,13 +59,13 @@ def device_metrics(ledgers: Sequence[Rows]) -> list[Rows]:
     """Return the device-seconds of each step by account: `device:POOL:ACCOUNT`, or summed over pools.
 
     Args:
-        ledgers: Rows of `bubble_ledger` of both runs. If their pools differ, the pools are added up.
+        ledgers: Rows of `bubble_ledger` of each run. If their pools differ, the pools are added up.
 
     Returns:
         Rows as `step_metrics` returns them, for each run. What only the other one has is 0 s.
     """
     pools = [{row["pool"] for row in ledger} for ledger in ledgers]
-    by_pool = pools[0] == pools[1]
+    by_pool = all(each == pools[0] for each in pools)
     sums: list[dict[tuple[int, str], float]] = []
     for ledger in ledgers:
         sums.append({})

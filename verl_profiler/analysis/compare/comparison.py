@@ -146,11 +146,19 @@ def change(metric: Metric) -> Change:
     """Compare a metric between two groups of steps."""
     a, b = metric.a, metric.b
     statistic = _statistic(metric.statistic)
-    launches = [_by_launch(group, statistic) for group in (a, b)]
-    before, after = (float(each.mean()) for each in launches)
+    launches = [_by_launch(group) for group in (a, b)]
+    first, second = (np.asarray([statistic(each) for each in side], float) for side in launches)
+    before, after = float(first.mean()), float(second.mean())
     found = Change(metric, before, after, after - before)
     if max(map(len, launches)) > 1:
-        estimate = difference_of_launches(*launches)
+        within = [
+            float(each.var(ddof=1)) / len(each)
+            for side in launches
+            for each in side
+            if len(each) > 1
+        ]
+        least = float(np.mean(within)) if within else 0.0
+        estimate = difference_of_launches(first, second, least)
         found.p, found.detectable = estimate.p, estimate.detectable
         found.effective = estimate.effective
         found.low, found.high = estimate.interval(1 - ALPHA)
@@ -176,12 +184,12 @@ def change(metric: Metric) -> Change:
     return found
 
 
-def _by_launch(values: Mapping[int, float], statistic: Statistic) -> NDArray[np.float64]:
-    """Return the statistic of the steps of each launch."""
+def _by_launch(values: Mapping[int, float]) -> list[NDArray[np.float64]]:
+    """Return the values of the steps of each launch."""
     launches: dict[int, list[float]] = {}
     for place, value in values.items():
         launches.setdefault(place // _LAUNCH, []).append(value)
-    return np.asarray([statistic(np.asarray(each, float)) for each in launches.values()], float)
+    return [np.asarray(each, float) for each in launches.values()]
 
 
 def adjusted(changes: Sequence[Change]) -> None:
