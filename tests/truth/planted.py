@@ -69,7 +69,7 @@ KINDS = {
     "stalled_step": Kind(_each("stall", (5, 60.0), (5, 600.0), (5, 7200.0)), r"step 5"),
     "change_point": Kind(_each("changes_at", (7, 1.3), (7, 1.8)), r"since step 7|from step 7", 12),
     "third_gap": Kind(_each("third_gap", 8.0, 30.0), r"between steps"),
-    "first_prefill": Kind(_each("first_prefill", 4.0, 20.0, 120.0), r"prefill"),
+    "first_prefill": Kind(_each("first_prefill", 4.0, 20.0, 120.0), r"[Pp]refill"),
     "one_at_a_time": Kind(_each("one_at_a_time", True), r"one request|in flight|at a time"),
     "slow_reward": Kind(_each("reward", 4.0, 20.0, reward_workers=64), r"[Rr]eward|[Ss]cor"),
     "few_rewarders": Kind(_each("reward", 1.0, 3.0), r"[Rr]eward|[Ss]cor"),

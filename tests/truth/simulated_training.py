@@ -593,7 +593,8 @@ def write(training, folder):
     (folder / "run.json").write_text(
         json.dumps(run | {"versions": versions, "training": asked, "clock": clock})
     )
-    for number, process in enumerate(sorted({process for _, process in lines})):
+    engines = {f"engine_{place}" for place in range(4)}
+    for number, process in enumerate(sorted({process for _, process in lines} | engines)):
         role, rank = process.rsplit("_", 1)
         place = int(rank) // 4 if role == "actor" else int(rank) % 4
         about = {"role": {"worker": "agent_loop"}.get(role, role), "rank": int(rank)}

@@ -110,6 +110,20 @@ CASES = {
 }
 
 
+# Planted in simulations of whole trainings.
+WHOLE = (
+    *(
+        "long_prompts",
+        "skewed_routing",
+        "slow_prefill",
+        "few_at_once",
+        "uneven_tokens",
+        "stalled_step",
+    ),
+    *("grows", "changed", "more_tokens"),
+)
+
+
 def found_in(*steps):
     tables, truths = run_of(*steps)
     return findings(explanations(tables)), truths
@@ -122,6 +136,8 @@ def test_every_rule_is_shown_somewhere():
     planted |= set(ENGINE_RULES)  # test_engine_findings
     planted |= set(DEVICE_RULES)  # test_device_findings
     planted |= {"failing_tools", "tool_time", "decode_bound", "engine_bound", "trainer_bound"}
+
+    planted |= set(WHOLE)  # test_planted
 
     assert set(RULES) == set(CASES) | planted
 

@@ -14,8 +14,8 @@ from typing import Any
 
 __all__ = ["Culprit", "Place", "concentration", "identity"]
 
-# Significance level, over all members of a group.
-_CHANCE = 0.01
+# Significance level, over all members of a group; where the leader is clearly apart from the others.
+_CHANCE, _CHANCE_IF_CLEAR = 0.01, 0.05
 # A named member has at least this share of the lost time, and leads at least this often.
 _MOST = 0.5
 _LEADS = 0.5
@@ -79,6 +79,7 @@ def concentration(
     *,
     unit: str = "step",
     verb: str = "last",
+    clear: bool = False,
 ) -> Culprit:
     """Test whether one member of a group accounts for the lost time.
 
@@ -88,6 +89,7 @@ def concentration(
         shares: Expected share of places that each member leads if all are alike; sums to 1.
         unit: The name of a place, for display.
         verb: The meaning of leading, for display.
+        clear: The leader is apart from the others by much more than they are among each other.
     """
     totals: dict[str, float] = {}
     leads: dict[str, int] = {}
@@ -103,7 +105,8 @@ def concentration(
     chance = min(_at_least(often, len(places), shares.get(top, 0.0)) * len(shares), 1.0)
     evidence = _evidence(places, top)
     where = _where(verb, often, places, unit)
-    if len(shares) > 1 and chance < _CHANCE and part >= _MOST and often >= _LEADS * len(places):
+    level = _CHANCE_IF_CLEAR if clear else _CHANCE
+    if len(shares) > 1 and chance < level and part >= _MOST and often >= _LEADS * len(places):
         return Culprit(kind, top, top, where, chance, often / len(places), evidence)
     mostly = f"{top} {where}"
     if len(shares) < 2:

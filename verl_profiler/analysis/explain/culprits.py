@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from verl_profiler.analysis.explain import rollout_culprits
+from verl_profiler.analysis.explain import rollout_culprits, work
 from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration, identity
 from verl_profiler.analysis.explain.device_culprits import idle_devices
 from verl_profiler.analysis.explain.engine_culprits import engines
+from verl_profiler.analysis.explain.over_time import over_time
 from verl_profiler.analysis.explain.rollout_culprits import Found, late_s
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.steps import VALIDATIONS
@@ -56,7 +57,6 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Rows:
             for name, (culprit, lost_s) in gather.get(run, {}).items():
                 if culprit.evidence or name not in found:
                     found[name] = culprit, lost_s
-        found.update(rollout_culprits.slow_replica(tables, own, run, steps))
         if "tool_time" in found:
             culprit, _ = found["tool_time"]
             because = rollout_culprits.calls_of(tables, run, culprit.who, steps)
@@ -136,11 +136,11 @@ def _ranks(tables: Tables, steps: Steps) -> Found:
         )
         SELECT run, step, phase, at_us, 'rank' AS kind, count(*) AS many,
             arg_max(name, (end_us, name)) AS who, max(end_us) AS last_us,
-            max(end_us, 2)[2] AS next_us
+            max(end_us, 2)[2] AS next_us, min(end_us) AS first_us
         FROM ends GROUP BY run, step, phase, at_us
         UNION ALL
         SELECT run, step, phase, at_us, 'host', count(*), arg_max(host, (end_us, host)),
-            max(end_us), max(end_us, 2)[2]
+            max(end_us), max(end_us, 2)[2], min(end_us)
         FROM hosts GROUP BY run, step, phase, at_us
         ORDER BY run, step, at_us, kind
         """
@@ -148,7 +148,8 @@ def _ranks(tables: Tables, steps: Steps) -> Found:
     found: Found = {}
     for run in dict.fromkeys(row["run"] for row in rows):
         for name, synced in (("slow_ranks", False), ("weight_sync", True)):
-            best: tuple[Culprit, float | None] | None = None
+            best: list[tuple[Culprit, float]] = []
+            # The smallest place that explains the waiting: a host only if it explains more than a rank.
             for kind in ("rank", "host"):
                 own = [
                     row
@@ -164,21 +165,27 @@ def _ranks(tables: Tables, steps: Steps) -> Found:
                 places = [
                     Place(row["step"], {row["who"]: late_s(row)}, row["phase"]) for row in own
                 ]
-                culprit = concentration(kind, places, shares, unit="phase")
-                lost = sum(late_s(row) for row in own if row["who"] == culprit.who)
-                better = (
-                    best is None
-                    or (culprit.who is not None and best[0].who is None)
-                    or (culprit.who is not None and culprit.leads > best[0].leads)
+                # Two members have no range of the others.
+                clear = all(
+                    row["many"] > 2
+                    and late_s(row) * 1e6 > _CLEAR * max(row["next_us"] - row["first_us"], 1)
+                    for row in own
                 )
-                if better:
-                    best = culprit, lost if culprit.who is not None else None
-            if best is not None:
-                culprit, lost_s = best
+                culprit = concentration(kind, places, shares, unit="phase", clear=clear)
+                lost = sum(late_s(row) for row in own if row["who"] == culprit.who)
+                if not best or lost > _MORE_THAN_A_RANK * best[0][1]:
+                    best = [(culprit, lost)]
+            for culprit, lost in best:
                 # What makes all ranks faster does not help where one is slower than the others.
-                culprit = replace(culprit, fixable=culprit.who is None)
-                found.setdefault(run, {})[name] = culprit, lost_s
+                nobody = culprit.who is None
+                named = replace(culprit, fixable=nobody)
+                found.setdefault(run, {})[name] = named, None if nobody else lost
     return found
+
+
+# The last of a group is clearly late if it is later than the others' ends are apart, so many times.
+_CLEAR = 5
+_MORE_THAN_A_RANK = 1.25
 
 
 def _alike(many: int, seen: Iterable[str]) -> dict[str, float]:
@@ -250,6 +257,13 @@ _GATHERED: dict[str, Callable[[Tables, Steps], Found]] = {
     "workers": rollout_culprits.workers,
     "tools": rollout_culprits.tools,
     "replicas": rollout_culprits.replicas,
+    "speeds": rollout_culprits.slow_replicas,
+    "prompts": work.prompts,
+    "prefill": work.first_prefill,
+    "routing": work.routing,
+    "few": work.few_at_once,
+    "tokens": work.rank_tokens,
+    "time": over_time,
     "engines": engines,
     "devices": idle_devices,
     "stalls": rollout_culprits.stalls,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration
 from verl_profiler.analysis.explain.rollout_culprits import Found, shares_of
@@ -29,9 +30,24 @@ def engines(tables: Tables, steps: Steps) -> Found:
             # A replica that gets more calls than others is itself a reason to queue there.
             expected = alike if finding in _QUEUES else by_calls
             culprit, lost_s = _culprit(own, finding, expected, about)
+            if lost_s and finding == "retractions":
+                culprit = replace(culprit, because=_retracted(tables, run, steps))
             if lost_s:
                 found.setdefault(run, {})[finding] = culprit, lost_s
     return found
+
+
+def _retracted(tables: Tables, run: str, steps: Steps) -> str:
+    (row,) = tables.rows(
+        "SELECT count(*) AS calls, count(*) FILTER (retractions > 0) AS retracted, "
+        "median(retractions) FILTER (retractions > 0) AS times FROM engine_call_times "
+        f"WHERE run = ? AND NOT validate AND retractions IS NOT NULL AND {in_steps(steps)}",
+        [run],
+    )
+    text = f"{row['retracted']:,} of {row['calls']:,} calls were retracted, {row['times']:g} times (median)"
+    if row["retracted"] < row["calls"]:
+        return f"{text}."
+    return f"{text}; as no call was spared, the time includes all of their decoding."
 
 
 def lost_by_engine(tables: Tables, steps: Steps, *, last_only: bool = True) -> Rows:
@@ -106,6 +122,9 @@ WITH pieces AS MATERIALIZED (
 ), limits AS (
     SELECT run, name AS engine_name, max(running_limit) AS running_limit FROM engine_states
     GROUP BY run, name
+), retracted AS (
+    SELECT run, step, count(*) FILTER (retractions = 0) AS spared FROM engine_call_times
+    WHERE NOT validate AND {steps} GROUP BY run, step
 ), typical AS (
     SELECT run, step, engine_name, median(batch) AS batch FROM engine_call_times
     WHERE NOT validate AND {steps} GROUP BY run, step, engine_name
@@ -114,11 +133,13 @@ SELECT run, step, engine_name, any_value(request_id) AS request_id,
     sum(call_us) / 1e6 AS calls_s,
     sum(greatest(coalesce(full_us, 0) - coalesce(free_us, 0), 0)) / 1e6 AS kv_bound,
     sum(coalesce(free_us, 0)) / 1e6 AS unbalanced_replicas,
-    sum(CASE WHEN retractions > 0 THEN recomputed_us ELSE 0 END) / 1e6 AS retractions,
+    -- Where no call of the step was spared, nothing tells decoding from what is decoded again.
+    sum(CASE WHEN retractions > 0 THEN recomputed_us
+        + CASE WHEN e.spared = 0 THEN decode_us ELSE 0 END ELSE 0 END) / 1e6 AS retractions,
     sum(cold_us) / 1e6 AS cold_prefix_cache,
     sum(CASE WHEN t.batch <= {small} AND {room} * t.batch <= running_limit
         THEN decode_us ELSE 0 END) / 1e6 AS small_batches
 FROM pieces AS p LEFT JOIN queued USING (number) LEFT JOIN limits USING (run, engine_name)
-LEFT JOIN typical AS t USING (run, step, engine_name)
+LEFT JOIN typical AS t USING (run, step, engine_name) LEFT JOIN retracted AS e USING (run, step)
 GROUP BY run, step, engine_name ORDER BY run, step, engine_name
 """

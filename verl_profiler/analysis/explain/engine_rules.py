@@ -25,7 +25,7 @@ ENGINE_RULES: dict[str, Rule] = {
         fixes=("spread_calls",),
     ),
     "retractions": Rule(
-        "The last request to finish loses {lost_s} per step to retractions.",
+        "The last request to finish loses up to {lost_s} per step to retractions.",
         "More memory for the engine (gpu_memory_utilization), fewer concurrent requests "
         "(max_num_seqs), or a more conservative admission (SGLang: schedule_conservativeness).",
         ("request_engine_time", "engine_load"),

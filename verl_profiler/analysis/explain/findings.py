@@ -26,6 +26,8 @@ __all__ = ["explanations", "in_order", "ranked"]
 
 # Minimum share of a step for a gain to be a finding even if its interval contains 0.
 _LARGE = 0.1
+# Minimum share of a step that a single rank or host costs.
+_NAMED = 0.03
 
 
 def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
@@ -173,8 +175,17 @@ def ranked(found: Mapping[str, Rows]) -> Rows:
 
 
 def in_order(rows: Rows) -> Rows:
-    """Return findings with the most recoverable time first, whatever their run; what bounds a step last."""
-    return sorted(rows, key=lambda row: (row["dominates"], -row["recoverable_s"]))
+    """Return findings with the most recoverable time first, whatever their run; what bounds a step last.
+
+    What healthy steps show too, and blames nobody, comes after what is out of the ordinary.
+    """
+
+    def place(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        replayed = row.get("replayed") is not None and row.get("culprit") is None
+        usual = replayed and RULES[row["finding"]].varies
+        return row["dominates"], usual, -row["recoverable_s"]
+
+    return sorted(rows, key=place)
 
 
 _NOBODY: dict[str, Any] = {
@@ -221,7 +232,8 @@ def _gain(
 
     A measured loss comes from no replay, and neither does the time of a category.
     """
-    if rule.measured and culprit["lost_s"] is not None:
+    named = rule.change is None and not rule.bounded and culprit["culprit"] is not None
+    if (rule.measured or named) and culprit["lost_s"] is not None:
         return culprit["lost_s"] / steps, None
     if rule.change is None:
         return 0.0 if rule.measured else category_s, None
@@ -235,7 +247,10 @@ def _triggers(
 ) -> bool:
     if rule.always:
         return culprit["culprit"] is not None
-    return (category_s if rule.unseen else gain) >= rule.least * step_s
+    # What one rank or host costs counts where what all cost is as usual.
+    placed = culprit["kind"] in ("rank", "host") and culprit["culprit"] is not None
+    least = min(rule.least, _NAMED) if placed else rule.least
+    return (category_s if rule.unseen else gain) >= least * step_s
 
 
 def _may_be_chance(replay: Mapping[str, Any] | None, gain: float, step_s: float) -> bool:

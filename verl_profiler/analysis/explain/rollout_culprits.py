@@ -10,6 +10,15 @@ from typing import Any
 from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration, identity
 from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.stragglers import REASONS
+from verl_profiler.analysis.explain.work import (
+    Found,
+    earlier,
+    evidence_of,
+    lost_in,
+    replica_loads,
+    tails,
+    tool_work,
+)
 from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import seconds
@@ -22,7 +31,7 @@ __all__ = [
     "requests",
     "rewards",
     "shares_of",
-    "slow_replica",
+    "slow_replicas",
     "stalls",
     "tools",
     "workers",
@@ -30,10 +39,15 @@ __all__ = [
 
 # Errors caused by the model, not by a tool.
 _OF_THE_MODEL = "('unknown_tool', 'bad_arguments')"
-# Minimum number of failures, and minimum share of a tool's calls, for a finding.
-_FAILURES, _FAILING = 5, 0.1
+# Minimum number of failures, and minimum share of a tool's calls or of the step, for a finding.
+_FAILURES, _FAILING, _COSTLY = 5, 0.1, 0.03
 _EXAMPLES = 5
-Found = dict[str, dict[str, tuple[Culprit, float | None]]]
+# Of a request's reasons for being late, those that each place may have.
+_REASONS_OF = {
+    "prompt group": ("long", "tool"),
+    "worker": ("late", "other"),
+    "replica": ("queued", "cold", "prefill", "recomputed", "undivided", "slow"),
+}
 
 
 def late_s(row: Mapping[str, Any]) -> float:
@@ -46,7 +60,7 @@ def requests(tables: Tables, steps: Steps) -> Found:
     lasts = tables.rows(
         f"""
         WITH lasts AS (
-            SELECT run, step, name, request_id, sample, behind_us FROM request_caused_wait
+            SELECT run, step, name, request_id, sample, behind_us, because FROM request_caused_wait
             WHERE place = many AND many > 1 AND {in_steps(steps)}
         ), served AS (
             SELECT l.run, l.step, mode(c.engine_name) AS replica
@@ -62,15 +76,20 @@ def requests(tables: Tables, steps: Steps) -> Found:
         "worker": shares_of(tables, "name", "requests", steps),
         "replica": shares_of(tables, "engine_name", "engine_calls", steps),
     }
+    longer = tails(tables, steps)
     columns = {"prompt group": "sample", "worker": "name", "replica": "replica"}
     found: Found = {}
     for run in dict.fromkeys(row["run"] for row in lasts):
         own = [row for row in lasts if row["run"] == run]
         candidates: list[Culprit] = []
         for kind, column in columns.items():
-            known = [row for row in own if row[column] is not None]
+            known = [
+                row
+                for row in own
+                if row[column] is not None and row["because"] in _REASONS_OF[kind]
+            ]
             members = shares[kind].get(run, {})
-            if len(members) > 1 and known:
+            if len(members) > 1 and 2 * len(known) >= len(own):
                 places = [
                     Place(
                         row["step"], {str(row[column]): row["behind_us"] / 1e6}, row["request_id"]
@@ -93,7 +112,9 @@ def requests(tables: Tables, steps: Steps) -> Found:
                 for row in sorted(own, key=lambda row: -row["behind_us"])[:_EXAMPLES]
             ]
             best = Culprit("request", None, text, evidence=evidence)
-        found[run] = {"tail": (best, None)}
+        # Measured where few requests have much longer responses; else from a replay.
+        because, lost_s = longer.get(run, ("", None))
+        found[run] = {"tail": (replace(best, because=because), lost_s)}
     return found
 
 
@@ -208,125 +229,147 @@ def tools(tables: Tables, steps: Steps) -> Found:
             replace(culprit, leads=0.0, evidence=slowest, because=because),
             None,
         )
+    work = tool_work(tables, steps)
+    for run, each in work.items():
+        if "slow_tools" in each:
+            culprit, lost_s = each["slow_tools"]
+            because = calls_of(tables, run, culprit.who, steps)
+            found.setdefault(run, {})["slow_tools"] = replace(culprit, because=because), lost_s
     failing = tables.rows(
         f"""
-        WITH calls AS (
-            SELECT *, status = 'error' AND coalesce(error, '') NOT IN {_OF_THE_MODEL} AS failed
-            FROM {estimated("tool_calls")} WHERE NOT validate AND {in_steps(steps)}
-        ), lasts AS (
-            SELECT c.run, c.tool, sum(c.duration_us) AS lost_us
-            FROM calls AS c JOIN last_requests AS l USING (run, step, name, request_id)
-            WHERE c.failed GROUP BY c.run, c.tool
-        )
-        SELECT c.run, coalesce(c.tool, 'tool') AS tool, count(*) AS calls,
+        SELECT run, coalesce(tool, 'tool') AS tool, count(*) AS calls,
             count(*) FILTER (failed) AS failures, count(DISTINCT step) FILTER (failed) AS steps,
-            mode(error) FILTER (failed) AS error, any_value(l.lost_us) AS lost_us,
+            mode(error) FILTER (failed) AS error, max(duration_us) FILTER (failed) / 1e6 AS longest_s,
             arg_min(step, begin_us) FILTER (failed) AS first_step,
             arg_min(request_id, begin_us) FILTER (failed) AS first_request
-        FROM calls AS c LEFT JOIN lasts AS l
-            ON l.run = c.run AND l.tool IS NOT DISTINCT FROM c.tool
-        GROUP BY c.run, c.tool
-        HAVING failures >= {_FAILURES} AND failures >= {_FAILING} * count(*)
-        ORDER BY c.run, failures / count(*) DESC, c.tool
+        FROM (SELECT *, status = 'error' AND coalesce(error, '') NOT IN {_OF_THE_MODEL} AS failed
+            FROM {estimated("tool_calls")} WHERE NOT validate AND {in_steps(steps)})
+        GROUP BY run, tool HAVING failures >= {_FAILURES}
+        ORDER BY run, failures / count(*) DESC, tool
         """
     )
+    length_s = {
+        row["run"]: row["length_s"]
+        for row in tables.rows(
+            f"SELECT run, sum(duration_us) / 1e6 AS length_s FROM steps "
+            f"WHERE finished AND {in_steps(steps)} GROUP BY run"
+        )
+    }
     for row in failing:
-        if "failing_tools" in found.get(row["run"], {}):
+        _, lost_s = work.get(row["run"], {}).get("failing_tools", (None, None))
+        costly = (lost_s or 0.0) >= _COSTLY * length_s.get(row["run"], 0.0) > 0
+        often = row["failures"] >= _FAILING * row["calls"]
+        if "failing_tools" in found.get(row["run"], {}) or not (costly or often):
             continue
         text = f"{row['tool']}: {row['failures']:,} of {row['calls']:,} calls ({row['error']})"
         example = {
             "step": row["first_step"],
             "who": row["tool"],
-            "seconds": (row["lost_us"] or 0) / 1e6,
+            "seconds": row["longest_s"] or 0.0,
             "what": row["first_request"],
         }
         where = f"in {row['steps']} step{'s' * (row['steps'] != 1)}"
         culprit = Culprit("tool", row["tool"], text, where, evidence=[example])
-        found.setdefault(row["run"], {})["failing_tools"] = culprit, (row["lost_us"] or 0) / 1e6
+        found.setdefault(row["run"], {})["failing_tools"] = culprit, lost_s or 0.0
     return found
 
 
 def replicas(tables: Tables, steps: Steps) -> Found:
-    """Find the replica that gets the most generate calls."""
+    """Find the replica that gets the most generate calls, and the one whose calls queue longest."""
     rows = tables.rows(
-        f"SELECT run, step, engine_name AS who, sum(sampled) AS calls FROM engine_calls "
-        f"WHERE engine_name IS NOT NULL AND NOT validate AND {in_steps(steps)} "
-        "GROUP BY ALL ORDER BY run, step, who"
+        f"""
+        SELECT run, step, engine_name AS who, sum(sampled) AS calls,
+            coalesce(sum(queue_us * sampled), 0) / 1e6 AS queue_s,
+            count(*) FILTER (retractions > 0) AS retracted, count(*) AS recorded
+        FROM engine_calls WHERE engine_name IS NOT NULL AND NOT validate AND {in_steps(steps)}
+        GROUP BY ALL ORDER BY run, step, who
+        """
     )
     found: Found = {}
     for run in dict.fromkeys(row["run"] for row in rows):
-        calls: dict[int, dict[str, float]] = {}
-        for row in rows:
-            if row["run"] == run:
-                calls.setdefault(row["step"], {})[row["who"]] = row["calls"]
-        names = {who for each in calls.values() for who in each}
-        places = [
-            # Calls of a replica above its equal share.
-            Place(
-                step,
-                {w: max(n - sum(each.values()) / len(names), 0.0) for w, n in each.items()},
+        own = [row for row in rows if row["run"] == run]
+        names = list(dict.fromkeys(row["who"] for row in own))
+        calls = _most(own, "calls", "most calls")
+        counted = sum(row["calls"] for row in own if row["who"] == calls.who)
+        if calls.who is not None:
+            text = f"{calls.who}: {counted:,.0f} of {sum(row['calls'] for row in own):,.0f} calls"
+            calls = replace(calls, text=text, evidence=[])
+        queue = _most(own, "queue_s", "longest queue")
+        retracted = sum(
+            row["retracted"] for row in own if row["who"] in ([queue.who] if queue.who else names)
+        )
+        if retracted:
+            every = sum(
+                row["recorded"]
+                for row in own
+                if row["who"] in ([queue.who] if queue.who else names)
             )
-            for step, each in calls.items()
-        ]
-        shares = dict.fromkeys(names, 1 / len(names))
-        culprit = concentration("replica", places, shares, verb="most calls")
-        counted = {who: sum(each.get(who, 0) for each in calls.values()) for who in names}
-        whole = sum(counted.values())
-        if culprit.who is not None:
-            text = f"{culprit.who}: {counted[culprit.who]:,.0f} of {whole:,.0f} calls"
-            culprit = Culprit("replica", culprit.who, text, culprit.where, culprit.chance)
-        found[run] = {"uneven_replicas": (culprit, None), "engine_queue": (culprit, None)}
+            of = f"of {queue.who}" if queue.who else "of all replicas"
+            because = (
+                f"{retracted:,} of the {every:,} calls {of} were retracted: the KV cache is full."
+            )
+            queue = replace(queue, because=because)
+        found[run] = {"uneven_replicas": (calls, None), "engine_queue": (queue, None)}
     return found
 
 
-def slow_replica(
-    tables: Tables, segments: Rows, run: str, steps: Steps
-) -> dict[str, tuple[Culprit, float | None]]:
-    """Find the replica with the highest time per token, and its cost on the critical path."""
-    rows = tables.rows(
-        f"""
-        SELECT step, engine_name AS who,
-            sum(decode_us) / sum(response_tokens - 1) AS token_us
-        FROM {estimated("engine_calls")}
-        WHERE run = ? AND engine_name IS NOT NULL AND response_tokens > 1
-            AND decode_us > 0 AND NOT validate AND {in_steps(steps)}
-        GROUP BY ALL ORDER BY step, who
-        """,
-        [run],
-    )
-    on_path: dict[tuple[int, str], float] = {}
-    for row in segments:
-        if row["category"] == "decode":
-            key = row["step"], row["name"]
-            on_path[key] = on_path.get(key, 0.0) + row["duration_s"]
-    speeds: dict[int, dict[str, float]] = {}
+def _most(rows: Rows, column: str, verb: str) -> Culprit:
+    """Test whether one replica has more than its equal share of a sum in each step."""
+    by_step: dict[int, dict[str, float]] = {}
     for row in rows:
-        speeds.setdefault(row["step"], {})[row["who"]] = row["token_us"]
-    places: list[Place] = []
-    for step, each in speeds.items():
-        slowest = max(each, key=lambda who: (each[who], who))
-        others = [speed for who, speed in each.items() if who != slowest]
-        if not others or each[slowest] < SLOWER * median(others):
+        by_step.setdefault(row["step"], {})[row["who"]] = row[column]
+    names = {row["who"] for row in rows}
+    places = [
+        Place(step, {who: max(n - sum(each.values()) / len(names), 0.0) for who, n in each.items()})
+        for step, each in by_step.items()
+    ]
+    return concentration("replica", places, dict.fromkeys(names, 1 / len(names)), verb=verb)
+
+
+def slow_replicas(tables: Tables, steps: Steps) -> Found:
+    """Find replicas that take longer per token than others at their load, and how much later requests end."""
+    found: Found = {}
+    for run, loads in replica_loads(tables, steps).items():
+        speeds = loads.slowness()
+        names = list(dict.fromkeys(who for each in speeds.values() for who in each))
+        slow: dict[str, float] = {}
+        places: list[Place] = []
+        for who in names:
+            own = [each[who] for each in speeds.values() if who in each]
+            if 2 * sum(map(_is_slow, own)) >= len(speeds):
+                slow[who] = median(1 - alike_us / own_us for own_us, alike_us in own)
+        for step, each in speeds.items():
+            behind = {who: each[who][0] - each[who][1] for who in slow if who in each}
+            if behind and max(behind.values()) > 0:
+                places.append(Place(step, behind))
+        if not places:
             continue
-        lost = on_path.get((step, slowest), 0.0) * (1 - median(others) / each[slowest])
-        places.append(Place(step, {slowest: lost}))
-    names = {who for each in speeds.values() for who in each}
-    if not places or 2 * len(places) < len(speeds):
-        return {}
-    shares = dict.fromkeys(names, 1 / len(names))
-    culprit = concentration("replica", places, shares, verb="slowest per token")
-    if culprit.who is None:
-        return {}
-    own = [each[culprit.who] for each in speeds.values() if culprit.who in each]
-    rest = [speed for each in speeds.values() for who, speed in each.items() if who != culprit.who]
-    text = (
-        f"{culprit.who}: {median(own) / 1e3:.1f} ms per token, others {median(rest) / 1e3:.1f} ms"
-    )
-    lost_s = sum(place.lost_s.get(culprit.who, 0.0) for place in places)
-    named = Culprit(
-        "replica", culprit.who, text, culprit.where, culprit.chance, evidence=culprit.evidence
-    )
-    return {"slow_replica": (named, lost_s)}
+        shares = dict.fromkeys(names, 1 / len(names))
+        # Each step has many calls of each replica.
+        culprit = concentration("replica", places, shares, verb="slowest per token", clear=True)
+        cuts = f"""
+            SELECT run, step, name, request_id, 'slow' AS who, sum(decode_us * part) AS cut_us
+            FROM engine_call_times JOIN (
+                SELECT unnest($names) AS engine_name, unnest($parts) AS part) USING (engine_name)
+            WHERE run = $run AND NOT validate AND {in_steps(steps)} GROUP BY ALL
+        """
+        parameters = {"run": run, "names": list(slow), "parts": list(slow.values())}
+        later = earlier(tables, cuts, steps, parameters).get((run, "slow"), [])
+        own = [each[who] for each in speeds.values() for who in slow if who in each]
+        text = (
+            f"{', '.join(sorted(slow))}: {median(us for us, _ in own) / 1e3:.1f} ms per token, others at "
+            f"this load {median(us for _, us in own) / 1e3:.1f} ms"
+        )
+        if len(slow) > 1:
+            culprit = replace(culprit, who=None)
+        named = replace(culprit, text=text, evidence=evidence_of(later, text))
+        found[run] = {"slow_replica": (named, lost_in(later))}
+    return found
+
+
+def _is_slow(speed: tuple[float, float]) -> bool:
+    """Return whether a replica takes much longer per token than others at its load."""
+    return speed[0] >= SLOWER * speed[1]
 
 
 def stalls(tables: Tables, steps: Steps) -> Found:

@@ -20,17 +20,19 @@ RULES: dict[str, Rule] = {
         fixes=("fast_poll",),
     ),
     "tail": Rule(
-        "The slowest 5 % of the requests delay the step{reason}.",
-        "Compare them with typical requests (`verl-profiler requests RUN`). Limiting turns or response "
-        "length, or sampling more prompts and dropping the last ones, shortens the tail and changes "
-        "what is trained.",
+        "The slowest requests delay the step{reason}.",
+        "Compare them with typical requests (`verl-profiler requests RUN`). A limit of what makes them longer, "
+        "partial rollouts that go on in the next step, or more prompts than are trained, of which the last "
+        "are dropped: each changes what is trained.",
         ("rollout_tail", "stragglers", "slowest_requests"),
         change="slowest_5_percent",
+        measured=True,
         varies=True,
         named_advice="Look at the requests of {who} first: `verl-profiler requests RUN`.",
         without=(
             *("slow_tools", "slow_replica", "slow_worker", "event_loop", "host_stall", "reward"),
             *("kv_bound", "unbalanced_replicas", "retractions", "cold_prefix_cache"),
+            *("long_prompts", "failing_tools", "skewed_routing", "few_at_once", "slow_prefill"),
         ),
     ),
     "slow_tools": Rule(
@@ -39,7 +41,9 @@ RULES: dict[str, Rule] = {
         "the model sees.",
         ("tool_latencies", "stragglers"),
         change="tools_at_median",
+        measured=True,
         varies=True,
+        without=("failing_tools",),
     ),
     "failing_tools": Rule(
         "Tool calls fail: {who}.",
@@ -53,7 +57,6 @@ RULES: dict[str, Rule] = {
         "Check how many calls each replica had; clocks, temperature and other processes on the slower "
         "replica's devices.",
         ("token_rates", "stragglers"),
-        change="replicas_equally_fast",
         measured=True,
     ),
     "uneven_replicas": Rule(
@@ -63,14 +66,17 @@ RULES: dict[str, Rule] = {
         ("token_rates", "stragglers"),
         change="even_replicas",
         varies=True,
-        without=("slow_replica", "unbalanced_replicas"),
+        without=("slow_replica", "unbalanced_replicas", "skewed_routing"),
     ),
     "slow_worker": Rule(
         "All other agent-loop workers finish {lost_s} per step before {who}.",
         "Compare its requests with those of the others (`verl-profiler requests RUN`).",
         ("worker_phases", "loop_suspects"),
         measured=True,
-        without=("slow_replica", "slow_tools", "event_loop", "host_stall"),
+        without=(
+            *("slow_replica", "slow_tools", "event_loop", "host_stall", "long_prompts"),
+            *("failing_tools", "skewed_routing", "few_at_once", "engine_queue"),
+        ),
     ),
     "uneven_workers": Rule(
         "Balancing work over the agent-loop workers' event loops would save {lost_s} per step ({who}).",
@@ -90,6 +96,70 @@ RULES: dict[str, Rule] = {
         measured=True,
         named_advice="Check {who}: the tokens of its batches; clocks and temperature of its device, other "
         "processes, its host's network and memory; exclude it and compare.",
+    ),
+    "long_prompts": Rule(
+        "The responses to the same prompts are long in each step, and end last ({who}).",
+        "Look at these prompts: a limit of the response length or of the turns, or leaving them out, changes "
+        "what is trained. The workers that run them are not slow.",
+        ("slowest_requests", "stragglers"),
+        measured=True,
+    ),
+    "skewed_routing": Rule(
+        "Requests are routed unevenly over the replicas ({who}).",
+        "Check how the load balancer chooses: equal shares would save this time. Its replicas differ in speed "
+        "because of their load.",
+        ("token_rates", "routes"),
+        measured=True,
+        without=("slow_replica",),
+    ),
+    "slow_prefill": Rule(
+        "Prefill of each request's first call takes longer per token than that of later turns ({who}).",
+        "Check what the engines do at the start of a rollout: compilation, CUDA graphs, loading of weights or "
+        "caches, or all prompts at once.",
+        ("request_engine_time", "engine_parts"),
+        measured=True,
+    ),
+    "few_at_once": Rule(
+        "The step's requests start as others end: {who}.",
+        "Look for a lock, a semaphore or a pool of this size in the agent loop, its tools or the dispatch; "
+        "more agent-loop workers.",
+        ("requests_in_flight", "rollout_tail"),
+        measured=True,
+    ),
+    "uneven_tokens": Rule(
+        "Ranks wait for the one whose batch has the most tokens: {who}.",
+        "The V1 trainers balance the tokens of ranks always, the legacy trainer with trainer.balance_batch. A "
+        "sequence longer than a rank's share needs sequence parallelism.",
+        ("worker_phases", "critical_path"),
+        measured=True,
+    ),
+    "stalled_step": Rule(
+        "One step stands still: {who}.",
+        "Look at this time in the logs of the trainer and of the nodes. The settings of the other steps are no "
+        "remedy; the timeline of the report has what the processes do meanwhile.",
+        ("step_durations", "worker_phases"),
+        measured=True,
+    ),
+    "grows": Rule(
+        "A phase takes longer from step to step: {who}.",
+        "Compare an early and a late step: memory, clocks and other processes of the devices, caches, and "
+        "what grows with the data or the model's state.",
+        ("step_durations", "token_rates"),
+        measured=True,
+    ),
+    "changed": Rule(
+        "A phase takes longer than before: {who}.",
+        "Look at what happened before this step: a checkpoint, a restart, another job on a node, other data. "
+        "`verl-profiler diff RUN@FIRST:LAST RUN@FIRST:LAST` compares the two parts.",
+        ("step_durations", "token_rates"),
+        measured=True,
+    ),
+    "more_tokens": Rule(
+        "Steps have more tokens as the run goes on: {who}.",
+        "Responses get longer, which the training itself may do; a limit of the response length changes what "
+        "is trained.",
+        ("step_durations", "token_rates"),
+        measured=True,
     ),
     "engine_queue": Rule(
         "The last request to finish waits {lost_s} per step in the engine's queue.",
@@ -137,7 +207,7 @@ RULES: dict[str, Rule] = {
         ("critical_path", "rollout_tail"),
         categories=("dispatch", "prepare_step"),
         fixes=("agent_workers",),
-        without=("uneven_workers",),
+        without=("uneven_workers", "few_at_once"),
     ),
     "reward": Rule(
         "Scoring delays the step by {lost_s} ({who}).",
@@ -227,7 +297,10 @@ RULES: dict[str, Rule] = {
         categories=("decode",),
         least=0.5,
         dominates=True,
-        without=("tail", "slow_replica", "slow_worker", "small_batches"),
+        without=(
+            *("tail", "slow_replica", "slow_worker", "small_batches", "long_prompts"),
+            *("skewed_routing", "few_at_once", "retractions"),
+        ),
     ),
     "engine_bound": Rule(
         "Generate calls bound the step: {lost_s} per step ({lost_share}) of the critical path. Whether they "
@@ -247,7 +320,7 @@ RULES: dict[str, Rule] = {
         categories=("update_actor", "update_critic", "old_log_prob", "ref", "values"),
         least=0.5,
         dominates=True,
-        without=("slow_ranks",),
+        without=("slow_ranks", "stalled_step", "uneven_tokens"),
     ),
     "split_off": Rule(
         "The device split is unbalanced: {who}.",

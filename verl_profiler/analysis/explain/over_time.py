@@ -1,0 +1,279 @@
+"""Changes within a run: one step that stands still, growth from step to step, a change since a step.
+
+Time per token and tokens are told apart: either grows, or the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import StatisticsError, correlation, fmean, linear_regression, median
+from typing import NamedTuple
+
+from verl_profiler.analysis.explain.concentration import Culprit
+from verl_profiler.analysis.explain.work import Found
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.tables.derivations import SYNCHRONOUS
+from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.units import seconds
+
+__all__ = ["over_time"]
+
+# A step stands out if a phase takes so many times the median, and so many times what the others vary by.
+_TIMES, _SPREADS = 3, 8
+# Steps that establish growth or a change, and those on either side of a change.
+_STEPS, _SIDE = 5, 3
+# Normal quantiles of Fisher's z of a correlation: one test, and the best of all places of a change.
+_TREND, _CHANGE = 3.3, 3.8
+# Least growth, or change, over the run.
+_GROWTH = 0.1
+
+
+class _Shape(NamedTuple):
+    """How a series changes, and at each step its level without the change divided by the one with it."""
+
+    since: int | None
+    first: float
+    last: float
+    kept: Mapping[int, float]
+
+
+def over_time(tables: Tables, steps: Steps) -> Found:
+    """Find what makes some steps of a run longer than others."""
+    lengths = _lengths(tables, steps)
+    work = _work(tables, steps)
+    longest = _longest(tables, steps)
+    found: Found = {}
+    for run, phases in lengths.items():
+        first = _first_step(tables, run)
+        own_work = work.get(run, {})
+        demands = {
+            phase: {s: tokens for s, (tokens, _) in each.items()}
+            for phase, each in own_work.items()
+        }
+        stalled = _stalled(phases, {**demands, "gen": longest.get(run, {})})
+        own: dict[str, list[tuple[float, Culprit]]] = {}
+        for step, phase, lost_s in stalled:
+            own.setdefault("stalled_step", []).append(
+                (lost_s, _of_stall(tables, run, step, phase, phases[phase]))
+            )
+        without = {step for step, *_ in stalled}
+        for finding, lost_s, culprit in _changes(phases, own_work, without, first):
+            own.setdefault(finding, []).append((lost_s, culprit))
+        for finding, each in own.items():
+            lost_s, culprit = max(each, key=lambda one: one[0])
+            found.setdefault(run, {})[finding] = culprit, lost_s
+    return found
+
+
+_Series = dict[int, float]
+
+
+def _lengths(tables: Tables, steps: Steps) -> dict[str, dict[str, _Series]]:
+    """Return the seconds of each of the trainer's phases by run, phase and step."""
+    found: dict[str, dict[str, _Series]] = {}
+    for row in tables.rows(
+        f"""
+        SELECT p.run, p.phase, p.step, sum(p.end_us - p.begin_us) / 1e6 AS length_s
+        FROM phases AS p JOIN steps AS s ON s.run = p.run AND s.step = p.step AND s.finished
+        WHERE p.parent = 'step' AND NOT p.validate AND p.step > 0 AND p.{SYNCHRONOUS}
+            AND {in_steps(steps, "p.step")} GROUP BY ALL ORDER BY ALL
+        """
+    ):
+        phases = found.setdefault(row["run"], {})
+        phases.setdefault(row["phase"], {})[row["step"]] = row["length_s"]
+    return found
+
+
+def _work(tables: Tables, steps: Steps) -> dict[str, dict[str, dict[int, tuple[float, float]]]]:
+    """Return tokens and milliseconds per token by run, phase and step; of gen, those of decoding."""
+    found: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}
+    for row in tables.rows(
+        f"""
+        SELECT run, step, 'gen' AS phase, sum(decoded_tokens * coalesce(sampled, 1)) AS tokens,
+            sum(decode_us) / sum(decoded_tokens) / 1e3 AS token_ms
+        FROM engine_call_times WHERE NOT validate AND decode_us > 0 AND decoded_tokens > 0
+            AND {in_steps(steps)} GROUP BY run, step
+        UNION ALL
+        SELECT run, step, phase, tokens, duration_us / tokens / 1e3 FROM phase_tokens
+        WHERE tokens > 0 AND {in_steps(steps)} ORDER BY run, phase, step
+        """
+    ):
+        phases = found.setdefault(row["run"], {})
+        phases.setdefault(row["phase"], {})[row["step"]] = float(row["tokens"]), row["token_ms"]
+    return found
+
+
+def _longest(tables: Tables, steps: Steps) -> dict[str, _Series]:
+    """Return the most tokens of a request by run and step."""
+    found: dict[str, _Series] = {}
+    for row in tables.rows(
+        f"SELECT run, step, max(tokens) AS tokens FROM (SELECT run, step, name, request_id, "
+        f"sum(response_tokens) AS tokens FROM engine_calls WHERE NOT validate AND {in_steps(steps)} "
+        "GROUP BY ALL) WHERE tokens > 0 GROUP BY run, step ORDER BY run, step"
+    ):
+        found.setdefault(row["run"], {})[row["step"]] = float(row["tokens"])
+    return found
+
+
+def _first_step(tables: Tables, run: str) -> int:
+    (row,) = tables.rows(
+        "SELECT min(step) AS first FROM steps WHERE run = ? AND finished AND step > 0", [run]
+    )
+    return int(row["first"])
+
+
+def _stalled(
+    phases: Mapping[str, _Series], demands: Mapping[str, _Series]
+) -> list[tuple[int, str, float]]:
+    """Return step, phase and excess of the phases that take many times as long in few steps.
+
+    Not where the step's tokens, or those of its longest request, are more by at least half as much.
+    """
+    found: list[tuple[int, str, float]] = []
+    for phase, series in phases.items():
+        typical = median(series.values())
+        spread = median(abs(each - typical) for each in series.values())
+        limit = max(_TIMES * typical, typical + _SPREADS * 1.48 * spread)
+        out = [step for step, length in series.items() if length > limit]
+        if len(series) < 4 or len(out) > max(len(series) // 10, 1):
+            continue
+        tokens = demands.get(phase, {})
+        usual = median(tokens.values()) if tokens else 0.0
+        found += [
+            (step, phase, series[step] - typical)
+            for step in out
+            if tokens.get(step, 0.0) * typical <= series[step] * usual / 2 or not usual
+        ]
+    return found
+
+
+def _of_stall(tables: Tables, run: str, step: int, phase: str, series: _Series) -> Culprit:
+    (row,) = tables.rows(
+        """
+        WITH ends AS (
+            SELECT r.name, max(r.end_us) AS end_us, any_value(p.end_us - p.begin_us) AS length_us
+            FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
+                AND r.role NOT IN ('trainer', 'engine')
+                AND (r.begin_us + r.end_us) // 2 BETWEEN p.begin_us AND p.end_us
+            WHERE p.run = $run AND p.step = $step AND p.phase = $phase AND p.parent = 'step'
+            GROUP BY r.name
+            UNION ALL
+            SELECT c.engine_name, max(c.end_us), any_value(p.end_us - p.begin_us)
+            FROM phases AS p JOIN engine_calls AS c ON c.run = p.run AND c.step = p.step
+                AND NOT c.validate AND c.engine_name IS NOT NULL
+            WHERE p.run = $run AND p.step = $step AND p.phase = $phase AND p.phase = 'gen'
+                AND p.parent = 'step' GROUP BY c.engine_name
+        )
+        SELECT count(*) AS ranks, arg_max(name, end_us) AS who,
+            (max(end_us) - max(end_us, 2)[2]) / any_value(length_us) AS behind,
+            (max(end_us) - min(end_us)) / any_value(length_us) AS apart
+        FROM ends
+        """,
+        {"run": run, "step": step, "phase": phase},
+    )
+    ranks, kind = "", "replicas" if phase == "gen" else "ranks"
+    if row["ranks"] > 1 and row["behind"] > 0.5:
+        ranks = f"; {row['who']} ends last of {row['ranks']} {kind}"
+    elif row["ranks"] > 1 and row["apart"] < 0.1:
+        ranks = f", all {row['ranks']} {kind} at once"
+    typical = median(series.values())
+    times = f", {series[step] / typical:,.0f} times the median" if typical else ""
+    text = f"{phase} took {seconds(series[step])} in step {step}{times}{ranks}"
+    evidence: Rows = [{"step": step, "who": phase, "seconds": series[step], "what": None}]
+    return Culprit("step", f"step {step}", text, evidence=evidence)
+
+
+def _changes(
+    phases: Mapping[str, _Series],
+    work: Mapping[str, Mapping[int, tuple[float, float]]],
+    without: set[int],
+    first: int,
+) -> list[tuple[str, float, Culprit]]:
+    """Return finding, seconds and culprit of what grows or has changed."""
+    found: list[tuple[str, float, Culprit]] = []
+    by_tokens: list[tuple[float, str, _Shape]] = []
+    for phase, lengths in phases.items():
+        series = {step: each for step, each in lengths.items() if step not in without}
+        known = {step: each for step, each in work.get(phase, {}).items() if step in series}
+        if len(known) == len(series):
+            rate = _shape({step: ms for step, (_, ms) in known.items()}, first)
+            more = _shape({step: tokens for step, (tokens, _) in known.items()}, first)
+            if more is not None:
+                by_tokens.append((_lost_s(series, more), phase, more))
+            if rate is not None:
+                how = "tokens as before" if more is None else "besides its tokens"
+                text = f"{phase}: {rate.first:.3g} to {rate.last:.3g} ms per token, {how}"
+                found.append(_finding(series, rate, phase, text))
+            if rate is not None or more is not None:
+                continue
+        shape = _shape(series, first)
+        if shape is not None:
+            text = f"{phase}: {seconds(shape.first)} to {seconds(shape.last)}"
+            if not known:
+                text += "; its tokens were not recorded"
+            found.append(_finding(series, shape, phase, text))
+    if by_tokens:
+        lost_s = sum(each[0] for each in by_tokens)
+        _, phase, shape = max(by_tokens, key=lambda each: each[0])
+        text = f"{shape.first:,.0f} to {shape.last:,.0f} tokens per step in {phase}"
+        if shape.since is not None:
+            text += f", since step {shape.since}"
+        found.append(("more_tokens", lost_s, Culprit("phase", phase, text)))
+    return found
+
+
+def _lost_s(series: _Series, shape: _Shape) -> float:
+    return sum(length * (1 - shape.kept[step]) for step, length in series.items())
+
+
+def _finding(series: _Series, shape: _Shape, phase: str, text: str) -> tuple[str, float, Culprit]:
+    evidence: Rows = [
+        {"step": step, "who": phase, "seconds": series[step], "what": None}
+        for step in sorted(series, key=lambda step: -series[step])[:3]
+    ]
+    lost_s = _lost_s(series, shape)
+    if shape.since is None:
+        return "grows", lost_s, Culprit("phase", phase, text, evidence=evidence)
+    text = f"{text}, since step {shape.since}"
+    return "changed", lost_s, Culprit("phase", phase, text, evidence=evidence)
+
+
+def _shape(series: _Series, first: int) -> _Shape | None:
+    """Return whether a series grows with the steps, or has grown at one of them; None if neither."""
+    steps = sorted(series)
+    values = [series[step] for step in steps]
+    if len(steps) < _STEPS or min(values) <= 0:
+        return None
+    trend = _z(steps, values) / _TREND
+    best, since = 0.0, steps[0]
+    for place in range(_SIDE, len(steps) - _SIDE + 1):
+        z = _z([float(at >= place) for at in range(len(steps))], values) / _CHANGE
+        if z > best:
+            best, since = z, steps[place]
+    if max(trend, best) < 1:
+        return None
+    if best > trend:
+        before = fmean(series[step] for step in steps if step < since)
+        after = fmean(series[step] for step in steps if step >= since)
+        kept = {step: before / after if step >= since else 1.0 for step in steps}
+        shape = _Shape(since, before, after, kept)
+    else:
+        logs = [math.log(each) for each in values]
+        # Growth by a constant share where that fits better.
+        shares = _z(steps, logs) > _z(steps, values)
+        slope, constant = linear_regression(steps, logs if shares else values)
+        line = {step: constant + slope * step for step in (first, *steps)}
+        fitted = {s: math.exp(each) if shares else max(each, 1e-9) for s, each in line.items()}
+        kept = {step: min(fitted[first] / fitted[step], 1.0) for step in steps}
+        shape = _Shape(None, values[0], values[-1], kept)
+    return shape if shape.last > (1 + _GROWTH) * shape.first else None
+
+
+def _z(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return Fisher's z of a correlation, in standard deviations of chance."""
+    try:
+        r = correlation(x, y)
+    except StatisticsError:
+        return 0.0
+    return math.atanh(min(r, 1 - 1e-12)) * math.sqrt(len(x) - 3)

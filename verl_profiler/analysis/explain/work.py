@@ -1,0 +1,512 @@
+"""What the work explains, before a worker, a replica or a rank is named.
+
+Each function takes out what some requests or ranks demand beyond the others (prompts with long responses, a
+slow tool, failed calls, prefill, routing, tokens), and measures how much earlier the last one would end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import linear_regression, median
+from typing import Any, NamedTuple
+
+from verl_profiler.analysis.explain.concentration import Culprit, Place, identity
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.tables.derivations import SYNCHRONOUS
+from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.units import seconds, share
+
+__all__ = [
+    "Found",
+    "ReplicaLoads",
+    "earlier",
+    "evidence_of",
+    "few_at_once",
+    "first_prefill",
+    "lost_in",
+    "prompts",
+    "rank_tokens",
+    "replica_loads",
+    "routing",
+    "tails",
+    "tool_work",
+]
+
+Found = dict[str, dict[str, tuple[Culprit, float | None]]]
+
+# A prompt's responses are long if they have so many times the tokens of its step's median prompt, in half
+# of its steps, of which there are at least so many.
+_LONGER, _OFTEN = 1.5, 3
+# A tool is slow among others if it has at most a quarter of the calls and so many times the
+# median of each other, with at least so many calls.
+_SLOWER_TOOL, _CALLS = 5, 5
+# Few requests at once: at most this share of a step's requests.
+_FEW = 0.25
+
+_ENDED = f"""
+SELECT run, step, name, request_id, sample, begin_us, end_us, generated_tokens FROM requests
+WHERE finished AND NOT validate AND {SYNCHRONOUS}
+"""
+
+
+def earlier(
+    tables: Tables, cuts: str, steps: Steps, parameters: Mapping[str, Any] | None = None
+) -> dict[tuple[str, str], list[Place]]:
+    """Measure how much earlier each step's last request ends without a part of each request.
+
+    Args:
+        tables: Of the runs.
+        cuts: SQL of rows of run, step, name, request_id, who and cut_us; one per request and who.
+        steps: First and last step; None for all.
+        parameters: Of `cuts`.
+
+    Returns:
+        By run and who: a place for each step with a gain, of who, with the last request.
+    """
+    found: dict[tuple[str, str], list[Place]] = {}
+    for row in tables.rows(
+        f"""
+        WITH cuts AS ({cuts}), whos AS (SELECT DISTINCT run, who FROM cuts), ended AS ({_ENDED})
+        SELECT run, step, who, arg_max(request_id, end_us) AS request_id,
+            (max(end_us) - max(end_us - coalesce(cut_us, 0))) / 1e6 AS lost_s
+        FROM ended JOIN whos USING (run)
+            LEFT JOIN cuts USING (run, step, name, request_id, who)
+        WHERE {in_steps(steps)} GROUP BY run, step, who
+        HAVING lost_s > 0 ORDER BY run, step, who
+        """,
+        parameters,
+    ):
+        place = Place(row["step"], {row["who"]: row["lost_s"]}, row["request_id"])
+        found.setdefault((row["run"], row["who"]), []).append(place)
+    return found
+
+
+def lost_in(places: Sequence[Place]) -> float:
+    """Return the seconds of all places."""
+    return sum(sum(place.lost_s.values()) for place in places)
+
+
+def prompts(tables: Tables, steps: Steps) -> Found:
+    """Find prompts whose responses are long in each step that has them."""
+    rows = tables.rows(
+        f"""
+        WITH ended AS ({_ENDED}), groups AS (
+            SELECT run, step, sample, avg(generated_tokens) AS tokens FROM ended
+            WHERE sample IS NOT NULL AND {in_steps(steps)} GROUP BY run, step, sample
+        ), relative AS (
+            SELECT *, tokens / nullif(median(tokens) OVER (PARTITION BY run, step), 0) AS longer
+            FROM groups
+        )
+        SELECT run, sample, median(longer) AS longer, count(*) AS steps,
+            count(DISTINCT sample) OVER (PARTITION BY run) AS prompts
+        FROM relative GROUP BY run, sample
+        HAVING count(*) >= {_OFTEN} ORDER BY run, longer DESC
+        """
+    )
+    found: Found = {}
+    for run in dict.fromkeys(row["run"] for row in rows):
+        own = [row for row in rows if row["run"] == run]
+        long = [row for row in own if (row["longer"] or 0) >= _LONGER]
+        if not long or 4 * len(long) > len(own):
+            continue
+        names = [str(row["sample"]) for row in long]
+        places = earlier(
+            tables,
+            f"""
+            SELECT e.run, e.step, name, request_id, 'long' AS who,
+                greatest(end_us - others_us, 0) AS cut_us
+            FROM ({_ENDED}) AS e JOIN (
+                SELECT run, step, max(end_us) AS others_us FROM ({_ENDED})
+                WHERE NOT list_contains($samples, sample::VARCHAR) GROUP BY run, step
+            ) AS o ON o.run = e.run AND o.step = e.step
+            WHERE e.run = $run AND list_contains($samples, sample::VARCHAR)
+            """,
+            steps,
+            {"run": run, "samples": names},
+        ).get((run, "long"), [])
+        if not places:
+            continue
+        listed = ", ".join(names[:5]) + (f" and {len(names) - 5} others" if len(names) > 5 else "")
+        longer = f"{median(row['longer'] for row in long):.1f} times the tokens of the others"
+        text = f"prompt{'s' * (len(names) != 1)} {listed}: {longer}"
+        where = f"last in {len(places)} step{'s' * (len(places) != 1)}"
+        evidence = evidence_of(places, listed)
+        culprit = Culprit("prompt group", listed, text, where, evidence=evidence)
+        found[run] = {"long_prompts": (culprit, lost_in(places))}
+    return found
+
+
+def evidence_of(places: Sequence[Place], who: str, count: int = 5) -> list[dict[str, Any]]:
+    """Return rows of step, who, seconds and what of the places with the most time."""
+    rows: Rows = [
+        {"step": place.step, "who": who, "seconds": lost_in([place]), "what": place.what}
+        for place in places
+    ]
+    return sorted(rows, key=lambda row: -row["seconds"])[:count]
+
+
+# A call is long among those of its step if its tokens are so many times the spread of the shorter half above
+# the median, and at least so many times the median.
+_LONG_SPREADS, _LONG = 4, 2
+
+
+def tails(tables: Tables, steps: Steps) -> dict[str, tuple[str, float]]:
+    """Find requests with much longer calls than the others, that run when the others have ended.
+
+    Returns:
+        By run: a sentence about them, and how much earlier the last of the others ends, in all steps.
+    """
+    cuts = f"""
+        WITH calls AS (
+            SELECT run, step, name, request_id, ln(response_tokens) AS length FROM engine_calls
+            WHERE NOT validate AND response_tokens > 0 AND {in_steps(steps)}
+        ), typical AS (
+            SELECT run, step, median(length) AS middle,
+                median(length) - quantile_cont(length, 0.16) AS spread
+            FROM calls GROUP BY run, step
+        ), long AS (
+            SELECT DISTINCT run, step, name, request_id FROM calls JOIN typical USING (run, step)
+            WHERE length > middle + greatest({_LONG_SPREADS} * spread, ln({_LONG}))
+        ), others AS (
+            SELECT run, step, max(end_us) AS others_us FROM ({_ENDED}) ANTI JOIN long
+                USING (run, step, name, request_id) GROUP BY run, step
+        )
+        SELECT run, step, name, request_id, 'long' AS who, greatest(end_us - others_us, 0) AS cut_us
+        FROM ({_ENDED}) JOIN long USING (run, step, name, request_id) JOIN others USING (run, step)
+    """
+    found: dict[str, tuple[str, float]] = {}
+    for (run, _), places in earlier(tables, cuts, steps).items():
+        (row,) = tables.rows(
+            f"""
+            WITH long AS ({cuts}), every AS (
+                SELECT r.*, c.who IS NOT NULL AS is_long, tokens, at_limit
+                FROM ({_ENDED}) AS r LEFT JOIN long AS c USING (run, step, name, request_id)
+                LEFT JOIN (SELECT run, step, name, request_id, sum(response_tokens) AS tokens,
+                        bool_or(finish_reason = 'length') AS at_limit
+                    FROM engine_calls WHERE NOT validate GROUP BY ALL) AS t
+                    USING (run, step, name, request_id)
+                WHERE run = $run AND {in_steps(steps)}
+            )
+            SELECT count(*) FILTER (is_long) AS long, count(*) AS many,
+                count(DISTINCT step) AS steps, count(DISTINCT name) FILTER (is_long) AS workers,
+                count(*) FILTER (name IN (SELECT name FROM long)) AS theirs,
+                median(tokens) FILTER (is_long) / median(tokens) FILTER (NOT is_long) AS longer,
+                count(*) FILTER (is_long AND at_limit) AS at_limit FROM every
+            """,
+            {"run": run},
+        )
+        of_one = row["workers"] == 1 and 2 * row["long"] > row["theirs"]
+        # Where most requests of one worker are long, that is where to look.
+        if of_one or 2 * len(places) <= row["steps"]:
+            continue
+        text = (
+            f"{row['long']:,} of {row['many']:,} requests with {row['longer']:.1f} times the tokens"
+        )
+        if row["at_limit"]:
+            text += f", {row['at_limit']:,} of them at the limit"
+        found[run] = f"Last are {text}.", lost_in(places)
+    return found
+
+
+# Calls of one turn run side by side, or one after the other; without its own time, a turn's tools take what
+# the others take.
+_TURNS = """
+SELECT run, step, name, request_id, who, CASE
+        WHEN sum(own_us) <= 1.01 * (max(end_us) - min(begin_us)) THEN sum(own_us - left_us)
+        ELSE max(own_us) - max(left_us) END AS turn_us
+FROM ({calls}) GROUP BY run, step, name, request_id, turn, who
+"""
+
+
+def _of_turns(calls: str) -> str:
+    turns = _TURNS.format(calls=calls)
+    return (
+        "SELECT run, step, name, request_id, who, sum(turn_us) AS cut_us "
+        f"FROM ({turns}) GROUP BY run, step, name, request_id, who"
+    )
+
+
+def tool_work(tables: Tables, steps: Steps) -> Found:
+    """Measure what a tool that is slow among others costs, and what failed calls cost."""
+    calls = (
+        "SELECT run, step, name, request_id, turn, coalesce(tool, 'tool') AS tool, begin_us, end_us, "
+        "greatest(duration_us - coalesce(stalled_us, 0), 0) AS own_us, sampled, "
+        "coalesce(status = 'error', false) AND coalesce(error, '') NOT IN "
+        "('unknown_tool', 'bad_arguments') AS failed "
+        f"FROM tool_calls WHERE NOT validate AND duration_us IS NOT NULL AND {in_steps(steps)}"
+    )
+    slow = f"""
+        WITH calls AS ({calls}), tools AS (
+            SELECT run, tool AS who, median(own_us) AS typical_us, sum(sampled) AS many,
+                sum(many) OVER (PARTITION BY run) AS every
+            FROM calls WHERE NOT failed GROUP BY run, tool
+        ), others AS (
+            SELECT t.run, t.who, max(o.typical_us) AS cap_us FROM tools AS t JOIN tools AS o
+                ON o.run = t.run AND o.who <> t.who
+            WHERE t.many >= {_CALLS} AND 4 * t.many <= t.every GROUP BY t.run, t.who, t.typical_us
+            HAVING t.typical_us >= {_SLOWER_TOOL} * cap_us
+        )
+        SELECT c.*, o.who, CASE WHEN tool = who THEN least(own_us, cap_us) ELSE own_us END AS left_us
+        FROM calls AS c JOIN others AS o USING (run)
+    """
+    failed = f"""
+        SELECT *, 'failed calls' AS who, CASE WHEN failed THEN 0 ELSE own_us END AS left_us FROM ({calls})
+    """
+    found: Found = {}
+    for finding, cuts in (("slow_tools", slow), ("failing_tools", failed)):
+        most: dict[str, tuple[str, list[Place]]] = {}
+        for (run, who), places in earlier(tables, _of_turns(cuts), steps).items():
+            if run not in most or lost_in(places) > lost_in(most[run][1]):
+                most[run] = who, places
+        for run, (_, places) in most.items():
+            culprit = identity("tool", places)
+            found.setdefault(run, {})[finding] = culprit, lost_in(places)
+    return found
+
+
+def first_prefill(tables: Tables, steps: Steps) -> Found:
+    """Find prefill of the first calls that takes longer per token than that of later turns."""
+    rate = "prefill_us / greatest(prompt_tokens - coalesce(cached_tokens, 0), 1)"
+    calls = (
+        "SELECT * FROM engine_calls WHERE NOT validate AND prefill_us IS NOT NULL AND turn IS NOT NULL "
+        f"AND {in_steps(steps)}"
+    )
+    cuts = f"""
+        WITH calls AS ({calls}), later AS (
+            SELECT run, median({rate}) AS token_us FROM calls WHERE turn > 0 GROUP BY run
+        )
+        SELECT run, step, name, request_id, 'first calls' AS who, sum(greatest(prefill_us
+            - token_us * greatest(prompt_tokens - coalesce(cached_tokens, 0), 1), 0)) AS cut_us
+        FROM calls JOIN later USING (run) WHERE turn = 0 GROUP BY run, step, name, request_id
+    """
+    found: Found = {}
+    for (run, _), places in earlier(tables, cuts, steps).items():
+        (row,) = tables.rows(
+            f"SELECT median(prefill_us) FILTER (turn = 0) / 1e6 AS first_s, "
+            f"median(prefill_us) FILTER (turn > 0) / 1e6 AS later_s, "
+            f"count(DISTINCT engine_name) AS replicas FROM ({calls}) WHERE run = ?",
+            [run],
+        )
+        text = (
+            f"first calls {seconds(row['first_s'])}, later ones {seconds(row['later_s'])} (median, "
+            f"{row['replicas']} replica{'s' * (row['replicas'] != 1)})"
+        )
+        culprit = Culprit("phase", "prefill", text, evidence=evidence_of(places, "prefill"))
+        found[run] = {"slow_prefill": (culprit, lost_in(places))}
+    return found
+
+
+# A replica gets more sessions than others if they are so many times an equal share, and so many standard
+# deviations of chance more.
+_MORE, _DEVIATIONS = 1.3, 4
+# Load explains a replica's speed if the other replicas' line is at most so far off.
+_OFF = 0.2
+
+
+def replica_loads(tables: Tables, steps: Steps) -> dict[str, ReplicaLoads]:
+    """Return how long replicas take per token by load, by run.
+
+    The slope is of calls of the same replica, so that a replica is not taken for slow because it has more
+    calls than others; None if its calls all ran at the same load.
+    """
+    rows = tables.rows(
+        f"""
+        WITH calls AS (
+            SELECT run, step, engine_name AS who, request_id, batch, decoded_tokens AS tokens,
+                decode_us / decoded_tokens AS token_us
+            FROM engine_call_times WHERE NOT validate AND engine_name IS NOT NULL AND decode_us > 0
+                AND decoded_tokens > 0 AND batch > 0 AND {in_steps(steps)}
+        )
+        SELECT run, step, who, sum(tokens) AS tokens, count(DISTINCT request_id) AS sessions,
+            sum(batch * tokens) / sum(tokens) AS batch,
+            sum(token_us * tokens) / sum(tokens) AS token_us,
+            sum(tokens * (batch - token_batch) ^ 2) AS spread,
+            sum(tokens * (batch - token_batch) * (token_us - mean_us)) AS joint
+        FROM (SELECT *, sum(batch * tokens) OVER own / sum(tokens) OVER own AS token_batch,
+                sum(token_us * tokens) OVER own / sum(tokens) OVER own AS mean_us
+            FROM calls WINDOW own AS (PARTITION BY run, step, who))
+        GROUP BY run, step, who ORDER BY run, step, who
+        """
+    )
+    loads: dict[str, ReplicaLoads] = {}
+    for run in dict.fromkeys(row["run"] for row in rows):
+        own = [row for row in rows if row["run"] == run]
+        spread, tokens = sum(row["spread"] for row in own), sum(row["tokens"] for row in own)
+        mean = sum(row["batch"] * row["tokens"] for row in own) / tokens
+        slope = None
+        # Loads that differ by less than a tenth establish no slope.
+        if spread / tokens > (0.1 * mean) ** 2:
+            slope = max(sum(row["joint"] for row in own) / spread, 0.0)
+        elif len(own) > 1:
+            slope = _slope_between(own)
+        loads[run] = ReplicaLoads(own, slope)
+    return loads
+
+
+class ReplicaLoads(NamedTuple):
+    """Time per token and load of each replica and step, and what one more running call adds."""
+
+    rows: Rows
+    slope: float | None
+
+    def slowness(self) -> dict[int, dict[str, tuple[float, float]]]:
+        """Return each replica's time per token, and that of the others' median at its load, by step.
+
+        Microseconds.  Empty if loads differ and their effect is unknown.
+        """
+        found: dict[int, dict[str, tuple[float, float]]] = {}
+        for step in dict.fromkeys(row["step"] for row in self.rows):
+            own = [row for row in self.rows if row["step"] == step]
+            loads = [row["batch"] for row in own]
+            if self.slope is None and max(loads) > _MORE * min(loads):
+                continue
+            slope = self.slope or 0.0
+            for row in own:
+                others = [r["token_us"] - slope * r["batch"] for r in own if r is not row]
+                if others:
+                    alike = max(median(others) + slope * row["batch"], 1.0)
+                    found.setdefault(step, {})[row["who"]] = row["token_us"], alike
+        return found
+
+
+def routing(tables: Tables, steps: Steps) -> Found:
+    """Find a replica that gets more sessions than an equal share, and what equal shares would save."""
+    replicas = {
+        row["run"]: row["replicas"]
+        for row in tables.rows(
+            "SELECT run, count(DISTINCT coalesce(replica, rank)) AS replicas FROM processes "
+            "WHERE role = 'engine' GROUP BY run"
+        )
+    }
+    found: Found = {}
+    for run, loads in replica_loads(tables, steps).items():
+        sessions: dict[str, int] = {}
+        for row in loads.rows:
+            sessions[row["who"]] = sessions.get(row["who"], 0) + row["sessions"]
+        many, every = max(len(sessions), replicas.get(run, 0)), sum(sessions.values())
+        who = max(sessions, key=lambda each: (sessions[each], each))
+        equal = every / many
+        if many < 2 or sessions[who] < max(_MORE * equal, equal + _DEVIATIONS * equal**0.5):
+            continue
+        cuts = f"""
+            WITH calls AS (
+                SELECT run, step, name, request_id, engine_name, batch, decoded_tokens AS tokens
+                FROM engine_call_times WHERE run = $run AND NOT validate AND batch > 0
+                    AND {in_steps(steps)}
+            ), served AS (
+                SELECT step, engine_name, sum(tokens) AS own FROM calls GROUP BY step, engine_name
+            ), shares AS (
+                SELECT *, sum(own) OVER (PARTITION BY step) / $many / own AS equal FROM served
+            )
+            -- A call runs at least with itself.
+            SELECT run, step, name, request_id, $who AS who,
+                sum($slope * (batch - greatest(batch * equal, 1)) * tokens) AS cut_us
+            FROM calls JOIN shares USING (step, engine_name) GROUP BY ALL
+        """
+        parameters = {"run": run, "who": who, "many": many, "slope": loads.slope or 0.0}
+        places = earlier(tables, cuts, steps, parameters).get((run, who), [])
+        text = f"{who} serves {share(sessions[who] / every)} of the requests, 1 of {many} replicas"
+        evidence = evidence_of(places, who)
+        culprit = Culprit("replica", who, text, f"in {len(places)} steps", evidence=evidence)
+        found[run] = {"skewed_routing": (culprit, lost_in(places))}
+    return found
+
+
+def _slope_between(rows: Rows) -> float | None:
+    """Return what load adds to the time per token, over replicas; None unless it explains the slowest one.
+
+    The line is that of the other replicas, at their different loads.
+    """
+    slowest = max(rows, key=lambda row: row["token_us"])
+    others = [row for row in rows if row["who"] != slowest["who"]]
+    loads = [row["batch"] for row in others]
+    if len(others) < 2 or max(loads) < _MORE * min(loads):
+        return None
+    slope, constant = linear_regression(loads, [row["token_us"] for row in others])
+    off = constant + slope * slowest["batch"] - slowest["token_us"]
+    return slope if slope > 0 and abs(off) <= _OFF * slowest["token_us"] else None
+
+
+def few_at_once(tables: Tables, steps: Steps) -> Found:
+    """Find rollouts in which a step's requests start as others end, few at a time."""
+    rows = tables.rows(
+        f"""
+        WITH ended AS ({_ENDED}), changes AS (
+            SELECT run, step, begin_us AS at_us, 1 AS change FROM ended WHERE {in_steps(steps)}
+            UNION ALL SELECT run, step, end_us, -1 FROM ended WHERE {in_steps(steps)}
+        ), running AS (
+            SELECT run, step, sum(change) OVER (PARTITION BY run, step ORDER BY at_us, change) AS running
+            FROM changes
+        ), most AS (SELECT run, step, max(running) AS most FROM running GROUP BY run, step)
+        SELECT run, step, any_value(most) AS most, count(*) AS many,
+            sum(end_us - begin_us) / nullif(max(end_us) - min(begin_us), 0) AS average,
+            (max(end_us) - min(begin_us) - max(end_us - begin_us)) / 1e6 AS lost_s,
+            arg_max(request_id, end_us) AS request_id
+        FROM ended JOIN most USING (run, step) GROUP BY run, step ORDER BY run, step
+        """
+    )
+    found: Found = {}
+    for run in dict.fromkeys(row["run"] for row in rows):
+        own = [row for row in rows if row["run"] == run]
+        few = [
+            row
+            for row in own
+            if row["most"] <= _FEW * row["many"] and row["average"] >= 0.8 * row["most"]
+        ]
+        if 2 * len(few) <= len(own):
+            continue
+        places = [Place(row["step"], {"limit": row["lost_s"]}, row["request_id"]) for row in few]
+        most, many = max(row["most"] for row in few), max(row["many"] for row in few)
+        text = f"{'one request is' if most == 1 else f'{most} requests are'} in flight at a time, of {many}"
+        where = f"in {len(few)} of {len(own)} steps"
+        culprit = Culprit("setting", "limit", text, where, evidence=evidence_of(places, "limit"))
+        found[run] = {"few_at_once": (culprit, lost_in(places))}
+    return found
+
+
+def rank_tokens(tables: Tables, steps: Steps) -> Found:
+    """Measure what the ranks wait for the one whose batch has the most tokens.
+
+    Ranks of a sharded model end together, because each layer has a collective; so the tokens of their
+    batches are what can be compared.
+    """
+    rows: Rows = tables.rows(
+        f"""
+        WITH batches AS (
+            SELECT run, step, name, event, tokens, duration_us, (begin_us + end_us) // 2 AS at_us,
+                row_number() OVER (PARTITION BY run, step, event, name ORDER BY end_us) AS place
+            FROM event_fields WHERE event IN ('train_batch', 'infer_batch') AND family = 'workers'
+                AND tokens > 0 AND duration_us IS NOT NULL AND {in_steps(steps)}
+        ), phased AS (
+            SELECT b.*, p.phase, p.begin_us AS phase_us FROM batches AS b ASOF JOIN (
+                SELECT * FROM phases WHERE parent = 'step' AND NOT validate) AS p
+                ON p.run = b.run AND p.step = b.step AND p.begin_us <= b.at_us
+            WHERE b.at_us <= p.end_us
+        ), together AS (
+            SELECT run, step, phase, event, place, count(*) AS ranks, max(tokens) AS most,
+                avg(tokens) AS mean, max(duration_us) AS duration_us, arg_max(name, tokens) AS who
+            FROM phased GROUP BY run, step, phase, event, place
+        ), fitted AS (
+            SELECT *, CASE WHEN count(*) OVER alike >= 4 AND stddev(most) OVER alike >= 0.05 * mean
+                THEN regr_slope(duration_us, most) OVER alike END AS token_us
+            FROM together WHERE ranks > 1 WINDOW alike AS (PARTITION BY run, phase, event)
+        )
+        SELECT run, step, phase, who, most, mean, least(duration_us * (1 - mean / most),
+            CASE WHEN token_us > 0 THEN token_us * (most - mean) ELSE duration_us END) / 1e6 AS lost_s
+        FROM fitted WHERE most > mean ORDER BY run, step, phase, place
+        """
+    )
+    found: Found = {}
+    for run in dict.fromkeys(row["run"] for row in rows):
+        own = [row for row in rows if row["run"] == run]
+        lost: dict[int, dict[str, float]] = {}
+        for row in own:
+            each = lost.setdefault(row["step"], {})
+            each[row["phase"]] = each.get(row["phase"], 0.0) + row["lost_s"]
+        places = [Place(step, each) for step, each in lost.items()]
+        more = sum(row["most"] for row in own) / sum(row["mean"] for row in own) - 1
+        text = f"the largest batch has {share(more)} more tokens than the mean rank's"
+        evidence = identity("phase", places).evidence
+        culprit = Culprit("phase", "tokens of the ranks", text, evidence=evidence)
+        found[run] = {"uneven_tokens": (culprit, lost_in(places))}
+    return found
