@@ -9,7 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from verl_profiler.cli.json_format import FORMATS, table_docs
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from json_format import FORMATS, table_docs
+
 from verl_profiler.events.fields import (
     CAPTURE,
     FIELDS,

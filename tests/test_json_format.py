@@ -10,13 +10,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from json_format import FORMATS, schema
 
 from verl_profiler.cli import main
-from verl_profiler.cli.json_format import FORMATS, schema
 
 jsonschema = pytest.importorskip("jsonschema")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"
 
 
