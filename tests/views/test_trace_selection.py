@@ -181,31 +181,6 @@ def test_few_at_a_time_share_lanes_however_many_there_are(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_time_range_draws_what_reaches_into_it(large, tmp_path):
-    run, truth = large
-    reading = exported(run, tmp_path / "a.pftrace", "--all", "--from", "150", "--to", "160")
-    expected = {row[1] for row in truth if row[0] == 2 and row[2] >= 50}
-    assert set(requests_of(reading)) == expected
-    assert {span.name for span in reading.spans if span.name.startswith("step")} == {"step 2"}
-    # The same range as times of day.
-    again = exported(
-        run,
-        tmp_path / "b.pftrace",
-        "--all",
-        *("--from", "2026-11-21T02:35:50Z", "--to", "2026-11-21T03:36:00+01:00"),
-    )
-    assert set(requests_of(again)) == expected
-
-
-@pytest.mark.parametrize(
-    "options", [("--from", "1e9"), ("--from", "9", "--to", "3"), ("--to", "2020-01-01")]
-)
-def test_moments_outside_of_the_run_are_an_error(large, tmp_path, capsys, options):
-    run = str(large[0])
-    assert main(["export", "perfetto", run, "-o", str(tmp_path / "a"), "--no-cache", *options]) == 2
-    assert "the run lasted 2" in capsys.readouterr().err
-
-
 def test_more_than_a_trace_holds_leaves_steps_out(large, tmp_path, capsys, monkeypatch):
     """The longest steps stay; counters are of the steps that are drawn."""
     monkeypatch.setattr(trace_selection, "_SPANS", 20)

@@ -2,7 +2,6 @@
 
     verl-profiler export perfetto logs/my-run
     verl-profiler export perfetto logs/my-run -o timeline.pftrace.gz --step 3:5
-    verl-profiler export perfetto logs/my-run --from 90 --to 120.5
     verl-profiler export perfetto logs/my-run --merge worker.pt.trace.json.gz
     verl-profiler export otlp logs/my-run --endpoint http://127.0.0.1:4318
     verl-profiler export otlp logs/my-run -o spans.jsonl --step 3
@@ -27,11 +26,9 @@ import argparse
 import contextlib
 import gzip
 import itertools
-import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -46,14 +43,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
     from verl_profiler.analysis import Steps
-    from verl_profiler.exports.trace_selection import TimeRange
-    from verl_profiler.reading.reader import Run
     from verl_profiler.reading.tq_sources import Source
 
-__all__ = ["add_arguments", "moment", "run", "write_timeline"]
-
-# Seconds after the begin of a run, or a time of day.
-Moment = float | datetime | None
+__all__ = ["add_arguments", "run", "write_timeline"]
 
 _TRANSFERS = ("prometheus", "jsonl")
 
@@ -79,15 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="perfetto: additional torch.profiler traces or nsys SQLite exports to merge",
     )
-    for option, edge in (("--from", "first"), ("--to", "last")):
-        parser.add_argument(
-            option,
-            dest=f"{edge}_moment",
-            metavar="TIME",
-            type=moment,
-            help=f"perfetto: the {edge} moment to draw: seconds after the run's first event, or a time "
-            "in UTC such as 2026-11-24T09:30:00",
-        )
     parser.add_argument(
         "--all",
         dest="everything",
@@ -133,25 +116,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_on(parser)
 
 
-def moment(text: str) -> float | datetime:
-    """Parse seconds after the begin of a run, or a time of day, in UTC unless it has an offset."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        pass
-    else:
-        if math.isfinite(seconds):
-            return seconds
-    try:
-        when = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a time; write seconds after the run's begin, such as 90.5, "
-            "or 2026-11-24T09:30:00"
-        ) from error
-    return when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-
-
 def utc_offset(text: str) -> int:
     """Parse a UTC offset; return seconds."""
     match = re.fullmatch(r"([+-]?)(\d{1,2}):(\d\d)", text)
@@ -164,10 +128,8 @@ def utc_offset(text: str) -> int:
 
 
 # Attribute, option → the formats that honor it.
-_OPTIONS = {"first_moment": "from", "last_moment": "to", "everything": "all"}
+_OPTIONS = {"everything": "all"}
 _HONORED: dict[str, tuple[str, ...]] = {
-    "first_moment": ("perfetto",),
-    "last_moment": ("perfetto",),
     "everything": ("perfetto",),
     "merge": ("perfetto",),
     "endpoint": ("otlp",),
@@ -211,7 +173,6 @@ def run(args: argparse.Namespace) -> int:
         args.steps,
         merge=args.merge,
         cache=not args.no_cache,
-        between=(args.first_moment, args.last_moment),
         everything=args.everything,
     ):
         return 1
@@ -339,7 +300,6 @@ def write_timeline(
     *,
     merge: Sequence[Path] = (),
     cache: bool = True,
-    between: tuple[Moment, Moment] = (None, None),
     everything: bool = False,
 ) -> bool:
     """Write the timeline of runs; return False when there is nothing in it.
@@ -350,11 +310,10 @@ def write_timeline(
         steps: First and last step; all when None.
         merge: Further traces to merge.
         cache: Use and write the runs' table caches.
-        between: First and last moment; None for the begin and the end of the steps.
         everything: Draw all requests, also of a large run.
 
     Raises:
-        ReadingError: The paths cannot be used, or the moments are not in the run.
+        ReadingError: The paths cannot be used.
     """
     from verl_profiler.analysis.selection import in_steps
     from verl_profiler.exports.perfetto import PerfettoTrace
@@ -370,11 +329,7 @@ def write_timeline(
         if not first_ns:
             print_error("nothing to export:", *opened.problems)
             return False
-        within_us = _range(opened, first_ns // 1000, between)
-        if everything:
-            selection = Selection(in_steps(steps), within_us)
-        else:
-            selection = choose(opened.tables, steps, within_us)
+        selection = Selection(in_steps(steps)) if everything else choose(opened.tables, steps)
         for sentence in selection.sentences:
             print_error(sentence)
         for path in (path for each in runs for path in find_traces(each / "nsight")):
@@ -396,31 +351,6 @@ def write_timeline(
                     print_error(f"{each.title}: {each.left_out} implausible events were left out")
             trace.close()
     return True
-
-
-def _range(opened: Run, first_us: int, between: tuple[Moment, Moment]) -> TimeRange | None:
-    """Place moments on the run's axis.
-
-    Raises:
-        ReadingError: Nothing lies between them.
-    """
-    if between == (None, None):
-        return None
-    row = opened.tables.row("SELECT max(end_us) AS last_us FROM event_counts")
-    placed = [first_us, row["last_us"] or first_us]
-    for place, given in enumerate(between):
-        if isinstance(given, datetime):
-            placed[place] = round(given.timestamp() * 1e6)
-        elif given is not None:
-            placed[place] = first_us + round(given * 1e6)
-    if not placed[0] < placed[1] or placed[1] < first_us or placed[0] > (row["last_us"] or 0):
-        lasted_s = ((row["last_us"] or first_us) - first_us) / 1e6
-        raise ReadingError(
-            f"nothing lies between these moments; the run lasted {lasted_s:.1f} s.\n"
-            f"For example --from 0 --to {lasted_s / 2:.1f}",
-            "no-such-time",
-        )
-    return placed[0], placed[1]
 
 
 def _packed(file: IO[bytes], target: Path) -> contextlib.AbstractContextManager[Any]:

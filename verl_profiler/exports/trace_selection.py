@@ -19,10 +19,7 @@ from verl_profiler.exports.track_queries import POOLED
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted
 
-__all__ = ["Selection", "TimeRange", "choose"]
-
-# Microseconds since 1970.
-TimeRange = tuple[int, int]
+__all__ = ["Selection", "choose"]
 
 # A span takes about 90 bytes, and is one of its process's lines.
 _SPANS = 500_000
@@ -48,7 +45,6 @@ class Selection:
 
     Args:
         steps: SQL condition on `step`.
-        within_us: Only what lies in this time, or reaches into it.
         is_sampled: Only requests in the table `traced_requests` and processes in `traced_processes`
             are drawn.
         bucket_us: Counters have one value, the highest, for each so many microseconds.
@@ -56,7 +52,6 @@ class Selection:
     """
 
     steps: str = "true"
-    within_us: TimeRange | None = None
     is_sampled: bool = False
     bucket_us: int | None = None
     sentences: list[str] = field(default_factory=list[str])
@@ -65,9 +60,6 @@ class Selection:
     def spans(self) -> str:
         """SQL condition on events."""
         conditions = [self.steps]
-        if self.within_us is not None:
-            first_us, last_us = self.within_us
-            conditions.append(f"begin_us <= {last_us} AND end_us >= {first_us}")
         if self.is_sampled:
             conditions.append(
                 "(request_id IS NULL OR (run, request_id) IN "
@@ -81,9 +73,6 @@ class Selection:
 
     def counted(self, query: str) -> str:
         """Return the query of a counter with the times and the detail of this selection."""
-        if self.within_us is not None:
-            first_us, last_us = self.within_us
-            query = f"SELECT * FROM ({query}) WHERE time_us BETWEEN {first_us} AND {last_us}"
         if self.is_sampled:
             query = (
                 f"SELECT * FROM ({query}) WHERE name = '' OR (run, name) IN "
@@ -97,15 +86,14 @@ class Selection:
         )
 
 
-def choose(tables: Tables, steps: Steps, within_us: TimeRange | None = None) -> Selection:
-    """Choose what a trace of these steps and times shows; make `traced_requests` if it is a sample.
+def choose(tables: Tables, steps: Steps) -> Selection:
+    """Choose what a trace of these steps shows; make `traced_requests` if it is a sample.
 
     Args:
         tables: The tables of the run.
         steps: First and last step; all when None.
-        within_us: First and last time; all when None.
     """
-    selected = Selection(in_steps(steps), within_us)
+    selected = Selection(in_steps(steps))
     overlapping = selected.spans
     totals = tables.rows(
         f"""
@@ -116,12 +104,7 @@ def choose(tables: Tables, steps: Steps, within_us: TimeRange | None = None) -> 
         FROM event_counts WHERE {overlapping} GROUP BY run, step
         """
     )
-    # A time range cuts through steps; it takes about that part of their events.
-    part = 1.0
-    if within_us is not None:
-        lasting_us = sum(row["duration_us"] or 0 for row in totals)
-        part = min(1.0, (within_us[1] - within_us[0]) / max(1, lasting_us))
-    events = part * sum(row["events"] for row in totals)
+    events = sum(row["events"] for row in totals)
     busy = _in_flight(tables, overlapping)
     tracks = estimated_tracks(tables)
     if events <= _SPANS and busy <= _LANES and tracks <= 2 * _TRACKS:
@@ -130,7 +113,7 @@ def choose(tables: Tables, steps: Steps, within_us: TimeRange | None = None) -> 
     requests = tables.row(f"SELECT count(*) AS requests FROM requests WHERE {overlapping}")[
         "requests"
     ]
-    of_requests = part * sum(row["of_requests"] or 0 for row in totals)
+    of_requests = sum(row["of_requests"] or 0 for row in totals)
     each_events = max(1.0, of_requests / max(1, requests))
     count = len(totals) or 1
     others = (events - of_requests) * min(1.0, drawn_processes / max(1, processes))
@@ -173,9 +156,8 @@ def choose(tables: Tables, steps: Steps, within_us: TimeRange | None = None) -> 
     span = tables.row(
         f"SELECT max(end_us) - min(begin_us) AS span_us FROM event_counts WHERE {condition}"
     )
-    lasting_us = (span["span_us"] or 0) if within_us is None else within_us[1] - within_us[0]
-    bucket_us = max(1, math.ceil(lasting_us / points))
-    return Selection(condition, within_us, True, bucket_us, sentences)
+    bucket_us = max(1, math.ceil((span["span_us"] or 0) / points))
+    return Selection(condition, True, bucket_us, sentences)
 
 
 _TRACED = "(run, request_id) IN (SELECT (run, request_id) FROM traced_requests)"

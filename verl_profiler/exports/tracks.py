@@ -253,11 +253,8 @@ def _named(kind: Kind, request: str | None) -> Kind:
 
 def _write_unfinished(tables: Tables, selection: Selection, folders: Folders, trace: Trace) -> None:
     """Begin, and never end, a span for every request of which only the begin is known."""
-    selected = selection.steps
-    if selection.within_us is not None:
-        selected += f" AND begin_us <= {selection.within_us[1]}"
     limit = f"LIMIT {_UNFINISHED}" if selection.is_sampled else ""
-    for row in tables.rows(UNFINISHED.format(selected=selected, limit=limit)):
+    for row in tables.rows(UNFINISHED.format(selected=selection.steps, limit=limit)):
         run, name = row.pop("run"), row.pop("name")
         track = trace.lane("unfinished requests", folders.get((run, name), folders[run, ""]))
         begin_ns = max(row.pop("begin_us"), 0) * 1000
