@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +21,6 @@ __all__ = [
     "add_cache",
     "add_on",
     "add_out",
-    "add_price",
     "add_runs",
     "add_runs_or_logs",
     "add_steps",
@@ -77,31 +75,6 @@ def add_out(parser: argparse.ArgumentParser, text: str) -> None:
     """Declare the file to write, described by `text`, and `--force`."""
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, help=text)
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
-
-
-def add_price(parser: argparse.ArgumentParser) -> None:
-    """Declare `--gpu-hour-price`."""
-    parser.add_argument(
-        "--gpu-hour-price",
-        metavar="PRICE",
-        type=_price,
-        help="price of one GPU for an hour, in any currency: shows device time in money, too",
-    )
-
-
-def _price(text: str) -> float:
-    """Parse a price.
-
-    Raises:
-        ArgumentTypeError: It is no number, or not positive.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no price: give a positive number, as 2.5")
-    return value
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:

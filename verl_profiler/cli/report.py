@@ -24,7 +24,6 @@ from verl_profiler.cli.options import (
     add_cache,
     add_on,
     add_out,
-    add_price,
     add_runs,
     add_steps,
     check_steps,
@@ -50,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_runs(parser)
     add_out(parser, "the file to write (default: RUN/report.html)")
     add_steps(parser)
-    add_price(parser)
     parser.add_argument(
         "--details",
         action="store_true",
@@ -76,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
         args.steps,
         force=args.force,
         cache=not args.no_cache,
-        price=args.gpu_hour_price,
         details=args.details,
     )
     if written is None:
@@ -126,7 +123,6 @@ def write(
     *,
     force: bool,
     cache: bool,
-    price: float | None = None,
     details: bool = False,
 ) -> Path | None:
     """Write the report of runs; return where it is, or None when there is nothing to report.
@@ -141,7 +137,7 @@ def write(
     target = target_of(runs, out, "report.html", force=force, mark=_MARK)
     with quick_rows(), load(runs, cache=cache, steps=steps) as opened:
         check_steps(opened, steps)
-        gathered = document(opened, steps, price)
+        gathered = document(opened, steps)
         beside = None
         if details and gathered["steps"]["rows"]:
             beside = _write_details(opened, gathered, target, steps, force=force)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from verl_profiler.cli.options import (
     add_cache,
     add_on,
-    add_price,
     add_runs,
     add_steps,
     check_steps,
@@ -52,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-v", "--verbose", action="store_true", help="show findings and steps in full"
     )
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
-    add_price(parser)
     add_cache(parser)
     add_on(parser)
 
@@ -79,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
             as_json=args.json,
             verbose=args.verbose,
             color=has_color(),
-            price=args.gpu_hour_price,
         )
         if status and not args.json:
             print_error("nothing to report:", *opened.problems)
@@ -135,7 +132,6 @@ def write_summary(
     as_json: bool,
     verbose: bool = False,
     color: bool = False,
-    price: float | None = None,
 ) -> int:
     """Write the summary of an opened run; return 0, or 1 if there is nothing to report."""
     from verl_profiler.analysis import EXPLANATIONS, summarized
@@ -185,10 +181,10 @@ def write_summary(
         tables, found, about, problems = shown((tables, found, about, opened.problems))
         if verbose:
             about["findings"] = finding_list(found, warm_up)
-            about["totals"] = totals_text(rows, about["runs"], warm_up, price)
+            about["totals"] = totals_text(rows, about["runs"], warm_up)
             stream.write(summary(tables, about, problems))
         else:
-            text = overview_text(rows, about, found, problems, warm_up, color=color, price=price)
+            text = overview_text(rows, about, found, problems, warm_up, color=color)
             (control if color else stream.write)(text)
             if steps is not None and steps[0] == steps[1]:
                 stream.write(f"\n{step_blocks(tables, about)}")

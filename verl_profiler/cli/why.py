@@ -18,7 +18,6 @@ import sys
 from verl_profiler.cli.options import (
     add_cache,
     add_on,
-    add_price,
     add_runs,
     add_steps,
     check_steps,
@@ -37,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_steps(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="show everything")
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
-    add_price(parser)
     add_cache(parser)
     add_on(parser)
 
@@ -86,7 +84,6 @@ def run(args: argparse.Namespace) -> int:
             why(
                 *shown((found, ranked)),
                 left_out=warm_up,
-                price=args.gpu_hour_price,
                 verbose=args.verbose,
             )
         )

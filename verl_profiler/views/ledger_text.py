@@ -9,7 +9,6 @@ from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL, accou
 from verl_profiler.analysis.selection import NOTHING, LeftOut, named, steady
 from verl_profiler.render.text import align, without
 from verl_profiler.units import seconds, share
-from verl_profiler.views.training_text import money
 
 __all__ = ["bound_text", "ledger_lines", "ledger_text", "pool_text"]
 
@@ -27,13 +26,12 @@ _BUSY = {
 _WAITS = 0.05
 
 
-def ledger_text(rows: _Rows, left_out: LeftOut = NOTHING, price: float | None = None) -> str:
+def ledger_text(rows: _Rows, left_out: LeftOut = NOTHING) -> str:
     """Return the mean of a run's accounts over the steps, with a bar for each.
 
     Args:
         rows: The rows of `bubble_ledger`.
         left_out: The steps that means leave out.
-        price: Of a GPU-hour, to show each account's price per step as well.
     """
     blocks: list[str] = []
     rows = steady(rows, left_out)
@@ -47,7 +45,6 @@ def ledger_text(rows: _Rows, left_out: LeftOut = NOTHING, price: float | None = 
                 account,
                 seconds(spent / steps),
                 share(spent / total),
-                *([] if price is None else [money(spent / steps, price)]),
                 "#" * round(_BAR * spent / max(sums.values())),
                 ACCOUNTS[account],
             ]
@@ -58,10 +55,7 @@ def ledger_text(rows: _Rows, left_out: LeftOut = NOTHING, price: float | None = 
             f"{without(named(left_out, rows))}, "
             "every second attributed to one account"
         )
-        if price is not None:
-            title += f"; with its price per step, at {price:g} per GPU-hour"
-        left = (0, 3, 4) if price is None else (0, 4, 5)
-        blocks.append(f"{title}\n{align(lines, left=left)}")
+        blocks.append(f"{title}\n{align(lines, left=(0, 3, 4))}")
     bound = bound_text(rows)
     return "\n\n".join(blocks) + (f"\n  {bound}" if bound else "")
 

@@ -13,7 +13,7 @@ from verl_profiler.units import quantile_texts, seconds, share
 from verl_profiler.views.findings import finding_texts
 from verl_profiler.views.ledger_text import ledger_lines
 from verl_profiler.views.step_text import of_which
-from verl_profiler.views.training_text import device_line, price_sentence
+from verl_profiler.views.training_text import device_line
 
 __all__ = ["LINES", "TABLES", "overview_text", "totals_text"]
 
@@ -46,7 +46,7 @@ _FACT_WIDTH = 120
 _SMALL = 0.02
 _BOLD, _YELLOW, _RESET = "\x1b[1m", "\x1b[33m", "\x1b[0m"
 # What is left out last comes first.
-_RANKS = ("head", "finding 1", "quality", "price", "devices", "note", "requests", "finding 2",
+_RANKS = ("head", "finding 1", "quality", "devices", "note", "requests", "finding 2",
           "tools", "slowest", "your spans", "finding 3", "profiler")  # fmt: skip
 
 _Paint = Callable[[str, str], str]
@@ -67,7 +67,6 @@ def overview_text(
     left_out: LeftOut = NOTHING,
     *,
     color: bool = False,
-    price: float | None = None,
 ) -> str:
     """Return a run's overview, of at most `LINES` lines.
 
@@ -78,7 +77,6 @@ def overview_text(
         problems: Data-quality warnings.
         left_out: The steps that means leave out; `phase_totals` is without them.
         color: With ANSI codes for a terminal.
-        price: Of a GPU-hour, if device time is shown in money.
     """
     paint = _painted if color else _plain
     runs = about["runs"]
@@ -88,10 +86,9 @@ def overview_text(
         own = _of_run(found, run)
         heads.append(paint(_clipped(_headline(run, own, left_out)), _BOLD))
         if len(runs) == 1:
-            facts = [_fact(*each) for each in _facts(own, left_out, price)]
+            facts = [_fact(*each) for each in _facts(own, left_out)]
         elif own["phase_totals"]:
             heads.append(_clipped(f"  {_phase_line(own['phase_totals'])}"))
-            heads += [_clipped(f"  {text}") for text in [_price(own, left_out, price)] if text]
     if len(runs) > _RUNS:
         heads.append(f"and {len(runs) - _RUNS} more runs: summary -v")
     facts += [_Item("note", [_clipped(f"Note: {note}")]) for note in about["notes"][:1]]
@@ -118,15 +115,13 @@ def overview_text(
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
 
-def totals_text(
-    found: Mapping[str, Rows], runs: Sequence[str], left_out: LeftOut, price: float | None
-) -> str:
+def totals_text(found: Mapping[str, Rows], runs: Sequence[str], left_out: LeftOut) -> str:
     """Return all phases and facts of each run, whatever room they take."""
     blocks: list[str] = []
     for run in runs:
         own = _of_run(found, run)
         phases = _phases(own["phase_totals"], None)
-        facts = [f"{label:<12}{text}" for _, label, text in _facts(own, left_out, price)]
+        facts = [f"{label:<12}{text}" for _, label, text in _facts(own, left_out)]
         lines = [*phases, *map(visible, facts)]
         blocks.append("\n".join([visible(run), *lines] if len(runs) > 1 else lines))
     return "\n\n".join(block for block in blocks if block)
@@ -211,22 +206,12 @@ def _device_lines(found: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
     return [line for line in lines if line]
 
 
-def _price(found: Mapping[str, Rows], left_out: LeftOut, price: float | None) -> str:
-    if price is None:
-        return ""
-    ledger, use = (steady(found[name], left_out) for name in ("bubble_ledger", "device_use"))
-    return price_sentence(ledger, use, price)
-
-
-def _facts(
-    found: Mapping[str, Rows], left_out: LeftOut, price: float | None
-) -> list[tuple[str, str, str]]:
+def _facts(found: Mapping[str, Rows], left_out: LeftOut) -> list[tuple[str, str, str]]:
     """Return what is known of a run besides its phases: rank, label and text."""
     devices = _device_lines(found, left_out)
     labels = ["devices", *[""] * (len(devices) - 1)]
     facts = [
         *(("devices", label, text) for label, text in zip(labels, devices, strict=False)),
-        ("price", "", _price(found, left_out, price)),
         ("requests", "requests", _requests(found)),
         ("slowest", "slowest", _slowest(found)),
         ("tools", "tools", _tools(found["tool_latencies"])),

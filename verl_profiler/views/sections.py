@@ -34,7 +34,6 @@ from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.questions.engine_timeline import page_engines
 from verl_profiler.views.timelines import timelines
 from verl_profiler.views.tq_text import finding_lines
-from verl_profiler.views.training_text import price_sentences
 from verl_profiler.views.view import Choice, Section
 from verl_profiler.views.worker_heat import worker_heat
 
@@ -58,14 +57,12 @@ _CDF = (*(place / 50 for place in range(50)), 0.985, 0.99, 0.995, 0.999, 1.0)
 def document(
     run: Run,
     steps: Steps = None,
-    price: float | None = None,
 ) -> dict[str, Any]:
     """Gather everything that the page shows.
 
     Args:
         run: An open run.
         steps: First and last step to show; all when None.
-        price: Of a GPU-hour, if device time is shown in money.
 
     Returns:
         A JSON object: `about`, `sentences`, `notes`, `problems`; `sections`, as `page_sections` gives
@@ -94,9 +91,6 @@ def document(
         recorded = recorded_events(tables, steps)
         drawn = timelines(tables, steps, listed, places)
         whys = explained.result()
-    prices = price_sentences(
-        {name: steady(whys[name], warm_up) for name in ("bubble_ledger", "device_use")}, price
-    )
     found["critical_path"] = whys["critical_path"]
     whole["critical_path"] = _whole_path(steady(found["critical_path"], warm_up))
     found["bubble_ledger"] = whys["bubble_ledger"]
@@ -147,7 +141,7 @@ def document(
             data[view.name] = frame(rows[:_ROWS], drop=("run", "step"))
     data["sections"] = page_sections(data)
     data["headline"] = headline(listed, found["bubble_ledger"], warm_up)
-    data["sentences"] = [*conclusions(found, listed, warm_up, several=several), *prices]
+    data["sentences"] = conclusions(found, listed, warm_up, several=several)
     data["notes"] = notes(found, recorded, event_settings(run), FAMILIES)
     data["notes"]["engine_lanes"] = engine_notes
     data["notes"]["memory_saver"] = [

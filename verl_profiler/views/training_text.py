@@ -1,11 +1,10 @@
-"""Training phases by tokens, sampled devices and their price, as text for a terminal."""
+"""Training phases by tokens, and sampled devices, as text for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.analysis.explain.ledger import USEFUL, account_totals
 from verl_profiler.render.text import align
 from verl_profiler.units import counted, rate, seconds, share
 
@@ -13,9 +12,6 @@ __all__ = [
     "device_line",
     "device_text",
     "efficiency_text",
-    "money",
-    "price_sentence",
-    "price_sentences",
 ]
 
 _Rows = Sequence[Mapping[str, Any]]
@@ -24,50 +20,6 @@ _Rows = Sequence[Mapping[str, Any]]
 _GREW, _STEPS = 0.1, 6
 # Phases below this share of a run's idle time are left out of the line.
 _SMALL, _NAMED = 0.05, 3
-
-
-def money(device_s: float, price: float) -> str:
-    """Return the price of device-seconds, with two decimals or two digits; without a currency."""
-    value = device_s / 3600 * price
-    if 0 < value < 0.0001:
-        return "<0.0001"
-    return f"{value:,.2f}" if value >= 0.095 or not value else f"{value:.2g}"
-
-
-def price_sentence(ledger: _Rows, use: _Rows, price: float) -> str:
-    """Return what the steps of a run cost, and what part of it is lost; empty without device time."""
-    if not ledger:
-        return ""
-    steps = len({row["step"] for row in ledger})
-    sums = account_totals(ledger)
-    total = sum(sums.values())
-    useful = sum(sums.get(account, 0.0) for account in USEFUL)
-    text = (
-        f"at {price:g} per GPU-hour: {money(total / steps, price)} per step, of which "
-        f"{money((total - useful) / steps, price)} neither training nor consumed generation"
-    )
-    use = _of_steps(use)
-    idle = _idle_s(use)
-    if idle is not None:
-        many = len({row["step"] for row in use})
-        text += f", and {money(idle / many, price)} idle by the devices' drivers"
-    return text
-
-
-def price_sentences(found: Mapping[str, _Rows], price: float | None) -> list[str]:
-    """Return `price_sentence` of each run, as sentences of a page; none without a price."""
-    if price is None:
-        return []
-    runs = list(dict.fromkeys(row["run"] for row in found["bubble_ledger"]))
-    sentences: list[str] = []
-    for run in runs:
-        ledger, use = (
-            [row for row in found[name] if row["run"] == run]
-            for name in ("bubble_ledger", "device_use")
-        )
-        text = price_sentence(ledger, use, price)
-        sentences.append(f"{run}, {text}." if len(runs) > 1 else f"{text[0].upper()}{text[1:]}.")
-    return sentences
 
 
 def _of_steps(rows: _Rows) -> _Rows:
@@ -104,14 +56,13 @@ def device_line(rows: _Rows) -> str:
     return f"{text} ({', '.join(named)} of that)" if named else text
 
 
-def device_text(rows: _Rows, price: float | None = None) -> str:
+def device_text(rows: _Rows) -> str:
     """Return a run's sampled devices by phase; empty without samples."""
     rows = _of_steps(rows)
     if not rows:
         return ""
     steps = len({row["step"] for row in rows})
-    header = ["", "device time", "utilization", "idle", "power", "energy"]
-    lines = [[*header, *([] if price is None else ["idle cost"])]]
+    lines = [["", "device time", "utilization", "idle", "power", "energy"]]
     for phase, own in _by_phase(rows).items():
         covered = sum(row["covered_s"] for row in own)
         idle = _idle_s(own)
@@ -124,8 +75,6 @@ def device_text(rows: _Rows, price: float | None = None) -> str:
             f"{rate(sum(watts) / covered)} W" if watts and covered else "-",
             f"{rate(sum(watts) / steps)} J" if watts else "-",
         ]
-        if price is not None:
-            line.append("-" if idle is None else money(idle / steps, price))
         lines.append(line)
     devices = len({(row["host"], row["device"]) for row in rows})
     title = f"device utilization by phase ({counted(devices, 'device')}, all together, per step)"

@@ -15,7 +15,7 @@ from verl_profiler.views.cycle_text import cycle_replays_text, cycle_text
 from verl_profiler.views.findings import brief_findings, finding_list
 from verl_profiler.views.ledger_text import ledger_text
 from verl_profiler.views.staleness_text import causes_text, staleness_text
-from verl_profiler.views.training_text import device_text, efficiency_text, price_sentence
+from verl_profiler.views.training_text import device_text, efficiency_text
 
 __all__ = ["why"]
 
@@ -36,7 +36,6 @@ def why(
     found: Mapping[str, Rows],
     ranked: Rows,
     left_out: LeftOut = NOTHING,
-    price: float | None = None,
     *,
     verbose: bool = True,
 ) -> str:
@@ -50,7 +49,6 @@ def why(
             `asynchronous_what_if`, `staleness`, `staleness_causes` and `stragglers`.
         ranked: The rows of `findings`.
         left_out: The steps that means leave out.
-        price: Of a GPU-hour, if device time is shown in money.
         verbose: Everything, not only what fits on one screen.
     """
     blocks: list[str] = []
@@ -59,7 +57,7 @@ def why(
         own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
         if len(runs) > 1:
             blocks.append(visible(f"run {run}"))
-        blocks += (_full if verbose else _brief)(own, left_out, price)
+        blocks += (_full if verbose else _brief)(own, left_out)
     top = finding_list(ranked, left_out) if verbose else brief_findings(ranked, left_out)
     more = (
         ""
@@ -69,15 +67,14 @@ def why(
     return "\n\n".join(block for block in [top, *blocks, more] if block) + "\n"
 
 
-def _full(own: Mapping[str, Rows], left_out: LeftOut, price: float | None) -> list[str]:
+def _full(own: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
     blocks: list[str] = []
     if own["steady_path"]:
         blocks += [_path(own["steady_path"], left_out), _chain(own["critical_segments"])]
-    blocks.append(ledger_text(own["bubble_ledger"], left_out, price))
+    blocks.append(ledger_text(own["bubble_ledger"], left_out))
     blocks.append(cycle_text(own["critical_cycle"]))
-    blocks.append(_price(own, left_out, price))
     use, by_tokens = (steady(own[name], left_out) for name in ("device_use", "phase_efficiency"))
-    blocks += [device_text(use, price), efficiency_text(by_tokens)]
+    blocks += [device_text(use), efficiency_text(by_tokens)]
     blocks.append(cycle_replays_text(own["asynchronous_what_if"]))
     blocks += [staleness_text(own["staleness"]), causes_text(own["staleness_causes"])]
     if own["step_replays"]:
@@ -85,14 +82,13 @@ def _full(own: Mapping[str, Rows], left_out: LeftOut, price: float | None) -> li
     return [*blocks, _stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
 
 
-def _brief(own: Mapping[str, Rows], left_out: LeftOut, price: float | None) -> list[str]:
+def _brief(own: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
     blocks: list[str] = []
     if own["steady_path"]:
         blocks.append(_path(own["steady_path"], left_out, _BRIEF["path"]))
     else:
-        blocks.append(_first(ledger_text(own["bubble_ledger"], left_out, price), _BRIEF["ledger"]))
+        blocks.append(_first(ledger_text(own["bubble_ledger"], left_out), _BRIEF["ledger"]))
         blocks.append(_first(cycle_text(own["critical_cycle"]), _BRIEF["cycle"]))
-    blocks.append(_price(own, left_out, price))
     blocks.append(_first(cycle_replays_text(own["asynchronous_what_if"]), _BRIEF["what_if"] + 1))
     if own["step_replays"]:
         blocks.append(_replays(own, _BRIEF["what_if"]))
@@ -104,14 +100,6 @@ def _first(block: str, count: int) -> str:
     title, *lines = block.split("\n")
     more = [f"  and {len(lines) - count} more lines"] if len(lines) > count + 1 else lines[count:]
     return "\n".join([title, *lines[:count], *more])
-
-
-def _price(own: Mapping[str, Rows], left_out: LeftOut, price: float | None) -> str:
-    if price is None:
-        return ""
-    ledger, use = (steady(own[name], left_out) for name in ("bubble_ledger", "device_use"))
-    sentence = price_sentence(ledger, use, price)
-    return f"price\n  {sentence}" if sentence else ""
 
 
 def _path(rows: Rows, left_out: LeftOut, count: int | None = None) -> str:

@@ -149,8 +149,7 @@ VIEWS = (
         ),
         shows="""
             One panel per device: utilization (black) and power (orange), with the phases of the
-            trainer behind them. `--gpu-hour-price` of `summary`, `why` and `report` gives idle time
-            in money. With `--json`, also the host's and the device's time of the workers' calls.
+            trainer behind them. With `--json`, also the host's and the device's time of the workers' calls.
         """,
         conclude="""
             - Idle in `update_actor`, `old_log_prob` or `ref`: the host does not launch work fast
