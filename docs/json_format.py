@@ -43,12 +43,6 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "notes": _NOTES,
         "problems": _PROBLEMS,
     },
-    "summary --worker": {
-        "runs": _RUNS,
-        "worker": ("string", "The process."),
-        "tables": _TABLES,
-        "left_out": _LEFT_OUT,
-    },
     "why": {
         "runs": _RUNS,
         "headline": _HEADLINE,

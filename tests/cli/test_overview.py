@@ -14,7 +14,6 @@ import pytest
 from event_files import ended, write_lines
 
 from verl_profiler.cli import main, summary
-from verl_profiler.errors import ReadingError
 from verl_profiler.views.overview_text import TABLES, overview_text
 
 STEPS = 100
@@ -144,24 +143,6 @@ def test_what_does_not_fit_is_left_out_and_counted():
     assert "What to change first (gains per step, not additive); 2 of 9, -v has all" in lines
     assert "1 of 200 warnings (-v has all)" in lines[-1]
     assert "phase_0, phase_1, phase_2, phase_3, …" in text
-
-
-def test_one_worker_is_shown_and_compared(long_run, capsys):
-    """Requests of the only worker: each takes gen less 0.01 s, and 0.1 s less per sample."""
-    out = printed(capsys, "summary", long_run, "--worker", "0")
-    lines = out.splitlines()
-
-    assert len(lines) <= 20
-    assert "worker_0 (agent_loop), 100 steps" == lines[0]
-    assert lines[3].startswith("400 requests, mean 5.86 s; ")
-    slowest = next(line for line in lines if line.startswith("r41-0"))
-    assert ["worker_0", "41"] == slowest.split()[1:3]
-    assert "7.99 s" in slowest
-
-
-def test_a_process_that_is_not_there_is_named_with_those_that_are(long_run):
-    with pytest.raises(ReadingError, match=r"worker_7 is not .*\nIt has worker_0, trainer_0"):
-        summary.run(arguments(long_run, "--worker", "7"))
 
 
 def test_ones_own_spans_are_shown(long_run, capsys):

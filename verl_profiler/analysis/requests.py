@@ -239,15 +239,13 @@ def request_breakdown(
     steps: Steps = None,
     *,
     worker: int | None = None,
-    process: str | None = None,
     validate: bool | None = False,
     request_id: str | None = None,
     count: int | None = 20,
 ) -> Rows:
     """Divide the time of the slowest requests, over all selected steps and workers, into components.
 
-    `process` narrows to those of one worker by its name; `validate` is None for training and
-    validation; `request_id` narrows to ids that begin so; `count` is None for all.
+    `validate` is None for training and validation; `request_id` narrows to ids that begin so; `count` is None for all.
 
     Returns:
         Table `request_breakdown`: one row per request, slowest first, unfinished ones last.
@@ -260,8 +258,6 @@ def request_breakdown(
         for key in ("run", "step", "name", "validate", "request_id")
     )
     narrowed = "" if request_id is None else "AND starts_with(request_id, $request_id)"
-    narrowed += "" if process is None else " AND name = $process"
-    given = {"request_id": request_id, "process": process}
     limit = "" if count is None else f"LIMIT {int(count)}"
     return tables.rows(
         f"""
@@ -292,7 +288,7 @@ def request_breakdown(
             LEFT JOIN stalls AS s ON {same.format(other="s")}
         ORDER BY finished DESC, c.duration_us DESC, begin_us, c.run, c.step, c.name, c.request_id
         """,
-        {name: value for name, value in given.items() if value is not None},
+        {} if request_id is None else {"request_id": request_id},
     )
 
 

@@ -96,10 +96,8 @@ def _phases(steps: Steps) -> str:
     """
 
 
-def rollout_balance(tables: Tables, steps: Steps = None, *, process: str | None = None) -> Rows:
+def rollout_balance(tables: Tables, steps: Steps = None) -> Rows:
     """Compare the agent-loop workers: when each finished its last training request.
-
-    `process` narrows to one of them, which is still compared with all.
 
     Returns:
         Table `rollout_balance`: one row per run, step and worker, slowest first.
@@ -108,10 +106,9 @@ def rollout_balance(tables: Tables, steps: Steps = None, *, process: str | None 
         f"""
         SELECT run, step, name, requests, duration_us / 1e6 AS busy_s, mean_us / 1e6 AS mean_s,
             (duration_us - median(duration_us) OVER (PARTITION BY run, step)) / 1e6 AS behind_s
-        FROM ({_rollouts(steps)}) QUALIFY $1 IS NULL OR name = $1
+        FROM ({_rollouts(steps)})
         ORDER BY run, step, duration_us DESC, name
-        """,
-        [process],
+        """
     )
 
 
@@ -142,10 +139,8 @@ def worker_balance(tables: Tables, steps: Steps = None) -> Rows:
     )
 
 
-def worker_phases(tables: Tables, steps: Steps = None, *, process: str | None = None) -> Rows:
+def worker_phases(tables: Tables, steps: Steps = None) -> Rows:
     """List what each process spent on each phase that it shares with others.
-
-    `process` narrows to one of them, which is still compared with all.
 
     Returns:
         Table `worker_phases`: one row per run, step, role, process and phase.
@@ -164,8 +159,7 @@ def worker_phases(tables: Tables, steps: Steps = None, *, process: str | None = 
             waited_us / 1e6 AS waited_s,
             row_number() OVER (PARTITION BY run, step, role, phase
                 ORDER BY waited_us, duration_us DESC, name) = 1 AS slowest
-        FROM summed QUALIFY $1 IS NULL OR name = $1
+        FROM summed
         ORDER BY run, step, role, name, duration_us DESC, phase
-        """,
-        [process],
+        """
     )

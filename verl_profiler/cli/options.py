@@ -29,7 +29,6 @@ __all__ = [
     "did_you_mean",
     "distribute",
     "local",
-    "process_name",
     "run_argument",
     "step_range",
 ]
@@ -232,23 +231,3 @@ def check_worker(opened: Run, worker: int | None) -> None:
         if len(names) > 20:
             has += f" and {len(names) - 20} more"
         raise ReadingError(f"worker {worker} is not in this run; it has {has}.", "no-such-worker")
-
-
-def process_name(opened: Run, given: str) -> str:
-    """Return the name of the process that the user means; a number is an agent-loop worker's.
-
-    Raises:
-        ReadingError: The run has no such process.
-    """
-    names = [
-        row["name"] for row in opened.rows("SELECT DISTINCT name FROM processes ORDER BY name")
-    ]
-    wanted = f"worker_{given}" if given.isdecimal() else given
-    if wanted in names:
-        return wanted
-    names.sort(key=lambda name: (len(name), name))
-    has = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-    raise ReadingError(
-        f"{wanted} is not a process of this run{did_you_mean(wanted, names)}\nIt has {has}",
-        "no-such-worker",
-    )

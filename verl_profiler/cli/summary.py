@@ -24,7 +24,6 @@ from verl_profiler.cli.options import (
     add_runs,
     add_steps,
     check_steps,
-    process_name,
     step_range,
 )
 from verl_profiler.cli.output import bounded, json_text
@@ -45,9 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_runs(parser)
     add_steps(parser)
     parser.add_argument(
-        "--worker", metavar="NAME", help="one process instead: worker_3 (or 3), actor_0, …"
-    )
-    parser.add_argument(
         "-v", "--verbose", action="store_true", help="show findings and steps in full"
     )
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
@@ -67,9 +63,6 @@ def run(args: argparse.Namespace) -> int:
         for path in args.runs:
             _print_stuck(path)
     with quick_rows(), load(args.runs, cache=not args.no_cache, steps=args.steps) as opened:
-        if args.worker is not None:
-            check_steps(opened, args.steps)
-            return _print_worker(opened, args)
         status = write_summary(
             opened,
             args.steps,
@@ -91,28 +84,6 @@ def _print_stuck(path: Path) -> None:
     line = pointer(ProcessFiles(path)) if os.path.isdir(path) else None
     if line is not None:
         print(escaped(line), end="\n\n")
-
-
-def _print_worker(opened: Run, args: argparse.Namespace) -> int:
-    from verl_profiler.analysis.requests import request_breakdown
-    from verl_profiler.analysis.workers import rollout_balance, worker_phases
-    from verl_profiler.views.worker_text import SLOWEST, worker_text
-
-    name = process_name(opened, args.worker)
-    tables: dict[str, Any] = {
-        "worker_phases": worker_phases(opened.tables, args.steps, process=name),
-        "rollout_balance": rollout_balance(opened.tables, args.steps, process=name),
-        "request_breakdown": request_breakdown(
-            opened.tables, args.steps, process=name, count=SLOWEST
-        ),
-    }
-    if args.json:
-        kept, left_out = bounded(tables)
-        content = {"format": 2, "runs": opened.labels, "worker": name}
-        sys.stdout.write(json_text({**content, "tables": kept, "left_out": left_out}))
-    else:
-        sys.stdout.write(worker_text(*shown((name, tables))))
-    return 0 if any(tables.values()) else 1
 
 
 def summarize(run_dir: Path, stream: TextIO) -> None:
