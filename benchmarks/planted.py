@@ -188,7 +188,7 @@ def print_table(folder: Path, chosen: list[str]) -> None:
     for name in chosen:
         fault = FAULTS[name]
         for run in runs_of(folder, name):
-            found = findings_of(run)
+            found = [each for each in findings_of(run) if each["finding"] != "work"]
             names = [each["finding"] for each in found]
             first = found[0] if found else {}
             culprit = str(first.get("culprit_text") or "")

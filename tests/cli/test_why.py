@@ -29,7 +29,7 @@ def test_one_step_of_a_real_run(capsys, tmp_path):
     places = [
         text.index(title)
         for title in (
-            "Findings of one step\n1. Validation takes 4.25 s per step, equal to 21 % of the step time.",
+            "Findings of one step\n1. Validation takes 4.25 s per step, 17 % of the time from step to step.",
             "2. The trainer noticed rollout completion 1.51 s late.",
             "critical path of step 2: 20.1 s, every second attributed to one cause",
             "in order\n",
@@ -68,7 +68,7 @@ def test_without_v_a_run_of_any_size_fits_on_one_screen(capsys):
     ]
     large = view(found, ranked * 20, verbose=False)
     assert len(large.splitlines()) <= SCREEN
-    assert "; 3 of 40" in large
+    assert "; 3 of 80" in large
     full = view(found, ranked * 20)
     assert len(full.splitlines()) > SCREEN
     # The rest of the path is one line with its sum.
@@ -83,7 +83,8 @@ def test_json_holds_all_of_it(capsys):
     content = json.loads(capsys.readouterr().out)
     tables = content["tables"]
     assert {"rehearsal_run"} == {row["run"] for rows in tables.values() for row in rows}
-    assert ["validation", "polling"] == [row["finding"] for row in content["findings"]]
+    named = [row["finding"] for row in content["findings"]]
+    assert ["validation", "polling", "transfer", "work"] == named
     assert 21.016081 + 20.106269 == pytest.approx(
         sum(row["duration_s"] for row in tables["critical_segments"])
     )

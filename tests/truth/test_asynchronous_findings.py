@@ -9,6 +9,7 @@ from truth.synthetic import tables_of
 
 from verl_profiler.analysis.explain.asynchronous_findings import asynchronous_findings
 from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.views.findings import finding_list, findings
@@ -62,6 +63,14 @@ ALSO = {
 }
 
 
+def rows_of(tables, steps):
+    """Return the findings by name, each with what its sentence is filled in with."""
+    return {
+        each.name: {**each.row(Facts(tables, each.run)), "values": vars(each)}
+        for each in asynchronous_findings(tables, bubble_ledger(tables), steps)
+    }
+
+
 def found_in(plan):
     """Return the findings without the first step, and the mean length of the other steps in s."""
     run = Simulation(plan)
@@ -76,8 +85,7 @@ def found_in(plan):
         for event, step, begin, end in run.timers
         if event == "step" and step > 1
     ]
-    rows = asynchronous_findings(tables, bubble_ledger(tables), steps)
-    return {row["finding"]: row for row in rows}, sum(lengths) / len(lengths), run
+    return rows_of(tables, steps), sum(lengths) / len(lengths), run
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -322,9 +330,8 @@ def with_engines(plan, extra_of, *, full=False):
             for at_us in range(first, last, 500_000)
         ]
     tables = tables_of(events)
-    rows = asynchronous_findings(tables, bubble_ledger(tables), (2, plan.steps))
     timers = [end - begin for event, step, begin, end in run.timers if event == "step" and step > 1]
-    return {row["finding"]: row for row in rows}, sum(timers) / len(timers) / 1000, run
+    return rows_of(tables, (2, plan.steps)), sum(timers) / len(timers) / 1000, run
 
 
 @pytest.mark.parametrize(
@@ -361,10 +368,7 @@ def test_what_engines_lose_is_found_where_the_trainer_waits_for_them(name, extra
     whole = busy / plan.replicas / (plan.steps - 1)
     share = {"kv_bound": (0.4, 0.5), "cold_prefix_cache": (0.1, 0.4)}[name]
     assert share[0] * whole <= rows[name]["values"]["lost_s"] <= share[1] * whole + 1e-6
-    text = finding_list(
-        findings({"findings": [row | {"overrides": [], "files": {}} for row in rows.values()]})
-    )
-    assert "rollout's time" in text
+    assert "rollout's time" in finding_list([*rows.values()])
     # A trainer that never waits gains nothing from quicker engines.
     busy_trainer, _, _ = with_engines(Plan(stages=fast, train_ms=2400), extra_of, full=full)
     assert name not in busy_trainer

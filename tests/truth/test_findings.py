@@ -129,6 +129,11 @@ def found_in(*steps):
     return findings(explanations(tables)), truths
 
 
+def anomalies(rows):
+    """Return the findings but the one that accounts for work in which nothing was found."""
+    return [row for row in rows if row["finding"] != "work"]
+
+
 def test_every_rule_is_shown_somewhere():
     """Here on one step, or planted in a run of several (`test_culprits`)."""
     planted = {finding for _, finding, _ in PLANTED.values()}
@@ -136,6 +141,7 @@ def test_every_rule_is_shown_somewhere():
     planted |= set(ENGINE_RULES)  # test_engine_findings
     planted |= set(DEVICE_RULES)  # test_device_findings
     planted |= {"failing_tools", "tool_time", "decode_bound", "engine_bound", "trainer_bound"}
+    planted |= {"work", "offload", "prefill", "forward_only", "host_memory"}  # test_account
 
     planted |= set(WHOLE)  # test_planted
 
@@ -151,19 +157,21 @@ def test_a_rule_speaks_where_it_should_and_no_other_does(name):
     row = next((row for row in rows if row["finding"] == name), None)
 
     assert row is not None, names
-    assert names <= {name, *others}
+    assert names <= {name, *others, "work"}
     assert 0 < row["recoverable_s"] < truth.duration_us / 1e6
     assert row["share"] == pytest.approx(row["recoverable_s"] * 1e6 / truth.duration_us)
     assert all(row[key] for key in ("message", "advice", "shows"))
     assert "{" not in row["message"] + row["cause"] + row["advice"]
 
 
-def test_a_quiet_run_has_no_findings():
-    """Nothing to say is nothing said."""
+def test_a_quiet_run_has_no_anomaly():
+    """Its time is accounted for as work, and nobody is accused."""
     rows, _ = found_in(QUIET, QUIET)
 
-    assert [] == rows
-    assert "" == finding_list(rows)
+    assert [("work", None, True)] == [
+        (row["finding"], row["culprit"], row["dominates"]) for row in rows
+    ]
+    assert "not an anomaly" in finding_list(rows)
 
 
 def with_a_tail(tokens):
@@ -184,9 +192,9 @@ def test_what_may_be_chance_is_no_finding():
     each, _ = found_in(*[with_a_tail(tokens) for tokens in (80, 84, 88, 80, 84, 88)])
     large, _ = found_in(*[with_a_tail(tokens) for tokens in (60, 60, 900, 60, 60, 60)])
 
-    assert [] == rows
+    assert [] == anomalies(rows)
     for found in (each, large):
-        assert ["tail"] == [row["finding"] for row in found]
+        assert ["tail"] == [row["finding"] for row in anomalies(found)]
     assert each[0]["share"] < 0.1 < large[0]["share"]
     assert large[0]["low_s"] < 0 < each[0]["low_s"]
 
@@ -198,18 +206,19 @@ def test_one_bad_step_of_many_is_weighed_by_all():
     rare, _ = found_in(QUIET, once, *([QUIET] * 9))
     first, _ = found_in(once, *([QUIET] * 3))
 
-    assert [0.1] == [pytest.approx(row["recoverable_s"]) for row in rows]
-    assert [2] == [row["mostly_step"] for row in rows]
+    assert [0.1] == [pytest.approx(row["recoverable_s"]) for row in anomalies(rows)]
+    assert [2] == [row["mostly_step"] for row in anomalies(rows)]
     assert "mostly in step 2" in finding_list(rows)
-    assert [] == rare
+    assert [] == anomalies(rare)
     # The warm-up is left out.
-    assert [] == first
+    assert [] == anomalies(first)
 
 
 def test_the_costs_are_the_true_ones():
     """What a rule calls recoverable is what the step would save."""
     step = CASES["polling"][0]
-    ((row,), (truth,)) = found_in(step)
+    rows, (truth,) = found_in(step)
+    (row,) = anomalies(rows)
     told = run_of(QUIET)[1][0]
 
     assert row["recoverable_s"] * 1e6 == pytest.approx(truth.duration_us - told.duration_us, abs=1)
@@ -222,7 +231,7 @@ def test_findings_are_ranked_and_written():
     text = finding_list(rows)
     unwrapped = " ".join(text.split())
 
-    gains = [row["recoverable_s"] for row in rows]
+    gains = [row["recoverable_s"] for row in anomalies(rows)]
     assert sorted(gains, reverse=True) == gains
     assert {"checkpoint", "late_start"} <= {row["finding"] for row in rows}
     assert text.splitlines()[0] == "Findings of one step"
@@ -271,7 +280,7 @@ def test_each_time_in_a_sentence_is_in_a_table(name):
     printed |= {seconds(row["expected_s"]) for row in found["what_if"]}
     printed |= {seconds(row["lost_s"] / steps) for row in found["culprits"] if row["lost_s"]}
 
-    for row in findings(found):
+    for row in anomalies(findings(found)):
         said = re.findall(r"[\d.]+ (?:s|ms|us)\b", row["message"])
         assert set(said) <= printed, row["message"]
         assert seconds(row["recoverable_s"]) in printed

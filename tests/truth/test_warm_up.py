@@ -10,7 +10,9 @@ import pytest
 from truth.synthetic import events_of, run_of, tables_of
 from truth.test_findings import QUIET
 
+from verl_profiler.analysis.explain.finding import Finding
 from verl_profiler.analysis.explain.findings import explanations, in_order
+from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.overview import headline, phase_totals
 from verl_profiler.analysis.selection import left_out
 from verl_profiler.analysis.steps import step_phases, step_times
@@ -159,8 +161,9 @@ def test_each_run_of_several_has_its_own_warm_up():
 
 def test_findings_of_several_runs_have_one_ranking():
     """Whichever run is given first: the most recoverable time first."""
-    found = [{"run": run, "recoverable_s": gain} for run, gain in (("a", 0.7), ("b", 1.32))]
-
-    assert ["b", "a"] == [
-        row["run"] for row in in_order([{**row, "dominates": False} for row in found])
+    found = [
+        Finding(run, "polling", RULES["polling"], 1, 10.0, recoverable_s=gain, lost_s=gain)
+        for run, gain in (("a", 0.7), ("b", 1.32))
     ]
+
+    assert ["b", "a"] == [each.run for each in in_order(found)]

@@ -405,7 +405,14 @@ def test_the_plot_and_the_summary_name_the_same_loop():
     """The one in which requests wait, though another process's stood still for longer."""
     short, long = (
         {"run": "r", "step": 1, "name": name, "role": role, "loop": "main", "lags": 1}
-        | {"during": None, "by_design": False, "total_s": held, "max_s": held, "requests": 0}
+        | {
+            "during": None,
+            "code": None,
+            "by_design": False,
+            "total_s": held,
+            "max_s": held,
+            "requests": 0,
+        }
         for name, role, held in (("worker_0", "agent_loop", 1.0), ("replay_0", "buffer", 3.0))
     )
     figure = VIEWS["loop_suspects"].figure({"loop_suspects": [long, short]}, Choice())

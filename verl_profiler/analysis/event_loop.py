@@ -58,7 +58,7 @@ def loop_suspects(tables: Tables, steps: Steps = None) -> Rows:
         f"""
         WITH stalls AS (
             SELECT row_number() OVER (ORDER BY run, step, name, begin_us, duration_us) AS number,
-                run, step, name, role, loop, during, begin_us, end_us, duration_us
+                run, step, name, role, loop, during, file, line, begin_us, end_us, duration_us
             FROM lags WHERE {in_steps(steps)}
         ), hits AS (
             SELECT s.number, r.request_id,
@@ -74,10 +74,11 @@ def loop_suspects(tables: Tables, steps: Steps = None) -> Rows:
         ), lengths AS (
             SELECT run, step, duration_us AS step_us FROM steps WHERE finished
         ), summed AS (
-            SELECT run, step, name, role, loop, during, {_SUMS}
+            SELECT run, step, name, role, loop, during, {_SUMS},
+                max(concat(file, ':', line)) FILTER (line IS NOT NULL) AS code
             FROM stalls GROUP BY run, step, name, role, loop, during
         )
-        SELECT c.run, c.step, c.name, c.role, c.loop, c.during,
+        SELECT c.run, c.step, c.name, c.role, c.loop, c.during, code,
             c.role IN ({_COMPUTING}) AND c.during IS NOT NULL AS by_design, lags, total_s,
             max_s, total_s / nullif(step_us / 1e6, 0) AS step_share, worst_begin_us,
             CASE WHEN c.role = 'agent_loop' THEN coalesce(t.requests, 0) END AS requests,

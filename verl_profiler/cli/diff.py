@@ -172,15 +172,16 @@ def _verify(args: argparse.Namespace) -> int:
             "Omit one of them",
             "option-not-heeded",
         )
-    if args.verify not in RULES:
+    a, b = _single(args.a), _single(args.b)
+    found, before = read_findings(a, cache=not args.no_cache)
+    remaining, after = read_findings(b, cache=not args.no_cache)
+    # Findings of categories without a rule have the category's name.
+    if args.verify not in {*RULES, *found, *remaining}:
         raise ReadingError(
             f"{args.verify!r} is not a finding{did_you_mean(args.verify, RULES)}\n"
             f"Known findings: {', '.join(RULES)}",
             "no-such-finding",
         )
-    a, b = _single(args.a), _single(args.b)
-    found, before = read_findings(a, cache=not args.no_cache)
-    remaining, after = read_findings(b, cache=not args.no_cache)
     if args.verify not in found:
         listed = ", ".join(found) or "none"
         raise ReadingError(

@@ -145,7 +145,7 @@ def _markdown(
             for text in texts
         ]
     else:
-        lines.append("No single change is worth 3 % of a step.")
+        lines.append("No anomaly was found.")
     for text in texts:
         if text["paste"] or text["files"] or text["proof"]:
             lines += ["", f"## {_cell(text['message'])}"]

@@ -7,13 +7,17 @@ tables of its last steps again, and no file is ever used for something else.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
+import verl_profiler
 from verl_profiler.reading.cache_folder import CacheFolder, unwritable
 from verl_profiler.reading.event_parts import EventPart
 from verl_profiler.reading.event_sql import AS_PARQUET
@@ -106,10 +110,42 @@ class TableCache:
                 self.shared[key] = folder.path / made.identity
                 return key, made.path or folder.path
 
+    def document(self, name: str, made_from: Iterable[str], make: Callable[[], Any]) -> Any:
+        """Return what `make` returns, as JSON has it, or what it returned before for the same.
+
+        Args:
+            name: Of small letters and underscores.
+            made_from: Whatever decides it, besides the events and the code.
+            make: Makes it if it is not kept.
+        """
+        identity = json.dumps(
+            [duckdb.__version__, fingerprint(), _code(), *self.everything, *made_from]
+        )
+        digest = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:16]
+        folder = self._folders[0]
+        kept = folder.find(f"{name}-{digest}")
+        if kept is not None and kept.path is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return json.loads(kept.path.read_bytes())
+        made = make()
+        with contextlib.suppress(OSError), folder.new() as draft:
+            draft.write(json.dumps(made).encode())
+            draft.publish(f"{name}-{digest}", {})
+        self.forget_others(name)
+        return made
+
     def forget_others(self, name: str) -> None:
         """Remove files of the table that nothing requests any more: the run has changed since."""
         if self._steps is None:
             self._folders[0].retire(name)
+
+
+@cache
+def _code() -> str:
+    """Return what changes with the code of this package."""
+    package = Path(verl_profiler.__file__).parent
+    found = ((path, path.stat()) for path in sorted(package.rglob("*.py")))
+    return str([(str(path), status.st_size, status.st_mtime_ns) for path, status in found])
 
 
 def _holds(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> bool:

@@ -29,17 +29,7 @@ def findings(found: Mapping[str, Rows]) -> Rows:
     Returns:
         Its findings with formatted sentences: see `analysis.explain.findings.ranked`.
     """
-    rows = [dict(row) for row in found["findings"]]
-    for row in rows:
-        values = row.pop("values")
-        filled = {
-            "lost_s": seconds(values["lost_s"]),
-            "lost_share": share(values["lost_share"]),
-            "who": values["who"],
-            "reason": values["reason"],
-        }
-        row.update({key: row[key].format(**filled) for key in ("message", "cause", "advice")})
-    return rows
+    return [dict(row) for row in found["findings"]]
 
 
 def finding_texts(rows: Rows) -> list[dict[str, Any]]:
@@ -71,7 +61,7 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
     if row["replayed"] is not None and row["replayed"] < row["steps"]:
         gain += f", from replays of {row['replayed']} of {row['steps']} steps"
     if row["mostly_step"] is not None:
-        gain += f", mostly in step {row['mostly_step']}"
+        gain += f", mostly {'after' if row['between'] else 'in'} step {row['mostly_step']}"
     who = row["culprit_text"]
     if who and row["culprit"] is not None and row["culprit_kind"]:
         kind = "device-time account" if row["culprit_kind"] == "account" else row["culprit_kind"]
@@ -150,9 +140,10 @@ def _titled(lines: list[str], rows: Rows, left_out: LeftOut, of: str = "") -> st
     if not lines:
         return ""
     steps = max(row["steps"] for row in rows)
-    title = (
-        f"Findings of {steps} steps (mean per step{without(named(left_out, rows))})"
-        if steps > 1
-        else "Findings of one step"
-    )
+    title = "Findings of one step"
+    if steps > 1:
+        means = f"mean per step{without(named(left_out, rows))}"
+        if len({row["run"] for row in rows}) == 1:
+            means += f"; shares of {seconds(rows[0]['step_s'])} from step to step"
+        title = f"Findings of {steps} steps ({means})"
     return "\n".join([title + of, *map(visible, lines)])

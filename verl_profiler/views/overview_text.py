@@ -44,6 +44,8 @@ _WIDTH = 100
 _FACT_WIDTH = 120
 # Phases below this share of the steps are combined into one line.
 _SMALL = 0.02
+# The time from step to step is shown where it is longer than the steps by this share.
+_BETWEEN = 0.03
 _BOLD, _YELLOW, _RESET = "\x1b[1m", "\x1b[33m", "\x1b[0m"
 # What is left out last comes first.
 _RANKS = ("head", "finding 1", "quality", "devices", "note", "requests", "finding 2",
@@ -171,10 +173,9 @@ def _changes(
         finished = sum(row["finished"] for row in found["step_times"] if row["step"] > 0)
         if finished < 1:
             return [], []
-        none = "No single change is worth 3 % of a step."
-        if about["notes"]:
-            # They state what could not be replayed, or was not recorded.
-            none = "No finding reaches 3 % of a step, as far as the notes below allow."
+        none = "No anomaly was found"
+        # Notes state what could not be replayed, or was not recorded.
+        none += ", as far as the notes below allow." if about["notes"] else "."
         return [paint(none, _BOLD)], []
     texts = finding_texts([dict(row) for row in findings])
     items: list[_Item] = []
@@ -236,6 +237,10 @@ def _headline(run: str, found: Mapping[str, Rows], left_out: LeftOut) -> str:
             f"; mean {seconds(sum(lengths) / len(lengths))}, {seconds(min(lengths))} to "
             f"{seconds(longest['duration_s'])} (step {longest['step']})"
         )
+        apart = [row["to_next_s"] for row in kept if row["to_next_s"] is not None]
+        inside = [row["duration_s"] for row in kept if row["to_next_s"] is not None]
+        if sum(apart) > (1 + _BETWEEN) * sum(inside):
+            text += f"; {seconds(sum(apart) / len(apart))} from step to step"
         warm_up = [row for row in finished if row["step"] in left_out.get(run, ())]
         text += "".join(
             f"; means without step {row['step']} ({seconds(row['duration_s'])})" for row in warm_up

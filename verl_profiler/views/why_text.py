@@ -42,7 +42,7 @@ def why(
     """Return the explanation of the step times.
 
     Args:
-        found: The rows of `steady_path`, `critical_segments`, `bubble_ledger`, `critical_cycle`,
+        found: The rows of `steady_path`, `between_path`, `critical_segments`, `bubble_ledger`, `critical_cycle`,
             `asynchronous_what_if`, `staleness`, `staleness_causes`, `what_if`, `step_replays`,
             `stragglers`, `straggler_requests`, `device_use` and `phase_efficiency`, by name; of an
             asynchronous run, only those of `bubble_ledger`, `critical_cycle`,
@@ -70,7 +70,7 @@ def why(
 def _full(own: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
     blocks: list[str] = []
     if own["steady_path"]:
-        blocks += [_path(own["steady_path"], left_out), _chain(own["critical_segments"])]
+        blocks += [_path(own, left_out), _chain(own["critical_segments"])]
     blocks.append(ledger_text(own["bubble_ledger"], left_out))
     blocks.append(cycle_text(own["critical_cycle"]))
     use, by_tokens = (steady(own[name], left_out) for name in ("device_use", "phase_efficiency"))
@@ -85,7 +85,7 @@ def _full(own: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
 def _brief(own: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
     blocks: list[str] = []
     if own["steady_path"]:
-        blocks.append(_path(own["steady_path"], left_out, _BRIEF["path"]))
+        blocks.append(_path(own, left_out, _BRIEF["path"]))
     else:
         blocks.append(_first(ledger_text(own["bubble_ledger"], left_out), _BRIEF["ledger"]))
         blocks.append(_first(cycle_text(own["critical_cycle"]), _BRIEF["cycle"]))
@@ -102,8 +102,12 @@ def _first(block: str, count: int) -> str:
     return "\n".join([title, *lines[:count], *more])
 
 
-def _path(rows: Rows, left_out: LeftOut, count: int | None = None) -> str:
-    """Return the mean of each category over the steps, with a bar for each; at most `count`, and the rest."""
+def _path(own: Mapping[str, Rows], left_out: LeftOut, count: int | None = None) -> str:
+    """Return the mean of each category over the steps, with a bar for each; at most `count`, and the rest.
+
+    What lies between steps follows in one line.
+    """
+    rows = own["steady_path"]
     steps = {row["step"] for row in rows}
     total = sum(row["duration_s"] for row in rows)
     categories: dict[str, Rows] = {}
@@ -134,7 +138,20 @@ def _path(rows: Rows, left_out: LeftOut, count: int | None = None) -> str:
         "every second attributed to one cause"
     )
     header = ["", "time", "share", "", "longest segment"]
-    return f"{title}\n{align([header, *lines], left=(0, 3, 4))}"
+    return f"{title}\n{align([header, *lines], left=(0, 3, 4))}{_between(own['between_path'])}"
+
+
+def _between(rows: Rows) -> str:
+    gaps = len({row["step"] for row in rows})
+    sums: dict[str, float] = {}
+    for row in rows:
+        sums[row["category"]] = sums.get(row["category"], 0.0) + row["duration_s"]
+    if not gaps:
+        return ""
+    order = sorted(sums, key=lambda category: -sums[category])
+    texts = [f"{category} {seconds(sums[category] / gaps)}" for category in order[:_NAMES]]
+    whole = seconds(sum(sums.values()) / gaps)
+    return f"\n  and {whole} from the end of a step to the start of the next: {', '.join(texts)}"
 
 
 def _chain(rows: Rows) -> str:

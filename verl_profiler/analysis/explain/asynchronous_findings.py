@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from verl_profiler.analysis.explain.asynchronous_engines import LOST_IN_ENGINES, lost_in_engines
 from verl_profiler.analysis.explain.asynchronous_staleness import maker_of, stale_share
+from verl_profiler.analysis.explain.concentration import Culprit
+from verl_profiler.analysis.explain.finding import Finding, in_few
 from verl_profiler.analysis.explain.fixes import Facts, fits
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.queues import queue_times
-from verl_profiler.analysis.explain.rules import RULES
+from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.selection import Rows, Steps, steps_of
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
@@ -33,7 +36,7 @@ SELECT run FROM asynchronous WHERE run IN (SELECT run FROM samples) ORDER BY run
 """
 
 
-def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> Rows:
+def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> list[Finding]:
     """Return what bounds asynchronous runs, and what their rollout makes in vain.
 
     Steps get shorter by no more than `recoverable_s`: a faster rollout saves at most what the trainer
@@ -45,14 +48,16 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
         steps: Those to judge; None for all.
 
     Returns:
-        Rows as `findings.ranked` returns them, most recoverable time first, of each run.
+        Most recoverable time first, of each run.
     """
-    rows: Rows = []
+    recorded, listed = tables.rows(_RECORDED), list[Finding]()
+    if not recorded:
+        return listed
     queues, stale = queue_times(tables, steps), staleness(tables, steps)
     # Without the syncs' own events it is not known when a sample became older.
     synced = {row["run"] for row in tables.rows(_SYNCED)}
     causes = [row for row in staleness_causes(tables, steps) if row["run"] in synced]
-    for found in tables.rows(_RECORDED):
+    for found in recorded:
         run = found["run"]
         window = steps_of(steps, run)
         own = [
@@ -62,7 +67,7 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
         ]
         if not own:
             continue
-        pools = _Pools(own)
+        pools = _Pools(run, own)
         named = [
             *_split_off(pools),
             *_of_queue(pools, [row for row in queues if row["run"] == run]),
@@ -72,22 +77,20 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
             *_of_devices(pools, lends=fits("hybrid_switch", Facts(tables, run))),
             *_of_engines(pools, lost_in_engines(tables, run, (pools.steps[0], pools.steps[-1]))),
         ]
-        for row in named:
-            row["run"] = run
-        rows += sorted(named, key=lambda row: (row["dominates"], -_rank_s(row, pools)))
-    return rows
+        listed += sorted(named, key=lambda each: (each.rule.dominates, -_rank_s(each, pools)))
+    return listed
 
 
-def _rank_s(row: Mapping[str, Any], pools: _Pools) -> float:
+def _rank_s(finding: Finding, pools: _Pools) -> float:
     """Return what a finding is ranked by: a split that is off names the cause of the trainer's wait."""
-    return max(row["recoverable_s"], pools.idle if row["finding"] == "split_off" else 0.0)
+    return max(finding.recoverable_s, pools.idle if finding.name == "split_off" else 0.0)
 
 
 class _Pool:
     """The accounts of a pool, in seconds per step of each of its devices."""
 
-    def __init__(self, rows: Rows, steps: list[int]) -> None:
-        self.steps = steps
+    def __init__(self, run: str, rows: Rows, steps: list[int]) -> None:
+        self.run, self.steps = run, steps
         self.devices = rows[0]["devices"]
         self._rows = rows
         self.step_s = self.of(*{row["account"] for row in rows})
@@ -106,10 +109,10 @@ class _Pool:
 class _Pools:
     """The pools of a run: the trainer's, and the rollout's if it has devices of its own."""
 
-    def __init__(self, ledger: Rows) -> None:
+    def __init__(self, run: str, ledger: Rows) -> None:
         self.steps = sorted({row["step"] for row in ledger})
         pools = {
-            name: _Pool([row for row in ledger if row["pool"] == name], self.steps)
+            name: _Pool(run, [row for row in ledger if row["pool"] == name], self.steps)
             for name in dict.fromkeys(row["pool"] for row in ledger)
         }
         self.rollout = pools.get("rollout")
@@ -123,7 +126,7 @@ class _Pools:
         return min(self.idle, self.ahead) > max(self.idle, self.ahead) / 2
 
 
-def _of_devices(pools: _Pools, *, lends: bool) -> Rows:
+def _of_devices(pools: _Pools, *, lends: bool) -> list[Finding]:
     """Return who waits for whom, and what devices do in vain."""
     trainer, rollout = pools.trainer, pools.rollout
     # While devices that both share generate, the trainer has nothing to train on.
@@ -150,7 +153,7 @@ def _of_devices(pools: _Pools, *, lends: bool) -> Rows:
             pool,
             pool.by_step(*accounts),
             gain,
-            culprit=accounts[0],
+            accounts[0],
             who=split if name.startswith("waits_for") else "",
             reason=_LEND if lends and rollout else "",
             pastes=rollout is not None,
@@ -161,28 +164,27 @@ def _of_devices(pools: _Pools, *, lends: bool) -> Rows:
     ]
 
 
-def _of_engines(pools: _Pools, lost: Mapping[str, Any]) -> Rows:
+def _of_engines(pools: _Pools, lost: Mapping[str, Any]) -> list[Finding]:
     """Return what the generating devices lose inside the engines, if the trainer waits for them."""
     pool = pools.rollout or pools.trainer
     generating = pool.by_step(*_GENERATING)
     waited = pools.trainer.of("waiting_for_samples", *(_GENERATING if pools.shared else ()))
-    found: Rows = []
+    found: list[Finding] = []
     for name, each in lost.items():
-        rule = RULES[name]
+        rule = replace(RULES[name], sentence=LOST_IN_ENGINES[name])
         by_step = {step: each.shares.get(step, 0.0) * generating[step] for step in pool.steps}
         whole = sum(by_step.values()) / len(pool.steps)
         enough = waited >= rule.least * pools.trainer.step_s and waited > 0
         if whole >= rule.least * pool.step_s and enough:
-            row = _row(name, pool, by_step, waited, culprit=each.engine)
             kind = "replica" if each.engine else ""
-            found.append(row | {"culprit_kind": kind, "message": LOST_IN_ENGINES[name]})
+            found.append(_row(name, pool, by_step, waited, each.engine, kind=kind, rule=rule))
     return found
 
 
 _LEND = "; let the trainer's replicas generate while it waits"
 
 
-def _split_off(pools: _Pools) -> Rows:
+def _split_off(pools: _Pools) -> list[Finding]:
     """Return whether devices of the pool that waits would be worth more in the other one.
 
     At most as many can go as are idle on average: with one more, the pool that gives them would be
@@ -219,7 +221,7 @@ def _split_off(pools: _Pools) -> Rows:
             pool,
             pool.by_step(account),
             gains[best],
-            culprit=f"{less}'s devices",
+            f"{less}'s devices",
             who=f"{idle:.1f} of the {less}'s {pool.devices:g} devices are idle on average, while the "
             f"{more} has {other.devices:g}",
             reason=f"Move {count} of the {less}'s devices to the {more}; with linear scaling, moving more "
@@ -228,9 +230,9 @@ def _split_off(pools: _Pools) -> Rows:
     ]
 
 
-def _of_queue(pools: _Pools, queues: Rows) -> Rows:
+def _of_queue(pools: _Pools, queues: Rows) -> list[Finding]:
     """Return whether the queue is full or empty most of the time."""
-    found: Rows = []
+    found: list[Finding] = []
     total_s = sum(row["step_s"] for row in queues)
     for name, column in (("queue_full", "full_s"), ("queue_empty", "empty_s")):
         by_step = {row["step"]: row[column] for row in queues}
@@ -246,19 +248,21 @@ def _of_queue(pools: _Pools, queues: Rows) -> Rows:
         if name == "queue_full":
             queue += f" (capacity {queues[0]['capacity']})"
         gain = pools.idle if name == "queue_empty" else 0.0
-        found.append(_row(name, pools.trainer, by_step, gain, culprit="", who=queue))
+        found.append(_row(name, pools.trainer, by_step, gain, "", who=queue))
     return found
 
 
-def _of_staleness(pools: _Pools, rows: Rows, causes: Rows) -> Rows:
+def _of_staleness(pools: _Pools, rows: Rows, causes: Rows) -> list[Finding]:
     """Return whether the trained tokens are too old, and what made them so."""
     stale = stale_share(rows)
     if stale is None or stale < RULES["too_stale"].least:
         return []
     maker = maker_of(rows, causes)
-    row = _row("too_stale", pools.trainer, {}, 0.0, culprit=maker.name, who=maker.name)
-    row["values"]["lost_share"] = stale
-    return [row | ({"cause": maker.cause, "advice": maker.advice} if maker.cause else {})]
+    rule = RULES["too_stale"]
+    if maker.cause:
+        rule = replace(rule, cause=maker.cause, advice=maker.advice)
+    row = _row("too_stale", pools.trainer, {}, 0.0, maker.name, who=maker.name, rule=rule)
+    return [replace(row, lost_share=stale)]
 
 
 def _split(trainer: _Pool, rollout: _Pool) -> str:
@@ -279,50 +283,35 @@ def _row(
     pool: _Pool,
     by_step: Mapping[int, float],
     gain: float,
-    *,
     culprit: str,
+    *,
     who: str = "",
     reason: str = "",
     pastes: bool = True,
-) -> dict[str, Any]:
+    kind: str | None = None,
+    rule: Rule | None = None,
+) -> Finding:
     """Return a finding; `by_step` are the seconds that it is about, of each of the pool's devices."""
-    rule = RULES[name]
-    lost = sum(by_step.values()) / len(pool.steps)
+    named = culprit or who
     worst = sorted(by_step, key=lambda step: (-by_step[step], step))[:_EVIDENCE]
-    return {
-        "finding": name,
-        "dominates": rule.dominates,
-        "recoverable_s": gain,
-        "bound_s": None,
-        "share": gain / pool.step_s,
-        "low_s": None,
-        "high_s": None,
-        "unseen": False,
-        "steps": len(pool.steps),
-        "replayed": None,
-        "step_s": pool.step_s,
-        "mostly_step": worst[0]
-        if len(pool.steps) > 2 and worst and by_step[worst[0]] > lost * len(pool.steps) / 2
-        else None,
-        "culprit": culprit or who,
-        "culprit_kind": "account" if culprit in ACCOUNTS else "",
-        "culprit_text": culprit or who,
-        "where": "",
-        "evidence": [
-            {"step": step, "who": culprit or who, "seconds": by_step[step], "what": ""}
-            for step in worst
-            if by_step[step]
-        ],
-        "values": {
-            "lost_s": lost,
-            "lost_share": lost / pool.step_s,
-            "who": who,
-            "reason": reason,
-        },
-        "message": rule.sentence,
-        "cause": rule.cause,
-        "advice": rule.advice,
-        "fixes": rule.fixes if pastes else (),
-        "proof": None,
-        "shows": list(rule.shows),
-    }
+    evidence = [
+        {"step": step, "who": named, "seconds": by_step[step], "what": ""}
+        for step in worst
+        if by_step[step]
+    ]
+    if kind is None:
+        kind = "account" if culprit in ACCOUNTS else ""
+    return Finding(
+        run=pool.run,
+        name=name,
+        rule=rule or RULES[name],
+        steps=len(pool.steps),
+        step_s=pool.step_s,
+        recoverable_s=gain,
+        lost_s=sum(by_step.values()) / len(pool.steps),
+        culprit=Culprit(kind, named, named, evidence=evidence),
+        who=who,
+        reason=reason,
+        pastes=pastes,
+        **in_few(by_step),
+    )

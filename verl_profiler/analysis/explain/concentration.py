@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Culprit", "Place", "concentration", "identity"]
+__all__ = ["EVIDENCE", "Culprit", "Place", "concentration", "identity"]
 
+# At most so many rows of evidence.
+EVIDENCE = 5
 # Significance level, over all members of a group; where the leader is clearly apart from the others.
 _CHANCE, _CHANCE_IF_CLEAR = 0.01, 0.05
 # A named member has at least this share of the lost time, and leads at least this often.
@@ -59,6 +61,7 @@ class Culprit:
         evidence: Rows of step, who, seconds and what, most time first.
         because: A sentence on what was measured of it; empty if nothing was.
         fixable: Whether the fixes of the finding's rule are for this culprit.
+        code: `file:line` of a blocking function; empty if it was not recorded.
     """
 
     kind: str
@@ -70,6 +73,7 @@ class Culprit:
     evidence: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     because: str = ""
     fixable: bool = True
+    code: str = ""
 
 
 def concentration(
@@ -165,10 +169,10 @@ def _where(verb: str, often: int, places: Sequence[Place], unit: str) -> str:
     return text if unit == "step" else f"{text} of {steps} step{'s' * (steps != 1)}"
 
 
-def _evidence(places: Sequence[Place], top: str, count: int = 5) -> list[dict[str, Any]]:
+def _evidence(places: Sequence[Place], top: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {"step": place.step, "who": top, "seconds": place.lost_s[top], "what": place.what}
         for place in places
         if place.lost_s.get(top)
     ]
-    return sorted(rows, key=lambda row: -row["seconds"])[:count]
+    return sorted(rows, key=lambda row: -row["seconds"])[:EVIDENCE]

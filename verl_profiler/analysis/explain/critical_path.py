@@ -16,13 +16,24 @@ from typing import Any, NamedTuple
 from verl_profiler.analysis.explain.calls import engine_interval
 from verl_profiler.analysis.routing import REPLICA_NAMES
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.steps import WITH_NEXT
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.derivations import STALL_NOTICED_US, SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["CATEGORIES", "UNEXPLAINED", "critical_path", "critical_segments", "path_categories"]
+__all__ = [
+    "BETWEEN",
+    "CATEGORIES",
+    "UNEXPLAINED",
+    "between_segments",
+    "critical_path",
+    "critical_segments",
+    "path_categories",
+]
 
 UNEXPLAINED = "unexplained"
+# The phase of segments after the end of a step, and the category of what no timer covers there.
+BETWEEN = "between_steps"
 
 # Categories other than verl's phases, and their meaning.
 CATEGORIES: dict[str, str] = {
@@ -46,6 +57,7 @@ CATEGORIES: dict[str, str] = {
     "sleep_replicas": "putting the engines to sleep at the end of gen",
     "polling": "all requests had finished, but the trainer had not polled yet",
     "handover": "dispatch/collect gap: a trainer phase while its last rank was idle",
+    "offload": "loading and offloading parameters, gradients or optimizer state of the last rank",
     UNEXPLAINED: "unattributed: no event covers the time",
 }
 
@@ -110,8 +122,62 @@ def critical_segments(tables: Tables, steps: Steps = None) -> Rows:
         `CATEGORIES`.  Only steps that finished, of runs whose steps consume their own requests
         (synchronous).
     """
+    return _segments(_chains(tables, steps))
+
+
+# The user's spans in the trainer's process.
+_OWN_SPANS = """
+SELECT run, step, name, event AS phase, begin_us, end_us FROM event_fields
+WHERE family = 'user' AND role = 'trainer' AND duration_us IS NOT NULL
+"""
+
+
+def between_segments(tables: Tables, steps: Steps = None) -> Rows:
+    """List what lies between the end of each step and the start of the next.
+
+    The gap after the last step ends with its last timer, if it has one there; otherwise it is unknown.
+
+    Returns:
+        Rows like those of `critical_segments`; `phase` is `BETWEEN`, and so is the category of time
+        that no timer of the trainer covers.
+    """
+    chains: dict[tuple[str, int], list[_Span]] = {}
+    for row in tables.rows(
+        f"""
+        WITH timed AS (
+            SELECT run, step, name, phase, begin_us, end_us FROM phases
+            WHERE parent IS NULL AND phase <> 'step'
+            UNION ALL {_OWN_SPANS}
+        ), gaps AS (
+            SELECT s.run, s.step, any_value(p.name) AS name, any_value(s.end_us) AS begin_us,
+                coalesce(any_value(s.next_us), max(t.end_us)) AS end_us
+            FROM ({WITH_NEXT}) AS s JOIN phases AS p
+                ON p.run = s.run AND p.step = s.step AND p.phase = 'step'
+            LEFT JOIN timed AS t ON t.run = s.run AND t.step = s.step AND t.name = p.name
+                AND t.begin_us >= s.end_us
+            WHERE s.finished AND s.step > 0 AND s.{SYNCHRONOUS} AND {in_steps(steps, "s.step")}
+            GROUP BY s.run, s.step
+        )
+        SELECT run, step, NULL AS phase, name, begin_us, end_us FROM gaps WHERE end_us > begin_us
+        UNION ALL
+        SELECT g.run, g.step, t.phase, t.name, greatest(t.begin_us, g.begin_us),
+            least(t.end_us, g.end_us)
+        FROM gaps AS g JOIN timed AS t ON t.run = g.run AND t.name = g.name
+            AND t.begin_us < g.end_us AND t.end_us > g.begin_us
+        ORDER BY run, step, phase NULLS FIRST, begin_us, end_us DESC
+        """
+    ):
+        category = row["phase"] or BETWEEN
+        key, span = _keyed(
+            row, _STEP if row["phase"] is None else _TIMER, category, phase=BETWEEN, event=category
+        )
+        chains.setdefault(key, []).append(span)
+    return _segments(chains.items())
+
+
+def _segments(chains: Iterable[tuple[tuple[str, int], list[_Span]]]) -> Rows:
     rows: Rows = []
-    for (run, step), spans in _chains(tables, steps):
+    for (run, step), spans in chains:
         for place, (begin, end, span) in enumerate(_swept(spans)):
             rows.append(
                 {
@@ -204,7 +270,7 @@ def _keyed(
 
 
 def _timers(tables: Tables, steps: Steps) -> _Keyed:
-    """Yield the trainer's timers, its waits in `gen`, and its TransferQueue calls."""
+    """Yield the trainer's timers and user spans, its waits in `gen`, and its TransferQueue calls."""
     for row in tables.rows(
         f"""
         SELECT run, step, phase, phase AS event, begin_us, end_us, name, EXISTS (
@@ -217,6 +283,8 @@ def _timers(tables: Tables, steps: Steps) -> _Keyed:
         phase = "gen" if row["phase"] == "sample_wait" else row["phase"]
         handed = row["ranked"] and phase not in _WITHOUT_RANKS
         yield _keyed(row, _TIMER, "handover" if handed else phase)
+    for row in tables.rows(f"{_OWN_SPANS} AND {in_steps(steps)} ORDER BY run, step, begin_us"):
+        yield _keyed(row, _TIMER, row["phase"], event=row["phase"])
     for row in tables.rows(
         "SELECT run, step, 'gen' AS phase, trainer AS name, gen_begin_us, gen_end_us, wait_end_us, "
         f"begin_us, end_us FROM last_requests WHERE {in_steps(steps)}"
@@ -256,7 +324,9 @@ def _ranks(tables: Tables, steps: Steps) -> _Keyed:
                 row_number() OVER (ORDER BY run, step, begin_us, phase) AS timer
             FROM phases WHERE parent = 'step' AND phase <> 'gen' AND {in_steps(steps)}
         ), inside AS MATERIALIZED (
-            SELECT t.timer, t.run, t.step, t.phase, r.name, r.event, t.phase AS category, NULL AS what,
+            SELECT t.timer, t.run, t.step, t.phase, r.name, r.event,
+                CASE WHEN r.event IN ('load', 'offload') THEN 'offload' ELSE t.phase END AS category,
+                NULL AS what,
                 greatest(r.begin_us, t.begin_us) AS begin_us, least(r.end_us, t.end_us) AS end_us
             FROM timers AS t JOIN rank_spans AS r ON r.run = t.run AND r.step = t.step
                 AND r.role <> 'trainer' AND {_MIDDLE} BETWEEN t.begin_us AND t.end_us

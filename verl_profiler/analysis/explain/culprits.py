@@ -8,75 +8,86 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from verl_profiler.analysis.explain import rollout_culprits, work
 from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration, identity
+from verl_profiler.analysis.explain.critical_path import BETWEEN
 from verl_profiler.analysis.explain.device_culprits import idle_devices
 from verl_profiler.analysis.explain.engine_culprits import engines
 from verl_profiler.analysis.explain.over_time import over_time
 from verl_profiler.analysis.explain.rollout_culprits import Found, late_s
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.analysis.steps import VALIDATIONS
 from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.units import counted, seconds, size
 
-__all__ = ["culprits"]
+__all__ = ["culprit_rows", "culprits"]
 
 _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
 
-def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Rows:
+def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Found:
     """Determine the culprit of each possible finding.
 
     Args:
         tables: Of a run.
-        segments: The rows of `critical_segments` for the same steps.
+        segments: The rows of `critical_segments` and `between_segments` for the same steps.
         steps: First and last step; None for all.
 
     Returns:
-        One row per run and finding: run, finding (a key of `rules.RULES`), kind, culprit (None if no
-        single one), text (the culprit, or why there is none), where, lost_s (in all steps together, due
-        to the culprit alone: the saving if it were as fast as the next of its kind;
-        None if not measured), evidence (rows of step, who, seconds, what), because (a sentence on what
-        was measured of it), fixable (whether the rule's fixes are for this culprit).
+        By run and finding (a key of `rules.RULES`): the culprit, and the seconds lost to it alone in all
+        steps together (the saving if it were as fast as the next of its kind; None if not measured).
     """
     by_run: dict[str, Rows] = {}
     for row in segments:
         by_run.setdefault(row["run"], []).append(row)
-    rows: Rows = []
     gathered = {name: gather(tables, steps) for name, gather in _GATHERED.items()}
+    named: Found = {}
     for run, own in by_run.items():
-        found: dict[str, tuple[Culprit, float | None]] = {}
-        for name, categories in _BY_CATEGORY.items():
-            places = _of_categories(own, *categories)
+        found = named[run] = {}
+        for name, (categories, label) in _BY_CATEGORY.items():
+            places = _of_categories(own, categories, label)
             if places:
-                culprit = identity(*_kind_of(name), places)
+                culprit = identity(_KINDS.get(name, "phase"), places)
+                if len({who for place in places for who in place.lost_s}) == 1:
+                    # It leads everywhere, whatever it is.
+                    culprit = replace(culprit, where=f"in {counted(len(places), 'step')}")
                 only = _FIXABLE.get(name, culprit.who)
                 found[name] = replace(culprit, fixable=culprit.who == only), None
         for gather in gathered.values():
             for name, (culprit, lost_s) in gather.get(run, {}).items():
                 if culprit.evidence or name not in found:
                     found[name] = culprit, lost_s
+        forward = _forward_only(own)
+        if forward is not None:
+            found["forward_only"] = forward
         if "tool_time" in found:
             culprit, _ = found["tool_time"]
             because = rollout_culprits.calls_of(tables, run, culprit.who, steps)
             found["tool_time"] = replace(culprit, because=because), None
-        rows += [
-            {
-                "run": run,
-                "finding": name,
-                "kind": culprit.kind,
-                "culprit": culprit.who,
-                "text": culprit.text,
-                "where": culprit.where,
-                "lost_s": lost_s,
-                "evidence": culprit.evidence,
-                "because": culprit.because,
-                "fixable": culprit.fixable,
-            }
-            for name, (culprit, lost_s) in found.items()
-        ]
-    return rows
+    return named
+
+
+def culprit_rows(named: Found) -> Rows:
+    """Return table `culprits`: one row per run and finding."""
+    return [
+        {
+            "run": run,
+            "finding": name,
+            "kind": culprit.kind,
+            "culprit": culprit.who,
+            "text": culprit.text,
+            "where": culprit.where,
+            "lost_s": lost_s,
+            "evidence": culprit.evidence,
+            "because": culprit.because,
+            "fixable": culprit.fixable,
+        }
+        for run, found in named.items()
+        for name, (culprit, lost_s) in found.items()
+    ]
 
 
 # Findings whose culprit is a label of the critical path: the categories, and the label.
@@ -91,6 +102,10 @@ _BY_CATEGORY: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], str
     "checkpoint": (("save_checkpoint",), lambda _: "save_checkpoint"),
     "polling": (("polling",), lambda _: "poll interval of the replay buffer"),
     "reward": (("reward",), lambda _: "the reward function"),
+    "validation": (("testing", "validation"), lambda _: "validation"),
+    BETWEEN: ((BETWEEN,), lambda _: "between steps"),
+    "offload": (("offload",), lambda row: str(row["phase"] or "between timers")),
+    "prefill": (("prefill",), lambda row: f"call {row['turn']} of a request"),
 }
 _KINDS = {
     "tool_time": "tool",
@@ -100,10 +115,6 @@ _KINDS = {
 }
 # The only culprit that the fixes of a finding are for.
 _FIXABLE = {"late_start": "dispatch"}
-
-
-def _kind_of(name: str) -> tuple[str]:
-    return (_KINDS.get(name, "phase"),)
 
 
 def _of_categories(
@@ -195,60 +206,59 @@ def _alike(many: int, seen: Iterable[str]) -> dict[str, float]:
     return dict.fromkeys(names, 1 / max(many, len(names)))
 
 
-def _between(tables: Tables, steps: Steps) -> Found:
-    """Measure validation, and the time between steps outside all timers."""
-    rows = tables.rows(
-        f"""
-        WITH gaps AS (
-            SELECT run, step, end_us AS from_us,
-                lead(begin_us) OVER (PARTITION BY run ORDER BY step) AS until_us
-            FROM steps WHERE finished AND step > 0
-        ), tops AS (
-            SELECT run, phase, begin_us, end_us FROM phases
-            WHERE parent IS NULL AND phase <> 'step'
-        )
-        SELECT g.run, g.step, g.until_us - g.from_us AS gap_us,
-            coalesce(sum(least(t.end_us, g.until_us) - greatest(t.begin_us, g.from_us))
-                FILTER (t.begin_us IS NOT NULL), 0)
-                AS timed_us
-        FROM gaps AS g LEFT JOIN tops AS t ON t.run = g.run AND t.begin_us < g.until_us
-            AND t.end_us > g.from_us
-        WHERE g.until_us IS NOT NULL AND {in_steps(steps, "g.step")}
-        GROUP BY ALL ORDER BY ALL
-        """
-    )
-    tests = tables.rows(
-        f"SELECT run, step, testing_us / 1e6 AS lost_s FROM ({VALIDATIONS}) "
-        f"WHERE step > 0 AND {in_steps(steps)} ORDER BY run, step"
-    )
-    found: Found = {}
-    for run in dict.fromkeys(row["run"] for row in tests):
-        places = [
-            Place(row["step"], {"validation": row["lost_s"]}) for row in tests if row["run"] == run
-        ]
-        culprit = identity("phase", places)
-        lost = sum(place.lost_s["validation"] for place in places)
-        where = f"in {len(places)} step{'s' * (len(places) != 1)}"
-        named = Culprit("phase", "validation", "validation", where, evidence=culprit.evidence)
-        found.setdefault(run, {})["validation"] = named, lost
-    for run in dict.fromkeys(row["run"] for row in rows):
-        places = [
-            Place(
-                row["step"],
-                {"between steps": max(row["gap_us"] - max(row["timed_us"], 0), 0) / 1e6},
-            )
-            for row in rows
-            if row["run"] == run
-        ]
-        culprit = identity("phase", places)
-        lost = sum(place.lost_s["between steps"] for place in places)
-        # The last step has no successor.
-        per_step = lost / len(places) * (len(places) + 1)
-        where = f"after {len(places)} step{'s' * (len(places) != 1)}"
-        text = "between the end of a step and the start of the next"
-        named = Culprit("phase", "between steps", text, where, evidence=culprit.evidence)
-        found.setdefault(run, {})["between_steps"] = named, per_step
-    return found
+# Host memory that grows in each of so many steps, by so much on average.
+_GROWING_STEPS, _GROWING_BYTES = 4, 1 << 30
+
+
+def _host_memory(tables: Tables, steps: Steps) -> Found:
+    """Find the process whose host memory grows the most, if it grows in each step."""
+    held: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for row in tables.rows(
+        f"SELECT run, name, step, max(rss_bytes) AS most FROM memory_readings "
+        f"WHERE rss_bytes IS NOT NULL AND step > 0 AND {in_steps(steps)} GROUP BY ALL ORDER BY ALL"
+    ):
+        held.setdefault((row["run"], row["name"]), []).append((row["step"], row["most"]))
+    grown: dict[str, tuple[float, Culprit]] = {}
+    for (run, name), own in held.items():
+        (first, before), (last, after) = own[0], own[-1]
+        rises = all(b > a for (_, a), (_, b) in pairwise(own))
+        if len(own) < _GROWING_STEPS or not rises:
+            continue
+        per_step = (after - before) / (last - first)
+        if per_step >= max(_GROWING_BYTES, grown[run][0] if run in grown else 0):
+            text = f"{name} by {size(per_step)}, from {size(before)} in step {first} to {size(after)} in step {last}"
+            grown[run] = per_step, Culprit("process", name, text)
+    return {run: {"host_memory": (culprit, 0.0)} for run, (_, culprit) in grown.items()}
+
+
+# A forward pass alone, and the phase that has a backward pass, too.
+_FORWARD = {"old_log_prob": "update_actor", "ref": "update_actor", "values": "update_critic"}
+# Without and with backward pass: a third; not as long as this part of it.
+_USUAL, _LONG = 1 / 3, 0.6
+
+
+def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:
+    """Compare the phases without a backward pass with the update that has one."""
+    spent: dict[str, dict[int, float]] = {}
+    for row in segments:
+        by_step = spent.setdefault(row["category"], {})
+        by_step[row["step"]] = by_step.get(row["step"], 0.0) + row["duration_s"]
+    lost: dict[int, dict[str, float]] = {}
+    for phase, update in _FORWARD.items():
+        steps = spent.get(phase, {}).keys() & spent.get(update, {}).keys()
+        if steps and median(spent[phase][n] / spent[update][n] for n in steps) >= _LONG:
+            for step in steps:
+                more = spent[phase][step] - _USUAL * spent[update][step]
+                lost.setdefault(step, {})[phase] = max(more, 0.0)
+    if not lost:
+        return None
+    named = {phase for each in lost.values() for phase in each}
+    phases = dict.fromkeys([*sorted(named), *(_FORWARD[each] for each in sorted(named))])
+    means = {each: sum(spent[each].values()) / len(spent[each]) for each in phases}
+    text = ", ".join(f"{each} {seconds(mean)}" for each, mean in means.items())
+    culprit = identity("phase", [Place(step, each) for step, each in sorted(lost.items())])
+    whole = sum(sum(each.values()) for each in lost.values())
+    return replace(culprit, text=text, where=""), whole
 
 
 _GATHERED: dict[str, Callable[[Tables, Steps], Found]] = {
@@ -266,7 +276,7 @@ _GATHERED: dict[str, Callable[[Tables, Steps], Found]] = {
     "time": over_time,
     "engines": engines,
     "devices": idle_devices,
+    "memory": _host_memory,
     "stalls": rollout_culprits.stalls,
     "rewards": rollout_culprits.rewards,
-    "between": _between,
 }

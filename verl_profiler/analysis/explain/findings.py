@@ -1,17 +1,32 @@
-"""What to do first: a ranked list of what steps lose time to, each with its culprit and its cost."""
+"""What to do first: a ranked list of what steps lose time to, each with its culprit and its cost.
+
+The findings of a synchronous run come out of the account of its time, from the start of each step to
+the start of the next: each category of at least 3 % is accounted for by exactly one finding.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from verl_profiler.analysis.device_use import device_use
 from verl_profiler.analysis.explain.asynchronous_findings import asynchronous_findings
+from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Place, identity
 from verl_profiler.analysis.explain.critical_cycle import critical_cycle
-from verl_profiler.analysis.explain.critical_path import critical_segments, path_categories
-from verl_profiler.analysis.explain.culprits import culprits
-from verl_profiler.analysis.explain.fixes import Facts, fixes_of
+from verl_profiler.analysis.explain.critical_path import (
+    BETWEEN,
+    CATEGORIES,
+    between_segments,
+    critical_segments,
+    path_categories,
+)
+from verl_profiler.analysis.explain.culprits import culprit_rows, culprits
+from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_few
+from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
+from verl_profiler.analysis.explain.rollout_culprits import Found
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import asynchronous_what_if, replays_and_averages
@@ -26,20 +41,39 @@ __all__ = ["explanations", "in_order", "ranked"]
 
 # Minimum share of a step for a gain to be a finding even if its interval contains 0.
 _LARGE = 0.1
-# Minimum share of a step that a single rank or host costs.
-_NAMED = 0.03
+# Each category of the account with this share of the time is accounted for by a finding.
+_LEAST = 0.03
+# What a step is for, by what it is listed under: a finding of its own only where a rule triggers.
+_WORK: dict[str, tuple[str, ...]] = {
+    "generation": ("decode", "engine", "prefill", "tool"),
+    "training": ("update_actor", "update_critic", "old_log_prob", "ref", "values"),
+    "weight sync": ("update_weights",),
+    "validation": ("testing", "validation"),
+}
+_WORKS = frozenset(category for each in _WORK.values() for category in each)
 
 
 def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
-    """Return all explanations of the step times, each computed once.
+    """Return all explanations of the step times, each computed once; kept beside the tables.
 
     Returns:
         The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
         straggler_requests, culprits, bubble_ledger, critical_cycle, asynchronous_what_if, staleness,
         staleness_causes, device_use and phase_efficiency, by name; steady_path:
         critical_path without the warm-up, which what_if, stragglers and culprits also leave out;
-        and findings, see `ranked`, with overrides (of Hydra) and files, by name, instead of fixes.
+        between_path: the same of the time between steps;
+        and findings, see `ranked` and `Finding.row`.
     """
+    if tables.table_cache is None:
+        return _explained(tables, steps)
+    processes = tables.rows("SELECT * FROM processes ORDER BY run, name")
+    made_from = json.dumps([steps, tables.launches, processes], default=str)
+    return tables.table_cache.document(
+        "explanations", [made_from], lambda: _explained(tables, steps)
+    )
+
+
+def _explained(tables: Tables, steps: Steps) -> dict[str, Rows]:
     replays, averages = replays_and_averages(tables, steps)
     segments = critical_segments(tables, steps)
     steady, without = after_warm_up(tables, steps), left_out(tables, steps)
@@ -48,15 +82,19 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         if steady is None
         else [row for row in segments if row["step"] not in without.get(row["run"], ())]
     )
+    between = between_segments(tables, steady)
+    account = lasting + between
+    named = culprits(tables, account, steady)
     found = {
         "critical_segments": segments,
         "critical_path": path_categories(segments),
         "steady_path": path_categories(lasting),
+        "between_path": path_categories(between),
         "step_replays": replays,
         "what_if": averages,
         "stragglers": stragglers(tables, steady),
         "straggler_requests": straggler_requests(tables, steady),
-        "culprits": culprits(tables, lasting, steady),
+        "culprits": culprit_rows(named),
         "bubble_ledger": bubble_ledger(tables, steps),
         "critical_cycle": critical_cycle(tables, steps),
         "asynchronous_what_if": asynchronous_what_if(tables, steps),
@@ -65,192 +103,298 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "device_use": device_use(tables, steps),
         "phase_efficiency": phase_efficiency(tables, steps),
     }
-    found["findings"] = ranked(found) + asynchronous_findings(
-        tables, found["bubble_ledger"], steady
-    )
+    listed = [
+        *ranked(account, averages, found["stragglers"], named),
+        *asynchronous_findings(tables, found["bubble_ledger"], steady),
+    ]
     facts = {
-        run: Facts(tables, run, steps_of(steady, run))
-        for run in {row["run"] for row in found["findings"]}
+        run: Facts(tables, run, steps_of(steady, run)) for run in {each.run for each in listed}
     }
-    for row in found["findings"]:
-        row["overrides"], row["files"] = fixes_of(row.pop("fixes"), facts[row["run"]])
+    found["findings"] = [each.row(facts[each.run]) for each in listed]
     return found
 
 
-def ranked(found: Mapping[str, Rows]) -> Rows:
-    """Rank the findings: what the steps lose time to.
+def ranked(account: Rows, replays: Rows, waits: Rows, named: Found) -> list[Finding]:
+    """Rank the findings of synchronous runs: what the steps lose time to.
 
     Args:
-        found: The rows of steady_path, what_if, stragglers and culprits, by name.
+        account: Rows of `critical_segments` and of `between_segments`.
+        replays: Rows of `what_if`.
+        waits: Rows of `stragglers`.
+        named: What `culprits` returns.
 
     Returns:
-        One row per run and rule that triggers: first anomalies, then those that merely dominate,
-        most recoverable time first within each.  run, finding (a key of `RULES`), dominates,
-        recoverable_s (per step, on average: an upper bound unless there is a bound_s), bound_s (the
-        upper bound where recoverable_s is an estimate, else None), share (of the mean step), low_s
-        and high_s (90 % interval of the replay, None with too few steps), unseen (whether these are
-        mainly the bounds of loads that were never seen), steps (how many), replayed (how many of
-        them the gain is from; None if not from a replay), step_s (their mean), mostly_step (the
-        step with more than half of it, if there are three or more), culprit (a name; None if no
-        single one), culprit_kind, culprit_text (for display), where, evidence (rows of step, who,
-        seconds, what), message, cause and advice (templates for `values`; cause may be
-        empty), values, fixes (names of `FIXES`), proof (a command that fails on the changed run if less than
-        half of the gain was achieved), shows (names of plots and tables).  Gains are not additive.
+        One per run and rule that triggers, and per other category of `_LEAST`: first anomalies, then
+        what merely dominates, most recoverable time first within each.  Gains are not additive;
+        `accounts` are: each category of `_LEAST` is in those of exactly one finding of its run.
     """
-    rows: Rows = []
-    paths = _by_run(found["steady_path"])
-    replays = _by_run(found["what_if"])
-    waits = _by_run(found["stragglers"])
-    named = _by_run(found["culprits"])
-    for run, path in paths.items():
-        steps = len({row["step"] for row in path})
-        step_s = sum(row["duration_s"] for row in path) / steps
-        known = {row["finding"]: row for row in named.get(run, ())}
-        own: Rows = []
-        for name, rule in RULES.items():
-            if rule.pooled:
-                continue
-            replay = next((r for r in replays.get(run, ()) if r["what"] == rule.change), None)
-            by_step, categories = _of_categories(path, rule)
-            category_s = sum(by_step.values()) / steps
-            culprit = known.get(name, _NOBODY)
-            gain, resampled = _gain(rule, replay, category_s, culprit, steps)
-            if not step_s or not _triggers(rule, gain, category_s, step_s, culprit):
-                continue
-            if rule.varies and _may_be_chance(resampled, gain, step_s):
-                continue
-            worst = max(by_step, key=lambda step: (by_step[step], -step), default=None)
-            if rule.dominates and name not in known:
-                culprit = {
-                    **culprit,
-                    "text": max(categories, key=lambda category: categories[category]),
-                }
-            who = culprit["culprit"]
-            replayed = resampled is not None and not rule.unseen
-            lost_s = category_s if rule.categories and not replayed else gain
-            values = {
-                "lost_s": lost_s,
-                "lost_share": lost_s / step_s,
-                "who": culprit["text"] or "no single one",
-                "reason": _reason(waits.get(run, [])),
-            }
-            own.append(
-                {
-                    "run": run,
-                    "finding": name,
-                    "dominates": rule.dominates,
-                    "recoverable_s": gain,
-                    "bound_s": max(gain, float(culprit["lost_s"] or 0.0) / steps)
-                    if rule.bounded
-                    else None,
-                    "share": gain / step_s,
-                    "low_s": resampled["low_s"] if resampled else None,
-                    "high_s": resampled["high_s"] if resampled else None,
-                    "unseen": rule.unseen,
-                    "steps": steps,
-                    "replayed": resampled["steps"] if resampled else None,
-                    "step_s": step_s,
-                    "mostly_step": worst
-                    if steps > 2 and worst is not None and by_step[worst] > category_s * steps / 2
-                    else None,
-                    "culprit": who,
-                    "culprit_kind": culprit["kind"],
-                    "culprit_text": culprit["text"],
-                    "where": culprit["where"],
-                    "evidence": culprit["evidence"],
-                    "values": values,
-                    "message": rule.sentence,
-                    "cause": culprit["because"] or rule.cause,
-                    "advice": (who and rule.named_advice) or rule.advice,
-                    "fixes": rule.fixes if culprit["fixable"] else (),
-                    "proof": None
-                    if rule.dominates or rule.between or not gain
-                    else _proof(step_s, gain),
-                    "shows": list(rule.shows),
-                }
-            )
-        gains = {row["finding"]: row["recoverable_s"] for row in own}
-        rows += (row for row in own if not _superfluous(RULES[row["finding"]], row, gains))
-    return in_order(rows)
+    listed: list[Finding] = []
+    changes, why = _by_run(replays), _by_run(waits)
+    for run, segments in _by_run(account).items():
+        listed += _of_run(
+            _Account(run, segments),
+            {row["what"]: row for row in changes.get(run, ())},
+            named.get(run, {}),
+            _reason(why.get(run, [])),
+        )
+    return in_order(listed)
 
 
-def in_order(rows: Rows) -> Rows:
+def in_order(listed: Iterable[Finding]) -> list[Finding]:
     """Return findings with the most recoverable time first, whatever their run; what bounds a step last.
 
     What healthy steps show too, and blames nobody, comes after what is out of the ordinary.
     """
 
-    def place(row: Mapping[str, Any]) -> tuple[bool, bool, float]:
-        replayed = row.get("replayed") is not None and row.get("culprit") is None
-        usual = replayed and RULES[row["finding"]].varies
-        return row["dominates"], usual, -row["recoverable_s"]
+    def place(each: Finding) -> tuple[bool, bool, float]:
+        usual = each.rule.varies and each.replayed is not None and each.culprit.who is None
+        return each.rule.dominates, usual, -each.recoverable_s
 
-    return sorted(rows, key=place)
+    return sorted(listed, key=place)
 
 
-_NOBODY: dict[str, Any] = {
-    "kind": None,
-    "culprit": None,
-    "text": "",
-    "where": "",
-    "lost_s": None,
-    "evidence": [],
-    "because": "",
-    "fixable": True,
+class _Account:
+    """The time from the start of each step to the start of the next, by category.
+
+    Means are per step: of what lies in steps over all of them, of what lies between steps over those
+    whose successor was recorded, so that the categories add up to the mean time from step to step.
+    """
+
+    def __init__(self, run: str, segments: Rows) -> None:
+        self.run = run
+        self.segments: dict[str, Rows] = {}
+        for row in segments:
+            self.segments.setdefault(row["category"], []).append(row)
+        self.steps = sorted({row["step"] for row in segments})
+        gaps = {row["step"] for row in segments if row["phase"] == BETWEEN}
+        gaps |= {step for step in self.steps if step + 1 in self.steps}
+        self._counts = {True: len(gaps), False: len(self.steps)}
+        self.means = {category: self._mean(rows) for category, rows in self.segments.items()}
+        self.step_s = sum(self.means.values())
+        self.duration_s = self._mean(row for row in segments if row["phase"] != BETWEEN)
+        self._trainers = {
+            row["name"] for row in segments if row["event"] in ("step", "gen", BETWEEN)
+        }
+        names = {row["name"] for row in segments if row["phase"] in _WORKS}
+        self._has_ranks = bool(names - self._trainers)
+
+    def _mean(self, rows: Iterable[Mapping[str, Any]]) -> float:
+        return sum(row["duration_s"] / self._counts[row["phase"] == BETWEEN] for row in rows)
+
+    def of(self, categories: Iterable[str]) -> dict[str, float]:
+        """Return the seconds per step of those categories that occur."""
+        return {each: self.means[each] for each in categories if each in self.means}
+
+    def between(self, categories: Iterable[str]) -> bool:
+        """Return whether all of their time lies between steps."""
+        return all(
+            row["phase"] == BETWEEN for category in categories for row in self.segments[category]
+        )
+
+    def on_trainer(self, category: str) -> bool:
+        """Return whether the trainer alone works in a category while ranks are recorded elsewhere."""
+        names = {row["name"] for row in self.segments[category]}
+        return self._has_ranks and names <= self._trainers
+
+    def by_step(self, categories: Iterable[str]) -> dict[int, float]:
+        """Return the seconds of each step."""
+        sums = dict.fromkeys(self.steps, 0.0)
+        for category in categories:
+            for row in self.segments[category]:
+                sums[row["step"]] += row["duration_s"]
+        return sums
+
+
+def _of_run(
+    account: _Account,
+    replays: Mapping[str | None, Mapping[str, Any]],
+    culprits: Mapping[str, tuple[Culprit, float | None]],
+    reason: str,
+) -> list[Finding]:
+    found: dict[str, Finding] = {}
+    for name, rule in RULES.items():
+        if not rule.pooled and account.step_s:
+            each = _of_rule(account, name, rule, replays.get(rule.change), culprits.get(name))
+            if each is not None:
+                found[name] = replace(each, reason=reason)
+    heirs = {name: _superfluous(each, found) for name, each in found.items()}
+    accounts: dict[str, set[str]] = {name: set() for name, heir in heirs.items() if heir is None}
+    for name, each in found.items():
+        # What makes a finding superfluous accounts for its time.
+        passed = [name]
+        while (heir := heirs[passed[-1]]) is not None and heir not in passed:
+            passed.append(heir)
+        accounts.get(passed[-1], set()).update(each.accounts)
+    rest = dict(account.means)
+    listed: list[Finding] = []
+    for name, own in accounts.items():
+        taken = {category: rest.pop(category) for category in sorted(own & rest.keys())}
+        listed.append(replace(found[name], accounts=taken))
+    large = {key: value for key, value in rest.items() if value >= _LEAST * account.step_s > 0}
+    listed += [_of_category(account, key) for key in large if key not in _WORKS]
+    work = {key: value for key, value in large.items() if key in _WORKS}
+    if work:
+        text, rule = _shares(work, account.step_s), RULES["work"]
+        listed.append(_finding(account, "work", rule, sum(work.values()), work, reason=text))
+    return listed
+
+
+def _finding(
+    account: _Account,
+    name: str,
+    rule: Rule,
+    gain: float,
+    own: Mapping[str, float],
+    culprit: Culprit = NOBODY,
+    **more: Any,
+) -> Finding:
+    between = bool(own) and account.between(own)
+    metric, whole_s = ("step_to_step", account.step_s) if between else ("step", account.duration_s)
+    proof = f"verl-profiler diff BEFORE AFTER --fail-if '{metric} > {whole_s - gain / 2:.4g}s'"
+    by_step = account.by_step(own) if own else _by_step(account.steps, culprit.evidence)
+    made = Finding(
+        run=account.run,
+        name=name,
+        rule=rule,
+        steps=len(account.steps),
+        step_s=account.step_s,
+        recoverable_s=gain,
+        lost_s=gain,
+        culprit=culprit,
+        accounts=own,
+        between=between,
+        proof=None if rule.dominates or not gain else proof,
+        **in_few(by_step),
+    )
+    return replace(made, **more)
+
+
+def _of_rule(
+    account: _Account,
+    name: str,
+    rule: Rule,
+    replay: Mapping[str, Any] | None,
+    known: tuple[Culprit, float | None] | None,
+) -> Finding | None:
+    """Return the finding of a rule, or None if it does not trigger."""
+    steps, step_s = len(account.steps), account.step_s
+    culprit, lost_s = known or (NOBODY, None)
+    own = account.of(rule.categories)
+    largest = max(own, key=lambda category: own[category], default="")
+    if rule.sentence.startswith("{who}") and own:
+        own = {largest: own[largest]}
+    category_s = sum(own.values())
+    named = culprit.who is not None
+    measured = lost_s is not None and (
+        rule.measured or (named and rule.change is None and not rule.bounded)
+    )
+    gain, resampled = _gain(
+        rule, replay, category_s, lost_s / steps if measured and lost_s is not None else None
+    )
+    enough = category_s if rule.unseen else gain
+    # What one rank or host costs counts where what all cost is as usual.
+    placed = named and culprit.kind in ("rank", "host")
+    least = min(rule.least, _LEAST) if placed else rule.least
+    if not (named if rule.always else enough >= least * step_s):
+        return None
+    if rule.varies and _may_be_chance(resampled, gain, step_s):
+        return None
+    if rule.dominates and known is None:
+        culprit = replace(culprit, text=largest)
+    return _finding(
+        account,
+        name,
+        rule,
+        gain,
+        own,
+        culprit,
+        lost_s=category_s if own and (rule.unseen or not resampled) else gain,
+        bound_s=max(gain, (lost_s or 0.0) / steps) if rule.bounded else None,
+        low_s=resampled["low_s"] if resampled else None,
+        high_s=resampled["high_s"] if resampled else None,
+        replayed=resampled["steps"] if resampled else None,
+        pastes=culprit.fixable,
+    )
+
+
+# By category: what to try.  A rule's own advice comes first.
+_TRY = {
+    "prompt_build": "A faster chat template or tokenizer, in threads or more agent-loop workers; requests of one "
+    "prompt build the same tokens.",
+    "dump_rollout_generations": "verl writes all generations there: a faster disk for trainer.rollout_data_dir, or "
+    "unset it.",
+}
+_SPLIT = "What happens inside was not recorded: put span(…) around its parts."
+
+
+def _of_category(account: _Account, category: str) -> Finding:
+    """Return the finding of a category that no rule explains: what was measured of it."""
+    name, rule = _RULE_OF.get(category, (category, None))
+    lost_s = account.means[category]
+    if rule is None:
+        where = ""
+        if account.between([category]):
+            where = " between steps"
+        elif category in CATEGORIES:
+            where = f" of the last request to finish: {CATEGORIES[category]}"
+        elif account.on_trainer(category):
+            where = " in the trainer's process, while no rank is active"
+        # Names are the user's, and may have braces.
+        quoted = category.replace("{", "{{").replace("}", "}}")
+        rule = Rule(
+            f"{quoted} takes {{lost_s}} per step ({{lost_share}}){where}.",
+            _TRY.get(category, _SPLIT),
+            ("critical_path", "step_durations"),
+        )
+    places = [Place(step, {category: each}) for step, each in account.by_step([category]).items()]
+    culprit = replace(identity("phase", places), where="")
+    return _finding(account, name, rule, lost_s, {category: lost_s}, culprit)
+
+
+# The rules that a category alone triggers, but only if it takes long enough.
+_RULE_OF = {
+    category: (name, rule)
+    for name, rule in RULES.items()
+    if not rule.dominates and not rule.pooled
+    for category in rule.categories
 }
 
 
-def _proof(step_s: float, gain: float) -> str:
-    limit = f"{step_s - gain / 2:.4g}s"
-    return f"verl-profiler diff BEFORE AFTER --fail-if 'step > {limit}'"
+def _shares(work: Mapping[str, float], step_s: float) -> str:
+    """Return what the work is, in shares of the time from step to step."""
+    texts: list[str] = []
+    for name, categories in _WORK.items():
+        own = {key: work[key] for key in categories if key in work}
+        parts = sorted(own, key=lambda key: -own[key])
+        if parts:
+            listed = ", ".join(f"{key} {share(own[key] / step_s)}" for key in parts)
+            whole = f"{name} {share(sum(own.values()) / step_s)}"
+            texts.append(f"{whole} ({listed})" if len(parts) > 1 else listed)
+    return "; ".join(texts)
 
 
-def _of_categories(path: Rows, rule: Rule) -> tuple[dict[int, float], dict[str, float]]:
-    """Add up the time of a rule's categories by step and by category; of phases, the longest only."""
-    categories: dict[str, float] = {}
-    for row in path:
-        if row["category"] in rule.categories:
-            categories[row["category"]] = categories.get(row["category"], 0.0) + row["duration_s"]
-    counted = set(categories)
-    if rule.sentence.startswith("{who}") and categories:
-        counted = {max(categories, key=lambda category: categories[category])}
-    by_step: dict[int, float] = {}
-    for row in path:
-        if row["category"] in counted:
-            by_step[row["step"]] = by_step.get(row["step"], 0.0) + row["duration_s"]
-    return by_step, categories
+def _by_step(steps: Iterable[int], evidence: Rows) -> dict[int, float]:
+    """Return the seconds of each step; nothing if the evidence may be a part of all."""
+    sums = dict.fromkeys(steps, 0.0)
+    for row in evidence:
+        sums[row["step"]] = sums.get(row["step"], 0.0) + row["seconds"]
+    return sums if len(evidence) < EVIDENCE else {}
 
 
 def _gain(
-    rule: Rule,
-    replay: Mapping[str, Any] | None,
-    category_s: float,
-    culprit: Mapping[str, Any],
-    steps: int,
+    rule: Rule, replay: Mapping[str, Any] | None, category_s: float, lost_s: float | None
 ) -> tuple[float, Mapping[str, Any] | None]:
     """Return the recoverable time per step, and the replay that it comes from.
 
     A measured loss comes from no replay, and neither does the time of a category.
     """
-    named = rule.change is None and not rule.bounded and culprit["culprit"] is not None
-    if (rule.measured or named) and culprit["lost_s"] is not None:
-        return culprit["lost_s"] / steps, None
+    if lost_s is not None:
+        return lost_s, None
     if rule.change is None:
         return 0.0 if rule.measured else category_s, None
     if replay is None or replay["expected_s"] is None:
         return 0.0, None
     return replay["expected_s"], replay
-
-
-def _triggers(
-    rule: Rule, gain: float, category_s: float, step_s: float, culprit: Mapping[str, Any]
-) -> bool:
-    if rule.always:
-        return culprit["culprit"] is not None
-    # What one rank or host costs counts where what all cost is as usual.
-    placed = culprit["kind"] in ("rank", "host") and culprit["culprit"] is not None
-    least = min(rule.least, _NAMED) if placed else rule.least
-    return (category_s if rule.unseen else gain) >= least * step_s
 
 
 def _may_be_chance(replay: Mapping[str, Any] | None, gain: float, step_s: float) -> bool:
@@ -263,11 +407,15 @@ def _may_be_chance(replay: Mapping[str, Any] | None, gain: float, step_s: float)
     return replay["low_s"] <= 0
 
 
-def _superfluous(rule: Rule, row: Mapping[str, Any], gains: Mapping[str, float]) -> bool:
+def _superfluous(finding: Finding, found: Mapping[str, Finding]) -> str | None:
+    """Return the name of the finding that makes this one superfluous, if one does."""
+    rule, gain = finding.rule, finding.recoverable_s
+    others = {name: found[name].recoverable_s for name in rule.without if name in found}
+    most = max(others, key=lambda name: others[name], default=None)
     if rule.dominates:
-        less = sum(gains.get(other, 0.0) for other in rule.without)
-        return row["recoverable_s"] - less < rule.least * (row["step_s"] - less)
-    return any(gains.get(other, 0.0) >= row["recoverable_s"] / 2 > 0 for other in rule.without)
+        less = sum(others.values())
+        return most if gain - less < rule.least * (finding.step_s - less) else None
+    return most if most is not None and others[most] >= gain / 2 > 0 else None
 
 
 def _reason(waits: Rows) -> str:

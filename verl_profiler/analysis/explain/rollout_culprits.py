@@ -377,6 +377,7 @@ def stalls(tables: Tables, steps: Steps) -> Found:
     rows = tables.rows(
         f"""
         SELECT g.run, g.step, g.name, coalesce(g.function, g.during) AS during, p.host,
+            max(concat(g.file, ':', g.line)) FILTER (g.line IS NOT NULL) AS code,
             sum(least(g.end_us, l.end_us) - greatest(g.begin_us, l.begin_us)) / 1e6 AS lost_s
         FROM lags AS g JOIN last_requests AS l ON l.run = g.run AND l.step = g.step
             AND l.name = g.name AND g.end_us > l.begin_us AND g.begin_us < l.end_us
@@ -405,9 +406,9 @@ def stalls(tables: Tables, steps: Steps) -> Found:
         worker = concentration("worker", lists, workers.get(run, {}), verb="stalled")
         if blocked and call.who is not None:
             also = f" in {worker.who}" if worker.who is not None else ""
-            named = Culprit(
-                "call", call.who, f"{call.who}{also}", call.where, evidence=call.evidence
-            )
+            code = max((row["code"] or "" for row in own if row["during"] == call.who), default="")
+            text = f"{call.who}{code and f' ({code})'}{also}"
+            named = replace(call, text=text, code=code)
         else:
             named = worker
         # Upper bound of the saving if the event loop were never blocked.

@@ -30,7 +30,6 @@ class Rule:
         unseen: The replay has only bounds, so the categories' time determines whether the rule triggers.
         dominates: No anomaly; this bounds the step.
         always: Triggers regardless of the time.
-        between: The time lies between steps.
         named_advice: What to try if there is a single culprit.
         fixes: What to paste: names of `fixes.FIXES`.
         pooled: Of an asynchronous run: judged by its device time, `asynchronous_findings`; the
@@ -52,7 +51,6 @@ class Rule:
     unseen: bool = False
     dominates: bool = False
     always: bool = False
-    between: bool = False
     named_advice: str | None = None
     fixes: tuple[str, ...] = ()
     without: tuple[str, ...] = ()

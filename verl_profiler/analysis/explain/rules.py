@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from verl_profiler.analysis.explain.device_rules import DEVICE_RULES
 from verl_profiler.analysis.explain.engine_rules import ENGINE_RULES
 from verl_profiler.analysis.explain.rule import Rule
@@ -218,29 +220,26 @@ RULES: dict[str, Rule] = {
         fixes=("reward_workers",),
     ),
     "validation": Rule(
-        "Validation takes {lost_s} per step, equal to {lost_share} of the step time.",
+        "Validation takes {lost_s} per step, {lost_share} of the time from step to step.",
         "A larger trainer.test_freq (verl validates in the last step in any case); fewer validation "
         "prompts.",
         ("step_durations",),
-        measured=True,
-        between=True,
-        least=0.1,
+        categories=("testing", "validation"),
+        least=0.05,
         fixes=("rarer_validation",),
     ),
     "between_steps": Rule(
-        "The trainer spends {lost_s} per step between steps, outside all timers.",
+        "The trainer spends {lost_s} per step ({lost_share}) between steps, outside all timers.",
         "Put span(…) around logging and dumps of samples; fewer or smaller dumps. The legacy trainer "
         "loads the next batch here.",
         ("step_durations",),
-        measured=True,
-        between=True,
+        categories=("between_steps",),
     ),
     "transfer": Rule(
         "TransferQueue calls delay the step by {lost_s} (most: {who}).",
         "Fewer or smaller fields; more storage units.",
         ("tq_over_time", "critical_path"),
         categories=("transfer",),
-        least=0.05,
     ),
     "weight_sync": Rule(
         "The weight sync takes {lost_s} per step, {lost_share} of it.",
@@ -277,7 +276,39 @@ RULES: dict[str, Rule] = {
         "Put span(…) around your own code; leave profiler.events.exclude empty.",
         ("critical_path",),
         categories=("unexplained",),
-        least=0.05,
+    ),
+    "offload": Rule(
+        "Ranks load and offload model or optimizer for {lost_s} per step ({lost_share}).",
+        "Keep them on the devices where memory allows: param_offload and optimizer_offload of actor, ref and "
+        "critic.",
+        ("critical_path", "memory_phases", "worker_phases"),
+        categories=("offload",),
+    ),
+    "forward_only": Rule(
+        "Phases without a backward pass take {lost_s} per step more than a third of the update, which has "
+        "one ({who}).",
+        "Compare their batches and settings with the update's: log_prob_use_dynamic_bsz, "
+        "log_prob_max_token_len_per_gpu, log_prob_micro_batch_size_per_gpu.",
+        ("worker_phases", "phase_efficiency"),
+        measured=True,
+        without=("offload", "slow_ranks"),
+    ),
+    "prefill": Rule(
+        "Prefill takes {lost_s} per step ({lost_share}) of the last request to finish (most: {who}).",
+        "Compare it with the prompt's tokens: of a first call, look for warm-up or compilation in the "
+        "engine's log; of later ones, for a prefix cache that is off or full.",
+        ("engine_parts", "request_engine_time"),
+        categories=("prefill",),
+        least=0.1,
+        without=("cold_prefix_cache",),
+    ),
+    "host_memory": Rule(
+        "Host memory grows in each step: {who}.",
+        "Look for what keeps references to batches, samples or logs; a process that is killed for it loses the "
+        "run.",
+        ("memory_over_time", "memory_phases"),
+        measured=True,
+        always=True,
     ),
     "tool_time": Rule(
         "The last request to finish spends {lost_s} per step in tools ({who}).",
@@ -321,6 +352,13 @@ RULES: dict[str, Rule] = {
         least=0.5,
         dominates=True,
         without=("slow_ranks", "stalled_step", "uneven_tokens"),
+    ),
+    "work": Rule(
+        "The rest is work: {reason}.",
+        "",
+        ("critical_path", "what_if"),
+        least=math.inf,
+        dominates=True,
     ),
     "split_off": Rule(
         "The device split is unbalanced: {who}.",

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.intervals import LEAST_STEPS, mean_difference
 from verl_profiler.analysis.selection import Rows
 
@@ -37,7 +36,7 @@ def verified(
         predicted), remaining_s, steps_before and steps_after (how many), before_s and after_s (means),
         work_changes (by name: the change as a share).
     """
-    column = "to_next_s" if RULES[predicted["finding"]].between else "duration_s"
+    column = "to_next_s" if predicted["between"] else "duration_s"
     first, second = (
         {row["step"]: row[column] for row in rows if row[column] is not None}
         for rows in (before, after)

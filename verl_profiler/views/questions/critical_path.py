@@ -160,6 +160,8 @@ exceeds its mean the most.
 | `old_log_prob`, `update_actor`, `update_weights`, … | the trainer's phase of that name, while its \
 last rank worked; all of the weight sync |
 | `handover` | dispatch/collect gap: a phase while its last rank was idle |
+| `offload` | loading and offloading of model and optimizer by its last rank |
+| a span of your own | in the trainer's process |
 | `prepare_step` | reading the next batch and passing it to the agent loops |
 | `dispatch` | from the start of `gen` until the request that ended last started |
 | `prompt_build`, `tool_parsing`, `token_merge`, `postprocess` | its agent-loop worker's own work |

@@ -46,7 +46,7 @@ def _suspects(data: DataTables, choice: Choice) -> Figure:
     for row in rows:
         held = groups.setdefault(
             (row["name"], row["loop"], row["during"]),
-            {"total_s": 0.0, "max_s": 0.0, "lags": 0, "kind": _kind(row)},
+            {"total_s": 0.0, "max_s": 0.0, "lags": 0, "kind": _kind(row), "code": row["code"]},
         )
         held["total_s"] += row["total_s"]
         held["max_s"] = max(held["max_s"], row["max_s"])
@@ -80,6 +80,7 @@ def _suspects(data: DataTables, choice: Choice) -> Figure:
     factor, unit = time_unit(max(each["total_s"] for each in held))
     names = [
         f"{short(name, 18)}: {'no probed call' if during is None else short(during, 22)}"
+        + (f" ({code})" if (code := groups[name, loop, during]["code"]) else "")
         + (f" ({short(loop, 20)})" if _several_loops(order, name) else "")
         for name, loop, during in shown
     ]
@@ -176,6 +177,7 @@ VIEWS = (
         analysis=asking(loop_suspects),
         columns=common("run step name role loop lags during worst_begin_us")
         | {
+            "code": "`file:line` of the blocking function; empty if it was not recorded",
             "by_design": (
                 "whether it is a trainer worker, which computes in its event loop by design"
             ),

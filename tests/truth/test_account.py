@@ -1,0 +1,213 @@
+"""Findings come out of an account of all time, from the start of a step to the start of the next."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from truth.synthetic import SECOND, Phase, events_of, run_of, tables_of
+from truth.test_findings import CASES, QUIET, anomalies, requests_with, turns_with
+
+from verl_profiler.analysis.explain.critical_path import BETWEEN, CATEGORIES
+from verl_profiler.analysis.explain.findings import explanations, ranked
+from verl_profiler.views.findings import finding_list
+
+PHASES = ("adv", "update_actor", "old_log_prob", "testing", "save_checkpoint", "{mine}", "gen")
+
+
+@st.composite
+def accounts(draw):
+    """Make segments of one to six steps: any category, in steps and between them."""
+    rows = []
+    for step in range(1, draw(st.integers(1, 6)) + 1):
+        for phase in ("gen", BETWEEN):
+            names = st.sampled_from((*CATEGORIES, *PHASES, BETWEEN))
+            for category in draw(st.lists(names, min_size=phase == "gen", max_size=6)):
+                duration_s = draw(st.floats(1e-3, 1e4))
+                rows.append(
+                    {
+                        "run": "any",
+                        "step": step,
+                        "phase": phase,
+                        "category": category,
+                        "name": draw(st.sampled_from(("trainer_0", "actor_1"))),
+                        "event": category,
+                        "duration_s": duration_s,
+                        "what": None,
+                        "turn": 0,
+                    }
+                )
+    return rows
+
+
+def per_step(own, rows):
+    """Return the mean of `own`: over the steps, and over those gaps whose end is known."""
+    steps = {row["step"] for row in rows}
+    gaps = {row["step"] for row in rows if row["phase"] == BETWEEN}
+    gaps |= {step for step in steps if step + 1 in steps}
+    return sum(row["duration_s"] / len(gaps if row["phase"] == BETWEEN else steps) for row in own)
+
+
+@given(accounts())
+def test_findings_and_what_is_below_3_percent_are_the_whole(rows):
+    """No category of 3 % is left out, and none is counted twice."""
+    listed = ranked(rows, [], [], {})
+    named = [category for each in listed for category in each.accounts]
+    whole_s = per_step(rows, rows)
+    means = {
+        category: per_step([row for row in rows if row["category"] == category], rows)
+        for category in {row["category"] for row in rows}
+    }
+
+    assert len(named) == len(set(named))
+    small = {category: mean for category, mean in means.items() if category not in named}
+    assert all(mean < 0.03 * whole_s * (1 + 1e-9) for mean in small.values())
+    covered_s = sum(mean for each in listed for mean in each.accounts.values())
+    assert covered_s + sum(small.values()) == pytest.approx(whole_s)
+    for each in listed:
+        assert each.step_s == pytest.approx(whole_s)
+        assert each.lost_s >= 0.03 * whole_s * (1 - 1e-9)
+
+
+ADV = replace(QUIET, phases=(*QUIET.phases, Phase("adv", (), before_us=2 * SECOND)))
+BUILD = requests_with(lambda request: replace(request, build_us=3 * SECOND))
+PREFILL = requests_with(turns_with(prefill_us=4 * SECOND))
+
+
+@pytest.mark.parametrize(
+    ("step", "finding", "lost_s", "said"),
+    [
+        (ADV, "adv", 2.003, "in the trainer's process, while no rank is active"),
+        (BUILD, "prompt_build", 3.0, "of the last request to finish: tokenizing the first prompt"),
+        # Two turns of the last request; the first call is as long as the other.
+        (PREFILL, "prefill", 8.0, "Prefill takes 8.00 s per step"),
+    ],
+)
+def test_what_no_rule_explains_is_named_with_its_seconds(step, finding, lost_s, said):
+    """First, and what was not recorded inside it is not guessed."""
+    rows = explanations(run_of(step, step, step)[0])["findings"]
+
+    assert finding == rows[0]["finding"]
+    assert rows[0]["recoverable_s"] == pytest.approx(lost_s)
+    assert said in rows[0]["message"]
+
+
+def test_what_lies_between_steps_is_named_by_its_timer():
+    """Also after the last step; shares are of the time from step to step."""
+    step = replace(QUIET, testing_us=5 * SECOND, pause_us=100_000)
+    events, truths = events_of(step, step, step)
+    for event in events:
+        if event["event"] == "testing":
+            event["event"] = "dump_rollout_generations"
+    rows = explanations(tables_of(events))["findings"]
+    # The pause after the last step has no end.
+    whole_s = truths[1].duration_us / 1e6 + 5 + 0.1 * 1 / 2
+
+    assert "dump_rollout_generations" == rows[0]["finding"]
+    assert rows[0]["between"]
+    assert rows[0]["recoverable_s"] == pytest.approx(5)
+    assert rows[0]["step_s"] == pytest.approx(whole_s)
+    assert rows[0]["share"] == pytest.approx(5 / whole_s)
+    assert "between steps" in rows[0]["message"]
+    assert f"step_to_step > {whole_s - 2.5:.4g}s" in rows[0]["proof"]
+
+
+def test_spans_of_the_user_in_the_trainer_are_named():
+    """In a step, instead of what no timer covers, and between steps."""
+    step = replace(QUIET, gap_us=SECOND, pause_us=2 * SECOND)
+    events, truths = events_of(step, step, step)
+    for whole in [event for event in events if event["event"] == "step"]:
+        # The last gap of the step, and what follows it.
+        for name, begin, end in (("mine", -SECOND, 0), ("log {samples}", 0, 1_500_000)):
+            ends = {key: whole["end_us"] + at for key, at in (("begin_us", begin), ("end_us", end))}
+            more = {"event": name, "family": "user", "duration_us": end - begin}
+            events.append({**whole, **ends, **more})
+    rows = {row["finding"]: row for row in explanations(tables_of(events))["findings"]}
+
+    assert rows["mine"]["recoverable_s"] == pytest.approx(1)
+    assert rows["log {samples}"]["recoverable_s"] == pytest.approx(1.5)
+    assert "log {samples} takes 1.50 s per step" in rows["log {samples}"]["message"]
+    assert "in the trainer's process" in rows["mine"]["message"]
+    assert truths[0].categories["unexplained"] - SECOND == pytest.approx(
+        rows["unexplained"]["recoverable_s"] * SECOND
+    )
+
+
+def test_a_gap_after_every_third_step_is_described_so():
+    """Of steps 2 to 8, the gaps after 3 and 6 have nearly all of the time."""
+    steps = [replace(QUIET, pause_us=(9 if n % 3 == 0 else 0.01) * SECOND) for n in range(1, 9)]
+    (row,) = anomalies(explanations(run_of(*steps)[0])["findings"])
+    once = explanations(run_of(*steps[:5])[0])["findings"]
+
+    assert ("between_steps", "mostly every 3 steps, in steps 3, 6") == (
+        row["finding"],
+        row["where"],
+    )
+    assert row["recoverable_s"] == pytest.approx((2 * 9 + 4 * 0.01) / 6)
+    assert 3 == once[0]["mostly_step"]
+    assert "mostly after step 3" in finding_list(once)
+
+
+def test_loading_and_offloading_is_told_from_the_phase_around_it():
+    """In each phase, of the rank that finishes last."""
+    events, _ = events_of(QUIET, QUIET, QUIET)
+    for event in [e for e in events if e["event"] in ("compute_log_prob", "update_actor")]:
+        if event["name"].startswith("actor"):
+            end = event["begin_us"] + 300_000
+            events.append({**event, "event": "load", "end_us": end, "duration_us": 300_000})
+    (row,) = anomalies(explanations(tables_of(events))["findings"])
+
+    assert "offload" == row["finding"]
+    assert row["recoverable_s"] == pytest.approx(0.6)
+
+
+def test_phases_without_a_backward_pass_are_compared_with_the_update():
+    """As long as the update: all but a third of it is too much; a third is not."""
+    phases = (Phase("old_log_prob", (900_000,) * 2), Phase("update_actor", (900_000,) * 2))
+    rows = explanations(run_of(*[replace(QUIET, phases=phases)] * 3)[0])["findings"]
+    row = anomalies(rows)[0]
+
+    assert ("forward_only", "old_log_prob") == (row["finding"], row["culprit"])
+    assert row["recoverable_s"] == pytest.approx(0.9 * 2 / 3)
+    assert "old_log_prob 900 ms, update_actor 900 ms" in row["message"]
+
+
+def test_a_blocking_function_is_named_with_its_file_and_line():
+    """As recorded; where it was not, nothing is named."""
+    events, _ = events_of(*[CASES["event_loop"][0]] * 3)
+    lags = [event for event in events if event["event"] == "event_loop_lag"]
+    for lag in lags:
+        lag["extra"] |= {"during": "tools:search", "function": "tools:search", "file": "tools.py"}
+        lag["extra"] |= {"line": 41}
+
+    def named():
+        rows = explanations(tables_of(events))["findings"]
+        return next(row for row in rows if row["finding"] == "event_loop")
+
+    row = named()
+    assert ("tools.py:41", "tools:search") == (row["code"], row["culprit"])
+    assert "tools:search (tools.py:41)" in row["culprit_text"]
+    for lag in lags:
+        del lag["extra"]["line"]
+    assert named()["code"] is None
+
+
+def test_host_memory_that_grows_in_each_step_is_named_with_its_process():
+    """By 26 GiB a step; not where it falls once."""
+    gib = 1 << 30
+    events, _ = events_of(*[QUIET] * 6)
+
+    def readings(of):
+        steps = [event for event in events if event["event"] == "step"]
+        for number, step in enumerate(steps):
+            extra = {"rss_bytes": of(number), "at": "after update", "used_bytes": 1}
+            yield {**step, "name": "actor_0", "role": "actor", "event": "memory", "family": "memory",
+                   "extra": extra}  # fmt: skip
+
+    growing = [*events, *readings(lambda number: (30 + 26 * number) * gib)]
+    falling = [*events, *readings(lambda number: (30 + 26 * (number % 4)) * gib)]
+    (row,) = anomalies(explanations(tables_of(growing))["findings"])
+
+    assert ("host_memory", "actor_0", 0) == (row["finding"], row["culprit"], row["recoverable_s"])
+    assert "actor_0 by 26.0 GiB, from 56.0 GiB in step 2 to 160 GiB in step 6" in row["message"]
+    assert [] == anomalies(explanations(tables_of(falling))["findings"])
