@@ -42,6 +42,9 @@ _CORE = (
     "update_critic",
     "update_critic_actor",
     "update_actor",
+    # slime's step, which is their sum.
+    "train_wait",
+    "train",
 )
 # Inside in some versions and outside in others; where the numbers allow both, inside or not by the
 # version that has `update_weights` (0.7.1 and later).
@@ -52,6 +55,8 @@ _MOVING = {
     "start_profile": False,
     "stop_profile": False,
     "testing": False,
+    # verl.experimental's fully asynchronous trainer logs it in a line of its own.
+    "param_sync": False,
 }
 # A timer that leaves less than this share of the time that it could fill is what fills it.
 _FILLED = 0.05
@@ -112,6 +117,8 @@ def is_count(name: str) -> bool:
 def _known_place(name: str) -> Place | None:
     """Return the place of a timer that follows from its name."""
     head, slash, _ = name.partition("/")
+    if head == "rollouter":
+        return Place("overlapping", "the rollouter's, beside the trainer's step")
     if head in _IN_GEN:
         return Place("gen")
     if slash:

@@ -4,7 +4,9 @@
     verl-profiler summary -v logs/my-run
     verl-profiler summary logs/my-run --step 5
     verl-profiler summary logs/my-run logs/my-run-2 --json
+    verl-profiler summary train.log
 
+A console log or a file of metrics (verl's file logger, W&B, MLflow) is answered from its timers alone.
 -v shows everything: all phases, findings with their causes, warnings, and the blocks of the longest
 steps.  --step N adds the block of that step, --worker NAME shows one process instead.  NO_COLOR
 disables colors.
@@ -57,8 +59,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
+    from verl_profiler.cli.logs import are_logs, summarize_logs
     from verl_profiler.reading.reader import load
 
+    if are_logs(args.runs):
+        return summarize_logs(args.runs, steps=args.steps, as_json=args.json, verbose=args.verbose)
     if not args.json:
         for path in args.runs:
             _print_stuck(path)

@@ -5,7 +5,8 @@
     verl-profiler timing first.log.gz resumed.log --output-dir figures
     zcat old.log.gz | verl-profiler timing - --json
 
-Takes logs of verl 0.3 to 0.9, or a run directory with its console.log; several are read as one in the order given.  Writes five
+Takes logs of verl 0.3 to 0.9 (consoles, or the metrics of its file logger, W&B or MLflow), or a run directory
+with its console.log; several are read as one in the order given.  Writes five
 figures to the folder plot next to the log. Figures that it wrote for the same log are replaced, so that it
 can be run again while the log grows; other files are not, unless --force is given.
 """
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler.cli.logs import chosen, ends_of
 from verl_profiler.cli.options import add_steps
 from verl_profiler.cli.output import (
     csv_text,
@@ -83,12 +85,13 @@ def run(args: argparse.Namespace) -> int:
     args.logs = [_log_of(path) for path in args.logs]
     runs = logged_runs(args.logs, problems, separate=args.separate)
     if args.steps is not None:
-        runs = _chosen(runs, args.steps)
+        runs = chosen(runs, args.steps)
+    ends = ends_of(args.logs)
     if not runs:
-        print_error("nothing to plot:", *problems)
+        print_error(*(ends or ("nothing to plot:", *problems)))
         return 1
     if args.json or args.csv:
-        text = _as_json(runs, problems) if args.json else _as_csv(runs)
+        text = _as_json(runs, ends, problems) if args.json else _as_csv(runs)
         _give(text, args.out, force=args.force)
         return 0
     if args.out is not None:
@@ -97,33 +100,11 @@ def run(args: argparse.Namespace) -> int:
             "option-not-heeded",
         )
     _draw(runs, args)
+    print("".join(f"\n{visible(end)}\n" for end in ends), end="")
     if problems:
         print("\nData-quality warnings:")
         print("\n".join(visible(f"- {problem}") for problem in problems))
     return 0
-
-
-def _chosen(runs: Sequence[LoggedRun], steps: tuple[int, int]) -> list[LoggedRun]:
-    """Keep these steps of each run.
-
-    Raises:
-        ReadingError: No run has any of them.
-    """
-    from dataclasses import replace
-
-    chosen = [
-        replace(run, lines=lines)
-        for run in runs
-        if (lines := [line for line in run.lines if steps[0] <= line.step <= steps[1]])
-    ]
-    if runs and not chosen:
-        first, last = (pick(line.step for run in runs for line in run.lines) for pick in (min, max))
-        raise ReadingError(
-            f"step {steps[0]}:{steps[1]} is not in the log; it has {first} to {last}.\n"
-            f"For example --steps {last}",
-            "no-such-step",
-        )
-    return chosen
 
 
 def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
@@ -131,6 +112,8 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
     from verl_profiler.render.figure import check_installed, save
 
     check_installed()
+    from verl_profiler.analysis.log_findings import log_findings
+    from verl_profiler.views.log_text import MORE, log_changes
     from verl_profiler.views.timing_figures import PICTURES
     from verl_profiler.views.timing_text import run_facts, summary_block
     from verl_profiler.views.view import NothingToDraw
@@ -161,6 +144,8 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
                 save(figure, file, "png", description=_mark(run))
             print(visible(f"Saved: {path}"))
         print(f"\n{summary_block(run)}\n\nAll plots saved to: {visible(str(folder))}")
+        changes = log_changes(log_findings(run))
+        print("\n".join(["", *changes, MORE] if changes else ["", MORE]))
 
 
 def _folders(runs: Sequence[LoggedRun], output_dir: Path | None) -> list[Path]:
@@ -204,8 +189,9 @@ def _give(text: str, out: Path | None, *, force: bool) -> None:
     print(visible(f"Wrote {out}"))
 
 
-def _as_json(runs: Sequence[LoggedRun], problems: Sequence[str]) -> str:
+def _as_json(runs: Sequence[LoggedRun], ends: Sequence[str], problems: Sequence[str]) -> str:
     from verl_profiler.analysis import console_timers
+    from verl_profiler.analysis.log_findings import log_findings, log_phases
 
     analyses = (
         console_timers.logged_steps,
@@ -213,6 +199,7 @@ def _as_json(runs: Sequence[LoggedRun], problems: Sequence[str]) -> str:
         console_timers.generation_times,
         console_timers.per_token_times,
         console_timers.metric_summary,
+        log_phases,
     )
     content = {
         "format": 1,
@@ -222,10 +209,12 @@ def _as_json(runs: Sequence[LoggedRun], problems: Sequence[str]) -> str:
                 "log": str(run.source),
                 "launches_begin": list(run.begins),
                 **{each.__name__: each(run) for each in analyses},
+                "findings": log_findings(run),
                 "metrics": [{"step": line.step, **line.values} for line in run.lines],
             }
             for run in runs
         ],
+        "ended": list(ends),
         "problems": list(problems),
     }
     return json_text(content)

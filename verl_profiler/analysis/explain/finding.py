@@ -72,8 +72,8 @@ class Finding:
     proof: str | None = None
     pastes: bool = True
 
-    def row(self, facts: Facts) -> dict[str, Any]:
-        """Return the finding as it is printed, with what to paste into a run of these facts."""
+    def row(self, facts: Facts | None = None) -> dict[str, Any]:
+        """Return the finding as it is printed, with what to paste into a run of these facts, if they are known."""
         rule, culprit = self.rule, self.culprit
         part = self.lost_s / self.step_s if self.lost_share is None else self.lost_share
         filled = {
@@ -82,7 +82,8 @@ class Finding:
             "who": (culprit.text or "no single one") if self.who is None else self.who,
             "reason": self.reason,
         }
-        overrides, files = fixes_of(rule.fixes if self.pastes else (), facts)
+        names = rule.fixes if self.pastes else ()
+        overrides, files = fixes_of(names, facts) if facts is not None else (list[str](), {})
         return {
             "run": self.run,
             "finding": self.name,

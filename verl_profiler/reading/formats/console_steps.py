@@ -5,18 +5,23 @@
 verl prints `%.3f` up to 0.4 and what `pprint` makes of a value since 0.5.  A line may stand behind a
 progress bar, be wrapped by a terminal, or be cut.  Logs of several launches in a row are separated:
 a launch that begins above the first step of the one before resumes it, and what it did again
-counts; one that does not is a run of its own.
+counts; one that does not is a run of its own.  Lines of trainers that ran at once, by Ray's process
+ids, are of different runs.  Files of other loggers (`metric_files`) and the `perf` lines of slime are
+read as such lines.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 from verl_profiler.reading.formats.console_log import STDIN, ConsoleLine, file_lines, lines_of
+from verl_profiler.reading.formats.metric_files import metric_rows
 
 __all__ = ["FAMILIES", "LoggedRun", "StepLine", "logged_runs", "step_lines"]
 
@@ -26,6 +31,12 @@ FAMILIES = ("timing_s/", "timing_per_token_ms/", "perf/")
 _VALIDATION = ("val-", "val/")
 _STEP = re.compile(r"(?<![\w/@.\-])step:(?P<step>\d{1,9})(?= -|\s*$)")
 _BETWEEN = " - "
+_TIMER = "timing_s/"
+_STEP_TIMER = f"{_TIMER}step"
+_PERF = "perf "
+_SLIME = re.compile(r"(?<![\w/])perf (?P<step>\d{1,9}): (?P<values>\{'perf/[^{}]*\})")
+# Parts of slime's `train_time`.
+_IN_TRAINING = ("log_probs", "ref_log_probs", "actor_train", "critic_train")
 
 _NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
 _VALUE = (
@@ -62,6 +73,7 @@ class StepLine:
         pid: Of the trainer's process, where Ray prints it.
         validated: The line has results of a validation, or the time that one took.
         rounded: Every number has three decimals, as verl prints them up to 0.4.
+        run: Its name, in files that have several.
     """
 
     step: int
@@ -71,6 +83,7 @@ class StepLine:
     pid: int | None = None
     validated: bool = False
     rounded: bool = False
+    run: str = ""
 
     @property
     def trained(self) -> bool:
@@ -143,7 +156,8 @@ def logged_runs(
         else:
             groups[-1].extend(read)
     for lines in groups:
-        runs += _runs(_launches(lines, problems), problems)
+        for each in _at_once(lines):
+            runs += _runs(_launches(each, problems), problems)
     return _labeled(runs)
 
 
@@ -157,12 +171,24 @@ def step_lines(path: Path, problems: list[str]) -> Iterator[StepLine]:
     Raises:
         ReadingError: The file cannot be read.
     """
+    rows = None if path == STDIN else metric_rows(path, problems)
+    if rows is not None:
+        yield from (
+            _of_metrics(StepLine(step, {}, path, number, run=run), values)
+            for number, run, step, values in rows
+        )
+        return
     found = _Problems()
     current: _Text | None = None
     for number, raw in file_lines(path, problems):
-        if current is None and "step:" not in raw:
+        if current is None and "step:" not in raw and _PERF not in raw:
             continue
         for line in lines_of(raw, number):
+            slime = _SLIME.search(line.text) if _PERF in line.text else None
+            if slime is not None:
+                at = StepLine(int(slime["step"]), {}, path, number, line.pid)
+                yield _of_slime(at, slime["values"])
+                continue
             match = _STEP.search(line.text)
             if match is None and current is not None and current.continued(line):
                 continue
@@ -174,6 +200,34 @@ def step_lines(path: Path, problems: list[str]) -> Iterator[StepLine]:
     if current is not None:
         yield from current.read(path, found)
     problems += found.sentences()
+
+
+def _of_metrics(line: StepLine, values: Mapping[str, float]) -> StepLine:
+    return replace(
+        line,
+        values={
+            name: value
+            for name, value in values.items()
+            if name.startswith(FAMILIES) and abs(value) <= _LARGEST
+        },
+        validated=f"{_TIMER}testing" in values or any(map(_is_validation, values)),
+    )
+
+
+def _of_slime(line: StepLine, text: str) -> StepLine:
+    """Read a line of slime (slime/utils/train_metric_utils.py); its step is waiting and training."""
+    try:
+        content = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return line
+    values: dict[str, float] = {}
+    pairs = cast("dict[Any, Any]", content).items() if isinstance(content, dict) else ()
+    for name, value in pairs:
+        timer = str(name).removeprefix("perf/").removesuffix("_time")
+        if isinstance(value, int | float) and str(name).endswith("_time"):
+            inside = "train/" * (timer in _IN_TRAINING)
+            values[f"{_TIMER}{inside}{timer}"] = float(value)
+    return _of_metrics(line, values)
 
 
 class _Text:
@@ -232,7 +286,7 @@ class _Text:
                 )
                 continue
             name = match["name"].replace("timing_s/timing_s/", "timing_s/")
-            validated |= name.startswith(_VALIDATION) or name == "timing_s/testing"
+            validated |= _is_validation(name) or name == f"{_TIMER}testing"
             numbers += 1
             rounded &= bool(_ROUNDED.fullmatch(match["plain"] or ""))
             if name.startswith(FAMILIES):
@@ -275,25 +329,59 @@ def _strict(metric: str) -> bool:
     return match is not None and not re.search(r"[\s:]", match["name"])
 
 
+def _is_validation(name: str) -> bool:
+    return name.startswith(_VALIDATION)
+
+
 def _number(match: re.Match[str]) -> float:
     text = match["wrapped"] or match["plain"] or match["truth"]
     return float(text == "True") if text in ("True", "False") else float(text)
 
 
-def _launches(lines: Iterable[StepLine], problems: list[str]) -> list[list[StepLine]]:
+def _at_once(lines: Sequence[StepLine]) -> list[list[StepLine]]:
+    """Separate runs that have names, and trainers that logged whole steps in turns."""
+    trainers = [(line.run, line.pid) for line in lines if _STEP_TIMER in line.values]
+    turns = [
+        each for each, before in zip(trainers, [None, *trainers], strict=False) if each != before
+    ]
+    several = {each for each in turns if turns.count(each) > 1}
+    if not several and len({line.run for line in lines}) < 2:
+        return [list(lines)]
+    found: dict[tuple[str, int | None], list[StepLine]] = {}
+    for line in lines:
+        # A process that logs no step belongs to whatever run logged last.
+        key = (
+            (line.run, line.pid)
+            if (line.run, line.pid) in trainers
+            else next(reversed(found), None)
+        )
+        if key is not None:
+            found.setdefault(key, []).append(line)
+            found[key] = found.pop(key)
+    order = list(dict.fromkeys(trainers))
+    return [found[key] for key in order if key in found]
+
+
+def _launches(lines: Sequence[StepLine], problems: list[str]) -> list[list[StepLine]]:
     """Cut the lines where a new launch begins; leave out lines that stand there twice."""
     launches: list[list[StepLine]] = [[]]
     last: StepLine | None = None
     twice = 0
-    for line in lines:
+    for place, line in enumerate(lines):
         current = launches[-1]
         if any(_same(line, earlier) for earlier in current[-2:]):
             twice += 1
             continue
         if last is not None and current:
             same_process = None in (line.pid, last.pid) or line.pid == last.pid
-            if same_process and line.step == last.step and not line.values.keys() & last.values:
-                last = current[-1] = _together(last, line)
+            after = lines[place + 1] if place + 1 < len(lines) else None
+            # Without a process, a validation of an earlier step may begin a launch that resumes there.
+            known = line.pid is not None or line.trained or line.step == last.step
+            known = known or after is None or after.step > last.step
+            index = _index_of(line, current) if same_process and known else None
+            if index is not None:
+                current[index] = _together(current[index], line)
+                last = current[-1]
                 continue
             back = line.step <= last.step if line.trained else line.step < last.step
             if back or not same_process:
@@ -305,6 +393,14 @@ def _launches(lines: Iterable[StepLine], problems: list[str]) -> list[list[StepL
     if twice:
         problems.append(f"{twice} step line{'s' * (twice > 1)} occur twice; each is counted once.")
     return launches
+
+
+def _index_of(line: StepLine, launch: Sequence[StepLine]) -> int | None:
+    """Return where a launch has the step of a line that adds to it, perhaps after later steps."""
+    for index in range(len(launch) - 1, -1, -1):
+        if launch[index].step == line.step:
+            return None if line.values.keys() & launch[index].values else index
+    return None
 
 
 def _together(line: StepLine, more: StepLine) -> StepLine:

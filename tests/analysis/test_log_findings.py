@@ -1,0 +1,220 @@
+"""What a log alone answers: figures and culprits from step lines that this file writes itself."""
+
+import json
+import random
+
+import pytest
+
+from verl_profiler.analysis.log_findings import log_findings
+from verl_profiler.cli import main
+from verl_profiler.reading.formats.console_steps import logged_runs
+
+GEN, UPDATE, FORWARD, SYNC = 400.0, 260.0, 72.0, 6.0
+
+
+def steps(number, *, seed=1, tokens=3.2e6, **changes):
+    """Metrics of each step; `changes` are functions of the step, by timer."""
+    draw = random.Random(seed)
+    for step in range(1, number + 1):
+        usual = {
+            "gen": GEN, "old_log_prob": FORWARD, "ref": FORWARD, "adv": 0.04, "update_actor": UPDATE,
+            "update_weights": SYNC,
+        }  # fmt: skip
+        timers = {name: value * draw.uniform(0.98, 1.02) for name, value in usual.items()}
+        timers |= {name: change(step) for name, change in changes.items() if name in usual}
+        timers["step"] = sum(timers.values())
+        beside = {name: change(step) for name, change in changes.items() if name not in timers}
+        timers |= {name: value for name, value in beside.items() if value is not None}
+        total = tokens(step) if callable(tokens) else tokens
+        yield (
+            step,
+            {f"timing_s/{name}": value for name, value in timers.items()}
+            | {
+                "perf/total_num_tokens": total,
+                "perf/time_per_step": timers["step"],
+                "perf/throughput": total / timers["step"] / 8,
+            },
+        )
+
+
+def console(path, rows, pid=7):
+    lines = [
+        f"(TaskRunner pid={pid}) step:{step} - "
+        + " - ".join(f"{name}:{value}" for name, value in values.items())
+        for step, values in rows
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def found(path):
+    (run,) = logged_runs([path], [])
+    return [
+        (row["finding"], row["accounts"] and next(iter(row["accounts"])), row["recoverable_s"])
+        for row in log_findings(run)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # One of the 29 steps that count, 19 times its median.
+        ({"gen": lambda step: 7600.0 if step == 23 else GEN}, ("stood_still", "gen", 7200 / 29)),
+        # From 260 by 18 s a step.
+        ({"update_actor": lambda step: UPDATE + 18 * step}, ("grows", "update_actor", 18 * 13.0)),
+        ({"param_sync": lambda step: 6.0 if step < 21 else 1500.0}, ("since_step", "param_sync", 1494 * 10 / 29)),
+        ({"adv": lambda _step: 340.0}, ("adv", "adv", 340.0)),
+        ({"old_log_prob": lambda _step: 250.0}, ("forward_pass", "old_log_prob", 250 - UPDATE / 3)),
+        ({"testing": lambda step: 900.0 if step % 5 == 0 else None}, ("validation", "testing", 900 * 6 / 29)),
+        ({"save_checkpoint": lambda step: 300.0 if step % 2 else None}, ("checkpoint", "save_checkpoint", 300 * 14 / 29)),
+        ({}, ("rollout_bound", "gen", GEN)),
+    ],
+)  # fmt: skip
+def test_the_planted_cause_is_first(tmp_path, changes, expected):
+    name, phase, seconds = expected
+    first = found(console(tmp_path / "train.log", steps(30, **changes)))[0]
+
+    assert (name, phase) == first[:2]
+    assert first[2] == pytest.approx(seconds, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_steady_log_has_no_anomaly(tmp_path, seed):
+    assert [("rollout_bound", "gen")] == [
+        each[:2] for each in found(console(tmp_path / "train.log", steps(20, seed=seed)))
+    ]
+
+
+def test_growth_with_the_tokens_is_told_from_growth_without(tmp_path, capsys):
+    growing = {"update_actor": lambda step: UPDATE * (1 + step / 10)}
+    with_tokens = steps(20, tokens=lambda step: 3.2e6 * (1 + step / 10), **growing)
+    assert 0 == main(["summary", str(console(tmp_path / "a.log", with_tokens))])
+    assert "update_actor grows during the run with the tokens: from" in capsys.readouterr().out
+    assert 0 == main(["summary", str(console(tmp_path / "b.log", steps(20, **growing)))])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "while the tokens of a step stay about the same" in out
+    assert "8 GPUs" in out
+
+
+def write_json(path, rows, _run):
+    path.write_text(
+        "".join(json.dumps({"step": step, "data": values}) + "\n" for step, values in rows)
+    )
+
+
+def write_history(path, rows, _run):
+    path.write_text("".join(json.dumps({"_step": step, **values}) + "\n" for step, values in rows))
+
+
+def write_csv(path, rows, prefix):
+    names = list(rows[0][1])
+    head = ",".join(["_step" if not prefix else "Step", *(f'"{prefix}{name}"' for name in names)])
+    body = [",".join(map(str, [step, *(values[name] for name in names)])) for step, values in rows]
+    path.write_text("\ufeff" + "\r\n".join([head, *body]) + "\r\n", encoding="utf-8")
+
+
+def write_long(path, rows, _run):
+    body = [f"r1,{name},{value},{step}" for step, values in rows for name, value in values.items()]
+    path.write_text("\n".join(["run_id,key,value,step", *body]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "run"),
+    [
+        ("metrics.jsonl", write_json, ""),
+        ("history.jsonl", write_history, ""),
+        ("history.csv", write_csv, ""),
+        ("panel.csv", write_csv, "my-run - "),
+        ("mlflow.csv", write_long, ""),
+    ],
+)
+def test_files_of_other_loggers_have_the_figures_of_the_console(tmp_path, capsys, name, write, run):
+    rows = list(steps(6, seed=3))
+    console(tmp_path / "train.log", rows)
+    write(tmp_path / name, rows, run)
+
+    answers = []
+    for path in ("train.log", name):
+        assert 0 == main(["summary", "--json", str(tmp_path / path)])
+        answers.append(json.loads(capsys.readouterr().out))
+    for answer in answers:
+        for row in [
+            *answer["findings"],
+            *(row for rows in answer["tables"].values() for row in rows),
+        ]:
+            row.pop("run")
+    assert answers[0]["tables"] == answers[1]["tables"]
+    assert answers[0]["findings"] == answers[1]["findings"]
+    assert 6 == len(answers[0]["tables"]["logged_steps"])
+
+
+def test_jobs_that_logged_at_once_are_two_runs(tmp_path):
+    one = console(tmp_path / "a", steps(6), pid=111).read_text().splitlines()
+    two = (
+        console(tmp_path / "b", steps(6, gen=lambda _step: 900.0), pid=222).read_text().splitlines()
+    )
+    log = tmp_path / "jobs.log"
+    log.write_text("\n".join(line for pair in zip(one, two, strict=True) for line in pair) + "\n")
+
+    runs = logged_runs([log], [])
+    assert [6, 6] == [len(run.lines) for run in runs]
+    assert [900.0] * 6 == [line.values["timing_s/gen"] for line in runs[1].lines]
+
+
+def test_late_lines_of_an_earlier_version_are_no_resumption(tmp_path):
+    """As the fully asynchronous trainer of verl 0.7 logs its rollouter's validations."""
+    rows = []
+    for step, values in steps(12):
+        rows += [(step, values), (step, {"timing_s/param_sync": 6.0})]
+        if step % 5 == 1 and step > 1:
+            rows += [
+                (step - 1, {"val-core/acc": 0.5}),
+                (step - 1, {"timing_s/rollouter/validate_time": 88.0}),
+            ]
+    problems = []
+    (run,) = logged_runs([console(tmp_path / "train.log", rows)], problems)
+
+    assert [*range(1, 13)] == [line.step for line in run.lines]
+    assert [1] == list(run.begins)
+    assert [5, 10] == [
+        line.step for line in run.lines if "timing_s/rollouter/validate_time" in line.values
+    ]
+    assert [] == problems
+
+
+def test_slime_s_lines_are_read(tmp_path, capsys):
+    times = "{'perf/train_wait_time': 211.3, 'perf/actor_train_time': 81.0, 'perf/train_time': 95.0, 'perf/step_time': 306.3}"
+    log = tmp_path / "slime.log"
+    log.write_text(
+        "".join(f"(Actor pid=3) metric_utils.py:44 - perf {n}: {times}\n" for n in range(1, 7))
+    )
+
+    assert 0 == main(["summary", str(log)])
+    out = capsys.readouterr().out
+    assert "train_wait  3 min 31 s   69 %" in out
+    assert "6 steps, mean 5 min 6 s" in out
+
+
+def test_a_log_that_ends_without_a_step_is_answered_with_what_ended_it(tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text(
+        "(TaskRunner pid=42) Training Progress:   0%|          | 0/105 [00:00<?, ?it/s]\n"
+        "Error executing job with overrides: ['x=1']\nTraceback (most recent call last):\n"
+        '  File "/w/verl/trainer/main_ppo.py", line 97, in run_ppo\n    ray.get(1)\n'
+        "ray.exceptions.RayTaskError(KeyError): ray::TaskRunner.run() (pid=42, ip=10.0.0.4)\n"
+        '  File "/w/my_rewards.py", line 12, in compute_score\n    return table[key]\n'
+        "KeyError: 'answer'\n"
+    )
+    for command in ("summary", "timing"):
+        assert 1 == main([command, str(log)])
+        assert (
+            "No step was finished: after start-up it failed with KeyError in compute_score "
+            "(/w/my_rewards.py:12, reward function): 'answer'." in capsys.readouterr().err
+        )
+    console(log, steps(3))
+    log.write_text(log.read_text() + "CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    assert 0 == main(["summary", str(log)])
+    assert (
+        "After step 3 it failed (CUDA out of memory. Tried to allocate 2.00 GiB)."
+        in capsys.readouterr().out
+    )

@@ -1,0 +1,336 @@
+"""What to do first, from the timers of a log alone: no requests, tools, engines or ranks are in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import fmean, median
+
+from verl_profiler.analysis.console_timers import logged_phases, logged_steps
+from verl_profiler.analysis.explain.finding import Finding
+from verl_profiler.analysis.explain.findings import in_order
+from verl_profiler.analysis.explain.rule import Rule
+from verl_profiler.analysis.explain.rules import RULES
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.reading.formats.console_steps import LoggedRun
+from verl_profiler.units import seconds
+
+__all__ = ["log_findings", "log_phases"]
+
+# The least share of the time from step to step, as for recorded runs.
+_LEAST = 0.03
+# So many times its median, and in at most this share of the steps, a phase stands still.
+_STALL, _RARE = 3.0, 0.2
+# A change that is less than this share of the phase is not looked at.
+_CHANGE = 0.1
+# One of 1,000 series without a trend has a larger |z| (Mann-Kendall).
+_TREND_Z = 3.29
+_SIDE = 3
+# Forward passes take about a third of an update, which has a backward pass too.
+_FORWARD, _FORWARD_LONG = 1 / 3, 0.6
+_FORWARDS = ("old_log_prob", "ref", "values")
+_UPDATES = ("update_actor", "update_critic_actor")
+# The slowest request of a batch against the mean one, above which it is a tail.
+_TAIL = 4.0
+_GENERATE = "timing_s/agent_loop/generate_sequences/"
+
+_STOOD = Rule(
+    "{who} stood still in {reason}.",
+    "Look at what that host, its network and its disks did at that time; leave the step out of comparisons.",
+    ("step_timing_breakdown",),
+)
+_JUMPED = Rule(
+    "{who} takes longer since {reason}.",
+    "Look at what changed then: another host after a restart, a setting that depends on the step, a disk "
+    "or a cache that filled up.",
+    ("step_timing_breakdown",),
+)
+_GREW = Rule(
+    "{who} grows during the run: {reason}.",
+    "Look for what grows with the steps: fragmented or leaking memory, clocks that fall as devices get "
+    "warm, growing files or caches. A restart from a checkpoint shows whether it starts over.",
+    ("step_timing_breakdown", "per_token_timing"),
+)
+_GREW_WITH_TOKENS = Rule(
+    "{who} grows during the run with the tokens: {reason}.",
+    "Longer responses cost this time. A limit of their length changes what is trained.",
+    ("step_timing_breakdown", "throughput"),
+)
+_FORWARD_PASS = Rule(
+    "{who} takes {lost_s}, {reason}; it is a forward pass only, for which about a third is usual.",
+    "Larger micro-batches for it: log_prob_micro_batch_size_per_gpu, or log_prob_use_dynamic_bsz with "
+    "log_prob_max_token_len_per_gpu; no offload of its parameters where memory allows.",
+    ("step_timing_breakdown", "per_token_timing"),
+)
+_TAIL_RULE = Rule(
+    "The slowest request of a batch generates for {lost_s} longer than the mean one ({reason}).",
+    "A log has no requests. `+profiler=multiturn` records them: which are slow, and whether their tokens, "
+    "turns, tools or engines make them so.",
+    ("generation_timing",),
+)
+_ROLLOUT_BOUND = Rule(
+    "{who} bounds the step: {lost_s} per step ({lost_share}){reason}.",
+    "A log does not show what is in it. `+profiler=multiturn` records requests, turns, tools and engines.",
+    ("step_timing_breakdown", "generation_timing"),
+    least=0.4,
+    dominates=True,
+)
+_TRAINER_BOUND = replace(
+    RULES["trainer_bound"],
+    least=0.4,
+    sentence="{who} bounds the step: {lost_s} per step ({lost_share}){reason}.",
+    shows=("step_timing_breakdown", "per_token_timing"),
+)
+_PHASE = Rule(
+    "{who} takes {lost_s} per step ({lost_share}){reason}.",
+    "A log does not show what is in it; `+profiler=multiturn` records the phase's parts and ranks.",
+    ("step_timing_breakdown",),
+)
+_LOG_RULES = {"rollout_bound": _ROLLOUT_BOUND, "trainer_bound": _TRAINER_BOUND}
+_KNOWN = {
+    "testing": "validation",
+    "save_checkpoint": "checkpoint",
+    "unaccounted": "unexplained",
+    "update_weights": "weight_sync",
+    "param_sync": "weight_sync",
+    **dict.fromkeys(("update_actor", "update_critic_actor", "train"), "trainer_bound"),
+    **dict.fromkeys(("gen", "gen_max", "train_wait"), "rollout_bound"),
+}
+
+
+def log_phases(run: LoggedRun) -> Rows:
+    """Return where a mean step goes, from its timers.
+
+    Returns:
+        One row per phase inside the step or beside it, longest first: phase, place (`step` or
+        `outside`), mean_s (over all steps, also those without it), steps (that have it), longest_s,
+        longest_step and share (of a step and what is beside it).
+    """
+    phases = [row for row in logged_phases(run) if row["place"] in ("step", "outside")]
+    lines = len({row["step"] for row in phases})
+    rows: Rows = []
+    for name, place in dict.fromkeys((row["phase"], row["place"]) for row in phases):
+        own = {row["step"]: row["duration_s"] for row in phases if row["phase"] == name}
+        longest = max(own, key=lambda step: own[step])
+        rows.append(
+            {
+                "phase": name,
+                "place": place,
+                "mean_s": sum(own.values()) / lines,
+                "steps": sum(each > 0 for each in own.values()),
+                "longest_s": own[longest],
+                "longest_step": longest,
+            }
+        )
+    whole_s = sum(row["mean_s"] for row in rows)
+    rows = [row | {"share": row["mean_s"] / whole_s if whole_s else None} for row in rows]
+    return sorted(rows, key=lambda row: -row["mean_s"])
+
+
+def log_findings(run: LoggedRun) -> Rows:
+    """Rank what the steps of a log lose time to.
+
+    Returns:
+        Rows as those of a recorded run's findings; their seconds are per step, as means over the steps
+        of the log without the first, if two others remain. A log has no requests, ranks or hosts, so
+        no culprit but a phase is named.
+    """
+    lines = list(run.lines[1:] if len(run.lines) > 2 else run.lines)
+    kept = LoggedRun(
+        run.label,
+        lines,
+        [each for each in run.begins if each >= lines[0].step] or [lines[0].step],
+        run.source,
+    )
+    series = _Series.of(kept)
+    if not series.whole_s:
+        return []
+    found = [*_in_time(series)]
+    taken = {each.who: each.lost_s for each in found}
+    least_s = _LEAST * series.whole_s
+    found += [
+        each
+        for each in (*_forwards(series), *_tail(series, kept), *_phases(series, kept))
+        if each.recoverable_s >= least_s and each.lost_s - taken.get(each.who, 0.0) >= least_s
+    ]
+    return [each.row() for each in in_order(found)]
+
+
+@dataclass(frozen=True)
+class _Series:
+    """The times of each phase by step, in seconds, and what the steps have besides."""
+
+    run: str
+    phases: Mapping[str, Mapping[int, float]]
+    steps: Sequence[int]
+    tokens: Mapping[int, float]
+    whole_s: float
+
+    @classmethod
+    def of(cls, run: LoggedRun) -> _Series:
+        phases: dict[str, dict[int, float]] = {}
+        for row in logged_phases(run):
+            if row["place"] in ("step", "outside"):
+                phases.setdefault(row["phase"], {})[row["step"]] = row["duration_s"]
+        steps = [line.step for line in run.lines]
+        tokens = {
+            row["step"]: row["total_tokens"] for row in logged_steps(run) if row["total_tokens"]
+        }
+        whole_s = sum(sum(each.values()) for each in phases.values()) / max(len(steps), 1)
+        return cls(run.label, phases, steps, tokens, whole_s)
+
+    def mean(self, phase: str) -> float:
+        return sum(self.phases.get(phase, {}).values()) / len(self.steps)
+
+    def found(
+        self, name: str, rule: Rule, phase: str, lost_s: float, *,
+        recoverable_s: float | None = None, reason: str = "", step: int | None = None,
+    ) -> Finding:  # fmt: skip
+        gain = lost_s if recoverable_s is None else recoverable_s
+        return Finding(
+            run=self.run, name=name, rule=rule, steps=len(self.steps), step_s=self.whole_s,
+            recoverable_s=gain, lost_s=lost_s, accounts={phase: lost_s}, who=phase, reason=reason,
+            mostly_step=step,
+        )  # fmt: skip
+
+
+def _in_time(series: _Series) -> Iterator[Finding]:
+    """Name what differs between the steps: one that stood still, a change since a step, a trend."""
+    for phase, by_step in series.phases.items():
+        if len(by_step) < 2 * _SIDE:
+            continue
+        usual = median(by_step.values())
+        stalls = {step: each for step, each in by_step.items() if each > _STALL * usual}
+        excess = sum(each - usual for each in stalls.values()) / len(series.steps)
+        if stalls and len(stalls) <= max(1, _RARE * len(by_step)):
+            if usual and excess >= _LEAST * series.whole_s:
+                worst = max(stalls, key=lambda step: stalls[step])
+                reason = (
+                    f"step {worst}: {seconds(stalls[worst])}, {stalls[worst] / usual:.0f} times its "
+                    f"median of {seconds(usual)}"
+                )
+                if len(stalls) > 1:
+                    reason += f", and in {len(stalls) - 1} more"
+                yield series.found("stood_still", _STOOD, phase, excess, reason=reason, step=worst)
+            rest = {step: each for step, each in by_step.items() if step not in stalls}
+        else:
+            rest = by_step
+        yield from _change(series, phase, rest)
+
+
+def _change(series: _Series, phase: str, by_step: Mapping[int, float]) -> Iterator[Finding]:
+    steps, values = list(by_step), list(by_step.values())
+    if len(values) < 2 * _SIDE:
+        return
+    cuts = [
+        (median(values[cut:]) - median(values[:cut]), cut)
+        for cut in range(_SIDE, len(values) - _SIDE + 1)
+        if min(values[cut:]) > max(values[:cut])
+    ]
+    if cuts:
+        jump, cut = max(cuts)
+        inside = max(abs(_growth(values[:cut])), abs(_growth(values[cut:])))
+        before, since = median(values[:cut]), median(values[cut:])
+        lost = jump * (len(values) - cut) / len(series.steps)
+        if inside < jump / 3 and jump >= _CHANGE * before and lost >= _LEAST * series.whole_s:
+            reason = f"step {steps[cut]}: {seconds(since)}, before {seconds(before)}"
+            yield series.found("since_step", _JUMPED, phase, lost, reason=reason)
+            return
+    growth = _growth(values)
+    lost = sum(values) / len(series.steps) - fmean(values[:_SIDE]) * len(values) / len(series.steps)
+    if (
+        abs(_z(values)) < _TREND_Z
+        or growth < _CHANGE * median(values)
+        or lost < _LEAST * series.whole_s
+    ):
+        return
+    first, last = median(values[:_SIDE]), median(values[-_SIDE:])
+    reason = f"from {seconds(first)} to {seconds(last)}"
+    rule = _GREW
+    if all(step in series.tokens for step in steps):
+        per = [value / series.tokens[step] * 1e3 for step, value in by_step.items()]
+        own = _growth(per) / median(per)
+        reason += f", {median(per[:_SIDE]):.3g} to {median(per[-_SIDE:]):.3g} ms per token"
+        if own < growth / median(values) / 2:
+            rule = _GREW_WITH_TOKENS
+        elif own > 0.8 * growth / median(values):
+            reason += ", while the tokens of a step stay about the same"
+    yield series.found("grows", rule, phase, lost, reason=reason)
+
+
+def _growth(values: Sequence[float]) -> float:
+    """Return the change over the whole series by its median slope (Theil-Sen)."""
+    if len(values) < 2:
+        return 0.0
+    # Enough pairs for the median; all of them would be quadratic in the steps.
+    every = max(1, len(values) // 200)
+    chosen = list(enumerate(values))[::every]
+    return median((b - a) / (j - i) for (i, a), (j, b) in combinations(chosen, 2)) * (
+        len(values) - 1
+    )
+
+
+def _z(values: Sequence[float]) -> float:
+    """Return the Mann-Kendall statistic of a trend, standard normal without one."""
+    number = len(values)
+    score = sum((b > a) - (b < a) for a, b in combinations(values, 2))
+    spread = math.sqrt(number * (number - 1) * (2 * number + 5) / 18)
+    return (score - (score > 0) + (score < 0)) / spread
+
+
+def _forwards(series: _Series) -> Iterator[Finding]:
+    update, update_s = max(
+        ((name, series.mean(name)) for name in _UPDATES), key=lambda each: each[1]
+    )
+    for phase in _FORWARDS:
+        own_s = series.mean(phase)
+        if update_s and own_s >= _FORWARD_LONG * update_s:
+            yield series.found(
+                "forward_pass", _FORWARD_PASS, phase, own_s,
+                recoverable_s=own_s - _FORWARD * update_s,
+                reason=f"{own_s / update_s:.2g} times {update}",
+            )  # fmt: skip
+
+
+def _tail(series: _Series, run: LoggedRun) -> Iterator[Finding]:
+    most, mean = _slowest(run)
+    if most > _TAIL * mean > 0:
+        yield series.found(
+            "tail", _TAIL_RULE, "gen", min(most - mean, series.mean("gen") or most),
+            reason=f"{seconds(most)}, mean {seconds(mean)}",
+        )  # fmt: skip
+
+
+def _slowest(run: LoggedRun) -> tuple[float, float]:
+    """Return how long the slowest and the mean request of a usual step generate; 0 if not logged."""
+    rows = [
+        (line.values[f"{_GENERATE}max"], line.values[f"{_GENERATE}mean"])
+        for line in run.lines
+        if {f"{_GENERATE}max", f"{_GENERATE}mean"} <= line.values.keys()
+    ]
+    return (median(each[0] for each in rows), median(each[1] for each in rows)) if rows else (0, 0)
+
+
+def _phases(series: _Series, run: LoggedRun) -> Iterator[Finding]:
+    """Name what bounds the step, and phases that usually take little, by the rules of recorded runs."""
+    means = {phase: series.mean(phase) for phase in series.phases}
+    for phase, mean_s in means.items():
+        times = sum(each > 0 for each in series.phases[phase].values())
+        name = _KNOWN.get(phase, "")
+        rule = _LOG_RULES.get(name) or RULES.get(name)
+        if (
+            rule is not None
+            and mean_s < rule.least * series.whole_s
+            and mean_s < max(means.values())
+        ):
+            if rule.dominates:
+                continue
+            name, rule = phase, _PHASE
+        reason = f", in {times} of {len(series.steps)} steps" if times < len(series.steps) else ""
+        most, mean = _slowest(run) if phase == "gen" else (0.0, 0.0)
+        if mean:
+            reason += f"; its slowest request generates for {seconds(most)}, the mean one for {seconds(mean)}"
+        if phase not in _FORWARDS:
+            yield series.found(name or phase, rule or _PHASE, phase, mean_s, reason=reason)

@@ -1,0 +1,115 @@
+"""Answers from a log alone: a console, or the metrics file of a logger, given instead of a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from verl_profiler.cli.output import json_text
+from verl_profiler.cli.terminal import print_error
+from verl_profiler.reading.formats.console_steps import logged_runs
+from verl_profiler.reading.formats.metric_files import metric_rows
+from verl_profiler.reading.formats.registry import is_run
+from verl_profiler.render.visible import visible
+
+if TYPE_CHECKING:
+    from verl_profiler.reading.formats.console_steps import LoggedRun
+
+__all__ = ["are_logs", "ends_of", "summarize_logs"]
+
+
+def are_logs(paths: Sequence[Path]) -> bool:
+    """Return whether all paths are files of logs, not of a run."""
+    return all(
+        os.path.isfile(path)
+        and (
+            not is_run(path) or (path.name.endswith((".jsonl", ".jsonl.gz")) and _has_metrics(path))
+        )
+        for path in paths
+    )
+
+
+def ends_of(paths: Sequence[Path]) -> list[str]:
+    """Return what ended the trainings of logs, as sentences."""
+    from verl_profiler.reading.formats.console_end import log_end
+
+    named = len(paths) > 1
+    ends = [(path, log_end(path).sentence()) for path in paths if os.path.isfile(path)]
+    return [f"{path}: {end}" if named else end for path, end in ends if end]
+
+
+def summarize_logs(
+    paths: Sequence[Path], *, steps: tuple[int, int] | None, as_json: bool, verbose: bool
+) -> int:
+    """Print the headline, where a mean step goes, and what to change first; return 0, or 1 without steps."""
+    from verl_profiler.analysis.log_findings import log_findings, log_phases
+
+    problems: list[str] = []
+    runs = logged_runs(paths, problems)
+    if steps is not None:
+        runs = chosen(runs, steps)
+    ends = ends_of(paths)
+    found = [log_findings(run) for run in runs]
+    if as_json:
+        from verl_profiler.analysis.console_timers import logged_steps
+
+        content = {
+            "format": 2,
+            "runs": [run.label for run in runs],
+            "findings": [row for rows in found for row in rows],
+            "tables": {
+                analysis.__name__: [
+                    {"run": run.label, **row} for run in runs for row in analysis(run)
+                ]
+                for analysis in (logged_steps, log_phases)
+            },
+            "ended": ends,
+            "problems": problems,
+        }
+        sys.stdout.write(json_text(content))
+        return 0 if runs else 1
+    if not runs:
+        print_error(*(ends or ("nothing to report:", *problems)))
+        return 1
+    from verl_profiler.views.log_text import MORE, log_overview
+
+    for run, rows in zip(runs, found, strict=True):
+        print(log_overview(run, rows, verbose=verbose), end="\n\n")
+    for end in ends:
+        print(visible(end))
+    print(MORE)
+    if problems:
+        print("\n".join(["Data quality:", *(visible(f"- {problem}") for problem in problems)]))
+    return 0
+
+
+def chosen(runs: Sequence[LoggedRun], steps: tuple[int, int]) -> list[LoggedRun]:
+    """Keep these steps of each run.
+
+    Raises:
+        ReadingError: No run has any of them.
+    """
+    from dataclasses import replace
+
+    from verl_profiler.errors import ReadingError
+
+    kept = [
+        replace(run, lines=lines)
+        for run in runs
+        if (lines := [line for line in run.lines if steps[0] <= line.step <= steps[1]])
+    ]
+    if runs and not kept:
+        first, last = (pick(line.step for run in runs for line in run.lines) for pick in (min, max))
+        raise ReadingError(
+            f"step {steps[0]}:{steps[1]} is not in the log; it has {first} to {last}.\n"
+            f"For example --steps {last}",
+            "no-such-step",
+        )
+    return kept
+
+
+def _has_metrics(path: Path) -> bool:
+    return metric_rows(path, []) is not None

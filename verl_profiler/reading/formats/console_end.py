@@ -1,0 +1,126 @@
+"""What ended a training, from its console: the exception with its own frame, and known reasons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl_profiler.events.failure_texts import reason_in
+from verl_profiler.reading.formats.console_log import console_lines
+
+__all__ = ["LogEnd", "log_end"]
+
+_FRAME = re.compile(
+    r'^\s*File "(?P<file>[^"\n]{1,400})", line (?P<line>\d{1,7}), in (?P<name>\S{1,200})'
+)
+_ERROR = re.compile(
+    r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Stopped|Killed))"
+    r"(?:: (?P<message>.*))?$"
+)
+_WRAPPED = re.compile(r"^(?:ray\.exceptions\.)?RayTaskError\(")
+_DEBUGGER = re.compile(r"^\(Pdb\)|^> \S+\(\d+\)\S*\(\)$")
+_PROGRESS = re.compile(r"Training Progress:\s+\d+%")
+_STEP = re.compile(r"(?<![\w/@.\-])step:(?P<step>\d{1,9}) - ")
+# Whose code a frame is: by its file or function, the first that fits.
+_WHOSE = (
+    (re.compile(r"reward|compute_score"), "reward function"),
+    (re.compile(r"omegaconf|hydra|/config"), "configuration"),
+    (re.compile(r"tool"), "tool"),
+    (re.compile(r"dataset|dataloader"), "data"),
+    (re.compile(r"sglang|vllm"), "engine"),
+)
+_MESSAGE = 300
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """How a console ends.
+
+    Args:
+        after_step: The last step that was logged before; None without one.
+        began: The trainer's progress bar was shown: start-up was over.
+        error: The type of the exception; empty without one.
+        message: Its message, shortened.
+        at: `file:line` of the innermost frame.
+        function: Of that frame.
+        whose: What that code is, such as `reward function`; empty if unknown.
+        reason: A known reason of Ray, torch, an engine or the operating system; else empty.
+        debugger: It waits in a debugger.
+    """
+
+    after_step: int | None = None
+    began: bool = False
+    error: str = ""
+    message: str = ""
+    at: str = ""
+    function: str = ""
+    whose: str = ""
+    reason: str = ""
+    debugger: bool = False
+
+    def sentence(self) -> str:
+        """Return what ended the training, as one sentence; empty if the console does not show it."""
+        if self.debugger:
+            what = "it waits in a debugger (Pdb)"
+        elif self.error:
+            place = f" in {self.function} ({self.at}{', ' + self.whose if self.whose else ''})"
+            what = f"it failed with {self.error}{place if self.function else ''}"
+            what += f": {self.message}" if self.message else ""
+        elif self.reason:
+            what = "it failed"
+        else:
+            return ""
+        if self.reason and self.reason not in what:
+            what += f" ({self.reason})"
+        if self.after_step is not None:
+            return f"After step {self.after_step} {what}."
+        return f"No step was finished: {'after start-up ' if self.began else ''}{what}."
+
+
+def log_end(path: Path) -> LogEnd:
+    """Read how a console ends.
+
+    Args:
+        path: A text or gzip file.
+
+    Raises:
+        ReadingError: The file cannot be read.
+    """
+    step: int | None = None
+    began = debugger = False
+    failures: list[tuple[str, str, tuple[str, str, str] | None]] = []
+    reason = ""
+    frame: tuple[str, str, str] | None = None
+    for text in _texts(path):
+        finished = _STEP.search(text)
+        if finished is not None:
+            # What a step was finished after did not end the training.
+            step, failures, reason, debugger = int(finished["step"]), [], "", False
+        began = began or _PROGRESS.search(text) is not None
+        debugger = debugger or _DEBUGGER.match(text) is not None
+        reason = reason or reason_in(text) or ""
+        found = _FRAME.match(text)
+        if found is not None:
+            frame = found["file"], found["line"], found["name"]
+            continue
+        error = None if _WRAPPED.match(text) else _ERROR.match(text)
+        if error is not None:
+            failures.append((error["type"].rpartition(".")[2], error["message"] or "", frame))
+            frame = None
+    framed = [each for each in failures if each[2] is not None] or failures
+    if not framed:
+        return LogEnd(step, began, reason=reason, debugger=debugger)
+    name, message, at = framed[-1]
+    file, line, function = at or ("", "", "")
+    whose = next((what for each, what in _WHOSE if each.search(f"{file} {function}")), "")
+    return LogEnd(
+        step, began, name, message[:_MESSAGE], f"{file}:{line}" if file else "", function,
+        whose, reason, debugger,
+    )  # fmt: skip
+
+
+def _texts(path: Path) -> Iterator[str]:
+    for line in console_lines(path, []):
+        yield line.text

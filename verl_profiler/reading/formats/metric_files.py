@@ -1,0 +1,185 @@
+"""The metrics of a training from the files of other loggers, as the step lines of a console.
+
+{"step": 7, "data": {"timing_s/gen": 10.2}}          verl's `file` logger
+{"_step": 7, "timing_s/gen": 10.2}                   W&B's history, and its wandb-summary.json
+_step,timing_s/gen,timing_s/step                     the same as CSV; `step` of others
+Step,my-run - timing_s/gen,my-run - timing_s/step    CSV of a W&B panel: a run per beginning
+run_id,key,value,step                                MLflow's metrics, one value per row
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from verl_profiler.reading.formats.console_log import file_lines
+
+__all__ = ["metric_rows"]
+
+_STEPS = ("_step", "step", "global_step", "training/global_step", "trainer/global_step")
+_PANEL = " - "
+# W&B adds these columns to those of a panel.
+_BOUNDS = ("__MIN", "__MAX")
+_FAMILY = "timing_s/"
+# A JSON object over more lines than this is a trace, not a summary.
+_MOST_LINES = 10_000
+
+# Of each line: its number in the file, the run (empty where the file has one), the step, the numbers.
+MetricRow = tuple[int, str, int, dict[str, float]]
+
+
+def metric_rows(path: Path, problems: list[str]) -> Iterator[MetricRow] | None:
+    """Read a file of metrics.
+
+    Args:
+        path: A file, also compressed with gzip; read from its beginning.
+        problems: Takes sentences about what could not be read.
+
+    Returns:
+        The number of the line, the run, the step and its metrics of each row, in the order of the
+        file; None for a file that is none of these, such as a console log.
+
+    Raises:
+        ReadingError: The file cannot be read.
+    """
+    lines = file_lines(path, [])
+    number, first = next(((number, line) for number, line in lines if line.strip()), (0, ""))
+    head = first.strip().removeprefix("\ufeff")
+    if head.startswith("{"):
+        content = _object(head) if head != "{" else _small(path)
+        return _json_rows(path, problems) if content is not None and _is_step(content) else None
+    names = _names(head)
+    if {"key", "value", "step"} <= set(names):
+        return _long_rows(path, number, problems)
+    step = next((name for name in names if name in _STEPS or name.lower() == "step"), None)
+    if step is not None and any(_FAMILY in name for name in names):
+        return _wide_rows(path, number, step, problems)
+    return None
+
+
+def _json_rows(path: Path, problems: list[str]) -> Iterator[MetricRow]:
+    whole = _small(path)
+    objects: Iterable[tuple[int, dict[str, Any] | None]] = (
+        [(1, whole)]
+        if whole is not None
+        else (
+            (number, _object(line)) for number, line in file_lines(path, problems) if line.strip()
+        )
+    )
+    unread = 0
+    for number, content in objects:
+        data = _metrics(content) if content is not None else None
+        step = _step(content) if content is not None else None
+        if data is None or step is None:
+            unread += 1
+            continue
+        yield number, "", step, _numbers(data)
+    if unread:
+        problems.append(f"{path}: {unread} lines are no metrics of a step.")
+
+
+def _wide_rows(path: Path, head: int, step: str, problems: list[str]) -> Iterator[MetricRow]:
+    unread = 0
+    for number, row in _csv_rows(path, head, problems):
+        at = _whole(row.get(step))
+        if at is None:
+            unread += 1
+            continue
+        runs: dict[str, dict[str, Any]] = {}
+        for name, value in row.items():
+            if name is None or name.endswith(_BOUNDS):
+                continue
+            before, between, metric = name.rpartition(_PANEL)
+            runs.setdefault(before if between else "", {})[metric] = value
+        for run, values in runs.items():
+            numbers = _numbers(values)
+            if any(name.startswith(_FAMILY) for name in numbers):
+                yield number, run, at, numbers
+    if unread:
+        problems.append(f"{path}: {unread} rows have no step.")
+
+
+def _long_rows(path: Path, head: int, problems: list[str]) -> Iterator[MetricRow]:
+    found: dict[tuple[str, int], tuple[int, dict[str, float]]] = {}
+    for number, row in _csv_rows(path, head, problems):
+        at, values = _whole(row.get("step")), _numbers({row.get("key") or "": row.get("value")})
+        if at is not None:
+            found.setdefault((row.get("run_id") or "", at), (number, {}))[1].update(values)
+    for (run, at), (number, values) in sorted(found.items()):
+        yield number, run, at, values
+
+
+def _csv_rows(
+    path: Path, head: int, problems: list[str]
+) -> Iterator[tuple[int, Mapping[str | None, Any]]]:
+    lines: Iterable[str] = (line for number, line in file_lines(path, problems) if number >= head)
+    reader = csv.DictReader(line.removeprefix("\ufeff") for line in lines)
+    try:
+        for row in reader:
+            yield reader.line_num + head - 1, row
+    except csv.Error as error:
+        problems.append(
+            f"{path}: line {reader.line_num + head - 1} is no CSV ({error}); the rest is not read."
+        )
+
+
+def _small(path: Path) -> dict[str, Any] | None:
+    """Return the object of a file that is one, such as wandb-summary.json; None if it is large."""
+    lines = [line for _, line in itertools.islice(file_lines(path, []), _MOST_LINES + 1)]
+    return _object("".join(lines)) if len(lines) <= _MOST_LINES else None
+
+
+def _is_step(content: Mapping[str, Any]) -> bool:
+    names = _metrics(content) or {}
+    return _step(content) is not None and any(name.startswith(_FAMILY) for name in names)
+
+
+def _metrics(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the metrics of a step: verl's logger has them in `data`."""
+    data = content.get("data", content)
+    return cast("Mapping[str, Any]", data) if isinstance(data, dict) else None
+
+
+def _names(head: str) -> list[str]:
+    try:
+        return next(csv.reader([head]), list[str]())
+    except csv.Error:
+        return []
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", content) if isinstance(content, dict) else None
+
+
+def _step(content: Mapping[str, Any]) -> int | None:
+    return next((at for name in _STEPS if (at := _whole(content.get(name))) is not None), None)
+
+
+def _whole(value: Any) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None and number >= 0 and number == int(number) else None
+
+
+def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
+    return {
+        str(name): number
+        for name, value in values.items()
+        if (number := _number(value)) is not None
+    }
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

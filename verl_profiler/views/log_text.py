@@ -1,0 +1,80 @@
+"""What a log alone shows of a training, for a terminal: where a mean step goes, and what to change first."""
+
+from __future__ import annotations
+
+import textwrap
+from statistics import fmean
+
+from verl_profiler.analysis.console_timers import logged_steps
+from verl_profiler.analysis.log_findings import log_phases
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.reading.formats.console_steps import LoggedRun
+from verl_profiler.render.text import align
+from verl_profiler.render.visible import visible
+from verl_profiler.units import counted, seconds, share
+from verl_profiler.views.findings import finding_texts
+
+__all__ = ["MORE", "log_changes", "log_overview"]
+
+MORE = (
+    "This is from the log alone, which has no requests, tools, engines or ranks. "
+    "To record them: the same command with +profiler=multiturn"
+)
+_WIDTH = 92
+_FIRST = 3
+_SMALL = 0.02
+
+
+def log_overview(run: LoggedRun, findings: Rows, *, verbose: bool = False) -> str:
+    """Return the headline, where a mean step goes, and the findings.
+
+    Args:
+        run: Of the log.
+        findings: The rows of `log_findings`.
+        verbose: All phases and findings, not only the first.
+    """
+    phases = log_phases(run)
+    shown = [row for row in phases if verbose or (row["share"] or 0) >= _SMALL]
+    table = [
+        [
+            row["phase"] + ("" if row["place"] == "step" else " (outside the step)"),
+            seconds(row["mean_s"]),
+            share(row["share"]),
+            f"{seconds(row['longest_s'])} (step {row['longest_step']})",
+        ]
+        for row in shown
+    ]
+    lines = align([["phase", "mean", "share", "longest"], *table], left=(0, 3))
+    return "\n".join([_headline(run), lines, *log_changes(findings, verbose=verbose)])
+
+
+def log_changes(findings: Rows, *, verbose: bool = False) -> list[str]:
+    """Return the findings as lines, at most three unless all are asked for."""
+    texts = finding_texts(findings if verbose else findings[:_FIRST])
+    of = f"; {len(texts)} of {len(findings)}, -v has all" if len(texts) < len(findings) else ""
+    lines = [f"What to change first (gains per step, not additive){of}"] if texts else []
+    for number, text in enumerate(texts, 1):
+        for before, each in (
+            (f"{number}. ", text["message"]),
+            ("   gain: ", text["gain"]),
+            ("   fix: ", text["try"]),
+        ):
+            lines += textwrap.wrap(
+                visible(each), _WIDTH, initial_indent=before, subsequent_indent="   "
+            )
+    return lines
+
+
+def _headline(run: LoggedRun) -> str:
+    steps = logged_steps(run)
+    whole = {row["step"]: (row["step_s"] or row["accounted_s"]) + row["outside_s"] for row in steps}
+    longest = max(whole, key=lambda step: whole[step])
+    text = f"{run.label}: {counted(len(steps), 'step')}, mean {seconds(fmean(whole.values()))}"
+    if len(steps) > 1:
+        text += f", {seconds(min(whole.values()))} to {seconds(whole[longest])} (step {longest})"
+    gpus = {row["gpus"] for row in steps if row["gpus"] is not None}
+    if len(gpus) == 1:
+        (number,) = gpus
+        hours = number * fmean(whole.values()) / 3600
+        text += f"; {counted(number, 'GPU')}, {hours:.3g} GPU-hours per step"
+    return visible(text)
