@@ -35,7 +35,7 @@ def test_the_conclusion_comes_first_and_the_problems_last(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert 0 == status
     assert lines[0].startswith("small_run: 2 finished steps, 16 requests; ")
-    assert "Findings of 2 steps (mean per step)" == lines[2]
+    assert "Findings of 2 steps (mean per step; shares of 7.07 s from step to step)" == lines[2]
     assert "1. The trainer noticed rollout completion 1.55 s late." == lines[3]
     assert any(line.startswith("step 1: 6.67 s, 60 % gen; slowest request ") for line in lines)
     assert "No problems found in the files." == lines[-1]
