@@ -146,9 +146,9 @@ def in_order(listed: Iterable[Finding]) -> list[Finding]:
     What healthy steps show too, and blames nobody, comes after what is out of the ordinary.
     """
 
-    def place(each: Finding) -> tuple[bool, bool, float]:
+    def place(each: Finding) -> tuple[bool, bool, bool, float]:
         usual = each.rule.varies and each.replayed is not None and each.culprit.who is None
-        return each.rule.dominates, usual, -each.recoverable_s
+        return each.rule.dominates, each.name == "work", usual, -each.recoverable_s
 
     return sorted(listed, key=place)
 
