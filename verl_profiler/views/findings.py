@@ -45,7 +45,9 @@ def finding_texts(rows: Rows) -> list[dict[str, Any]]:
 
 def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
     gain = f"{seconds(row['recoverable_s'])} per step ({share(row['share'])}){of}"
-    if row["dominates"]:
+    if row.get("finding") == "work":
+        gain = f"none measured, of {gain}; not an anomaly"
+    elif row["dominates"]:
         gain = f"at most {gain}; not an anomaly, but what bounds the step"
     elif not row["recoverable_s"]:
         gain = f"no step time{of}"
