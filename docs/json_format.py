@@ -28,6 +28,7 @@ _HEADLINE = (
 )
 _FINDINGS = ("rows", "Findings, most recoverable first: docs/findings.md.")
 _TABLES = ("tables", "Rows by table, at most 10,000 of each: see Tables below.")
+_ENDED = ("strings", "What ended the trainings, by their logs; empty if these do not show it.")
 _LEFT_OUT = ("object", "By table, how many rows were left out; `{}` if none.")
 
 # By command (the part before ":"): type and description of each key.  Keys that end in ? may be absent.
@@ -41,6 +42,13 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "tables": _TABLES,
         "left_out": _LEFT_OUT,
         "notes": _NOTES,
+        "problems": _PROBLEMS,
+    },
+    "summary LOG": {
+        "runs": _RUNS,
+        "findings": _FINDINGS,
+        "tables": ("tables", "Rows by table, each with its run: logged_steps, log_phases."),
+        "ended": _ENDED,
         "problems": _PROBLEMS,
     },
     "why": {
@@ -122,8 +130,9 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
     "timing": {
         "runs": (
             "rows",
-            "One per training in the logs: label, log, launches_begin, metrics, and its tables.",
+            "One per training in the logs: label, log, launches_begin, findings, metrics, and its tables.",
         ),
+        "ended": _ENDED,
         "problems": _PROBLEMS,
     },
     "stuck": {

@@ -42,6 +42,7 @@ def outputs(run):
     log = DATA / "console_logs" / "verl-0.9.1-real.log"
     texts = {
         "summary": printed("summary", run, "--json"),
+        "summary LOG": printed("summary", log, "--json"),
         "why": printed("why", run, "--json"),
         "requests": printed("requests", run, "--json"),
         "requests --request": printed("requests", run, "--request", first, "--json"),

@@ -12,13 +12,16 @@ from verl_profiler.cli.output import json_text
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.reading.formats.console_steps import logged_runs
 from verl_profiler.reading.formats.metric_files import metric_rows
-from verl_profiler.reading.formats.registry import is_run
+from verl_profiler.reading.formats.registry import format_of
 from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
     from verl_profiler.reading.formats.console_steps import LoggedRun
 
-__all__ = ["are_logs", "ends_of", "summarize_logs"]
+__all__ = ["are_logs", "chosen", "ends_of", "summarize_logs"]
+
+# Files of these names are events or traces, unless they have the metrics of steps.
+_OF_METRICS = (".jsonl", ".jsonl.gz", ".json")
 
 
 def are_logs(paths: Sequence[Path]) -> bool:
@@ -26,7 +29,8 @@ def are_logs(paths: Sequence[Path]) -> bool:
     return all(
         os.path.isfile(path)
         and (
-            not is_run(path) or (path.name.endswith((".jsonl", ".jsonl.gz")) and _has_metrics(path))
+            format_of(path) == "console"
+            or (path.name.endswith(_OF_METRICS) and metric_rows(path, []) is not None)
         )
         for path in paths
     )
@@ -109,7 +113,3 @@ def chosen(runs: Sequence[LoggedRun], steps: tuple[int, int]) -> list[LoggedRun]
             "no-such-step",
         )
     return kept
-
-
-def _has_metrics(path: Path) -> bool:
-    return metric_rows(path, []) is not None

@@ -76,6 +76,8 @@ def _by_verl(config: Any) -> list[str]:
     """Return what verl captures by its own keys; empty where they have no step or no tool."""
     from omegaconf import OmegaConf
 
+    from verl_profiler.capture.tools import nsys
+
     steps: Any = OmegaConf.select(config, "global_profiler.steps")
     tool: Any = OmegaConf.select(config, "global_profiler.tool")
     if not steps or not tool:
@@ -97,7 +99,7 @@ def _by_verl(config: Any) -> list[str]:
         named = "all" if every else named
         lines.append(f"  {role}, ranks: {named}")
     ends = "global_profiler.global_tool_config.nsys.worker_nsight_options.capture-range-end"
-    if tool == "nsys" and OmegaConf.select(config, ends) is None:
+    if tool == nsys.TOOL.name and OmegaConf.select(config, ends) is None:
         # verl/single_controller/ray/base.py:468
         lines.append(
             f"  reports appear only when a process ends: capture-range-end is repeat-shutdown:{6 * len(steps)}"

@@ -132,7 +132,7 @@ WHERE family = 'user' AND role = 'trainer' AND duration_us IS NOT NULL
 """
 
 
-def between_segments(tables: Tables, steps: Steps = None) -> Rows:
+def between_segments(tables: Tables, steps: Steps) -> Rows:
     """List what lies between the end of each step and the start of the next.
 
     The gap after the last step ends with its last timer, if it has one there; otherwise it is unknown.
