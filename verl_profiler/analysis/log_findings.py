@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
-from statistics import fmean, median
+from statistics import median
 
 from verl_profiler.analysis.console_timers import logged_phases, logged_steps
 from verl_profiler.analysis.explain.finding import Finding
 from verl_profiler.analysis.explain.findings import in_order
+from verl_profiler.analysis.explain.over_time import shape_of, stalled_in
 from verl_profiler.analysis.explain.rule import Rule
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.selection import Rows
@@ -21,13 +20,6 @@ __all__ = ["log_findings", "log_phases"]
 
 # The least share of the time from step to step, as for recorded runs.
 _LEAST = 0.03
-# So many times its median, and in at most this share of the steps, a phase stands still.
-_STALL, _RARE = 3.0, 0.2
-# A change that is less than this share of the phase is not looked at.
-_CHANGE = 0.1
-# One of 1,000 series without a trend has a larger |z| (Mann-Kendall).
-_TREND_Z = 3.29
-_SIDE = 3
 # Forward passes take about a third of an update, which has a backward pass too.
 _FORWARD, _FORWARD_LONG = 1 / 3, 0.6
 _FORWARDS = ("old_log_prob", "ref", "values")
@@ -147,9 +139,9 @@ def log_findings(run: LoggedRun) -> Rows:
     series = _Series.of(kept)
     if not series.whole_s:
         return []
-    found = [*_in_time(series)]
-    taken = {each.who: each.lost_s for each in found}
     least_s = _LEAST * series.whole_s
+    found = [each for each in _in_time(series) if each.lost_s >= least_s]
+    taken = {each.who: each.lost_s for each in found}
     found += [
         each
         for each in (*_forwards(series), *_tail(series, kept), *_phases(series, kept))
@@ -197,87 +189,45 @@ class _Series:
 
 
 def _in_time(series: _Series) -> Iterator[Finding]:
-    """Name what differs between the steps: one that stood still, a change since a step, a trend."""
+    """Name what differs between the steps: one that stood still, a change since a step, growth."""
+    stalls: dict[str, dict[int, float]] = {}
+    for step, phase, excess_s in stalled_in(series.phases, {}):
+        stalls.setdefault(phase, {})[step] = excess_s
     for phase, by_step in series.phases.items():
-        if len(by_step) < 2 * _SIDE:
-            continue
-        usual = median(by_step.values())
-        stalls = {step: each for step, each in by_step.items() if each > _STALL * usual}
-        excess = sum(each - usual for each in stalls.values()) / len(series.steps)
-        if stalls and len(stalls) <= max(1, _RARE * len(by_step)):
-            if usual and excess >= _LEAST * series.whole_s:
-                worst = max(stalls, key=lambda step: stalls[step])
-                reason = (
-                    f"step {worst}: {seconds(stalls[worst])}, {stalls[worst] / usual:.0f} times its "
-                    f"median of {seconds(usual)}"
-                )
-                if len(stalls) > 1:
-                    reason += f", and in {len(stalls) - 1} more"
-                yield series.found("stood_still", _STOOD, phase, excess, reason=reason, step=worst)
-            rest = {step: each for step, each in by_step.items() if step not in stalls}
-        else:
-            rest = by_step
-        yield from _change(series, phase, rest)
+        own = stalls.get(phase, {})
+        if own:
+            worst = max(own, key=lambda step: own[step])
+            usual = by_step[worst] - own[worst]
+            reason = f"step {worst}: {seconds(by_step[worst])}"
+            if usual:
+                reason += f", {by_step[worst] / usual:.0f} times its median of {seconds(usual)}"
+            if len(own) > 1:
+                reason += f", and in {len(own) - 1} more"
+            lost_s = sum(own.values()) / len(series.steps)
+            yield series.found("stood_still", _STOOD, phase, lost_s, reason=reason, step=worst)
+        yield from _change(series, phase, {s: each for s, each in by_step.items() if s not in own})
 
 
 def _change(series: _Series, phase: str, by_step: Mapping[int, float]) -> Iterator[Finding]:
-    steps, values = list(by_step), list(by_step.values())
-    if len(values) < 2 * _SIDE:
+    found = shape_of(by_step, series.steps[0]) if by_step else None
+    if found is None:
         return
-    cuts = [
-        (median(values[cut:]) - median(values[:cut]), cut)
-        for cut in range(_SIDE, len(values) - _SIDE + 1)
-        if min(values[cut:]) > max(values[:cut])
-    ]
-    if cuts:
-        jump, cut = max(cuts)
-        inside = max(abs(_growth(values[:cut])), abs(_growth(values[cut:])))
-        before, since = median(values[:cut]), median(values[cut:])
-        lost = jump * (len(values) - cut) / len(series.steps)
-        if inside < jump / 3 and jump >= _CHANGE * before and lost >= _LEAST * series.whole_s:
-            reason = f"step {steps[cut]}: {seconds(since)}, before {seconds(before)}"
-            yield series.found("since_step", _JUMPED, phase, lost, reason=reason)
-            return
-    growth = _growth(values)
-    lost = sum(values) / len(series.steps) - fmean(values[:_SIDE]) * len(values) / len(series.steps)
-    if (
-        abs(_z(values)) < _TREND_Z
-        or growth < _CHANGE * median(values)
-        or lost < _LEAST * series.whole_s
-    ):
+    lost_s = sum(each * (1 - found.kept[step]) for step, each in by_step.items())
+    lost_s /= len(series.steps)
+    if found.since is not None:
+        reason = f"step {found.since}: {seconds(found.last)}, before {seconds(found.first)}"
+        yield series.found("since_step", _JUMPED, phase, lost_s, reason=reason)
         return
-    first, last = median(values[:_SIDE]), median(values[-_SIDE:])
-    reason = f"from {seconds(first)} to {seconds(last)}"
-    rule = _GREW
-    if all(step in series.tokens for step in steps):
-        per = [value / series.tokens[step] * 1e3 for step, value in by_step.items()]
-        own = _growth(per) / median(per)
-        reason += f", {median(per[:_SIDE]):.3g} to {median(per[-_SIDE:]):.3g} ms per token"
-        if own < growth / median(values) / 2:
+    reason, rule = f"from {seconds(found.first)} to {seconds(found.last)}", _GREW
+    if all(step in series.tokens for step in by_step):
+        rate = {step: each / series.tokens[step] * 1e3 for step, each in by_step.items()}
+        last = max(rate)
+        reason += f", {rate[min(rate)]:.3g} to {rate[last]:.3g} ms per token"
+        if shape_of(rate, series.steps[0]) is None:
             rule = _GREW_WITH_TOKENS
-        elif own > 0.8 * growth / median(values):
+        elif shape_of({s: series.tokens[s] for s in by_step}, series.steps[0]) is None:
             reason += ", while the tokens of a step stay about the same"
-    yield series.found("grows", rule, phase, lost, reason=reason)
-
-
-def _growth(values: Sequence[float]) -> float:
-    """Return the change over the whole series by its median slope (Theil-Sen)."""
-    if len(values) < 2:
-        return 0.0
-    # Enough pairs for the median; all of them would be quadratic in the steps.
-    every = max(1, len(values) // 200)
-    chosen = list(enumerate(values))[::every]
-    return median((b - a) / (j - i) for (i, a), (j, b) in combinations(chosen, 2)) * (
-        len(values) - 1
-    )
-
-
-def _z(values: Sequence[float]) -> float:
-    """Return the Mann-Kendall statistic of a trend, standard normal without one."""
-    number = len(values)
-    score = sum((b > a) - (b < a) for a, b in combinations(values, 2))
-    spread = math.sqrt(number * (number - 1) * (2 * number + 5) / 18)
-    return (score - (score > 0) + (score < 0)) / spread
+    yield series.found("grows", rule, phase, lost_s, reason=reason)
 
 
 def _forwards(series: _Series) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import seconds
 
-__all__ = ["over_time"]
+__all__ = ["Shape", "over_time", "shape_of", "stalled_in"]
 
 # A step stands out if a phase takes so many times the median, and so many times what the others vary by.
 _TIMES, _SPREADS = 3, 8
@@ -29,7 +29,7 @@ _TREND, _CHANGE = 3.3, 3.8
 _GROWTH = 0.1
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """How a series changes, and at each step its level without the change divided by the one with it."""
 
     since: int | None
@@ -51,7 +51,7 @@ def over_time(tables: Tables, steps: Steps) -> Found:
             phase: {s: tokens for s, (tokens, _) in each.items()}
             for phase, each in own_work.items()
         }
-        stalled = _stalled(phases, {**demands, "gen": longest.get(run, {})})
+        stalled = stalled_in(phases, {**demands, "gen": longest.get(run, {})})
         own: dict[str, list[tuple[float, Culprit]]] = {}
         for step, phase, lost_s in stalled:
             own.setdefault("stalled_step", []).append(
@@ -123,8 +123,8 @@ def _first_step(tables: Tables, run: str) -> int:
     return int(row["first"])
 
 
-def _stalled(
-    phases: Mapping[str, _Series], demands: Mapping[str, _Series]
+def stalled_in(
+    phases: Mapping[str, Mapping[int, float]], demands: Mapping[str, Mapping[int, float]]
 ) -> list[tuple[int, str, float]]:
     """Return step, phase and excess of the phases that take many times as long in few steps.
 
@@ -192,13 +192,13 @@ def _changes(
 ) -> list[tuple[str, float, Culprit]]:
     """Return finding, seconds and culprit of what grows or has changed."""
     found: list[tuple[str, float, Culprit]] = []
-    by_tokens: list[tuple[float, str, _Shape]] = []
+    by_tokens: list[tuple[float, str, Shape]] = []
     for phase, lengths in phases.items():
         series = {step: each for step, each in lengths.items() if step not in without}
         known = {step: each for step, each in work.get(phase, {}).items() if step in series}
         if len(known) == len(series):
-            rate = _shape({step: ms for step, (_, ms) in known.items()}, first)
-            more = _shape({step: tokens for step, (tokens, _) in known.items()}, first)
+            rate = shape_of({step: ms for step, (_, ms) in known.items()}, first)
+            more = shape_of({step: tokens for step, (tokens, _) in known.items()}, first)
             if more is not None:
                 by_tokens.append((_lost_s(series, more), phase, more))
             if rate is not None:
@@ -207,7 +207,7 @@ def _changes(
                 found.append(_finding(series, rate, phase, text))
             if rate is not None or more is not None:
                 continue
-        shape = _shape(series, first)
+        shape = shape_of(series, first)
         if shape is not None:
             text = f"{phase}: {seconds(shape.first)} to {seconds(shape.last)}"
             if not known:
@@ -223,11 +223,11 @@ def _changes(
     return found
 
 
-def _lost_s(series: _Series, shape: _Shape) -> float:
+def _lost_s(series: _Series, shape: Shape) -> float:
     return sum(length * (1 - shape.kept[step]) for step, length in series.items())
 
 
-def _finding(series: _Series, shape: _Shape, phase: str, text: str) -> tuple[str, float, Culprit]:
+def _finding(series: _Series, shape: Shape, phase: str, text: str) -> tuple[str, float, Culprit]:
     evidence: Rows = [
         {"step": step, "who": phase, "seconds": series[step], "what": None}
         for step in sorted(series, key=lambda step: -series[step])[:3]
@@ -239,25 +239,27 @@ def _finding(series: _Series, shape: _Shape, phase: str, text: str) -> tuple[str
     return "changed", lost_s, Culprit("phase", phase, text, evidence=evidence)
 
 
-def _shape(series: _Series, first: int) -> _Shape | None:
-    """Return whether a series grows with the steps, or has grown at one of them; None if neither."""
+def shape_of(series: Mapping[int, float], first: int) -> Shape | None:
+    """Return whether a series grows with the steps, or has grown at one of them; None if neither.
+
+    Args:
+        series: Values by step.
+        first: The run's first step, whose level growth is measured from.
+    """
     steps = sorted(series)
     values = [series[step] for step in steps]
     if len(steps) < _STEPS or min(values) <= 0:
         return None
     trend = _z(steps, values) / _TREND
-    best, since = 0.0, steps[0]
-    for place in range(_SIDE, len(steps) - _SIDE + 1):
-        z = _z([float(at >= place) for at in range(len(steps))], values) / _CHANGE
-        if z > best:
-            best, since = z, steps[place]
+    place, r = _largest_step(values)
+    best, since = _of_correlation(r, len(values)) / _CHANGE, steps[place]
     if max(trend, best) < 1:
         return None
     if best > trend:
         before = fmean(series[step] for step in steps if step < since)
         after = fmean(series[step] for step in steps if step >= since)
         kept = {step: before / after if step >= since else 1.0 for step in steps}
-        shape = _Shape(since, before, after, kept)
+        shape = Shape(since, before, after, kept)
     else:
         logs = [math.log(each) for each in values]
         # Growth by a constant share where that fits better.
@@ -266,14 +268,31 @@ def _shape(series: _Series, first: int) -> _Shape | None:
         line = {step: constant + slope * step for step in (first, *steps)}
         fitted = {s: math.exp(each) if shares else max(each, 1e-9) for s, each in line.items()}
         kept = {step: min(fitted[first] / fitted[step], 1.0) for step in steps}
-        shape = _Shape(None, values[0], values[-1], kept)
+        shape = Shape(None, values[0], values[-1], kept)
     return shape if shape.last > (1 + _GROWTH) * shape.first else None
+
+
+def _largest_step(values: Sequence[float]) -> tuple[int, float]:
+    """Return the place from which on values are higher, with the best correlation; (0, 0) if none is."""
+    number, mean = len(values), fmean(values)
+    spread = math.sqrt(sum((each - mean) ** 2 for each in values))
+    place, best, above = 0, 0.0, 0.0
+    for at, each in enumerate(reversed(values), 1):
+        above += each - mean
+        if _SIDE <= at <= number - _SIDE and above > 0 and spread:
+            r = above / (spread * math.sqrt(at * (number - at) / number))
+            if r >= best:
+                place, best = number - at, r
+    return place, best
 
 
 def _z(x: Sequence[float], y: Sequence[float]) -> float:
     """Return Fisher's z of a correlation, in standard deviations of chance."""
     try:
-        r = correlation(x, y)
+        return _of_correlation(correlation(x, y), len(x))
     except StatisticsError:
         return 0.0
-    return math.atanh(min(r, 1 - 1e-12)) * math.sqrt(len(x) - 3)
+
+
+def _of_correlation(r: float, number: int) -> float:
+    return math.atanh(min(r, 1 - 1e-12)) * math.sqrt(number - 3)
