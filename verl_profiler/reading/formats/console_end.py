@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
 from verl_profiler.events.failure_texts import reason_in
-from verl_profiler.reading.formats.console_log import console_lines
+from verl_profiler.reading.formats.console_log import file_lines, lines_of
 
 __all__ = ["LogEnd", "log_end"]
 
@@ -21,7 +21,7 @@ _ERROR = re.compile(
 )
 _WRAPPED = re.compile(r"^(?:ray\.exceptions\.)?RayTaskError\(")
 _DEBUGGER = re.compile(r"^\(Pdb\)|^> \S+\(\d+\)\S*\(\)$")
-_PROGRESS = re.compile(r"Training Progress:\s+\d+%")
+_PROGRESS = "Training Progress: "
 _STEP = re.compile(r"(?<![\w/@.\-])step:(?P<step>\d{1,9}) - ")
 # Whose code a frame is: by its file or function, the first that fits.
 _WHOSE = (
@@ -32,6 +32,8 @@ _WHOSE = (
     (re.compile(r"sglang|vllm"), "engine"),
 )
 _MESSAGE = 300
+# Lines since the last step that are looked at, the last ones.
+_SINCE = 200_000
 
 
 @dataclass(frozen=True)
@@ -89,16 +91,21 @@ def log_end(path: Path) -> LogEnd:
         ReadingError: The file cannot be read.
     """
     step: int | None = None
-    began = debugger = False
+    began = False
+    # What a step was finished after did not end the training.
+    since: deque[str] = deque(maxlen=_SINCE)
+    for number, raw in file_lines(path, []):
+        began = began or _PROGRESS in raw
+        for line in lines_of(raw, number) if "step:" in raw else ():
+            finished = _STEP.search(line.text)
+            if finished is not None:
+                step = int(finished["step"])
+                since.clear()
+        since.append(raw)
+    debugger, reason = False, ""
     failures: list[tuple[str, str, tuple[str, str, str] | None]] = []
-    reason = ""
     frame: tuple[str, str, str] | None = None
-    for text in _texts(path):
-        finished = _STEP.search(text)
-        if finished is not None:
-            # What a step was finished after did not end the training.
-            step, failures, reason, debugger = int(finished["step"]), [], "", False
-        began = began or _PROGRESS.search(text) is not None
+    for text in (line.text for raw in since for line in lines_of(raw, 0)):
         debugger = debugger or _DEBUGGER.match(text) is not None
         reason = reason or reason_in(text) or ""
         found = _FRAME.match(text)
@@ -119,8 +126,3 @@ def log_end(path: Path) -> LogEnd:
         step, began, name, message[:_MESSAGE], f"{file}:{line}" if file else "", function,
         whose, reason, debugger,
     )  # fmt: skip
-
-
-def _texts(path: Path) -> Iterator[str]:
-    for line in console_lines(path, []):
-        yield line.text
