@@ -9,7 +9,7 @@
 
 RUN@N:M selects the steps N to M; the default is all finished steps without the first (warm-up), if
 at least two others remain.  RUN,RUN are launches of the same: then the unit of the tests is a launch.
-A file that ends in .log, .out or .txt is a console log of verl, of which the timers are compared.
+A file that is no run is a log (a console, or metrics of a logger), of which the timers are compared.
 Exits with 1 if a --fail-if condition holds: the change exceeds the limit and is significant; with
 --verify, if less than half of the predicted gain was achieved, or noise hides it.
 """

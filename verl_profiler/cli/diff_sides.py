@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl_profiler.cli.logs import are_logs
 from verl_profiler.cli.options import check_steps, step_range
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.remote import is_url
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Read", "Side", "read_both", "read_findings", "side", "sides"]
 
-# How the console logs end that are compared by their timers.
-_CONSOLE_LOGS = (".log", ".log.gz", ".out", ".txt")
 _SIDE = re.compile(r"(?P<path>.+)@(?P<steps>\d{1,9}(?::\d{1,9})?)", re.DOTALL)
 
 
@@ -108,7 +107,7 @@ def read_both(
         for side in (first, second):
             reads.append([])
             for each in side:
-                if str(each.path).endswith(_CONSOLE_LOGS) and each.path.is_file():
+                if are_logs([each.path]):
                     reads[-1].append(_read_log(each, warmup))
                     continue
                 opened = stack.enter_context(load(each.path, cache=cache))

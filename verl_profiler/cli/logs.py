@@ -12,16 +12,13 @@ from verl_profiler.cli.output import json_text
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.reading.formats.console_steps import logged_runs
 from verl_profiler.reading.formats.metric_files import metric_rows
-from verl_profiler.reading.formats.registry import format_of
+from verl_profiler.reading.formats.registry import format_of, suffixes
 from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
     from verl_profiler.reading.formats.console_steps import LoggedRun
 
 __all__ = ["are_logs", "chosen", "ends_of", "summarize_logs"]
-
-# Files of these names are events or traces, unless they have the metrics of steps.
-_OF_METRICS = (".jsonl", ".jsonl.gz", ".json")
 
 
 def are_logs(paths: Sequence[Path]) -> bool:
@@ -30,7 +27,10 @@ def are_logs(paths: Sequence[Path]) -> bool:
         os.path.isfile(path)
         and (
             format_of(path) == "console"
-            or (path.name.endswith(_OF_METRICS) and metric_rows(path, []) is not None)
+            or (
+                path.name.endswith(suffixes("events", "torch_trace"))
+                and metric_rows(path, []) is not None
+            )
         )
         for path in paths
     )
