@@ -183,7 +183,7 @@ def test_late_lines_of_an_earlier_version_are_no_resumption(tmp_path):
 
 
 def test_slime_s_lines_are_read(tmp_path, capsys):
-    times = "{'perf/train_wait_time': 211.3, 'perf/actor_train_time': 81.0, 'perf/train_time': 95.0, 'perf/step_time': 306.3}"
+    times = "{'perf/update_weights_time': 1.3, 'perf/train_wait_time': 211.3, 'perf/actor_train_time': 81.0, 'perf/train_time': 95.0, 'perf/step_time': 306.3}"
     log = tmp_path / "slime.log"
     log.write_text(
         "".join(f"(Actor pid=3) metric_utils.py:44 - perf {n}: {times}\n" for n in range(1, 7))

@@ -35,8 +35,8 @@ _TIMER = "timing_s/"
 _STEP_TIMER = f"{_TIMER}step"
 _PERF = "perf "
 _SLIME = re.compile(r"(?<![\w/])perf (?P<step>\d{1,9}): (?P<values>\{'perf/[^{}]*\})")
-# Parts of slime's `train_time`.
-_IN_TRAINING = ("log_probs", "ref_log_probs", "actor_train", "critic_train")
+# slime's step is its waiting and its training; all other timers are parts of these.
+_OF_SLIME = ("step", "train_wait", "train")
 
 _NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
 _VALUE = (
@@ -225,8 +225,8 @@ def _of_slime(line: StepLine, text: str) -> StepLine:
     for name, value in pairs:
         timer = str(name).removeprefix("perf/").removesuffix("_time")
         if isinstance(value, int | float) and str(name).endswith("_time"):
-            inside = "train/" * (timer in _IN_TRAINING)
-            values[f"{_TIMER}{inside}{timer}"] = float(value)
+            part = "" if timer in _OF_SLIME else "slime/"
+            values[f"{_TIMER}{part}{timer}"] = float(value)
     return _of_metrics(line, values)
 
 
