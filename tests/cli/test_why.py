@@ -11,7 +11,6 @@ from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.cli import why
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.reader import load
-from verl_profiler.views.findings import findings
 from verl_profiler.views.why_text import why as view
 
 SCREEN = 45
@@ -59,7 +58,7 @@ def test_without_v_a_run_of_any_size_fits_on_one_screen(capsys):
 
     with load(REHEARSED) as opened:
         found = dict(explanations(opened.tables))
-    ranked = findings(found)
+    ranked = found["findings"]
     for name in ("what_if", "step_replays", "stragglers", "straggler_requests"):
         found[name] = found[name] * 100
     found["steady_path"] = [

@@ -116,12 +116,11 @@ def findings_of(training):
     """Read a training's files and return its findings, as `summary` has them."""
     from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.reading.reader import load
-    from verl_profiler.views.findings import findings
 
     with tempfile.TemporaryDirectory() as folder:
         run = load(write(training, Path(folder) / "run"), cache=False)
         try:
-            return findings(explanations(run.tables))
+            return explanations(run.tables)["findings"]
         finally:
             run.close()
 

@@ -8,7 +8,7 @@ from truth.test_culprits import STEPS, healthy
 
 from verl_profiler.analysis import ANALYSES
 from verl_profiler.analysis.explain.findings import explanations
-from verl_profiler.views.findings import RULES, findings
+from verl_profiler.views.findings import RULES
 
 JOINED = (
     "critical_path",
@@ -70,7 +70,7 @@ def test_no_finding_is_made_up_for_an_asynchronous_run():
     """Who waits for the ranks is known; nobody waits for the requests of its own step."""
     rows = explanations(run(1))
 
-    assert [] == findings(rows)
+    assert [] == rows["findings"]
     assert not {"request", "tool", "worker", "replica"} & {
         row["kind"] for row in rows["stragglers"]
     }
@@ -85,7 +85,7 @@ def test_a_trainer_that_consumes_what_was_ready_is_asynchronous(plan):
     assert [row["run"] for row in tables_of(events).rows("SELECT run FROM asynchronous")] == [
         "made"
     ]
-    assert all(RULES[row["finding"]].pooled for row in findings(explanations(tables_of(events))))
+    assert all(RULES[row["finding"]].pooled for row in explanations(tables_of(events))["findings"])
 
 
 def test_a_trainer_that_consumes_its_own_requests_is_synchronous():

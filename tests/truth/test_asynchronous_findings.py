@@ -12,7 +12,7 @@ from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rules import RULES
-from verl_profiler.views.findings import finding_list, findings
+from verl_profiler.views.findings import finding_list
 
 
 def fast(number):
@@ -257,7 +257,7 @@ def test_replicas_that_lend_are_advised_where_the_run_could_have_them(mode, swit
     plan = PAIRS["waits_for_rollout"][0]
     tables = tables_of(events_of(Simulation(plan)))
     tables.launches = {"made": {"versions": {"verl": "0.9.1"}, "training": training}}
-    rows = findings(explanations(tables))
+    rows = explanations(tables)["findings"]
     (row,) = [each for each in rows if each["finding"] == "waits_for_rollout"]
 
     assert row["overrides"] == [f"{key}=true"] * lends
@@ -281,7 +281,7 @@ def test_synchronous_runs_have_none_of_these():
 def test_a_finding_is_written_with_its_fix():
     """As those of synchronous runs; what is on the critical path of no step is left out."""
     tables = tables_of(events_of(Simulation(PAIRS["waits_in_turn"][0])))
-    rows = findings(explanations(tables))
+    rows = explanations(tables)["findings"]
     text = finding_list(rows)
 
     assert all(RULES[row["finding"]].pooled for row in rows)

@@ -8,7 +8,7 @@ from truth.synthetic import SECOND, Phase, Request, Step, Turn, run_of
 from verl_profiler.analysis.explain.concentration import Place, concentration, identity
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.rules import RULES
-from verl_profiler.views.findings import finding_list, findings
+from verl_profiler.views.findings import finding_list
 
 # The first one is warm-up; of two alike, eight steps name the one that always leads.
 STEPS = 9
@@ -193,7 +193,7 @@ PLANTED = {
 
 def found_in(step_of, steps=STEPS, **more):
     tables, truths = run_of(*(step_of(number) for number in range(1, steps + 1)), **more)
-    return findings(explanations(tables)), truths
+    return explanations(tables)["findings"], truths
 
 
 def seconds_per_step(step_of, steps=STEPS):

@@ -6,7 +6,6 @@ from truth.synthetic import EPOCH, Request, Step, events_of
 
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.views.findings import findings
 
 _EVERY_US = 100_000
 STEPS = 8
@@ -52,7 +51,7 @@ def found_in(idle_of, *, hosts=("one",)):
                             idle_us[device] = idle_us.get(device, 0) + shared * share
                 utilization = round(100 * busy / _EVERY_US)
                 events.append(reading(at_us, utilization, device=device, name=name))
-    rows = findings(explanations(Tables.of({"events": events, "processes": processes})))
+    rows = explanations(Tables.of({"events": events, "processes": processes}))["findings"]
     mean_s = sum(idle_us.values()) / 1e6 / STEPS / DEVICES / len(hosts)
     return {row["finding"]: row for row in rows}, mean_s
 

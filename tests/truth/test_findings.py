@@ -14,7 +14,7 @@ from verl_profiler.analysis.explain.engine_rules import ENGINE_RULES
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.what_if import chosen_steps
 from verl_profiler.units import seconds
-from verl_profiler.views.findings import RULES, finding_list, finding_texts, findings
+from verl_profiler.views.findings import RULES, finding_list, finding_texts
 
 # Forty requests that take nearly the same time, in two workers and two replicas; even ranks.
 QUIET = Step(
@@ -126,7 +126,7 @@ WHOLE = (
 
 def found_in(*steps):
     tables, truths = run_of(*steps)
-    return findings(explanations(tables)), truths
+    return explanations(tables)["findings"], truths
 
 
 def anomalies(rows):
@@ -280,7 +280,7 @@ def test_each_time_in_a_sentence_is_in_a_table(name):
     printed |= {seconds(row["expected_s"]) for row in found["what_if"]}
     printed |= {seconds(row["lost_s"] / steps) for row in found["culprits"] if row["lost_s"]}
 
-    for row in anomalies(findings(found)):
+    for row in anomalies(found["findings"]):
         said = re.findall(r"[\d.]+ (?:s|ms|us)\b", row["message"])
         assert set(said) <= printed, row["message"]
         assert seconds(row["recoverable_s"]) in printed

@@ -10,7 +10,6 @@ from truth.test_culprits import healthy
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.verification import verified
 from verl_profiler.analysis.steps import step_times
-from verl_profiler.views.findings import findings
 
 
 def run(poll_us, seed, steps=10):
@@ -21,7 +20,7 @@ def run(poll_us, seed, steps=10):
         for n in range(1, steps + 1)
     ]
     tables, _ = run_of(*made)
-    return {row["finding"]: row for row in findings(explanations(tables))}, step_times(tables)
+    return {row["finding"]: row for row in explanations(tables)["findings"]}, step_times(tables)
 
 
 @pytest.fixture(scope="module")

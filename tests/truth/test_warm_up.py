@@ -20,7 +20,6 @@ from verl_profiler.cli import main
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import seconds
-from verl_profiler.views.findings import findings
 from verl_profiler.views.overview_text import TABLES, overview_text
 from verl_profiler.views.why_text import why
 
@@ -39,7 +38,7 @@ def texts_of(tables, steps=None):
         "phase_totals": phases,
     }
     about = {"runs": ["made"], "events": 1, "notes": []}
-    ranked = findings(found)
+    ranked = found["findings"]
     return overview_text(rows, about, ranked, [], warm_up), why(found, ranked, warm_up)
 
 

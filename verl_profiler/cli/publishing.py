@@ -86,10 +86,10 @@ def _profile(opened: Run, report: Path, project: str, experiment: str) -> Profil
     from verl_profiler.analysis.selection import left_out
     from verl_profiler.analysis.steps import step_phases, step_times
     from verl_profiler.exports.trackers import Profile
-    from verl_profiler.views.findings import finding_texts, findings
+    from verl_profiler.views.findings import finding_texts
 
     explained = explanations(opened.tables, None)
-    rows = findings(explained)
+    rows = explained["findings"]
     texts = finding_texts(rows)
     markdown = _markdown(experiment, rows, texts, opened.problems)
     paths = report.with_name("findings.md"), report.with_name("findings.json")

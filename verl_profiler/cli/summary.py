@@ -116,7 +116,7 @@ def write_summary(
     from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.reading.progress import doing
     from verl_profiler.views.about_run import recorded_events
-    from verl_profiler.views.findings import finding_list, findings
+    from verl_profiler.views.findings import finding_list
     from verl_profiler.views.overview_text import TABLES, overview_text, totals_text
     from verl_profiler.views.summary_text import step_blocks, summary
 
@@ -125,7 +125,7 @@ def write_summary(
     with doing("explanations"):
         explained = explanations(opened.tables, steps)
     tables |= {name: explained[name] for name in EXPLANATIONS}
-    found = findings(explained)
+    found = explained["findings"]
     warm_up = without(opened.tables, steps)
     recorded = recorded_events(opened.tables, steps)
     about: dict[str, Any] = {

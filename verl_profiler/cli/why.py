@@ -51,7 +51,6 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.analysis.steps import step_times
     from verl_profiler.reading.reader import load
-    from verl_profiler.views.findings import findings
     from verl_profiler.views.why_text import why
 
     with quick_rows(), load(args.runs, cache=not args.no_cache, steps=args.steps) as opened:
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         why_not = "no step can be analyzed" if finished else "no step finished"
         print_error(f"nothing to report: {why_not}", *problems)
         return 1
-    ranked = findings(found)
+    ranked = found["findings"]
     if args.json:
         tables, left_out = bounded(found)
         content = {

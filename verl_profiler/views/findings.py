@@ -14,26 +14,14 @@ from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share
 from verl_profiler.views.page_sections import section_of
 
-__all__ = ["RULES", "brief_findings", "finding_list", "finding_texts", "findings"]
+__all__ = ["RULES", "brief_findings", "finding_list", "finding_texts"]
 
 _WIDTH = 92
 _BRIEF = 3
 
 
-def findings(found: Mapping[str, Rows]) -> Rows:
-    """Return the findings, most recoverable time first, as sentences.
-
-    Args:
-        found: What `explanations` returns.
-
-    Returns:
-        Its findings with formatted sentences: see `analysis.explain.findings.ranked`.
-    """
-    return [dict(row) for row in found["findings"]]
-
-
 def finding_texts(rows: Rows) -> list[dict[str, Any]]:
-    """Return the rows of `findings` as texts.
+    """Return findings, the rows of `Finding.row`, as texts.
 
     Returns:
         message, gain, who, why, try, paste (overrides), files (name and text), proof (a command), see
@@ -93,7 +81,7 @@ def finding_list(rows: Rows, left_out: LeftOut = NOTHING) -> str:
     """Return the findings for a terminal; empty without findings.
 
     Args:
-        rows: The rows of `findings`.
+        rows: Findings.
         left_out: The steps that they leave out as warm-up.
     """
     lines: list[str] = []

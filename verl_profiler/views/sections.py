@@ -28,7 +28,6 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.about_run import about_run, event_settings, recorded_events
 from verl_profiler.views.conclusions import conclusions, notes
-from verl_profiler.views.findings import findings
 from verl_profiler.views.page_sections import page_sections
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.questions.engine_timeline import page_engines
@@ -119,7 +118,7 @@ def document(
         data[name] = frame(kept, drop=("run", "step"))
     for name in ("what_if", "stragglers", "straggler_requests"):  # of all steps together
         data[name] = frame(whys[name], drop=() if several else ("run",))
-    data["findings"] = findings(whys)
+    data["findings"] = whys["findings"]
     functions = tq_functions(tables, steps)
     data["tq_functions"] = frame(functions[:_FUNCTIONS], drop=("run",))
     data["tq_findings"] = [
