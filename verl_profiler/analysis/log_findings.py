@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from verl_profiler.analysis.console_timers import logged_phases, logged_steps
+from verl_profiler.analysis.explain.culprits import FORWARD, forward_losses
 from verl_profiler.analysis.explain.finding import Finding
 from verl_profiler.analysis.explain.findings import in_order
 from verl_profiler.analysis.explain.over_time import shape_of, stalled_in
@@ -20,10 +21,6 @@ __all__ = ["log_findings", "log_phases"]
 
 # The least share of the time from step to step, as for recorded runs.
 _LEAST = 0.03
-# Forward passes take about a third of an update, which has a backward pass too.
-_FORWARD, _FORWARD_LONG = 1 / 3, 0.6
-_FORWARDS = ("old_log_prob", "ref", "values")
-_UPDATES = ("update_actor", "update_critic_actor")
 # The slowest request of a batch against the mean one, above which it is a tail.
 _TAIL = 4.0
 _GENERATE = "timing_s/agent_loop/generate_sequences/"
@@ -231,17 +228,13 @@ def _change(series: _Series, phase: str, by_step: Mapping[int, float]) -> Iterat
 
 
 def _forwards(series: _Series) -> Iterator[Finding]:
-    update, update_s = max(
-        ((name, series.mean(name)) for name in _UPDATES), key=lambda each: each[1]
-    )
-    for phase in _FORWARDS:
-        own_s = series.mean(phase)
-        if update_s and own_s >= _FORWARD_LONG * update_s:
-            yield series.found(
-                "forward_pass", _FORWARD_PASS, phase, own_s,
-                recoverable_s=own_s - _FORWARD * update_s,
-                reason=f"{own_s / update_s:.2g} times {update}",
-            )  # fmt: skip
+    for phase, more in forward_losses(series.phases).items():
+        update, own_s = FORWARD[phase], series.mean(phase)
+        yield series.found(
+            "forward_pass", _FORWARD_PASS, phase, own_s,
+            recoverable_s=sum(more.values()) / len(series.steps),
+            reason=f"{own_s / series.mean(update):.2g} times {update}",
+        )  # fmt: skip
 
 
 def _tail(series: _Series, run: LoggedRun) -> Iterator[Finding]:
@@ -282,5 +275,5 @@ def _phases(series: _Series, run: LoggedRun) -> Iterator[Finding]:
         most, mean = _slowest(run) if phase == "gen" else (0.0, 0.0)
         if mean:
             reason += f"; its slowest request generates for {seconds(most)}, the mean one for {seconds(mean)}"
-        if phase not in _FORWARDS:
+        if phase not in FORWARD:
             yield series.found(name or phase, rule or _PHASE, phase, mean_s, reason=reason)

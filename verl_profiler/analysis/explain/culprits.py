@@ -23,7 +23,7 @@ from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds, size
 
-__all__ = ["culprit_rows", "culprits"]
+__all__ = ["FORWARD", "culprit_rows", "culprits", "forward_losses"]
 
 _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
@@ -232,9 +232,29 @@ def _host_memory(tables: Tables, steps: Steps) -> Found:
 
 
 # A forward pass alone, and the phase that has a backward pass, too.
-_FORWARD = {"old_log_prob": "update_actor", "ref": "update_actor", "values": "update_critic"}
+FORWARD = {"old_log_prob": "update_actor", "ref": "update_actor", "values": "update_critic"}
 # Without and with backward pass: a third; not as long as this part of it.
 _USUAL, _LONG = 1 / 3, 0.6
+
+
+def forward_losses(
+    spent: Mapping[str, Mapping[int, float]],
+) -> dict[str, dict[int, float]]:
+    """Return what phases without a backward pass take beyond the usual part of their update.
+
+    Args:
+        spent: Seconds by phase and step.
+
+    Returns:
+        Seconds by phase and step, of the phases that take much longer than usual.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for phase, update in FORWARD.items():
+        own, whole = spent.get(phase, {}), spent.get(update, {})
+        steps = [step for step in own if whole.get(step)]
+        if steps and median(own[step] / whole[step] for step in steps) >= _LONG:
+            found[phase] = {step: max(own[step] - _USUAL * whole[step], 0.0) for step in steps}
+    return found
 
 
 def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:
@@ -244,21 +264,27 @@ def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:
         by_step = spent.setdefault(row["category"], {})
         by_step[row["step"]] = by_step.get(row["step"], 0.0) + row["duration_s"]
     lost: dict[int, dict[str, float]] = {}
-    for phase, update in _FORWARD.items():
-        steps = spent.get(phase, {}).keys() & spent.get(update, {}).keys()
-        if steps and median(spent[phase][n] / spent[update][n] for n in steps) >= _LONG:
-            for step in steps:
-                more = spent[phase][step] - _USUAL * spent[update][step]
-                lost.setdefault(step, {})[phase] = max(more, 0.0)
+    for phase, more in forward_losses(spent).items():
+        for step, each in more.items():
+            lost.setdefault(step, {})[phase] = each
     if not lost:
         return None
     named = {phase for each in lost.values() for phase in each}
-    phases = dict.fromkeys([*sorted(named), *(_FORWARD[each] for each in sorted(named))])
+    phases = dict.fromkeys([*sorted(named), *(FORWARD[each] for each in sorted(named))])
     means = {each: sum(spent[each].values()) / len(spent[each]) for each in phases}
     text = ", ".join(f"{each} {seconds(mean)}" for each, mean in means.items())
     culprit = identity("phase", [Place(step, each) for step, each in sorted(lost.items())])
     whole = sum(sum(each.values()) for each in lost.values())
     return replace(culprit, text=text, where=""), whole
+
+
+def _replicas_by_load(tables: Tables, steps: Steps) -> Found:
+    """Find replicas that are slower than others at their load, and those that get more sessions."""
+    loads = work.replica_loads(tables, steps)
+    found = rollout_culprits.slow_replicas(tables, steps, loads)
+    for run, each in work.routing(tables, steps, loads).items():
+        found.setdefault(run, {}).update(each)
+    return found
 
 
 _GATHERED: dict[str, Callable[[Tables, Steps], Found]] = {
@@ -267,10 +293,9 @@ _GATHERED: dict[str, Callable[[Tables, Steps], Found]] = {
     "workers": rollout_culprits.workers,
     "tools": rollout_culprits.tools,
     "replicas": rollout_culprits.replicas,
-    "speeds": rollout_culprits.slow_replicas,
+    "loads": _replicas_by_load,
     "prompts": work.prompts,
     "prefill": work.first_prefill,
-    "routing": work.routing,
     "few": work.few_at_once,
     "tokens": work.rank_tokens,
     "time": over_time,

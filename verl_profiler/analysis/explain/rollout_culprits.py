@@ -12,10 +12,10 @@ from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.stragglers import REASONS
 from verl_profiler.analysis.explain.work import (
     Found,
+    ReplicaLoads,
     earlier,
     evidence_of,
     lost_in,
-    replica_loads,
     tails,
     tool_work,
 )
@@ -326,10 +326,10 @@ def _most(rows: Rows, column: str, verb: str) -> Culprit:
     return concentration("replica", places, dict.fromkeys(names, 1 / len(names)), verb=verb)
 
 
-def slow_replicas(tables: Tables, steps: Steps) -> Found:
+def slow_replicas(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLoads]) -> Found:
     """Find replicas that take longer per token than others at their load, and how much later requests end."""
     found: Found = {}
-    for run, loads in replica_loads(tables, steps).items():
+    for run, loads in loads_of.items():
         speeds = loads.slowness()
         names = list(dict.fromkeys(who for each in speeds.values() for who in each))
         slow: dict[str, float] = {}

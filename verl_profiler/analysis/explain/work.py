@@ -369,7 +369,7 @@ class ReplicaLoads(NamedTuple):
         return found
 
 
-def routing(tables: Tables, steps: Steps) -> Found:
+def routing(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLoads]) -> Found:
     """Find a replica that gets more sessions than an equal share, and what equal shares would save."""
     replicas = {
         row["run"]: row["replicas"]
@@ -379,7 +379,7 @@ def routing(tables: Tables, steps: Steps) -> Found:
         )
     }
     found: Found = {}
-    for run, loads in replica_loads(tables, steps).items():
+    for run, loads in loads_of.items():
         sessions: dict[str, int] = {}
         for row in loads.rows:
             sessions[row["who"]] = sessions.get(row["who"], 0) + row["sessions"]
