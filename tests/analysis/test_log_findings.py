@@ -113,6 +113,21 @@ def write_csv(path, rows, prefix):
     path.write_text("\ufeff" + "\r\n".join([head, *body]) + "\r\n", encoding="utf-8")
 
 
+def write_with_times(path, rows, _run):
+    """As SwanLab gives them: a column of times beside each metric."""
+    names = list(rows[0][1])
+    head = ",".join(["step", *(f"{name},{name}_timestamp" for name in names)])
+    body = [
+        ",".join(map(str, [step, *(f"{values[name]},1795000000000" for name in names)]))
+        for step, values in rows
+    ]
+    path.write_text("\n".join([head, *body]) + "\n")
+
+
+def write_utf16(path, rows, _run):
+    path.write_bytes(console(path, rows).read_text().encode("utf-16"))
+
+
 def write_long(path, rows, _run):
     body = [f"r1,{name},{value},{step}" for step, values in rows for name, value in values.items()]
     path.write_text("\n".join(["run_id,key,value,step", *body]) + "\n")
@@ -126,6 +141,8 @@ def write_long(path, rows, _run):
         ("history.csv", write_csv, ""),
         ("panel.csv", write_csv, "my-run - "),
         ("mlflow.csv", write_long, ""),
+        ("swanlab.csv", write_with_times, ""),
+        ("powershell.log", write_utf16, ""),
     ],
 )
 def test_files_of_other_loggers_have_the_figures_of_the_console(tmp_path, capsys, name, write, run):
@@ -146,6 +163,36 @@ def test_files_of_other_loggers_have_the_figures_of_the_console(tmp_path, capsys
     assert answers[0]["tables"] == answers[1]["tables"]
     assert answers[0]["findings"] == answers[1]["findings"]
     assert 6 == len(answers[0]["tables"]["logged_steps"])
+
+
+def test_files_of_tensorboard_have_a_metric_each(tmp_path, capsys):
+    rows = list(steps(6, seed=3))
+    names = [name for name in rows[0][1] if name.startswith(("timing_s/", "perf/"))]
+    for name in names:
+        body = [f"1795000000.5,{step},{values[name]}" for step, values in rows]
+        path = tmp_path / f"my_run-tag-{name.replace('/', '_')}.csv"
+        path.write_text("\n".join(["Wall time,Step,Value", *body]) + "\n")
+
+    paths = sorted(tmp_path.glob("*.csv"), key=lambda path: "timing_s" not in path.name)
+    assert 0 == main(["timing", "--json", *map(str, paths)])
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert [{"step": step, **{name: values[name] for name in names}} for step, values in rows] == [
+        {name: row[name] for name in ("step", *names)} for row in run["metrics"]
+    ]
+
+
+def test_the_summary_that_wandb_prints_is_the_last_step_of_a_log_without_any(tmp_path, capsys):
+    log = tmp_path / "train.log"
+    values = {"timing_s/gen": 40.25, "timing_s/step": 60.5, "training/global_step": 31}
+    lines = ["Run history:", "  timing_s/gen ▁▂▅▇", "Run summary:"]
+    lines += [f"{name:>40} {value}" for name, value in values.items()]
+    log.write_text("".join(f"(TaskRunner pid=7) wandb: {line}\n" for line in lines))
+
+    (run,) = logged_runs([log], problems := [])
+    assert [(31, 40.25, 60.5)] == [
+        (line.step, line.values["timing_s/gen"], line.values["timing_s/step"]) for line in run.lines
+    ]
+    assert [f"{log} has no step lines; W&B's summary has the last step."] == problems
 
 
 def test_jobs_that_logged_at_once_are_two_runs(tmp_path):
@@ -208,7 +255,7 @@ def test_a_log_that_ends_without_a_step_is_answered_with_what_ended_it(tmp_path,
     for command in ("summary", "timing"):
         assert 1 == main([command, str(log)])
         assert (
-            "No step was finished: after start-up it failed with KeyError in compute_score "
+            "No step was finished: after start-up was over it failed with KeyError in compute_score "
             "(/w/my_rewards.py:12, reward function): 'answer'." in capsys.readouterr().err
         )
     console(log, steps(3))
@@ -218,3 +265,30 @@ def test_a_log_that_ends_without_a_step_is_answered_with_what_ended_it(tmp_path,
         "After step 3 it failed (CUDA out of memory. Tried to allocate 2.00 GiB)."
         in capsys.readouterr().out
     )
+
+
+def test_a_log_that_stops_during_start_up_is_answered_with_how_far_it_came(tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text(
+        "2026-11-21 01:46:10,685 INFO worker.py:2038 -- Started a local Ray instance.\n"
+        "(TaskRunnerV1 pid=11052) dataset len: 64\n"
+        "(TaskRunnerV1 pid=11052) INFO:2026-11-21 01:46:30,685:Total training steps: 3\n"
+        "(WorkerDict pid=11227) Before FSDP, memory allocated (GB): 0.00\n"
+    )
+    for command in ("summary", "timing", "why"):
+        assert 1 == main([command, str(log)])
+        assert (
+            "No step was finished: the log ends after the data loaders were made."
+            in capsys.readouterr().err
+        )
+
+
+def test_commands_that_need_a_run_name_those_that_take_a_log(tmp_path, capsys):
+    log = console(tmp_path / "train.log", steps(6))
+    assert 0 == main(["why", str(log)])
+    assert "gen bounds the step" in capsys.readouterr().out
+    for command in ("requests", "report", "export perfetto", "plot rollout_tail"):
+        assert 2 == main([*command.split(), str(log)])
+        error = capsys.readouterr().err
+        assert "is a log" in error
+        assert "summary, why, diff and timing take logs" in error

@@ -77,7 +77,17 @@ _PHASE = Rule(
     "A log does not show what is in it; `+profiler=multiturn` records the phase's parts and ranks.",
     ("step_timing_breakdown",),
 )
-_LOG_RULES = {"rollout_bound": _ROLLOUT_BOUND, "trainer_bound": _TRAINER_BOUND}
+_UNACCOUNTED = Rule(
+    "{lost_s} per step ({lost_share}) are in no timer{reason}.",
+    "A log does not show what it is; `+profiler=multiturn` records what lies between the timers, and "
+    "`span(…)` your own code.",
+    ("step_timing_breakdown",),
+)
+_LOG_RULES = {
+    "rollout_bound": _ROLLOUT_BOUND,
+    "trainer_bound": _TRAINER_BOUND,
+    "unexplained": _UNACCOUNTED,
+}
 _KNOWN = {
     "testing": "validation",
     "save_checkpoint": "checkpoint",

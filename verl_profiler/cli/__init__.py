@@ -23,6 +23,7 @@ from verl_profiler.reading.progress import watched
 
 __all__ = ["COMMANDS", "main"]
 
+_OF_RUNS_ALONE = ("report", "requests", "plot", "export")
 COMMANDS = (
     "summary",
     "why",
@@ -84,6 +85,7 @@ def _run(argv: Sequence[str]) -> int:
     try:
         local(args)
         with watched(Progress(args)):
+            _check_kind(args)
             distribute(args)
             status = args.run(args)
         # While its errors can still be printed.
@@ -138,6 +140,21 @@ def _check_command(argv: Sequence[str]) -> None:
             f"there is no command {name!r}{did_you_mean(name, COMMANDS)}\n"
             f"Commands: {', '.join(COMMANDS)}",
             "no-such-command",
+        )
+
+
+def _check_kind(args: argparse.Namespace) -> None:
+    """Refuse a log where only a recorded run has the answer."""
+    paths = getattr(args, "runs", None) if args.command in _OF_RUNS_ALONE else None
+    if not paths:
+        return
+    from verl_profiler.cli.logs import are_logs
+
+    if are_logs(paths):
+        raise ReadingError(
+            f"{paths[0]} is a log, which has no requests, tools, engines or ranks.\n"
+            "summary, why, diff and timing take logs; +profiler=multiturn records a run",
+            "log-given",
         )
 
 

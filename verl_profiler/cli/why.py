@@ -4,6 +4,7 @@ verl-profiler why logs/my-run
 verl-profiler why logs/my-run --steps 12
 verl-profiler why logs/my-run --steps 12 --json
 verl-profiler why logs/my-run -v
+verl-profiler why train.log
 
 Without --steps, all finished steps are combined.  The answer fits on one screen; -v shows findings with
 their causes, the path of one step in order, all replays and their errors, device time and requests.  docs/what-if.md explains how the replays work and
@@ -46,6 +47,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
+    from verl_profiler.cli.logs import are_logs, summarize_logs
+
+    if are_logs(args.runs):
+        return summarize_logs(args.runs, steps=args.steps, as_json=args.json, verbose=True)
     from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.analysis.overview import headline
     from verl_profiler.analysis.selection import left_out as without

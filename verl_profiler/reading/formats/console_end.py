@@ -21,7 +21,17 @@ _ERROR = re.compile(
 )
 _WRAPPED = re.compile(r"^(?:ray\.exceptions\.)?RayTaskError\(")
 _DEBUGGER = re.compile(r"^\(Pdb\)|^> \S+\(\d+\)\S*\(\)$")
-_PROGRESS = "Training Progress: "
+# What a trainer, its workers and engines print once a phase of start-up is over, in this order.
+_START_UP = (
+    ("Started a local Ray instance", "Ray was started"),
+    ("Connected to Ray cluster", "Ray was connected"),
+    ("dataset len: ", "the dataset was read"),
+    ("Total training steps: ", "the data loaders were made"),
+    ("After FSDP, memory allocated", "the model was loaded and sharded"),
+    ("HTTP server started on port", "an engine was started"),
+    ("Application startup complete", "an engine was started"),
+    ("Training Progress: ", "start-up was over"),
+)
 _STEP = re.compile(r"(?<![\w/@.\-])step:(?P<step>\d{1,9}) - ")
 # Whose code a frame is: by its file or function, the first that fits.
 _WHOSE = (
@@ -42,7 +52,7 @@ class LogEnd:
 
     Args:
         after_step: The last step that was logged before; None without one.
-        began: The trainer's progress bar was shown: start-up was over.
+        reached: The latest phase of start-up that was finished; empty if none was printed.
         error: The type of the exception; empty without one.
         message: Its message, shortened.
         at: `file:line` of the innermost frame.
@@ -53,7 +63,7 @@ class LogEnd:
     """
 
     after_step: int | None = None
-    began: bool = False
+    reached: str = ""
     error: str = ""
     message: str = ""
     at: str = ""
@@ -72,13 +82,15 @@ class LogEnd:
             what += f": {self.message}" if self.message else ""
         elif self.reason:
             what = "it failed"
+        elif self.after_step is None and self.reached:
+            return f"No step was finished: the log ends after {self.reached}."
         else:
             return ""
         if self.reason and self.reason not in what:
             what += f" ({self.reason})"
         if self.after_step is not None:
             return f"After step {self.after_step} {what}."
-        return f"No step was finished: {'after start-up ' if self.began else ''}{what}."
+        return f"No step was finished: {f'after {self.reached} ' if self.reached else ''}{what}."
 
 
 def log_end(path: Path) -> LogEnd:
@@ -91,17 +103,20 @@ def log_end(path: Path) -> LogEnd:
         ReadingError: The file cannot be read.
     """
     step: int | None = None
-    began = False
+    reached = -1
     # What a step was finished after did not end the training.
     since: deque[str] = deque(maxlen=_SINCE)
     for number, raw in file_lines(path, []):
-        began = began or _PROGRESS in raw
+        if step is None:
+            for place in range(reached + 1, len(_START_UP)):
+                reached = place if _START_UP[place][0] in raw else reached
         for line in lines_of(raw, number) if "step:" in raw else ():
             finished = _STEP.search(line.text)
             if finished is not None:
                 step = int(finished["step"])
                 since.clear()
         since.append(raw)
+    phase = _START_UP[reached][1] if reached >= 0 else ""
     debugger, reason = False, ""
     failures: list[tuple[str, str, tuple[str, str, str] | None]] = []
     frame: tuple[str, str, str] | None = None
@@ -118,11 +133,11 @@ def log_end(path: Path) -> LogEnd:
             frame = None
     framed = [each for each in failures if each[2] is not None] or failures
     if not framed:
-        return LogEnd(step, began, reason=reason, debugger=debugger)
+        return LogEnd(step, phase, reason=reason, debugger=debugger)
     name, message, at = framed[-1]
     file, line, function = at or ("", "", "")
     whose = next((what for each, what in _WHOSE if each.search(f"{file} {function}")), "")
     return LogEnd(
-        step, began, name, message[:_MESSAGE], f"{file}:{line}" if file else "", function,
+        step, phase, name, message[:_MESSAGE], f"{file}:{line}" if file else "", function,
         whose, reason, debugger,
     )  # fmt: skip

@@ -10,6 +10,7 @@ are not UTF-8 are replaced, and a line without a prefix has no process.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 import sys
@@ -161,10 +162,18 @@ def _opened(path: Path) -> Generator[BinaryIO, None, None]:
     file = sys.stdin.buffer if path == STDIN else open_log(path)
     try:
         with expanded(file) as content:
-            yield cast("BinaryIO", content)
+            yield _utf8(cast("BinaryIO", content))
     finally:
         if path != STDIN:
             file.close()
+
+
+def _utf8(content: BinaryIO) -> BinaryIO:
+    """Transcode UTF-16, which PowerShell writes; anything else stays as it is."""
+    peek = getattr(content, "peek", None)
+    if peek is None or peek(2)[:2] not in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return content
+    return cast("BinaryIO", codecs.EncodedFile(content, "utf-8", "utf-16", "replace"))
 
 
 def _by_process(text: str, number: int, *, whole: bool) -> Iterator[ConsoleLine]:

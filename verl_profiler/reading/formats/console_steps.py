@@ -35,6 +35,10 @@ _TIMER = "timing_s/"
 _STEP_TIMER = f"{_TIMER}step"
 _PERF = "perf "
 _SLIME = re.compile(r"(?<![\w/])perf (?P<step>\d{1,9}): (?P<values>\{'perf/[^{}]*\})")
+# The block that W&B prints at the end; without a console logger it has the only step.
+_SUMMARY = "wandb: Run summary"
+_SUMMARIZED = re.compile(r"wandb: +(?P<name>\S+) (?P<value>[-+]?[\d.]+(?:e[-+]?\d+)?)$")
+_STEP_NAMES = ("training/global_step", "global_step", "_step")
 # slime's step is its waiting and its training; all other timers are parts of these.
 _OF_SLIME = ("step", "train_wait", "train")
 
@@ -149,7 +153,7 @@ def logged_runs(
     groups: list[list[StepLine]] = []
     for path in paths:
         read = list(step_lines(path, problems))
-        if not any(line.trained for line in read):
+        if not any(line.values for line in read):
             problems.append(f"{_name(path)}: {_no_timers(read)}")
         if separate or not groups:
             groups.append(read)
@@ -180,12 +184,21 @@ def step_lines(path: Path, problems: list[str]) -> Iterator[StepLine]:
         return
     found = _Problems()
     current: _Text | None = None
+    printed = False
+    summary: dict[str, float] | None = None
+    summary_at = 0
     for number, raw in file_lines(path, problems):
+        if _SUMMARY in raw:
+            summary, summary_at = {}, number
+        if summary is not None and "wandb: " in raw:
+            metrics = (_SUMMARIZED.search(line.text) for line in lines_of(raw, number))
+            summary |= {each["name"]: float(each["value"]) for each in metrics if each is not None}
         if current is None and "step:" not in raw and _PERF not in raw:
             continue
         for line in lines_of(raw, number):
             slime = _SLIME.search(line.text) if _PERF in line.text else None
             if slime is not None:
+                printed = True
                 at = StepLine(int(slime["step"]), {}, path, number, line.pid)
                 yield _of_slime(at, slime["values"])
                 continue
@@ -196,9 +209,14 @@ def step_lines(path: Path, problems: list[str]) -> Iterator[StepLine]:
                 yield from current.read(path, found)
                 current = None
             if match is not None:
+                printed = True
                 current = _Text(int(match["step"]), line, line.text[match.end() :])
     if current is not None:
         yield from current.read(path, found)
+    step = next((summary[name] for name in _STEP_NAMES if summary and name in summary), None)
+    if not printed and summary and step is not None:
+        yield _of_metrics(StepLine(int(step), {}, path, summary_at), summary)
+        found.add("summaries", f"{_name(path)} has no step lines; W&B's summary has the last step.")
     problems += found.sentences()
 
 
@@ -376,7 +394,7 @@ def _launches(lines: Sequence[StepLine], problems: list[str]) -> list[list[StepL
             same_process = None in (line.pid, last.pid) or line.pid == last.pid
             after = lines[place + 1] if place + 1 < len(lines) else None
             # Without a process, a validation of an earlier step may begin a launch that resumes there.
-            known = line.pid is not None or line.trained or line.step == last.step
+            known = line.pid is not None or bool(line.values) or line.step == last.step
             known = known or after is None or after.step > last.step
             index = _index_of(line, current) if same_process and known else None
             if index is not None:

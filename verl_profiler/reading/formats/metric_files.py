@@ -5,6 +5,7 @@
 _step,timing_s/gen,timing_s/step                     the same as CSV; `step` of others
 Step,my-run - timing_s/gen,my-run - timing_s/step    CSV of a W&B panel: a run per beginning
 run_id,key,value,step                                MLflow's metrics, one value per row
+Wall time,Step,Value                                 TensorBoard's CSV, one metric per file
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import csv
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -25,9 +27,17 @@ _STEPS = ("_step", "step", "global_step", "training/global_step", "trainer/globa
 _PANEL = " - "
 # W&B adds these columns to those of a panel.
 _BOUNDS = ("__MIN", "__MAX")
+# SwanLab adds a column of times to each metric.
+_TIMES = "_timestamp"
 _FAMILY = "timing_s/"
+_SCALAR = ["wall time", "step", "value"]
+# TensorBoard writes the metric's `/` as `_` into the name of the file.
+_TAG = re.compile(
+    r"(?P<family>timing_s|timing_per_token_ms|perf)[_/](?P<metric>[\w.-]+?)(?: ?\(\d+\))?\.csv"
+)
 # A JSON object over more lines than this is a trace, not a summary.
 _MOST_LINES = 10_000
+_PARTS = re.compile(r"^agent_loop_(generate_sequences|tool_calls|compute_score|slowest)_")
 
 # Of each line: its number in the file, the run (empty where the file has one), the step, the numbers.
 MetricRow = tuple[int, str, int, dict[str, float]]
@@ -54,6 +64,10 @@ def metric_rows(path: Path, problems: list[str]) -> Iterator[MetricRow] | None:
         content = _object(head) if head != "{" else _small(path)
         return _json_rows(path, problems) if content is not None and _is_step(content) else None
     names = _names(head)
+    tag = _TAG.search(path.name)
+    if tag is not None and [name.lower() for name in names] == _SCALAR:
+        metric = _PARTS.sub(r"agent_loop/\1/", tag["metric"])
+        return _scalar_rows(path, number, f"{tag['family']}/{metric}", problems)
     if {"key", "value", "step"} <= set(names):
         return _long_rows(path, number, problems)
     step = next((name for name in names if name in _STEPS or name.lower() == "step"), None)
@@ -92,7 +106,7 @@ def _wide_rows(path: Path, head: int, step: str, problems: list[str]) -> Iterato
             continue
         runs: dict[str, dict[str, Any]] = {}
         for name, value in row.items():
-            if name is None or name.endswith(_BOUNDS):
+            if name is None or name.endswith((*_BOUNDS, _TIMES)):
                 continue
             before, between, metric = name.rpartition(_PANEL)
             runs.setdefault(before if between else "", {})[metric] = value
@@ -102,6 +116,14 @@ def _wide_rows(path: Path, head: int, step: str, problems: list[str]) -> Iterato
                 yield number, run, at, numbers
     if unread:
         problems.append(f"{path}: {unread} rows have no step.")
+
+
+def _scalar_rows(path: Path, head: int, metric: str, problems: list[str]) -> Iterator[MetricRow]:
+    for number, row in _csv_rows(path, head, problems):
+        values = {name.lower(): value for name, value in row.items() if name is not None}
+        at, value = _whole(values["step"]), _number(values["value"])
+        if at is not None and value is not None:
+            yield number, "", at, {metric: value}
 
 
 def _long_rows(path: Path, head: int, problems: list[str]) -> Iterator[MetricRow]:
