@@ -5,20 +5,16 @@ import json
 import os
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
 
 import msgspec
 import pytest
 
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.instrumentation.probe import Probe
-from verl_profiler.recording import context, open_calls, open_state, recorder, stuck_notice
+from verl_profiler.recording import context, open_calls, open_state, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
-from verl_profiler.recording.complaints import Complaints
 from verl_profiler.recording.requests import begin_request, end_request
-from verl_profiler.recording.worker_config import StuckSettings
 
 
 def written(watcher):
@@ -338,95 +334,6 @@ def test_a_generator_of_tokens_is_written_while_it_waits(watcher):
     (call,) = asyncio.run(run())["calls"]
     assert "engine_request" == call["event"]
     assert call["at"].startswith(f"{__name__}:test_a_generator_of_tokens")
-
-
-class Hook(BaseHTTPRequestHandler):
-    """A webhook that keeps what it gets; one at /bad refuses it."""
-
-    got: ClassVar[list] = []
-
-    def do_POST(self):
-        self.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(500 if self.path == "/bad" else 200)
-        self.end_headers()
-
-    def log_message(self, *_):
-        """Print nothing."""
-
-
-@pytest.mark.parametrize("path", ["good", "bad"])
-def test_a_command_and_a_webhook_are_called_for_a_stuck_phase_and_its_end(
-    watcher, tmp_path, monkeypatch, capfd, path
-):
-    """Where the settings name it; a failing one is printed once, without the URL."""
-    Hook.got.clear()
-    monkeypatch.setattr(stuck_notice, "_complaints", Complaints())
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    told, script, url = tmp_path / "told", tmp_path / "script", tmp_path / "url"
-    script.write_text(f'#!/bin/sh\necho "$VERL_PROFILER_STUCK" >> {told}; test {path} = good\n')
-    script.chmod(0o700)
-    url.write_text(f"http://127.0.0.1:{server.server_port}/{path}\n")
-    monkeypatch.setenv("HOOK_URL", url.read_text())
-    webhook = "env:HOOK_URL" if path == "good" else f"file:{url}"
-    stuck = StuckSettings(1.0, str(script), webhook)
-    config = msgspec.structs.replace(watcher.active.config, stuck=stuck)
-    monkeypatch.setattr(watcher.active, "config", config)
-    call = Call("gen", now() - 10**9, step=2)
-    open_calls.begin_phase(call)
-    try:
-        watcher.look()
-        await_length(Hook.got, 1)
-        call.end_ns = now()
-        open_calls.end_phase(call)
-        watcher.look()
-        await_length(Hook.got, 2)
-    finally:
-        server.shutdown()
-        server.server_close()
-
-    run = str(watcher.active.directory)
-    assert [("stuck", run), ("over", run)] == [(each["state"], each["run"]) for each in Hook.got]
-    lines = told.read_text().splitlines()
-    assert lines == [each["text"] for each in Hook.got]
-    assert "gen of step 2 has taken 1 s so far" in lines[0]
-    printed = capfd.readouterr().err
-    failed = [line for line in printed.splitlines() if "(stuck-notice)" in line]
-    assert len(failed) == (2 if path == "bad" else 0), printed
-    assert "127.0.0.1" not in printed
-
-
-def test_what_a_notice_would_fail_with_is_printed_before_the_phase_is_stuck(
-    watcher, tmp_path, monkeypatch, capfd
-):
-    """In the trainer's process, once, without what the file holds."""
-    monkeypatch.setattr(context.process, "_trainer", object())
-    (tmp_path / "empty").write_text("hunter2")
-    for program, webhook in (("ls", "env:PATH"), ("no/such", "env:NO_HOOK"), (None, "file:empty")):
-        monkeypatch.setattr(stuck_notice, "_complaints", Complaints())
-        stuck = StuckSettings(1.0, program, webhook.replace("file:", f"file:{tmp_path}/"))
-        config = msgspec.structs.replace(watcher.active.config, stuck=stuck)
-        monkeypatch.setattr(watcher.active, "config", config)
-        for _ in range(2):
-            watcher.look_at_trainer()
-
-    lines = [line.partition("profiler.stuck.")[2] for line in capfd.readouterr().err.splitlines()]
-    assert "webhook failed: env:PATH does not hold one http or https URL" in lines[0]
-    assert "notify failed: no/such is not an executable file on this node" in lines[1]
-    assert "webhook failed: the variable NO_HOOK is not set in this process" in lines[2]
-    assert "does not hold one http or https URL" in lines[3]
-    assert 4 == len(lines)
-    assert "hunter2" not in "".join(lines)
-
-
-def await_length(items, count):
-    until = time.monotonic() + 20
-    while len(items) < count and time.monotonic() < until:
-        time.sleep(0.01)
-    # The thread has yet to print what failed.
-    for thread in threading.enumerate():
-        if thread.name == "verl-profiler notice":
-            thread.join(20)
 
 
 @pytest.mark.parametrize("kind", [asyncio.Semaphore, asyncio.Lock])

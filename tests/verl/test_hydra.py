@@ -51,17 +51,7 @@ CASES = {
     "cfg": [*ON, "--cfg", "job"],
     "typo in the option": ["+profiler=multturn"],
     "unknown key": [*ENOUGH, *ON, "+profiler.evnts=5"],
-    "key of earlier versions": [*ENOUGH, *ON, "+profiler.events.announce=false"],
     "unknown key, plain": [*ENOUGH, *ON, "profiler.nope=5"],
-    "webhook in clear": [*ENOUGH, *ON, "profiler.stuck.webhook=https://hooks.example/pLANTed"],
-    "webhook interpolated": [*ENOUGH, *ON, "profiler.stuck.webhook=${oc.env:HOOK_URL}"],
-    "webhook named": [
-        *ENOUGH,
-        *ON,
-        "profiler.stuck.webhook=env:HOOK_URL",
-        "profiler.stuck.notify=./script",
-    ],
-    "command with a password": [*ENOUGH, *ON, "profiler.stuck.notify='curl -u bot:pLANTed x'"],
     "password in the output's URL": [*ENOUGH, *ON, "profiler.output_dir=sftp://u:pLANTed@host/x"],
     "signature in the output's URL": [*ENOUGH, *ON, "profiler.output_dir='s3://b/x?s=pLANTed'"],
     "unknown keys": [
@@ -152,9 +142,6 @@ def became(forked, tmp_path_factory):
 
 
 CLEAR = {
-    "webhook in clear": "webhook=file:PATH",
-    "webhook interpolated": "webhook=env:NAME",
-    "command with a password": "notify=PATH",
     "password in the output's URL": "credentials from the environment",
     "signature in the output's URL": "credentials from the environment",
 }
@@ -169,17 +156,6 @@ def test_a_credential_in_clear_is_refused_before_anything_holds_it(became, case)
     assert CLEAR[case] in refused["err"]
     assert "(clear-credential)" in refused["err"]
     assert [] == refused["holding"]
-
-
-def test_a_named_credential_is_not_resolved_by_the_launch(became):
-    """verl gets, prints and ships the name: config, runtime_env, Hydra's folder, run.json."""
-    named = became["webhook named"]
-
-    assert 0 == named["status"], named["err"]
-    assert "env:HOOK_URL" == json.loads(named["seen"]["settings"])["stuck"]["webhook"]
-    assert "env:HOOK_URL" == named["seen"]["config"]["profiler"]["stuck"]["webhook"]
-    assert "pLANTed" not in json.dumps(named)
-    assert [] == named["holding"]
 
 
 def test_run_json_has_what_explains_the_training_and_no_text_of_an_unknown_key(became):
@@ -295,7 +271,6 @@ def test_our_keys_show_in_the_printed_config(became):
     [
         ("typo in the option", ["Could not find 'profiler/multturn'", "multiturn"]),
         ("unknown key", ["profiler.evnts is not a setting", "Did you mean profiler.events?"]),
-        ("key of earlier versions", ["profiler.events.announce is no longer a setting"]),
         ("unknown key, plain", ["profiler.nope"]),
         ("wrong type", ["profiler.events.detail_share: Expected `float`, got `str`"]),
         ("unwritable", ["/proc/nope cannot be written", "profiler.output_dir=DIR"]),

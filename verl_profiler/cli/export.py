@@ -17,7 +17,7 @@ other tracing backends.
 prometheus, jsonl: TransferQueue calls as metrics for node_exporter's textfile collector, or one JSON
 document each; also from console logs.
 trackers: the report, the findings and a few numbers (profile/…) to W&B, TensorBoard or MLflow, under the
-run's own project and experiment.  profiler.publish=true does the same when a training ends.
+run's own project and experiment.
 """
 
 from __future__ import annotations

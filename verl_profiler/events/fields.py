@@ -779,7 +779,7 @@ RUN = {
     "training.project_name": _text("`trainer.project_name`."),
     "training.experiment_name": _text("`trainer.experiment_name`."),
     "training.logger": Field(
-        "list", "", "Those of `trainer.logger` that `profiler.publish` can publish to."
+        "list", "", "Those of `trainer.logger` that `export trackers` can publish to."
     ),
     "training.memory": Field(
         "object", "", "Settings of the memory saver in this run: flags and shares."

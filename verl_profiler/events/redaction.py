@@ -33,10 +33,10 @@ def _set(words: str) -> frozenset[str]:
 # Keys of run.json whose texts are names, files or choices.
 _RUN_TEXTS = _set(
     """
-    experiment launched host cwd settings.output_dir settings.spool_dir settings.publish
+    experiment launched host cwd settings.output_dir settings.spool_dir
     settings.events.exclude
     settings.memory_saver.tags settings.nsight.tool settings.nsight.on_missing
-    settings.nsight.nvtx settings.nsight.directory settings.stuck.notify settings.stuck.webhook
+    settings.nsight.nvtx settings.nsight.directory
     training.model training.rollout training.agent_loop training.strategy training.trainer_mode
     training.project_name training.experiment_name training.logger training.memory.device
     training.memory.tags training.asynchronous.checkpoint_engine
@@ -88,7 +88,7 @@ _COMMAND_TEXTS = _set(
     distillation.distillation_loss.loss_mode global_profiler.save_path global_profiler.tool
     hydra.run.dir model_engine profiler profiler.events.exclude profiler.memory_saver.tags profiler.nsight.directory
     profiler.nsight.nvtx profiler.nsight.on_missing profiler.nsight.tool profiler.output_dir
-    profiler.publish profiler.spool_dir profiler.stuck.notify profiler.stuck.webhook rehearsal
+    profiler.spool_dir rehearsal
     reward.custom_reward_function.name reward.custom_reward_function.path
     reward.reward_manager.name reward.reward_model.model_path reward.reward_model.rollout.name
     reward_model.reward_manager trainer.default_local_dir trainer.device trainer.experiment_name

@@ -27,9 +27,8 @@ from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.redaction import public
 from verl_profiler.events.remote import is_url
-from verl_profiler.events.vocabulary import TRACKERS
 from verl_profiler.instrumentation import worker_setup_hook
-from verl_profiler.launch import clock_exchange, conclusion, publishing, remote_output, ship
+from verl_profiler.launch import clock_exchange, conclusion, remote_output, ship
 from verl_profiler.launch.memory_saver import translate
 from verl_profiler.launch.settings import Settings, parse
 from verl_profiler.launch.training_facts import selected, training_facts
@@ -43,8 +42,6 @@ NODE = "profiler"
 _UPLOAD_EVERY_S = 60.0
 
 _ray_started = False
-# The trackers to publish to when the command ends.
-_publish_to: tuple[str, ...] = ()
 
 
 def prepare(config: Any) -> Any:
@@ -67,7 +64,6 @@ def prepare(config: Any) -> Any:
     if not settings.events.enabled and capture is None:
         _forget_earlier_run()
         return config
-    publish_to = _trackers(config, settings)
     clock = take_anchor()
     directory = run_directory.make(settings.local_dir, clock, settings, training_facts(config))
     try:
@@ -85,8 +81,6 @@ def prepare(config: Any) -> Any:
         run_directory.discard(directory)
         raise
     _forget_earlier_run()
-    global _publish_to
-    _publish_to = publish_to
     if url is not None:
         every_s = settings.events.ship_every_s or _UPLOAD_EVERY_S
         remote_output.start(directory, url, every_s)
@@ -126,19 +120,6 @@ def _translate_keys(config: Any, settings: Settings) -> verl_keys.Capture | None
     for warning in translate.apply(config, settings.memory_saver):
         recorder.say(f"WARNING {warning}")
     return capture
-
-
-def _trackers(config: Any, settings: Settings) -> tuple[str, ...]:
-    """Return where to publish, which `profiler.publish: true` takes from verl's own logger."""
-    if settings.publish is not True:
-        return settings.publish or ()
-    found = publishing.trackers_of(selected(config, "trainer.logger"))
-    if not found:
-        recorder.say(
-            "WARNING profiler.publish is on, but trainer.logger has none of "
-            f"{', '.join(TRACKERS)}: nothing will be published"
-        )
-    return found
 
 
 def _trace_transfers(config: Any, settings: Settings) -> None:
@@ -186,9 +167,8 @@ def _record_driver(encoded: str, directory: Path, url: str | None) -> None:
 
 def _forget_earlier_run() -> None:
     """Undo what an earlier run set in this process, or a recorded driver in its environment."""
-    global _ray_started, _publish_to
+    global _ray_started
     _ray_started = False
-    _publish_to = ()
     ship.finish()
     remote_output.finish()
     hook_creation(None)
@@ -243,8 +223,6 @@ def _end(directory: Path, plan: Plan | None, *, failed: bool) -> None:
     if plan is not None and _ray_started and not os.environ.get(CAPTURES_OFF):
         _collect(directory, plan)
     remote_output.finish()
-    if _publish_to and _ray_started:
-        publishing.publish(directory, _publish_to)
     if not failed and _ray_started:
         conclusion.conclude(directory)
 

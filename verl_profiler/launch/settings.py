@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from verl_profiler.capture.plan import ROLES, NsightSettings
+from verl_profiler.capture.plan import NsightSettings
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import is_mapping
 from verl_profiler.events.remote import RemoteError, is_url, name_of
@@ -58,26 +58,6 @@ class MemorySaverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     sample_interval_s: Annotated[float, Meta(ge=0.05, le=3600)] | None = None
 
 
-# Settings of earlier versions: what to do instead.
-_GONE = {
-    "events.announce": "Remove it; `verl-profiler check` prints what is recorded.",
-    "events.device_interval_s": "Remove it; devices are sampled every second.",
-    "events.families": "List what is not to be recorded in {where}.events.exclude.",
-    "events.flush_interval_s": "Remove it; events are written every 0.5 s.",
-    "events.lag_threshold_s": "Remove it; stalls of 0.02 s or more are recorded.",
-    "events.max_pending": "Remove it; 200,000 events wait at most.",
-    "events.ship_every_steps": "Remove it, or set {where}.events.ship_every_s.",
-    "nsight.options.all": "Set the options themselves: {where}.nsight.options.trace=….",
-    "stuck.evidence": "Remove it; evidence is gathered of three hangs.",
-    "transfer_queue.sample_every": "Set TQ_TRACE_SAMPLE_EVERY in the environment.",
-    "transfer_queue.sample_rate": "Set TQ_TRACE_SAMPLE_RATE in the environment.",
-} | {
-    f"nsight.options.{role}": "Options are the same for all roles; verl has options for its workers, "
-    "global_profiler.global_tool_config.nsys.worker_nsight_options."
-    for role in ROLES
-}
-
-
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The top-level `profiler:` node.
 
@@ -86,14 +66,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             it, which is uploaded during the run.
         spool_dir: With a URL, where the run directory is created on each node; None for logs/NAME.
         record_command: Write the command line as it is to run.json; otherwise what is known to be harmless.
-        publish: Publish report and findings when the command ends: to the trackers of `trainer.logger`
-            if true, or to the named ones.
     """
 
     output_dir: str
     spool_dir: str | None = None
     record_command: bool = False
-    publish: bool | tuple[Literal["wandb", "tensorboard", "mlflow"], ...] = False
     events: EventSettings = EventSettings()
     nsight: NsightSettings = NsightSettings()
     memory_saver: MemorySaverSettings = MemorySaverSettings()
@@ -132,7 +109,6 @@ def parse(node: Any, where: str = "profiler") -> Settings:
             f"hydra.searchpath=[pkg://verl_profiler.configs] next to +{where}=multiturn.",
             "config-group-not-found",
         )
-    _reject_gone(node, where)
     _reject_unknown(node, Settings, where)
     try:
         settings = msgspec.convert(dict(node), Settings)
@@ -147,28 +123,12 @@ def parse(node: Any, where: str = "profiler") -> Settings:
     return settings
 
 
-# Settings are printed by verl, written by Hydra and Ray, and sent to trackers: they name a secret only.
-_NAMED_SECRET = re.compile(r"env:[A-Za-z_]\w*|file:[^\0\n]+")
-_PROGRAM = re.compile(r"[\w./~+-]+")
+# Settings are printed by verl, written by Hydra and Ray, and sent to trackers.
 _PASSWORD_OR_QUERY = re.compile(r"[^/?#]*:[^/?#]*@|.*\?", re.DOTALL)
 
 
 def _reject_credentials(settings: Settings, where: str) -> None:
     """Refuse values that may hold a credential; the messages do not repeat them."""
-    stuck = settings.stuck
-    if stuck.webhook is not None and _NAMED_SECRET.fullmatch(stuck.webhook) is None:
-        raise ConfigError(
-            f"{where}.stuck.webhook must name where the URL is, because settings are printed and logged.\n"
-            "Put the URL into a file that only you can read, and set webhook=file:PATH (on a disk that the "
-            "trainer's node has), or into an environment variable, and set webhook=env:NAME.",
-            "clear-credential",
-        )
-    if stuck.notify is not None and _PROGRAM.fullmatch(stuck.notify) is None:
-        raise ConfigError(
-            f"{where}.stuck.notify must be one program without arguments, because settings are printed and "
-            "logged.\nWrite the command into an executable script, and set notify=PATH.",
-            "clear-credential",
-        )
     _, is_remote, rest = settings.output_dir.partition("://")
     if is_remote and _PASSWORD_OR_QUERY.match(rest) is not None:
         raise ConfigError(
@@ -177,19 +137,6 @@ def _reject_credentials(settings: Settings, where: str) -> None:
             "of their own.",
             "clear-credential",
         )
-
-
-def _reject_gone(node: Mapping[str, Any], where: str, group: str = "") -> None:
-    for key, value in node.items():
-        name = f"{group}{key}"
-        hint = _GONE.get(name)
-        if hint is not None:
-            raise ConfigError(
-                f"{where}.{name} is no longer a setting of verl-profiler.\n{hint.format(where=where)}",
-                "unknown-key",
-            )
-        if is_mapping(value):
-            _reject_gone(value, where, f"{name}.")
 
 
 def _reject_unknown(node: Mapping[str, Any], struct: type[msgspec.Struct], where: str) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_profiler.launch import publishing
+from verl_profiler.events.json_values import is_list
+from verl_profiler.events.vocabulary import TRACKERS
 from verl_profiler.launch.memory_saver import translate
 
 __all__ = ["selected", "training_facts"]
@@ -47,7 +48,7 @@ def training_facts(config: Any) -> dict[str, Any]:
         "settings": _settings(config),
         "project_name": pick("trainer.project_name"),
         "experiment_name": pick("trainer.experiment_name"),
-        "logger": list(publishing.trackers_of(pick("trainer.logger"))),
+        "logger": list(_trackers_of(pick("trainer.logger"))),
         "memory": translate.facts(config),
     }
 
@@ -125,3 +126,11 @@ def _asynchronous(pick: Callable[[str], Any]) -> dict[str, Any]:
         "rollout_n_gpus_per_node": pick(f"{rollout}.n_gpus_per_node"),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _trackers_of(logger: Any) -> tuple[str, ...]:
+    """Return the trackers among the values of `trainer.logger`, in their order."""
+    named: list[Any] = [logger] if isinstance(logger, str) else logger if is_list(logger) else []
+    # verl's older name of the logger.
+    current = ("wandb" if name == "tracking" else name for name in named)
+    return tuple(name for name in dict.fromkeys(current) if name in TRACKERS)

@@ -31,7 +31,6 @@ from verl_profiler.recording import (
     evidence,
     open_calls,
     recorder,
-    stuck_notice,
 )
 from verl_profiler.recording.clock import Timestamps, now
 from verl_profiler.recording.complaints import say
@@ -230,7 +229,6 @@ class _Watcher(threading.Thread):
         All other processes look; the one that makes the folder announces it.
         """
         if context.process.is_trainer:
-            stuck_notice.check(self.active.config.stuck)
             return
         if self.hangs >= _EVIDENCE_HANGS:
             return
@@ -240,18 +238,17 @@ class _Watcher(threading.Thread):
             if self.silent_ns is not None:
                 length = f"{(at_ns - self.silent_ns) / 1e9:.0f} s"
                 self.silent_ns = None
-                self.tell(f"{self.signs.name} goes on after {length}", "over")
+                say(f"{self.signs.name} goes on after {length}")
         elif since_ns > self.gathered_ns:
             folder = self.hang()
             folder.parent.mkdir(exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 self.silent_ns = since_ns
-                self.tell(
+                say(
                     f"WARNING {self.signs.name} has written nothing for "
                     f"{(at_ns - since_ns) / 1e9:.0f} s, and may stand still. What is known of it: "
                     f"verl-profiler stuck {self.active.directory} (trainer-silent)",
-                    "stuck",
                 )
 
     def add_evidence(self) -> None:
@@ -299,27 +296,20 @@ class _Watcher(threading.Thread):
             if not any(phase.begin_ns == began for phase in phases):
                 announced, self.announced = self.announced, None
                 length = f"{(at_ns - began) / 1e9:.0f} s"
-                self.tell(f"{self.active.name}: {_named(announced)} is over after {length}", "over")
+                say(f"{self.active.name}: {_named(announced)} is over after {length}")
         elif phases and self.is_stuck(phases[-1], at_ns):
             self.announced = phase = phases[-1]
             usual = ""
             if phase.usual_ns is not None and phase.event != NO_PROGRESS:
                 usual = f", usually {phase.usual_ns / 1e9:.1f} s"
-            self.tell(
+            say(
                 f"WARNING {self.active.name}: {_named(phase)} has taken "
                 f"{(at_ns - phase.begin_ns) / 1e9:.0f} s so far{usual}. What it waits for: "
                 f"verl-profiler stuck {self.active.directory} (phase-stuck)",
-                "stuck",
             )
             if self.hangs < _EVIDENCE_HANGS:
                 with contextlib.suppress(OSError):
                     self.hang().mkdir(parents=True, exist_ok=True)
-
-    def tell(self, text: str, state: str) -> None:
-        """Print a line, and notify whom the settings name."""
-        say(text)
-        run = str(self.active.directory)
-        stuck_notice.notify(self.active.config.stuck, text, {"state": state, "run": run})
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:

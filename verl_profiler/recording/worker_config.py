@@ -60,13 +60,9 @@ class StuckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         after: What is open for so many seconds is written to `open/<name>.json`, 1 to 86400 s; None for
             never.
-        notify: A program to run when a phase of the trainer is stuck, and when it is over.
-        webhook: Where the http or https URL is that gets the same as JSON: `env:NAME` or `file:PATH`.
     """
 
     after: Annotated[float, Meta(ge=1, le=86400)] | None = 60.0
-    notify: str | None = None
-    webhook: str | None = None
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
