@@ -107,7 +107,7 @@ def _fields() -> str:
     return "\n".join(
         [
             "# Recorded fields\n",
-            "[Privacy](privacy.md) explains what is recorded.  ¹: only with `profiler.record_command=true`.\n",
+            "[Privacy](privacy.md) explains what is recorded.\n",
             *_table("`run.json`", RUN),
             *_table("`processes/<name>.json`", HEADER),
             *_table("Lines of `step_<N>/<name>.jsonl`", LINE),

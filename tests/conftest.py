@@ -173,7 +173,8 @@ def nsys(nsys_or_reason):
 
 @pytest.fixture
 def nvtx(monkeypatch):
-    """A stand-in in the place of nvtx."""
+    """A stand-in in the place of nvtx, in a process that a tool watches."""
     made = FakeNvtx()
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", __file__)
     monkeypatch.setitem(sys.modules, "nvtx", made)
     return made

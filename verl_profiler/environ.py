@@ -9,7 +9,6 @@ __all__ = [
     "CACHE",
     "CACHE_GB",
     "CACHE_HOME",
-    "CAPTURES_OFF",
     "NVTX_LIBRARY",
     "REHEARSAL_CACHE",
     "REHEARSAL_POLL_INTERVAL",
@@ -20,8 +19,6 @@ __all__ = [
 
 # The settings of a run, as `recording.worker_config.WorkerConfig` encodes them.
 SETTINGS = "VERL_PROFILER_SETTINGS"
-# The check before training failed, so nothing is captured.
-CAPTURES_OFF = "VERL_PROFILER_CAPTURES_OFF"
 # "1" in a process that nsys started, "0" in one that such a process made without nsys.
 UNDER_NSYS = "VERL_PROFILER_UNDER_NSYS"
 # Any of these traces TransferQueue; `transfer_queue.switches` has the others.

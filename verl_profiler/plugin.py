@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.environ import SETTINGS, TRANSFER_QUEUE_SWITCHES
+from verl_profiler.environ import NVTX_LIBRARY, SETTINGS, TRANSFER_QUEUE_SWITCHES
 
 if TYPE_CHECKING:
     from verl_profiler.instrumentation.probe import Probe
@@ -65,7 +65,7 @@ def activate(role: str | None = None) -> bool:
                 from verl_profiler.capture.probes import install
 
                 install(plan)
-            _open_ranges(config)
+            _open_ranges()
     except Exception:  # noqa: BLE001  see the module docstring
         _complain("this process records nothing; training is not affected. (plugin-failed)")
         return False
@@ -81,12 +81,12 @@ def _plan(config: Any) -> Any:
     return decoded_plan(config.capture_plan)
 
 
-def _open_ranges(config: Any) -> None:
-    """Open NVTX ranges if requested, or if a tool records them."""
-    if config.nvtx != "off":
+def _open_ranges() -> None:
+    """Open NVTX ranges if a tool records them."""
+    if os.environ.get(NVTX_LIBRARY):
         from verl_profiler.instrumentation import nvtx_ranges
 
-        nvtx_ranges.switch_on(always=config.nvtx == "on")
+        nvtx_ranges.switch_on()
 
 
 def _transfers_are_traced() -> bool:

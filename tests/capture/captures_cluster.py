@@ -34,7 +34,7 @@ def make_plan(folder):
         "trainer": RoleCapture(None, options("trainer")),
         "engine": RoleCapture((1,), options("engine")),
     }
-    return Plan("nsys", (1,), False, f"{folder}/raw", f"{folder}/j", "error", roles)
+    return Plan("nsys", (1,), False, f"{folder}/raw", f"{folder}/j", roles)
 
 
 class Seen:

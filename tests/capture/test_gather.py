@@ -429,7 +429,7 @@ def test_reports_follow_the_umask(run):
 
 def test_a_process_that_nsys_started_has_the_drivers_umask(monkeypatch, worker_config):
     """nsys takes it away, and every file of the process would be writable for everybody."""
-    plan = Plan("nsys", (1,), False, "/raw", "/journal", "error", {}, umask=0o027)
+    plan = Plan("nsys", (1,), False, "/raw", "/journal", {}, umask=0o027)
     worker_config = msgspec.structs.replace(worker_config, capture_plan=plan.encode())
     monkeypatch.setenv(SETTINGS, worker_config.encode())
     before = os.umask(0)

@@ -22,9 +22,9 @@ GOOD = {
 }
 
 
-def plan(tool="nsys", on_missing="error", waits_for="nvtx"):
+def plan(tool="nsys", waits_for="nvtx"):
     roles = {"actor": RoleCapture(None, {"capture-range": waits_for})}
-    return Plan(tool, (1,), False, "/raw", "/journal", on_missing, roles)
+    return Plan(tool, (1,), False, "/raw", "/journal", roles)
 
 
 def test_a_node_that_can_capture_has_no_problem():
@@ -60,7 +60,7 @@ def test_the_command_ends_by_default(monkeypatch):
         lambda _plan: {"h2": {**GOOD, "nvtx": None}},
     )
     with pytest.raises(ConfigError) as caught:
-        check_nodes(plan(), None)
+        check_nodes(plan())
 
     assert "cannot-capture" == caught.value.slug
     assert "h2: nvtx is not installed" in str(caught.value)
@@ -73,22 +73,8 @@ def test_different_versions_are_reported(monkeypatch, capfd):
     nodes = {host: {**GOOD, "version": version} for host, version in versions.items()}
     monkeypatch.setattr("verl_profiler.capture.node_check._probe_nodes", lambda _plan: nodes)
 
-    assert check_nodes(plan(), None)
+    check_nodes(plan())
     assert f"{old} on h1, h2; {new} on h3" in capfd.readouterr().err
-
-
-def test_with_warn_captures_of_verl_are_switched_off(monkeypatch, capfd):
-    """Its controller would otherwise still be started under nsys."""
-    omegaconf = pytest.importorskip("omegaconf")
-    monkeypatch.setattr(
-        "verl_profiler.capture.node_check._probe_nodes",
-        lambda _plan: {"h2": {"failed": "timed out"}},
-    )
-    config = omegaconf.OmegaConf.create({"global_profiler": {"steps": [1], "tool": "nsys"}})
-
-    assert not check_nodes(plan(on_missing="warn"), config)
-    assert {"steps": None, "tool": None} == config.global_profiler
-    assert "h2: it did not answer: timed out" in capfd.readouterr().err
 
 
 def test_nodes_with_one_host_name_are_all_checked():

@@ -217,7 +217,7 @@ def test_every_key_that_is_written_now_is_in_the_tables(worker_config, tmp_path,
     header = json.loads((Path(worker_config.directory) / "processes/trainer_0.json").read_bytes())
     settings = parse({"output_dir": str(tmp_path / "x")})
     run = run_directory.make(str(tmp_path / "x"), take_anchor(), settings, {"memory": {"a": 1}})
-    plan = Plan("torch", (1,), False, "/raw", str(tmp_path), "error", {"a": RoleCapture(None)})
+    plan = Plan("torch", (1,), False, "/raw", str(tmp_path), {"a": RoleCapture(None)})
     session.Process(plan, "a", 0).closed()
     (journal,) = tmp_path.glob("*.jsonl")
 

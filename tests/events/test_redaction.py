@@ -206,14 +206,6 @@ def test_nothing_is_left_out_of_what_recorded_runs_were_explained_by(archive):
             assert launch.get(part, {}) == recorded_values(launch.get(part, {}), part)
 
 
-def test_the_raw_command_is_written_on_request_only(launch_of):
-    """`profiler.record_command`, off by default."""
-    settings = {"output_dir": "x"}
-
-    assert [OMITTED] == launch_of(["a=b"], settings, {})["command"]
-    assert ["a=b"] == launch_of(["a=b"], {**settings, "record_command": True}, {})["command"]
-
-
 def test_values_that_were_omitted_in_both_runs_may_differ():
     """`diff` lists them instead of calling them equal."""
     sides = [{"command": [f"trainer.note={each}", "trainer.nnodes=1"]} for each in "ab"]

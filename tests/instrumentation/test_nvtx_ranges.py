@@ -3,7 +3,6 @@
 import asyncio
 import sys
 
-import msgspec
 import pytest
 
 from verl_profiler import plugin
@@ -34,14 +33,15 @@ def test_a_process_that_no_tool_watches_has_no_observer(monkeypatch, nvtx):
 def test_without_nvtx_one_line_says_so(monkeypatch, capfd):
     """And nothing changes."""
     monkeypatch.setitem(sys.modules, "nvtx", None)
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", __file__)
 
-    assert not nvtx_ranges.switch_on(always=True)
+    assert not nvtx_ranges.switch_on()
     assert 1 == capfd.readouterr().err.count("(no-nvtx)")
 
 
 def test_plain_calls_nest_and_coroutines_overlap(nvtx, recording):
     """Push and pop belong to a thread; start and end may cross."""
-    assert nvtx_ranges.switch_on(always=True)
+    assert nvtx_ranges.switch_on()
     assert recording is not None
 
     async def wait(first, second):
@@ -68,7 +68,7 @@ def test_plain_calls_nest_and_coroutines_overlap(nvtx, recording):
 
 def test_errors_and_generators_close_their_ranges(nvtx, recording):
     """Every range that was opened is closed, with the same kind."""
-    assert nvtx_ranges.switch_on(always=True)
+    assert nvtx_ranges.switch_on()
     assert recording is not None
 
     def fail():
@@ -88,7 +88,7 @@ def test_errors_and_generators_close_their_ranges(nvtx, recording):
 
 def test_spans_and_turns_have_ranges(nvtx, recording):
     """A user's own span, and the turn, which is no call of verl's."""
-    assert nvtx_ranges.switch_on(always=True)
+    assert nvtx_ranges.switch_on()
     assert recording is not None
     from verl_profiler.recording.context import Request
 
@@ -115,7 +115,7 @@ def test_a_failing_nvtx_changes_nothing_for_the_host(nvtx, recording, monkeypatc
 
     for name in ("start_range", "push_range", "end_range", "pop_range"):
         monkeypatch.setattr(nvtx, name, broken)
-    assert nvtx_ranges.switch_on(always=True)
+    assert nvtx_ranges.switch_on()
 
     assert 7 == wrapping.wrap(PLAIN, lambda: 7)()
     with api.span("x"):
@@ -124,7 +124,7 @@ def test_a_failing_nvtx_changes_nothing_for_the_host(nvtx, recording, monkeypatc
 
 def test_switching_off_leaves_other_observers(nvtx, monkeypatch):
     """And takes away its own."""
-    assert nvtx_ranges.switch_on(always=True)
+    assert nvtx_ranges.switch_on()
     assert nvtx is not None
     nvtx_ranges.switch_off()
     assert observers.current is None
@@ -137,7 +137,7 @@ def test_switching_off_leaves_other_observers(nvtx, monkeypatch):
 
 def test_a_call_that_runs_when_ranges_are_switched_off_ends(nvtx, recording):
     """Its range stays open; nothing is raised, and its event is recorded."""
-    assert nvtx_ranges.switch_on(always=True)
+    assert nvtx_ranges.switch_on()
     wrapped = wrapping.wrap(PLAIN, nvtx_ranges.switch_off)
     wrapped()
 
@@ -152,7 +152,7 @@ def test_a_wrapper_that_travels_by_value_finds_what_stands_on_the_other_side(nvt
     assert recording is not None
     wrapped = cloudpickle.dumps(wrapping.wrap(PLAIN, lambda: 7))
 
-    assert nvtx_ranges.switch_on(always=True)
+    assert nvtx_ranges.switch_on()
     assert 7 == cloudpickle.loads(wrapped)()
     assert ["push", "pop"] == [call[0] for call in nvtx.calls]
     shipped_with_ranges = cloudpickle.dumps(wrapping.wrap(PLAIN, lambda: 8))
@@ -163,17 +163,14 @@ def test_a_wrapper_that_travels_by_value_finds_what_stands_on_the_other_side(nvt
     assert [] == nvtx.calls
 
 
-@pytest.mark.parametrize("wanted", ["on", "auto", "off"])
 @pytest.mark.parametrize("attached", [False, True])
-def test_ranges_are_opened_where_they_were_requested(
-    wanted, attached, nvtx, worker_config, monkeypatch, tmp_path
-):
-    """`on` also without captures, for an nsys that the user starts; `auto` only under a tool."""
+def test_ranges_are_opened_under_a_tool(attached, nvtx, monkeypatch, tmp_path):
+    """Whoever started it: a capture of the run, or the user."""
     library = tmp_path / "injection.so"
     if attached:
         library.touch()
     monkeypatch.setenv("NVTX_INJECTION64_PATH", str(library))
     assert nvtx is not None
-    plugin._open_ranges(msgspec.structs.replace(worker_config, nvtx=wanted))
+    plugin._open_ranges()
 
-    assert (wanted == "on" or (wanted == "auto" and attached)) == nvtx_ranges.is_on()
+    assert attached == nvtx_ranges.is_on()

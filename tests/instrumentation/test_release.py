@@ -371,7 +371,7 @@ def test_nothing_of_a_call_outlives_it(
     # The frame of a stalled loop that the watchdog takes a sample of is freed by the collector.
     monkeypatch.setattr(loop_watchdog, "ensure_watched", lambda _: None)
     if with_ranges:
-        assert nvtx_ranges.switch_on(always=True)
+        assert nvtx_ranges.switch_on()
     make = suitable if hooks == "work" else unsuitable
     bare = alive(run(kind, ending, [lambda function: function], make))
     wraps = [functools.partial(wrapping.wrap, probe) for probe in PROBED]

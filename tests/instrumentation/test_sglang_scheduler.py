@@ -26,12 +26,10 @@ class Batch:
 
 
 @pytest.fixture
-def settings(monkeypatch):
-    def set_nvtx(value):
-        worker_config = WorkerConfig("/run", "run", EventSettings(), take_anchor(), nvtx=value)
-        monkeypatch.setenv(SETTINGS, worker_config.encode())
-
-    return set_nvtx
+def _settings(monkeypatch):
+    worker_config = WorkerConfig("/run", "run", EventSettings(), take_anchor())
+    monkeypatch.setenv(SETTINGS, worker_config.encode())
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", __file__)
 
 
 def registered(monkeypatch):
@@ -53,10 +51,13 @@ def test_sglang_finds_the_entry_point():
     assert load is ours.load()
 
 
-@pytest.mark.parametrize(("value", "expected"), [("on", True), ("auto", False), ("off", False)])
-def test_ranges_are_opened_where_they_are_asked_for(value, expected, settings, monkeypatch):
-    """`auto` wants a capture and a tool."""
-    settings(value)
+@pytest.mark.usefixtures("_settings")
+@pytest.mark.parametrize(
+    ("library", "expected"), [(__file__, True), ("/nonexistent/lib.so", False)]
+)
+def test_ranges_are_opened_under_a_tool(library, expected, monkeypatch):
+    """Elsewhere the scheduler's functions stay as they are."""
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", library)
 
     assert expected is registered(monkeypatch)
 
@@ -68,9 +69,9 @@ def test_an_engine_without_the_profiler_is_left_alone(monkeypatch):
     assert not registered(monkeypatch)
 
 
-def test_a_failure_costs_the_ranges_only(settings, monkeypatch, capfd):
+@pytest.mark.usefixtures("_settings")
+def test_a_failure_costs_the_ranges_only(monkeypatch, capfd):
     """And is said."""
-    settings("on")
     monkeypatch.setattr(sglang_scheduler, "_register", lambda: 1 / 0)
     load()
 
@@ -124,11 +125,11 @@ print(json.dumps({name: [hasattr(each, "__wrapped__"), inspect.signature(each) =
 """
 
 
-def test_the_real_sglang_puts_the_ranges_on_its_scheduler(nsys, settings, tmp_path):
+@pytest.mark.usefixtures("_settings")
+def test_the_real_sglang_puts_the_ranges_on_its_scheduler(nsys, tmp_path):
     """By its own loading of plugins; the methods keep their signatures."""
     if importlib.util.find_spec("sglang") is None:
         pytest.skip("needs sglang")
-    settings("on")
     methods = ("run_batch", "process_batch_result")
     inherited = {**os.environ, **nsys}
     done = subprocess.run(
@@ -174,7 +175,7 @@ def test_the_real_sglang_times_iterations_by_its_clock_on_a_cpu(tmp_path):
     if importlib.util.find_spec("sglang") is None:
         pytest.skip("needs sglang")
     events = EventSettings(engine_iterations=True)
-    config = WorkerConfig("/run", "run", events, take_anchor(), nvtx="off")
+    config = WorkerConfig("/run", "run", events, take_anchor())
     inherited = {**os.environ, SETTINGS: config.encode()}
     done = subprocess.run(
         [sys.executable, "-c", CLOCK],

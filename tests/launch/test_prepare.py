@@ -5,12 +5,10 @@ import sys
 import types
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from verl_profiler.capture import actor_placement
 from verl_profiler.capture.plan import Plan, RoleCapture
-from verl_profiler.environ import CAPTURES_OFF
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch import clock_exchange
 from verl_profiler.launch import prepare as launch
@@ -165,25 +163,7 @@ def test_a_preparation_that_fails_leaves_no_directory(ray, prepare, monkeypatch,
 def plan(name):
     options = {"trace": name}
     roles = {"engine": RoleCapture(None, options)}
-    return Plan("nsys", (1,), False, "/raw", "/journal", "error", roles)
-
-
-@pytest.mark.parametrize(
-    ("requested", "tool", "nvtx"),
-    [
-        ("on", None, "on"),
-        ("auto", None, "off"),
-        ("auto", "nsys", "auto"),
-        ("auto", "torch", "off"),
-        ("off", "nsys", "off"),
-    ],
-)
-def test_processes_open_ranges_where_the_tool_records_them(requested, tool, nvtx, tmp_path):
-    """`on` also without captures, for an nsys that the user starts."""
-    settings = parse({"output_dir": "x", "nsight": {"nvtx": requested}})
-    made = tool and msgspec.structs.replace(plan("x"), tool=tool)
-
-    assert nvtx == launch._worker_config(settings, tmp_path, take_anchor(), made).nvtx
+    return Plan("nsys", (1,), False, "/raw", "/journal", roles)
 
 
 def test_processes_get_the_captured_steps(tmp_path):

@@ -298,7 +298,7 @@ def test_a_large_page_has_the_same_data_compressed(monkeypatch):
 
 
 def test_a_launch_that_holds_credentials_or_nothing_is_shown(tmp_path):
-    """`record_command: true` records the command as it is; older versions could record none."""
+    """What a report shows of a command or of settings is left out there once more."""
     write_lines(tmp_path / "old", trainer_0=[event("step", 0, 1)])
     write_lines(tmp_path / "new", trainer_0=[event("step", 0, 1)])
     launch = {

@@ -19,7 +19,7 @@ from typing import Any
 
 from verl_profiler.capture import tools
 from verl_profiler.capture.plan import Plan, RoleCapture
-from verl_profiler.environ import CAPTURES_OFF, UNDER_NSYS
+from verl_profiler.environ import UNDER_NSYS
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.recording import recorder
 from verl_profiler.recording.identity import of_actor
@@ -36,18 +36,18 @@ class _Decision:
     """What applies to new actors and tasks of this process."""
 
     plan: Plan
-    before_trainer: Callable[[], bool] | None
+    before_trainer: Callable[[], None] | None
 
 
 _decision: _Decision | None = None
 
 
-def hook_creation(plan: Plan | None, before_trainer: Callable[[], bool] | None = None) -> None:
+def hook_creation(plan: Plan | None, before_trainer: Callable[[], None] | None = None) -> None:
     """Choose for every actor and task that this process creates whether nsys starts it.
 
     Args:
         plan: What is captured; None to choose no longer.
-        before_trainer: Called before the TaskRunner is created; False switches captures off.
+        before_trainer: Called before the TaskRunner is created; it raises if nothing can be captured.
     """
     global _decision
     captured_actors.clear()
@@ -93,14 +93,10 @@ def _of_actor(decision: _Decision, actor: Any, options: dict[str, Any]) -> Any:
         recorder.say(f"WARNING an actor is not captured: {error!r}")
         return None
     if identity.role == "trainer" and before_trainer is not None:
-        # Off unless the check succeeds, also where it raises.
-        os.environ[CAPTURES_OFF] = "1"
-        if before_trainer():
-            del os.environ[CAPTURES_OFF]
+        before_trainer()
     try:
-        off = bool(os.environ.get(CAPTURES_OFF))
-        capture = None if off else plan.of(identity.role, identity.rank)
-        options["runtime_env"] = runtime_env_for(plan, capture, options.get("runtime_env"), off=off)
+        capture = plan.of(identity.role, identity.rank)
+        options["runtime_env"] = runtime_env_for(plan, capture, options.get("runtime_env"))
     except Exception as error:  # noqa: BLE001  verl creates its actors in any case
         recorder.say(f"WARNING {class_name} is not captured: {error!r}")
         return None
@@ -125,16 +121,13 @@ def _of_task(decision: _Decision, _function: Any, options: dict[str, Any]) -> No
         recorder.say(f"WARNING a task may run under nsys: {error!r}")
 
 
-def runtime_env_for(
-    plan: Plan, capture: RoleCapture | None, runtime_env: Any, *, off: bool = False
-) -> Any:
+def runtime_env_for(plan: Plan, capture: RoleCapture | None, runtime_env: Any) -> Any:
     """Return a runtime environment in which the plan decides about nsys.
 
     Args:
         plan: What is captured.
         capture: The capture of this process, or None.
         runtime_env: The requested one; a dict, a `RuntimeEnv` or None.
-        off: Whether the check before training failed; an environment variable passes it on.
 
     Returns:
         A `RuntimeEnv`; the same object if nothing has to change.
@@ -146,8 +139,6 @@ def runtime_env_for(
     tool = tools.find(plan.tool)
     nsight = None if capture is None or tool is None else tool.ray_nsight(capture.options)
     under_nsys = bool(os.environ.get(UNDER_NSYS)) and os.environ[UNDER_NSYS] != "0"
-    if off:
-        variables[CAPTURES_OFF] = "1"
     if nsight is not None:
         variables[UNDER_NSYS] = "1"
         # Ray starts `nsys … python` by that bare name, whatever interpreter the driver has.  The
@@ -157,7 +148,7 @@ def runtime_env_for(
     elif under_nsys:
         # Also keeps the environment from being empty, which Ray treats as none at all.
         variables[UNDER_NSYS] = "0"
-    elif not off and not given.get("_nsight"):
+    elif not given.get("_nsight"):
         return runtime_env
     made: Any = RuntimeEnv(**{k: v for k, v in given.items() if not k.startswith("_")})
     # `RuntimeEnv` itself refuses such keys.

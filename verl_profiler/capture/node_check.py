@@ -24,18 +24,14 @@ __all__ = ["check_nodes", "probe_node", "problems_of"]
 _TIMEOUT_S = 400.0
 
 
-def check_nodes(plan: Plan, config: Any) -> bool:
+def check_nodes(plan: Plan) -> None:
     """Check every node of the cluster.
 
     Args:
         plan: What is captured.
-        config: verl's config; its profiler is switched off if captures are not possible.
-
-    Returns:
-        False if nothing will be captured.
 
     Raises:
-        ConfigError: If a node cannot capture and `profiler.nsight.on_missing` is `error`.
+        ConfigError: A node cannot capture.
     """
     problems: list[str] = []
     versions: dict[str, list[str]] = {}
@@ -49,22 +45,13 @@ def check_nodes(plan: Plan, config: Any) -> bool:
             f"WARNING the nodes have different versions of {plan.tool}: {listed}. Open and export the "
             "reports with the newest of them. (nsys-versions)"
         )
-    if not problems:
-        return True
-    text = "captures are not possible:\n  " + "\n  ".join(problems)
-    if plan.on_missing == "error":
+    if problems:
+        listed = "\n  ".join(problems)
         raise ConfigError(
-            f"{text}\nFix it, train without captures with trainer.profile_steps=null, or let such "
-            "runs continue without them with profiler.nsight.on_missing=warn.",
+            f"captures are not possible:\n  {listed}\nFix it, or train without captures with "
+            "trainer.profile_steps=null.",
             "cannot-capture",
         )
-    recorder.say(f"WARNING {text}\nTraining continues without captures. (cannot-capture)")
-    from omegaconf import open_dict
-
-    with open_dict(config):
-        config.global_profiler.steps = None
-        config.global_profiler.tool = None
-    return False
 
 
 def _probe_nodes(plan: Plan) -> dict[str, dict[str, Any]]:

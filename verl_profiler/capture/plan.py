@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -53,9 +52,6 @@ class NsightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         tool: A module of `capture.tools`; None for `global_profiler.tool`, or nsys if that is null.
-        on_missing: What to do if a node cannot capture: `error` ends the command before training,
-            `warn` trains without captures.
-        nvtx: NVTX ranges of recorded events: `auto` in captured processes, `on` or `off`.
         roles: Which roles are captured: true, false, or a list of ranks.
         options: nsys options in addition to verl's, for all roles.
         directory: Where the tool writes on each node; None for the run directory.
@@ -66,8 +62,6 @@ class NsightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     tool: str | None = None
-    on_missing: Literal["error", "warn"] = "error"
-    nvtx: Literal["auto", "on", "off"] = "auto"
     roles: RoleChoice = RoleChoice()
     options: dict[str, str | int | float | bool] = {}
     directory: str | None = None
@@ -104,7 +98,6 @@ class Plan(msgspec.Struct, frozen=True):
         discrete: One capture per task of the workers instead of one per step.
         directory: Where the tool writes on each node, absolute.
         journal: Folder of the run directory in which each process lists its captures.
-        on_missing: See `NsightSettings`.
         roles: Role of a process → its capture.
         collect_timeout_s: See `NsightSettings`.
         umask: The driver's, for processes that nsys starts without one.
@@ -115,7 +108,6 @@ class Plan(msgspec.Struct, frozen=True):
     discrete: bool
     directory: str
     journal: str
-    on_missing: Literal["error", "warn"]
     roles: dict[str, RoleCapture]
     collect_timeout_s: float = 60.0
     umask: int = 0o022

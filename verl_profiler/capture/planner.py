@@ -50,7 +50,6 @@ def make_plan(config: Any, capture: Capture, settings: NsightSettings, run: Path
         capture.discrete,
         str(directory),
         str(run / "nsight" / "journal"),
-        settings.on_missing,
         roles,
         settings.collect_timeout_s,
         umask(),

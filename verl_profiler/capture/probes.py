@@ -7,7 +7,6 @@ its `_start_profiling` also starts captures in this process and in the actors of
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 from verl_profiler.capture import session
 from verl_profiler.capture.actor_placement import captured_actors, hook_creation
 from verl_profiler.capture.plan import ROLES, Plan, decoded_plan
-from verl_profiler.environ import CAPTURES_OFF
 from verl_profiler.instrumentation.placing import install as place
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.recording import recorder
@@ -31,8 +29,6 @@ _TIMEOUT_S = 60.0
 
 def install(plan: Plan) -> None:
     """Install the probes, and hook the creation of actors, in this process."""
-    if os.environ.get(CAPTURES_OFF):
-        return
     place(PROBES)
     if "ray" in sys.modules:
         hook_creation(plan)

@@ -17,7 +17,6 @@ import msgspec
 
 from verl_profiler.capture import tools
 from verl_profiler.capture.plan import Plan, RoleCapture, decoded_plan
-from verl_profiler.environ import CAPTURES_OFF
 from verl_profiler.recording import context, recorder
 
 __all__ = ["Process", "current", "note_step", "note_task", "start", "stop"]
@@ -117,7 +116,7 @@ def current() -> Process | None:
     # A running capture is ended by its caller, even after recording has stopped.
     if _current is None or (active is not None and _current.plan is not plan):
         _current = None
-        if plan is None or os.environ.get(CAPTURES_OFF):
+        if plan is None:
             return None
         from verl_profiler.recording.identity import identify
 

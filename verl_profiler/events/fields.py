@@ -736,9 +736,7 @@ RUN = {
     "launched": _text("Time of the launch, UTC."),
     "host": _text("Host name of the driver."),
     "pid": _count("Process id of the driver."),
-    "command": Field(
-        "list", "", "The command line with the overrides that are harmless; all of it ¹."
-    ),
+    "command": Field("list", "", "The command line with the overrides that are harmless."),
     "cwd": _text("Directory of the command."),
     "versions.*": _text("Versions of Python, verl, Ray, torch, engines and this package."),
     "settings": Field(

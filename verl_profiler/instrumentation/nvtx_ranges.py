@@ -37,18 +37,15 @@ def tool_attached() -> bool:
     return bool(library) and os.path.exists(library or "")
 
 
-def switch_on(*, always: bool = False) -> bool:
-    """Open ranges in this process from now on.
-
-    Args:
-        always: Also where no tool is attached.
+def switch_on() -> bool:
+    """Open ranges in this process from now on, if a tool is attached.
 
     Returns:
         Whether ranges are opened now.
     """
     if is_on():
         return True
-    if not always and not tool_attached():
+    if not tool_attached():
         return False
     try:
         import nvtx  # pyright: ignore[reportMissingImports]

@@ -38,7 +38,7 @@ def load() -> None:
         from verl_profiler.recording.worker_config import WorkerConfig
 
         config = WorkerConfig.decode(text)
-        if config.nvtx == "on" or (config.nvtx == "auto" and tool_attached()):
+        if tool_attached():
             _register()
         if config.events.engine_iterations and os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
             _register_clock()

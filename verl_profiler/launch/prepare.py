@@ -18,11 +18,11 @@ import msgspec
 from omegaconf import OmegaConf, open_dict
 
 from verl_profiler import transfer_queue
-from verl_profiler.capture import tools, verl_keys
+from verl_profiler.capture import verl_keys
 from verl_profiler.capture.actor_placement import hook_creation
 from verl_profiler.capture.plan import Plan, decoded_plan
 from verl_profiler.capture.planner import make_plan, remarks
-from verl_profiler.environ import CAPTURES_OFF, SETTINGS
+from verl_profiler.environ import SETTINGS
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.redaction import public
@@ -135,10 +135,6 @@ def _worker_config(
     settings: Settings, directory: Path, clock: Anchor, plan: Plan | None
 ) -> WorkerConfig:
     """Return what the other processes of the run get."""
-    tool = tools.find(plan.tool) if plan is not None else None
-    nvtx = settings.nsight.nvtx
-    if nvtx == "auto" and not (tool is not None and tool.records_ranges):
-        nvtx = "off"
     return WorkerConfig(
         str(directory),
         settings.local_dir,
@@ -147,7 +143,6 @@ def _worker_config(
         settings.memory_saver.sample_interval_s,
         capture_plan=plan and plan.encode(),
         captured_steps=plan.steps if plan else (),
-        nvtx=nvtx,
         stuck=settings.stuck,
     )
 
@@ -172,8 +167,7 @@ def _forget_earlier_run() -> None:
     ship.finish()
     remote_output.finish()
     hook_creation(None)
-    for variable in (SETTINGS, CAPTURES_OFF):
-        os.environ.pop(variable, None)
+    os.environ.pop(SETTINGS, None)
     recorder.stop("another run")
 
 
@@ -187,7 +181,7 @@ def _prepare_captures(config: Any, capture: verl_keys.Capture, plan: Plan) -> No
     recorder.say(f"capturing steps {list(plan.steps)} with {plan.tool}: {roles or 'no process'}")
     for remark in remarks(config, capture, plan):
         recorder.say(f"WARNING {remark}")
-    hook_creation(plan, lambda: check_nodes(plan, config))
+    hook_creation(plan, lambda: check_nodes(plan))
 
 
 def end(*, failed: bool) -> None:
@@ -220,7 +214,7 @@ def _end(directory: Path, plan: Plan | None, *, failed: bool) -> None:
         f"events are in {directory}; next: verl-profiler summary {named}, "
         f"verl-profiler report {named}"
     )
-    if plan is not None and _ray_started and not os.environ.get(CAPTURES_OFF):
+    if plan is not None and _ray_started:
         _collect(directory, plan)
     remote_output.finish()
     if not failed and _ray_started:
@@ -321,8 +315,7 @@ def _ship(ray: Any) -> None:
 
 
 def _compare_clocks(ray: Any) -> None:
-    active = recorder.active()
-    if active is None or not active.config.events.clock_exchange:
+    if recorder.active() is None:
         return
     try:
         clock_exchange.start(ray)

@@ -65,12 +65,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         output_dir: Where the run directory is created; a URL such as `s3://bucket/my-run` has a copy of
             it, which is uploaded during the run.
         spool_dir: With a URL, where the run directory is created on each node; None for logs/NAME.
-        record_command: Write the command line as it is to run.json; otherwise what is known to be harmless.
     """
 
     output_dir: str
     spool_dir: str | None = None
-    record_command: bool = False
     events: EventSettings = EventSettings()
     nsight: NsightSettings = NsightSettings()
     memory_saver: MemorySaverSettings = MemorySaverSettings()

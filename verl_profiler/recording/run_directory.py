@@ -99,7 +99,6 @@ def _launch(
 ) -> dict[str, Any]:
     """Return the content of run.json: see `events.redaction` for what is left out."""
     words = getattr(sys, "orig_argv", sys.argv)
-    raw = getattr(settings, "record_command", False)
     return {
         "format": FORMAT_VERSION,
         "experiment": experiment,
@@ -107,7 +106,7 @@ def _launch(
         "host": socket.gethostname(),
         "pid": os.getpid(),
         # `python -m x` shows in sys.orig_argv only.
-        "command": list(words) if raw else recorded_command(words),
+        "command": recorded_command(words),
         "cwd": os.getcwd(),
         "versions": versions(),
         "settings": recorded_values(msgspec.to_builtins(settings), "settings"),

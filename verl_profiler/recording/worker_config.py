@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -31,7 +31,6 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         detail_share: The share of requests whose details (turns, calls, tools) are written, 0 to 1, taken
             as one in N; of each step and process also those of the slowest and last.
         max_gb: What the event files of one process may take, in 10^9 bytes, from 0.001; None for any size.
-        clock_exchange: Compare the clocks of a cluster's nodes.
         ship_every_s: Events of nodes with disks of their own are brought to the driver's at this
             interval and at the end, 1 to 86400 s; None for never.
     """
@@ -46,7 +45,6 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compress: bool = False
     detail_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
     max_gb: Annotated[float, Meta(ge=0.001)] | None = None
-    clock_exchange: bool = True
     ship_every_s: Annotated[float, Meta(ge=1, le=86400)] | None = 60.0
 
     def active_families(self) -> frozenset[str]:
@@ -76,8 +74,6 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         memory_sample_interval_s: `profiler.memory_saver.sample_interval_s`.
         capture_plan: `capture.plan.Plan`, encoded.
         captured_steps: Its steps.
-        nvtx: Where recorded events open NVTX ranges: `on` everywhere, `auto` in processes that a
-            tool watches, `off` nowhere.
         stuck: See `StuckSettings`.
         flush_interval_s: How often events reach the file; a kill loses those since.
         max_pending: Events held in memory at most; further ones are dropped and counted.
@@ -91,7 +87,6 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     memory_sample_interval_s: float | None = None
     capture_plan: str | None = None
     captured_steps: tuple[int, ...] = ()
-    nvtx: Literal["auto", "on", "off"] = "off"
     stuck: StuckSettings = StuckSettings()
     flush_interval_s: float = 0.5
     max_pending: int = 200_000

@@ -61,7 +61,6 @@ class _Nsys(Tool):
     name = title = program = "nsys"
     suffix = ".nsys-rep"
     unfinished_suffixes = (".qdstrm", ".nsys-rep.tmp")
-    records_ranges = True
     finishes_late = True
     silent_cause = (
         "nvtx and this nsys record no range together, so nsys saw no capture begin; use a "
