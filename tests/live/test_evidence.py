@@ -219,75 +219,6 @@ def test_actors_that_ray_has_lost():
     assert "    Ray: actors: 4 ALIVE, 1 DEAD" not in [*lines(found)]
 
 
-def test_bytes_that_wait_name_both_ends():
-    """The process that does not read, where the address is that of one process only."""
-    row = {"state": "ESTABLISHED", "unsent": 0, "unread": 0}
-    evidence = {
-        "worker_0": {
-            "sockets": {
-                "ports": [41000],
-                "waiting": [
-                    {
-                        **row,
-                        "local": "127.0.0.1:41000",
-                        "peer": "127.0.0.1:5000",
-                        "unsent": 2 << 20,
-                    }
-                ],
-            }
-        },
-        "engine_0": {
-            "sockets": {
-                "listening": [5000],
-                "waiting": [
-                    {
-                        **row,
-                        "local": "127.0.0.1:5000",
-                        "peer": "127.0.0.1:41000",
-                        "unread": 90 << 10,
-                    },
-                    {**row, "local": "127.0.0.1:5000", "peer": "10.0.0.9:9", "unread": 100},
-                ],
-            }
-        },
-    }
-
-    (fact,) = shown(TRAINER, evidence).facts
-
-    assert (
-        "Sockets: worker_0 has 2.0 MiB unsent to engine_0 (127.0.0.1:5000); engine_0 has 90.0 KiB unread "
-        "from worker_0 (127.0.0.1:41000) at 127.0.0.1:5000" == fact
-    )
-
-
-def test_what_is_short_on_a_host_is_named_once():
-    """All its processes have it in their evidence; what is well is not worth a line."""
-    short = {
-        "cores": 8,
-        "load": [40.0, 1.0, 1.0],
-        "memory_bytes": 1 << 30,
-        "memory_available_bytes": 5 << 20,
-        "oom_kills": 1,
-        "killed": ["Out of memory: Killed process 4711 (python)"],
-        "free_bytes": {"/run": 5 << 20, "/big": 1 << 40},
-    }
-    well = {
-        "cores": 8,
-        "load": [8.0, 1.0, 1.0],
-        "memory_bytes": 10**9,
-        "memory_available_bytes": 10**8,
-        "free_bytes": {"/run": None},
-    }
-
-    (fact,) = shown(TRAINER, {"worker_0": {"host": short}, "worker_1": {"host": short}}).facts
-
-    assert fact == (
-        "elsewhere: load 40 on 8 cores, 5.0 MiB of 1.0 GiB memory available, 1 process killed for lack "
-        "of memory, Out of memory: Killed process 4711 (python), 5.0 MiB free in /run"
-    )
-    assert [] == shown(TRAINER, {"worker_0": {"host": well}}).facts
-
-
 def test_threads_that_only_wait_for_work_are_not_listed():
     """Each process has some, and they hide the one that does something."""
     idle = ["concurrent.futures.thread:_worker:81", "threading:Condition.wait:327"]
@@ -362,7 +293,6 @@ def test_the_last_hang_of_a_run_counts(tmp_path, capsys):
 
 def test_any_value_in_evidence_is_survived(tmp_path):
     """One bad value at a time costs its field, never the command."""
-    row = {"state": "ESTABLISHED", "unsent": 9999, "unread": 1, "local": "a:1", "peer": "b:2"}
     content = {
         "format": 1,
         "at": ago(50),
@@ -383,20 +313,8 @@ def test_any_value_in_evidence_is_survived(tmp_path):
             "not_alive": [{"class": "A", "pid": 1, "state": "DEAD", "restarts": 1, "reason": "r"}],
         },
         "ray_calls": {"calls": [{"function": "f", "state": "RUNNING", "calls": 2}]},
-        "sockets": {"states": {"LISTEN": 1}, "listening": [1], "ports": [2], "waiting": [row]},
-        "host": {
-            "cores": 2,
-            "load": [90.0, 1.0, 1.0],
-            "memory_bytes": 100,
-            "memory_available_bytes": 1,
-            "cgroup_limit_bytes": 100,
-            "cgroup_used_bytes": 99,
-            "oom_kills": 1,
-            "killed": ["x"],
-            "free_bytes": {"/": 1},
-        },
         "unanswered": ["engine", "ray"],
-        "errors": {"host": "OSError"},
+        "errors": {"stacks": "OSError"},
     }
     write(tmp_path / "run", RUN, TRAINER)
     folder = tmp_path / "run" / "evidence" / "1"

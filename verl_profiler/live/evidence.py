@@ -5,13 +5,10 @@ The processes gathered it when the trainer's had found that the run is stuck; se
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from verl_profiler.host.sockets import connections
 from verl_profiler.live.flight_recorders import recorder_facts, recorder_rows
-from verl_profiler.live.host_facts import own_pid
 from verl_profiler.live.open_processes import (
     Process,
     Verdict,
@@ -21,19 +18,12 @@ from verl_profiler.live.open_processes import (
     some,
     texts,
 )
-from verl_profiler.units import counted, size
+from verl_profiler.units import counted
 
 __all__ = ["with_evidence"]
 
 _SHOWN = 3
 _DETAILS = 20
-# Less memory than this share, or less room than so many bytes, matters.
-_LOW_MEMORY = 0.03
-_LOW_DISK_BYTES = 1 << 30
-# So many processes per core want to run.
-_HIGH_LOAD = 4
-# Bytes that wait: fewer are on their way.
-_UNSENT_BYTES = 4096
 
 
 def with_evidence(found: Verdict, processes: Sequence[Process]) -> Verdict:
@@ -45,14 +35,7 @@ def with_evidence(found: Verdict, processes: Sequence[Process]) -> Verdict:
 
 def _facts(processes: Sequence[Process]) -> list[str]:
     """Return one line for each kind of evidence that shows something."""
-    kinds: tuple[Callable[[Sequence[Process]], Iterator[str]], ...] = (
-        _engines,
-        recorder_facts,
-        _ray,
-        _sockets,
-        _hosts,
-    )
-    return [line for kind in kinds for line in kind(processes)]
+    return [*_engines(processes), *recorder_facts(processes), *_ray(processes)]
 
 
 def _engines(processes: Sequence[Process]) -> Iterator[str]:
@@ -116,85 +99,6 @@ def _more(count: int) -> str:
     return f"; and {count} more" if count > 0 else ""
 
 
-def _sockets(processes: Sequence[Process]) -> Iterator[str]:
-    """Name connections whose bytes wait: unsent ones, or ones that their receiver does not read."""
-    found = [(each, sockets) for each in processes if (sockets := _sockets_of(each))]
-    owners = _owners(found)
-    rows: list[tuple[int, str]] = []
-    for each, sockets in found:
-        for row in parts(sockets, "waiting"):
-            local, peer = str(row.get("local")), str(row.get("peer"))
-            other = owners.get(peer)
-            # Another process of the run has them unread: the same bytes, or what led to these.
-            unsent, unread = row.get("unsent") or 0, row.get("unread") or 0
-            to = f"{other} ({peer})" if other else peer
-            if unsent >= _UNSENT_BYTES:
-                rows.append((unsent, f"{each.name} has {size(unsent)} unsent to {to}"))
-            if unread >= _UNSENT_BYTES:
-                rows.append((unread, f"{each.name} has {size(unread)} unread from {to} at {local}"))
-    rows.sort(key=lambda pair: -pair[0])
-    if rows:
-        shown = [text for _, text in rows]
-        yield f"Sockets: {'; '.join(shown[:_SHOWN])}" + _more(len(shown) - _SHOWN)
-
-
-def _sockets_of(process: Process) -> Mapping[str, Any]:
-    """Return the sockets of a process, also of one that is stopped, if it is of this host."""
-    found = part(process.evidence, "sockets")
-    if found or not process.silent_s:
-        return found
-    pid = own_pid(process.header)
-    if pid is None or not os.path.isdir(f"/proc/{pid}"):
-        return {}
-    try:
-        return connections(pid)
-    except (OSError, ValueError):
-        return {}
-
-
-def _owners(found: Sequence[tuple[Process, Mapping[str, Any]]]) -> dict[str, str]:
-    """Return which process has which address, where only one can."""
-    owners: dict[str, set[str]] = {}
-    for each, sockets in found:
-        hosts = {"127.0.0.1", str(each.header.get("ip"))}
-        for port in (*(sockets.get("ports") or ()), *(sockets.get("listening") or ())):
-            for host in hosts:
-                owners.setdefault(f"{host}:{port}", set()).add(each.name)
-    return {address: names.pop() for address, names in owners.items() if len(names) == 1}
-
-
-def _hosts(processes: Sequence[Process]) -> Iterator[str]:
-    """Name what is short on a host: once per host, by its last process."""
-    hosts: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
-    for each in processes:
-        found = part(each.evidence, "host")
-        if found:
-            name = str(each.header.get("host") or "a host")
-            hosts[name] = found, [*hosts.get(name, ({}, []))[1], each.name]
-    for name, (found, _) in hosts.items():
-        short = list(_shortages(found))
-        if short:
-            yield f"{name}: {', '.join(short)}"
-
-
-def _shortages(found: Mapping[str, Any]) -> Iterator[str]:
-    cores, load = found.get("cores"), found.get("load") or ()
-    if cores and load and load[0] > _HIGH_LOAD * cores:
-        yield f"load {load[0]:.0f} on {cores} cores"
-    total, available = found.get("memory_bytes"), found.get("memory_available_bytes")
-    if total and available is not None and available < _LOW_MEMORY * total:
-        yield f"{size(available)} of {size(total)} memory available"
-    limit, used = found.get("cgroup_limit_bytes"), found.get("cgroup_used_bytes")
-    if limit and used is not None and limit - used < _LOW_MEMORY * limit:
-        yield f"{size(used)} of the container's {size(limit)} used"
-    if found.get("oom_kills"):
-        yield f"{counted(found['oom_kills'], 'process', 'processes')} killed for lack of memory"
-    yield from texts(found, "killed")[-1:]
-    for place, room in part(found, "free_bytes").items():
-        if room is not None and room < _LOW_DISK_BYTES:
-            yield f"{size(room)} free in {place}"
-
-
 def _details(processes: Sequence[Process]) -> list[str]:
     """Return the lines of the evidence for `-v`, a few for each process."""
     lines: list[str] = []
@@ -217,15 +121,6 @@ def _process_details(process: Process) -> Iterator[str]:
         yield f"Ray: actors: {counts}"
     for row in parts(part(found, "ray_calls"), "calls")[:_DETAILS]:
         yield f"Ray: {row.get('calls')} × {row.get('function')}: {row.get('state')}"
-    sockets = _sockets_of(process)
-    if sockets.get("states"):
-        counts = ", ".join(f"{count} {state}" for state, count in sockets["states"].items())
-        yield f"sockets: {counts}"
-    for row in parts(sockets, "waiting")[:_SHOWN]:
-        yield (
-            f"socket {row.get('local')} to {row.get('peer')}: {row.get('unsent')} B unsent, "
-            f"{row.get('unread')} B unread"
-        )
     stacks = part(found, "stacks")
     tasks = [row for row in parts(stacks, "tasks") if texts(row, "stack")]
     for row in tasks[:_SHOWN]:

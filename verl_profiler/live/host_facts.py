@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.events.json_values import mapping_or_empty
-from verl_profiler.host.load import kernel_log
 
 __all__ = [
     "ALIVE",
@@ -36,6 +35,7 @@ _STATES = {
     b"X": "has died",
     b"D": "waits for a disk or a driver, in the kernel",
 }
+_KMSG_BYTES = 4 << 20
 _KILLED = re.compile(r"[Oo]ut of memory: Killed process ([0-9]+) \(")
 # py-spy stops the process for as long as it reads.
 _SPY_S = 10.0
@@ -87,6 +87,28 @@ def free_bytes(directory: Path) -> int | None:
     return found.f_bavail * found.f_frsize
 
 
+def _kernel_log() -> str:
+    """Return the last 4 MiB of the kernel's log; empty if it may not be read."""
+    read = b""
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        while len(read) < _KMSG_BYTES:
+            try:
+                read += os.read(log, 8192)
+            except BrokenPipeError:
+                # Overwritten meanwhile; the next read has the oldest record that is left.
+                continue
+    except OSError:
+        # All has been read.
+        pass
+    finally:
+        os.close(log)
+    return read.decode("utf-8", "replace")
+
+
 def kernel_kill(header: Mapping[str, Any]) -> bool:
     """Whether the kernel's log has it that this process was killed for lack of memory.
 
@@ -95,7 +117,7 @@ def kernel_kill(header: Mapping[str, Any]) -> bool:
     pid = own_pid(header)
     if pid is None:
         return False
-    return str(pid) in _KILLED.findall(kernel_log())
+    return str(pid) in _KILLED.findall(_kernel_log())
 
 
 def native_stack(header: Mapping[str, Any]) -> list[str]:

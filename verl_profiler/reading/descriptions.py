@@ -319,8 +319,6 @@ OPEN: Mapping[str, Any] = {
     "threads": _Each(_OPEN_CALL),
 }
 
-_SOCKET = {"local": _NAME, "peer": _NAME, "state": _NAME, "unsent": _COUNT, "unread": _COUNT}
-
 # evidence/<number>/<name>.json
 EVIDENCE: Mapping[str, Any] = {
     "format": _SMALL,
@@ -371,25 +369,6 @@ EVIDENCE: Mapping[str, Any] = {
         ),
     },
     "ray_calls": {"calls": _Each({"function": _NAME, "state": _NAME, "calls": _COUNT})},
-    "sockets": {
-        "states": _Named(_COUNT),
-        "listening": _Each(_COUNT),
-        "ports": _Each(_COUNT),
-        "waiting": _Each(_SOCKET),
-    },
-    "host": {
-        "load": _Each(_seconds),
-        "cores": _COUNT,
-        "memory_bytes": _COUNT,
-        "memory_available_bytes": _COUNT,
-        "swap_used_bytes": _COUNT,
-        "cgroup_limit_bytes": _COUNT,
-        "cgroup_used_bytes": _COUNT,
-        "oom_kills": _COUNT,
-        "killed": _Each(_LONG),
-        "pressure": _Named(_Named(_seconds)),
-        "free_bytes": _Named(_COUNT),
-    },
     "unanswered": _Each(_NAME),
     "errors": _Named(_NAME),
 }

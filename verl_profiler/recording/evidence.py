@@ -1,24 +1,19 @@
 """What a process shows of itself while a phase of the trainer is stuck: gathered then, and only then.
 
 Each source runs in a daemon thread of its own, and what has not answered in time is left behind: an engine
-or a disk that hangs holds up neither the others nor the run.
+that hangs holds up neither the others nor the run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
-from verl_profiler.host.load import host_load
-from verl_profiler.host.sockets import connections
 from verl_profiler.recording import context, event_loop_lag
 from verl_profiler.recording.collectives import collectives
 from verl_profiler.recording.ray_view import ray_actors, ray_calls
@@ -63,11 +58,8 @@ def add_source_of(name: str, owner: Any, source: Callable[[Any], Any]) -> None:
         _sources[name] = lambda: {} if reference() is None else source(reference())
 
 
-def gather(directory: Path) -> dict[str, Any]:
+def gather() -> dict[str, Any]:
     """Return the evidence of this process, after a few seconds at most.
-
-    Args:
-        directory: The run, whose disk is looked at.
 
     Returns:
         By source what it found; `unanswered`, the sources that did not answer in time, and `errors`, why
@@ -75,8 +67,6 @@ def gather(directory: Path) -> dict[str, Any]:
     """
     sources: dict[str, Callable[[], Any]] = {
         "stacks": _stacks,
-        "sockets": connections,
-        "host": lambda: host_load(_directories(directory)),
         "collectives": collectives,
         **_sources,
     }
@@ -117,16 +107,6 @@ def _call(
             found[name] = content
     except Exception as error:  # noqa: BLE001  whatever the host's objects and the kernel do
         errors[name] = type(error).__name__
-
-
-def _directories(run: Path) -> dict[str, str]:
-    """Return the directories whose disks matter; names, because paths may be private."""
-    known = {
-        "the run directory": str(run),
-        "the directory of temporary files": tempfile.gettempdir(),
-        "/dev/shm": "/dev/shm",  # noqa: S108  looked at, not written to
-    }
-    return {name: each for name, each in known.items() if os.path.isdir(each)}
 
 
 def _stacks() -> dict[str, Any]:

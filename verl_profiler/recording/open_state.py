@@ -258,7 +258,7 @@ class _Watcher(threading.Thread):
             return
         self.hangs += 1
         self.gathered_ns = at_ns = now()
-        found = evidence.gather(self.active.directory)
+        found = evidence.gather()
         head = {"format": FORMAT_VERSION, "name": name, "at": self.time(at_ns)}
         _replace(folder / f"{name}.json", {**head, **found})
 
