@@ -1,4 +1,4 @@
-"""Views of processes: event-loop stalls, and what the profiler itself cost."""
+"""The view of event-loop stalls, and tables of processes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.event_loop import loop_suspects
-from verl_profiler.analysis.profiler import profiler_cost
-from verl_profiler.render.axes import percent, stack, step_axis, time_unit, value_axis
+from verl_profiler.render.axes import time_unit
 from verl_profiler.render.bars import bar_texts, colored_bars
-from verl_profiler.render.colors import ACCENT, MUTED, PHASE_COLORS
+from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.render.figure import patch, sheet, short
-from verl_profiler.units import counted, seconds, share
+from verl_profiler.units import counted, seconds
 from verl_profiler.views.columns import common
 from verl_profiler.views.step_text import lag_weight
-from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
+from verl_profiler.views.view import Choice, DataTables, View, asking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,58 +112,6 @@ def _several_loops(keys: list[tuple[str, str | None, str | None]], name: str) ->
     return len({loop for other, loop, _ in keys if other == name}) > 1
 
 
-def _cost(data: DataTables, choice: Choice) -> Figure:
-    rows = data["profiler_cost"]
-    shares = known(rows, "share")
-    dropped = sum(known(rows, "dropped"))
-    if shares:
-        title = (
-            f"The profiler costs the busiest process {share(sum(shares) / len(shares))} of a step"
-        )
-        if share(max(shares)) != share(sum(shares) / len(shares)):
-            title += f" on average, {share(max(shares))} at most"
-    else:
-        title = f"The profiler took {seconds(max(row['costliest_s'] for row in rows))} in the busiest process"
-    title += f"; {dropped:,} events were dropped" if dropped else "; no event was dropped"
-    figure, panels = sheet(
-        title,
-        f"{choice.text()} and validation: {sum(known(rows, 'events')):,} events",
-        size=(11, 4.6),
-        panels=(1, 2),
-        notes=(
-            "Wrappers run in the process's own threads and can delay it; a separate thread writes. "
-            "CPU contention with that thread is not included."
-        ),
-    )
-    steps = [row["step"] for row in rows]
-    axes = panels[0]
-    line = [row for row in rows if row["share"] is not None]
-    if line:
-        axes.bar(
-            [row["step"] for row in line], column(line, "share"), 0.78, color=PHASE_COLORS["gen"]
-        )
-    step_axis(axes, steps)
-    value_axis(axes, "share of the step, costliest process", form=percent)
-    axes.set_title("delay, at most")
-    axes = panels[1]
-    longest = max((row["wrapper_s"] or 0) + (row["writer_s"] or 0) for row in rows)
-    factor, unit = time_unit(longest)
-    stack(
-        axes,
-        steps,
-        [
-            ("wrappers", column(rows, "wrapper_s", factor), PHASE_COLORS["gen"]),
-            ("writing", column(rows, "writer_s", factor), PHASE_COLORS["unaccounted"]),
-        ],
-    )
-    step_axis(axes, steps)
-    value_axis(axes, f"time of all processes together [{unit}]")
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.15)
-    axes.legend(loc="upper left", ncols=2)
-    axes.set_title("time by part")
-    return figure
-
-
 _STALLS = {
     "total_s": "sum of the stalls, in s",
     "max_s": "longest stall, in s",
@@ -220,49 +167,26 @@ VIEWS = (
             function of the user's code.
         """,
     ),
-    View(
-        name="profiler_cost",
-        question="What did the profiler itself cost?",
-        analysis=asking(profiler_cost),
-        columns=common("run step processes events")
-        | {
-            "size_bytes": "bytes written",
-            "dropped": "number of dropped events",
-            "wrapper_s": "time in wrappers, all processes, in s",
-            "wrapper_cpu_s": "CPU time in wrappers, all processes, in s",
-            "writer_s": "time of the writer threads, all processes, in s",
-            "writer_cpu_s": "CPU time of the writer threads, all processes, in s",
-            "costliest": "costliest process: the one with most time in wrappers",
-            "costliest_s": "its time in wrappers, in s",
-            "costliest_cpu_s": (
-                "for how much of costliest_s its threads ran, from samples, in s; empty if that "
-                "was not recorded"
-            ),
-            "share": "costliest_s as part of the step; empty for unfinished steps",
-        },
-        draw=_cost,
-        empty="no cost of the profiler was recorded there.",
-        section="cost",
-        shows="""
-            Left: the share of each step that the wrappers took in the costliest process. Right:
-            wrappers and writing, of all processes together.
-        """,
-        conclude="""
-            - Well below 1 %: trust the other plots.
-            - More: exclude the families with the most events
-              (`profiler.events.exclude=[<name>]`); a busy host makes it look worse.
-            - Dropped events: all other numbers are too low; record fewer
-              (`profiler.events.exclude`).
-        """,
-        limits="""
-            Only time inside the profiler's own code counts, not the time that its writer thread
-            takes from other threads. Sources: the `profiler_cost` event of each process about itself.
-        """,
-    ),
 )
 
 # Other tables of the topic's analyses: their columns by name.
 TABLES: dict[str, Mapping[str, str]] = {
+    "profiler_cost": common("run step processes events")
+    | {
+        "size_bytes": "bytes written",
+        "dropped": "number of dropped events",
+        "wrapper_s": "time in wrappers, all processes, in s",
+        "wrapper_cpu_s": "CPU time in wrappers, all processes, in s",
+        "writer_s": "time of the writer threads, all processes, in s",
+        "writer_cpu_s": "CPU time of the writer threads, all processes, in s",
+        "costliest": "costliest process: the one with most time in wrappers",
+        "costliest_s": "its time in wrappers, in s",
+        "costliest_cpu_s": (
+            "for how much of costliest_s its threads ran, from samples, in s; empty if that "
+            "was not recorded"
+        ),
+        "share": "costliest_s as part of the step; empty for unfinished steps",
+    },
     "loop_lags": common("run step name role loop lags worst_begin_us")
     | {
         **_STALLS,
