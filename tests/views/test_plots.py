@@ -215,8 +215,7 @@ def test_one_step_draws_as_well(runs):
             wrong[name] = overlapping(figure), figure.texts[1].get_text()
 
     assert "not drawn" == wrong.pop("asynchronous_what_if")
-    assert ([], "small_run") == (wrong["validation_times"][0], wrong["validation_times"][1][:9])
-    assert ["validation_times"] == [*wrong]
+    assert {} == wrong
 
 
 def test_titles_axes_and_names_of_all_plots(runs):

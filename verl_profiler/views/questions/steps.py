@@ -7,17 +7,14 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows, named, steady, warm_ups
-from verl_profiler.analysis.steps import step_durations, step_trend, validation_times
+from verl_profiler.analysis.steps import step_durations, step_trend
 from verl_profiler.render.axes import (
     legend,
     stack,
-    step_axis,
-    step_lines,
     step_stack,
     time_unit,
-    value_axis,
 )
-from verl_profiler.render.colors import ACCENT, GRID, INK, MUTED, PHASE_COLORS
+from verl_profiler.render.colors import ACCENT, INK, PHASE_COLORS
 from verl_profiler.render.figure import sheet
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
@@ -147,79 +144,6 @@ def _duration_title(rows: Rows, trends: Rows, choice: Choice) -> str:
     return title
 
 
-def _validation(data: DataTables, choice: Choice) -> Figure:
-    rows = data["validation_times"]
-    requests = sum(row["requests"] for row in rows)
-    timed = known(rows, "testing_s") or known(rows, "rollout_s")
-    title = f"{len(rows)} validation{'s' if len(rows) > 1 else ''}"
-    if timed:
-        title += f" of {seconds(sum(timed) / len(timed))}" + (
-            " on average" if len(timed) > 1 else ""
-        )
-    slowest = max(rows, key=lambda row: row["max_s"] or 0)
-    if slowest["max_s"]:
-        title += f"; the slowest request took {seconds(slowest['max_s'])} (step {slowest['step']})"
-    scored = any(row["reward"] is not None for row in rows)
-    figure, panels = sheet(
-        title,
-        f"{choice.run or 'run'}: {requests:,} validation requests; assigned to the step during which they ran",
-        size=(11, 4.8),
-        panels=(1, 3 if scored else 2),
-    )
-    steps = [row["step"] for row in rows]
-    longest = max([*known(rows, "testing_s"), *known(rows, "rollout_s"), 0])
-    factor, unit = time_unit(longest)
-    axes = panels[0]
-    axes.bar(
-        steps,
-        column(rows, "testing_s", factor),
-        0.8,
-        color=GRID,
-        label="validation, trainer's timer",
-    )
-    axes.bar(
-        steps,
-        column(rows, "rollout_s", factor),
-        0.5,
-        color=PHASE_COLORS["testing"],
-        label="first request to last",
-    )
-    step_axis(axes, steps)
-    value_axis(axes, f"time [{unit}]")
-    axes.set_ylim(0, longest * factor * 1.25 or 1)
-    axes.legend(loc="upper left", fontsize=8)
-    axes.set_title("how long it took")
-    axes = panels[1]
-    factor, unit = time_unit(slowest["max_s"])
-    step_lines(
-        axes,
-        [
-            (rows, f"{name}_s", name if name == "max" else name.upper(), code)
-            for name, code in (("p50", "#8FBBDD"), ("p95", "#4B8CC2"), ("max", "#0B2A4F"))
-        ],
-        steps,
-        f"duration of a request [{unit}]",
-        "its requests",
-        factor=factor,
-        marked=True,
-    )
-    if scored:
-        axes = panels[2]
-        line = [row for row in rows if row["reward"] is not None]
-        axes.plot(
-            [row["step"] for row in line],
-            column(line, "reward"),
-            marker="o",
-            markersize=4,
-            color=INK,
-        )
-        step_axis(axes, steps)
-        axes.set_ylabel("mean reward")
-        axes.set_title("their rewards")
-        axes.axhline(0, color=MUTED, linewidth=0.8)
-    return figure
-
-
 VIEWS = (
     View(
         name="step_durations",
@@ -279,44 +203,22 @@ VIEWS = (
         """,
         example="--steps 10:60",
     ),
-    View(
-        name="validation_times",
-        question="How long does each validation take?",
-        analysis=asking(validation_times),
-        columns=common("run unfinished mean_s p50_s p95_s p99_s max_s reward rollout_s")
-        | {
-            "step": "step during which it ran; 0 is before training",
-            "requests": "number of validation requests",
-            "turns": "mean number of turns",
-            "generated_tokens": "tokens generated in the validation",
-            "testing_s": "the trainer's timer, in s; empty if not recorded",
-            "share": (
-                "part of the time from the start of this step to the start of the next one that "
-                "the validation takes; empty if there is no next step"
-            ),
-        },
-        draw=_validation,
-        empty="no validation was recorded there.",
-        section="validation",
-        shows="""
-            Per validation: its length, percentiles of its requests, and the mean reward.
-        """,
-        conclude="""
-            - The timer is much longer than the requests: the rest is building the batch, waking the
-              engines, and waiting for the poll every 2 s.
-            - Validation takes a large part of the run (`step_durations`, hatched): validate
-              less often, or on fewer prompts.
-            - `max` far above P95: one prompt determines how long validation takes.
-        """,
-        limits="""
-            The trainer's own work in a validation has no event. Other plots show validation with `--validate`. Sources: requests marked
-            `validate`, and the timers `testing` and `validation`.
-        """,
-    ),
 )
 
 # Other tables of the topic's analyses: their columns by name.
 TABLES: dict[str, Mapping[str, str]] = {
+    "validation_times": common("run unfinished mean_s p50_s p95_s p99_s max_s reward rollout_s")
+    | {
+        "step": "step during which it ran; 0 is before training",
+        "requests": "number of validation requests",
+        "turns": "mean number of turns",
+        "generated_tokens": "tokens generated in the validation",
+        "testing_s": "the trainer's timer, in s; empty if not recorded",
+        "share": (
+            "part of the time from the start of this step to the start of the next one that "
+            "the validation takes; empty if there is no next step"
+        ),
+    },
     "step_times": common("run step begin_us requests unaccounted_s to_next_s")
     | {
         "finished": "whether the trainer recorded the step's end",
