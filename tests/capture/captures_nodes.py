@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import verl_profiler
-from verl_profiler.capture import node_check, nsys_processes, probes, session
+from verl_profiler.capture import node_check, probes, session
 from verl_profiler.capture.plan import decoded_plan
 from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError
@@ -139,8 +139,6 @@ def drive(folder):
     found["hosts"] = ray.get(runner.run.remote([node["NodeID"] for node in nodes]))
     plan = decoded_plan(prepare.recorder.active().config.capture_plan)
     run = folder / "logs" / "run"
-    processes = nsys_processes.processes_of(run, Path(plan.directory))
-    found["in_use"] = [process.in_use for process in processes]
     prepare.end(failed=False)
     # All that is on PATH, but no nsys.
     folders = os.environ["PATH"].split(os.pathsep)
@@ -148,7 +146,7 @@ def drive(folder):
     start_node(folder, "node-three", address, path)
     wait_for(3)
     try:
-        node_check.check_nodes(plan, prepared)
+        node_check.check_nodes(plan)
     except ConfigError as error:
         found["refused"] = str(error)
     ray.shutdown()

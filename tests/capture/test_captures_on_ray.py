@@ -80,8 +80,6 @@ def test_reports_of_another_node_arrive_and_a_node_without_nsys_is_reported(
     of_loops = {(each["rank"], each["host"]) for each in captures if each["role"] == "agent_loop"}
     assert set(enumerate(found["hosts"])) == of_loops
     assert "node-two" == found["hosts"][1] != found["hosts"][0]
-    # Launcher and agent of the loop on the first node, which lives.
-    assert {True} == set(found["in_use"])
     assert "node-three: nsys is not on the PATH" in found["refused"]
     assert "node-two" not in found["refused"]
     # `collect --ray` restored what had been deleted here.

@@ -93,9 +93,7 @@ def collect(
         captures = read_journals(home / "journal")
         placed = {record.key: record for record in read_metadata(home)}
         place = _Place(home, raw, being_written(raw), placed)
-        waiting = any(_may_come(capture, place) for capture in captures) or any(
-            not process.in_use for tool in tools.every() for process in tool.processes(run, raw)
-        )
+        waiting = any(_may_come(capture, place) for capture in captures)
         if not more and (not waiting or time.monotonic() >= deadline):
             break
         if not more:

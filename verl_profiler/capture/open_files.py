@@ -6,22 +6,14 @@ import contextlib
 import os
 from pathlib import Path
 
-__all__ = ["being_written", "process_ids"]
-
-
-def process_ids() -> list[int]:
-    """Return the processes of this machine; none without `/proc`, for example on a Mac."""
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
+__all__ = ["being_written"]
 
 
 def being_written(folder: Path) -> set[str]:
     """Return the files under a folder, relative to it, that a process has open for writing."""
     prefix = os.path.realpath(folder) + os.sep
     found: set[str] = set()
-    for pid in process_ids():
+    for pid in _process_ids():
         with contextlib.suppress(OSError):
             for link in os.scandir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
@@ -30,3 +22,11 @@ def being_written(folder: Path) -> set[str]:
                     if target.startswith(prefix) and os.lstat(link.path).st_mode & 0o200:
                         found.add(target.removeprefix(prefix))
     return found
+
+
+def _process_ids() -> list[int]:
+    """Return the processes of this machine; none without `/proc`, for example on a Mac."""
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []

@@ -6,9 +6,6 @@ this itself at its end; use this command after a run that was killed.  --ray als
 and reports from the disks of other nodes, while the cluster is up; without Ray, run the command on each
 node for its reports.  --to uploads the run to object storage, or the rest of an upload that failed.
 
-Stale processes of nsys on this machine are listed, and ended with --end-left-over; those of other
-runs, or of processes that still train, are left alone.
-
 Exit status 0: every node sent its events, and every capture has a report.  1: some are missing; the
 output lists which and why.
 """
@@ -64,11 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="then upload the run, for example to s3://bucket/runs/my-run; continues an upload that ended",
     )
     parser.add_argument(
-        "--end-left-over",
-        action="store_true",
-        help="after the wait, end the stale processes of nsys of this run on this machine",
-    )
-    parser.add_argument(
         "--export",
         action="store_true",
         help="also export each nsys report to SQLite, which the report reads; needs nsys",
@@ -96,10 +88,6 @@ def run(args: argparse.Namespace) -> int:
             captures = gather.collect(
                 args.directory, patience_s=args.wait, fetch=fetch, fetch_s=_FETCH_S
             )
-    lines = _stale_processes(args.directory, ending=args.end_left_over)
-    if captured and lines and args.end_left_over:
-        # On SIGTERM, an agent may have written what it had.
-        captures = gather.collect(args.directory)
     if args.export:
         for capture in captures:
             tool = tools.find(capture.tool)
@@ -117,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
             print(
                 "This run has no captures (trainer.profile_steps requests them); nothing to gather."
             )
-    for line in [*(fetch.account() if fetch is not None else ()), *lines]:
+    for line in fetch.account() if fetch is not None else ():
         print(visible(line), file=sys.stderr if args.json else sys.stdout)
     if args.to:
         problems += _upload(args.directory, args.to, sys.stderr if args.json else sys.stdout)
@@ -193,23 +181,3 @@ def _cluster() -> Generator[None, None, None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _stale_processes(run: Path, *, ending: bool) -> list[str]:
-    """Return a line per stale process of a tool on this machine, ended or not."""
-    from verl_profiler.capture import gather, tools
-
-    raw = gather.raw_of(run)
-    if ending:
-        return [
-            f"ended {process.label}"
-            for tool in tools.every()
-            for process in tool.end_stale(run, raw)
-        ]
-    return [
-        f"WARNING {tool.title} is still running after the run: {process.label}. It may still be "
-        "writing: wait with --wait 60; end it with --end-left-over. (left-over)"
-        for tool in tools.every()
-        for process in tool.processes(run, raw)
-        if not process.in_use
-    ]

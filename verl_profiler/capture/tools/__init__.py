@@ -11,7 +11,6 @@ import abc
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +23,6 @@ __all__ = [
     "STARTED_BY_HOST",
     "MachineCheck",
     "Tool",
-    "ToolProcess",
     "every",
     "find",
     "get",
@@ -55,23 +53,6 @@ class MachineCheck(NamedTuple):
     result: str
     fix: str = ""
     details: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ToolProcess:
-    """A process of a tool that works for a run.
-
-    Args:
-        pid: Its process id.
-        started: Its start time in clock ticks since boot; with `pid` it identifies one process.
-        label: Its id, shortened command line and CPU time, for messages.
-        in_use: Whether a process of the run that it watches is alive.
-    """
-
-    pid: int
-    started: int
-    label: str
-    in_use: bool
 
 
 class Tool(abc.ABC):
@@ -222,21 +203,6 @@ class Tool(abc.ABC):
         """
         del report
         return None
-
-    def processes(self, run: Path, raw: Path) -> list[ToolProcess]:
-        """Return the tool's processes on this machine that work for a run.
-
-        Args:
-            run: The run directory.
-            raw: Where the tool writes.
-        """
-        del run, raw
-        return []
-
-    def end_stale(self, run: Path, raw: Path) -> list[ToolProcess]:
-        """End those of `processes` that are not in use, and return them."""
-        del run, raw
-        return []
 
 
 def names() -> list[str]:

@@ -20,13 +20,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.capture import nsys_processes
 from verl_profiler.capture.tools import (
     STARTED_BY_HOST,
     MachineCheck,
     Options,
     Tool,
-    ToolProcess,
 )
 from verl_profiler.environ import NVTX_LIBRARY
 from verl_profiler.errors import ConfigError, ReadingError
@@ -283,12 +281,6 @@ class _Nsys(Tool):
                 "no-nsys",
             )
         return target
-
-    def processes(self, run: Path, raw: Path) -> list[ToolProcess]:
-        return nsys_processes.processes_of(run, raw)
-
-    def end_stale(self, run: Path, raw: Path) -> list[ToolProcess]:
-        return nsys_processes.end_stale(run, raw)
 
 
 def as_text(options: Mapping[str, Any]) -> dict[str, str]:
