@@ -10,7 +10,7 @@ from views.test_trace_selection import STEP_S, WORKERS, line, run_of
 
 from verl_profiler.cli import main
 from verl_profiler.reading.reader import load
-from verl_profiler.views import timeline_lanes, timelines, worker_heat
+from verl_profiler.views import timeline_lanes, worker_heat
 
 ENGINES = 14
 # Engines that the page has at most, the fullest.
@@ -45,7 +45,7 @@ def report(run, tmp_path_factory):
     out = tmp_path_factory.mktemp("report") / "large run.html"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timeline_lanes, "_ENGINES", CARRIED)
-        assert main(["report", str(run[0]), "-o", str(out), "--no-cache", "--details"]) == 0
+        assert main(["report", str(run[0]), "-o", str(out), "--no-cache"]) == 0
     return out
 
 
@@ -162,73 +162,3 @@ def test_engines_are_folded_to_the_fullest_and_workers_to_the_last_to_end(browse
     assert lanes == folded + (CARRIED - 10) + (WORKERS - 10)
     assert "All 20 workers, the last to end first" in line
     assert "the 13 fullest of 14 engines" in line
-
-
-@pytest.mark.browser
-def test_all_requests_of_a_step_come_from_the_file_beside_the_page(browser, run, report):
-    """Also those that the page does not have, with their spans."""
-    folder = report.with_name("large run.data")
-    expected = [f"step_{step}.js" for step in range(1, STEPS + 1)]
-    assert sorted(path.name for path in folder.iterdir()) == expected
-    browser.open(report, fragment="step=2")
-    count = "document.querySelector('#scene-note').innerText"
-    assert "of 400 requests" in browser.evaluate(count)
-    wanted = {row[1] for row in run[1] if row[0] == 2}
-    search = (
-        "((id) => {const box = document.getElementById('search'); box.value = id;"
-        "box.dispatchEvent(new Event('input')); return document.getElementById('found').innerText})"
-    )
-    found = browser.evaluate(f"{json.dumps(sorted(wanted)[:60])}.map({search})")
-    hidden = [each for each, said in zip(sorted(wanted), found, strict=False) if said[0] == "0"]
-    assert hidden
-    browser.evaluate("document.getElementById('load-details').click()")
-    browser.wait("!document.getElementById('load-details')")
-    assert "1 match" in browser.evaluate(f"{search}('{hidden[0]}')")
-    browser.evaluate("document.querySelector('.fold button').click()")
-    browser.settle()
-    assert "400 requests" in browser.evaluate(f"{CANVAS}.ariaLabel")
-    browser.evaluate("document.querySelector('#request-table tbody tr').click()")
-    browser.settle()
-    assert hidden[0] in browser.evaluate("document.getElementById('request-panel').innerText")
-    assert not browser.messages
-
-
-@pytest.mark.browser
-def test_the_page_works_without_the_folder(browser, run, tmp_path):
-    out = tmp_path / "report.html"
-    assert main(["report", str(run[0]), "-o", str(out), "--no-cache", "--details"]) == 0
-    (tmp_path / "report.data").rename(tmp_path / "elsewhere")
-    browser.open(out, fragment="step=2")
-    browser.evaluate("document.getElementById('load-details').click()")
-    browser.wait("document.getElementById('scene-note').innerText.includes('cannot be loaded')")
-    # Files of another report are not taken.
-    (tmp_path / "elsewhere").rename(tmp_path / "report.data")
-    for path in (tmp_path / "report.data").iterdir():
-        text = path.read_text()
-        path.write_text(text.replace('"key":"', '"key":"0', 1))
-    browser.evaluate("document.getElementById('load-details').click()")
-    browser.wait("document.getElementById('scene-note').innerText.includes('another report')")
-
-
-def test_another_file_in_the_folder_is_not_replaced(run, tmp_path, capsys):
-    (tmp_path / "report.data").mkdir()
-    (tmp_path / "report.data" / "step_1.js").write_text("mine\n")
-    options = [
-        "report",
-        str(run[0]),
-        "-o",
-        str(tmp_path / "report.html"),
-        "--no-cache",
-        "--details",
-    ]
-    assert main(options) == 2
-    assert "step_1.js exists" in capsys.readouterr().err
-    assert (tmp_path / "report.data" / "step_1.js").read_text() == "mine\n"
-
-
-def test_a_report_whose_requests_are_all_drawn_has_no_files(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(timelines, "_EACH", 10_000)
-    monkeypatch.setattr(timelines, "_REQUESTS", 10_000)
-    out = tmp_path / "report.html"
-    assert main(["report", str(run[0]), "-o", str(out), "--no-cache", "--details"]) == 0
-    assert not list((tmp_path / "report.data").iterdir())

@@ -3,7 +3,6 @@
     verl-profiler report logs/my-run
     verl-profiler report logs/my-run --open
     verl-profiler report logs/my-run --steps 3:10 --out steps-3-to-10.html
-    verl-profiler report logs/my-run --step 12 --details
 
 The file loads nothing from the network.  A report that this command wrote is replaced; any other file is
 not, unless --force is given.
@@ -13,12 +12,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING
 
 from verl_profiler.cli.options import (
     add_cache,
@@ -28,7 +25,7 @@ from verl_profiler.cli.options import (
     add_steps,
     check_steps,
 )
-from verl_profiler.cli.output import refuse_overwriting, target_of, write_whole
+from verl_profiler.cli.output import target_of, write_whole
 from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -36,7 +33,6 @@ from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
-    from verl_profiler.reading.reader import Run
 
 __all__ = ["add_arguments", "run", "write", "write_report"]
 
@@ -49,12 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_runs(parser)
     add_out(parser, "the file to write (default: RUN/report.html)")
     add_steps(parser)
-    parser.add_argument(
-        "--details",
-        action="store_true",
-        help="also write all requests of each step to a folder beside the report, OUT.data/step_N.js, "
-        "which the page loads on demand",
-    )
     parser.add_argument(
         "--open", action="store_true", dest="show", help="open the report in the browser"
     )
@@ -74,13 +64,10 @@ def run(args: argparse.Namespace) -> int:
         args.steps,
         force=args.force,
         cache=not args.no_cache,
-        details=args.details,
     )
     if written is None:
         return 1
     print(visible(f"Wrote {written}"))
-    if args.details:
-        print(visible(f"Wrote {_details_folder(written)}"))
     if args.show and not _shown(written.absolute().as_uri()):
         print("There is no graphical browser here; the file is self-contained and can be copied.")
     return 0
@@ -123,7 +110,6 @@ def write(
     *,
     force: bool,
     cache: bool,
-    details: bool = False,
 ) -> Path | None:
     """Write the report of runs; return where it is, or None when there is nothing to report.
 
@@ -138,46 +124,11 @@ def write(
     with quick_rows(), load(runs, cache=cache, steps=steps) as opened:
         check_steps(opened, steps)
         gathered = document(opened, steps)
-        beside = None
-        if details and gathered["steps"]["rows"]:
-            beside = _write_details(opened, gathered, target, steps, force=force)
     if not gathered["steps"]["rows"]:
         print_error("nothing to report:", *gathered["problems"])
         return None
-    write_whole(target, [page(gathered, made=_made(), details=beside)])
+    write_whole(target, [page(gathered, made=_made())])
     return target
-
-
-def _details_folder(report: Path) -> Path:
-    return report.with_name(f"{report.stem}.data")
-
-
-def _write_details(
-    opened: Run, gathered: dict[str, Any], target: Path, steps: Steps, *, force: bool
-) -> dict[str, Any]:
-    """Write the requests of each step beside the report; return what the page needs to load them.
-
-    Raises:
-        ReadingError: A file cannot be written, or another one is in the way.
-    """
-    from verl_profiler.analysis import step_times
-    from verl_profiler.views.request_details import MARK, details_file, request_details
-
-    folder = _details_folder(target)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ReadingError(f"{folder} cannot be made: {error.strerror}", "unwritable") from error
-    key = secrets.token_hex(6)
-    place_of, label_of = (gathered["steps"]["columns"].index(name) for name in ("s", "label"))
-    labels = {row[place_of]: row[label_of] for row in gathered["steps"]["rows"]}
-    files: dict[int, str] = {}
-    listed = step_times(opened.tables, steps)
-    for place, text in request_details(opened.tables, listed, gathered["timelines"], key):
-        files[place] = details_file(place, labels[place])
-        refuse_overwriting(folder / files[place], force=force, mark=MARK)
-        write_whole(folder / files[place], [text])
-    return {"folder": quote(folder.name), "key": key, "files": files}
 
 
 def _made() -> str:

@@ -27,15 +27,12 @@ __all__ = ["page"]
 _PLAIN_CHARACTERS = 1_000_000
 
 
-def page(
-    document: Mapping[str, Any], *, made: str, details: Mapping[str, Any] | None = None
-) -> str:
+def page(document: Mapping[str, Any], *, made: str) -> str:
     """Write the page.
 
     Args:
         document: What `sections.document` returns.
         made: When and by which version, for the foot of the page.
-        details: Folder, key and files of `request_details`, beside the page; None without.
     """
     style = part("report.css")
     scripts = script("report")
@@ -47,7 +44,6 @@ def page(
             "call_parts": {part: CALL_PARTS[part] for part in LANE_PARTS},
             "pools": POOLS,
             "versions": VERSION_COLORS,
-            "details": details,
         }
     )
     large = len(text) > _PLAIN_CHARACTERS
@@ -63,8 +59,7 @@ def page(
         policy="; ".join(
             (
                 "default-src 'none'",
-                # What is beside the page, and only if there is something.
-                f"script-src '{digest(scripts)}'" + (" 'self' file:" if details else ""),
+                f"script-src '{digest(scripts)}'",
                 f"style-src '{digest(style)}'",
                 "img-src data:",
                 "base-uri 'none'",

@@ -18,7 +18,7 @@ from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.timeline_lanes import UNIT_US, Names, add_lanes
 
-__all__ = ["request_frame", "timelines"]
+__all__ = ["timelines"]
 
 Rows = analysis.Rows
 Steps = analysis.Steps
@@ -73,7 +73,7 @@ def timelines(
     try:
         _choose_requests(tables, steps, scenes)
         names = Names()
-        requests = request_frame(tables, places, names)
+        requests = _request_frame(tables, places, names)
         add_lanes(tables, scenes, names)
     finally:
         for name in ("drawn_scenes", "drawn_requests", "drawn_spans"):
@@ -279,7 +279,7 @@ _COLUMNS = (
 )
 
 
-def request_frame(
+def _request_frame(
     tables: Tables, places: Mapping[tuple[Any, Any], int], names: Names
 ) -> dict[str, Any]:
     """Return the requests in `drawn_requests` as columns and rows, with spans, calls and servers."""

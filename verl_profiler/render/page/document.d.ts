@@ -310,8 +310,6 @@ type PageDocument = {[Name in keyof Tables]: Frame<Tables[Name]>} & {
   };
   steps: Frame<StepRow>; detailed: number[]; fractions: number[]; computing: string[];
   worker_heat: WorkerHeat | null;
-  /** Files with all requests of a step, by its place; see request_details.js. */
-  details: {folder: string; key: string; files: Record<number, string>} | null;
   timelines: Timelines; problems: string[]; notes: Record<string, string[]>; tq_findings: string[];
   sections: PageSection[]; colors: Record<string, string>;
   /** What each account of the device time is. */

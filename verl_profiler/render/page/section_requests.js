@@ -16,7 +16,6 @@ import {
 import {byId, element, find, scrollTo} from './dom.js';
 import {clean, number, seconds} from './format.js';
 import {requestLines, slowestOf} from './request.js';
-import {hasDetails, loadDetails} from './request_details.js';
 import {requestPanel} from './request_panel.js';
 import {listRequests} from './request_table.js';
 import {sliceDetails} from './slice.js';
@@ -212,44 +211,9 @@ function showScene(scene) {
         `--steps ${step} draws it.`,
     );
   }
-  const wanted = shown.step === ALL ? scene.s : shown.step;
-  const offer = hasDetails(wanted) && !(scene.validate && shown.step === ALL);
   const line = byId('scene-note');
-  line.replaceChildren(notes.join(' '), ...(offer ? [' ', loader(wanted, scene)] : []));
+  line.textContent = notes.join(' ');
   line.hidden = !notes.length;
-}
-
-/**
- * A button that loads what is in a file beside the page.
- * @param {number} step Its place.
- * @param {Scene} scene What is drawn.
- */
-function loader(step, scene) {
-  const {label, requests: count} = steps[step];
-  const text = `Load all ${number(count)} requests of step ${clean(label)}`;
-  /** @type {HTMLButtonElement} */
-  const button = element(
-    'button',
-    {
-      type: 'button',
-      id: 'load-details',
-      onclick: async () => {
-        button.disabled = true;
-        const problem = await loadDetails(step);
-        if (problem) {
-          button.disabled = false;
-          byId('status').textContent = problem;
-          button.after(` ${problem}`);
-          return;
-        }
-        if (timeline?.scene === scene) showScene(scene);
-        fillRequests();
-        byId('status').textContent = `Loaded ${number(count)} requests of step ${clean(label)}`;
-      },
-    },
-    text,
-  );
-  return button;
 }
 
 /** @param {Timeline} drawn */
