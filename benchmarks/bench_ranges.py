@@ -7,11 +7,13 @@ nsys profile --trace=nvtx --sample=none --cpuctxsw=none -o ranges python benchma
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import time
 from pathlib import Path
 
 from verl_profiler import start, stop
+from verl_profiler.environ import NVTX_LIBRARY
 from verl_profiler.instrumentation import nvtx_ranges, wrapping
 from verl_profiler.instrumentation.probe import Probe
 
@@ -59,11 +61,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         start(Path(folder) / "run")
         off = measure()
-        nvtx_ranges.switch_on(always=True)
+        attached = "with a tool" if nvtx_ranges.tool_attached() else "without a tool"
+        # Any file stands for the tool's library.
+        os.environ.setdefault(NVTX_LIBRARY, __file__)
+        nvtx_ranges.switch_on()
         on = measure()
         nvtx_ranges.switch_off()
         stop()
-    attached = "with a tool" if nvtx_ranges.tool_attached() else "without a tool"
     print(f"ranges off:                plain {off[0]:6.2f} µs, coroutine {off[1]:6.2f} µs")
     print(f"ranges on {attached}: plain {on[0]:6.2f} µs, coroutine {on[1]:6.2f} µs")
     print(
