@@ -1,6 +1,5 @@
 """The report of a large run: workers by step, folded engines, requests that are loaded on demand."""
 
-import json
 from statistics import median
 
 import pytest
