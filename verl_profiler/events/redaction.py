@@ -36,6 +36,7 @@ _RUN_TEXTS = _set(
     experiment launched host cwd settings.output_dir settings.spool_dir
     settings.events.exclude
     settings.memory_saver.tags settings.nsight.tool settings.nsight.directory
+    settings.nsight.on_missing settings.nsight.nvtx
     training.model training.rollout training.agent_loop training.strategy training.trainer_mode
     training.project_name training.experiment_name training.logger training.memory.device
     training.memory.tags training.asynchronous.checkpoint_engine
