@@ -18,6 +18,8 @@ INSTALLED := $(VENV)/installed-$(ENGINE)
 # needs the real verl or Ray, most of which waits for processes to start; lint, and then the others.
 TEST_FLAGS ?=
 REAL := verl or ray or rehearsal
+# The files with such tests: to collect the others costs each process 15 s of CPU.
+REAL_FILES = tests/verl $$(grep -lrE '\bmark\.(verl|ray|rehearsal)\b' tests --include='test_*.py')
 # What `make test` leaves to `make test-all`.
 LESS := and not nightly
 PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile -rfEs --durations=15 --durations-min=5
@@ -74,10 +76,10 @@ test-all:
 	$(MAKE) --no-print-directory test LESS=
 
 test-quick: $(VENV)/installed-dev
-	$(PYTEST) -m "not ($(REAL)) $(LESS)"
+	$(PYTEST) -m "not ($(REAL)) $(LESS)" --ignore=tests/verl
 
 test-real: $(VENV)/installed-dev
-	$(PYTEST) -m "($(REAL)) $(LESS)"
+	$(PYTEST) -m "($(REAL)) $(LESS)" $(REAL_FILES)
 
 $(VENV)/installed-dev: $(INSTALLED)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --upgrade 'pip >= 25.1'

@@ -30,21 +30,21 @@ from verl_profiler.reading.reader import load
 
 # What reads the files that a mutation changes, and how many examples there are.
 READERS = {
-    "lines": (5, ["summary RUN --json", "requests RUN --json", "watch RUN --once"]),
-    "long_line": (2, ["requests RUN"]),
-    "whole_file": (5, ["requests RUN", "tq RUN"]),
-    "compressed": (4, ["requests RUN"]),
-    "json_file": (6, ["summary RUN", "watch RUN --once", "stuck RUN -v"]),
-    "file_kind": (12, ["watch RUN --once", "stuck RUN -v", "memory LOG"]),
-    "file_name": (3, ["stuck RUN", "watch RUN --once"]),
-    "folder_name": (4, ["requests RUN"]),
-    "parent_name": (4, ["requests RUN"]),
-    "cache": (6, ["requests RUN"]),
+    "lines": (3, ["summary RUN --json", "requests RUN --json", "watch RUN --once"]),
+    "long_line": (1, ["requests RUN"]),
+    "whole_file": (3, ["requests RUN", "tq RUN"]),
+    "compressed": (2, ["requests RUN"]),
+    "json_file": (4, ["summary RUN", "watch RUN --once", "stuck RUN -v"]),
+    "file_kind": (6, ["watch RUN --once", "stuck RUN -v", "memory LOG"]),
+    "file_name": (2, ["stuck RUN", "watch RUN --once"]),
+    "folder_name": (2, ["requests RUN"]),
+    "parent_name": (2, ["requests RUN"]),
+    "cache": (3, ["requests RUN"]),
     "parquet": (2, ["requests RUN"]),
-    "archive": (8, ["requests RUN"]),
-    "console": (8, ["timing LOG --json", "memory LOG --json", "tq LOG --json"]),
-    "torch_trace": (4, ["export perfetto RUN -o OUT"]),
-    "nsys": (5, ["export perfetto RUN -o OUT"]),
+    "archive": (5, ["requests RUN"]),
+    "console": (5, ["timing LOG --json", "memory LOG --json", "tq LOG --json"]),
+    "torch_trace": (2, ["export perfetto RUN -o OUT"]),
+    "nsys": (3, ["export perfetto RUN -o OUT"]),
 }
 MUTATIONS = {each.__name__: each for each in (*fuzz_mutations.MUTATIONS, *fuzz_mutations.LAST)}
 

@@ -5,8 +5,6 @@ from picked import picked
 from verl_profiler.analysis.engine import (
     engine_parts,
     replica_token_rates,
-    request_token_rates,
-    token_rates,
 )
 from verl_profiler.reading.tables.tables import Tables
 
@@ -94,16 +92,6 @@ def events(span):
     ]
 
 
-def test_tokens_of_a_step(span, tables):
-    """By the time of generating, per call, and by the whole step."""
-    (row,) = token_rates(tables(events(span)))
-
-    assert (3, 15, 130, None) == picked(row, "calls prompt_tokens generated_tokens cached_tokens")
-    assert (130 / 6, 13.0, 13.0) == picked(
-        row, "engine_tokens_per_s call_tokens_per_s generated_tokens_per_s"
-    )
-
-
 def test_a_replicas_rate_is_by_the_time_in_which_it_worked(span, tables):
     """Overlapping calls count once in its time."""
     one, two = replica_token_rates(tables(events(span)))
@@ -112,13 +100,6 @@ def test_a_replicas_rate_is_by_the_time_in_which_it_worked(span, tables):
         one, "replica busy_s engine_tokens_per_s call_tokens_per_s"
     )
     assert ("two", 2.0, 15.0) == (two["replica"], two["busy_s"], two["engine_tokens_per_s"])
-
-
-def test_a_requests_rate_is_by_its_time_in_the_engine(span, tables):
-    """10, 15 and 15 tokens per second."""
-    (row,) = request_token_rates(tables(events(span)))
-
-    assert (3, 15.0, 60, 40.0) == picked(row, "requests rate_p50 generated_max generated_p50")
 
 
 def test_what_the_request_says_is_taken_before_what_its_calls_returned(span, tables):

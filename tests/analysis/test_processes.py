@@ -12,7 +12,6 @@ from verl_profiler.analysis import (
     replica_balance,
     rollout_balance,
     tool_times,
-    transfer_totals,
     weight_sync,
 )
 from verl_profiler.reading.tables.tables import Tables
@@ -109,20 +108,6 @@ def test_a_weight_sync_without_the_trainer_is_still_one():
 
     assert (None, 2.0, "actor_0", None, 0.5, None) == picked(
         sync, "trainer_s slowest_rank_s slowest_rank transfer_s release_s resume_s"
-    )
-
-
-def test_transfers_sum_up_bytes_and_failures():
-    """Calls that move no data have no size."""
-    calls = [
-        row(1.0, role="agent_loop", event="tq_put", size_bytes=5, rows=1),
-        row(3.0, role="agent_loop", event="tq_put", size_bytes=7, rows=2, status="error"),
-        row(0.5, role="trainer", event="tq_meta"),
-    ]
-    rows = transfer_totals(Tables.of({"transfers": calls}))
-
-    assert [("tq_put", 2, 1, 4.0, 12, 3), ("tq_meta", 1, 0, 0.5, None, None)] == values(
-        rows, "event calls failed total_s size_bytes rows"
     )
 
 

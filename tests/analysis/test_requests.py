@@ -6,15 +6,12 @@ import pytest
 from picked import picked
 
 from verl_profiler.analysis import (
-    request_parts,
     request_times,
     slowest_requests,
-    turns_per_request,
 )
 from verl_profiler.analysis.requests import (
     request_breakdown,
     request_duration_cdf,
-    request_percentiles,
     request_timeline,
     turn_times,
 )
@@ -62,23 +59,6 @@ def test_percentiles_are_of_finished_requests():
     assert (1, 50.0, None) == picked(validation, "requests p50_s p999_s")
 
 
-def test_parts_add_up_to_the_whole_and_what_was_not_recorded_is_left_out():
-    """Shares sum to 1 over the parts that are there."""
-    tables = Tables.of(
-        {
-            "requests": [
-                request(0, 2.0, engine_us=1_500_000, other_us=500_000),
-                request(1, 1.0, engine_us=1_000_000, other_us=0),
-            ]
-        }
-    )
-
-    rows = request_parts(tables)
-
-    assert [("engine", 2.5), ("other", 0.5)] == [(row["part"], row["total_s"]) for row in rows]
-    assert 1.0 == pytest.approx(sum(row["share"] for row in rows))
-
-
 def test_the_slowest_are_the_slowest_and_say_what_took_longest():
     """Order is by duration; the longest single call is named with its turn."""
     tables = Tables.of(
@@ -109,18 +89,6 @@ def test_the_longest_call_may_be_of_all_tools_together_or_unknown():
 
     assert ("tool", 1, 0.5) == picked(together, "longest longest_turn longest_s")
     assert ("q0", None, None) == picked(unknown, "request_id longest longest_s")
-
-
-def test_turns_are_counted_by_request():
-    """Shares of a step sum to 1."""
-    rows = turns_per_request(
-        Tables.of({"requests": [request(0, 1.0), request(1, 2.0), request(2, 4.0, turns=3)]})
-    )
-
-    assert [(1, 2, 1.5), (3, 1, 4.0)] == [
-        (row["turns"], row["requests"], row["mean_s"]) for row in rows
-    ]
-    assert 1.0 == pytest.approx(sum(row["share"] for row in rows))
 
 
 def test_parallel_calls_show_as_overlap_and_a_reward_inside_postprocess_is_counted_once():
@@ -173,17 +141,6 @@ def test_a_long_curve_keeps_its_tail():
         assert row["share"] == pytest.approx((row["duration_s"] * 100 + 1) / 5000)
     gaps = [b["share"] - a["share"] for a, b in itertools.pairwise(rows)]
     assert max(gaps) < 0.0021
-
-
-def test_percentiles_interpolate_and_leave_unfinished_ones_out():
-    """The P90 of 0 to 10 s is 9 s; unfinished requests are counted."""
-    tables = Tables.of({"requests": requests([*range(11), None])})
-
-    rows = [row for row in request_percentiles(tables, percentiles=(50, 90)) if row["step"] == 1]
-
-    assert [(50.0, 5.0), (90.0, 9.0)] == [(row["percentile"], row["duration_s"]) for row in rows]
-    assert {(11, 1, 5.0)} == {(r["requests"], r["unfinished"], r["mean_s"]) for r in rows}
-    assert [] == request_percentiles(tables, percentiles=())
 
 
 def test_a_worker_is_chosen_by_its_rank():
@@ -306,19 +263,6 @@ def test_a_request_says_how_long_its_loop_stood_still(tables, conversation, span
     assert 0.75 == row["stalled_s"]
     assert 0.0 == quiet["stalled_s"]
     assert quiet == {**row, "stalled_s": 0.0}
-
-
-def test_turns_by_index(tables, conversation):
-    """Turn 0 took 5 and 10 s, turn 1 took 2 and 4 s."""
-    events = conversation("a") + conversation("b", scale=2.0)
-
-    first, second = turn_times(tables(events))
-
-    assert (0, 2, 15.0, 7.5, 10.0) == picked(first, "turn turns total_s mean_s max_s")
-    assert (4.5, 3.0, 0.0) == (first["engine_s"], first["tool_s"], first["other_s"])
-    assert (1, 3.0, 3.0, 0.0) == picked(second, "turn mean_s engine_s tool_s")
-    assert [15 / 21, 6 / 21] == pytest.approx([first["share"], second["share"]])
-    assert (30 / 3 * 2, 10.0) == (first["response_tokens"], second["response_tokens"])
 
 
 def test_an_unfinished_turn_is_counted_and_not_measured(tables, conversation, span):

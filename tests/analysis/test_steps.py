@@ -11,7 +11,6 @@ from verl_profiler.analysis import (
     bubble_ledger,
     exclusive_times,
     step_phases,
-    step_tail,
     step_times,
 )
 from verl_profiler.analysis.steps import step_durations, step_trend, validation_times
@@ -61,16 +60,6 @@ def test_equal_intervals_do_not_contain_each_other():
     assert 1.0 == pytest.approx(sum(shares))
 
 
-def test_a_step_names_its_gen_its_validation_and_the_way_to_the_next():
-    """Validation is beside the step."""
-    tables = Tables.of({"events": [*STEP, span("step", 13, 20, step=2)]})
-
-    first, second = step_times(tables)
-
-    assert (10.0, 6.0, 2.0, 13.0) == picked(first, "duration_s gen_s testing_s to_next_s")
-    assert (7.0, None, None, None) == picked(second, "duration_s gen_s testing_s to_next_s")
-
-
 def test_a_step_without_an_end_has_no_duration_and_its_phases_no_share():
     """What was seen of it is said apart; there is no whole to take a share of."""
     (row,) = step_times(Tables.of({"events": STEP[1:4]}))
@@ -85,19 +74,6 @@ def test_stray_events_make_no_step():
     stray = span("engine_request", 11, 12, name="engine_0", role="engine", family="engine", step=2)
 
     assert [1] == [row["step"] for row in step_times(Tables.of({"events": [*STEP, stray]}))]
-
-
-def test_the_tail_is_measured_from_when_most_requests_had_ended():
-    """Nine requests end at 1 s, the last at 4 s, and gen at 6 s."""
-    requests = [request(0, 1, number) for number in range(9)] + [request(0, 4, 9)]
-    late = request(0, 30, 10, validate=True)
-    processes = [{"run": "r", "name": "trainer_0", "role": "trainer"}]
-
-    (row,) = step_tail(Tables.of({"events": [*STEP, *requests, late], "processes": processes}))
-
-    assert (10, 3.0, None, 4.0, 2.0) == picked(
-        row, "requests after_p80_s after_p95_s spread_s poll_s"
-    )
 
 
 def step(span, number, begin, *, gen=4.0, training=3.0, weights=1.0, rest=0.5):
@@ -117,49 +93,6 @@ def run(span, lengths, gap=0.25, **more):
         events += made
         now += gap
     return events
-
-
-def test_a_step_and_what_follows_it(span, tables):
-    """Testing lies between steps; what else lies there is called other."""
-    events, end = step(span, 1, 0.0)
-    events.append(span("testing", end, end + 2, name="trainer_0", step=1))
-    more, _ = step(span, 2, end + 2.75)
-
-    first, second = step_durations(tables(events + more))
-
-    expected = {
-        "step_s": 8.5,
-        "gen_s": 4.0,
-        "training_s": 3.0,
-        "weights_s": 1.0,
-        "checkpoint_s": 0.0,
-        "unaccounted_s": 0.5,
-        "between_s": 2.75,
-        "testing_s": 2.0,
-        "between_other_s": 0.75,
-        "to_next_s": 11.25,
-        "outside_gen_s": None,
-    }
-    assert expected == {key: first[key] for key in expected}
-    assert (None, None) == (second["between_s"], second["to_next_s"])
-
-
-def test_a_data_stall_is_not_training(span, tables):
-    """Training is rewards, log-probabilities, values, advantages and updates, and nothing else."""
-    lengths = {"prepare_step": 9.2, "gen": 4.0, "reward": 0.5, "old_log_prob": 1.0, "ref": 0.25}
-    lengths |= {"values": 0.25, "adv": 0.125, "update_critic": 0.5, "update_actor": 3.0}
-    lengths |= {"testing": 2.0, "update_weights": 1.0, "save_checkpoint": 0.75, "mine": 0.5}
-    events, now = [], 0.0
-    for phase, length in lengths.items():
-        events.append(span(phase, now, now + length, name="trainer_0"))
-        now += length
-    events.append(span("step", 0, now + 0.25, name="trainer_0"))
-
-    (row,) = step_durations(tables(events))
-
-    parts = ("gen_s", "training_s", "weights_s", "checkpoint_s", "other_s", "unaccounted_s")
-    assert (4.0, 5.625, 1.0, 0.75, 11.7, 0.25) == pytest.approx([row[part] for part in parts])
-    assert sum(row[part] for part in parts) == pytest.approx(row["step_s"])
 
 
 @pytest.mark.parametrize(("digits", "duration_digits"), [(6, 6), (3, 6), (3, 3)])

@@ -816,7 +816,7 @@ FIELD_VALUES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(extras=st.lists(FIELD_VALUES, min_size=1, max_size=30), compact=st.booleans())
 def test_extra_comes_back_as_it_was_recorded(extras, compact):
     """Fields become columns on the way, and are put together again; others are kept."""

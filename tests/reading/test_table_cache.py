@@ -50,16 +50,6 @@ def cached_files(run, table="*"):
     }
 
 
-def test_chunks_on_the_shelf_give_the_same_answers(run, monkeypatch):
-    """However a run is cut, its tables are the same."""
-    cut = answers(run)
-    files = cached_files(run, "turns")
-    monkeypatch.setattr("verl_profiler.reading.tables.tables._CHUNK_EVENTS", 1_000_000)
-
-    assert cut == answers(run, cache=False)
-    assert 3 == len(files)
-
-
 def test_the_second_reading_makes_nothing(run):
     """No file is written again."""
     first = answers(run)
@@ -101,14 +91,6 @@ def test_other_content_of_the_same_size_is_seen(run):
     assert path.stat().st_size == status.st_size
     assert after == answers(run, cache=False)
     assert before != after
-
-
-def test_where_nothing_can_be_written_tables_go_elsewhere(run):
-    """The answers are the same, and nothing is left in the run."""
-    (run / ".cache").write_text("in the way")
-
-    assert answers(run) == answers(run, cache=False)
-    assert "in the way" == (run / ".cache").read_text()
 
 
 def test_two_threads_make_each_table_once(run, monkeypatch):

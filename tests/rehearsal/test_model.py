@@ -82,17 +82,3 @@ def test_verl_extends_a_chat_turn_by_turn(tokenizer):
     )
 
     assert whole == tokenizer.decode(merged.token_ids)
-
-
-def test_any_text_can_be_read(tokenizer):
-    """A recipe's own prompts may hold any character."""
-    text = "Zażółć gęślą jaźń — 日本語 🙂\n\t"
-
-    assert text == tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
-
-
-def test_only_the_models_own_words_are_taught():
-    """Questions and tools' answers carry no loss."""
-    parts = model._parts([("user", "q"), ("assistant", "a"), ("tool", "t")], tools_of(SCHEMAS))
-
-    assert ["a<|im_end|>"] == [text for text, written in parts if written]

@@ -147,42 +147,6 @@ def test_no_more_run_at_once_than_it_was_told(model, server):
     assert [True, True, False, False] == sorted((t["queue_s"] < ran for t in told), reverse=True)
 
 
-@pytest.mark.parametrize("more", [0, 5, 2])
-def test_a_response_is_lengthened_before_its_end(server, monkeypatch, more):
-    """Tokens of `_filler`, which the tests' faults replace, have passes of their own; the end stays the end."""
-    import torch
-
-    passes = []
-
-    def chosen(*args, **kwargs):
-        """Prefer token 9 four times, then the end."""
-        passes.append(kwargs["input_ids"].tolist())
-        logits = torch.zeros(1, 1, 32)
-        logits[0, 0, EOS if len(passes) >= 5 else 9] = 9.0
-        return SimpleNamespace(logits=logits)
-
-    monkeypatch.setattr(server, "_model", chosen)
-    filler = [2, 3, 2, 3, 2][:more]
-    monkeypatch.setattr(server, "_filler", lambda tokens: filler[: tokens + more - 5])
-    output = asyncio.run(server.generate(PROMPTS[0], GREEDY, "a"))
-
-    assert output.token_ids == [9, 9, 9, 9, *filler, EOS]
-    assert [each[0] for each in passes[1:]] == [[token] for token in output.token_ids[:-1]]
-    assert len(output.log_probs) == len(output.token_ids)
-
-
-def test_a_long_prompt_leaves_less_room(server):
-    """Prompt and response together stay within the lengths that verl was given."""
-
-    async def long():
-        return await server.generate([5] * 30, {"temperature": 1.0}, "a")
-
-    output = asyncio.run(long())
-
-    assert 1 <= len(output.token_ids) <= 10
-    assert output.log_probs is None
-
-
 def test_an_abort_ends_requests_with_what_they_have(server):
     """Partial responses are returned, and said to be partial."""
 
@@ -213,13 +177,6 @@ def test_a_request_of_a_pause_waits_or_returns_at_once(server, rejects):
     assert bool(output.token_ids) != rejects
 
 
-def test_a_resumed_request_makes_no_more_tokens_than_are_left(server):
-    """`max_tokens` is what the client has left of its response."""
-    output = asyncio.run(server.generate(PROMPTS[0], {**GREEDY, "max_tokens": 2}, "0"))
-
-    assert 1 <= len(output.token_ids) <= 2
-
-
 def test_a_failure_reaches_the_requests(server, monkeypatch):
     """A request that waits for ever would stop the trainer without a word."""
 
@@ -230,9 +187,3 @@ def test_a_failure_reaches_the_requests(server, monkeypatch):
 
     with pytest.raises(RuntimeError, match="no memory"):
         asyncio.run(server.generate(PROMPTS[0], GREEDY, "a"))
-
-
-def test_pictures_are_refused(server):
-    """The stand-in does not pretend to have seen them."""
-    with pytest.raises(ValueError, match="text only"):
-        asyncio.run(server.generate([1], {}, "a", image_data=["picture"]))

@@ -8,7 +8,6 @@ installed, is a stand-in with the client functions that verl calls; the report s
 
 import asyncio
 import contextlib
-import functools
 import importlib.machinery
 import importlib.util
 import json
@@ -337,40 +336,6 @@ def verls_profiler(report, insight):
     }
 
 
-def rl_insight_orders(report):
-    """A decorator around rl-insight's `trace_state`, below ours and above it."""
-    from verl.workers.rollout.llm_server import LLMServerClient
-
-    bare = LLMServerClient.__dict__["_acquire_server"]
-    for label in ("rl-insight first", "rl-insight on top"):
-        states = Counter()
-
-        def body(label=label, states=states):
-            below = LLMServerClient.__dict__["_acquire_server"]
-            if label == "rl-insight on top":
-
-                @functools.wraps(below)
-                async def traced(*args, **kwargs):
-                    with StandInInsight.trace_state(
-                        types.SimpleNamespace(states=states), "acquire"
-                    ):
-                        return await below(*args, **kwargs)
-
-                LLMServerClient._acquire_server = traced
-            return asyncio.run(calls())
-
-        if label == "rl-insight first":
-
-            async def traced(*args, states=states, **kwargs):
-                with StandInInsight.trace_state(types.SimpleNamespace(states=states), "acquire"):
-                    return await bare(*args, **kwargs)
-
-            LLMServerClient._acquire_server = traced
-        odd, ours, failures = recorded(label.replace(" ", "-"), body)
-        report[label] = {"odd": odd, "ours": ours, "theirs": states, "failures": failures}
-        LLMServerClient._acquire_server = bare
-
-
 def main():
     weave = StandInWeave()
     sys.modules.update(weave.module())
@@ -383,7 +348,6 @@ def main():
     rollout_trace(report, "mlflow", weave, mlflow_stand_in)
     orders(report, weave)
     trace_config(None)
-    rl_insight_orders(report)
     verls_profiler(report, StandInInsight())
     shutil.rmtree(FOLDER, ignore_errors=True)
     print("\nREPORT " + json.dumps(report))

@@ -58,16 +58,6 @@ def test_ours_placed_again_counts_once(report, again):
     assert CALLS == found["ours"]["server_acquire"]
 
 
-@pytest.mark.parametrize("order", ["rl-insight first", "rl-insight on top"])
-def test_rl_insight_and_ours_count_once_in_either_order(report, order):
-    """A decorator around its `trace_state`."""
-    found = report[order]
-
-    assert [] == found["odd"]
-    assert {"acquire": CALLS} == found["theirs"]
-    assert CALLS == found["ours"]["server_acquire"]
-
-
 def test_verls_profiler_and_rl_insight_run_as_without_us(report):
     """`DistProfiler.annotate`, `marked_timer` and the logger backend, in what is a trainer for us."""
     found = report["verl's profiler and rl-insight"]

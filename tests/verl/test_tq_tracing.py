@@ -1,8 +1,6 @@
 """TransferQueue tracing on the real TransferQueue and verl's real bridge, over processes and nodes."""
 
-import contextlib
 import json
-import socket
 import subprocess
 import sys
 from collections import defaultdict
@@ -181,57 +179,3 @@ def test_larger_payloads_and_sampling(verl_environment):
     rollouts = [line for line in of(lines, stage="TQ_CLIENT_PUT_END") if "func" not in line]
     assert SAMPLES // 2 == len(rollouts)
     assert SAMPLES + 4 == report["logged"][0]["tq/client_put_count"]
-
-
-@pytest.fixture
-def mooncake():
-    """Mooncake's master on this machine; yields TransferQueue's settings for it."""
-    store = pytest.importorskip("mooncake.store", exc_type=ImportError)
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        rpc, metrics, http = (each.getsockname()[1] for each in sockets)
-    options = {
-        "rpc_address": "127.0.0.1",
-        "rpc_port": rpc,
-        "metrics_port": metrics,
-        "enable_http_metadata_server": "true",
-        "http_metadata_server_host": "127.0.0.1",
-        "http_metadata_server_port": http,
-        "default_kv_lease_ttl": 999999,
-    }
-    master = subprocess.Popen(
-        [
-            Path(store.__file__).with_name("mooncake_master"),
-            *(f"--{k}={v}" for k, v in options.items()),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    settings = {
-        "auto_init": False,  # it would end every other master of the machine
-        "metadata_server": f"127.0.0.1:{http}",
-        "master_server_address": f"127.0.0.1:{rpc}",
-        "global_segment_size": 2**28,
-        "local_buffer_size": 2**27,
-    }
-    yield {"storage_backend": "MooncakeStore", "MooncakeStore": settings}
-    master.terminate()
-    master.wait()
-
-
-@pytest.mark.nightly
-def test_another_storage_backend(verl_environment, off, mooncake):
-    """Mooncake over TCP: the same data, and bytes counted as the sum of what went in and out.
-
-    pip install mooncake-transfer-engine-non-cuda, and libibverbs.so.1 on the library path.
-    """
-    report, lines = run(verl_environment, 1, **ON, BACKEND=json.dumps(mooncake))
-    metrics = report["logged"][0]
-
-    assert off[0]["training"] == report["training"]
-    assert {"ok"} == {line["status"] for line in of(lines, stage="TQ_CLIENT_PUT_END")}
-    # The samples and two results of half the tokens' bytes; out to four calls, and all of it at the end.
-    assert metrics["tq/put_size_mb_total"] == pytest.approx(1.25 + 0.5 + 0.5, abs=0.001)
-    assert metrics["tq/get_size_mb_total"] == pytest.approx(4 * 1.25 + 2.25, abs=0.001)

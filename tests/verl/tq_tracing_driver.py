@@ -77,12 +77,11 @@ class Worker:
 def main():
     """Two steps of one batch; the report at the end."""
     megabytes = float(sys.argv[1])
-    with hydra.initialize(version_base=None):  # as verl's commands; loads the plugin before 0.9
+    with hydra.initialize(version_base=None):  # as verl's commands
         hydra.compose()
     length = max(1, int(megabytes * 2**20 / 8 / SAMPLES))
     ray.init(address=cluster.address, logging_level="ERROR")
-    backend = {"SimpleStorage": {"num_data_storage_units": 2}}
-    tq.init({"backend": json.loads(os.environ.get("BACKEND", "null")) or backend})
+    tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 2}}})
     rollouts = [Rollout.options(scheduling_strategy="SPREAD").remote() for _ in range(2)]
     workers = [Worker.options(scheduling_strategy="SPREAD").remote() for _ in range(2)]
     uids = [f"uid{number}" for number in range(SAMPLES)]
@@ -120,8 +119,7 @@ def main():
     time.sleep(3)
     for step in (STEP, STEP, STEP + 1):
         logger.log(data={"loss": 1.0}, step=step)
-    if hasattr(logger, "finish"):  # verl before 0.9 leaves it to the collector
-        logger.finish()
+    logger.finish()
     seen = ray.get([worker.seen.remote() for worker in workers])
     report = {
         "training": [[found for found, _, _ in seen], returned, digest(data), failures],
