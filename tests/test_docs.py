@@ -227,7 +227,7 @@ def test_a_translation_has_the_code_the_headings_and_the_tables_of_its_original(
 @pytest.mark.timeout(1200)
 def test_the_tutorial_prints_what_its_commands_print():
     """If outputs change: tests/console_blocks.py docs/tutorial.md examples/tutorial docs/tutorial.zh.md."""
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("vl_convert")
     file = ROOT / "docs/tutorial.md"
 
     assert replayed(file, ROOT / "examples/tutorial") == file.read_text()

@@ -20,6 +20,7 @@ _EXTRAS = {
     "numpy": "analysis",
     "scipy": "analysis",
     "matplotlib": "plots",
+    "vl_convert": "plots",
     "jinja2": "report",
     "markupsafe": "report",
     "prometheus_client": "prometheus",

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from chart_reading import data_in, words
 from recorded import lines_in_order, unpacked
 
 from verl_profiler.__main__ import main
@@ -11,7 +12,6 @@ from verl_profiler.analysis import request_percentiles, validation_times
 from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.rollout import rollout_tail
 from verl_profiler.reading.reader import load
-from verl_profiler.render.figure import settings
 from verl_profiler.units import seconds
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.sections import document
@@ -118,20 +118,20 @@ def test_a_plot_draws_no_quantile_of_too_few(run):
     truth = {**truth_of(run, 2), "p99.9": None}
     shown = [name.upper() for name, value in truth.items() if value is not None]
     few = [name.upper() for name, value in truth.items() if value is None]
-    with load(run, cache=False) as opened, settings():
+    with load(run, cache=False) as opened:
         cdf, tail = (
-            VIEWS[name].figure(VIEWS[name].analysis(opened, choice), choice)
+            VIEWS[name].spec(VIEWS[name].analysis(opened, choice), choice)
             for name in ("request_duration_cdf", "rollout_tail")
         )
-    (listed,) = cdf.axes[0].texts
-    bands = [each.get_text() for each in tail.axes[0].get_legend().get_texts()]
 
     assert "P99" in few
-    assert shown == listed.get_text().split()[::3]
-    notes = " ".join(each.get_text() for each in (*cdf.texts, *tail.texts))
+    assert shown == [row["text"].split()[0] for row in data_in(cdf, "text")][::-1]
+    notes = words(cdf) + words(tail)
     assert f"requests are too few for {' and '.join(few)}." in notes
     assert "Too few requests in a rollout for the last 1 %." in notes
-    assert {"0 to 80 %", "80 to 95 %", "the last 5 %"} == set(bands)
+    assert {"0 to 80 %", "80 to 95 %", "the last 5 %"} == {
+        row["part"] for row in data_in(tail, "part")
+    }
 
 
 def test_a_plot_has_the_same_in_its_numbers(run, capsys):

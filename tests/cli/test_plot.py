@@ -14,14 +14,14 @@ from verl_profiler.cli import main, plot
 from verl_profiler.errors import ReadingError
 from verl_profiler.views.questions import VIEWS
 
-pytest.importorskip("matplotlib")
+pytest.importorskip("vl_convert")
 
 
 run = command(plot)
 
 
 @pytest.mark.parametrize(
-    ("name", "begin"), [("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.svg", b"<?xml")]
+    ("name", "begin"), [("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.svg", b"<svg")]
 )
 def test_a_plot_is_written_where_it_says(name, begin, tmp_path, capsys):
     """The format is that of the name."""
@@ -32,6 +32,21 @@ def test_a_plot_is_written_where_it_says(name, begin, tmp_path, capsys):
     printed = capsys.readouterr()
     assert f"Wrote {path}\n" == printed.out
     assert f"Created the folder {path.parent}\n" == printed.err
+
+
+def test_a_specification_is_written_to_be_restyled(tmp_path, capsys):
+    """The chart of the picture, with its data and its title, for any editor of Vega-Lite."""
+    path = tmp_path / "tail.vl.json"
+
+    assert 0 == run("rollout_tail", SMALL, "--spec", "--out", path)
+    spec = json.loads(path.read_text())
+    assert spec["$schema"].endswith("/vega-lite/v6.json")
+    assert "of all rollout time goes to the last 20 % of the requests" in spec["title"]["text"][0]
+    assert 0 == run("rollout_tail", SMALL, "--spec", "--out", tmp_path)
+    assert path.read_text() == (tmp_path / "rollout_tail.vl.json").read_text()
+    capsys.readouterr()
+    with pytest.raises(ReadingError, match="contradict"):
+        run("rollout_tail", SMALL, "--spec", "--format", "svg", "--out", tmp_path / "x")
 
 
 def test_without_out_it_is_named_after_the_plot(tmp_path, monkeypatch):
@@ -96,9 +111,9 @@ def test_the_numbers_are_those_of_the_plot(capsys):
     assert ["small_run"] == content["runs"]
 
 
-def test_only_pictures_need_matplotlib(monkeypatch, tmp_path, capsys):
+def test_only_pictures_need_the_drawing_library(monkeypatch, tmp_path, capsys):
     """Without it the list and the numbers are there, and the message names the extra."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
 
     assert 0 == run("--list")
     assert 0 == run("rollout_tail", SMALL, "--json")

@@ -16,7 +16,7 @@ from console_logs import FOLDER, FORMS, log
 from verl_profiler.cli import timing
 from verl_profiler.errors import ReadingError
 
-pytest.importorskip("matplotlib")
+pytest.importorskip("vl_convert")
 
 ROOT = Path(__file__).parents[2]
 FORM = FORMS["verl-0.6-agent-loop"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from matplotlib.text import Text
+from chart_reading import words
 from truth.synthetic import Request, Step, Turn, events_of, run_of, tables_of
 
 from verl_profiler.analysis.engine_lanes import engine_lanes
@@ -206,8 +206,7 @@ def test_what_the_engine_did_not_report_is_no_part(seed):
     choice = Choice(run="r")
     for name in ("request_engine_time", "engine_lanes"):
         view = VIEWS[name]
-        figure = view.figure(view.analysis(tables, choice), choice)
-        texts = " ".join(text.get_text() for text in figure.findobj(Text))
+        texts = words(view.spec(view.analysis(tables, choice), choice))
         assert "profiler.events.engine_timing=true" in texts, name
         assert "decoding" not in texts, name
 

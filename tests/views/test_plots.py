@@ -1,6 +1,7 @@
 """Plots: they show what the tables say, in words and colors that hold, and nothing overlaps."""
 
 import collections
+import html
 import itertools
 import json
 import re
@@ -12,12 +13,15 @@ import pytest
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
+pytest.importorskip("vl_convert")
 pytest.importorskip("matplotlib")
 
+from chart_reading import data_in, every_channel, title_of, words
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from verl_profiler.analysis.steps import step_times
+from verl_profiler.render.charts import render, spec_text
 from verl_profiler.render.figure import save, settings
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.step_text import _other_lines
@@ -137,6 +141,19 @@ def drawn(run, name, **chosen):
     return FIGURES[key]
 
 
+def charts_of_all(runs, kind, **chosen):
+    """Give each chart of a run, or of the run that has its data; None where there is nothing to draw."""
+    for name, view in VIEWS.items():
+        if view.chart is None:
+            continue
+        run = runs[kind if kind == "asynchronous" else ONLY.get(name, kind)]
+        data, choice = data_of(run, name, **chosen)
+        try:
+            yield name, run, view.spec(data, choice)
+        except NothingToDraw:
+            yield name, run, None
+
+
 def texts(figure):
     """Return what can be read, with its place in pixels."""
     canvas = FigureCanvasAgg(figure)
@@ -174,7 +191,9 @@ def overlapping(figure):
 
 def drawn_of_all(runs, kind, **chosen):
     """Give each plot of a run, or of the run that has its data; None where there is nothing to draw."""
-    for name in VIEWS:
+    for name, view in VIEWS.items():
+        if view.draw is None:
+            continue
         run = runs[kind if kind == "asynchronous" else ONLY.get(name, kind)]
         try:
             yield name, run, drawn(run, name, **chosen)
@@ -200,9 +219,68 @@ def test_nothing_overlaps_and_nothing_is_cut_off(kind, runs):
 
     assert {} == {name: words for name, words in found.items() if words}
     empty = {name for name, figure in every.items() if figure is None}
+    empty |= {name for name, _, spec in charts_of_all(runs, kind) if spec is None}
     if kind != "asynchronous":
         memory = {"memory_phases", "memory_over_time"}
         assert empty == (memory if kind == "rehearsed" else set())
+
+
+@pytest.mark.parametrize("kind", ["small", "rehearsed"])
+def test_every_chart_becomes_a_picture(kind, runs):
+    """Without a network, with all of its texts, and with few enough rows for the report page."""
+    for name, _, spec in charts_of_all(runs, kind):
+        if spec is None:
+            continue
+        assert render(spec, "png").startswith(b"\x89PNG"), name
+        svg = html.unescape(re.sub(r"<[^>]+>", "\n", render(spec, "svg").decode()))
+        for text in (*spec["title"]["text"], *spec["title"]["subtitle"]):
+            assert text in svg, name
+        for channel, each in every_channel(spec):
+            # Names are never cut; of very many, some have no room.
+            if (
+                channel == "y"
+                and each.get("type") == "nominal"
+                and len(each["scale"]["domain"]) < 30
+            ):
+                assert set(each["scale"]["domain"]) <= set(svg.splitlines()), name
+        assert len(data_in(spec)) < 4_000, name
+        assert len(spec_text(spec)) < 500_000, name
+
+
+def test_one_step_is_a_chart_as_well(runs):
+    """With one bar, one point, one line."""
+    for name, _, spec in charts_of_all(runs, "small", steps=(2, 2)):
+        if spec is None:
+            assert name == "asynchronous_what_if"
+            continue
+        assert "step 2" in spec["title"]["subtitle"][0], name
+        assert render(spec, "png").startswith(b"\x89PNG"), name
+
+
+def test_titles_and_axes_of_all_charts(runs):
+    """A number, then the run and how many; values begin at zero; the chart is its first table's."""
+    wrong = []
+    for name, run, spec in charts_of_all(runs, "small"):
+        about = " ".join(spec["title"]["subtitle"])
+        if not re.search(r"\d", title_of(spec)) and name not in (
+            *("loop_suspects", "worker_phases", "step_durations"),
+        ):
+            wrong.append((name, title_of(spec)))
+        if not about.startswith(run.labels[0]) or not re.search(r"\d", about):
+            wrong.append((name, about))
+        if name != next(iter(data_of(runs["small"], name)[0])):
+            wrong.append((name, "first table"))
+        for channel, each in every_channel(spec):
+            if channel in ("x", "y") and re.search(
+                r"\[|share|bytes|tokens|requests", each.get("title") or ""
+            ):
+                scale = each["scale"]
+                if not (
+                    scale.get("zero") or scale.get("type") == "log" or 0 in scale.get("domain", ())
+                ):
+                    wrong.append((name, each["title"]))
+
+    assert [] == wrong
 
 
 def test_one_step_draws_as_well(runs):
@@ -248,7 +326,7 @@ def test_no_rows_are_no_chart():
     choice = Choice(run="empty", steps=(3, 4), validate=True)
     for view in VIEWS.values():
         with pytest.raises(NothingToDraw, match="empty, steps 3 to 4, validation: no "):
-            view.figure(view.analysis(Tables.of({}), choice), choice)
+            view.picture(view.analysis(Tables.of({}), choice), choice, "svg")
 
 
 def test_what_is_left_out_of_a_plot_is_named_on_it(runs):
@@ -279,30 +357,25 @@ def test_replays_without_gains_are_no_chart(runs):
         VIEWS["what_if"].figure(data, choice)
 
 
-def test_the_same_numbers_give_the_same_file(tmp_path, runs):
-    """Files can be compared and cached."""
+def test_the_same_numbers_give_the_same_file(runs):
+    """Files can be compared and cached; a PDF file names its fonts in another order each time."""
     data, choice = data_of(runs["small"], "rollout_tail")
-    for form in ("png", "svg", "pdf"):
-        for name in ("a", "b"):
-            save(VIEWS["rollout_tail"].figure(data, choice), tmp_path / name, form)
-
-        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes(), form
+    view = VIEWS["rollout_tail"]
+    for form in ("png", "svg"):
+        assert view.picture(data, choice, form) == view.picture(data, choice, form), form
 
 
 def test_a_steps_bar_is_as_long_as_the_step(runs):
     """Validation after it is drawn below zero, and is no part of it."""
     data = VIEWS["step_durations"].analysis(runs["small"].tables, Choice())
-    figure = VIEWS["step_durations"].figure(data, Choice())
-    above, below = {}, {}
-    for bars in figure.axes[0].containers:
-        for bar in bars.patches:
-            side = above if bar.get_height() >= 0 else below
-            step = round(bar.get_x() + bar.get_width() / 2)
-            side[step] = side.get(step, 0) + bar.get_height()
+    spec = VIEWS["step_durations"].spec(data, Choice())
+    above, below = collections.Counter(), collections.Counter()
+    for bar in data_in(spec, "part"):
+        (above if bar["high"] > 0 else below)[bar["step"]] += bar["high"] - bar["low"]
 
     steps = step_times(runs["small"].tables)
     lengths = {row["step"]: row["duration_s"] for row in steps if row["finished"]}
-    assert above == pytest.approx(lengths, rel=2e-3)
+    assert dict(above) == pytest.approx(lengths, rel=2e-3)
     (validated,) = [row for row in data["step_durations"] if row["testing_s"]]
     assert -below[validated["step"]] >= validated["testing_s"] * 0.999
 
@@ -361,8 +434,7 @@ def test_merged_points_are_said_on_the_figure():
             }
         )
         choice = Choice(run="r")
-        figure = plot.figure(plot.analysis(tables, choice), choice)
-        return " ".join(text.get_text() for text in figure.texts)
+        return words(plot.spec(plot.analysis(tables, choice), choice))
 
     assert "points for 3,000 requests" in notes(3000)
     assert "points for" not in notes(1000)
@@ -395,9 +467,63 @@ def test_only_who_others_wait_for_is_called_slow(spans, title):
     ]
     data = {"worker_phases": rows, "worker_balance": balance}
 
-    assert (
-        VIEWS["worker_phases"].figure(data, Choice(run="r")).texts[0].get_text().startswith(title)
+    assert title_of(VIEWS["worker_phases"].spec(data, Choice(run="r"))).startswith(title)
+
+
+def test_the_heat_map_has_the_latest_worker_on_top_and_gaps_where_nothing_was_recorded():
+    """Worker 17 of 64 is 2 s later than the others in 60 of 100 steps, and absent in step 50."""
+    late = {step: 2.0 if step % 5 else 0.0 for step in range(1, 101)}
+    own = {"run": "r", "role": "agent_loop", "phase": "rollout"}
+    rows = [
+        {**own, "step": step, "name": f"worker_{number}", "slowest": False}
+        | {"duration_s": 10 + late_s, "waited_s": late[step] - late_s}
+        for step in late
+        for number in range(64)
+        for late_s in [late[step] if number == 17 else 0.0]
+        if (step, number) != (50, 17)
+    ]
+    balance = [
+        {**own, "step": step, "processes": 64, "slowest": "worker_17", "waited_s": 63 * late[step]}
+        for step in late
+    ]
+    data = {"worker_phases": rows, "worker_balance": balance}
+    spec = VIEWS["worker_phases"].spec(data, Choice(run="r"))
+    cells = data_in(spec, "later")
+
+    assert "worker_17 was the slowest at rollout in 100 of 100 steps; the 63 others" in title_of(
+        spec
     )
+    assert 6399 == len(cells)
+    assert 50 not in {cell["step"] for cell in cells if cell["process"] == "worker_17"}
+    assert {2.0} == {
+        cell["later"] for cell in cells if cell["process"] == "worker_17" and cell["step"] % 5
+    }
+    (order,) = {
+        tuple(each["scale"]["domain"])
+        for _, each in every_channel(spec)
+        if each.get("field") == "process"
+    }
+    assert ("worker_17", "worker_0", "worker_1") == order[:3]
+    assert render(spec, "png").startswith(b"\x89PNG")
+
+
+def test_the_band_of_durations_has_the_fastest_and_the_slowest_step():
+    """Step 1 has requests of 1 to 100 s, step 2 of 2 to 200 s: half of them take 50 and 100 s."""
+    tables = Tables.of(
+        {
+            "requests": [
+                {"run": "r", "step": step, "name": "worker_0", "validate": False, "finished": True}
+                | {"duration_us": step * number * 1_000_000}
+                for step in (1, 2)
+                for number in range(1, 101)
+            ]
+        }
+    )
+    view, choice = VIEWS["request_duration_cdf"], Choice(run="r")
+    spec = view.spec(view.analysis(tables, choice), choice)
+
+    assert {"share": 0.5, "low": 50, "high": 100} in data_in(spec, "low")
+    assert "P50  67.5 s" in words(spec)
 
 
 def test_the_plot_and_the_summary_name_the_same_loop():

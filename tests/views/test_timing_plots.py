@@ -1,18 +1,16 @@
 """The pictures of a console log: gaps stay gaps, counts are no seconds, special steps are marked."""
 
-import math
+import collections
 
 import pytest
 
-pytest.importorskip("matplotlib")
+pytest.importorskip("vl_convert")
 
+from chart_reading import data_in, every_channel, panels_of, words
 from console_logs import FORMS, log
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex
 
 from verl_profiler.reading.formats.console_steps import logged_runs
-from verl_profiler.render.colors import PHASE_COLORS
-from verl_profiler.render.figure import settings
+from verl_profiler.render.charts import render
 from verl_profiler.views.timing_figures import PICTURES
 
 
@@ -30,29 +28,9 @@ def run(tmp_path):
 
 
 def drawn(name, run):
-    figure = PICTURES[name].figure(run)
-    with settings():
-        FigureCanvasAgg(figure).draw()
-    return figure
-
-
-def words(figure):
-    found = [text.get_text() for text in figure.texts]
-    for axes in figure.axes:
-        found += [text.get_text() for text in axes.texts]
-        found += [axes.get_xlabel(), axes.get_ylabel(), axes.get_title()]
-        for legend in [*axes.findobj(lambda artist: type(artist).__name__ == "Legend")]:
-            found += [text.get_text() for text in legend.get_texts()]
-    return "\n".join(found)
-
-
-def line_of(axes, code):
-    """Return the points of the first line of a color that has more than the legend's."""
-    return next(
-        line
-        for line in axes.lines
-        if to_hex(line.get_color()) == code.lower() and len(line.get_xdata()) > 2
-    )
+    spec = PICTURES[name].spec(run)
+    assert render(spec, "png").startswith(b"\x89PNG")
+    return spec
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -69,21 +47,24 @@ def test_every_picture_is_drawn_of_every_version(form, tmp_path):
 
 
 def test_the_stack_is_as_high_as_the_step(run):
-    """All timers inside and the rest; those outside are hatched on top."""
-    (axes,) = drawn("step_timing_breakdown", run).axes
-    heights, hatched = {}, {}
-    for bar in axes.patches:
-        step = round(bar.get_x() + bar.get_width() / 2)
-        into = hatched if bar.get_hatch() else heights
-        into[step] = into.get(step, 0.0) + bar.get_height()
+    """All timers inside and the rest; those outside are pale on top."""
+    spec = drawn("step_timing_breakdown", run)
+    heights, outsides = collections.Counter(), collections.Counter()
+    for bar in data_in(spec, "part"):
+        into = outsides if bar["part"].endswith(", outside") else heights
+        into[bar["step"]] += bar["value"]
+    ((_, pale),) = [item for item in every_channel(spec) if item[0] == "opacity"]
 
     for line in run.lines:
-        assert heights[line.step] == pytest.approx(line.values["timing_s/step"], rel=1e-9)
+        assert heights[line.step] == pytest.approx(line.values["timing_s/step"], rel=1e-5)
         outside = sum(
             line.values.get(f"timing_s/{name}", 0.0)
             for name in ("testing", "save_checkpoint", "start_profile", "stop_profile")
         )
-        assert hatched.get(line.step, 0.0) == pytest.approx(outside, rel=1e-9)
+        assert outsides[line.step] == pytest.approx(outside, rel=1e-5)
+    assert {"testing, outside", "save_checkpoint, outside"} <= set(
+        pale["condition"]["test"]["oneOf"]
+    )
 
 
 def test_a_timer_that_moved_out_of_the_step_is_drawn_at_both_places(tmp_path):
@@ -92,14 +73,14 @@ def test_a_timer_that_moved_out_of_the_step_is_drawn_at_both_places(tmp_path):
         f"(T pid={pid}) step:{step} - timing_s/gen:5.0 - timing_s/step:{step_s} - timing_s/testing:3.0\n"
         for pid, step, step_s in ((1, 1, 8.0), (1, 2, 8.0), (2, 3, 5.0), (2, 4, 5.0))
     )
-    (axes,) = drawn("step_timing_breakdown", run_of(text, tmp_path)).axes
-    tops = {}
-    for bar in axes.patches:
-        step = round(bar.get_x() + bar.get_width() / 2)
-        tops[step] = max(tops.get(step, 0), bar.get_y() + bar.get_height())
+    spec = drawn("step_timing_breakdown", run_of(text, tmp_path))
+    tops = collections.Counter()
+    for bar in data_in(spec, "part"):
+        tops[bar["step"]] = max(tops[bar["step"]], bar["high"])
 
     assert {1: 8.0, 2: 8.0, 3: 8.0, 4: 8.0} == tops
-    assert {"testing", "testing, outside"} <= set(words(axes.figure).splitlines())
+    assert {"testing", "testing, outside"} <= set(words(spec).splitlines())
+    assert "training resumed" in words(spec)
 
 
 @pytest.mark.parametrize("name", ["component_comparison", "throughput", "per_token_timing"])
@@ -109,21 +90,37 @@ def test_a_missing_step_breaks_the_line(name, tmp_path):
     run = run_of(
         "".join(f"{each}\n" for each in text.splitlines() if "step:4 -" not in each), tmp_path
     )
-    axes = drawn(name, run).axes[0]
-    line = line_of(axes, PHASE_COLORS["gen"])
-    points = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+    spec = drawn(name, run)
+    first = data_in(spec, "line")[0]["line"]
+    points = [
+        (row["step"], row["value"])
+        for row in data_in(panels_of(spec)[0], "line")
+        if row["line"] == first
+    ]
 
-    assert {1, 2, 3, 5, 6, 7, 8} == {
-        step for step, value in points.items() if not math.isnan(value)
-    }
-    assert any(3 < step < 5 and math.isnan(value) for step, value in points.items())
-    assert "7 steps, 1 to 8, 1 in between are not in the log" in words(axes.figure)
+    assert [1, 2, 3, 5, 6, 7, 8] == [step for step, value in points if value is not None]
+    assert [3.5] == [step for step, value in points if value is None]
+    assert "7 steps, 1 to 8, 1 in between are not in the log" in words(spec)
+
+
+def test_of_many_steps_neighbors_share_a_bar(tmp_path):
+    """1,500 steps with gen of 1, 2 and 3 s in turn: 500 bars of 2 s, and the line of every step."""
+    text = "".join(
+        f"step:{step} - timing_s/gen:{1 + step % 3}.0 - timing_s/step:{1 + step % 3}.0\n"
+        for step in range(1, 1501)
+    )
+    spec = drawn("step_timing_breakdown", run_of(text, tmp_path))
+    bars = [row for row in data_in(spec, "part") if row["part"] == "gen"]
+
+    assert [2.0] * 500 == [bar["high"] for bar in bars]
+    assert (0.5, 3.5) == pytest.approx((bars[0]["from"], bars[0]["to"]))
+    assert 1500 == len([row for row in data_in(spec, "value") if "step" in row])
+    assert "time [s], mean of 3 steps each" in words(spec)
 
 
 def test_the_throughput_is_named_per_gpu_and_the_job_s_stands_beside_it(run):
     """verl's perf/throughput is divided by the GPUs, which its name does not say."""
-    figure = drawn("throughput", run)
-    shown = words(figure)
+    shown = words(drawn("throughput", run))
 
     assert "perf/throughput [tokens/s per GPU]" in shown
     assert "tokens/s of the job" in shown

@@ -5,6 +5,7 @@
     verl-profiler plot slowest_requests logs/my-run --steps 5 --worker 2 --out slowest.svg
     verl-profiler plot all logs/my-run --out figures
     verl-profiler plot rollout_tail logs/my-run --json
+    verl-profiler plot rollout_tail logs/my-run --spec
 
 With --json or --csv the numbers behind the plot are printed instead, or written to --out.
 """
@@ -98,6 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     numbers = parser.add_mutually_exclusive_group()
     numbers.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    numbers.add_argument(
+        "--spec",
+        action="store_true",
+        help="write Vega-Lite specifications (NAME.vl.json), to be restyled, instead of pictures",
+    )
     numbers.add_argument("--csv", action="store_true", help="print the numbers as CSV")
     add_cache(parser)
     add_on(parser)
@@ -216,10 +222,11 @@ def _of_run(data: Mapping[str, Rows], label: str) -> dict[str, Rows]:
 
 
 def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
-    from verl_profiler.render.figure import check_installed, save
+    from verl_profiler.render.charts import check_installed
     from verl_profiler.views.view import NothingToDraw
 
-    check_installed()
+    if not args.spec:
+        check_installed()
     choices = _choices(opened, args)
     form, paths = _paths(chosen, list(choices), args)
     refuse_overwriting_any(paths.values(), force=args.force)
@@ -227,14 +234,14 @@ def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> 
     for name, plot in chosen.items():
         data = plot.analysis(opened.tables, next(iter(choices.values())))
         for label, choice in choices.items():
+            path = paths[name, label]
             try:
-                figure = plot.figure(_of_run(data, label), choice)
+                picture = plot.picture(_of_run(data, label), choice, form)
             except NothingToDraw as reason:
                 print_error(f"verl-profiler plot: {name}: nothing to draw: {reason}")
                 continue
-            path = paths[name, label]
             with replacing(path) as file:
-                save(figure, file, form)
+                file.write(picture)
             print(visible(f"Wrote {path}"))
             written += 1
     return 0 if written else 1
@@ -244,10 +251,19 @@ def _paths(
     chosen: Mapping[str, View], labels: list[str], args: argparse.Namespace
 ) -> tuple[str, dict[tuple[str, str], Path]]:
     """Return the format, and the file of every plot and run."""
+    from verl_profiler.views.view import SPEC
+
     out: Path | None = args.out
     form: str | None = args.format
     suffix = "" if out is None else out.suffix.lower().lstrip(".")
-    if out is not None and suffix in _FORMATS and not out.is_dir():
+    if args.spec:
+        if form is not None:
+            raise ReadingError(
+                f"--spec and --format {form} contradict each other.\nLeave one of them out",
+                "output-format",
+            )
+        form, suffix = SPEC, SPEC if suffix == "json" else suffix
+    if out is not None and suffix in (*_FORMATS, SPEC) and not out.is_dir():
         if form is not None and form != suffix:
             raise ReadingError(
                 f"--out {out} and --format {form} contradict each other.\nLeave one of them out",

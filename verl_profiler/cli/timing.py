@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
     """Write the pictures of each run and print its statistics."""
-    from verl_profiler.render.figure import check_installed, save
+    from verl_profiler.render.charts import check_installed, render
 
     check_installed()
     from verl_profiler.analysis.log_findings import log_findings
@@ -136,12 +136,12 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
         for name, picture in PICTURES.items():
             path = folder / f"{name}.png"
             try:
-                figure = picture.figure(run)
+                figure = render(picture.spec(run), "png", description=_mark(run))
             except NothingToDraw as reason:
                 print(visible(f"Not drawn: {path}: {reason}"))
                 continue
             with replacing(path) as file:
-                save(figure, file, "png", description=_mark(run))
+                file.write(figure)
             print(visible(f"Saved: {path}"))
         print(f"\n{summary_block(run)}\n\nAll plots saved to: {visible(str(folder))}")
         changes = log_changes(log_findings(run))

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 def _plot(sources: list[Source], args: argparse.Namespace) -> int:
     """Draw every plot that has data; return 1 if none has."""
     from verl_profiler.cli.output import refuse_overwriting, replacing
-    from verl_profiler.render.figure import check_installed, save
+    from verl_profiler.render.charts import check_installed
     from verl_profiler.views.questions import VIEWS
     from verl_profiler.views.view import Choice, NothingToDraw
 
@@ -107,12 +107,12 @@ def _plot(sources: list[Source], args: argparse.Namespace) -> int:
             path = args.plot / f"{f'{label}-' if several else ''}{name}.png"
             refuse_overwriting(path, force=args.force)
             try:
-                figure = plot.figure(data, choice)
+                picture = plot.picture(data, choice, "png")
             except NothingToDraw as reason:
                 print_error(f"verl-profiler tq: {name}: nothing to draw: {reason}")
                 continue
             with replacing(path) as file:
-                save(figure, file, "png")
+                file.write(picture)
             print(visible(f"Wrote {path}"))
             written += 1
     return 0 if written else 1

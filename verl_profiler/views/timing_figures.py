@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verl_profiler.analysis.console_timers import (
     generation_times,
@@ -15,30 +15,31 @@ from verl_profiler.analysis.console_timers import (
 )
 from verl_profiler.analysis.selection import Rows, warm_up
 from verl_profiler.reading.formats.console_steps import LoggedRun
-from verl_profiler.render.axes import EndLabel, legend, stack, time_unit
-from verl_profiler.render.colors import INK, MUTED, PHASE_COLORS, color, is_known
-from verl_profiler.render.figure import settings, sheet
+from verl_profiler.render.charts import (
+    Line,
+    Series,
+    Spec,
+    chart,
+    layer,
+    panel,
+    step_bars,
+    step_lines,
+    steps_axis,
+    time_unit,
+)
+from verl_profiler.render.colors import INK, PHASE_COLORS, color, is_known
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
-from verl_profiler.views.timing_axes import (
-    areas,
-    finish,
-    gapped,
-    middle_lines,
-    step_line,
-    step_times,
-)
 from verl_profiler.views.view import DataTables, NothingToDraw, known
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["PICTURES", "Picture"]
 
-# Above this many steps a stack is drawn as areas: bars would be thinner than a dot.
-_BARS = 600
+# Up to so many steps, points and single strokes are drawn.
+_MARKED_POINTS = 80
+_OUTSIDE = "{}, outside"
 # Of timers inside gen, by the last or the middle part of their names.
-_STYLES = {"max": "--", "slowest": (0, (6, 1, 1, 1, 1, 1)), "mean": "-.", "min": ":"}
+_DASHED = [5, 3]
+_STYLES = {"max": _DASHED, "slowest": [8, 2, 2, 2, 2, 2], "mean": [6, 2, 1, 2], "min": [1, 2]}
 # The timers that people compare first, and the share of the step from which others join them.
 _COMPARED = ("gen", "update_actor", "update_critic", "update_critic_actor")
 _COMPARED_SHARE = 0.05
@@ -65,11 +66,11 @@ class Picture:
     """
 
     data: Callable[[LoggedRun], dict[str, Rows]]
-    draw: Callable[[DataTables, str], Figure]
+    draw: Callable[[DataTables, str], Spec]
     empty: str
 
-    def figure(self, run: LoggedRun) -> Figure:
-        """Draw a run.
+    def spec(self, run: LoggedRun) -> Spec:
+        """Return the picture of a run as a Vega-Lite specification.
 
         Raises:
             NothingToDraw: The log has no numbers for this picture.
@@ -77,21 +78,20 @@ class Picture:
         data = self.data(run)
         if not next(iter(data.values())):
             raise NothingToDraw(self.empty)
-        with settings():
-            return self.draw(data, run.label)
+        return self.draw(data, run.label)
 
 
-def _breakdown(data: DataTables, label: str) -> Figure:
+def _breakdown(data: DataTables, label: str) -> Spec:
     phases, steps = data["phases"], data["steps"]
     inside = _series(phases, "phase", "duration_s", lambda row: row["place"] == "step")
     outside = _series(phases, "phase", "duration_s", lambda row: row["place"] == "outside")
     apart = sorted({row["phase"] for row in phases if row["place"] == "overlapping"})
-    totals = {row["step"]: row["step_s"] for row in steps if row["step_s"] is not None}
+    totals = [row for row in steps if row["step_s"] is not None]
     numbers = [row["step"] for row in steps]
     notes: list[str] = []
     if outside:
         notes.append(
-            f"Hatched: {', '.join(outside)} ran outside timing_s/step and are not part of the step's time."
+            f"Pale: {', '.join(outside)} ran outside timing_s/step and are not part of the step's time."
         )
     if apart:
         notes.append(
@@ -99,31 +99,50 @@ def _breakdown(data: DataTables, label: str) -> Figure:
         )
     if any(row["overlap_s"] for row in steps):
         notes.append("In some steps the timers together are longer than the step: they overlap.")
-    figure, (axes,) = sheet(
-        _breakdown_title(phases, steps), _about(label, steps), size=(12, 6.2), notes=notes
-    )
     longest = max(
-        [row["accounted_s"] + row["outside_s"] for row in steps] + list(totals.values()), default=0
+        [row["accounted_s"] + row["outside_s"] for row in steps]
+        + [row["step_s"] for row in totals],
+        default=0,
     )
     factor, unit = time_unit(longest)
-    among = [("{}", inside), ("{}, outside", outside)]
-    series = [
+    series: list[Series] = [
         (named.format(name), [values.get(step, 0.0) * factor for step in numbers], color(name))
-        for named, timers in among
+        for named, timers in (("{}", inside), (_OUTSIDE, outside))
         for name, values in _ordered(timers)
     ]
-    hatched = {f"{name}, outside": "////" for name in outside}
-    if len(numbers) > _BARS:
-        areas(axes, numbers, series, hatched)
-    else:
-        stack(axes, numbers, series, hatched=hatched)
-    step_times(axes, {step: value * factor for step, value in totals.items()})
-    finish(axes, steps, f"time [{unit}]")
-    legend(axes, reverse=True)
-    return figure
+    pale = [_OUTSIDE.format(name) for name in outside]
+    bars = step_bars(numbers, series, f"time [{unit}]", pale=pale)
+    return _chart(
+        _breakdown_title(phases, steps),
+        label,
+        steps,
+        [panel(bars, _step_times(totals, factor, steps, bars[0]), _marked(steps), height=380)],
+        [*notes, *["Black: the time of the step (timing_s/step)."] * bool(totals)],
+    )
 
 
-def _per_token(data: DataTables, label: str) -> Figure:
+def _step_times(rows: Rows, factor: float, steps: Rows, bars: Spec) -> list[Spec]:
+    """Draw how long each step took on the axis of the bars: a stroke each, or one line for many."""
+    y = bars["encoding"]["y"]
+    if len(rows) > _MARKED_POINTS:
+        lines = step_lines(
+            [row["step"] for row in steps], [("", rows, "step_s", INK)], "", factor=factor
+        )
+        (line,) = lines
+        del line["encoding"]["color"]
+        line["mark"] = {"type": "line", "strokeWidth": 0.7, "color": INK}
+        line["encoding"]["y"] = y | {"field": "value"}
+        return lines
+    strokes = [
+        {"from": row["step"] - 0.46, "to": row["step"] + 0.46, "low": row["step_s"] * factor}
+        for row in rows
+    ]
+    mark = {"type": "rule", "strokeDash": [4, 2], "color": INK}
+    x = steps_axis([row["step"] for row in steps], "from")
+    return [layer(strokes, mark, x=x, x2={"field": "to"}, y=y)] if strokes else []
+
+
+def _per_token(data: DataTables, label: str) -> Spec:
     rows, steps = data["per_token"], data["steps"]
     series = _series(rows, "timer", "ms_per_token")
     responses = {row["timer"] for row in rows if row["tokens"] == "response"}
@@ -131,25 +150,28 @@ def _per_token(data: DataTables, label: str) -> Figure:
     most = max(middles, key=lambda name: middles[name])
     positive = [middle for middle in middles.values() if middle > 0]
     wide = len(positive) > 1 and max(positive) > _LOG_SCALE * min(positive)
-    figure, (axes,) = sheet(
+    lines: list[Line] = [
+        (
+            f"{name}: {_ms(middles[name])} per {'response token' if name in responses else 'token'}",
+            _rows(values),
+            "value",
+            color(name),
+            [1, 0] if name in responses else _DASHED,
+        )
+        for name, values in series.items()
+    ]
+    axis = "time per token [ms]" + (", log scale" if wide else "")
+    return _chart(
         f"{most} takes {_ms(middles[most])} per {'response token' if most in responses else 'token'} "
         "(median)",
-        _about(label, steps),
-        size=(12, 5.6),
-        notes=[_DENOMINATORS] * bool(responses),
+        label,
+        steps,
+        [panel(step_lines(_numbers(steps), lines, axis, log=wide), _marked(steps), height=320)],
+        [_DENOMINATORS] * bool(responses),
     )
-    labels: list[EndLabel] = []
-    for name, values in series.items():
-        style = "-" if name in responses else "--"
-        step_line(axes, values, color=color(name), linestyle=style)
-        last = values[max(values)]
-        unit = "per response token" if name in responses else "per token"
-        labels.append(EndLabel(last, f"{name}: {_ms(middles[name])} {unit}", color(name), style))
-    finish(axes, steps, "time per token [ms]" + (", log scale" if wide else ""), labels, log=wide)
-    return figure
 
 
-def _throughput(data: DataTables, label: str) -> Figure:
+def _throughput(data: DataTables, label: str) -> Spec:
     steps = data["steps"]
     each = _column(steps, "tokens_per_s_per_gpu")
     job = _column(steps, "tokens_per_s")
@@ -160,32 +182,66 @@ def _throughput(data: DataTables, label: str) -> Figure:
     )
     if job:
         title += f", {_count(statistics.median(job.values()))} tokens/s of the job (medians)"
-    about = _about(label, steps)
+    more = ""
+    axis = "perf/throughput [tokens/s per GPU]"
     if gpus:
-        about += f", {' and '.join(map(str, sorted(gpus)))} GPU{'s' if gpus != {1} else ''}"
-    figure, (top, bottom) = sheet(title, about, size=(12, 7.4), panels=(2, 1), sharex=True)
-    if each:
-        top.fill_between(*gapped(each), color=PHASE_COLORS["gen"], alpha=0.15, linewidth=0)
-        step_line(top, each, color=PHASE_COLORS["gen"])
-        middle_lines(top, each, PHASE_COLORS["gen"], _count)
-    finish(top, steps, "perf/throughput [tokens/s per GPU]")
-    top.set_xlabel("")
-    if len(gpus) == 1 and job:
-        (count,) = gpus
-        to_job: Callable[[float], float] = lambda value: value * count  # noqa: E731
-        to_gpu: Callable[[float], float] = lambda value: value / count  # noqa: E731
-        other: Any = top.secondary_yaxis("right", functions=(to_job, to_gpu))
-        other.set_ylabel("tokens/s of the job", color=MUTED)
-        other.tick_params(colors=MUTED)
-        other.yaxis.set_major_formatter(top.yaxis.get_major_formatter())
+        more = f", {' and '.join(map(str, sorted(gpus)))} GPU{'s' if gpus != {1} else ''}"
+    numbers = _numbers(steps)
     factor, unit = time_unit(max(times.values(), default=0))
-    step_line(bottom, times, factor, color=INK)
-    middle_lines(bottom, times, INK, seconds, factor)
-    finish(bottom, steps, f"perf/time_per_step [{unit}]", named=False)
-    return figure
+    panels: list[Spec] = []
+    if each:
+        gen = PHASE_COLORS["gen"]
+        drawn = step_lines(numbers, [("", _rows(each), "value", gen)], axis, legend=False)
+        panels.append(panel(drawn, _middles(each, _count, drawn[0]), _marked(steps), height=200))
+    if times:
+        drawn = step_lines(
+            numbers,
+            [("", _rows(times), "value", INK)],
+            f"perf/time_per_step [{unit}]",
+            factor=factor,
+            legend=False,
+        )
+        panels.append(
+            panel(
+                drawn,
+                _middles(times, seconds, drawn[0], factor),
+                [] if each else _marked(steps),
+                height=200,
+            )
+        )
+    return _chart(title, label, steps, panels, [], more)
 
 
-def _comparison(data: DataTables, label: str) -> Figure:
+def _middles(
+    values: dict[int, float], words: Callable[[float], str], line: Spec, factor: float = 1.0
+) -> list[Spec]:
+    """Draw the mean and the median across the panel of a line."""
+    middles = [
+        (f"mean {words(value := statistics.fmean(values.values()))}", value, [1, 2]),
+        (f"median {words(value := statistics.median(values.values()))}", value, [5, 3]),
+    ]
+    dash = {
+        "field": "middle",
+        "type": "nominal",
+        "title": None,
+        "scale": {
+            "domain": [text for text, _, _ in middles],
+            "range": [dashes for _, _, dashes in middles],
+        },
+    }
+    rows = [{"middle": text, "value": value * factor} for text, value, _ in middles]
+    (code,) = line["encoding"]["color"]["scale"]["range"]
+    return [
+        layer(
+            rows,
+            {"type": "rule", "color": code},
+            y=line["encoding"]["y"],
+            strokeDash=dash,
+        )
+    ]
+
+
+def _comparison(data: DataTables, label: str) -> Spec:
     phases, steps = data["phases"], data["steps"]
     series = _series(phases, "phase", "duration_s", lambda row: row["place"] == "step")
     total = sum(row["step_s"] or 0 for row in steps) or 1.0
@@ -208,7 +264,7 @@ def _comparison(data: DataTables, label: str) -> Figure:
     )
 
 
-def _generation(data: DataTables, label: str) -> Figure:
+def _generation(data: DataTables, label: str) -> Spec:
     rows = data["generation"]
     series = _series(rows, "timer", "duration_s")
     inside = any(row["inside"] for row in rows)
@@ -230,22 +286,71 @@ def _times(
     label: str,
     *,
     notes: Sequence[str],
-    style: Callable[[str], Any] = lambda _: "-",
-) -> Figure:
-    """Draw a line per timer, with its mean and median beside it."""
-    figure, (axes,) = sheet(
-        title, _about(label, steps), size=(12, max(5.6, 0.3 * len(series) + 2.4)), notes=notes
-    )
+    style: Callable[[str], list[int]] = lambda _: [1, 0],
+) -> Spec:
+    """Draw a line per timer, with its mean and median in the legend."""
     factor, unit = time_unit(max(max(values.values()) for values in series.values()))
-    labels: list[EndLabel] = []
+    lines: list[Line] = []
     for name, values in series.items():
-        code = _timer_color(name)
-        step_line(axes, values, factor, color=code, linestyle=style(name))
         mean, middle = statistics.fmean(values.values()), statistics.median(values.values())
         words = f"{name}: mean {seconds(mean)}, median {seconds(middle)}"
-        labels.append(EndLabel(values[max(values)] * factor, words, code, style(name)))
-    finish(axes, steps, f"time [{unit}]", labels)
-    return figure
+        lines.append((words, _rows(values), "value", _timer_color(name), style(name)))
+    drawn = step_lines(_numbers(steps), lines, f"time [{unit}]", factor=factor)
+    return _chart(title, label, steps, [panel(drawn, _marked(steps), height=340)], notes)
+
+
+def _chart(
+    title: str,
+    label: str,
+    steps: Rows,
+    panels: Sequence[Spec],
+    notes: Sequence[str],
+    more: str = "",
+) -> Spec:
+    resumed = any(row["first_of_launch"] for row in steps[1:])
+    return chart(
+        title,
+        _about(label, steps) + more,
+        *panels,
+        notes=[*notes, *["Vertical broken line: training resumed."] * resumed],
+    )
+
+
+def _marked(steps: Rows) -> list[Spec]:
+    """Mark validation and checkpoints above the panel, and where a launch begins inside it."""
+    numbers = _numbers(steps)
+    layers: list[Spec] = []
+    resumed = [{"step": row["step"] - 0.5} for row in steps[1:] if row["first_of_launch"]]
+    if resumed:
+        layers.append(
+            layer(resumed, {"type": "rule", "strokeDash": [6, 3, 1, 3]}, x=steps_axis(numbers))
+        )
+    shapes = {"validation": "triangle-down", "checkpoint": "square"}
+    marked = [
+        {"step": row["step"], "what": what}
+        for what, key in (("validation", "validated"), ("checkpoint", "checkpoint"))
+        for row in steps
+        if row[key]
+    ]
+    if marked:
+        size = 40 if len(marked) <= _MARKED_POINTS else 12
+        found = [what for what in shapes if any(each["what"] == what for each in marked)]
+        scale = {"domain": found, "range": [shapes[what] for what in found]}
+        shape = {"field": "what", "type": "nominal", "title": None, "scale": scale}
+        mark = {"type": "point", "filled": True, "size": size, "color": INK, "clip": False}
+        y = {"value": -7}
+        layers.append(
+            layer(marked, mark, tip=("what", "step"), x=steps_axis(numbers), y=y, shape=shape)
+        )
+    return layers
+
+
+def _numbers(steps: Rows) -> list[int]:
+    return [row["step"] for row in steps]
+
+
+def _rows(values: dict[int, float]) -> Rows:
+    return [{"step": step, "value": value} for step, value in values.items()]
 
 
 def _breakdown_title(phases: Rows, steps: Rows) -> str:
@@ -303,10 +408,10 @@ def _generation_order(name: str) -> tuple[int, str]:
     return known_order.get(name, 5), name
 
 
-def _generation_style(name: str) -> Any:
+def _generation_style(name: str) -> list[int]:
     if name in ("gen", "old_log_prob"):
-        return "-"
-    return next((_STYLES[part] for part in name.split("/") if part in _STYLES), "--")
+        return [1, 0]
+    return next((_STYLES[part] for part in name.split("/") if part in _STYLES), _DASHED)
 
 
 def _timer_color(name: str) -> str:

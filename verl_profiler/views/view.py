@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from verl_profiler.analysis.requests import PERCENTILES
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.render.charts import Spec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "SPEC",
     "Choice",
     "DataTables",
     "NothingToDraw",
@@ -25,6 +28,9 @@ __all__ = [
     "known",
     "marks",
 ]
+
+# The format of a specification, as the names of its files end.
+SPEC = "vl.json"
 
 # The rows of each table that a plot draws, by the table's name; the plot's own table is first.
 DataTables = Mapping[str, Rows]
@@ -86,7 +92,7 @@ class Section:
     link: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class View:
     """A question to a run: the rows that answer it, and how every output shows them.
 
@@ -99,7 +105,9 @@ class View:
         analysis: Gives the rows by table name; the view's own table comes first.
         columns: What a column of its own table holds, one sentence with the unit, where
             `columns.COMMON` lacks it.
-        draw: Draws the rows of one run, and computes nothing that they lack.
+        chart: Makes a Vega-Lite specification of the rows of one run (`render.charts.chart`), and
+            computes nothing that they lack.
+        draw: The same with matplotlib, of views that have no `chart` yet.
         empty: Why there may be no rows, and what to do about it.
         section: The section of the report page with these numbers: the name of one that
             `page_sections.SECTIONS` has, or a new one, which shows the table.
@@ -115,7 +123,8 @@ class View:
     question: str
     analysis: Callable[[Tables, Choice], dict[str, Rows]]
     columns: Mapping[str, str]
-    draw: Callable[[DataTables, Choice], Figure]
+    chart: Callable[[DataTables, Choice], Spec] | None = None
+    draw: Callable[[DataTables, Choice], Figure] | None = None
     empty: str
     section: str | Section | None
     shows: str
@@ -133,10 +142,39 @@ class View:
         """
         from verl_profiler.render.figure import settings
 
-        if not next(iter(data.values()), None):
+        if self.draw is None or not next(iter(data.values()), None):
             raise NothingToDraw(f"{choice.text()}: {self.empty}")
         with settings():
             return self.draw(data, choice)
+
+    def spec(self, data: DataTables, choice: Choice) -> Spec:
+        """Return the chart of the rows of one run as a Vega-Lite specification.
+
+        Raises:
+            NothingToDraw: The first table has no rows.
+        """
+        if self.chart is None or not next(iter(data.values()), None):
+            raise NothingToDraw(f"{choice.text()}: {self.empty}")
+        return self.chart(data, choice)
+
+    def picture(self, data: DataTables, choice: Choice, form: str) -> bytes:
+        """Draw the rows of one run; `form` is one of `charts.FORMATS`, or `SPEC` for the specification.
+
+        Raises:
+            NothingToDraw: The first table has no rows.
+        """
+        from verl_profiler.render.charts import render, spec_text
+
+        if self.chart is None:
+            from verl_profiler.render.figure import save
+
+            if form == SPEC:
+                raise NothingToDraw("this plot has no specification yet")
+            made = io.BytesIO()
+            save(self.figure(data, choice), made, form)
+            return made.getvalue()
+        spec = self.spec(data, choice)
+        return spec_text(spec).encode() if form == SPEC else render(spec, form)
 
 
 def asking(*analyses: Callable[..., Rows]) -> Callable[[Tables, Choice], dict[str, Rows]]:

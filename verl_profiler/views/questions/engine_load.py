@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.render.colors import ENGINE_COLORS, MUTED, PART_COLORS
-from verl_profiler.render.figure import sheet, short
+from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
+from verl_profiler.render.colors import ENGINE_COLORS, PART_COLORS
 from verl_profiler.units import counted, share
 from verl_profiler.views.columns import common
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known, marks
+from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from verl_profiler.render.panel import Panel
-
-__all__ = ["TABLES", "VIEWS", "draw_kv_cache"]
+__all__ = ["TABLES", "VIEWS", "load_layers"]
 
 # Engines drawn: those with the longest queues, then the fullest.
-_ENGINES = 6
+_ENGINES = 8
+_CODES = {"running": PART_COLORS["decode"], "waiting": ENGINE_COLORS["queue"]}
 
 
-def _engine_load(data: DataTables, choice: Choice) -> Figure:
+def _engine_load(data: DataTables, choice: Choice) -> Spec:
     summed, readings = data["engine_load"], data["engine_load_over_time"]
     engines = sorted(
         {(row["name"], row["dp_rank"]) for row in readings},
@@ -48,25 +43,41 @@ def _engine_load(data: DataTables, choice: Choice) -> Figure:
     if fullest is not None:
         title += f"; KV cache at most {share(fullest)} full"
     cut = "" if len(shown) == len(engines) else f", {len(shown)} of them shown"
-    figure, panels = sheet(
+    whole_s = max(row["at_s"] + (row["held_s"] or 0) for row in readings)
+    several = len({rank for _, rank in engines}) > 1
+    x = quantity("at_s", "seconds since the first reading", ends=(0, whole_s))
+    panels: list[Spec] = []
+    every = 1
+    for place, engine in enumerate(shown):
+        own, thinned = fewer(
+            _of(readings, engine), ("running_requests", "waiting_requests", "kv_share")
+        )
+        every = max(every, thinned)
+        rank = f", DP rank {engine[1]}" if several else ""
+        last = place == len(shown) - 1
+        panels.append(
+            panel(
+                load_layers(own, {**x, "title": x["title"] if last else None}, legend=last),
+                title=f"{engine[0]}{rank}",
+                height=84,
+            )
+        )
+    notes = [
+        (
+            "Sampled twice a second, drawn until the next sample: shorter peaks are missed. "
+            "Running: requests in the batch; dashed: maximum; shaded: KV cache, on the right. Start-up "
+            "and training are included."
+        )
+    ]
+    if every > 1:
+        notes.append(f"Of {every} successive readings the fullest is drawn.")
+    return chart(
         title,
         f"{choice.text()} and validation: {len(readings):,} readings of "
         f"{counted(len(engines), 'engine')}{cut}",
-        size=(12, 1.6 + 2.1 * len(shown)),
-        panels=(len(shown), 1),
-        sharex=True,
-        notes=(
-            "Sampled twice a second, drawn until the next sample: shorter peaks are missed. "
-            "Running: requests in the batch; dashed: maximum; shaded: KV cache. Start-up and "
-            "training are included."
-        ),
+        *panels,
+        notes=notes,
     )
-    for place, (engine, axes) in enumerate(zip(shown, panels, strict=True)):
-        _draw(axes, _of(readings, engine), several_ranks=len({rank for _, rank in engines}) > 1)
-        if not place:
-            axes.legend(loc="upper left", ncols=2, frameon=False)
-    panels[-1].set_xlabel("seconds since the first reading")
-    return figure
 
 
 def _share(rows: Rows, column: str) -> float | None:
@@ -80,45 +91,53 @@ def _of(rows: Rows, engine: tuple[str, int]) -> Rows:
     return [row for row in rows if (row["name"], row["dp_rank"]) == engine]
 
 
-def draw_kv_cache(axes: Panel, ranks: Iterable[Rows]) -> None:
-    """Shade the share of the KV cache that is in use, on an axis of its own at the right.
+def load_layers(rows: Rows, x: Spec, *, legend: bool, more: Sequence[Spec] = ()) -> Spec:
+    """Draw batch and queue of an engine in front of its KV cache, which has an axis at the right.
 
     Args:
-        axes: Time is its horizontal axis.
-        ranks: The readings of each data-parallel rank, in the order of time.
+        rows: Readings in the order of time; of several data-parallel ranks, a line each.
+        x: The channel of time.
+        legend: The lines are named below.
+        more: Layers on the axis of the requests.
     """
-    kv = axes.twinx()
-    for rows in ranks:
-        kv.fill_between(
-            [row["at_s"] for row in rows],
-            marks(rows, "kv_share", 100),
-            step="post",
-            color=PART_COLORS["prefill"],
-            alpha=0.25,
-            linewidth=0,
-        )
-    kv.set_ylim(0, 100)
-    kv.set_ylabel("KV cache [%]", color=MUTED)
-    kv.grid(visible=False)
-
-
-def _draw(axes: Panel, rows: Rows, *, several_ranks: bool) -> None:
-    times = [row["at_s"] for row in rows]
-    for key, label, code in (
-        ("running_requests", "running", PART_COLORS["decode"]),
-        ("waiting_requests", "waiting", ENGINE_COLORS["queue"]),
-    ):
-        axes.step(times, marks(rows, key), where="post", color=code, label=label, linewidth=1.4)
+    shares = quantity("kv_share", "KV cache", form="%", ends=(0, 1), orient="right", tickCount=2)
+    shares["axis"]["grid"] = False
+    rank = {"field": "dp_rank", "type": "nominal"}
+    kv = layer(
+        rows,
+        {"type": "area", "interpolate": "step-after", "opacity": 0.3},
+        x=x,
+        y=shares | {"stack": None},
+        detail=rank,
+        color=PART_COLORS["prefill"],
+    )
+    drawn = [
+        {"at_s": row["at_s"], "what": what, "requests": row[f"{what}_requests"]}
+        | {"dp_rank": row["dp_rank"]}
+        for what in _CODES
+        for row in rows
+    ]
+    y = quantity("requests", "requests", tickCount=3, tickMinStep=1, format="d")
+    lines = layer(
+        drawn,
+        {"type": "line", "interpolate": "step-after"},
+        tip=("at_s", "what", "requests"),
+        x=x,
+        y=y,
+        detail=rank,
+        color=colored("what", _CODES, legend=legend),
+    )
     highest = max((row["running_requests"] or 0 for row in rows), default=0)
     limit = max(known(rows, "running_limit"), default=0)
-    if limit and limit <= 2 * highest:
-        axes.axhline(limit, color=MUTED, linestyle="--", linewidth=1)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("requests")
-    axes.locator_params(axis="y", integer=True)
-    draw_kv_cache(axes, [rows])
-    rank = f", DP rank {rows[0]['dp_rank']}" if several_ranks else ""
-    axes.set_title(f"{short(rows[0]['name'], 30)}{rank}")
+    limits = (
+        [layer([{"requests": limit}], {"type": "rule", "strokeDash": [4, 3]}, y=y)]
+        if limit and limit <= 2 * highest
+        else []
+    )
+    return {
+        "layer": [kv, {"layer": [lines, *limits, *more]}],
+        "resolve": {"scale": {"y": "independent"}},
+    }
 
 
 VIEWS = (
@@ -152,7 +171,7 @@ VIEWS = (
                 "(vLLM; empty of SGLang)"
             ),
         },
-        draw=_engine_load,
+        chart=_engine_load,
         empty=(
             "no load of engines was sampled there. Set profiler.events.engine_state=true; "
             "SGLang and vLLM report their load (docs/versions.md)."

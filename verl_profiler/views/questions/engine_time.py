@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED, request_engine_time
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.axes import legend, time_unit
-from verl_profiler.render.bars import bar_texts, bars
+from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel, short, time_unit
 from verl_profiler.render.colors import CALL_PART_COLORS
-from verl_profiler.render.figure import plain, sheet, short
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, column, known
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["VIEWS"]
 
@@ -28,7 +21,7 @@ def _tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
     return {"request_engine_time": rows}
 
 
-def _draw(data: DataTables, choice: Choice) -> Figure:
+def _draw(data: DataTables, choice: Choice) -> Spec:
     rows = data["request_engine_time"]
     worst = rows[0]
     title = f"The longest generate calls of a request took {seconds(worst['engine_s'])}"
@@ -38,30 +31,13 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
         part = worst["mostly"]
         title += f", {share(worst[f'{part}_s'] / worst['engine_s'])} of it {CALL_PARTS[part]}"
     parts = [part for part in CALL_PARTS if any(row[f"{part}_s"] for row in rows)]
-    figure, (axes,) = sheet(
-        title,
-        f"{choice.text()}: the {counted(len(rows), 'request')} with the longest generate calls",
-        size=(10.5, max(3.2, 1.9 + 0.23 * len(rows))),
-        notes=[
-            (
-                "At the bars: tokens generated, mean batch of the replica while they were decoded, calls "
-                "on another replica than the previous one, retractions."
-            ),
-            *([f"Not divided: {UNRECORDED}."] if any(known(rows, "undivided_s")) else []),
-        ],
-    )
     factor, unit = time_unit(worst["engine_s"])
     several_steps = len({row["step"] for row in rows}) > 1
-    names = [
-        f"{plain(row['request_id'] or '(no id)')[:8]:8}  {short(row['name'], 14)}"
+    order = [
+        f"{(row['request_id'] or '(no id)')[:8]}  {short(row['name'], 14)}"
         + (f"  step {row['step']}" if several_steps else "")
         for row in rows
     ]
-    lengths = bars(
-        axes,
-        names,
-        [(part, column(rows, f"{part}_s", factor), CALL_PART_COLORS[part]) for part in parts],
-    )
     texts = [
         ", ".join(
             [
@@ -74,12 +50,22 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
         )
         for row in rows
     ]
-    bar_texts(axes, lengths, texts, f"time of generate calls [{unit}]", room=1.45)
-    for text in axes.get_yticklabels():
-        text.set_fontfamily("DejaVu Sans Mono")
-        text.set_fontsize(8)
-    legend(axes)
-    return figure
+    series: list[Series] = [
+        (part, column(rows, f"{part}_s", factor), CALL_PART_COLORS[part]) for part in parts
+    ]
+    axis = f"time of generate calls [{unit}]"
+    return chart(
+        title,
+        f"{choice.text()}: the {counted(len(rows), 'request')} with the longest generate calls",
+        panel(name_bars(order, series, axis, texts=texts, room=1.5), height=0),
+        notes=[
+            (
+                "At the bars: tokens generated, mean batch of the replica while they were decoded, calls "
+                "on another replica than the previous one, retractions."
+            ),
+            *([f"Not divided: {UNRECORDED}."] if any(known(rows, "undivided_s")) else []),
+        ],
+    )
 
 
 VIEWS = (
@@ -127,7 +113,7 @@ VIEWS = (
                 "number of retractions: how often the engine removed the request from its batch"
             ),
         },
-        draw=_draw,
+        chart=_draw,
         empty="no generate call was recorded there.",
         section="requests",
         shows="""

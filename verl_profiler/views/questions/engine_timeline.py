@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
 from verl_profiler.analysis.engine_state import engine_load_over_time
 from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.colors import CALL_PART_COLORS, ENGINE_COLORS, MUTED, PART_COLORS
-from verl_profiler.render.figure import patch, sheet, short
+from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
+from verl_profiler.render.colors import CALL_PART_COLORS
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.columns import common
-from verl_profiler.views.questions.engine_load import draw_kv_cache
-from verl_profiler.views.view import Choice, DataTables, Section, View, column, known, marks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from verl_profiler.render.panel import Panel
+from verl_profiler.views.questions.engine_load import load_layers
+from verl_profiler.views.view import Choice, DataTables, Section, View, column, known
 
 __all__ = ["VIEWS", "page_engines"]
 
 # Engines drawn: those with the most lanes.
 _ENGINES = 3
-# Calls on the page.
+# Calls drawn.
 _CALLS = 1_000
-_INCHES_PER_LANE = 0.07
 
 
 def _tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
@@ -93,7 +86,7 @@ def _drawn(many: Mapping[str, int]) -> list[str]:
     return sorted(sorted(many, key=lambda name: (-many[name], name))[:_ENGINES])
 
 
-def _draw(data: DataTables, choice: Choice) -> Figure:
+def _draw(data: DataTables, choice: Choice) -> Spec:
     lanes, readings = data["engine_lanes"], data["engine_load_over_time"]
     many = _many_lanes(lanes)
     engines, shown = list(many), _drawn(many)
@@ -109,110 +102,80 @@ def _draw(data: DataTables, choice: Choice) -> Figure:
     steps = sorted({row["step"] for row in lanes if row["step"] is not None})
     which = f", the longest step ({steps[0]})" if choice.steps is None and len(steps) == 1 else ""
     cut = "" if len(shown) == len(engines) else f", {len(shown)} of them shown"
-    heights = [
-        height
-        for name in shown
-        for height in (max(0.9, min(_INCHES_PER_LANE * many[name], 3.0)), 1.1)
+    kept = sorted((row for row in lanes if row["name"] in shown), key=lambda row: row["begin_s"])
+    notes = [
+        (
+            "Above: a line per call, in the lowest free lane. Below: requests in the batch and in the "
+            "queue (sampled), dashed: maximum; shaded: KV cache; triangles: retracted calls."
+        )
     ]
-    figure, axes = sheet(
+    if sums.get("undivided"):
+        notes.append(f"Not divided: {UNRECORDED}.")
+    if len(kept) > _CALLS:
+        notes.append(f"The first {_CALLS:,} of {counted(len(kept), 'call')} are drawn.")
+    if not readings:
+        notes.append("No readings of batch and queue: set profiler.events.engine_state=true.")
+    kept = kept[:_CALLS]
+    ends = [row["begin_s"] + sum(row[f"{part}_s"] or 0 for part in parts) for row in kept]
+    x = quantity("at_s", "seconds since the first reading or call", ends=(None, max(ends)))
+    x["scale"]["domainMin"] = kept[0]["begin_s"]
+    panels: list[Spec] = []
+    for name in shown:
+        last = name == shown[-1]
+        own = [row for row in kept if row["name"] == name]
+        within = [
+            row
+            for row in readings
+            if row["name"] == name and kept[0]["begin_s"] <= row["at_s"] <= max(ends)
+        ]
+        height = min(max(56, 7 * many[name]), 260)
+        panels.append(panel(_lanes(own, parts, x, legend=last), title=name, height=height))
+        if within:
+            panels.append(panel(_load(within, own, x, legend=last), height=76))
+    return chart(
         title,
         f"{choice.text()}{which}: {counted(len(lanes), 'call')} of {counted(len(engines), 'engine')}{cut}",
-        size=(12, 1.7 + 1.25 * sum(heights)),
-        panels=(2 * len(shown), 1),
-        sharex=True,
-        height_ratios=heights,
-        notes=[
-            (
-                "Above: a line per call, in the lowest free lane. Below: requests in the batch and in the "
-                "queue (sampled), dashed: maximum; shaded: KV cache; triangles: retractions."
-            ),
-            *([f"Not divided: {UNRECORDED}."] if sums.get("undivided") else []),
-        ],
+        *panels,
+        notes=notes,
     )
-    panels: list[Any] = [*axes]
-    for place, name in enumerate(shown):
-        own = [row for row in lanes if row["name"] == name]
-        _draw_lanes(panels[2 * place], own, parts)
-        panels[2 * place].set_title(short(name, 40))
-        _draw_load(panels[2 * place + 1], [row for row in readings if row["name"] == name], own)
-    panels[0].legend(
-        handles=[patch(CALL_PART_COLORS[part], CALL_PARTS[part]) for part in parts],
-        loc="upper left",
-        bbox_to_anchor=(0.08, 1.0 + 0.34 / heights[0]),
-        ncols=len(parts),
-        frameon=False,
+
+
+def _lanes(rows: Rows, parts: list[str], x: Spec, *, legend: bool) -> Spec:
+    """Draw the parts of each call in its lane."""
+    pieces: Rows = []
+    for row in rows:
+        at = row["begin_s"]
+        for part in parts:
+            length = row[f"{part}_s"] or 0
+            if length:
+                own = {"part": CALL_PARTS[part], "at_s": at, "end_s": at + length, "took_s": length}
+                request = {"request": row["request_id"], "turn": row["turn"]}
+                lane = {"lane": row["lane"] + 0.1, "below": row["lane"] + 0.9}
+                pieces.append(own | request | lane)
+                at += length
+    y = quantity("lane", "calls", tickMinStep=1, tickCount=4, grid=False, format="d")
+    y["scale"] = {"reverse": True, "zero": True}
+    return layer(
+        pieces,
+        "rect",
+        tip=("request", "turn", "part", "took_s"),
+        x=x,
+        x2={"field": "end_s"},
+        y=y,
+        y2={"field": "below"},
+        color=colored(
+            "part", {CALL_PARTS[part]: CALL_PART_COLORS[part] for part in parts}, legend=legend
+        ),
     )
-    ends = [row["begin_s"] + sum(row[f"{part}_s"] or 0 for part in parts) for row in lanes]
-    first, last = min(row["begin_s"] for row in lanes), max(ends)
-    panels[-1].set_xlim(first - 0.02 * (last - first), last + 0.02 * (last - first))
-    panels[-1].set_xlabel("seconds since the first reading or call")
-    return figure
 
 
-def _draw_lanes(axes: Panel, rows: Rows, parts: list[str]) -> None:
-    begins = [row["begin_s"] for row in rows]
-    for part in parts:
-        lengths = column(rows, f"{part}_s")
-        axes.barh(
-            [row["lane"] for row in rows],
-            lengths,
-            left=begins,
-            height=0.8,
-            color=CALL_PART_COLORS[part],
-            linewidth=0,
-        )
-        begins = [begin + length for begin, length in zip(begins, lengths, strict=True)]
-    axes.set_ylim(max(row["lane"] for row in rows) + 0.7, -0.7)
-    axes.set_ylabel("calls")
-    axes.grid(visible=False, axis="y")
-    axes.locator_params(axis="y", integer=True, nbins=5)
-
-
-def _draw_load(axes: Panel, readings: Rows, lanes: Rows) -> None:
-    retracted = [row["begin_s"] for row in lanes if row["retractions"]]
-    highest = max((row["running_requests"] or 0 for row in readings), default=0)
-    for rank in sorted({row["dp_rank"] for row in readings}):
-        own = [row for row in readings if row["dp_rank"] == rank]
-        times = [row["at_s"] for row in own]
-        for key, label, code in (
-            ("running_requests", "running", PART_COLORS["decode"]),
-            ("waiting_requests", "waiting", ENGINE_COLORS["queue"]),
-        ):
-            axes.step(
-                times,
-                marks(own, key),
-                where="post",
-                color=code,
-                linewidth=1.3,
-                label="" if rank else label,
-            )
-    limit = max(known(readings, "running_limit"), default=0)
-    if limit and limit <= 2 * highest:
-        axes.axhline(limit, color=MUTED, linestyle="--", linewidth=1)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("requests")
-    if retracted:
-        axes.plot(
-            retracted,
-            [0.04] * len(retracted),
-            "^",
-            transform=axes.get_xaxis_transform(),
-            color=CALL_PART_COLORS["recomputed"],
-            label="retracted call",
-        )
-    if not readings:
-        axes.text(
-            0.01,
-            0.6,
-            "no readings: profiler.events.engine_state=true",
-            transform=axes.transAxes,
-            color=MUTED,
-        )
-        return
-    axes.locator_params(axis="y", integer=True, nbins=4)
-    axes.legend(loc="upper right", ncols=3, frameon=False)
-    ranks = sorted({row["dp_rank"] for row in readings})
-    draw_kv_cache(axes, [[row for row in readings if row["dp_rank"] == rank] for rank in ranks])
+def _load(readings: Rows, lanes: Rows, x: Spec, *, legend: bool) -> Spec:
+    retracted = [{"at_s": row["begin_s"]} for row in lanes if row["retractions"]]
+    mark = {"type": "point", "shape": "triangle-up", "filled": True, "size": 40}
+    code = CALL_PART_COLORS["recomputed"]
+    more = [layer(retracted, mark, x=x, y={"value": 72}, color=code)] if retracted else []
+    kept, _ = fewer(readings, ("running_requests", "waiting_requests", "kv_share"))
+    return load_layers(kept, x, legend=legend, more=more)
 
 
 VIEWS = (
@@ -240,7 +203,7 @@ VIEWS = (
             ),
             "retractions": "how often the engine removed the call from its batch",
         },
-        draw=_draw,
+        chart=_draw,
         empty="no generate call with its engine's part was recorded there.",
         section=Section(
             "engine_lanes",

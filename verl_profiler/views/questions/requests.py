@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from verl_profiler.analysis.requests import (
     request_breakdown,
@@ -12,21 +12,29 @@ from verl_profiler.analysis.requests import (
 )
 from verl_profiler.analysis.selection import Rows, rows_of
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
-from verl_profiler.render.axes import legend, percent, step_lines, time_unit, value_axis
-from verl_profiler.render.bars import bar_texts, bars
+from verl_profiler.render.charts import (
+    Spec,
+    chart,
+    layer,
+    name_bars,
+    panel,
+    quantity,
+    short,
+    step_lines,
+    time_unit,
+    tint,
+)
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
-from verl_profiler.render.figure import colorbar, plain, sheet, short, tint
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.columns import common
 from verl_profiler.views.questions.request_tables import BREAKDOWN
 from verl_profiler.views.view import Choice, DataTables, View, column
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from verl_profiler.render.panel import Panel
-
 __all__ = ["VIEWS"]
+
+# Shares at which steps are compared, and texts that have room beside the curve.
+_SHARES = 100
+_LINES = 300 / 13
 
 
 def _cdf_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
@@ -42,7 +50,7 @@ def _cdf_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
     }
 
 
-def _cdf(data: DataTables, choice: Choice) -> Figure:
+def _cdf(data: DataTables, choice: Choice) -> Spec:
     curve = data["request_duration_cdf"]
     marks = data["request_percentiles"]
     pooled = [row for row in curve if row["step"] is None]
@@ -74,94 +82,109 @@ def _cdf(data: DataTables, choice: Choice) -> Figure:
     if several and left_out:
         listed = " and ".join(f"P{percentile:g}" for percentile in left_out)
         notes.append(f"Too few requests in each step for {listed}: drawn of all steps only.")
-    figure, panels = sheet(
-        title,
-        about,
-        size=(11, 5.2) if several else (8.5, 5.2),
-        panels=(1, 2 if several else 1),
-        notes=notes,
-        **({"width_ratios": (1.15, 1)} if several else {}),
-    )
-    axes = panels[0]
+    if several:
+        notes.insert(0, "Line: all steps together. Shaded: from the fastest to the slowest step.")
     factor, unit = time_unit(pooled[-1]["duration_s"])
+    x = quantity("duration_s", f"duration of a request [{unit}]")
+    y = quantity("share", "share of requests that took no longer", form="%", ends=(0, 1))
+    points = [{"duration_s": 0.0, "share": 0.0}, *_scaled(pooled, factor)]
+    drawn = [
+        layer(
+            points,
+            {"type": "line", "interpolate": "step-after", "strokeWidth": 2},
+            tip=("duration_s", "share"),
+            x=x,
+            y=y,
+            color=INK,
+        ),
+        *_marks(sure, factor, x, y),
+    ]
     if several:
-        for step in steps:
-            rows = [row for row in curve if row["step"] == step]
-            axes.step(
-                [0, *column(rows, "duration_s", factor)],
-                [0, *column(rows, "share")],
-                where="post",
-                color=tint(0.2 + 0.8 * (step - steps[0]) / (steps[-1] - steps[0])),
-                linewidth=0.8,
-            )
-    axes.step(
-        [0, *column(pooled, "duration_s", factor)],
-        [0, *column(pooled, "share")],
-        where="post",
-        color=INK,
-        linewidth=2.0,
-    )
-    value_axis(axes, f"duration of a request [{unit}]", of="x")
-    value_axis(axes, "share of requests that took no longer", form=percent)
-    axes.set_ylim(0, 1.02)
-    for row in sure:
-        axes.plot(
-            [row["duration_s"] * factor],
-            [row["percentile"] / 100],
-            "o",
+        band = _band([[row for row in curve if row["step"] == step] for step in steps], factor)
+        low, high = {**x, "field": "low"}, {"field": "high"}
+        area = {"type": "area", "orient": "horizontal", "opacity": 0.5}
+        drawn.insert(0, layer(band, area, x=low, x2=high, y=y, color=tint(0.25)))
+    panels = [panel(drawn, title="cumulative share" if several else "", height=300)]
+    if several and lines:
+        panels.append(_percentile_lines(lines, steps))
+    return chart(title, about, *panels, notes=notes)
+
+
+def _scaled(rows: Rows, factor: float) -> list[dict[str, Any]]:
+    return [{**row, "duration_s": row["duration_s"] * factor} for row in rows]
+
+
+def _marks(rows: Rows, factor: float, x: Spec, y: Spec) -> list[Spec]:
+    """Mark percentiles on the curve, each with its name and duration."""
+    marked = [
+        {
+            "duration_s": row["duration_s"] * factor,
+            "share": row["percentile"] / 100,
+            "text": f"P{row['percentile']:g}  {seconds(row['duration_s'])}",
+        }
+        for row in rows
+    ]
+    # The upper ones are close together: they are written one below the other.
+    below = {"type": "text", "align": "left", "baseline": "middle", "dx": 8, "fontSize": 10}
+    written = [
+        layer([row], {**below, "dy": 5 + 13 * max(0, place)}, x=x, y=y, text={"field": "text"})
+        for place, row in _spread(marked)
+    ]
+    return [
+        layer(
+            marked,
+            {"type": "point", "filled": True, "size": 45},
+            tip=("text",),
+            x=x,
+            y=y,
             color=ACCENT,
-            markersize=4.5,
-        )
-    listed = "\n".join(
-        f"P{row['percentile']:g}".ljust(7) + seconds(row["duration_s"]).rjust(10) for row in sure
-    )
-    axes.text(
-        0.97,
-        0.05,
-        listed,
-        transform=axes.transAxes,
-        ha="right",
-        va="bottom",
-        family="DejaVu Sans Mono",
-        fontsize=8.5,
-        bbox={"facecolor": "white", "edgecolor": "#DDE1E6", "boxstyle": "round,pad=0.5"},
-    )
-    axes.set_title("all steps together (black) and each step" if several else "")
-    if several:
-        _percentile_lines(panels[1], lines, steps)
-        colorbar(
-            figure,
-            axes,
-            (steps[0], steps[-1]),
-            "step",
-            location="bottom",
-            fraction=0.04,
-            pad=0.02,
-            aspect=40,
-            bins=10,
-        )
-    return figure
+        ),
+        *written,
+    ]
 
 
-def _percentile_lines(axes: Panel, rows: Rows, steps: list[int]) -> None:
-    names = sorted({row["percentile"] for row in rows})
+def _spread(rows: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """Return each row with how many lines lower its text must be, to lie on no other."""
+    placed: list[tuple[int, dict[str, Any]]] = []
+    lines: list[float] = []
+    for row in sorted(rows, key=lambda row: -row["share"]):
+        at = (1 - row["share"]) * _LINES
+        line = max(at, lines[-1] + 1) if lines else at
+        lines.append(line)
+        placed.append((round(line - at), row))
+    return placed
+
+
+def _band(curves: Sequence[Rows], factor: float) -> list[dict[str, float]]:
+    """Return the fastest and the slowest step's duration at each share."""
+    band: list[dict[str, float]] = []
+    for place in range(1, _SHARES + 1):
+        at = place / _SHARES
+        reached = [
+            next(r["duration_s"] for r in rows if r["share"] >= at - 1e-9) for rows in curves
+        ]
+        band.append({"share": at, "low": min(reached) * factor, "high": max(reached) * factor})
+    return band
+
+
+def _percentile_lines(rows: Rows, steps: list[int]) -> Spec:
+    listed = sorted({row["percentile"] for row in rows})
     factor, unit = time_unit(max(row["duration_s"] for row in rows))
-    step_lines(
-        axes,
+    lines = step_lines(
+        steps,
         [
             (
+                f"P{name:g}",
                 [row for row in rows if row["percentile"] == name],
                 "duration_s",
-                f"P{name:g}",
-                tint(0.25 + 0.75 * place / max(len(names) - 1, 1)),
+                tint(0.25 + 0.75 * place / max(len(listed) - 1, 1)),
             )
-            for place, name in enumerate(names)
+            for place, name in enumerate(listed)
         ],
-        steps,
         f"duration of a request [{unit}]",
-        "percentiles of each step",
         factor=factor,
     )
+    return panel(lines, title="percentiles of each step", height=200)
 
 
 def _slowest_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
@@ -178,7 +201,7 @@ def _slowest_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
     return {"slowest_requests": finished, "counts": counts}
 
 
-def _slowest(data: DataTables, choice: Choice) -> Figure:
+def _slowest(data: DataTables, choice: Choice) -> Spec:
     rows = data["slowest_requests"]
     counts = data["counts"][0]
     worst = rows[0]
@@ -200,7 +223,6 @@ def _slowest(data: DataTables, choice: Choice) -> Figure:
     if counts["unfinished"]:
         about += f"; {counts['unfinished']:,} never finished and are not shown"
     several_steps = len({row["step"] for row in rows}) > 1
-    wide = max(len(str(row["step"])) for row in rows)
     notes: list[str] = []
     if any(row["overlap_s"] for row in rows):
         notes.append(
@@ -211,26 +233,19 @@ def _slowest(data: DataTables, choice: Choice) -> Figure:
             "queue, prefill, decode: as the engine reports them; outside: the rest of the generate "
             "call (transport, load balancing, waiting for the event loop)."
         )
-    figure, (axes,) = sheet(
-        title, about, size=(10.5, max(3.2, 1.9 + 0.23 * len(rows))), notes=notes
-    )
     factor, unit = time_unit(worst["duration_s"])
-    names = [
-        f"{plain(row['request_id'] or '(no id)')[:8]:8}  {short(row['name'], 14)}"
-        + (f"  step {row['step']}".ljust(7 + wide) if several_steps else "")
+    order = [
+        f"{(row['request_id'] or '(no id)')[:8]}  {short(row['name'], 14)}"
+        + (f"  step {row['step']}" if several_steps else "")
         for row in rows
     ]
-    lengths = bars(
-        axes,
-        names,
+    bars = name_bars(
+        order,
         [(part, column(rows, f"{part}_s", factor), PART_COLORS[part]) for part in parts],
+        f"time [{unit}]",
+        texts=list(map(_bar_text, rows)),
     )
-    bar_texts(axes, lengths, map(_bar_text, rows), f"time [{unit}]", room=1.2)
-    for text in axes.get_yticklabels():
-        text.set_fontfamily("DejaVu Sans Mono")
-        text.set_fontsize(8)
-    legend(axes)
-    return figure
+    return chart(title, about, panel(bars, height=0), notes=notes)
 
 
 def _bar_text(row: Mapping[str, Any]) -> str:
@@ -270,12 +285,12 @@ VIEWS = (
             "step": "verl's global step; empty for all steps together",
             "share": "part of the requests that took at most duration_s",
         },
-        draw=_cdf,
+        chart=_cdf,
         empty=_NO_REQUESTS,
         section="rollout",
         shows="""
-            The cumulative share of requests by duration, for all steps together and for each,
-            with the percentiles marked; beside it, the percentiles of each step.
+            The cumulative share of requests by duration, for all steps together, with the
+            percentiles marked; shaded, the range of the steps. Below it, the percentiles of each step.
         """,
         conclude="""
             - P50 and P99 close together: requests are similar; a shorter step needs faster engines.
@@ -299,7 +314,7 @@ VIEWS = (
         question="Which requests were the slowest, and how did they spend their time?",
         analysis=_slowest_tables,
         columns=BREAKDOWN,
-        draw=_slowest,
+        chart=_slowest,
         empty=_NO_REQUESTS,
         section="requests",
         shows="""

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.rollout import rollout_tail
-from verl_profiler.render.axes import percent, step_lines, step_stack, time_unit
+from verl_profiler.render.charts import (
+    Series,
+    Spec,
+    chart,
+    panel,
+    step_bars,
+    step_lines,
+    time_unit,
+    tint,
+)
 from verl_profiler.render.colors import ACCENT, PHASE_COLORS
-from verl_profiler.render.figure import sheet, tint
 from verl_profiler.units import seconds, share
 from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 __all__ = ["TABLES", "VIEWS"]
 
 
-def _tails(data: DataTables, choice: Choice) -> Figure:
+def _tails(data: DataTables, choice: Choice) -> Spec:
     rows = data["rollout_tail"]
     total = sum(row["rollout_s"] for row in rows)
     levels = [level for level in (80, 95, 99) if len(known(rows, f"tail{level}_s")) == len(rows)]
@@ -43,45 +47,37 @@ def _tails(data: DataTables, choice: Choice) -> Figure:
     few = [f"{100 - level} %" for level in (80, 95, 99) if level not in levels]
     if few:
         notes.append(f"Too few requests in a rollout for the last {' and '.join(few)}.")
-    figure, panels = sheet(
-        title or f"The rollouts took {seconds(total)}",
-        about,
-        size=(11, 5),
-        panels=(1, 2),
-        notes=notes,
-    )
     steps = [row["step"] for row in rows]
     factor, unit = time_unit(max(row["rollout_s"] for row in rows))
     rests = [column(rows, key, factor) for key in ("rollout_s", *(f"tail{n}_s" for n in levels))]
     rests.append([0.0] * len(rows))
     names = [f"{low} to {high} %" for low, high in pairwise([0, *levels])]
     names.append(f"the last {100 - levels[-1]} %" if levels else "all requests")
-    step_stack(
-        panels[0],
+    series: list[Series] = [
+        (name, [a - b for a, b in zip(before, after, strict=True)], tint(0.1 + 0.3 * place))
+        for place, (name, (before, after)) in enumerate(zip(names, pairwise(rests), strict=True))
+    ]
+    idle = step_lines(
         steps,
         [
-            (name, [a - b for a, b in zip(before, after, strict=True)], tint(0.1 + 0.3 * place))
-            for place, (name, (before, after)) in enumerate(
-                zip(names, pairwise(rests), strict=True)
-            )
+            ("idle slots", rows, "bubble_share", PHASE_COLORS["gen"]),
+            ("waiting workers", rows, "idle_share", ACCENT),
         ],
-        f"time [{unit}]",
-        "what the rollout waited for",
-        legend_title="until done",
-    )
-    step_lines(
-        panels[1],
-        [
-            (rows, "bubble_share", "idle slots", PHASE_COLORS["gen"]),
-            (rows, "idle_share", "waiting workers", ACCENT),
-        ],
-        steps,
         "share",
-        "idle capacity",
-        form=percent,
-        top=1,
+        form="%",
+        ends=(0, 1),
     )
-    return figure
+    return chart(
+        title or f"The rollouts took {seconds(total)}",
+        about,
+        panel(
+            step_bars(steps, series, f"time [{unit}]"),
+            title="time until these requests were done",
+            height=220,
+        ),
+        panel(idle, title="idle capacity", height=150),
+        notes=notes,
+    )
 
 
 VIEWS = (
@@ -109,7 +105,7 @@ VIEWS = (
             "last_request_id": "id of the request that finished last",
             "last_name": "its worker",
         },
-        draw=_tails,
+        chart=_tails,
         empty="no finished request of synchronous training was recorded there. Asynchronous training: bubble_ledger.",
         section="rollout",
         shows="""

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from verl_profiler.analysis.routing import routes
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.render.axes import legend
-from verl_profiler.render.bars import bar_texts, bars
+from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel
 from verl_profiler.render.colors import PART_COLORS
-from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, share
 from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["VIEWS"]
 
 _SHOWN = 16
 
 
-def _routes(data: DataTables, choice: Choice) -> Figure:
+def _routes(data: DataTables, choice: Choice) -> Spec:
     rows = data["routes"]
     calls = sum(row["calls"] for row in rows)
     replicas: Rows = []
@@ -39,7 +32,7 @@ def _routes(data: DataTables, choice: Choice) -> Figure:
     replicas.sort(key=lambda replica: -replica["calls"])
     shown = replicas[:_SHOWN]
     cut = "" if len(shown) == len(replicas) else f" (first {_SHOWN} of {len(replicas)})"
-    names = [short(replica["name"], 22) for replica in shown]
+    names = [replica["name"] for replica in shown]
     unbalanced = known(rows, "unbalanced")
     if sum(known(rows, "only_one")) == calls:
         title = "There was only one replica"
@@ -50,44 +43,36 @@ def _routes(data: DataTables, choice: Choice) -> Figure:
         title += (
             f"; {share(sum(unbalanced) / calls)} went to a replica that was not the least loaded"
         )
-    figure, panels = sheet(
+    series: list[Series] = [
+        ("sticky", [replica["sticky"] for replica in shown], PART_COLORS["prefill"]),
+        (
+            "first, or moved",
+            [replica["calls"] - replica["sticky"] for replica in shown],
+            PART_COLORS["decode"],
+        ),
+    ]
+    texts = [share(replica["calls"] / calls) for replica in shown]
+    bars = name_bars(names, series, "generate calls", texts=texts)
+    panels = [panel(bars, title=f"calls of each replica{cut}", height=0)]
+    if any(unbalanced):
+        means = [replica["excess"] / replica["calls"] for replica in shown]
+        bars = name_bars(
+            names,
+            [("excess", means, PART_COLORS["queue"])],
+            "calls in flight above the least loaded replica, mean",
+            texts=[f"{mean:.1f}" for mean in means],
+            legend=False,
+        )
+        panels.append(panel(bars, title="load when a call was added", height=0))
+    return chart(
         title,
         f"{choice.text()}: {calls:,} generate calls, {counted(len(replicas), 'replica')}",
-        size=(12, 4.6),
-        panels=(1, 2 if any(unbalanced) else 1),
+        *panels,
         notes=(
             "verl sends later turns of a request to the replica that has its prefix cached (sticky). "
             "Loads are the load balancer's own counts of calls in flight, before each call."
         ),
     )
-    lengths = bars(
-        panels[0],
-        names,
-        [
-            ("sticky", [replica["sticky"] for replica in shown], PART_COLORS["prefill"]),
-            (
-                "first, or moved",
-                [replica["calls"] - replica["sticky"] for replica in shown],
-                PART_COLORS["decode"],
-            ),
-        ],
-    )
-    texts = [share(replica["calls"] / calls) for replica in shown]
-    bar_texts(panels[0], lengths, texts, "generate calls", room=1.2)
-    panels[0].set_title(f"calls of each replica{cut}")
-    legend(panels[0])
-    if any(unbalanced):
-        means = [replica["excess"] / replica["calls"] for replica in shown]
-        lengths = bars(panels[1], names, [("", means, PART_COLORS["queue"])])
-        bar_texts(
-            panels[1],
-            lengths,
-            [f"{mean:.1f}" for mean in means],
-            "calls in flight above the least loaded replica, mean",
-            room=1.2,
-        )
-        panels[1].set_title("load when a call was added")
-    return figure
 
 
 VIEWS = (
@@ -114,7 +99,7 @@ VIEWS = (
             ),
             "max_excess": "the maximum of excess",
         },
-        draw=_routes,
+        chart=_routes,
         empty="no choice of a replica was recorded there.",
         section=Section(
             "routing",

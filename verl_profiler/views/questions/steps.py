@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows, named, steady, warm_ups
 from verl_profiler.analysis.steps import step_durations, step_trend
-from verl_profiler.render.axes import (
-    legend,
-    stack,
-    step_stack,
+from verl_profiler.render.charts import (
+    Series,
+    Spec,
+    chart,
+    layer,
+    panel,
+    step_bars,
     time_unit,
 )
-from verl_profiler.render.colors import ACCENT, INK, PHASE_COLORS
-from verl_profiler.render.figure import sheet
+from verl_profiler.render.colors import ACCENT, INK, MUTED, PHASE_COLORS
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
 from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["TABLES", "VIEWS"]
 
 _TRAINING_COLOR = PHASE_COLORS["update_actor"]
 _OTHER_COLOR = PHASE_COLORS["prepare_step"]
 _NAMED_UNUSUAL = 6
+_INSIDE = (
+    ("gen", "gen_s", PHASE_COLORS["gen"]),
+    ("training", "training_s", _TRAINING_COLOR),
+    ("update_weights", "weights_s", PHASE_COLORS["update_weights"]),
+    ("save_checkpoint", "checkpoint_s", PHASE_COLORS["save_checkpoint"]),
+    ("other phases", "other_s", _OTHER_COLOR),
+    ("in no timer", "unaccounted_s", PHASE_COLORS["unaccounted"]),
+    ("outside gen", "outside_gen_s", PHASE_COLORS["unaccounted"]),
+)
+_BETWEEN = (
+    ("validation", "testing_s", PHASE_COLORS["testing"]),
+    ("between steps, other", "between_other_s", MUTED),
+)
 
 
-def _durations(data: DataTables, choice: Choice) -> Figure:
+def _durations(data: DataTables, choice: Choice) -> Spec:
     rows = data["step_durations"]
     finished = [row for row in rows if row["finished"]]
     notes: list[str] = []
@@ -39,7 +50,7 @@ def _durations(data: DataTables, choice: Choice) -> Figure:
         notes.append(
             "training: rewards, log-probabilities, values, advantages and updates. "
             "other phases: prepare_step (the next batch is loaded), profiling, switches. "
-            "Below zero, hatched: after the step, before the next one (validation is verl's testing)."
+            "Below zero, pale: after the step, before the next one (validation is verl's testing)."
         )
         if len(finished) < len(rows):
             notes.append(f"{len(rows) - len(finished)} unfinished steps show gen alone.")
@@ -57,27 +68,11 @@ def _durations(data: DataTables, choice: Choice) -> Figure:
         about += f"; unusual (marked): {named}" + (
             f" and {len(unusual) - _NAMED_UNUSUAL} more" if len(unusual) > _NAMED_UNUSUAL else ""
         )
-    figure, (axes,) = sheet(
-        _duration_title(rows, data["step_trend"], choice), about, size=(11, 5.2), notes=notes
-    )
     steps = [row["step"] for row in rows]
-    names = [
-        ("gen", "gen_s", PHASE_COLORS["gen"]),
-        ("training", "training_s", _TRAINING_COLOR),
-        ("update_weights", "weights_s", PHASE_COLORS["update_weights"]),
-        ("save_checkpoint", "checkpoint_s", PHASE_COLORS["save_checkpoint"]),
-        ("other phases", "other_s", _OTHER_COLOR),
-        ("in no timer", "unaccounted_s", PHASE_COLORS["unaccounted"]),
-        ("outside gen", "outside_gen_s", PHASE_COLORS["unaccounted"]),
-    ]
-    between = [
-        ("validation", "testing_s", PHASE_COLORS["testing"]),
-        ("between steps, other", "between_other_s", "#EDEDED"),
-    ]
-    heights = [sum(row[key] or 0 for _, key, _ in (*names, *between)) for row in rows]
+    heights = [sum(row[key] or 0 for _, key, _ in (*_INSIDE, *_BETWEEN)) for row in rows]
     factor, unit = time_unit(max(heights))
 
-    def shown(parts: list[tuple[str, str, str]], sign: int) -> list[tuple[str, list[float], str]]:
+    def shown(parts: Sequence[tuple[str, str, str]], sign: int) -> list[Series]:
         return [
             (name, column(rows, key, sign * factor), code)
             for name, key, code in parts
@@ -85,31 +80,40 @@ def _durations(data: DataTables, choice: Choice) -> Figure:
         ]
 
     # A step is as long as its bar; what follows it is no part of it.
-    hatches = {name: "////" for name, _, _ in between}
-    lows = stack(axes, steps, shown(between, -1), hatched=hatches)
-    tops = step_stack(
-        axes, steps, shown(names, 1), f"time [{unit}]", form=lambda value: f"{abs(value):,.10g}"
+    bars = step_bars(
+        steps,
+        [*shown(_BETWEEN, -1), *shown(_INSIDE, 1)],
+        f"time [{unit}]",
+        pale=[name for name, _, _ in _BETWEEN],
     )
-    if any(lows):
-        axes.axhline(0, color=INK, linewidth=0.8)
+    x, y = bars[0]["encoding"]["x"] | {"field": "step"}, bars[0]["encoding"]["y"]
+    more: list[Spec] = []
     for trend in data["step_trend"]:
         if trend["measure"] == "gen" and len(rows) >= 5:
             middle, slope = trend["median_s"], trend["slope_s_per_step"]
             center = (steps[0] + steps[-1]) / 2
-            axes.plot(
-                [steps[0], steps[-1]],
-                [(middle + slope * (step - center)) * factor for step in (steps[0], steps[-1])],
-                color=INK,
-                linestyle="--",
-                linewidth=1.2,
-                label="trend of gen",
-            )
-    for row, top in zip(rows, tops, strict=True):
-        if row["unusual"]:
-            axes.plot([row["step"]], [top + max(tops) * 0.02], "v", color=ACCENT, markersize=5)
-    axes.set_ylim(min(lows) * 1.15, max(tops) * 1.06)
-    legend(axes, reverse=True)
-    return figure
+            ends = [
+                {"step": step, "low": (middle + slope * (step - center)) * factor}
+                for step in (steps[0], steps[-1])
+            ]
+            mark = {"type": "line", "strokeDash": [6, 4], "color": INK}
+            more.append(layer(ends, mark, x=x, y=y))
+            notes.append("Broken line: trend of gen.")
+    if unusual:
+        tops = [
+            {"step": row["step"], "low": sum(row[key] or 0 for _, key, _ in _INSIDE) * factor}
+            for row in unusual
+        ]
+        mark = {
+            "type": "point",
+            "shape": "triangle-down",
+            "filled": True,
+            "size": 45,
+            "yOffset": -8,
+        }
+        more.append(layer(tops, mark, tip=("step",), x=x, y=y, color=ACCENT))
+    title = _duration_title(rows, data["step_trend"], choice)
+    return chart(title, about, panel(bars, more, height=300), notes=notes)
 
 
 def _duration_title(rows: Rows, trends: Rows, choice: Choice) -> str:
@@ -173,11 +177,11 @@ VIEWS = (
                 "spreads and 30 %)"
             ),
         },
-        draw=_durations,
+        chart=_durations,
         empty="no step has a rollout there.",
         section="steps",
         shows="""
-            One bar per step. Hatched, below zero: the time between it and the next one.
+            One bar per step. Pale, below zero: the time between it and the next one.
             The dashed line is the trend of `gen`, the median slope over all pairs of steps, which
             is robust to outliers. Triangles mark unusual steps. A missing step leaves a gap in the
             axis, and the time across it is not counted as time between steps.

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.axes import time_unit, value_axis
-from verl_profiler.render.bars import bar_texts, bars
+from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
 from verl_profiler.render.colors import ACCENT, MUTED
-from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import seconds, share
 from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, column
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["TABLES", "VIEWS"]
 
@@ -44,7 +38,7 @@ def _straggler_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
     }
 
 
-def _stragglers(data: DataTables, choice: Choice) -> Figure:
+def _stragglers(data: DataTables, choice: Choice) -> Spec:
     rows = data["stragglers"]
     kinds = dict.fromkeys(row["kind"] for row in rows)
     worst = [
@@ -62,34 +56,37 @@ def _stragglers(data: DataTables, choice: Choice) -> Figure:
         )
     else:
         title = (
-            f"{short(others[0]['who'])} keeps others waiting in {others[0]['kind']}, "
+            f"{others[0]['who']} keeps others waiting in {others[0]['kind']}, "
             f"{seconds(others[0]['per_step_s'])} per step"
         )
-    figure, axes = sheet(
+    panels: list[Spec] = []
+    if reasons:
+        factor, unit = time_unit(max(row["per_step_s"] for row in reasons))
+        bars = name_bars(
+            [row["who"] for row in reasons],
+            [("caused wait time", column(reasons, "per_step_s", factor), ACCENT)],
+            f"caused wait time per step [{unit}]",
+            texts=[f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in reasons],
+            legend=False,
+        )
+        panels.append(panel(bars, title="requests, by reason", height=0))
+    if others:
+        factor, unit = time_unit(max(row["per_step_s"] for row in others))
+        bars = name_bars(
+            [f"{row['kind']}: {row['who']}" for row in others],
+            [("caused wait time", column(others, "per_step_s", factor), MUTED)],
+            f"caused wait time per step [{unit}]",
+            texts=[f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in others],
+            legend=False,
+        )
+        panels.append(panel(bars, title="the worst of each other kind, per step", height=0))
+    return chart(
         title,
         f"{choice.text()}: {max(row['of_steps'] for row in rows)} steps; wait time, attributed to "
         "what is still running",
-        size=(12, 5.2),
-        panels=(1, bool(reasons) + bool(others)),
+        *panels,
         notes="Percent: share of the wait time of its kind.",
     )
-    panels = iter(axes)
-    if reasons:
-        panel = next(panels)
-        factor, unit = time_unit(max(row["per_step_s"] for row in reasons))
-        names = [row["who"] for row in reasons]
-        bars(panel, names, [("request", column(reasons, "per_step_s", factor), ACCENT)])
-        value_axis(panel, f"caused wait time per step [{unit}]", of="x")
-        panel.set_title("requests, by reason")
-    if others:
-        panel = next(panels)
-        names = [f"{row['kind']}: {short(row['who'])}" for row in others]
-        factor, unit = time_unit(max(row["per_step_s"] for row in others))
-        lengths = bars(panel, names, [("share", column(others, "per_step_s", factor), MUTED)])
-        texts = [f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in others]
-        bar_texts(panel, lengths, texts, f"caused wait time per step [{unit}]", room=1.35)
-        panel.set_title("the worst of each other kind, per step")
-    return figure
 
 
 _STRAGGLER_REASONS = """\
@@ -97,8 +94,8 @@ A finished request waits for the last one of its step.
 Each moment of that waiting is attributed in equal parts to the requests that are still running.
 The same for workers (by their last request), replicas (by their last generate call) and ranks in \
 each phase of the trainer.
-Left: requests, by the reason why they finished later than the median one.
-Right: of each other kind, the one with most caused wait time.
+Above: requests, by the reason why they finished later than the median one.
+Below: of each other kind, the one with most caused wait time.
 A tool is attributed its share of the request's delay.
 
 | reason | |
@@ -141,7 +138,7 @@ VIEWS = (
             "per_step_s": "caused_wait_s divided by of_steps, in s",
             "share": "part of the caused wait time of its kind",
         },
-        draw=_stragglers,
+        chart=_stragglers,
         empty="no waiting was recorded there.",
         section="path",
         shows=_STRAGGLER_REASONS,

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.workers import worker_balance, worker_phases
-from verl_profiler.render.axes import legend, step_axis, time_unit
-from verl_profiler.render.bars import bar_texts, bars
-from verl_profiler.render.colors import color
-from verl_profiler.render.figure import colorbar, colormap, sheet, short
-from verl_profiler.units import seconds
+from verl_profiler.render.charts import (
+    Series,
+    Spec,
+    chart,
+    layer,
+    name_bars,
+    names,
+    panel,
+    ramp,
+    steps_axis,
+    time_unit,
+)
+from verl_profiler.render.colors import GRID, color
+from verl_profiler.units import counted, seconds
 from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["TABLES", "VIEWS"]
 
 # Phases with less waiting than this part of the most are named, not drawn.
 _LITTLE = 0.05
 _PANELS = 3
+_WAITED = "waited"
 
 
-def _workers(data: DataTables, choice: Choice) -> Figure:
+def _workers(data: DataTables, choice: Choice) -> Spec:
     rows = [row for row in data["worker_phases"] if row["step"]] or data["worker_phases"]
     steps = sorted({row["step"] for row in rows})
     # The barrier of the original logger is itself waiting: who spends most there waits most.
@@ -65,62 +71,46 @@ def _worker_title(balance: Rows, steps: int) -> str:
     )
 
 
-def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Figure:
+def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Spec:
     shared = {row["role"] for row in rows if row["waited_s"] > 0}
     rows = [row for row in rows if row["role"] in shared] or rows
     roles = sorted({row["role"] for row in rows}, key=lambda role: (role != "agent_loop", role))
-    names = {
-        role: sorted({r["name"] for r in rows if r["role"] == role}, key=_by_number)
-        for role in roles
-    }
-    figure, panels = sheet(
-        title,
-        f"{choice.text()}: {sum(len(each) for each in names.values())} processes",
-        size=(10.5, 1.7 + sum(0.75 + 0.26 * len(names[role]) for role in roles)),
-        panels=(len(roles), 1),
-        height_ratios=[len(names[role]) + 1.6 for role in roles],
-        notes=(
-            "Hatched: how much sooner it finished than the slowest process of the role, phase by "
-            "phase; it waits that long if the next phase needs all processes."
-        ),
-    )
-    for axes, role in zip(panels, roles, strict=True):
+    panels: list[Spec] = []
+    for role in roles:
         mine = [row for row in rows if row["role"] == role]
+        processes = sorted({row["name"] for row in mine}, key=_by_number)
         phases = sorted({row["phase"] for row in mine}, key=_by_order)
-        value = {(row["name"], row["phase"]): row for row in mine}
-        zero = {"duration_s": 0.0, "waited_s": 0.0}
+        times = {(row["name"], row["phase"]): row["duration_s"] for row in mine}
+        waits = [sum(row["waited_s"] for row in mine if row["name"] == name) for name in processes]
+        total = sum(times.values())
         ends = [
-            sum(value.get((name, phase), zero)["duration_s"] for phase in phases)
-            for name in names[role]
+            wait + sum(times.get((name, phase), 0) for phase in phases)
+            for name, wait in zip(processes, waits, strict=True)
         ]
-        waits = [
-            sum(value.get((name, phase), zero)["waited_s"] for phase in phases)
-            for name in names[role]
-        ]
-        factor, unit = time_unit(max(end + wait for end, wait in zip(ends, waits, strict=True)))
-        series = [
-            (
-                phase,
-                [value.get((name, phase), zero)["duration_s"] * factor for name in names[role]],
-                color(phase),
-            )
+        factor, unit = time_unit(max(ends))
+        series: list[Series] = [
+            (phase, [times.get((name, phase), 0) * factor for name in processes], color(phase))
             for phase in phases
-            if sum(row["duration_s"] for row in mine if row["phase"] == phase) > 0.001 * sum(ends)
+            if sum(times.get((name, phase), 0) for name in processes) > 0.001 * total
         ]
-        series.append(("waited", [wait * factor for wait in waits], "#F4F4F4"))
-        lengths = bars(
-            axes, [short(name, 20) for name in names[role]], series, hatched={"waited": "////"}
-        )
+        series.append((_WAITED, [wait * factor for wait in waits], GRID))
         texts = [
             f"waited {seconds(wait)}" if wait > 0.0005 else "waited for none" for wait in waits
         ]
-        bar_texts(axes, lengths, texts, f"time [{unit}]", room=1.2)
-        legend(axes)
-        axes.set_title(role)
-    return figure
+        bars = name_bars(processes, series, f"time [{unit}]", texts=texts, pale=[_WAITED])
+        panels.append(panel(bars, title=role, height=0))
+    return chart(
+        title,
+        f"{choice.text()}: {counted(len({row['name'] for row in rows}), 'process', 'processes')}",
+        *panels,
+        notes=(
+            "Waited: how much sooner it finished than the slowest process of the role, phase by "
+            "phase; it waits that long if the next phase needs all processes."
+        ),
+    )
 
 
-def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -> Figure:
+def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -> Spec:
     waits: dict[tuple[str, str], float] = {}
     for row in balance:
         if row["processes"] > 1:
@@ -137,65 +127,54 @@ def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -
         f"{phase} of {role} ({seconds(waits[role, phase] / count)} per step)"
         for role, phase in order[len(chosen) :]
     ]
-    names = {
-        key: sorted({r["name"] for r in rows if (r["role"], r["phase"]) == key}, key=_by_number)
-        for key in chosen
-    }
-    figure, panels = sheet(
+    return chart(
         title,
         f"{choice.text()}: {count} steps; waiting by phase, the most first",
-        size=(11, 1.5 + sum(1.0 + min(0.22 * len(names[key]), 3.0) for key in chosen)),
-        panels=(len(chosen), 1),
-        height_ratios=[min(len(names[key]), 14) + 3 for key in chosen],
+        *[
+            _heat([row for row in rows if (row["role"], row["phase"]) == key], *key)
+            for key in chosen
+        ],
         notes=[
             (
                 "Dark: the others waited for this process. White: it finished first and waited the "
-                "longest. Gray: not recorded."
+                "longest. Gray: not recorded. The latest process is on top."
             ),
             *([f"Not drawn, less waiting: {', '.join(rest)}."] if rest else []),
         ],
     )
-    for axes, key in zip(panels, chosen, strict=True):
-        mine = [row for row in rows if (row["role"], row["phase"]) == key]
-        steps = sorted({row["step"] for row in mine})
-        first, last = steps[0], steps[-1]
-        most = max((row["waited_s"] for row in mine), default=0.0) or 0.001
-        factor, unit = time_unit(most)
-        places = {name: place for place, name in enumerate(names[key])}
-        nothing = float("nan")
-        cells = [[nothing] * (last - first + 1) for _ in places]
-        fastest = {
-            step: max(row["waited_s"] for row in mine if row["step"] == step) for step in steps
+
+
+def _heat(rows: Rows, role: str, phase: str) -> Spec:
+    """Draw how much later than the first each process finished, per step."""
+    steps = sorted({row["step"] for row in rows})
+    most = max(row["waited_s"] for row in rows) or 0.001
+    factor, unit = time_unit(most)
+    first = {step: max(r["waited_s"] for r in rows if r["step"] == step) for step in steps}
+    cells = [
+        {
+            "process": row["name"],
+            "step": row["step"],
+            "later": (first[row["step"]] - row["waited_s"]) * factor,
+            "from": row["step"] - 0.5,
+            "to": row["step"] + 0.5,
         }
-        for row in mine:
-            ahead = fastest[row["step"]] - row["waited_s"]
-            cells[places[row["name"]]][row["step"] - first] = ahead * factor
-        scale = colorbar(
-            figure,
-            axes,
-            (0, most * factor),
-            f"later by [{unit}]",
-            white=True,
-            pad=0.01,
-            aspect=12,
-            bins=4,
-        )
-        axes.imshow(
-            cells,
-            aspect="auto",
-            cmap=colormap(white=True),
-            norm=scale,
-            interpolation="nearest",
-            extent=(first - 0.5, last + 0.5, len(places) - 0.5, -0.5),
-        )
-        axes.set_facecolor("#E4E4E4")
-        axes.grid(visible=False)
-        listed = names[key] if len(names[key]) <= 16 else names[key][:: len(names[key]) // 16 + 1]
-        axes.set_yticks([places[name] for name in listed], [short(name, 18) for name in listed])
-        step_axis(axes, steps)
-        axes.set_xlim(first - 0.5, last + 0.5)
-        axes.set_title(f"{key[1]} of {key[0]}: how much later than the first to finish")
-    return figure
+        for row in rows
+    ]
+    sums: dict[str, float] = {}
+    for cell in cells:
+        sums[cell["process"]] = sums.get(cell["process"], 0.0) + cell["later"]
+    processes = sorted(sums, key=lambda name: (-sums[name], _by_number(name)))
+    map_ = layer(
+        cells,
+        "rect",
+        tip=("process", "step", "later"),
+        x=steps_axis(steps, "from"),
+        x2={"field": "to"},
+        y=names("process", processes),
+        color=ramp("later", f"later by [{unit}]", white=True, top=most * factor),
+    )
+    title = f"{phase} of {role}: how much later than the first to finish"
+    return {**panel(map_, title=title, height=0), "view": {"fill": GRID, "stroke": None}}
 
 
 # The order in which a step runs them.
@@ -240,14 +219,14 @@ VIEWS = (
             ),
             "slowest": "whether it waits least of its role; one process per phase",
         },
-        draw=_workers,
+        chart=_workers,
         empty="no agent-loop worker or rank was recorded there.",
         section="workers",
         shows="""
-            Of one step: a bar per process, phase by phase; hatched, how much sooner it finished
-            than the slowest. Of several steps: a grid of processes and steps for up to three phases
-            with the most waiting (the other phases are named below); dark is the process that the
-            others waited for. The phase `rollout` lasts from the step's first request to the end of
+            Of one step: a bar per process, phase by phase; pale, how much sooner it finished
+            than the slowest. Of several steps: a grid of processes (the latest on top) and steps for
+            up to three phases with the most waiting (the other phases are named below); dark is the
+            process that the others waited for. The phase `rollout` lasts from the step's first request to the end of
             the worker's last one; ranks have their outermost intervals.
         """,
         conclude="""

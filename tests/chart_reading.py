@@ -1,0 +1,56 @@
+"""What one can read in a chart: its texts, and the rows that it draws."""
+
+__all__ = ["data_in", "panels_of", "title_of", "words"]
+
+
+def _inner(spec):
+    for key in ("layer", "hconcat", "vconcat"):
+        for each in spec.get(key, ()):
+            yield each
+            yield from _inner(each)
+
+
+def title_of(spec):
+    """Return the title of a chart, its lines joined."""
+    return " ".join(spec["title"]["text"])
+
+
+def panels_of(spec):
+    """Return the panels of a chart, the first on top."""
+    return spec.get("vconcat") or spec.get("hconcat") or [spec]
+
+
+def data_in(spec, field=None):
+    """Return the rows of all layers, or those of layers that draw a field."""
+    found = []
+    for each in (spec, *_inner(spec)):
+        fields = {channel.get("field") for channel in channels(each).values()}
+        if field is None or field in fields:
+            found += each.get("data", {}).get("values", [])
+    return found
+
+
+def channels(spec):
+    """Return the encoding of one layer, without tooltips."""
+    encoding = spec.get("encoding", {})
+    return {name: each for name, each in encoding.items() if name != "tooltip"}
+
+
+def every_channel(spec):
+    """Yield the channels of all layers by name."""
+    for each in (spec, *_inner(spec)):
+        yield from channels(each).items()
+
+
+def words(spec):
+    """Return every text of a chart: titles, notes, axes, names and texts inside it."""
+    found = [*spec["title"]["text"], *spec["title"]["subtitle"], *spec["usermeta"]["notes"]]
+    found += [each.get("title") for each in _inner(spec)]
+    for name, channel in every_channel(spec):
+        found.append(channel.get("title"))
+        scale = channel.get("scale", {})
+        if channel.get("type") == "nominal" and channel.get("legend", True):
+            found += scale.get("domain", [])
+        if name == "text":
+            found += [row[channel["field"]] for row in data_in(spec, channel["field"])]
+    return "\n".join(text for text in found if text)

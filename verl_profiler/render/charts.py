@@ -1,0 +1,683 @@
+"""Charts as Vega-Lite specifications: plain dicts, made of channels, layers and panels.
+
+    chart(
+        "Half of the requests took 2.7 s or less",
+        "my-run, all steps, training: 400 requests",
+        panel(layer(rows, "line", x=quantity("duration_s", "duration [s]"), y=quantity("share"))),
+    )
+
+The same dict becomes a picture (`render`), a chart of the report page, and what `plot --spec` writes.
+Drawing needs no browser and no network.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import json
+import math
+import statistics
+import struct
+import textwrap
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from verl_profiler.events.json_values import is_list, is_mapping
+from verl_profiler.render.colors import GRID, INK, MUTED
+from verl_profiler.render.visible import visible
+from verl_profiler.units import BYTE_UNITS
+
+__all__ = [
+    "FORMATS",
+    "WIDTH",
+    "Line",
+    "Series",
+    "Spec",
+    "bundle",
+    "chart",
+    "check_installed",
+    "colored",
+    "fewer",
+    "layer",
+    "name_bars",
+    "names",
+    "panel",
+    "pile",
+    "quantity",
+    "ramp",
+    "render",
+    "short",
+    "size_unit",
+    "spec_text",
+    "step_bars",
+    "step_lines",
+    "steps_axis",
+    "time_unit",
+    "tint",
+    "whole",
+]
+
+Spec = dict[str, Any]
+Row = Mapping[str, Any]
+Rows = list[dict[str, Any]]
+# A name, a value per place (None draws nothing), and a color.
+Series = tuple[str, Sequence[float | None], str]
+# A name, rows with a step, the column to draw, a color and, if not solid, dashes and gaps in pixels.
+Line = tuple[str, Sequence[Row], str, str] | tuple[str, Sequence[Row], str, str, list[int]]
+
+FORMATS = ("png", "svg", "pdf")
+WIDTH = 760
+
+_SNIPPET = "window.vegaEmbed = vegaEmbed; window.dispatchEvent(new Event('vega-ready'));"
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+# From light to dark in even steps of lightness; the first is for maps in which the least is nothing.
+_WHITE_RAMP = ("#FFFFFF", "#8FBBDD", "#1B5A95", "#0B2A4F")
+_RAMP = ("#D6E6F2", *_WHITE_RAMP[1:2], "#4B8CC2", *_WHITE_RAMP[2:])
+# There is room for so many bars, and points of a line, over steps.
+_BARS = 600
+_POINTS = 2_000
+# More bars than this have no gaps; up to so many points of a line are marked.
+_TOUCHING = 60
+_MARKED = 30
+# Pixels between names, of few rows and of many.
+_ROW, _THIN_ROW, _MANY_ROWS = 21, 10, 30
+
+# Each panel has colors and a legend of its own.
+_APART = {"scale": {"color": "independent", "shape": "independent", "strokeDash": "independent"}}
+
+_THEME: Spec = {
+    "background": "white",
+    "font": "Liberation Sans, Arial, Helvetica, sans-serif",
+    "padding": 10,
+    "view": {"stroke": None},
+    "axis": {
+        "domainColor": MUTED,
+        "gridColor": GRID,
+        "labelColor": INK,
+        "labelFontSize": 11,
+        "labelLimit": 0,
+        "tickColor": MUTED,
+        "titleColor": INK,
+        "titleFontSize": 11,
+        "titleFontWeight": "normal",
+    },
+    "legend": {
+        "labelColor": INK,
+        "labelFontSize": 11,
+        "labelLimit": 0,
+        "orient": "bottom",
+        "titleColor": INK,
+        "titleFontSize": 11,
+        "titleFontWeight": "normal",
+    },
+    "title": {
+        "anchor": "start",
+        "color": INK,
+        "fontSize": 12,
+        "fontWeight": "normal",
+        "offset": 8,
+        "subtitleColor": MUTED,
+        "subtitleFontSize": 11,
+        "subtitlePadding": 5,
+    },
+    "header": {"labelColor": INK, "labelFontSize": 11, "titleColor": INK, "titleFontSize": 11},
+    "concat": {"spacing": 18},
+    "line": {"strokeWidth": 1.6},
+    "text": {"color": INK, "fontSize": 11},
+    "rule": {"color": MUTED},
+    "point": {"opacity": 1},
+}
+
+
+def check_installed() -> None:
+    """Import the library that draws; a missing one ends a command before it reads anything."""
+    importlib.import_module("vl_convert")
+
+
+def chart(
+    title: str,
+    about: str,
+    *panels: Spec,
+    notes: str | Sequence[str] = (),
+    across: bool = False,
+) -> Spec:
+    """Put panels together into a specification.
+
+    Args:
+        title: The conclusion, with figures.
+        about: Run, steps and how many of what.
+        panels: From `panel`, one below the other.
+        notes: What the picture leaves out and how to read it; below the panels.
+        across: The panels stand side by side.
+    """
+    listed = [notes] if isinstance(notes, str) else list(notes)
+    body: Spec
+    if len(panels) == 1:
+        body = {"width": WIDTH, **panels[0]}
+    else:
+        wide = (WIDTH - 70 * (len(panels) - 1)) // len(panels) if across else WIDTH
+        body = {"hconcat" if across else "vconcat": [{"width": wide, **each} for each in panels]}
+        body["resolve"] = _APART
+    head: Spec = {
+        "text": textwrap.wrap(title, 96) or [""],
+        "subtitle": textwrap.wrap(about, 130),
+        "fontSize": 15,
+        "fontWeight": "bold",
+        "offset": 14,
+    }
+    if "title" in body:
+        # The panel's own is the last line of the head.
+        head["subtitle"] += [body.pop("title")]
+    made = {"$schema": _SCHEMA, "title": head, "config": copy.deepcopy(_THEME), **body}
+    made["usermeta"] = {"notes": listed}
+    return _clean(made)
+
+
+def panel(*layers: Spec | list[Spec], title: str = "", height: float = 260) -> Spec:
+    """Lay layers over each other; their axes are shared.
+
+    Args:
+        layers: From `layer` and the functions that make several of them.
+        title: Of the panel, where there are several.
+        height: In pixels; 0 where a layer's names have the height.
+    """
+    flat: list[Spec] = []
+    for each in layers:
+        flat += each if isinstance(each, list) else [each]
+    made: Spec = {"layer": flat}
+    if title:
+        made["title"] = title
+    height = height or next(
+        each["encoding"]["y"]["scale"]["domain"] and _names_height(each["encoding"]["y"])
+        for each in flat
+        if "domain" in each.get("encoding", {}).get("y", {}).get("scale", {})
+    )
+    return {**made, "height": height}
+
+
+def _names_height(channel: Spec) -> int:
+    count = max(len(channel["scale"]["domain"]), 2)
+    return count * (_ROW if count <= _MANY_ROWS else _THIN_ROW)
+
+
+def layer(
+    rows: Sequence[Row],
+    mark: str | Spec,
+    *,
+    tip: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    **channels: Any,
+) -> Spec:
+    """Draw a mark per row.
+
+    Args:
+        rows: Their fields that channels name are kept.
+        mark: Of Vega-Lite: its name, or a dict with a type and looks.
+        tip: Fields that the page shows of what is pointed at.
+        keep: Further fields.
+        channels: x, y, x2, y2, color, opacity, text, …: a channel (`quantity`, …), or a constant.
+    """
+    encoding: Spec = {
+        name: each if is_mapping(each) else {"value": each} for name, each in channels.items()
+    }
+    fields = {each["field"]: None for each in encoding.values() if "field" in each}
+    fields |= dict.fromkeys((*tip, *keep))
+    if tip:
+        encoding["tooltip"] = [
+            {"field": name}
+            | ({"type": "quantitative", "format": ",.4~g"} if _is_number(rows, name) else {})
+            for name in tip
+        ]
+    kept = [{name: _value(row.get(name)) for name in fields} for row in rows]
+    return {"data": {"values": kept}, "mark": mark, "encoding": encoding}
+
+
+def _is_number(rows: Sequence[Row], name: str) -> bool:
+    return any(isinstance(row.get(name), float | int) for row in rows)
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def _clean(value: Any) -> Any:
+    """Escape hidden characters in every text: names come from the run."""
+    if isinstance(value, str):
+        return visible(value)
+    if is_mapping(value):
+        return {key: _clean(each) for key, each in value.items()}
+    return [_clean(each) for each in value] if is_list(value) else value
+
+
+def quantity(
+    field: str,
+    title: str | None = None,
+    *,
+    form: str = "",
+    ends: tuple[float | None, float | None] = (0, None),
+    log: bool = False,
+    **axis: Any,
+) -> Spec:
+    """Return a channel of numbers; its axis begins at 0 unless `ends` have another begin.
+
+    Args:
+        field: Of the rows.
+        title: Of the axis, with its unit; None for none.
+        form: A number format of d3: `%` for shares.
+        ends: Of the axis; None where the numbers end.
+        log: A logarithmic axis.
+        axis: More properties of the axis.
+    """
+    scale: Spec = {"type": "log"} if log else {"zero": ends[0] == 0}
+    if ends[0] and not log:
+        scale["domainMin"] = ends[0]
+    if ends[1] is not None:
+        scale["domainMax"] = ends[1]
+    if form:
+        axis["format"] = ".3~%" if form == "%" else form
+    return {
+        "field": field,
+        "type": "quantitative",
+        "title": title,
+        "scale": scale,
+        "axis": {"tickCount": 5, **axis},
+    }
+
+
+def steps_axis(steps: Sequence[float], field: str = "step") -> Spec:
+    """Return a horizontal channel of steps: whole numbers, a missing step leaves a gap."""
+    ends = [min(steps) - 0.6, max(steps) + 0.6] if steps else [0, 1]
+    return {
+        "field": field,
+        "type": "quantitative",
+        "title": "step",
+        "scale": {"domain": ends, "nice": False, "zero": False},
+        "axis": {"format": "d", "grid": False, "tickMinStep": 1, "tickCount": 12},
+    }
+
+
+def names(field: str, order: Sequence[str], *, title: str | None = None) -> Spec:
+    """Return a vertical channel of names, the first on top; none is cut, of very many some are left out."""
+    many = len(order) > _MANY_ROWS
+    return {
+        "field": field,
+        "type": "nominal",
+        "title": title,
+        "scale": {"domain": list(order)},
+        "axis": {
+            "domain": False,
+            "grid": False,
+            "ticks": False,
+            "labelFontSize": 9 if many else 11,
+            "labelOverlap": many,
+        },
+    }
+
+
+def colored(field: str, colors: Mapping[str, str], *, legend: bool = True) -> Spec:
+    """Return a channel that colors by meaning; with `legend`, the names are below the panel."""
+    longest = max(map(len, colors), default=1)
+    columns = max(1, min(len(colors), WIDTH // (7 * longest + 34)))
+    return {
+        "field": field,
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": list(colors), "range": list(colors.values())},
+        "legend": {"columns": columns} if legend else None,
+    }
+
+
+def ramp(field: str, title: str, *, white: bool = False, top: float | None = None) -> Spec:
+    """Return a channel of shades, the darker the more; with `white`, nothing is white."""
+    return {
+        "field": field,
+        "type": "quantitative",
+        "title": title,
+        "scale": {"range": list(_WHITE_RAMP if white else _RAMP), "interpolate": "lab"}
+        | ({"domain": [0, top]} if top is not None else {"zero": False}),
+        "legend": {"gradientLength": 200, "direction": "horizontal", "tickCount": 4},
+    }
+
+
+def tint(place: float) -> str:
+    """Return a color of the sequence: 0 is the lightest, 1 the darkest."""
+    at = min(max(place, 0.0), 1.0) * (len(_RAMP) - 1)
+    first = min(int(at), len(_RAMP) - 2)
+    ends = [[int(code[i : i + 2], 16) for i in (1, 3, 5)] for code in _RAMP[first : first + 2]]
+    parts = (round(low + (high - low) * (at - first)) for low, high in zip(*ends, strict=True))
+    return "#" + "".join(f"{part:02X}" for part in parts)
+
+
+def pile(places: Sequence[Any], series: Iterable[Series]) -> Rows:
+    """Stack values at each place, negative ones below zero: rows with at, part, value, low and high."""
+    tops: dict[tuple[int, bool], float] = {}
+    rows: Rows = []
+    for name, values, _ in series:
+        for place, value in enumerate(values):
+            if not value or not math.isfinite(value):
+                continue
+            key = place, value > 0
+            low = tops.get(key, 0.0)
+            tops[key] = low + value
+            rows.append(
+                {"at": places[place], "part": name, "value": value, "low": low, "high": low + value}
+            )
+    return rows
+
+
+def step_bars(
+    steps: Sequence[int],
+    series: Iterable[Series],
+    title: str,
+    *,
+    pale: Iterable[str] = (),
+    legend: bool = True,
+    form: str = "",
+) -> list[Spec]:
+    """Stack bars over steps, from the bottom up; negative values hang below zero.
+
+    Of more steps than there is room for, neighbors share a bar of their mean, which the axis says.
+
+    Args:
+        steps: Those of the axis.
+        series: What to stack.
+        title: Of the vertical axis, with its unit.
+        pale: Names that are drawn lighter, since they are no part of what is measured.
+        legend: The names are below the panel.
+        form: Of the vertical axis.
+    """
+    each, groups = _neighbors(steps, _BARS)
+    places = [min(steps) + group * each + (each - 1) / 2 for group in groups]
+    listed = [
+        (name, [sum(values[at] or 0 for at in own) / len(own) for own in groups.values()], code)
+        for name, values, code in series
+    ]
+    touching = len(groups) > _TOUCHING
+    half = each * (0.5 if touching else 0.39)
+    rows = [
+        row | {"from": row["at"] - half, "to": row["at"] + half, "step": row["at"]}
+        for row in pile(places, listed)
+    ]
+    return [
+        layer(
+            rows,
+            {"type": "rect", "stroke": "white", "strokeWidth": 0 if touching else 0.4},
+            tip=("step", "part", "value"),
+            x=steps_axis(steps, "from"),
+            x2={"field": "to"},
+            y=quantity("low", title + _mean_of(each), form=form),
+            y2={"field": "high"},
+            color=colored("part", {name: code for name, _, code in listed}, legend=legend),
+            opacity=_pale(pale),
+        )
+    ]
+
+
+def _neighbors(steps: Sequence[int], most: int) -> tuple[int, dict[int, list[int]]]:
+    """Return how many neighboring steps share a place, and the places with their steps' indices."""
+    first, last = min(steps), max(steps)
+    each = 1 if len(steps) <= most else -(-(last - first + 1) // most)
+    groups: dict[int, list[int]] = {}
+    for at, step in enumerate(steps):
+        groups.setdefault((step - first) // each, []).append(at)
+    return each, groups
+
+
+def _mean_of(each: int) -> str:
+    return f", mean of {each} steps each" if each > 1 else ""
+
+
+def _pale(pale: Iterable[str]) -> Any:
+    listed = list(pale)
+    if not listed:
+        return 1
+    return {"condition": {"test": {"field": "part", "oneOf": listed}, "value": 0.4}, "value": 1}
+
+
+def name_bars(
+    order: Sequence[str],
+    series: Iterable[Series],
+    title: str,
+    *,
+    texts: Sequence[str] = (),
+    pale: Iterable[str] = (),
+    legend: bool = True,
+    form: str = "",
+    room: float = 1.25,
+) -> list[Spec]:
+    """Stack horizontal bars with their names, the first on top.
+
+    Args:
+        order: A name per bar; equal ones are numbered.
+        series: What to stack.
+        title: Of the horizontal axis, with its unit.
+        texts: At the ends of the bars.
+        pale: Parts that are drawn lighter, since they are no work.
+        legend: The parts are named below.
+        form: Of the horizontal axis.
+        room: With texts, the length of the axis in longest bars.
+    """
+    listed = list(series)
+    own = _unlike(order)
+    rows = pile(own, listed)
+    ends = {
+        name: max((row["high"] for row in rows if row["at"] == name), default=0) for name in own
+    }
+    top = max(ends.values(), default=0) * room if texts else None
+    y = names("at", own)
+    x = quantity("low", title, form=form, ends=(0, top or None))
+    bars = layer(
+        rows,
+        {"type": "bar", "stroke": "white", "strokeWidth": 0.4, "height": {"band": 0.74}},
+        tip=("at", "part", "value"),
+        x=x,
+        x2={"field": "high"},
+        y=y,
+        color=colored("part", {name: code for name, _, code in listed}, legend=legend),
+        opacity=_pale(pale),
+    )
+    if not texts:
+        return [bars]
+    written = [
+        {"at": name, "high": ends[name], "text": text}
+        for name, text in zip(own, texts, strict=True)
+    ]
+    mark = {"type": "text", "align": "left", "baseline": "middle", "dx": 6}
+    return [
+        bars,
+        layer(written, mark, x={**x, "field": "high"}, y=y, text={"field": "text"}),
+    ]
+
+
+def _unlike(order: Sequence[str]) -> list[str]:
+    counts: dict[str, int] = {}
+    made: list[str] = []
+    for name in map(visible, order):
+        counts[name] = counts.get(name, 0) + 1
+        made.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return made
+
+
+def step_lines(
+    steps: Sequence[int],
+    series: Iterable[Line],
+    title: str,
+    *,
+    factor: float = 1.0,
+    form: str = "",
+    legend: bool = True,
+    ends: tuple[float | None, float | None] = (0, None),
+    log: bool = False,
+) -> list[Spec]:
+    """Draw lines over steps, broken where steps of a line's own stride are missing.
+
+    Of very many steps, neighbors share a point, their mean, which the axis says.
+
+    Args:
+        steps: Those of the axis.
+        series: What to draw; rows without a value are left out.
+        title: Of the vertical axis, with its unit.
+        factor: What to multiply values with.
+        form: Of the vertical axis.
+        legend: The lines are named below.
+        ends: Of the vertical axis.
+        log: It is logarithmic.
+    """
+    each, groups = _neighbors(steps, _POINTS)
+    place = {
+        steps[at]: min(steps) + group * each + (each - 1) / 2
+        for group, own in groups.items()
+        for at in own
+    }
+    rows: Rows = []
+    colors: dict[str, str] = {}
+    dashes: dict[str, list[int]] = {}
+    marked = False
+    for name, own, key, code, *dash in series:
+        among: dict[float, list[float]] = {}
+        for row in own:
+            if row[key] is not None and row["step"] in place:
+                among.setdefault(place[row["step"]], []).append(row[key] * factor)
+        if not among:
+            continue
+        values = {at: statistics.fmean(found) for at, found in among.items()}
+        colors[name], dashes[name] = code, dash[0] if dash else [1, 0]
+        points = _gapped(values)
+        marked = marked or len(values) <= _MARKED or len(points) > len(values)
+        rows += [{"step": step, "line": name, "value": value} for step, value in points]
+    color = colored("line", colors, legend=legend)
+    mark: Spec = {"type": "line", "point": {"size": 22, "filled": True} if marked else False}
+    more: Spec = {"color": color}
+    if any(each != [1, 0] for each in dashes.values()):
+        more["strokeDash"] = color | {
+            "scale": {"domain": list(dashes), "range": list(dashes.values())}
+        }
+    return [
+        layer(
+            rows,
+            mark,
+            tip=("step", "line", "value"),
+            x=steps_axis(steps),
+            y=quantity("value", title + _mean_of(each), form=form, ends=ends, log=log),
+            **more,
+        )
+    ]
+
+
+def _gapped(values: Mapping[float, float]) -> list[tuple[float, float | None]]:
+    """Return the points of a line that is broken where steps of its own stride are missing."""
+    steps = sorted(values)
+    strides = [after - before for before, after in pairwise(steps)]
+    stride = statistics.median_low(strides) if strides else 1
+    points: list[tuple[float, float | None]] = []
+    for step in steps:
+        if points and step - points[-1][0] > stride:
+            points.append((points[-1][0] + stride / 2, None))
+        points.append((step, values[step]))
+    return points
+
+
+def fewer(rows: Rows, keys: Sequence[str], most: int = 400) -> tuple[Rows, int]:
+    """Leave out rows that repeat the values before them, and keep of many the highest.
+
+    Args:
+        rows: Of one line that holds its value until the next row.
+        keys: The columns that are drawn; the first decides which row is the highest.
+        most: So many rows at most.
+
+    Returns:
+        The rows, and of how many successive ones each is the highest: 1 where all changes are kept.
+    """
+    changed = [
+        row
+        for place, row in enumerate(rows)
+        if place in (0, len(rows) - 1) or any(row[key] != rows[place - 1][key] for key in keys)
+    ]
+    every = -(-len(changed) // most) or 1
+    groups = [changed[place : place + every] for place in range(0, len(changed), every)]
+    return [max(group, key=lambda row: row[keys[0]] or 0) for group in groups], every
+
+
+def time_unit(longest_s: float | None) -> tuple[float, str]:
+    """Return what to multiply seconds with, and the unit, for an axis up to `longest_s`."""
+    longest = longest_s or 0.0
+    if longest < 0.5:
+        return 1000.0, "ms"
+    return (1.0, "s") if longest < 3600 else (1 / 60, "min")
+
+
+def size_unit(most_bytes: float | None) -> tuple[float, str]:
+    """Return what to multiply bytes with, and the unit, for an axis up to `most_bytes`."""
+    power = min(int(math.log(max(most_bytes or 1, 1), 1024)), len(BYTE_UNITS) - 1)
+    return 1024.0**-power, BYTE_UNITS[power]
+
+
+def short(text: object, width: int = 28) -> str:
+    """Shorten a name that names no culprit."""
+    name = visible(str(text))
+    return name if len(name) <= width else name[: width - 1] + "\u2026"
+
+
+def whole(spec: Spec) -> Spec:
+    """Return a specification with its notes drawn below the panels."""
+    lines = [line for note in spec["usermeta"]["notes"] for line in textwrap.wrap(note, 140)]
+    if not lines:
+        return spec
+    head = {key: spec[key] for key in ("$schema", "title", "config", "usermeta")}
+    body = {key: each for key, each in spec.items() if key not in head}
+    below: Spec = {
+        "width": WIDTH,
+        "height": 14 * len(lines),
+        "data": {"values": [{"notes": 1}]},
+        "mark": {"type": "text", "align": "left", "baseline": "top", "x": 0, "y": 0}
+        | {"color": MUTED, "fontSize": 10, "lineHeight": 14},
+        "encoding": {"text": {"value": lines}},
+    }
+    return {**head, "vconcat": [body, below], "resolve": _APART}
+
+
+def spec_text(spec: Spec) -> str:
+    """Write a specification as JSON, for any editor of Vega-Lite."""
+    return json.dumps(whole(spec), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def render(spec: Spec, form: str, *, description: str = "") -> bytes:
+    """Draw a specification; the same one gives the same bytes, but for PDF.
+
+    Args:
+        spec: From `chart`.
+        form: One of `FORMATS`.
+        description: A PNG file carries it near its beginning.
+    """
+    import vl_convert
+
+    drawn: Any = vl_convert
+    text = json.dumps(whole(spec), allow_nan=False)
+    if form == "svg":
+        return drawn.vegalite_to_svg(text).encode()
+    if form == "pdf":
+        return drawn.vegalite_to_pdf(text)
+    picture: bytes = drawn.vegalite_to_png(text, scale=1.5)
+    return _described(picture, description) if description else picture
+
+
+@functools.cache
+def bundle() -> str:
+    """Return Vega with all it needs as one script module, which hands `vegaEmbed` to the page."""
+    import vl_convert
+
+    drawn: Any = vl_convert
+    return drawn.javascript_bundle(_SNIPPET)
+
+
+def _described(picture: bytes, description: str) -> bytes:
+    """Put a text behind the header of a PNG file."""
+    content = b"tEXtDescription\0" + description.encode("latin-1", "replace")
+    chunk = struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+    # The signature and the header are 33 bytes.
+    return picture[:33] + chunk + picture[33:]
