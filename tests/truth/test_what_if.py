@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from truth.synthetic import Phase, Request, Step, Turn, run_of, with_turns
 from truth.test_critical_path import UNSHRUNK, steps
 
-from verl_profiler.analysis.explain.chains import Call
-from verl_profiler.analysis.explain.chains import Request as ModelRequest
 from verl_profiler.analysis.explain.changes import CHANGES as ALL
 from verl_profiler.analysis.explain.changes import UNCHANGED, from_tokens
-from verl_profiler.analysis.explain.model import Dispatch, Limits, Mark, Model, Take, Unit
+from verl_profiler.analysis.explain.model import Call, Dispatch, Limits, Mark, Model, Take, Unit
+from verl_profiler.analysis.explain.model import Request as ModelRequest
 from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.replay import lengths_us
 from verl_profiler.analysis.explain.replica_speed import Speeds

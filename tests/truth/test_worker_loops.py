@@ -6,8 +6,8 @@ import pytest
 from truth.event_loops import blocked
 from truth.synthetic import Request, Step, Turn, run_of
 
-from verl_profiler.analysis.explain.chains import Request as ModelRequest
-from verl_profiler.analysis.explain.chains import Tools, Work
+from verl_profiler.analysis.explain.model import Request as ModelRequest
+from verl_profiler.analysis.explain.model import Tools, Work
 from verl_profiler.analysis.explain.what_if import step_replays
 from verl_profiler.analysis.explain.worker_loops import balanced
 

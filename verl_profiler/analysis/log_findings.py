@@ -11,8 +11,7 @@ from verl_profiler.analysis.explain.culprits import FORWARD, forward_losses
 from verl_profiler.analysis.explain.finding import Finding
 from verl_profiler.analysis.explain.findings import in_order
 from verl_profiler.analysis.explain.over_time import shape_of, stalled_in
-from verl_profiler.analysis.explain.rule import Rule
-from verl_profiler.analysis.explain.rules import RULES
+from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.units import seconds

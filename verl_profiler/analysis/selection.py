@@ -16,6 +16,7 @@ __all__ = [
     "Rows",
     "Steps",
     "after_warm_up",
+    "by_run",
     "estimated",
     "in_steps",
     "left_out",
@@ -128,6 +129,14 @@ def named(left_out: LeftOut, rows: Iterable[Mapping[str, Any]]) -> list[int]:
     """Return the steps that are left out of the runs of these rows."""
     runs = {row["run"] for row in rows}
     return sorted({step for run in runs for step in left_out.get(run, ())})
+
+
+def by_run(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
+    """Return the rows of each run."""
+    found: dict[str, list[_Row]] = {}
+    for row in rows:
+        found.setdefault(row["run"], []).append(row)
+    return found
 
 
 def _finished(tables: Tables) -> Rows:

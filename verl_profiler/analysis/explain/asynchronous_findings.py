@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from verl_profiler.analysis.explain.asynchronous_engines import LOST_IN_ENGINES, lost_in_engines
-from verl_profiler.analysis.explain.asynchronous_staleness import maker_of, stale_share
 from verl_profiler.analysis.explain.concentration import Culprit
+from verl_profiler.analysis.explain.engine_culprits import lost_by_engine
 from verl_profiler.analysis.explain.finding import Finding, in_few
 from verl_profiler.analysis.explain.fixes import Facts, fits
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
@@ -75,7 +74,7 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
                 pools, *([row for row in each if row["run"] == run] for each in (stale, causes))
             ),
             *_of_devices(pools, lends=fits("hybrid_switch", Facts(tables, run))),
-            *_of_engines(pools, lost_in_engines(tables, run, (pools.steps[0], pools.steps[-1]))),
+            *_of_engines(pools, _lost_in_engines(tables, run, (pools.steps[0], pools.steps[-1]))),
         ]
         listed += sorted(named, key=lambda each: (each.rule.dominates, -_rank_s(each, pools)))
     return listed
@@ -171,7 +170,7 @@ def _of_engines(pools: _Pools, lost: Mapping[str, Any]) -> list[Finding]:
     waited = pools.trainer.of("waiting_for_samples", *(_GENERATING if pools.shared else ()))
     found: list[Finding] = []
     for name, each in lost.items():
-        rule = replace(RULES[name], sentence=LOST_IN_ENGINES[name])
+        rule = replace(RULES[name], sentence=_LOST_IN_ENGINES[name])
         by_step = {step: each.shares.get(step, 0.0) * generating[step] for step in pool.steps}
         whole = sum(by_step.values()) / len(pool.steps)
         enough = waited >= rule.least * pools.trainer.step_s and waited > 0
@@ -254,10 +253,10 @@ def _of_queue(pools: _Pools, queues: Rows) -> list[Finding]:
 
 def _of_staleness(pools: _Pools, rows: Rows, causes: Rows) -> list[Finding]:
     """Return whether the trained tokens are too old, and what made them so."""
-    stale = stale_share(rows)
+    stale = _stale_share(rows)
     if stale is None or stale < RULES["too_stale"].least:
         return []
-    maker = maker_of(rows, causes)
+    maker = _maker_of(rows, causes)
     rule = RULES["too_stale"]
     if maker.cause:
         rule = replace(rule, cause=maker.cause, advice=maker.advice)
@@ -314,4 +313,139 @@ def _row(
         reason=reason,
         pastes=pastes,
         **in_few(by_step),
+    )
+
+
+# The findings, and their sentences in an asynchronous run, where no request delays its own step.
+_LOST_IN_ENGINES = {
+    "kv_bound": "Generate calls spend {lost_share} of the rollout's time queueing for space in the KV cache.",
+    "unbalanced_replicas": (
+        "Generate calls spend {lost_share} of the rollout's time in a queue while another replica has free "
+        "capacity."
+    ),
+    "retractions": "Generate calls lose {lost_share} of the rollout's time to retractions.",
+    "cold_prefix_cache": (
+        "Generate calls spend {lost_share} of the rollout's time on prefill of tokens that were cached before."
+    ),
+}
+
+
+class _Lost(NamedTuple):
+    """What a finding is about: its share of the calls' time by step, and the engine with over half of it."""
+
+    shares: dict[int, float]
+    engine: str
+
+
+def _lost_in_engines(tables: Tables, run: str, steps: Steps) -> dict[str, _Lost]:
+    """Return the losses of a run's generate calls, by finding."""
+    rows = [row for row in lost_by_engine(tables, steps, last_only=False) if row["run"] == run]
+    found: dict[str, _Lost] = {}
+    for finding in _LOST_IN_ENGINES:
+        lost = [row for row in rows if row[finding]]
+        if not lost:
+            continue
+        whole: dict[int, float] = {}
+        for row in rows:
+            whole[row["step"]] = whole.get(row["step"], 0.0) + row["calls_s"]
+        shares = {
+            step: sum(row[finding] for row in lost if row["step"] == step) / seconds
+            for step, seconds in whole.items()
+            if seconds
+        }
+        found[finding] = _Lost(shares, _most(lost, finding))
+    return found
+
+
+def _most(rows: Rows, finding: str) -> str:
+    """Return the engine with more than half of the loss, if there is one."""
+    by_engine: dict[str, float] = {}
+    for row in rows:
+        by_engine[row["engine_name"]] = by_engine.get(row["engine_name"], 0.0) + row[finding]
+    worst = max(by_engine, key=lambda name: (by_engine[name], name))
+    return worst if by_engine[worst] > sum(by_engine.values()) / 2 else ""
+
+
+# Tokens more versions behind than this are stale: a step is one or two behind by design.
+_STALE = 2
+_OLD_TOKENS = "Weights were synced while they were generated."
+
+
+class _Maker(NamedTuple):
+    """What makes samples stale; cause and advice are those of the rule if empty."""
+
+    name: str
+    cause: str = ""
+    advice: str = ""
+
+
+# By the causes of `staleness_causes` that they stand for; `generating` is told apart by length.
+_MAKERS = {
+    ("queue", "dispatch"): _Maker("the wait in the queue"),
+    ("paused", "redone"): _Maker(
+        "calls aborted by weight syncs",
+        "Each sync makes the tokens before the abort one version older.",
+        "Sync less often (parameter_sync_step), or let requests finish before a sync.",
+    ),
+    ("between_calls",): _Maker(
+        "the time between generate calls (tools, rewards)",
+        "Weights are synced while samples wait for tools or rewards; their tokens get older.",
+        "Faster tools or rewards (`plot tools`); sync less often (parameter_sync_step).",
+    ),
+    ("group",): _Maker(
+        "requests that wait for the slowest one of their prompt",
+        "A prompt is consumed when all its requests have finished; the first ones get older meanwhile.",
+        "Limit turns or response length, or take fewer samples per prompt (rollout.n): each changes what is "
+        "trained.",
+    ),
+}
+_SPANNING = _Maker(
+    "requests that span syncs", _OLD_TOKENS, "Sync less often (parameter_sync_step)."
+)
+
+
+def _stale_share(rows: Rows) -> float | None:
+    """Return the share of the trained tokens that are too old; None if none are known."""
+    versions = [row for row in rows if row["part"] == "versions"]
+    tokens = sum(row["tokens"] for row in versions)
+    stale = sum(row["tokens"] for row in versions if row["max_behind"] > _STALE)
+    return stale / tokens if tokens else None
+
+
+def _maker_of(rows: Rows, causes: Rows) -> _Maker:
+    """Return what made samples old.
+
+    Args:
+        rows: Of `staleness`, of one run; where requests have no generate calls, they have the cause.
+        causes: Of `staleness_causes`, of the same run; those of the stalest requests decide.
+    """
+    stalest = [row for row in causes if row["part"] == "request"]
+    behind = {
+        maker: sum(row["behind"] for row in stalest if row["cause"] in of)
+        for of, maker in _MAKERS.items()
+    }
+    known = sum(row["behind"] for row in stalest)
+    most = max(behind, key=lambda maker: behind[maker])
+    if known and behind[most] >= known - sum(behind.values()):
+        return most
+    spanned = _versions(rows, "spanned")
+    if not known and _versions(rows, "waited") >= spanned:
+        return _MAKERS["queue", "dispatch"]
+    lengths = {row["what"] for row in rows if row["part"] == "length"}
+    longest = max(lengths, key=lambda what: int(what.split()[0]))
+    if _versions(rows, "spanned", longest) > spanned / 2:
+        return _Maker(
+            f"long requests ({longest})",
+            _OLD_TOKENS,
+            "Sync less often (parameter_sync_step). Limiting turns or response length changes what is trained.",
+        )
+    return _SPANNING
+
+
+def _versions(rows: Rows, name: str, what: str | None = None) -> float:
+    """Add up versions behind, of the steps and lengths with a stale sample."""
+    return sum(
+        row[name] * row["samples"]
+        for row in rows
+        if row["part"] == "length" and what in (None, row["what"]) and row["max_behind"] > _STALE
     )

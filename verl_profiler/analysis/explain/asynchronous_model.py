@@ -14,17 +14,17 @@ from statistics import median, median_high
 from typing import Any
 
 from verl_profiler.analysis.explain.calls import (
-    attempts_of,
     by_call,
     parked_us,
     peak,
     prompts_of,
+    recorded,
     requests_of,
-    tools_of,
 )
 from verl_profiler.analysis.explain.device_time import Span
 from verl_profiler.analysis.explain.iteration_times import pass_times
 from verl_profiler.analysis.explain.ledger import (
+    quoted,
     standalone_replicas,
     step_windows,
     trainer_devices,
@@ -88,8 +88,8 @@ class _Rebuilding:
         self.run = run
         own, devices = standalone_replicas(tables).get(run, ({}, 0.0))
         self.replica_devices = devices / len(own) if own else 0.0
-        self.attempts = attempts_of(tables, run)
-        self.units = prompts_of(tables, run)
+        requests, self.attempts, self.tools = recorded(tables, f"run = {quoted(run)}")
+        self.units = prompts_of(tables, run, requests)
         self.windows = self._last(self._dispatching(windows))
         self.begin, self.end = self.windows[0][1], self.windows[-1][2]
         names = {row["replica"] for row in self._inside(self.attempts)}
@@ -183,7 +183,7 @@ class _Rebuilding:
             requests_of(
                 [row for uid in used for row in self.units[uid].requests],
                 by_call(self.attempts),
-                tools_of(self.tables, self.run),
+                self.tools,
                 lambda row: row["begin_us"] - dispatched_us[row["uid"]],
                 stops=stops,
             )

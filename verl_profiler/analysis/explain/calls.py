@@ -8,29 +8,36 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work
+from verl_profiler.analysis.explain.model import Call, Request, Stage, Tools, Work
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
     "Prompt",
+    "Recorded",
     "Stops",
-    "add_engine_times",
-    "attempts_of",
     "by_call",
     "engine_interval",
     "kv_tokens",
     "parked_us",
     "peak",
     "prompts_of",
+    "recorded",
     "requests_of",
-    "tools_of",
 ]
 
 # When the replicas run no calls: begins and ends in microseconds, in order and without overlaps.
 Stops = Sequence[tuple[int, int]]
+
+
+class Recorded(NamedTuple):
+    """Rows of requests, of the attempts of generate calls, and of tool calls."""
+
+    requests: Rows
+    calls: Rows
+    tools: Rows
 
 
 @dataclass
@@ -56,7 +63,7 @@ def engine_interval(call: Mapping[str, Any]) -> tuple[int, int]:
     return begin, begin + length
 
 
-def add_engine_times(call: dict[str, Any]) -> None:
+def _add_engine_times(call: dict[str, Any]) -> None:
     """Add when a call arrived at its engine, and when that started, decoded and ended it.
 
     These are arrived_us, started_us, decoding_us and ended_us.
@@ -73,32 +80,33 @@ def add_engine_times(call: dict[str, Any]) -> None:
     call["ended_us"] = min(decoded, end)
 
 
-def attempts_of(tables: Tables, run: str) -> Rows:
-    """Return the attempts of a run's generate calls, in order of request, turn and attempt."""
-    rows = _of(tables, _ATTEMPTS, run)
-    for row in rows:
-        add_engine_times(row)
-    return rows
+def recorded(tables: Tables, own: str) -> Recorded:
+    """Read the requests that were trained on, their generate calls with the engine's times, and their tool calls.
+
+    Args:
+        tables: Of the runs.
+        own: SQL condition of the runs and steps.
+    """
+    found = Recorded(*(tables.rows(query.format(own=own)) for query in (_REQUESTS, _CALLS, _TOOLS)))
+    for call in found.calls:
+        _add_engine_times(call)
+    return found
 
 
-def by_call(attempts: Rows) -> list[Rows]:
+def by_call(attempts: Iterable[dict[str, Any]]) -> list[Rows]:
     """Group the attempts of each call."""
     calls: dict[Any, Rows] = defaultdict(list)
     for row in attempts:
-        calls[row["name"], row["request_id"], row["turn"]].append(row)
+        calls[row["name"], row["request_id"], row["turn"], row["whole_us"]].append(row)
     return list(calls.values())
 
 
-def tools_of(tables: Tables, run: str) -> Rows:
-    """Return the tool calls of a run."""
-    return _of(tables, _TOOLS, run)
-
-
-def prompts_of(tables: Tables, run: str) -> dict[str, Prompt]:
+def prompts_of(tables: Tables, run: str, requests: Rows) -> dict[str, Prompt]:
     """Return the prompts of a run by uid, in order of their first request."""
     groups: dict[str, Rows] = defaultdict(list)
-    for row in _of(tables, _REQUESTS, run):
-        groups[row["uid"]].append(row)
+    for row in requests:
+        if row["uid"] is not None:
+            groups[row["uid"]].append(row)
     prompts = {
         uid: Prompt(
             rows,
@@ -107,15 +115,11 @@ def prompts_of(tables: Tables, run: str) -> dict[str, Prompt]:
         )
         for uid, rows in groups.items()
     }
-    for row in _of(tables, _FATES, run):
+    for row in tables.rows(_FATES, [run]):
         prompt = prompts.get(row["uid"])
         if prompt is not None:
             prompt.taken_us, prompt.dropped_us = row["taken_us"], row["dropped_us"]
     return prompts
-
-
-def _of(tables: Tables, query: str, run: str) -> Rows:
-    return [row for row in tables.rows(query) if row["run"] == run]
 
 
 def _stopped_us(stops: Stops, begin_us: int, end_us: int) -> int:
@@ -298,54 +302,56 @@ def peak(
     return 0
 
 
+_OWN = "NOT validate AND request_id IS NOT NULL AND {own}"
 _REQUESTS = """
 WITH dispatched AS (
     SELECT run, uid, min(begin_us) AS at_us FROM event_fields
     WHERE event = 'dispatch' AND uid IS NOT NULL GROUP BY run, uid
 )
-SELECT r.run, r.uid, r.name, r.request_id, r.begin_us, r.end_us, r.duration_us, r.finished, r.turns,
-    r.reward_us, r.prompt_tokens, r.response_tokens, coalesce(d.at_us, r.begin_us) AS dispatched_us
-FROM requests AS r LEFT JOIN dispatched AS d USING (run, uid)
-WHERE NOT r.validate AND r.uid IS NOT NULL AND r.begin_us IS NOT NULL
-ORDER BY r.run, r.begin_us, r.name, r.request_id
+SELECT run, step, uid, name, request_id, begin_us, end_us, duration_us, finished, turns, reward_us,
+    prompt_tokens, response_tokens, coalesce(at_us, begin_us) AS dispatched_us
+FROM (SELECT * FROM requests WHERE begin_us IS NOT NULL AND NOT validate AND {own})
+    LEFT JOIN dispatched USING (run, uid)
+ORDER BY run, begin_us, name, request_id
 """
 _FATES = """
-SELECT run, uid, max(at_us) FILTER (fate = 'consumed') AS taken_us,
+SELECT uid, max(at_us) FILTER (fate = 'consumed') AS taken_us,
     CASE WHEN bool_or(fate = 'consumed') THEN NULL ELSE max(at_us) FILTER (fate = 'dropped') END
         AS dropped_us
-FROM samples WHERE uid IS NOT NULL GROUP BY run, uid
+FROM samples WHERE run = ? AND uid IS NOT NULL GROUP BY uid
 """
-_TOOLS = """
-SELECT run, name, request_id, turn, begin_us, end_us, duration_us, tool FROM tool_calls
-WHERE duration_us IS NOT NULL AND NOT validate AND request_id IS NOT NULL
-ORDER BY run, begin_us, end_us
+_TOOLS = f"""
+SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool FROM tool_calls
+WHERE duration_us IS NOT NULL AND {_OWN} ORDER BY run, begin_us, end_us
 """
-# Calls of the agent loops, an attempt for each interruption, with the interval of the engine.
-_ATTEMPTS = """
+# An attempt for each interruption of a call, with the interval of the engine that served it.
+_CALLS = f"""
 WITH attempts AS MATERIALIZED (
-    SELECT run, name, request_id, turn, attempt, engine_request_id, server, begin_us, end_us,
+    SELECT run, step, name, request_id, turn, attempt, engine_request_id, server, begin_us, end_us,
         duration_us, prompt_tokens, response_tokens, coalesce(finish_reason LIKE 'abort%', false) AS aborted,
         aborted AND coalesce(response_tokens, 0) = 0 AS lost
-    FROM event_fields
-    WHERE event = 'engine_attempt' AND duration_us IS NOT NULL AND NOT validate
-        AND request_id IS NOT NULL
-), calls AS (
-    SELECT * FROM attempts
-    UNION ALL
-    SELECT c.run, c.name, c.request_id, c.turn, 0, c.engine_request_id, c.server, c.begin_us,
-        c.end_us, c.duration_us, c.prompt_tokens, c.response_tokens, false, false
-    FROM engine_calls AS c ANTI JOIN attempts AS a
-        ON a.run = c.run AND a.request_id = c.request_id AND a.turn = c.turn
-    WHERE c.duration_us IS NOT NULL AND NOT c.validate AND c.request_id IS NOT NULL
+    FROM event_fields WHERE event = 'engine_attempt' AND duration_us IS NOT NULL AND {_OWN}
 ), served AS (
-    SELECT DISTINCT ON (run, engine_request_id) run, engine_request_id, name AS replica,
+    SELECT DISTINCT ON (run, engine_request_id) run, engine_request_id, name AS engine_name,
         begin_us AS engine_begin_us, duration_us AS engine_duration_us, queue_us, prefill_us,
         decode_us, cached_tokens
     FROM engine_requests WHERE engine_request_id IS NOT NULL AND duration_us IS NOT NULL
+        AND run IN (SELECT run FROM attempts)
     ORDER BY run, engine_request_id, begin_us
+), cold AS (
+    SELECT run, name, request_id, turn, begin_us, sum(cold_us) AS cold_us FROM engine_call_times
+    WHERE cold_us > 0 AND attempt = 0 GROUP BY ALL
+), calls AS (
+    SELECT * FROM attempts LEFT JOIN served USING (run, engine_request_id)
+    UNION ALL BY NAME
+    SELECT run, step, name, request_id, turn, 0 AS attempt, begin_us AS whole_us, server, begin_us,
+        end_us, duration_us, prompt_tokens, response_tokens, false AS aborted, false AS lost, engine_name,
+        engine_begin_us, engine_duration_us, parked_us, queue_us, prefill_us, decode_us, cached_tokens,
+        cold_us
+    FROM (SELECT * FROM engine_calls WHERE duration_us IS NOT NULL AND {_OWN})
+        ANTI JOIN attempts USING (run, request_id, turn)
+        LEFT JOIN cold USING (run, name, request_id, turn, begin_us)
 )
-SELECT c.* EXCLUDE (engine_request_id, server), s.* EXCLUDE (run, engine_request_id, replica),
-    coalesce(s.replica, c.server, 'unknown') AS replica
-FROM calls AS c LEFT JOIN served AS s USING (run, engine_request_id)
-ORDER BY c.run, c.name, c.request_id, c.turn, c.attempt, c.begin_us
+SELECT *, coalesce(engine_name, server, 'unknown') AS replica FROM calls
+ORDER BY run, name, request_id, turn, attempt, begin_us
 """

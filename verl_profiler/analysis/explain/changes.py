@@ -12,17 +12,22 @@ from operator import is_
 from statistics import median
 from typing import Any, TypeGuard
 
-from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work, measured_us
 from verl_profiler.analysis.explain.model import (
     TRAINING,
     WEIGHT_SYNC,
+    Call,
     Dispatch,
     Limits,
     Mark,
     Model,
     Operation,
+    Request,
     Run,
+    Stage,
     Take,
+    Tools,
+    Work,
+    measured_us,
     tool_lengths,
 )
 from verl_profiler.analysis.explain.replica_speed import SLOWER

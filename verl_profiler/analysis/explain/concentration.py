@@ -8,11 +8,11 @@ tools or operations, are named if they account for most of the time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["EVIDENCE", "Culprit", "Place", "concentration", "identity"]
+__all__ = ["EVIDENCE", "Culprit", "Place", "concentration", "identity", "places_of"]
 
 # At most so many rows of evidence.
 EVIDENCE = 5
@@ -43,6 +43,15 @@ class Place:
     def leader(self) -> str:
         """The member with the most lost time."""
         return max(self.lost_s, key=lambda who: (self.lost_s[who], who))
+
+
+def places_of(lost: Iterable[tuple[int, str, float]]) -> list[Place]:
+    """Add up step, member and seconds to a place for each step."""
+    steps: dict[int, dict[str, float]] = {}
+    for step, who, seconds in lost:
+        own = steps.setdefault(step, {})
+        own[who] = own.get(who, 0.0) + seconds
+    return [Place(step, own) for step, own in steps.items()]
 
 
 @dataclass(frozen=True)
@@ -95,17 +104,12 @@ def concentration(
         verb: The meaning of leading, for display.
         clear: The leader is apart from the others by much more than they are among each other.
     """
-    totals: dict[str, float] = {}
-    leads: dict[str, int] = {}
-    for place in places:
-        for who, lost in place.lost_s.items():
-            totals[who] = totals.get(who, 0.0) + lost
-        leads[place.leader] = leads.get(place.leader, 0) + 1
+    totals = _totals(places)
     whole = sum(totals.values())
     if not places or not whole:
         return Culprit(kind, None, f"no single {kind}: no difference")
     top = max(totals, key=lambda who: (totals[who], who))
-    often, part = leads.get(top, 0), totals[top] / whole
+    often, part = sum(place.leader == top for place in places), totals[top] / whole
     chance = min(_at_least(often, len(places), shares.get(top, 0.0)) * len(shares), 1.0)
     evidence = _evidence(places, top)
     where = _where(verb, often, places, unit)
@@ -124,10 +128,7 @@ def concentration(
 
 def identity(kind: str, places: Sequence[Place], *, verb: str = "most time") -> Culprit:
     """Name the member with most of the lost time, for members that differ by nature."""
-    totals: dict[str, float] = {}
-    for place in places:
-        for who, lost in place.lost_s.items():
-            totals[who] = totals.get(who, 0.0) + lost
+    totals = _totals(places)
     whole = sum(totals.values())
     if not whole:
         return Culprit(kind, None, f"no single {kind}")
@@ -136,12 +137,19 @@ def identity(kind: str, places: Sequence[Place], *, verb: str = "most time") -> 
     leads = sum(place.leader == top for place in places)
     where = _where(verb, leads, places, "step")
     evidence = _evidence(places, top)
-    if totals[top] >= _OWN * whole:
-        return Culprit(kind, top, top, where, None, leads / len(places), evidence)
     listed = ", ".join(f"{who} {totals[who] / whole:.0%}".replace("%", " %") for who in ranked[:3])
-    return Culprit(
-        kind, None, f"no single {kind}: {listed}", where, None, leads / len(places), evidence
-    )
+    named = totals[top] >= _OWN * whole
+    who, text = (top, top) if named else (None, f"no single {kind}: {listed}")
+    return Culprit(kind, who, text, where, None, leads / len(places), evidence)
+
+
+def _totals(places: Iterable[Place]) -> dict[str, float]:
+    """Add up the lost time of each member."""
+    totals: dict[str, float] = {}
+    for place in places:
+        for who, lost in place.lost_s.items():
+            totals[who] = totals.get(who, 0.0) + lost
+    return totals
 
 
 def _at_least(often: int, places: int, share: float) -> float:

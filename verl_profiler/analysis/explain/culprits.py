@@ -6,20 +6,26 @@ out.  `rollout_culprits` has those of a rollout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from verl_profiler.analysis.explain import rollout_culprits, work
-from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration, identity
+from verl_profiler.analysis.explain.concentration import (
+    Culprit,
+    Place,
+    concentration,
+    identity,
+    places_of,
+)
 from verl_profiler.analysis.explain.critical_path import BETWEEN
 from verl_profiler.analysis.explain.device_culprits import idle_devices
 from verl_profiler.analysis.explain.engine_culprits import engines
 from verl_profiler.analysis.explain.over_time import over_time
 from verl_profiler.analysis.explain.rollout_culprits import Found, late_s
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds, size
 
@@ -40,15 +46,16 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Found:
         By run and finding (a key of `rules.RULES`): the culprit, and the seconds lost to it alone in all
         steps together (the saving if it were as fast as the next of its kind; None if not measured).
     """
-    by_run: dict[str, Rows] = {}
-    for row in segments:
-        by_run.setdefault(row["run"], []).append(row)
     gathered = {name: gather(tables, steps) for name, gather in _GATHERED.items()}
     named: Found = {}
-    for run, own in by_run.items():
+    for run, own in by_run(segments).items():
         found = named[run] = {}
         for name, (categories, label) in _BY_CATEGORY.items():
-            places = _of_categories(own, categories, label)
+            places = places_of(
+                (row["step"], label(row), row["duration_s"])
+                for row in own
+                if row["category"] in categories
+            )
             if places:
                 culprit = identity(_KINDS.get(name, "phase"), places)
                 if len({who for place in places for who in place.lost_s}) == 1:
@@ -117,19 +124,6 @@ _KINDS = {
 _FIXABLE = {"late_start": "dispatch"}
 
 
-def _of_categories(
-    segments: Iterable[Mapping[str, Any]],
-    categories: Sequence[str],
-    label: Callable[[Mapping[str, Any]], str],
-) -> list[Place]:
-    lost: dict[int, dict[str, float]] = {}
-    for row in segments:
-        if row["category"] in categories:
-            own = lost.setdefault(row["step"], {})
-            own[label(row)] = own.get(label(row), 0.0) + row["duration_s"]
-    return [Place(step, each) for step, each in lost.items()]
-
-
 def _ranks(tables: Tables, steps: Steps) -> Found:
     """Find the rank, or the host, that the others wait for in the trainer's phases."""
     rows = tables.rows(
@@ -157,16 +151,15 @@ def _ranks(tables: Tables, steps: Steps) -> Found:
         """
     )
     found: Found = {}
-    for run in dict.fromkeys(row["run"] for row in rows):
+    for run, of_run in by_run(rows).items():
         for name, synced in (("slow_ranks", False), ("weight_sync", True)):
             best: list[tuple[Culprit, float]] = []
             # The smallest place that explains the waiting: a host only if it explains more than a rank.
             for kind in ("rank", "host"):
                 own = [
                     row
-                    for row in rows
-                    if row["run"] == run
-                    and row["kind"] == kind
+                    for row in of_run
+                    if row["kind"] == kind
                     and row["many"] > 1
                     and (row["phase"] == "update_weights") == synced
                 ]
@@ -263,19 +256,14 @@ def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:
     for row in segments:
         by_step = spent.setdefault(row["category"], {})
         by_step[row["step"]] = by_step.get(row["step"], 0.0) + row["duration_s"]
-    lost: dict[int, dict[str, float]] = {}
-    for phase, more in forward_losses(spent).items():
-        for step, each in more.items():
-            lost.setdefault(step, {})[phase] = each
+    lost = forward_losses(spent)
     if not lost:
         return None
-    named = {phase for each in lost.values() for phase in each}
-    phases = dict.fromkeys([*sorted(named), *(FORWARD[each] for each in sorted(named))])
+    phases = dict.fromkeys([*sorted(lost), *(FORWARD[each] for each in sorted(lost))])
     means = {each: sum(spent[each].values()) / len(spent[each]) for each in phases}
     text = ", ".join(f"{each} {seconds(mean)}" for each, mean in means.items())
-    culprit = identity("phase", [Place(step, each) for step, each in sorted(lost.items())])
-    whole = sum(sum(each.values()) for each in lost.values())
-    return replace(culprit, text=text, where=""), whole
+    places = places_of((step, phase, s) for phase, own in lost.items() for step, s in own.items())
+    return replace(identity("phase", places), text=text, where=""), work.lost_in(places)
 
 
 def _replicas_by_load(tables: Tables, steps: Steps) -> Found:

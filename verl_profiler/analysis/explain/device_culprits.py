@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.device_use import device_use
-from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration, identity
+from verl_profiler.analysis.explain.concentration import (
+    Culprit,
+    Place,
+    concentration,
+    identity,
+    places_of,
+)
 from verl_profiler.analysis.explain.rollout_culprits import Found
-from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.selection import Rows, Steps, by_run
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["COMPUTING", "idle_devices"]
@@ -25,8 +31,7 @@ def idle_devices(tables: Tables, steps: Steps) -> Found:
         if row["phase"] in COMPUTING and row["idle_s"] is not None and row["step"] > 0
     ]
     found: Found = {}
-    for run in dict.fromkeys(row["run"] for row in rows):
-        own = [row for row in rows if row["run"] == run]
+    for run, own in by_run(rows).items():
         lost_s = sum(_mean_by_phase(own).values())
         if lost_s:
             found[run] = {"gpu_idle": (_culprit(own), lost_s)}
@@ -73,9 +78,6 @@ def _culprit(rows: Rows) -> Culprit:
             culprit = concentration(kind, beyond, shares, unit="phase", verb="most idle")
             if culprit.who is not None:
                 return culprit
-    by_step: dict[int, dict[str, float]] = {}
-    for (step, phase), lost in _mean_by_phase(rows).items():
-        by_step.setdefault(step, {})[phase] = lost
-    return identity(
-        "phase", [Place(step, lost) for step, lost in by_step.items()], verb="most idle"
-    )
+    means = _mean_by_phase(rows)
+    places = places_of((step, phase, lost) for (step, phase), lost in means.items())
+    return identity("phase", places, verb="most idle")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration
 from verl_profiler.analysis.explain.rollout_culprits import Found, shares_of
 from verl_profiler.analysis.explain.step_rows import KV_FULL
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["engines", "lost_by_engine"]
@@ -22,8 +22,7 @@ def engines(tables: Tables, steps: Steps) -> Found:
     rows = lost_by_engine(tables, steps)
     shares = shares_of(tables, "engine_name", "engine_calls", steps)
     found: Found = {}
-    for run in dict.fromkeys(row["run"] for row in rows):
-        own = [row for row in rows if row["run"] == run]
+    for run, own in by_run(rows).items():
         by_calls = shares.get(run, {})
         alike = dict.fromkeys(by_calls, 1 / max(len(by_calls), 1))
         for finding, about in _ABOUT.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 from verl_profiler.analysis.explain.concentration import Culprit
 from verl_profiler.analysis.explain.fixes import Facts, fixes_of
-from verl_profiler.analysis.explain.rule import Rule
+from verl_profiler.analysis.explain.rules import Rule
 from verl_profiler.units import seconds, share
 
 __all__ = ["NOBODY", "Finding", "in_few"]

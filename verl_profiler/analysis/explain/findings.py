@@ -31,7 +31,7 @@ from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import asynchronous_what_if, replays_and_averages
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
-from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, left_out, steps_of
+from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, by_run, left_out, steps_of
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.reading.tables.tables import Tables
@@ -129,8 +129,8 @@ def ranked(account: Rows, replays: Rows, waits: Rows, named: Found) -> list[Find
         `accounts` are: each category of `_LEAST` is in those of exactly one finding of its run.
     """
     listed: list[Finding] = []
-    changes, why = _by_run(replays), _by_run(waits)
-    for run, segments in _by_run(account).items():
+    changes, why = by_run(replays), by_run(waits)
+    for run, segments in by_run(account).items():
         listed += _of_run(
             _Account(run, segments),
             {row["what"]: row for row in changes.get(run, ())},
@@ -426,10 +426,3 @@ def _reason(waits: Rows) -> str:
     return (
         f"; {share(worst['share'])} of the waiting for requests is because {REASONS[worst['who']]}"
     )
-
-
-def _by_run(rows: Iterable[Mapping[str, Any]]) -> dict[str, Rows]:
-    runs: dict[str, Rows] = {}
-    for row in rows:
-        runs.setdefault(row["run"], []).append(dict(row))
-    return runs

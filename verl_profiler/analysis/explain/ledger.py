@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from verl_profiler.analysis.explain.device_time import Group, Span, Times, innermost, integrate
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "USEFUL",
     "account_totals",
     "bubble_ledger",
+    "quoted",
     "standalone_replicas",
     "step_windows",
     "trainer_devices",
@@ -105,14 +106,14 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
         `ACCOUNTS`.
     """
     rows: Rows = []
-    timers = _by_run(tables, _TIMED)
-    syncs = _by_run(tables, _SYNCS)
+    timers = by_run(tables.rows(_TIMED))
+    syncs = by_run(tables.rows(_SYNCS))
     calls = _calls(tables)
     pools = standalone_replicas(tables)
     ranks = trainer_devices(tables)
     for run, spans in step_windows(tables, steps).items():
         windows = [(begin, end) for _, begin, end in spans]
-        trainer = innermost(_states(timers[run]))
+        trainer = innermost(_states(timers.get(run, [])))
         replicas = calls.get(run, {})
         own, devices = pools.get(run, ({}, 0.0))
         apart = {name: served for name, served in replicas.items() if own.get(name)}
@@ -125,7 +126,7 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
         found = integrate(windows, groups)
         rows += _rows(run, pool, trained, spans, found)
         if apart:
-            states = _without_trainer(tables, run, windows, syncs[run], trainer)
+            states = _without_trainer(tables, run, windows, syncs.get(run, []), trainer)
             groups = [
                 Group(devices / len(apart), states, served, _SEPARATE, "rollout_idle")
                 for served in apart.values()
@@ -136,7 +137,7 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
 
 def trainer_states(tables: Tables, run: str) -> list[Span]:
     """Return what the trainer of a run does at each time, as accounts: without overlaps, in order."""
-    return innermost(_states(_by_run(tables, _TIMED)[run]))
+    return innermost(_states(by_run(tables.rows(_TIMED)).get(run, [])))
 
 
 def _states(timers: Rows) -> Iterator[Span]:
@@ -175,12 +176,12 @@ def _nothing_open(tables: Tables, run: str, windows: list[tuple[int, int]]) -> I
         f"""
         WITH dispatched AS (
             SELECT uid, min(begin_us) AS at_us FROM event_fields
-            WHERE run = {_quoted(run)} AND event = 'dispatch' AND uid IS NOT NULL GROUP BY uid
+            WHERE run = {quoted(run)} AND event = 'dispatch' AND uid IS NOT NULL GROUP BY uid
         )
         SELECT least(begin_us, coalesce(at_us, begin_us)) AS begin_us,
             coalesce(end_us, {_NEVER}) AS end_us
         FROM requests LEFT JOIN dispatched USING (uid)
-        WHERE run = {_quoted(run)} AND begin_us IS NOT NULL ORDER BY 1
+        WHERE run = {quoted(run)} AND begin_us IS NOT NULL ORDER BY 1
         """
     )
     first, last = windows[0][0], windows[-1][1]
@@ -190,7 +191,8 @@ def _nothing_open(tables: Tables, run: str, windows: list[tuple[int, int]]) -> I
         yield Span(int(ends[place]), int(begins[place]), "staleness_limit")
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return a string of SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -250,13 +252,6 @@ def _calls(tables: Tables) -> dict[str, dict[str, _Calls]]:
         replicas = found[group["run"]].setdefault(group["replica"], {})
         replicas[group["account"]] = calls["begin_us"][own], calls["end_us"][own]
     return dict(found)
-
-
-def _by_run(tables: Tables, query: str) -> dict[str, Rows]:
-    found: dict[str, Rows] = defaultdict(list)
-    for row in tables.rows(query):
-        found[row["run"]].append(row)
-    return found
 
 
 def _rows(

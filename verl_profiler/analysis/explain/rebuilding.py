@@ -17,9 +17,11 @@ from statistics import fmean, median
 from typing import Any
 
 from verl_profiler.analysis.explain.calls import (
-    add_engine_times,
+    Recorded,
+    by_call,
     kv_tokens,
     peak,
+    recorded,
     requests_of,
 )
 from verl_profiler.analysis.explain.iteration_times import pass_times
@@ -37,12 +39,10 @@ from verl_profiler.analysis.explain.replay import lengths_us
 from verl_profiler.analysis.explain.replica_speed import Speeds, replica_speeds
 from verl_profiler.analysis.explain.step_rows import (
     APART_US,
-    Rollout,
     after_us,
     among,
     memory_bound_steps,
     polls_of,
-    rollouts_of,
     uneven_us,
 )
 from verl_profiler.reading.tables.derivations import GEN_TOLERANCE_US, SYNCHRONOUS
@@ -94,7 +94,7 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[Model]:
         ORDER BY s.run, s.step
         """
     )
-    rollouts = rollouts_of(tables, steps)
+    rollouts = _by_step(recorded(tables, within))
     poll_times = polls_of(tables, steps)
     uneven = uneven_us(tables, steps)
     phases = after_us(tables, steps)
@@ -165,7 +165,7 @@ def _after_token_us(steps: Sequence[tuple[float, float]]) -> tuple[float, float]
 
 def _model(
     whole: Mapping[str, Any],
-    rollout: Rollout | None,
+    rollout: Recorded | None,
     speeds: Speeds,
     groups: Mapping[str, Sequence[dict[str, Any]]],
     poll_times: Sequence[int],
@@ -204,7 +204,7 @@ def _model(
     def with_requests(limits: Limits | None = None) -> Model:
         requests = requests_of(
             seen,
-            [[call] for call in rollout.calls],
+            by_call(rollout.calls),
             rollout.tools,
             lambda row: row["begin_us"] - begin,
             queued=limits is None,
@@ -247,12 +247,22 @@ def _polled(
     return list(range(wait_end, wait_begin, -_POLL_US))[::-1], poll
 
 
+def _by_step(rows: Recorded) -> dict[tuple[str, int], Recorded]:
+    """Return the rows of each step with finished requests."""
+    found: dict[tuple[str, int], Recorded] = {}
+    for place, own in enumerate(rows):
+        for row in own:
+            if place or (row["finished"] and row["request_id"] is not None):
+                steps = found.setdefault((row["run"], row["step"]), Recorded([], [], []))
+                steps[place].append(row)
+    return {key: own for key, own in found.items() if own.requests}
+
+
 def _by_replica(calls: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Group calls whose engine's interval is known by replica, with the engine's times."""
+    """Group calls whose engine's interval is known by replica."""
     replicas: dict[str, list[dict[str, Any]]] = {}
     for call in calls:
         if call["engine_duration_us"] is not None:
-            add_engine_times(call)
             replicas.setdefault(call["replica"], []).append(call)
     return replicas
 

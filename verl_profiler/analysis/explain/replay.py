@@ -16,8 +16,17 @@ from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from typing import Any, NamedTuple
 
-from verl_profiler.analysis.explain.chains import Call, Stage
-from verl_profiler.analysis.explain.model import Dispatch, Limits, Mark, Model, Run, Take, Unit
+from verl_profiler.analysis.explain.model import (
+    Call,
+    Dispatch,
+    Limits,
+    Mark,
+    Model,
+    Run,
+    Stage,
+    Take,
+    Unit,
+)
 from verl_profiler.analysis.explain.speed import times_by_load
 
 __all__ = ["Begin", "Replayed", "lengths_us", "replay"]

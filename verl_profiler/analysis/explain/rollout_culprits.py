@@ -7,7 +7,13 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration, identity
+from verl_profiler.analysis.explain.concentration import (
+    Culprit,
+    Place,
+    concentration,
+    identity,
+    places_of,
+)
 from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.stragglers import REASONS
 from verl_profiler.analysis.explain.work import (
@@ -19,7 +25,7 @@ from verl_profiler.analysis.explain.work import (
     tails,
     tool_work,
 )
-from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, by_run, estimated, in_steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import seconds
 
@@ -79,8 +85,7 @@ def requests(tables: Tables, steps: Steps) -> Found:
     longer = tails(tables, steps)
     columns = {"prompt group": "sample", "worker": "name", "replica": "replica"}
     found: Found = {}
-    for run in dict.fromkeys(row["run"] for row in lasts):
-        own = [row for row in lasts if row["run"] == run]
+    for run, own in by_run(lasts).items():
         candidates: list[Culprit] = []
         for kind, column in columns.items():
             known = [
@@ -103,13 +108,10 @@ def requests(tables: Tables, steps: Steps) -> Found:
         if best is None:
             text = "no single prompt group, worker or replica"
             evidence = [
-                {
-                    "step": row["step"],
-                    "who": row["name"],
-                    "seconds": row["behind_us"] / 1e6,
-                    "what": row["request_id"],
-                }
-                for row in sorted(own, key=lambda row: -row["behind_us"])[:_EXAMPLES]
+                evidence_of(
+                    [Place(r["step"], {"": r["behind_us"] / 1e6}, r["request_id"])], r["name"]
+                )[0]
+                for r in sorted(own, key=lambda row: -row["behind_us"])[:_EXAMPLES]
             ]
             best = Culprit("request", None, text, evidence=evidence)
         # Measured where few requests have much longer responses; else from a replay.
@@ -148,8 +150,7 @@ def workers(tables: Tables, steps: Steps) -> Found:
     )
     members = shares_of(tables, "name", "requests", steps)
     found: Found = {}
-    for run in dict.fromkeys(row["run"] for row in rows):
-        own = [row for row in rows if row["run"] == run]
+    for run, own in by_run(rows).items():
         places = [Place(row["step"], {row["who"]: late_s(row)}) for row in own]
         culprit = concentration("worker", places, members.get(run, {}))
         lost = sum(late_s(row) for row in own if row["who"] == culprit.who)
@@ -212,12 +213,9 @@ def tools(tables: Tables, steps: Steps) -> Found:
         f"WHERE caused_wait_us > 0 AND {in_steps(steps)} ORDER BY run, step, tool"
     )
     found: Found = {}
-    for run in dict.fromkeys(row["run"] for row in charged):
-        lost: dict[int, dict[str, float]] = {}
-        for row in charged:
-            if row["run"] == run:
-                lost.setdefault(row["step"], {})[row["tool"]] = row["caused_wait_us"] / 1e6
-        culprit = identity("tool", [Place(step, each) for step, each in lost.items()])
+    for run, own in by_run(charged).items():
+        lost = places_of((row["step"], row["tool"], row["caused_wait_us"] / 1e6) for row in own)
+        culprit = identity("tool", lost)
         because = calls_of(tables, run, culprit.who, steps)
         slowest = tables.rows(
             "SELECT step, tool AS who, duration_us / 1e6 AS seconds, request_id AS what "
@@ -286,24 +284,16 @@ def replicas(tables: Tables, steps: Steps) -> Found:
         """
     )
     found: Found = {}
-    for run in dict.fromkeys(row["run"] for row in rows):
-        own = [row for row in rows if row["run"] == run]
-        names = list(dict.fromkeys(row["who"] for row in own))
+    for run, own in by_run(rows).items():
         calls = _most(own, "calls", "most calls")
         counted = sum(row["calls"] for row in own if row["who"] == calls.who)
         if calls.who is not None:
             text = f"{calls.who}: {counted:,.0f} of {sum(row['calls'] for row in own):,.0f} calls"
             calls = replace(calls, text=text, evidence=[])
         queue = _most(own, "queue_s", "longest queue")
-        retracted = sum(
-            row["retracted"] for row in own if row["who"] in ([queue.who] if queue.who else names)
-        )
+        queued = [row for row in own if queue.who in (None, row["who"])]
+        retracted, every = (sum(row[each] for row in queued) for each in ("retracted", "recorded"))
         if retracted:
-            every = sum(
-                row["recorded"]
-                for row in own
-                if row["who"] in ([queue.who] if queue.who else names)
-            )
             of = f"of {queue.who}" if queue.who else "of all replicas"
             because = (
                 f"{retracted:,} of the {every:,} calls {of} were retracted: the KV cache is full."
@@ -387,23 +377,13 @@ def stalls(tables: Tables, steps: Steps) -> Found:
     )
     found: Found = {}
     workers = shares_of(tables, "name", "requests", steps)
-    for run in dict.fromkeys(row["run"] for row in rows):
-        own = [row for row in rows if row["run"] == run]
-        blocked: dict[int, dict[str, float]] = {}
-        stalled: dict[int, dict[str, float]] = {}
-        hosts: dict[int, dict[str, float]] = {}
-        for row in own:
-            for places, who in (
-                (stalled, row["name"]),
-                (blocked, row["during"]),
-                (hosts, row["host"]),
-            ):
-                if who is not None:
-                    each = places.setdefault(row["step"], {})
-                    each[who] = each.get(who, 0.0) + row["lost_s"]
-        call = identity("call", [Place(step, each) for step, each in blocked.items()])
-        lists = [Place(step, each) for step, each in stalled.items()]
-        worker = concentration("worker", lists, workers.get(run, {}), verb="stalled")
+    for run, own in by_run(rows).items():
+        blocked, stalled, hosts = (
+            places_of((r["step"], r[who], r["lost_s"]) for r in own if r[who] is not None)
+            for who in ("during", "name", "host")
+        )
+        call = identity("call", blocked)
+        worker = concentration("worker", stalled, workers.get(run, {}), verb="stalled")
         if blocked and call.who is not None:
             also = f" in {worker.who}" if worker.who is not None else ""
             code = max((row["code"] or "" for row in own if row["during"] == call.who), default="")
@@ -414,8 +394,7 @@ def stalls(tables: Tables, steps: Steps) -> Found:
         # Upper bound of the saving if the event loop were never blocked.
         found[run] = {"event_loop": (named, sum(row["lost_s"] for row in own))}
         if hosts:
-            places = [Place(step, each) for step, each in hosts.items()]
-            found[run]["host_stall"] = (identity("host", places, verb="stalled"), None)
+            found[run]["host_stall"] = (identity("host", hosts, verb="stalled"), None)
     return found
 
 
@@ -438,16 +417,13 @@ def rewards(tables: Tables, steps: Steps) -> Found:
         """
     )
     found: Found = {}
-    for run in dict.fromkeys(row["run"] for row in rows):
+    for run, own in by_run(rows).items():
         places: list[Place] = []
-        for row in rows:
-            if row["run"] == run and row["reward_s"]:
+        for row in own:
+            if row["reward_s"]:
                 scored = row["reward_s"] if row["scored_s"] is None else row["scored_s"]
                 scored = min(max(scored, 0.0), row["reward_s"])
-                lost = {
-                    "the reward function": scored,
-                    _WAITING: row["reward_s"] - scored,
-                }
+                lost = {"the reward function": scored, _WAITING: row["reward_s"] - scored}
                 places.append(Place(row["step"], lost))
         if places:
             culprit = identity("part", places)

@@ -3,12 +3,60 @@
 from __future__ import annotations
 
 import math
-
-from verl_profiler.analysis.explain.device_rules import DEVICE_RULES
-from verl_profiler.analysis.explain.engine_rules import ENGINE_RULES
-from verl_profiler.analysis.explain.rule import Rule
+from dataclasses import dataclass
 
 __all__ = ["RULES", "Rule"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule for one kind of finding.
+
+    Every sentence but the advice is of what was measured.
+
+    Args:
+        sentence: The finding; may contain {lost_s} and {lost_share} (per step), {who} (the culprit, or
+            "no single one") and {reason} (the main reason for straggling).
+        advice: What to try, with the setting's name; what changes the training is named as such.
+        shows: Plots or tables with the evidence, the best first.
+        cause: What is measured besides; empty if only the culprit has that.
+        change: The replay whose gain is recoverable.
+        categories: Of the critical path; without a change, all of their time is recoverable.
+        measured: The culprit's own lost time is recoverable; without a culprit, the rule does not
+            trigger unless `change` is set too.
+        bounded: The categories' time is an estimate, and the culprits' own lost time an upper bound:
+            the last request may wait for more than the path shows.
+        least: The minimum share of a step for the rule to trigger.
+        varies: Healthy steps show this by chance too: a small gain needs an interval above 0.
+        unseen: The replay has only bounds, so the categories' time determines whether the rule triggers.
+        dominates: No anomaly; this bounds the step.
+        always: Triggers regardless of the time.
+        named_advice: What to try if there is a single culprit.
+        fixes: What to paste: names of `fixes.FIXES`.
+        pooled: Of an asynchronous run: judged by its device time, `asynchronous_findings`; the
+            fixes are for pools with devices of their own.
+        without: Rules that make this one superfluous if they recover at least half as much; with
+            `dominates`, rules whose gains are subtracted.
+    """
+
+    sentence: str
+    advice: str
+    shows: tuple[str, ...]
+    cause: str = ""
+    change: str | None = None
+    categories: tuple[str, ...] = ()
+    measured: bool = False
+    bounded: bool = False
+    least: float = 0.03
+    varies: bool = False
+    unseen: bool = False
+    dominates: bool = False
+    always: bool = False
+    named_advice: str | None = None
+    fixes: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    pooled: bool = False
+
 
 RULES: dict[str, Rule] = {
     "polling": Rule(
@@ -173,8 +221,61 @@ RULES: dict[str, Rule] = {
         fixes=("running_limit",),
         without=("kv_bound", "unbalanced_replicas"),
     ),
-    **ENGINE_RULES,
-    **DEVICE_RULES,
+    "kv_bound": Rule(
+        "The last request to finish queues {lost_s} per step for space in the KV cache.",
+        "More memory for the engine (gpu_memory_utilization), a quantized KV cache, or more replicas.",
+        ("engine_load", "request_engine_time"),
+        cause="Its replica's KV cache is at least 90 % full meanwhile, and no other replica has room.",
+        measured=True,
+        fixes=("engine_memory",),
+        without=("unbalanced_replicas",),
+    ),
+    "unbalanced_replicas": Rule(
+        "The last request to finish queues {lost_s} per step while another replica has free capacity.",
+        "Move a conversation when its replica has many more calls than another one; its prefix is "
+        "recomputed there.",
+        ("engine_load", "routes"),
+        measured=True,
+        fixes=("spread_calls",),
+    ),
+    "retractions": Rule(
+        "The last request to finish loses up to {lost_s} per step to retractions.",
+        "More memory for the engine (gpu_memory_utilization), fewer concurrent requests "
+        "(max_num_seqs), or a more conservative admission (SGLang: schedule_conservativeness).",
+        ("request_engine_time", "engine_load"),
+        measured=True,
+        fixes=("engine_memory",),
+    ),
+    "cold_prefix_cache": Rule(
+        "The last request to finish spends {lost_s} per step on prefill of tokens that were cached "
+        "before.",
+        "Send all turns of a conversation with one request id, so that the load balancer keeps its "
+        "replica; keep prefix caching on; more memory for the KV cache if the replica did not change.",
+        ("request_engine_time", "routes"),
+        measured=True,
+        fixes=("prefix_caching",),
+    ),
+    "small_batches": Rule(
+        "Decoding bounds the step at small batches: {lost_s} per step ({lost_share}) of the last "
+        "request, on replicas that could run eight times as many requests.",
+        "Fewer, larger replicas (tensor parallelism); an asynchronous trainer, which overlaps steps and "
+        "trains on older samples.",
+        ("engine_load", "request_engine_time"),
+        measured=True,
+        least=0.3,
+        dominates=True,
+        without=("tail", "slow_replica", "slow_worker", "uneven_replicas"),
+    ),
+    "gpu_idle": Rule(
+        "Devices are idle for {lost_s} per step ({lost_share}) in log-probabilities and updates "
+        "(most: {who}).",
+        "Larger micro-batches (use_dynamic_bsz with a higher ppo_max_token_len_per_gpu); no offload if "
+        "memory allows (param_offload, optimizer_offload); an nsys capture shows the gaps.",
+        ("device_use", "phase_efficiency", "worker_phases"),
+        measured=True,
+        least=0.05,
+        without=("slow_ranks", "handover", "transfer"),
+    ),
     "way_to_engine": Rule(
         "The last request to finish spends {lost_s} per step between its worker and the engine "
         "(most: {who}).",

@@ -1,21 +1,18 @@
-"""The rows that step models are rebuilt from: requests and calls, the trainer's polls, phases, ranks."""
+"""What step models are rebuilt from besides requests and calls: the trainer's polls, phases, ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
     "APART_US",
     "KV_FULL",
-    "Rollout",
     "after_us",
     "among",
     "memory_bound_steps",
     "polls_of",
-    "rollouts_of",
     "uneven_us",
 ]
 
@@ -44,48 +41,6 @@ def after_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], floa
 def among(steps: Sequence[int], column: str = "step") -> str:
     """Return the SQL condition for these steps."""
     return f"{column} IN ({', '.join(str(int(step)) for step in steps)})"
-
-
-class Rollout(NamedTuple):
-    """The table rows of one step."""
-
-    requests: list[dict[str, Any]]
-    calls: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-
-
-# Requests, generate calls and tool calls.
-_ROLLOUT = (
-    (
-        "SELECT run, step, name, request_id, begin_us, end_us, duration_us, turns, reward_us, prompt_tokens, "
-        "response_tokens, uid FROM requests WHERE finished AND {own} "
-        "ORDER BY run, step, begin_us, name, request_id"
-    ),
-    (
-        "SELECT * FROM (SELECT run, step, name, validate, request_id, turn, begin_us, end_us, duration_us, "
-        "coalesce(engine_name, '') AS replica, engine_begin_us, engine_duration_us, parked_us, queue_us, "
-        "prefill_us, decode_us, prompt_tokens, cached_tokens, response_tokens, c.cold_us FROM engine_calls "
-        "LEFT JOIN (SELECT run, name, request_id, turn, begin_us, sum(cold_us) AS cold_us "
-        "FROM engine_call_times WHERE cold_us > 0 AND attempt = 0 GROUP BY ALL) AS c "
-        "USING (run, name, request_id, turn, begin_us)) "
-        "WHERE duration_us IS NOT NULL AND {own} ORDER BY run, step, begin_us, end_us"
-    ),
-    (
-        "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool FROM tool_calls "
-        "WHERE duration_us IS NOT NULL AND {own} ORDER BY run, step, begin_us, end_us"
-    ),
-)
-
-
-def rollouts_of(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], Rollout]:
-    """Read requests, generate calls and tool calls, by step with requests."""
-    own = f"NOT validate AND request_id IS NOT NULL AND {among(steps)}"
-    found: dict[tuple[str, int], Rollout] = {}
-    for place, query in enumerate(_ROLLOUT):
-        for row in tables.rows(query.format(own=own)):
-            rollout = found.setdefault((row["run"], row["step"]), Rollout([], [], []))
-            rollout[place].append(row)
-    return {key: rollout for key, rollout in found.items() if rollout.requests}
 
 
 def memory_bound_steps(tables: Tables, steps: Sequence[int]) -> set[tuple[str, int]]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.asynchronous_model import RefusedError, models
-from verl_profiler.analysis.explain.chains import measured_us
 from verl_profiler.analysis.explain.changes import (
     UNCHANGED,
     Change,
@@ -23,7 +22,7 @@ from verl_profiler.analysis.explain.changes import (
     changes_of,
     from_tokens,
 )
-from verl_profiler.analysis.explain.model import Model, Take
+from verl_profiler.analysis.explain.model import Model, Take, measured_us
 from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.replay import replay
 from verl_profiler.analysis.explain.speed import grows_with_load
@@ -73,8 +72,7 @@ class _Lengths(NamedTuple):
     most: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class _Saving:
+class _Saving(NamedTuple):
     """What a change saves in each step of a model, in seconds.
 
     Args:
@@ -355,19 +353,9 @@ def _replayed(model: Model, beyond: str = "line") -> _Lengths:
 def _saving(model: Model, unchanged: _Lengths, changed: Changed, change: Change) -> _Saving:
     """Return what a change saves: the mean over the changed models."""
     found = [_saving_of(model, unchanged, each, changed, change) for each in changed.models]
-    if len(found) == 1:
-        return found[0]
-
-    def mean(name: str) -> list[float]:
-        return [fmean(values) for values in zip(*(getattr(f, name) for f in found), strict=True)]
-
-    return _Saving(
-        mean("saved_s"),
-        mean("earlier_s"),
-        mean("least_s"),
-        mean("most_s"),
-        fmean(each.error_s for each in found),
-    )
+    columns: list[Any] = [*zip(*found, strict=True)]
+    saved, earlier, least, most = ([fmean(v) for v in zip(*of, strict=True)] for of in columns[:4])
+    return _Saving(saved, earlier, least, most, fmean(columns[4]))
 
 
 def _saving_of(

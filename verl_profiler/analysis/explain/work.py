@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from statistics import linear_regression, median
 from typing import Any, NamedTuple
 
-from verl_profiler.analysis.explain.concentration import Culprit, Place, identity
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.explain.concentration import Culprit, Place, identity, places_of
+from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import seconds, share
@@ -104,8 +104,7 @@ def prompts(tables: Tables, steps: Steps) -> Found:
         """
     )
     found: Found = {}
-    for run in dict.fromkeys(row["run"] for row in rows):
-        own = [row for row in rows if row["run"] == run]
+    for run, own in by_run(rows).items():
         long = [row for row in own if (row["longer"] or 0) >= _LONGER]
         if not long or 4 * len(long) > len(own):
             continue
@@ -329,8 +328,7 @@ def replica_loads(tables: Tables, steps: Steps) -> dict[str, ReplicaLoads]:
         """
     )
     loads: dict[str, ReplicaLoads] = {}
-    for run in dict.fromkeys(row["run"] for row in rows):
-        own = [row for row in rows if row["run"] == run]
+    for run, own in by_run(rows).items():
         spread, tokens = sum(row["spread"] for row in own), sum(row["tokens"] for row in own)
         mean = sum(row["batch"] * row["tokens"] for row in own) / tokens
         slope = None
@@ -446,8 +444,7 @@ def few_at_once(tables: Tables, steps: Steps) -> Found:
         """
     )
     found: Found = {}
-    for run in dict.fromkeys(row["run"] for row in rows):
-        own = [row for row in rows if row["run"] == run]
+    for run, own in by_run(rows).items():
         few = [
             row
             for row in own
@@ -497,13 +494,8 @@ def rank_tokens(tables: Tables, steps: Steps) -> Found:
         """
     )
     found: Found = {}
-    for run in dict.fromkeys(row["run"] for row in rows):
-        own = [row for row in rows if row["run"] == run]
-        lost: dict[int, dict[str, float]] = {}
-        for row in own:
-            each = lost.setdefault(row["step"], {})
-            each[row["phase"]] = each.get(row["phase"], 0.0) + row["lost_s"]
-        places = [Place(step, each) for step, each in lost.items()]
+    for run, own in by_run(rows).items():
+        places = places_of((row["step"], row["phase"], row["lost_s"]) for row in own)
         more = sum(row["most"] for row in own) / sum(row["mean"] for row in own) - 1
         text = f"the largest batch has {share(more)} more tokens than the mean rank's"
         evidence = identity("phase", places).evidence

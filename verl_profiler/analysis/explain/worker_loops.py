@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from statistics import fmean, median
 
-from verl_profiler.analysis.explain.chains import Call, Request, Stage, Tools, Work, measured_us
+from verl_profiler.analysis.explain.model import Call, Request, Stage, Tools, Work, measured_us
 
 __all__ = ["balanced"]
 
