@@ -282,7 +282,7 @@ ANALYSES = {
     )
 }
 
-# Those that say why a step took as long as it did, and what would have helped.
+# Explanations: why a step took as long as it did, and what would have helped.
 EXPLANATIONS = ("critical_path", "bubble_ledger", "what_if", "stragglers", "straggler_requests")
 
 # Those that the summary and the report show.

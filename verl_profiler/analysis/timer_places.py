@@ -129,7 +129,7 @@ def _known_place(name: str) -> Place | None:
 def _measured_place(name: str, inside: Sequence[str], lines: Sequence[StepLine]) -> Place:
     """Infer from the numbers whether a timer is inside the step.
 
-    It does not where the step is too short for it.  Where every step has room for it, the steps
+    A timer that is longer than the rest of its step is outside.  Where it fits into every step, the steps
     that have it are compared with those that have not: does the time that no other timer covers
     grow with it?  Where that is unknown too, verl's usual place counts.
     """
@@ -152,7 +152,7 @@ def _measured_place(name: str, inside: Sequence[str], lines: Sequence[StepLine])
     ):
         return Place("step", "it fills the time that no other timer covers")
     if _MOVING.get(name, True) or all(line.rounded for line in lines):
-        return Place("step", "the step has room for it")
+        return Place("step", "it fits into every step")
     return Place("outside", "verl's default; the numbers allow both")
 
 

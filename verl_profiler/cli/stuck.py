@@ -1,4 +1,4 @@
-"""Explain what a run waits for: who waits for whom, down to what waits for nobody.
+"""Explain what a run waits for: who waits for whom, and what they all wait for.
 
     verl-profiler stuck logs/my-run
     verl-profiler stuck logs/my-run -v

@@ -1,4 +1,4 @@
-"""Why a run does not go on: who waits for whom, down to what waits for nobody.
+"""Why a run does not go on: who waits for whom, and what they all wait for.
 
 From the headers, which show up to when each process wrote, and from what each process has open for long.
 No event file is read: the answer takes as long for a run of weeks as for a short one.

@@ -29,7 +29,7 @@ __all__ = ["PROBES"]
 _CLIENT = "verl.workers.rollout.llm_server:LLMServerClient"
 # It calls `LLMServerClient.generate` until an attempt is not aborted.
 _REPEATING_CLIENT = "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient"
-# Of vLLM and the stand-in; of SGLang.
+# How vLLM (also the stand-in) and SGLang report an aborted call.
 _ABORTED = ("aborted", "abort")
 
 

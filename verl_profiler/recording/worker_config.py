@@ -56,7 +56,7 @@ class StuckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`profiler.stuck`: what is open for long.
 
     Args:
-        after: What is open for so many seconds is written to `open/<name>.json`, 1 to 86400 s; None for
+        after: Calls that are open for longer than this are written to `open/<name>.json`, 1 to 86400 s; None for
             never.
     """
 

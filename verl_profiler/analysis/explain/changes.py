@@ -591,7 +591,8 @@ CHANGES: dict[str, Change] = {
         beyond=True,
     ),
     "prefix_cache_kept": Change(
-        "find in the prefix cache what the previous call left there", _calls(_without_cold_prefill)
+        "keep each conversation in the prefix cache between its calls",
+        _calls(_without_cold_prefill),
     ),
     "no_pause_after_aborts": _of_cycles(
         "resend aborted calls without a pause",
