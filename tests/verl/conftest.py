@@ -13,6 +13,10 @@ from verl_profiler.rehearsal.environment import environment
 
 HERE = Path(__file__).parent
 
+# A folder with another verl and its TransferQueue for the tests of TransferQueue tracing, made by
+#   pip install --no-deps --target DIR verl==0.8.0 TransferQueue==0.1.7
+OTHER_VERL = "VERL_PROFILER_TEST_VERL"
+
 
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -30,7 +34,8 @@ def verl_environment():
     needed = environment("sglang", clean)
     # The rehearsal's platform and adjustments stay out: these tests want verl as it is.
     wanted = {k: v for k, v in needed.items() if not k.startswith("VERL_")}
-    wanted["PYTHONPATH"] = ":".join(filter(None, [wanted.get("PYTHONPATH", ""), str(HERE)]))
+    folders = [os.environ.get(OTHER_VERL, ""), wanted.get("PYTHONPATH", ""), str(HERE)]
+    wanted["PYTHONPATH"] = ":".join(filter(None, folders))
     return {**clean, **wanted, "RAY_DEDUP_LOGS": "0", "WANDB_MODE": "offline"}
 
 
