@@ -129,6 +129,7 @@ def _place_probes(families: Collection[str], *, only_exported: bool = False) -> 
     probes = select(families) if families else []
     if only_exported:
         placing.install(probes, only_exported=True)
+        placing.place_in_main(probes)
         return
     placing.install(_with_tracing(probes, families))
     if families:

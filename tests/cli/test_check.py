@@ -7,7 +7,7 @@ import pytest
 
 from verl_profiler.cli import main
 from verl_profiler.instrumentation.probe import Probe
-from verl_profiler.launch import doctor
+from verl_profiler.launch import doctor, targets
 
 
 def test_the_lines_name_what_was_checked(tmp_path, capsys):
@@ -59,7 +59,7 @@ def test_targets_are_found_by_reading_sources(tmp_path, monkeypatch):
     probes = [Probe(path, "rollout", (f"probed_package.host:{path}",)) for path in paths]
     probes.append(Probe("elsewhere", "rollout", ("no_such_package.host:Host.own",)))
 
-    states = [state for _, _, state in doctor.find_targets(probes)]
+    states = [row.state for row in targets.find_targets(probes)]
 
     assert ["found", "found", "missing", "no module"] == states
 
@@ -90,11 +90,13 @@ def test_a_verl_that_is_old_or_missing_takes_one_line(
 
 
 def test_the_probes_of_what_is_not_installed_share_a_line(monkeypatch, tmp_path, capsys):
-    """One per category, with their names."""
-    monkeypatch.setattr(doctor, "_source", lambda _: None)
+    """One of each category for verl's, and one for those of other packages, with their names."""
+    monkeypatch.setattr(targets.Sources, "tree", lambda *_: None)
     main(["check", "--output-dir", str(tmp_path), "--json"])
     findings = json.loads(capsys.readouterr().out)
 
     of_probes = [each for each in findings if each["topic"].startswith("probes ")]
     assert of_probes
-    assert {1} == {len(each["details"]) for each in of_probes}
+    details = {each["topic"]: each["details"] for each in of_probes}
+    assert {1, 2} == {len(lines) for lines in details.values()}
+    assert "server_route" in details["probes rollout"][0]

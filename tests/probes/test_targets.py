@@ -6,7 +6,7 @@ import pytest
 
 from verl_profiler.capture import probes
 from verl_profiler.events.vocabulary import EVENTS, FAMILIES
-from verl_profiler.launch.doctor import find_targets
+from verl_profiler.launch.targets import find_targets, lost
 from verl_profiler.probes import all_probes, select
 
 # The event of these probes is chosen per call, or they record none of their own.
@@ -49,7 +49,7 @@ def test_every_target_is_in_the_installed_sources():
     """For verl 0.9 all of them; a newer verl shows here first what has moved."""
     rows = find_targets([*all_probes(), *probes.PROBES])
 
-    assert [] == [
-        target for probe, target, state in rows if state == "missing" and not probe.optional
-    ]
-    assert sum(state == "found" for _, _, state in rows) >= 60
+    assert [] == lost(rows)
+    assert [] == [row.target for row in rows if row.state == "missing" and not row.probe.optional]
+    assert [] == [(row.target, row.unread) for row in rows if row.unread]
+    assert sum(row.state == "found" for row in rows) >= 60

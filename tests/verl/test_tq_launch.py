@@ -10,7 +10,7 @@ from verl_profiler.errors import ConfigError
 from verl_profiler.instrumentation import worker_setup_hook
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.launch import prepare as launch
-from verl_profiler.launch.doctor import find_targets
+from verl_profiler.launch.targets import find_targets
 from verl_profiler.transfer_queue import probes
 
 omegaconf = pytest.importorskip("omegaconf")
@@ -170,7 +170,7 @@ def test_every_target_is_in_the_installed_sources():
     paths = [t for p in probes.PROBES for t in p.targets if not t.startswith(elsewhere)]
     rows = find_targets(Probe(None, "transfer_queue", (path,)) for path in paths)
 
-    assert {"found"} == {state for _, _, state in rows}
+    assert {"found"} == {row.state for row in rows}
     assert len(paths) == len(rows)
 
 

@@ -24,6 +24,8 @@ __all__ = ["PROBES", "install"]
 
 _V1 = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 _V0 = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+# verl 0.8 only.
+_SYNC = "verl.trainer.main_ppo_sync:PPOTrainer"
 _TIMEOUT_S = 60.0
 
 
@@ -120,8 +122,8 @@ _NSIGHT = "verl.utils.profiler.nvtx_profile:NsightSystemsProfiler"
 
 PROBES = (
     # The V0 trainer has timers around these calls.
-    _probe(f"{_V1}._start_profiling", enter=_start, leave=_started),
-    _probe(f"{_V1}._stop_profiling", leave=_stop_and_record),
+    _probe(*(f"{each}._start_profiling" for each in (_V1, _SYNC)), enter=_start, leave=_started),
+    _probe(*(f"{each}._stop_profiling" for each in (_V1, _SYNC)), leave=_stop_and_record),
     _probe(f"{_V0}._start_profiling", enter=_start),
     _probe(f"{_V0}._stop_profiling", leave=_stop),
     _probe("verl.utils.profiler.profile:DistProfiler.start", enter=_note_step),

@@ -1,12 +1,7 @@
-"""Check this machine and its verl, and report what a profiled run would record.
-
-Targets of probes are looked up in the source files with `ast`: importing verl takes seconds and
-needs an accelerator in some versions.
-"""
+"""Check this machine and its verl, and report what a profiled run would record."""
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.metadata
 import importlib.util
@@ -14,18 +9,17 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from verl_profiler.capture import probes as capture_probes
 from verl_profiler.capture import tools
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.launch.targets import Found, find_targets, lost
 from verl_profiler.probes import all_probes
 from verl_profiler.units import size
 
-__all__ = ["Finding", "examine", "examine_cluster", "find_targets"]
+__all__ = ["Finding", "examine", "examine_cluster"]
 
 
 @dataclass(frozen=True)
@@ -176,117 +170,41 @@ def _hydra() -> Finding:
     return Finding("hydra", True, "finds +profiler=multiturn")
 
 
-def find_targets(probes: Iterable[Probe]) -> list[tuple[Probe, str, str]]:
-    """Look up every probe's targets in the installed sources.
-
-    Returns:
-        For each probe and module of its targets: the probe, the target that would be used (or the
-        first one), and `found`, `no module` (not installed in this version) or `missing`.
-    """
-    known: dict[str, ast.Module | None] = {}
-    rows: list[tuple[Probe, str, str]] = []
-    for probe in probes:
-        by_module: dict[str, list[str]] = {}
-        for target in probe.targets:
-            by_module.setdefault(target.partition(":")[0], []).append(target)
-        for module, targets in by_module.items():
-            if module not in known:
-                known[module] = _source(module)
-            tree = known[module]
-            if tree is None:
-                rows.append((probe, targets[0], "no module"))
-                continue
-            found = next((t for t in targets if _defines(tree, t.partition(":")[2], known)), None)
-            rows.append((probe, found or targets[0], "found" if found else "missing"))
-    return rows
-
-
-def _source(module: str) -> ast.Module | None:
-    """Parse a module's file, finding it without importing its parents."""
-    top, *rest = module.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        return None
-    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
-        base = Path(folder).joinpath(*rest)
-        for file in (base.with_suffix(".py"), base / "__init__.py"):
-            if file.is_file():
-                return ast.parse(file.read_bytes())
-    return None
-
-
-def _defines(tree: ast.AST, path: str, known: dict[str, ast.Module | None]) -> bool:
-    """Whether a module defines or imports a name, or `Class.attribute`, also in a base class."""
-    first, _, rest = path.partition(".")
-    node = _member(tree, first)
-    if node is None:
-        return not rest and _imported_from(tree, first) is not None
-    if not rest or _member(node, rest) is not None:
-        return True
-    for base in getattr(node, "bases", []):
-        name = base.id if isinstance(base, ast.Name) else ""
-        if name and _member(tree, name) is not None:
-            if _defines(tree, f"{name}.{rest}", known):
-                return True
-            continue
-        module = _imported_from(tree, name)
-        if module is None:
-            continue
-        if module not in known:
-            known[module] = _source(module)
-        origin = known[module]
-        if origin is not None and _defines(origin, f"{name}.{rest}", known):
-            return True
-    return False
-
-
-def _member(node: ast.AST, name: str) -> ast.AST | None:
-    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    body = getattr(node, "body", [])
-    return next((item for item in body if isinstance(item, kinds) and item.name == name), None)
-
-
-def _imported_from(tree: ast.AST, name: str) -> str | None:
-    for item in ast.walk(tree):
-        if not isinstance(item, ast.ImportFrom) or item.level:
-            continue
-        if any((alias.asname or alias.name) == name for alias in item.names):
-            return item.module
-    return None
-
-
 def _probes() -> list[Finding]:
     if _version("verl") is None:
         return [Finding("probes", False, "none would be installed without verl")]
-    probes = [*all_probes(), *capture_probes.PROBES]
     rows = [
         row
-        for row in find_targets(probes)
-        if not row[1].startswith("verl_profiler.")
-        # Another engine's: nothing is lost.
-        and not (row[0].optional and row[2] == "no module")
+        for row in find_targets([*all_probes(), *capture_probes.PROBES])
+        if not row.target.startswith("verl_profiler.")
+        # Another package's that verl does without: nothing is lost.
+        and (row.target.startswith("verl.") or not row.probe.optional or row.state != "no module")
     ]
-    by_family: dict[str, list[tuple[Probe, str, str]]] = {}
+    by_family: dict[str, list[Found]] = {}
     for row in rows:
-        by_family.setdefault(row[0].family, []).append(row)
-    findings: list[Finding] = []
-    for family, entries in by_family.items():
-        names = dict.fromkeys(probe.name for probe, _, _ in entries)
-        found = {probe.name for probe, _, state in entries if state == "found"}
-        moved = [
-            (probe, target)
-            for probe, target, state in entries
-            if state == "missing" and not probe.optional
-        ]
-        absent = [name for name in names if name not in found]
-        message = f"{len(found)} of {len(names)} probes would be installed"
-        details = [f"{probe.name}: this version has no {target}" for probe, target in moved]
-        absent = [name for name in absent if name not in {probe.name for probe, _ in moved}]
-        if absent:
-            details.append(f"modules not installed, of {', '.join(absent)}")
-        findings.append(Finding(f"probes {family}", not details, message, "", tuple(details)))
-    return findings
+        by_family.setdefault(row.probe.family, []).append(row)
+    return [_of_family(family, entries) for family, entries in by_family.items()]
+
+
+def _of_family(family: str, rows: list[Found]) -> Finding:
+    names = dict.fromkeys(row.probe.name for row in rows)
+    found = {row.probe.name for row in rows if row.state == "found"}
+    gone = [row for row in rows if row.state == "missing" and not row.probe.optional]
+    details = [f"{row.probe.name}: this version has no {row.target}" for row in gone]
+    details += [
+        f"{row.probe.name}: {row.target} does not take {', '.join(row.unread)}"
+        for row in rows
+        if row.unread
+    ]
+    told = {row.probe.name for row in gone}
+    missing = [name for name in lost(rows) if name not in told]
+    if missing:
+        details.append(f"this version has no target of {', '.join(missing)}")
+    absent = [name for name in names if name not in found and name not in {*told, *missing}]
+    if absent:
+        details.append(f"modules not installed, of {', '.join(absent)}")
+    message = f"{len(found)} of {len(names)} probes would be installed"
+    return Finding(f"probes {family}", not details, message, "", tuple(details))
 
 
 def _memory() -> Finding:

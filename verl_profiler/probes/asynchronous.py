@@ -23,8 +23,11 @@ _V1 = "verl.trainer.ppo.v1"
 _TRAINER = f"{_V1}.trainer_base:PPOTrainer"
 _BUFFER = f"{_V1}.replay_buffer:ReplayBuffer"
 _ASYNC_BUFFER = f"{_V1}.replay_buffer:ReplayBufferAsync"
+# verl 0.8 only.
+_SYNC_BUFFER = "verl.trainer.main_ppo_sync:ReplayBuffer"
 
 _TRAINING = "train"
+_WARM_UP = "warm_up"
 _DROPPED = ("stale", "filtered", "failed")
 
 _dispatch_reason: ContextVar[str | None] = ContextVar("verl_profiler_dispatch", default=None)
@@ -58,6 +61,12 @@ def instant(call: Call) -> None:
 def _dispatching(reason: str, call: Call) -> None:
     # The warm-up adds prompts by the method that refills.
     call.bind(_dispatch_reason, _dispatch_reason.get() or reason)
+
+
+def _begin_preparing(call: Call) -> None:
+    if _dispatch_reason.get() == _WARM_UP:
+        # verl 0.9.0 calls it there too.
+        call.event = None
 
 
 def _end_dispatch(call: Call, result: Any) -> None:
@@ -194,8 +203,22 @@ PROBES = (
     Probe(
         None,
         "trainer",
-        (f"{_TRAINER}._add_async_warmup_batches",),
-        enter=functools.partial(_dispatching, "warm_up"),
+        (
+            f"{_TRAINER}._add_async_warmup_batches",
+            # All that verl before 0.9.1 does in it.
+            f"{_V1}.trainer_colocate_async:PPOTrainerColocateAsync.on_train_begin",
+            f"{_V1}.trainer_separate_async:PPOTrainerSeparateAsync.on_train_begin",
+        ),
+        enter=functools.partial(_dispatching, _WARM_UP),
+        optional=True,
+    ),
+    # Not among verl's timers; the agent loops make themselves ready in the first one.
+    Probe(
+        "prepare_step",
+        "trainer",
+        # verl 0.9.0 has only what the other one calls.
+        (f"{_TRAINER}.prepare_step", f"{_TRAINER}._add_batch_to_generate"),
+        enter=_begin_preparing,
     ),
     Probe(
         None,
@@ -206,8 +229,11 @@ PROBES = (
     Probe("dispatch", "trainer", (f"{_TRAINER}._submit_batch_to_rollout",), leave=_end_dispatch),
     Probe("dispatch", "trainer", (f"{_TRAINER}._reissue_inflight_prompts",), leave=_end_reissue),
     *(
-        Probe("sample_wait", "trainer", (f"{buffer}.sample",), leave=_end_sample)
-        for buffer in (_BUFFER, _ASYNC_BUFFER)
+        Probe("sample_wait", "trainer", targets, leave=_end_sample)
+        for targets in (
+            (f"{_BUFFER}.sample", f"{_SYNC_BUFFER}.sample"),
+            (f"{_ASYNC_BUFFER}.sample",),
+        )
     ),
     Probe(
         "sampleable_wait",
@@ -215,6 +241,8 @@ PROBES = (
         (f"{_ASYNC_BUFFER}.wait_for_sampleable",),
         reads=("target_count",),
         enter=_begin_sampleable_wait,
+        # verl 0.9.0 has no such wait.
+        optional=True,
     ),
     Probe(
         None,

@@ -26,9 +26,14 @@ from verl_profiler.recording.requests import close_turn, open_turn
 
 __all__ = ["PROBES"]
 
-_CLIENT = "verl.workers.rollout.llm_server:LLMServerClient"
+_MODULE = "verl.workers.rollout.llm_server"
+_CLIENT = f"{_MODULE}:LLMServerClient"
 # It calls `LLMServerClient.generate` until an attempt is not aborted.
-_REPEATING_CLIENT = "verl.workers.rollout.llm_server:FullyAsyncLLMServerClient"
+_REPEATING_CLIENTS = (
+    f"{_MODULE}:FullyAsyncLLMServerClient",
+    # verl 0.8.
+    "verl.experimental.fully_async_policy.fully_async_rollouter:FullyAsyncLLMServerClient",
+)
 # How vLLM (also the stand-in) and SGLang report an aborted call.
 _ABORTED = ("aborted", "abort")
 
@@ -143,8 +148,9 @@ def _keep_versions(request: Request, fields: Mapping[str, Any]) -> None:
 
 def _keep_engine_request_id(_call: Call, result: Any) -> None:
     engine_call = context.current_engine_call.get()
-    if engine_call is not None and isinstance(result, str):
-        engine_call.engine_request_id = plain(result)
+    name = result if isinstance(result, str) else getattr(result, "hex", None)
+    if engine_call is not None and isinstance(name, str):
+        engine_call.engine_request_id = plain(name)
 
 
 def _end_acquire(call: Call, result: Any) -> None:
@@ -172,11 +178,20 @@ PROBES = (
     Probe(
         "engine_call",
         "rollout",
-        (f"{_REPEATING_CLIENT}.generate",),
+        tuple(f"{client}.generate" for client in _REPEATING_CLIENTS),
         reads=("request_id", "prompt_ids"),
         enter=_begin_repeating_call,
         leave=_end_engine_call,
+        # It is in one of the two modules.
+        optional=True,
     ),
-    Probe(None, "rollout", (f"{_CLIENT}._vllm_request_id",), leave=_keep_engine_request_id),
+    Probe(
+        None,
+        "rollout",
+        # verl 0.8 makes the id of a request to the server in `generate` (llm_server.py:210).
+        (f"{_CLIENT}._vllm_request_id", f"{_MODULE}:uuid4"),
+        leave=_keep_engine_request_id,
+        lost="which request of an engine a generate call is",
+    ),
     Probe("server_acquire", "rollout", (f"{_CLIENT}._acquire_server",), leave=_end_acquire),
 )

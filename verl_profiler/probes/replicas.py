@@ -69,7 +69,8 @@ def _note_pool(call: Call, manager: Any) -> None:
     call.extra = {
         **_of_replicas(manager.replicas),
         "devices": sum(int(replica.world_size) for replica in manager.replicas),
-        "trainer_devices": int(manager.actor_wg.world_size),
+        # verl 0.8 names it otherwise.
+        "trainer_devices": int((getattr(manager, "actor_wg", None) or manager.trainer).world_size),
     }
 
 
@@ -168,6 +169,8 @@ PROBES = (
             "trainer",
             (f"{trainer}.{hook}",),
             enter=functools.partial(_because, _REASONS[hook]),
+            # verl 0.9.0 has no such wait.
+            optional=hook == "_wait_for_sampleable_and_switch",
         )
         for trainer, hooks in _HOOKS.items()
         for hook in hooks
@@ -176,8 +179,8 @@ PROBES = (
     Probe(
         "abort_replicas",
         "trainer",
+        # verl 0.9.1 added `reject_request`.
         (f"{_MANAGER}.abort_replicas",),
-        reads=("reject_request",),
         enter=_begin_abort,
     ),
     *(

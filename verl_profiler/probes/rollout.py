@@ -28,7 +28,11 @@ __all__ = ["PROBES", "with_request"]
 _LOOP = "verl.experimental.agent_loop.agent_loop"
 _WORKER = f"{_LOOP}:AgentLoopWorker"
 _TOOL_LOOP = "verl.experimental.agent_loop.tool_agent_loop:ToolAgentLoop"
-_TQ_WORKER = "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"
+_TQ_WORKERS = (
+    "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ",
+    # verl 0.8.
+    "verl.trainer.main_ppo_sync:AgentLoopWorkerTQ",
+)
 
 # verl 0.9.1 turns a tool's failure into text (tool_agent_loop.py:460, :468, :500).
 _TOOL_FAILURES = (
@@ -245,7 +249,14 @@ PROBES = (
         enter=_begin_agent_loop,
         leave=_end_agent_loop,
     ),
-    Probe(None, "rollout", (f"{_TOOL_LOOP}._make_request_id",), leave=_keep_request_id),
+    # verl before 0.9.1 makes the id in `run`: then it is read in the first turn.
+    Probe(
+        None,
+        "rollout",
+        (f"{_TOOL_LOOP}._make_request_id",),
+        leave=_keep_request_id,
+        optional=True,
+    ),
     Probe(
         "prompt_build",
         "rollout",
@@ -308,15 +319,12 @@ PROBES = (
         Probe(
             "postprocess",
             "rollout",
-            (target,),
+            tuple(f"{worker}._agent_loop_postprocess" for worker in workers),
             reads=("output",),
             enter=_begin_postprocess,
             leave=_end_postprocess,
         )
-        for target in (
-            f"{_WORKER}._agent_loop_postprocess",
-            f"{_TQ_WORKER}._agent_loop_postprocess",
-        )
+        for workers in ((_WORKER,), _TQ_WORKERS)
     ),
     Probe(
         "reward",

@@ -17,7 +17,11 @@ from verl_profiler.recording.call import Call
 __all__ = ["PROBES"]
 
 # Not of subclasses that choose by rules of their own.
-_BALANCER = "verl.workers.rollout.router:GlobalRequestLoadBalancer"
+_BALANCERS = (
+    "verl.workers.rollout.router:GlobalRequestLoadBalancer",
+    # verl before 0.9.1.
+    "verl.workers.rollout.llm_server:GlobalRequestLoadBalancer",
+)
 
 # The replicas in the order of `loads`, as recorded last for each balancer.
 _named: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
@@ -39,7 +43,7 @@ def _begin_route(call: Call) -> None:
     elif earlier in loads:
         reason = "sticky"
     else:
-        reason = "hash" if balancer._full_determinism else "least_loaded"
+        reason = "hash" if getattr(balancer, "_full_determinism", False) else "least_loaded"
     call.state = _Before(loads, reason)
 
 
@@ -76,7 +80,7 @@ PROBES = (
     Probe(
         "server_route",
         "rollout",
-        (f"{_BALANCER}.acquire_server",),
+        tuple(f"{balancer}.acquire_server" for balancer in _BALANCERS),
         reads=("request_id",),
         enter=_begin_route,
         leave=_end_route,

@@ -17,6 +17,8 @@ __all__ = ["PROBES"]
 
 _V1 = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 _V0 = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+# verl 0.8 only.
+_SYNC = "verl.trainer.main_ppo_sync:PPOTrainer"
 
 # Trainers of verl.experimental, which override `init_workers` and `fit` without calling those of V0.
 _SEPARATED = "verl.experimental.separation.ray_trainer:SeparateRayPPOTrainer"
@@ -113,14 +115,14 @@ PROBES = (
         "trainer",
         (
             f"{_V1}.init",
-            *(f"{trainer}.init_workers" for trainer in (_V0, _SEPARATED, _FULLY_ASYNC)),
+            *(f"{trainer}.init_workers" for trainer in (_V0, _SYNC, _SEPARATED, _FULLY_ASYNC)),
         ),
         enter=_begin_init,
     ),
     Probe(
         None,
         "trainer",
-        tuple(f"{each}.fit" for each in (_V1, _V0, _SEPARATED, _ONE_STEP_OFF, _FULLY_ASYNC)),
+        tuple(f"{each}.fit" for each in (_V1, _V0, _SYNC, _SEPARATED, _ONE_STEP_OFF, _FULLY_ASYNC)),
         enter=_hold_trainer,
         trace=_trace_fit,
     ),
@@ -135,12 +137,10 @@ PROBES = (
     Probe(
         "validation",
         "trainer",
-        (f"{_V1}._validate", f"{_V0}._validate"),
+        tuple(f"{trainer}._validate" for trainer in (_V1, _V0, _SYNC)),
         enter=_begin_validation,
         leave=_end_validation,
     ),
-    # Not among verl's timers; the agent loops make themselves ready in the first one.
-    Probe("prepare_step", "trainer", (f"{_V1}.prepare_step",)),
     Probe(
         "metrics",
         "trainer",
