@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verl_profiler.analysis.event_loop import loop_suspects
-from verl_profiler.render.axes import time_unit
-from verl_profiler.render.bars import bar_texts, colored_bars
+from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
 from verl_profiler.render.colors import ACCENT, MUTED
-from verl_profiler.render.figure import patch, sheet, short
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.columns import common
 from verl_profiler.views.step_text import lag_weight
 from verl_profiler.views.view import Choice, DataTables, View, asking
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["TABLES", "VIEWS"]
 
@@ -25,7 +20,7 @@ _BARS = 20
 _KINDS = {"requests may wait": ACCENT, "no request waits there": MUTED, "by design": "#B9C2CC"}
 
 
-def _suspects(data: DataTables, choice: Choice) -> Figure:
+def _suspects(data: DataTables, choice: Choice) -> Spec:
     rows = data["loop_suspects"]
     early = [row for row in rows if not row["step"]]
     if len(early) < len(rows):
@@ -35,7 +30,7 @@ def _suspects(data: DataTables, choice: Choice) -> Figure:
         worst = max(suspects, key=lag_weight)
         title = f"The event loop of {worst['name']} stalled for {seconds(worst['max_s'])} (step {worst['step']})"
         if worst["during"]:
-            title += f", in {short(worst['during'], 30)}"
+            title += f", in {worst['during']}"
         if worst["requests"]:
             title += f", with {worst['requests']} of its requests in progress"
     else:
@@ -70,36 +65,26 @@ def _suspects(data: DataTables, choice: Choice) -> Figure:
         notes.append(
             f"Not drawn: {counted(sum(row['lags'] for row in early), 'stall')} before the first step."
         )
-    figure, (axes,) = sheet(
-        title,
-        about,
-        size=(11, max(3.4, 2.3 + 0.24 * len(shown))),
-        notes=notes,
-    )
     factor, unit = time_unit(max(each["total_s"] for each in held))
-    names = [
-        f"{short(name, 18)}: {'no probed call' if during is None else short(during, 22)}"
-        + (f" ({code})" if (code := groups[name, loop, during]["code"]) else "")
-        + (f" ({short(loop, 20)})" if _several_loops(order, name) else "")
-        for name, loop, during in shown
-    ]
-    lengths = colored_bars(
-        axes,
-        names,
-        [each["total_s"] * factor for each in held],
-        [_KINDS[each["kind"]] for each in held],
-    )
-    texts = [f"{counted(each['lags'], 'stall')}, longest {seconds(each['max_s'])}" for each in held]
-    bar_texts(axes, lengths, texts, f"event-loop stalls [{unit}]", room=1.3)
-    axes.legend(
-        handles=[
-            patch(code, kind)
-            for kind, code in _KINDS.items()
+    bars = name_bars(
+        [
+            f"{name}: {during or 'no probed call'}"
+            + (f" ({code})" if (code := groups[name, loop, during]["code"]) else "")
+            + (f" ({loop})" if loop and _several_loops(order, name) else "")
+            for name, loop, during in shown
+        ],
+        [
+            (kind, [each["total_s"] * factor if each["kind"] == kind else 0 for each in held], hue)
+            for kind, hue in _KINDS.items()
             if any(each["kind"] == kind for each in held)
         ],
-        loc="lower right",
+        f"event-loop stalls [{unit}]",
+        texts=[
+            f"{counted(each['lags'], 'stall')}, longest {seconds(each['max_s'])}" for each in held
+        ],
+        room=1.4,
     )
-    return figure
+    return chart(title, about, panel(bars, height=0), notes=notes)
 
 
 def _kind(row: Mapping[str, Any]) -> str:
@@ -136,7 +121,7 @@ VIEWS = (
             ),
             "requests_s": "sum of these overlaps, in s; only of agent-loop workers",
         },
-        draw=_suspects,
+        chart=_suspects,
         empty="no event loop stalled beyond the threshold (or the event_loop family was off).",
         section="lags",
         shows="""

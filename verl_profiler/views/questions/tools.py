@@ -3,95 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies
-from verl_profiler.render.axes import legend, step_axis, step_lines, time_unit, value_axis
-from verl_profiler.render.bars import bar_texts, bars, percentile_marks
-from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
-from verl_profiler.render.figure import sheet, short
+from verl_profiler.render.charts import (
+    Spec,
+    chart,
+    name_bars,
+    panel,
+    quantity,
+    step_lines,
+    time_unit,
+    tint,
+)
+from verl_profiler.render.colors import INK, PART_COLORS
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.columns import common
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column, known, marks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from verl_profiler.views.questions.turns import spread_layers
+from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column, known
 
 __all__ = ["TABLES", "VIEWS"]
 
 _TOOLS = 20
 
 
-def _tools(data: DataTables, choice: Choice) -> Figure:
+def _tools(data: DataTables, choice: Choice) -> Spec:
     every = data["tool_latencies"]
     rows = every[:_TOOLS]
     most = rows[0]
     failed = sum(row["failed"] for row in every)
     calls = sum(row["calls"] for row in every)
-    title = f"{short(most['tool'], 40)} takes {share(most['share'])} of all tool time"
+    title = f"{most['tool']} takes {share(most['share'])} of all tool time"
     if most["requests_share"] is not None:
         title += f", {share(most['requests_share'])} of all request time"
     about = f"{choice.text()}: {calls:,} tool calls, {failed:,} failed"
     if len(every) > len(rows):
         about += f"; the {len(rows)} tools with the most time of {len(every)}"
-    figure, panels = sheet(
+    factor, unit = time_unit(max(row["total_s"] for row in rows))
+    bars = name_bars(
+        [row["tool"] for row in rows],
+        [("", column(rows, "total_s", factor), PART_COLORS["tool"])],
+        f"time of all calls together [{unit}]",
+        texts=[
+            counted(row["calls"], "call")
+            + (f", {share(row['failed_share'])} failed" if row["failed"] else "")
+            for row in rows
+        ],
+        legend=False,
+    )
+    return chart(
         title,
         about,
-        size=(11.5, max(3.0, 2.2 + 0.3 * len(rows))),
-        panels=(1, 2),
-        width_ratios=(1, 1.3),
-        sharey=True,
+        panel(bars, title="how much", height=0),
+        panel(_calls(rows, bars[0]["encoding"]["y"]), title="how long", height=0),
     )
-    axes = panels[0]
-    names = [short(row["tool"], 26) for row in rows]
-    factor, unit = time_unit(max(row["total_s"] for row in rows))
-    lengths = bars(axes, names, [("", column(rows, "total_s", factor), PART_COLORS["tool"])])
-    texts = [counted(row["calls"], "call") for row in rows]
-    bar_texts(axes, lengths, texts, f"time of all calls together [{unit}]", room=1.35)
-    for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        if row["failed"]:
-            axes.annotate(
-                f"{share(row['failed_share'])} failed",
-                (length, place),
-                xytext=(6, -9),
-                textcoords="offset points",
-                va="center",
-                fontsize=7.5,
-                color=ACCENT,
-            )
-    axes.set_title("how much")
-    axes = panels[1]
+
+
+def _calls(rows: Rows, y: Spec) -> list[Spec]:
+    """Draw percentiles of each tool's calls, on a line from the median to the longest."""
     slowest = max(row["max_s"] for row in rows)
     quickest = min((row["p50_s"] for row in rows if row["p50_s"]), default=0.0)
     wide = quickest > 0 and slowest / quickest > 50
     factor, unit = time_unit(slowest)
-    places = range(len(rows))
-    axes.hlines(
-        places,
-        column(rows, "p50_s", factor),
-        column(rows, "max_s", factor),
-        color="#B8C0C8",
-        linewidth=1,
-    )
-    percentile_marks(
-        axes,
-        rows,
-        places,
-        {"p50": 0.15, "p80": 0.35, "p95": 0.6, "p99": 0.8, "max": 1.0},
-        factor=factor,
-        markersize=6,
-    )
-    axes.grid(visible=False, axis="y")
-    value_axis(axes, f"time of one call [{unit}]" + (", logarithmic" if wide else ""), of="x")
-    if wide:
-        axes.set_xscale("log")
-        axes.set_xlim(quickest * factor / 2, slowest * factor * 1.5)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-        axes.xaxis.set_minor_formatter("")
-    axes.tick_params(axis="y", length=0)
-    legend(axes)
-    axes.set_title("how long")
-    return figure
+    title = f"time of one call [{unit}]" + (", logarithmic" if wide else "")
+    x = quantity("value", title, log=wide)
+    return spread_layers(rows, y["scale"]["domain"], factor, x=x, y=y)
 
 
 _REWARD_COLORS = {
@@ -101,7 +77,7 @@ _REWARD_COLORS = {
 }
 
 
-def _rewards(data: DataTables, choice: Choice) -> Figure:
+def _rewards(data: DataTables, choice: Choice) -> Spec:
     times, scores = data["reward_times"], data["rewards"]
     steps = sorted({row["step"] for row in times})
     parts = [part for part in _REWARD_COLORS if any(row["part"] == part for row in times)]
@@ -123,59 +99,32 @@ def _rewards(data: DataTables, choice: Choice) -> Figure:
     if not known(times, "p99_s"):
         del timed[1]
         notes.append("Not drawn: P99, which needs 100 requests in a step.")
-    count = len(timed) + bool(scores)
-    figure, panels = sheet(
-        title,
-        f"{choice.text()}: {requests:,} requests",
-        size=(1 + 3.5 * count if count > 1 else 8.5, 4.8),
-        panels=(1, count),
-        notes=notes,
-    )
-    for axes, (key, name) in zip(panels, timed, strict=False):
-        longest = max(known(times, key), default=0.0)
-        factor, unit = time_unit(longest)
-        step_lines(
-            axes,
+    panels: list[Spec] = []
+    for key, name in timed:
+        factor, unit = time_unit(max(known(times, key), default=None))
+        lines = step_lines(
+            steps,
             [
-                ([row for row in times if row["part"] == part], key, part, _REWARD_COLORS[part])
+                (part, [row for row in times if row["part"] == part], key, _REWARD_COLORS[part])
                 for part in parts
             ],
-            steps,
             f"time [{unit}]",
-            name,
             factor=factor,
-            gap=0.06,
-            broken=True,
         )
+        panels.append(panel(lines, title=name, height=150))
     if scores:
-        axes = panels[-1]
-        at = [row["step"] for row in scores]
-        if known(scores, "p5"):
-            axes.fill_between(
-                at,
-                marks(scores, "p5"),
-                marks(scores, "p95"),
-                color="#E5DD9A",
-                linewidth=0,
-                label="P5 to P95",
-            )
-        axes.plot(
-            at,
-            column(scores, "mean"),
-            color=INK,
-            marker="o" if len(at) <= 30 else None,
-            markersize=3.5,
-            label="mean",
+        lines = step_lines(
+            [row["step"] for row in scores],
+            [
+                ("P95", scores, "p95", tint(0.6)),
+                ("mean", scores, "mean", INK),
+                ("P5", scores, "p5", tint(0.25)),
+            ],
+            "reward",
+            ends=(None, None),
         )
-        step_axis(axes, at)
-        shown = [value for key in ("p5", "mean", "p95") for value in known(scores, key)]
-        lowest, highest = min(shown), max(shown)
-        pad = (highest - lowest) * 0.08 or 0.05
-        axes.set_ylim(lowest - pad, highest + pad * 3)
-        axes.set_ylabel("reward")
-        axes.legend(loc="upper left", ncols=2, fontsize=8)
-        axes.set_title("rewards")
-    return figure
+        panels.append(panel(lines, title="rewards", height=150))
+    return chart(title, f"{choice.text()}: {requests:,} requests", *panels, notes=notes)
 
 
 VIEWS = (
@@ -196,12 +145,12 @@ VIEWS = (
             ),
             "slowest_request_id": "request of the longest call",
         },
-        draw=_tools,
+        chart=_tools,
         empty="no tool call was recorded there.",
         section="tools",
         shows="""
             A row per tool, most time first: total time, calls, failures; percentiles and the
-            longest call. The right axis is logarithmic, and labeled so, if tools differ by more
+            longest call. The lower axis is logarithmic, and labeled so, if tools differ by more
             than 50 times.
         """,
         conclude="""
@@ -232,13 +181,13 @@ VIEWS = (
             ),
             "requests_share": "part of the time of all finished requests",
         },
-        draw=_rewards,
+        chart=_rewards,
         empty="no reward or post-processing was recorded there.",
         section=Section("rewards", "Rewards", "how long requests wait for their reward, and why"),
         shows="""
             The time after the conversation, mean and P99: post-processing without the reward,
             waiting for the reward, and the reward function itself, which is part of that
-            waiting. Right: rewards, mean and P5 to P95.
+            waiting. Bottom: rewards, mean, P5 and P95.
         """,
         conclude="""
             - `reward` far above `score`: requests wait for a reward worker; add reward workers.

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.tq import FAIR_MIB_S, GOOD_MIB_S, tq_functions, tq_over_time
 from verl_profiler.analysis.tq_findings import HIGH_OVERHEAD, SMALL_BYTES
 from verl_profiler.analysis.transfers import transfer_totals
 from verl_profiler.reading.tables.schemas import TQ_STAGES
-from verl_profiler.render.axes import EndLabel, end_labels, legend, percent, time_unit, value_axis
-from verl_profiler.render.bars import bar_texts, bars, colored_bars
+from verl_profiler.render.charts import (
+    Spec,
+    chart,
+    colored,
+    layer,
+    name_bars,
+    panel,
+    quantity,
+    time_unit,
+)
 from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS
-from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, rate, seconds, share, size
 from verl_profiler.views.columns import common
 from verl_profiler.views.questions.tq_tables import SUMS, WALL
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from verl_profiler.render.panel import Panel
 
 __all__ = ["VIEWS"]
 
@@ -38,7 +38,7 @@ _EVENT_COLORS = {
 }
 
 
-def _functions(data: DataTables, choice: Choice) -> Figure:
+def _functions(data: DataTables, choice: Choice) -> Spec:
     rows = data["tq_functions"]
     timed = [row for row in rows if row["overhead_share"] is not None]
     busy = [row for row in timed if not row["waits"]] or timed
@@ -61,47 +61,47 @@ def _functions(data: DataTables, choice: Choice) -> Figure:
     ]
     if traced != calls:
         notes.append(f"{traced:,} calls were traced; the others are estimated from them.")
-    figure, (left, right) = sheet(
-        title, about, size=(12, 1.9 + 0.42 * max(len(shown), 3)), panels=(1, 2), notes=notes
-    )
-    names = [short(row["func"], 34) for row in shown]
+    names = [row["func"] for row in shown]
     factor, unit = time_unit(max([*known(shown, "mean_s"), *_stage_sums(shown)], default=0))
-    lengths = bars(
-        left,
+    calls_of = name_bars(
         names,
         [(s, column(shown, f"{s}_mean_s", factor), TQ_COLORS[s]) for s in TQ_STAGES],
+        f"mean time of a call [{unit}]",
+        texts=[
+            counted(row["calls"], "call") + (f", {row['failed']} failed" if row["failed"] else "")
+            for row in shown
+        ],
     )
-    texts = [
-        counted(row["calls"], "call") + (f", {row['failed']} failed" if row["failed"] else "")
-        for row in shown
-    ]
-    bar_texts(left, lengths, texts, f"mean time of a call [{unit}]", room=1.35)
-    left.set_title("a call")
-    bars(
-        right,
-        [""] * len(shown),
+    shares = name_bars(
+        names,
         [(s, column(shown, f"{s}_share"), TQ_COLORS[s]) for s in TQ_STAGES],
+        "share of the function's time",
+        texts=[
+            ""
+            if row["overhead_share"] is None
+            else f"{share(row['overhead_share'])} get and put"
+            + (" (waits for others)" if row["waits"] else "")
+            for row in shown
+        ],
+        form="%",
+        room=1.42,
     )
-    for place, row in enumerate(shown):
-        if row["overhead_share"] is not None:
-            text = f"  {share(row['overhead_share'])} get and put"
-            if row["waits"]:
-                text += " (waits for others)"
-            right.text(1.0, place, text, va="center", fontsize=8)
-    right.set_xlim(0, 1.42)
-    right.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-    right.set_xlabel("share of the function's time")
+    shares[0]["encoding"]["x"]["axis"]["values"] = [0, 0.25, 0.5, 0.75, 1]
     more = "" if len(shown) == len(rows) else f" ({len(shown)} of {len(rows)} functions)"
-    right.set_title(f"shares{more}")
-    legend(right)
-    return figure
+    return chart(
+        title,
+        about,
+        panel(calls_of, title="a call", height=0),
+        panel(shares, title=f"shares{more}", height=0),
+        notes=notes,
+    )
 
 
 def _stage_sums(rows: Rows) -> list[float]:
     return [sum(row[f"{stage}_mean_s"] or 0 for stage in TQ_STAGES) for row in rows]
 
 
-def _over_time(data: DataTables, choice: Choice) -> Figure:
+def _over_time(data: DataTables, choice: Choice) -> Spec:
     rows, callers = data["tq_over_time"], data["transfer_totals"]
     rated = [row for row in rows if row["mib_per_s"] is not None]
     loaded = [row for row in rows if row["overhead_share"] is not None]
@@ -125,104 +125,131 @@ def _over_time(data: DataTables, choice: Choice) -> Figure:
     for row in callers:
         key = row["role"], row["event"]
         sums[key] = sums.get(key, 0.0) + row["total_s"]
-    kinds = [kind for kind, there in (("rate", rated), ("load", loaded), ("calls", sums)) if there]
-    figure, panels = sheet(
+    factor, unit = time_unit(rows[-1]["end_s"])
+    x = quantity(
+        "begin", f"time after the first call [{unit}]", ends=(0, rows[-1]["end_s"] * factor)
+    )
+    panels = [
+        *([_rates(rows, factor, x)] if rated else []),
+        *([_load(loaded, factor, x)] if loaded else []),
+        *([_callers(callers, sums)] if sums else []),
+    ]
+    return chart(
         "; ".join(sentences) or "Neither rates nor functions are known",
         f"{choice.text()} and validation: {sum(row['transfers'] for row in rows):,} gets and puts, "
         f"{sum(row['calls'] for row in rows):,} traced calls",
-        size=(11, 1.5 + 2.6 * max(len(kinds), 1)),
-        panels=(max(len(kinds), 1), 1),
+        *panels,
         notes=(
             f"The run is divided into {_PARTS} equal intervals; a call belongs to the interval in "
             "which it starts. Rates are per call; concurrent calls move more together, and count "
             "separately in the time of callers."
         ),
     )
-    factor, unit = time_unit(rows[-1]["end_s"])
-    for axes, kind in zip(panels, kinds, strict=False):
-        if kind == "calls":
-            _callers(axes, callers, sums)
-            continue
-        (_rates if kind == "rate" else _load)(axes, rows, factor)
-        axes.set_xlim(rows[0]["begin_s"] * factor, rows[-1]["end_s"] * factor)
-        axes.set_xlabel(f"time after the first call [{unit}]")
-    return figure
 
 
-def _callers(axes: Panel, rows: Rows, sums: Mapping[tuple[str, str], float]) -> None:
+def _callers(rows: Rows, sums: Mapping[tuple[str, str], float]) -> Spec:
     """Draw the time in calls by role and kind, longest first, with their number and bytes."""
     order = sorted(sums, key=lambda key: (-sums[key], key))
     shown = order[:_CALLERS]
     factor, unit = time_unit(max(sums.values()))
-    lengths = colored_bars(
-        axes,
-        [f"{event} of {short(role, 16)}" for role, event in shown],
-        [sums[key] * factor for key in shown],
-        [_EVENT_COLORS.get(event, GRID) for _, event in shown],
-    )
     texts: list[str] = []
     for key in shown:
         mine = [row for row in rows if (row["role"], row["event"]) == key]
         moved = sum(known(mine, "size_bytes"))
         number = counted(sum(row["calls"] for row in mine), "call")
         texts.append(f"{number}, {size(moved)}" if moved else number)
-    bar_texts(axes, lengths, texts, f"time of all callers together [{unit}]", room=1.45)
-    more = "" if len(shown) == len(order) else f" ({len(shown)} of {len(order)})"
-    axes.set_title(f"time in calls{more}")
-
-
-def _rates(axes: Panel, rows: Rows, factor: float) -> None:
-    labels: list[EndLabel] = []
-    for operation in ("get", "put"):
-        line = [row for row in rows if row[f"{operation}_mib_per_s"] is not None]
-        if not line:
-            continue
-        middles: list[float] = []
-        rates: list[float] = []
-        for place, row in enumerate(line):
-            if place and row["part"] > line[place - 1]["part"] + 1:
-                # A part without a call is a gap, not a slope.
-                middles.append(row["begin_s"] * factor)
-                rates.append(math.nan)
-            middles.append((row["begin_s"] + row["end_s"]) / 2 * factor)
-            rates.append(row[f"{operation}_mib_per_s"])
-        axes.plot(middles, rates, color=TQ_COLORS[operation], marker="o", markersize=3.5)
-        labels.append(EndLabel(rates[-1], operation, TQ_COLORS[operation]))
-    value_axis(axes, "MiB/s")
-    top = axes.get_ylim()[1]
-    for bound, name in ((GOOD_MIB_S, "good above"), (FAIR_MIB_S, "poor below")):
-        if bound < top:
-            axes.axhline(bound, color=MUTED, linewidth=0.9, linestyle="--", zorder=1)
-            axes.text(
-                0.995,
-                bound,
-                f"{name} {bound}",
-                transform=axes.get_yaxis_transform(),
-                ha="right",
-                va="bottom",
-                fontsize=8,
-                color=MUTED,
-            )
-    end_labels(axes, labels)
-    axes.set_title("throughput of gets and puts")
-
-
-def _load(axes: Panel, rows: Rows, factor: float) -> None:
-    line = [row for row in rows if row["overhead_share"] is not None]
-    width = (rows[0]["end_s"] - rows[0]["begin_s"]) * factor
-    axes.bar(
-        [row["begin_s"] * factor for row in line],
-        column(line, "overhead_share"),
-        width,
-        align="edge",
-        color=[ACCENT if row["overhead_share"] > HIGH_OVERHEAD else GRID for row in line],
-        edgecolor="white",
-        linewidth=0.4,
+    bars = name_bars(
+        [f"{event} of {role}" for role, event in shown],
+        [
+            (kind, [sums[key] * factor if key[1] == kind else 0 for key in shown], code)
+            for kind, code in {event: _EVENT_COLORS.get(event, GRID) for _, event in shown}.items()
+        ],
+        f"time of all callers together [{unit}]",
+        texts=texts,
+        legend=False,
+        room=1.45,
     )
-    axes.axhline(HIGH_OVERHEAD, color=MUTED, linewidth=0.9, linestyle="--")
-    value_axis(axes, "share of calls' time", form=percent)
-    axes.set_ylim(0, max(axes.get_ylim()[1], HIGH_OVERHEAD * 1.1))
-    axes.set_title(f"get and put in the time of functions; above {share(HIGH_OVERHEAD)} is high")
+    more = "" if len(shown) == len(order) else f" ({len(shown)} of {len(order)})"
+    return panel(bars, title=f"time in calls{more}", height=0)
+
+
+def _rates(rows: Rows, factor: float, x: Spec) -> Spec:
+    codes = {
+        operation: TQ_COLORS[operation]
+        for operation in ("get", "put")
+        if known(rows, f"{operation}_mib_per_s")
+    }
+    by_part = {row["part"]: row for row in rows}
+    length_s = rows[0]["end_s"] - rows[0]["begin_s"]
+    # A part without a call is a gap, not a slope.
+    points = [
+        {
+            "begin": (rows[0]["begin_s"] + (part - rows[0]["part"] + 0.5) * length_s) * factor,
+            "operation": operation,
+            "rate": by_part.get(part, {}).get(f"{operation}_mib_per_s"),
+        }
+        for operation in codes
+        for part in range(rows[0]["part"], rows[-1]["part"] + 1)
+    ]
+    top = max(known(points, "rate"))
+    bounds = [
+        {"rate": bound, "text": f"{name} {bound}"}
+        for bound, name in ((GOOD_MIB_S, "good above"), (FAIR_MIB_S, "poor below"))
+        if bound < top
+    ]
+    y = quantity("rate", "MiB/s")
+    return panel(
+        layer(bounds, {"type": "rule", "strokeDash": [4, 3]}, y=y),
+        layer(
+            bounds,
+            {"type": "text", "align": "right", "baseline": "bottom", "dy": -2},
+            x={"value": "width"},
+            y=y,
+            text={"field": "text"},
+            color=MUTED,
+        ),
+        layer(
+            points,
+            {"type": "line", "point": {"size": 22, "filled": True}},
+            tip=("begin", "operation", "rate"),
+            x=x,
+            y=y,
+            color=colored("operation", codes),
+        ),
+        title="throughput of gets and puts",
+        height=150,
+    )
+
+
+def _load(rows: Rows, factor: float, x: Spec) -> Spec:
+    drawn = [
+        {
+            "begin": row["begin_s"] * factor,
+            "end": row["end_s"] * factor,
+            "zero": 0,
+            "share": row["overhead_share"],
+            "level": "high" if row["overhead_share"] > HIGH_OVERHEAD else "not high",
+        }
+        for row in rows
+    ]
+    top = max(HIGH_OVERHEAD * 1.1, *known(rows, "overhead_share"))
+    y = quantity("share", "share of calls' time", form="%", ends=(0, top))
+    levels = {"high": ACCENT, "not high": GRID}
+    return panel(
+        layer(
+            drawn,
+            {"type": "rect", "stroke": "white", "strokeWidth": 0.4},
+            tip=("begin", "share"),
+            x=x,
+            x2={"field": "end"},
+            y=y,
+            y2={"field": "zero"},
+            color=colored("level", levels, legend=False),
+        ),
+        layer([{"share": HIGH_OVERHEAD}], {"type": "rule", "strokeDash": [4, 3]}, y=y),
+        title=f"get and put in the time of functions; above {share(HIGH_OVERHEAD)} is high",
+        height=120,
+    )
 
 
 _TRACE = "Functions are traced with TQ_TRACE_ENABLED=1."
@@ -253,12 +280,12 @@ VIEWS = (
             "put_*": "of the stage put: the same, times in s",
         }
         | WALL,
-        draw=_functions,
+        chart=_functions,
         empty=f"no traced function was recorded there. {_TRACE}",
         section="transfers",
         shows="""
-            Left: the mean call of each traced function, divided into get, compute and put.
-            Right: the same as shares of the function's time. Training and validation together.
+            Top: the mean call of each traced function, divided into get, compute and put.
+            Bottom: the same as shares of the function's time. Training and validation together.
             `verl-profiler tq training.log --plot figures` draws it from a console log.
         """,
         conclude="""
@@ -286,7 +313,7 @@ VIEWS = (
             "end_s": "its end, in s after the first call",
         }
         | SUMS,
-        draw=_over_time,
+        chart=_over_time,
         empty="no get, put or traced function of TransferQueue was recorded there.",
         section="transfers",
         shows="""

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
 
 from verl_profiler.analysis.requests import turn_times, turns_per_request
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.axes import (
-    legend,
-    stack,
-    step_stack,
+from verl_profiler.render.charts import (
+    Series,
+    Spec,
+    chart,
+    colored,
+    layer,
+    panel,
+    pile,
+    quantity,
+    step_bars,
     time_unit,
-    value_axis,
-    whole_numbers,
+    tint,
 )
 from verl_profiler.render.colors import MUTED, PART_COLORS
-from verl_profiler.render.figure import sheet, tint
 from verl_profiler.units import seconds, share
 from verl_profiler.views.columns import common
-from verl_profiler.views.view import Choice, DataTables, View, column, known, marks
+from verl_profiler.views.view import Choice, DataTables, View, column, known
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from verl_profiler.render.panel import Panel
-
-__all__ = ["TABLES", "VIEWS"]
+__all__ = ["TABLES", "VIEWS", "spread_layers"]
 
 
 def _turn_time_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
@@ -35,7 +33,7 @@ def _turn_time_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
     return {"turn_times": [row for row in rows if row["turns"]]}
 
 
-def _turn_times(data: DataTables, choice: Choice) -> Figure:
+def _turn_times(data: DataTables, choice: Choice) -> Spec:
     rows = data["turn_times"]
     total = sum(row["turns"] for row in rows)
     unfinished = sum(row["unfinished"] for row in rows)
@@ -48,46 +46,78 @@ def _turn_times(data: DataTables, choice: Choice) -> Figure:
         for part in ("engine", "tool", "tool_parsing", "token_merge", "other")
         if any(row[f"{part}_s"] for row in rows)
     ]
-    figure, panels = sheet(title, about, size=(11, 5.2), panels=(1, 2 if parts else 1))
-    axes = panels[0]
+    labels = [f"{row['turn']} n={row['turns']:,}" for row in rows]
     factor, unit = time_unit(max(row["max_s"] for row in rows))
-    places = [row["turn"] for row in rows]
-    for name, code in (("max", 1.0), ("p99", 0.8), ("p95", 0.6), ("p80", 0.4), ("p50", 0.2)):
-        if not known(rows, f"{name}_s"):
-            continue
-        axes.plot(
-            places,
-            marks(rows, f"{name}_s", factor),
-            "_" if name == "max" else "o",
-            color=tint(code),
-            markersize=9 if name == "max" else 6,
-            markeredgewidth=1.8 if name == "max" else 0.5,
-            label=name if name == "max" else name.upper(),
-        )
-    axes.vlines(
-        places,
-        column(rows, "p50_s", factor),
-        column(rows, "max_s", factor),
-        color=MUTED,
-        linewidth=0.7,
-    )
-    value_axis(axes, f"duration of a turn [{unit}]")
-    legend(axes)
-    _turn_axis(axes, rows)
-    axes.set_title("how it is spread")
+    y = quantity("value", f"duration of a turn [{unit}]")
+    spread = spread_layers(rows, labels, factor, x=_turn_axis(labels, "turn"), y=y)
+    panels = [panel(spread, title="how it is spread", height=200)]
     if parts:
-        axes = panels[1]
         factor, unit = time_unit(max(row["mean_s"] for row in rows))
-        stack(
-            axes,
-            places,
-            [(part, column(rows, f"{part}_s", factor), PART_COLORS[part]) for part in parts],
-        )
-        value_axis(axes, f"mean duration of a turn [{unit}]")
-        legend(axes, reverse=True)
-        _turn_axis(axes, rows)
-        axes.set_title("what it consists of")
-    return figure
+        series = [(part, column(rows, f"{part}_s", factor), PART_COLORS[part]) for part in parts]
+        bars = _bars(labels, series, f"mean duration of a turn [{unit}]", "turn")
+        panels.append(panel(bars, title="what it consists of", height=200))
+    return chart(title, about, *panels)
+
+
+def spread_layers(rows: Rows, places: Sequence[str], factor: float, x: Spec, y: Spec) -> list[Spec]:
+    """Draw percentiles on a line from the median to the longest.
+
+    Args:
+        rows: With `p50_s` to `max_s`; percentiles that no row has are not in the legend.
+        places: A name per row.
+        factor: What to multiply seconds with.
+        x: A channel of the field `at`, which has the names, or of `value`.
+        y: A channel of the other one.
+    """
+    codes = {
+        name if name == "max" else name.upper(): tint(shade)
+        for name, shade in (("p50", 0.2), ("p80", 0.4), ("p95", 0.6), ("p99", 0.8), ("max", 1.0))
+        if known(rows, f"{name}_s")
+    }
+    end, value = ("x2", x) if x["field"] == "value" else ("y2", y)
+    # A logarithmic axis has no zero.
+    least = 0 if value["scale"].get("type") == "log" else -1
+    marked = [
+        {"at": place, "of": name, "value": row[f"{name.lower()}_s"] * factor}
+        for row, place in zip(rows, places, strict=True)
+        for name in codes
+        if row[f"{name.lower()}_s"] is not None and row[f"{name.lower()}_s"] > least
+    ]
+    ranges = [
+        {"at": place, "value": row["p50_s"] * factor, "to": row["max_s"] * factor}
+        for row, place in zip(rows, places, strict=True)
+        if row["p50_s"] is not None and row["p50_s"] > least
+    ]
+    line = layer(ranges, {"type": "rule", "color": MUTED}, keep=("to",), x=x, y=y)
+    line["encoding"][end] = {"field": "to"}
+    mark = {"type": "point", "filled": True, "size": 45}
+    tip = ("at", "of", "value")
+    return [line, layer(marked, mark, tip=tip, x=x, y=y, color=colored("of", codes))]
+
+
+def _bars(labels: list[str], series: Sequence[Series], title: str, of: str) -> Spec:
+    colors = {name: code for name, _, code in series}
+    return layer(
+        pile(labels, series),
+        {"type": "bar", "stroke": "white", "strokeWidth": 0.4, "width": {"band": 0.74}},
+        tip=("at", "part", "value"),
+        x=_turn_axis(labels, of),
+        y=quantity("low", title),
+        y2={"field": "high"},
+        color=colored("part", colors, legend=len(colors) > 1),
+    )
+
+
+def _turn_axis(labels: list[str], title: str) -> Spec:
+    """Return a horizontal channel of turns; what follows a space is written below the number."""
+    below = {"labelAngle": 0, "labelExpr": "split(datum.label, ' ')", "labelOverlap": True}
+    return {
+        "field": "at",
+        "type": "ordinal",
+        "title": title,
+        "scale": {"domain": labels},
+        "axis": {**below, "grid": False},
+    }
 
 
 def _turn_title(rows: Rows) -> str:
@@ -104,24 +134,12 @@ def _turn_title(rows: Rows) -> str:
     return f"{first}; turn {most['turn']} takes {share(most['share'])} of all turn time"
 
 
-def _turn_axis(axes: Panel, rows: Rows) -> None:
-    """Name the turns, with how many there are of each."""
-    places = [row["turn"] for row in rows]
-    axes.set_xlim(min(places) - 0.6, max(places) + 0.6)
-    axes.grid(visible=False, axis="x")
-    shown = rows if len(rows) <= 12 else rows[:: len(rows) // 12 + 1]
-    axes.set_xticks(
-        [row["turn"] for row in shown], [f"{row['turn']}\nn={row['turns']:,}" for row in shown]
-    )
-    axes.set_xlabel("turn")
-
-
 def _turns_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
     rows = turns_per_request(tables, choice.steps)
     return {"turns_per_request": [row for row in rows if row["validate"] == choice.validate]}
 
 
-def _turns(data: DataTables, choice: Choice) -> Figure:
+def _turns(data: DataTables, choice: Choice) -> Spec:
     rows = data["turns_per_request"]
     requests = sum(row["requests"] for row in rows)
     counts = sorted({row["turns"] for row in rows})
@@ -135,43 +153,47 @@ def _turns(data: DataTables, choice: Choice) -> Figure:
         f"{share(by_count[usual] / requests)} of the requests took {usual} turn"
         f"{'' if usual == 1 else 's'}; the mean is {mean:.1f}, the most {counts[-1]}"
     )
-    figure, panels = sheet(
-        title,
-        f"{choice.text()}: {requests:,} requests",
-        size=(11, 5.2),
-        panels=(1, 2),
-        width_ratios=(1.5, 1),
-    )
     # Beyond ten kinds, colors say less than groups do.
     groups = [[count] for count in counts]
     if len(counts) > 10:
         groups[9:] = [counts[9:]]
-    series: list[tuple[str, list[float], Any]] = []
-    for place, members in enumerate(groups):
-        name = str(members[0]) if len(members) == 1 else f"{members[0]} to {members[-1]}"
-        values: list[float] = [
-            sum(r["requests"] for r in rows if r["step"] == step and r["turns"] in members)
-            for step in steps
-        ]
-        series.append((name, values, tint(place / max(len(groups) - 1, 1))))
-    title = "requests by their number of turns"
-    step_stack(panels[0], steps, series, "requests", title, legend_title="turns")
-    axes = panels[1]
-    means: list[float] = []
+    series: list[Series] = [
+        (
+            f"{members[0]} turn{'' if members == [1] else 's'}"
+            if len(members) == 1
+            else f"{members[0]} to {members[-1]} turns",
+            [
+                sum(r["requests"] for r in rows if r["step"] == step and r["turns"] in members)
+                for step in steps
+            ],
+            tint(place / max(len(groups) - 1, 1)),
+        )
+        for place, members in enumerate(groups)
+    ]
+    means: dict[int, float] = {}
     for turns in counts:
         timed = [row for row in rows if row["turns"] == turns and row["mean_s"] is not None]
         number = sum(row["requests"] for row in timed)
-        means.append(
-            sum(row["mean_s"] * row["requests"] for row in timed) / number if number else 0.0
-        )
-    factor, unit = time_unit(max(means))
-    axes.bar(counts, [mean * factor for mean in means], 0.78, color=PART_COLORS["engine"])
-    value_axis(axes, f"mean duration of such a request [{unit}]")
-    axes.set_xlabel("turns of the request")
-    whole_numbers(axes)
-    axes.set_xlim(min(counts) - 0.6, max(counts) + 0.6)
-    axes.set_title("how long such requests took, as a whole")
-    return figure
+        if number:
+            means[turns] = sum(row["mean_s"] * row["requests"] for row in timed) / number
+    factor, unit = time_unit(max(means.values(), default=None))
+    every = range(counts[0], counts[-1] + 1)
+    timed = _bars(
+        [str(turns) for turns in every],
+        [("mean", [means.get(turns, 0) * factor for turns in every], PART_COLORS["engine"])],
+        f"mean duration of such a request [{unit}]",
+        "turns of the request",
+    )
+    return chart(
+        title,
+        f"{choice.text()}: {requests:,} requests",
+        panel(
+            step_bars(steps, series, "requests"),
+            title="requests by their number of turns",
+            height=200,
+        ),
+        panel(timed, title="how long such requests took, as a whole", height=190),
+    )
 
 
 _BOTH = frozenset({"worker", "validate"})
@@ -200,7 +222,7 @@ VIEWS = (
         question="Do late turns take longer than early ones, and in which component?",
         analysis=_turn_time_tables,
         columns=common("run") | _TURN_TIMES,
-        draw=_turn_times,
+        chart=_turn_times,
         empty="no turn was recorded there. Single-turn agent loops of older versions have none.",
         section="turns",
         shows="""
@@ -218,7 +240,7 @@ VIEWS = (
             Only few requests have late turns, and they may not be representative: compare n. A turn is an
             assistant turn with its tools; verl's `num_turns` counts user turns too. Unfinished
             turns are counted and left out. The first version of the original logger recorded
-            turns without components: then only the left panel is drawn.
+            turns without components: then only the upper panel is drawn.
         """,
         takes=_BOTH,
         example="--validate",
@@ -234,21 +256,21 @@ VIEWS = (
             "share": "part of the step's requests",
             "mean_s": "mean duration of these requests that finished, in s",
         },
-        draw=_turns,
+        chart=_turns,
         empty="no request with a number of turns was recorded there.",
         section="turns",
         shows="""
-            Left: the requests of each step by their number of turns. Right: the mean duration
+            Top: the requests of each step by their number of turns. Bottom: the mean duration
             of whole requests with that many turns.
         """,
         conclude="""
             - The stack becomes darker over the run: the model uses its tools more, and rollouts
               become longer.
             - It becomes lighter: the model stops calling tools.
-            - A steep right panel: a limit on turns shortens the tail.
+            - A steep lower panel: a limit on turns shortens the tail.
         """,
         limits="""
-            The right panel is about whole requests, not about single turns; see `turn_times`.
+            The lower panel is about whole requests, not about single turns; see `turn_times`.
             More than ten numbers of turns are grouped, as the legend shows.
         """,
         takes=frozenset({"validate"}),
