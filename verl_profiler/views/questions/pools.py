@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from verl_profiler.analysis.pools import pools_over_time
 from verl_profiler.analysis.selection import Rows
+from verl_profiler.render.charts import Spec, chart, colored, layer, panel, quantity
 from verl_profiler.render.colors import INK, MUTED, VERSION_COLORS, color
-from verl_profiler.render.figure import patch, sheet
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from verl_profiler.render.panel import Panel
 
 __all__ = ["VIEWS"]
 
@@ -22,7 +15,7 @@ _UNKNOWN = "#8FA3BF"
 _LANES = {"trainer": "trainer", "queue": "ready prompts"}
 
 
-def _pools(data: DataTables, choice: Choice) -> Figure:
+def _pools(data: DataTables, choice: Choice) -> Spec:
     rows = data["pools_over_time"]
     syncs = [row for row in rows if row["phase"] == "weight_sync"]
     pools = sorted({row["lane"] for row in rows} - set(_LANES))
@@ -39,66 +32,64 @@ def _pools(data: DataTables, choice: Choice) -> Figure:
         title = f"The trainer is longest in {most}: {seconds(phases[most])}"
     if versions:
         title += f"; {counted(len(versions), 'weight version')} answered"
-    figure, panels = sheet(
+    x = quantity("begin_s", None, ends=(0, max(row["end_s"] for row in rows)))
+    panels: list[Spec] = []
+    for lane in lanes:
+        if lane == lanes[-1]:
+            x = {**x, "title": "seconds since the first step's start"}
+        own = [row for row in rows if row["lane"] == lane and row["phase"] != "weight_sync"]
+        marked = [row for row in syncs if lane in ("trainer", row["lane"])]
+        panels.append(
+            panel(
+                _phases(own, x) if lane == "trainer" else _levels(own, x, lane == "queue"),
+                layer(marked, {"type": "rule", "strokeDash": [2, 2]}, x=x, color=INK),
+                title=_LANES.get(lane, f"{lane} replicas: generate calls"),
+                height=36 if lane == "trainer" else 90,
+            )
+        )
+    return chart(
         title,
         f"{choice.text()} and validation: {counted(len(syncs), 'weight sync')}",
-        size=(12, 1.8 + 1.5 * len(lanes)),
-        panels=(len(lanes), 1),
-        sharex=True,
+        *panels,
         notes="Means of equal parts of the time. Colors of replicas: version of the weights. Lines: weight syncs.",
     )
-    for lane, axes in zip(lanes, panels, strict=True):
-        own = [row for row in rows if row["lane"] == lane and row["phase"] != "weight_sync"]
-        if lane == "trainer":
-            _phases(axes, own)
+
+
+def _phases(rows: Rows, x: Spec) -> Spec:
+    phases = {row["phase"]: color(row["phase"]) for row in rows}
+    drawn: Rows = []
+    for row in rows:
+        last = drawn[-1] if drawn else None
+        if last and (last["phase"], last["end_s"]) == (row["phase"], row["begin_s"]):
+            last["end_s"] = row["end_s"]
         else:
-            _levels(axes, own, versioned=lane != "queue")
-            axes.set_ylabel("prompts" if lane == "queue" else "calls")
-        for row in syncs:
-            if lane in ("trainer", row["lane"]):
-                axes.axvline(row["begin_s"], color=INK, linewidth=0.8, linestyle=":")
-        axes.set_title(_LANES.get(lane, f"{lane} replicas: generate calls"))
-    panels[-1].set_xlabel("seconds since the first step's start")
-    return figure
+            drawn.append({**row})
+    tip = ("phase", "begin_s", "end_s")
+    return layer(drawn, "rect", tip=tip, x=x, x2={"field": "end_s"}, color=colored("phase", phases))
 
 
-def _phases(axes: Panel, rows: Rows) -> None:
+def _levels(rows: Rows, x: Spec, queue: bool) -> Spec:
+    tops: dict[float, float] = {}
+    codes: dict[str, str] = {}
+    drawn: Rows = []
     for row in rows:
-        axes.axvspan(row["begin_s"], row["end_s"], color=color(row["phase"]), linewidth=0)
-    names = list(dict.fromkeys(row["phase"] for row in rows))
-    axes.set_yticks([])
-    axes.legend(
-        handles=[patch(color(name), name) for name in names],
-        loc="upper left",
-        bbox_to_anchor=(1.005, 1.0),
-        borderaxespad=0.0,
-        fontsize=8,
-    )
-
-
-def _levels(axes: Panel, rows: Rows, *, versioned: bool) -> None:
-    below: dict[float, float] = {}
-    drawn: dict[str, str] = {}
-    for row in rows:
+        low = tops.get(row["begin_s"], 0.0)
+        tops[row["begin_s"]] = low + row["mean"]
         version: int | None = row["weight_version"]
-        fill = MUTED
-        if versioned:
-            fill = _UNKNOWN if version is None else VERSION_COLORS[version % len(VERSION_COLORS)]
-            drawn["unknown" if version is None else f"version {version}"] = fill
-        base = below.get(row["begin_s"], 0.0)
-        axes.bar(
-            row["begin_s"], row["mean"], row["end_s"] - row["begin_s"], bottom=base,
-            align="edge", color=fill, linewidth=0,
-        )  # fmt: skip
-        below[row["begin_s"]] = base + row["mean"]
-    if len(drawn) <= len(VERSION_COLORS):
-        axes.legend(
-            handles=[patch(fill, name) for name, fill in drawn.items()],
-            loc="upper left",
-            bbox_to_anchor=(1.005, 1.0),
-            borderaxespad=0.0,
-            fontsize=8,
-        )
+        what = "unknown" if version is None else f"version {version}"
+        codes[what] = _UNKNOWN if version is None else VERSION_COLORS[version % len(VERSION_COLORS)]
+        drawn.append({**row, "weights": what, "low": low, "high": tops[row["begin_s"]]})
+    of_versions = colored("weights", codes, legend=len(codes) <= len(VERSION_COLORS))
+    return layer(
+        drawn,
+        "rect",
+        tip=("begin_s", "mean") if queue else ("begin_s", "weights", "mean"),
+        x=x,
+        x2={"field": "end_s"},
+        y=quantity("low", "prompts" if queue else "calls", tickCount=3),
+        y2={"field": "high"},
+        color=MUTED if queue else of_versions,
+    )
 
 
 VIEWS = (
@@ -121,7 +112,7 @@ VIEWS = (
             "begin_s": "start, after that of the first step, in s",
             "end_s": "end, after the start of the first step, in s",
         },
-        draw=_pools,
+        chart=_pools,
         empty="no asynchronous training with a finished step.",
         section=Section(
             "pools",

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import CAUSES, staleness_causes
-from verl_profiler.render.axes import legend, percent, step_stack, time_unit, value_axis
-from verl_profiler.render.bars import bars
+from verl_profiler.render.charts import Spec, chart, name_bars, panel, step_bars, time_unit, tint
 from verl_profiler.render.colors import ACCENT, MUTED
-from verl_profiler.render.figure import sheet, tint
 from verl_profiler.units import seconds, share
 from verl_profiler.views.columns import common
 from verl_profiler.views.staleness_text import by_cause, by_group, makers
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from verl_profiler.render.panel import Panel
+from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column
 
 __all__ = ["VIEWS"]
 
+_QUEUE = "#B9C2CC"
 
-def _staleness(data: DataTables, choice: Choice) -> Figure:
+
+def _staleness(data: DataTables, choice: Choice) -> Spec:
     rows = data["staleness"]
     (whole,) = by_group(rows, "all")
     off = whole["off_policy_share"]
@@ -32,53 +25,47 @@ def _staleness(data: DataTables, choice: Choice) -> Figure:
     if off is not None:
         title += f"; {share(off)} of their tokens are off-policy"
     steps = sorted({row["step"] for row in rows})
-    figure, panels = sheet(
+    groups = makers(rows)
+    made = name_bars(
+        [f"{row['what']} ({row['samples']})" for row in groups],
+        [
+            ("in queue", column(groups, "waited"), _QUEUE),
+            ("while generating", column(groups, "spanned"), ACCENT),
+        ],
+        "versions behind, mean",
+    )
+    return chart(
         title,
         f"{choice.text()}: {whole['samples']} samples of {len(steps)} steps",
-        size=(11, 8.8),
-        panels=(2, 1),
-        notes=("In queue: after the last token. While generating: between first and last token.",),
+        _distribution([row for row in rows if row["part"] == "versions"], steps),
+        panel(made, title="By generated tokens, prompt tokens and aborts (samples)", height=0),
+        notes="In queue: after the last token. While generating: between first and last token.",
     )
-    _distribution(panels[0], [row for row in rows if row["part"] == "versions"], steps)
-    groups = makers(rows)
-    axes = panels[1]
-    series = [
-        ("in queue", [row["waited"] for row in groups], MUTED),
-        ("while generating", [row["spanned"] for row in groups], ACCENT),
-    ]
-    bars(axes, [f"{row['what']} ({row['samples']})" for row in groups], series)
-    value_axis(axes, "versions behind, mean", of="x")
-    legend(axes)
-    axes.set_title("By generated tokens, prompt tokens and aborts (samples)")
-    return figure
 
 
-def _distribution(axes: Panel, rows: Rows, steps: list[int]) -> None:
+def _distribution(rows: Rows, steps: list[int]) -> Spec:
     tokens = {(row["step"], int(row["what"])): row["tokens"] for row in rows}
     totals = {
         step: sum(count for (own, _), count in tokens.items() if own == step) for step in steps
     }
     behind = sorted({versions for _, versions in tokens})
-    series = [
-        (
-            str(versions),
-            [tokens.get((step, versions), 0) / max(totals[step], 1) for step in steps],
-            tint(place / max(len(behind) - 1, 1)),
-        )
-        for place, versions in enumerate(behind)
-    ]
-    step_stack(
-        axes,
+    bars = step_bars(
         steps,
-        series,
+        [
+            (
+                f"{versions} behind",
+                [tokens.get((step, versions), 0) / max(totals[step], 1) for step in steps],
+                tint(place / max(len(behind) - 1, 1)),
+            )
+            for place, versions in enumerate(behind)
+        ],
         "share of tokens",
-        "Tokens by versions behind",
-        form=percent,
-        legend_title="versions behind",
+        form="%",
     )
+    return panel(bars, title="Tokens by versions behind", height=200)
 
 
-def _causes(data: DataTables, choice: Choice) -> Figure:
+def _causes(data: DataTables, choice: Choice) -> Spec:
     rows = by_cause(data["staleness_causes"])
     samples, behind = rows[0]["samples"], sum(row["behind"] for row in rows)
     most = max(rows, key=lambda row: row["behind"])
@@ -86,22 +73,24 @@ def _causes(data: DataTables, choice: Choice) -> Figure:
     if behind:
         part = share(most["behind"] / behind)
         title += f"; {part} of the versions behind: {most['cause'].replace('_', ' ')}"
-    figure, panels = sheet(
+    causes = [row["cause"].replace("_", " ") for row in rows]
+    factor, unit = time_unit(max(row["age_s"] for row in rows))
+    of_versions = name_bars(
+        causes, [("", column(rows, "behind"), ACCENT)], "versions behind, mean", legend=False
+    )
+    of_time = name_bars(
+        causes,
+        [("", column(rows, "age_s", factor), MUTED)],
+        f"time per sample, mean [{unit}]",
+        legend=False,
+    )
+    return chart(
         title,
         f"{choice.text()}: {samples} samples",
-        size=(11, 2.6 + 0.8 * len(rows)),
-        panels=(2, 1),
-        notes=("Versions count where the sample was when their weight sync began.",),
+        panel(of_versions, title="Versions behind by cause", height=0),
+        panel(of_time, title="From dispatch to consumption", height=0),
+        notes="Versions count where the sample was when their weight sync began.",
     )
-    names = [row["cause"].replace("_", " ") for row in rows]
-    bars(panels[0], names, [("", [row["behind"] for row in rows], ACCENT)])
-    value_axis(panels[0], "versions behind, mean", of="x")
-    panels[0].set_title("Versions behind by cause")
-    factor, unit = time_unit(max(row["age_s"] for row in rows))
-    bars(panels[1], names, [("", [row["age_s"] * factor for row in rows], MUTED)])
-    value_axis(panels[1], f"time per sample, mean, in {unit}", of="x")
-    panels[1].set_title("From dispatch to consumption")
-    return figure
 
 
 _CAUSE_TABLE = "\n".join(
@@ -152,7 +141,7 @@ VIEWS = (
                 "verl's `training/off_policy/trajectory_staleness_worst/mean`; only for `all`"
             ),
         },
-        draw=_staleness,
+        chart=_staleness,
         labels={
             "part": "grouped by",
             "what": "group",
@@ -212,7 +201,7 @@ sample waited in the queue after its last token, and versions between its first 
             ),
             "age_s": "time in this, mean over samples, in s; over all causes from dispatch to consumption",
         },
-        draw=_causes,
+        chart=_causes,
         labels={
             "part": "grouped by",
             "what": "group",

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
-from verl_profiler.render.axes import percent, step_lines, time_unit
+from verl_profiler.render.charts import Spec, chart, panel, step_lines, time_unit
 from verl_profiler.render.colors import color
-from verl_profiler.render.figure import sheet
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 __all__ = ["VIEWS"]
 
 
-def _plain(value: float) -> str:
-    return f"{value:,.6g}"
-
-
-def _efficiency(data: DataTables, choice: Choice) -> Figure:
+def _efficiency(data: DataTables, choice: Choice) -> Spec:
     rows = data["phase_efficiency"]
     steps = sorted({row["step"] for row in rows})
     phases = list(dict.fromkeys(row["phase"] for row in rows))
@@ -32,32 +22,28 @@ def _efficiency(data: DataTables, choice: Choice) -> Figure:
     longest = max(phases, key=lambda phase: spent[phase])
     tokens = sum(row["tokens"] for row in rows if row["phase"] == longest)
     title = f"{longest} takes {seconds(spent[longest] / tokens * 1000)} per 1,000 tokens"
-    mfu = [row for row in rows if row["mfu"] is not None]
-    figure, panels = sheet(
+    factor, unit = time_unit(max(known(rows, "s_per_1k_tokens"), default=None))
+    shown = (
+        ("s_per_1k_tokens", f"time per 1,000 tokens [{unit}]", factor, ""),
+        ("mean_length", "tokens per sequence", 1.0, ""),
+        ("mfu", "MFU", 1.0, "%"),
+    )
+    panels: list[Spec] = []
+    for key, label, scale, form in shown:
+        lines = [
+            (phase, [row for row in rows if row["phase"] == phase], key, color(phase))
+            for phase in phases
+        ]
+        if known(rows, key):
+            panels.append(
+                panel(step_lines(steps, lines, label, factor=scale, form=form), height=150)
+            )
+    return chart(
         title,
         f"{choice.text()}: {counted(len(steps), 'step')}",
-        size=(11, 2.2 + 2.6 * (3 if mfu else 2)),
-        panels=(3 if mfu else 2, 1),
-        notes=(
-            "Time of the trainer's phase, by the tokens of its workers' batches, padding left out.",
-        ),
+        *panels,
+        notes="Time of the trainer's phase, by the tokens of its workers' batches, padding left out.",
     )
-    by_phase = [[row for row in rows if row["phase"] == phase] for phase in phases]
-    longest_s = max(known(rows, "s_per_1k_tokens"), default=None)
-    factor, unit = time_unit(longest_s)
-    shown = (
-        ("s_per_1k_tokens", f"{unit} per 1,000 tokens", factor, _plain),
-        ("mean_length", "tokens per sequence", 1.0, _plain),
-        ("mfu", "MFU", 1.0, percent),
-    )
-    for axes, (key, label, scale, form) in zip(panels, shown, strict=False):
-        lines = [
-            (own, key, phase, color(phase))
-            for phase, own in zip(phases, by_phase, strict=True)
-            if known(own, key)
-        ]
-        step_lines(axes, lines, steps, label, factor=scale, form=form, gap=0.09)
-    return figure
 
 
 VIEWS = (
@@ -83,7 +69,7 @@ VIEWS = (
                 "the time of the batches; empty for devices that verl does not know"
             ),
         },
-        draw=_efficiency,
+        chart=_efficiency,
         empty=(
             "no batches with tokens were recorded there. Sequences must not be padded "
             "(verl's nested tensors), and profiler.events.exclude must not have workers."

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from statistics import fmean
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.transfers import weight_transfers
-from verl_profiler.render.axes import (
-    time_unit,
-)
-from verl_profiler.render.bars import bar_texts, colored_bars
+from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
 from verl_profiler.render.colors import PHASE_COLORS
-from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, seconds, size
 from verl_profiler.views.columns import common
-from verl_profiler.views.view import (
-    Choice,
-    DataTables,
-    Section,
-    View,
-    asking,
-    known,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
 __all__ = ["TABLES", "VIEWS"]
 
@@ -38,7 +23,7 @@ _WAYS = {
 _PROCESSES = 16
 
 
-def _weight_transfers(data: DataTables, choice: Choice) -> Figure:
+def _weight_transfers(data: DataTables, choice: Choice) -> Spec:
     rows = [row for row in data["weight_transfers"] if row["step"] != 0] or data["weight_transfers"]
     groups: dict[tuple[str, str], Rows] = {}
     for row in rows:
@@ -52,41 +37,47 @@ def _weight_transfers(data: DataTables, choice: Choice) -> Figure:
     syncs = len({row["step"] for row in rows})
     longest = order[0]
     title = (
-        f"{short(longest[0], 24)} {_WAYS[longest[1]][0]} weights for "
+        f"{longest[0]} {_WAYS[longest[1]][0]} weights for "
         f"{seconds(means[longest])} per sync, the longest"
     )
     last = max(caused, key=lambda name: (caused[name], name))
     if caused[last] > 0:
-        title += f"; the others wait {seconds(caused[last] / syncs)} for {short(last, 24)}"
-    figure, (axes,) = sheet(
+        title += f"; the others wait {seconds(caused[last] / syncs)} for {last}"
+    factor, unit = time_unit(max(means.values()))
+    bars = name_bars(
+        [f"{name} {_WAYS[way][0]}" for name, way in shown],
+        [
+            (way, [means[key] * factor if key[1] == way else 0 for key in shown], code)
+            for way, (_, code) in _WAYS.items()
+        ],
+        f"time per step [{unit}]",
+        texts=[_moved(groups[key]) for key in shown],
+        legend=False,
+        room=1.6,
+    )
+    more = "" if len(shown) == len(order) else f" ({len(shown)} of {len(order)})"
+    return chart(
         title,
         f"{choice.text()}: {counted(syncs, 'step')} with a sync; means per step",
-        size=(11, 1.6 + 0.36 * len(shown)),
+        panel(bars, title=f"processes that move weights{more}", height=0),
         notes=(
             "Waiting: until all ranks of the checkpoint engine take part in a bucket. Speed: of the "
             "time after that where buckets were recorded, else of the whole."
         ),
     )
-    factor, unit = time_unit(max(means.values()))
-    lengths = colored_bars(
-        axes,
-        [f"{short(name, 22)} {_WAYS[way][0]}" for name, way in shown],
-        [means[key] * factor for key in shown],
-        [_WAYS[way][1] for _, way in shown],
-    )
-    texts: list[str] = []
-    for key in shown:
-        own = groups[key]
-        sizes, speeds = known(own, "size_bytes"), known(own, "bytes_per_s")
-        waits = known(own, "waited_s")
-        parts = [size(sum(sizes) / len(sizes))] if sizes else []
-        parts += [f"{size(sum(speeds) / len(speeds))}/s"] if speeds else []
-        parts += [f"waits {seconds(sum(waits) / len(waits))}"] if waits else []
-        texts.append(", ".join(parts))
-    bar_texts(axes, lengths, texts, f"time per step [{unit}]", room=1.6)
-    more = "" if len(shown) == len(order) else f" ({len(shown)} of {len(order)})"
-    axes.set_title(f"processes that move weights{more}")
-    return figure
+
+
+def _moved(rows: Rows) -> str:
+    """Return the mean bytes, speed and waiting of a process, as far as they are known."""
+    means = {
+        key: fmean(known(rows, key))
+        for key in ("size_bytes", "bytes_per_s", "waited_s")
+        if known(rows, key)
+    }
+    parts = [size(means["size_bytes"])] if "size_bytes" in means else []
+    parts += [f"{size(means['bytes_per_s'])}/s"] if "bytes_per_s" in means else []
+    parts += [f"waits {seconds(means['waited_s'])}"] if "waited_s" in means else []
+    return ", ".join(parts)
 
 
 VIEWS = (
@@ -111,7 +102,7 @@ VIEWS = (
             "caused_wait_s": "how long the other ranks together waited for this one, in s",
             "bytes_per_s": "bytes per second of `moving_s`, or else of `total_s`",
         },
-        draw=_weight_transfers,
+        chart=_weight_transfers,
         empty="no weights were sent there, or by an earlier version of the profiler.",
         section=Section(
             "weight_transfers",
