@@ -5,13 +5,14 @@ import random
 from dataclasses import replace
 
 import pytest
+from chart_reading import data_in, every_channel, panels_of, words
 from truth.engine_readings import reading
 from truth.synthetic import EPOCH, Request, Step, Turn, events_of, run_of, tables_of
 
 from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
 from verl_profiler.analysis.engine_state import engine_load_over_time
-from verl_profiler.views.questions import engine_timeline
-from verl_profiler.views.questions.engine_timeline import page_engines
+from verl_profiler.views.questions import VIEWS, engine_timeline
+from verl_profiler.views.view import Choice
 
 
 def drawn_step(seed):
@@ -84,7 +85,7 @@ def test_the_longest_step_is_shown_unless_another_is_named():
     assert longest_step(tables_of([])) is None
 
 
-def test_the_page_draws_the_longest_step_from_its_first_call():
+def test_the_longest_step_is_drawn_from_its_first_call():
     """Readings before it are left out, but for the one that holds then; five engines are three."""
     short = Step(tuple(Request(replica=place) for place in range(5)))
     long = Step(
@@ -97,29 +98,37 @@ def test_the_page_draws_the_longest_step_from_its_first_call():
         for after_us, running in ((-900_000, 9), (-300_000, 1), (400_000, 2))
     ]
     tables = tables_of([*events, *read])
-    page, notes = page_engines(tables, None)
-    names = {row["name"] for row in page["engine_lanes"]}
+    spec = chart_of(tables)
+    calls, loads = data_in(spec, "part"), data_in(spec, "requests")
+    panels = [each["title"] for each in panels_of(spec) if "title" in each]
 
     assert truths[0].duration_us > truths[1].duration_us
-    assert {1} == {row["step"] for row in page["engine_lanes"]}
-    assert 3 == len(names)
-    assert 0 == min(row["begin_s"] for row in page["engine_lanes"])
-    assert "Step 1." in notes[0]
-    assert "The 3 of 5 engines" in notes[0]
-    if "engine_4" in names:
+    assert "the longest step (1)" in words(spec)
+    assert 3 == len(panels)
+    assert "5 engines, 3 of them shown" in words(spec)
+    begin_s = min(row["at_s"] for row in calls)
+    if "engine_4" in panels:
         assert [(0, 1), (0.4, 2)] == [
-            (pytest.approx(row["at_s"]), row["running_requests"])
-            for row in page["engine_load_over_time"]
+            (pytest.approx(row["at_s"] - begin_s, abs=1e-4), row["requests"])
+            for row in loads
+            if row.get("what") == "running"
         ]
 
 
-def test_a_page_with_many_calls_ends_where_the_first_begins_that_is_left_out(monkeypatch):
+def test_a_picture_of_many_calls_ends_where_the_first_begins_that_is_left_out(monkeypatch):
     """So that no lane has gaps."""
     tables, _ = run_of(drawn_step(1))
-    whole = page_engines(tables, None)[0]["engine_lanes"]
+    begins = sorted(row["begin_s"] for row in engine_lanes(tables))
     monkeypatch.setattr(engine_timeline, "_CALLS", 10)
-    page, notes = page_engines(tables, None)
+    spec = chart_of(tables)
+    (end_s,) = {each["scale"]["domainMax"] for name, each in every_channel(spec) if name == "x"}
 
-    assert len(whole) > 10
-    assert whole[:10] == page["engine_lanes"]
-    assert f"The first 10 of {len(whole)} calls" in notes[0]
+    assert len(begins) > 10
+    assert begins[10] == end_s
+    assert 10 == len({(row["request"], row["turn"]) for row in data_in(spec, "part")})
+    assert f"The first 10 of {len(begins)} calls" in words(spec)
+
+
+def chart_of(tables):
+    view, choice = VIEWS["engine_lanes"], Choice(run="r")
+    return view.spec(view.analysis(tables, choice), choice)

@@ -106,5 +106,4 @@ def test_the_tables_have_the_columns_that_the_scripts_read(documents):
         "top_kernels",
         "gpu_idle",
         "pools_over_time",
-        "engine_load_over_time",
     }

@@ -314,3 +314,33 @@ def test_the_device_time_of_an_asynchronous_run_adds_up(browser, tmp_path):
         )
         assert len(shares) == 2
         assert [sum(each) for each in shares] == pytest.approx([100, 100], abs=1.5)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_chart_is_drawn_when_it_comes_into_view(browser, small, width):
+    """As wide as its box, in light and dark, with its title, notes and table; a pointer shows its values."""
+    browser.open(small, width=width)
+    charts = "[...document.querySelectorAll('.vega')]"
+    drawn = f"{charts}.map((box) => Boolean(box.querySelector('canvas')))"
+    count = len(browser.evaluate(drawn))
+    colors = set()
+    assert not browser.evaluate(drawn)[-1]
+    for dark in ("false", "true"):
+        for number in range(count):
+            browser.evaluate(f"{charts}[{number}].scrollIntoView({{block: 'center'}})")
+            browser.wait(f"{charts}[{number}].dataset.drawn?.endsWith('{dark}')")
+        browser.settle()
+        wide = browser.evaluate(
+            f"{charts}.map((box) => [box.querySelector('canvas').offsetWidth, box.clientWidth])"
+        )
+        assert [pair for pair in wide if pair[0] > pair[1] + 1] == []
+        colors.add(browser.evaluate(f"{charts}[0].querySelector('canvas').toDataURL()"))
+        browser.evaluate("document.getElementById('theme').click()")
+
+    assert count > 8
+    assert 2 == len(colors)
+    title = "[...document.querySelectorAll('figure.view h3')].map((each) => each.innerText)"
+    assert "36 % of all rollout time goes to the last 20 % of the requests" in browser.evaluate(
+        title
+    )
+    assert not browser.messages

@@ -12,11 +12,12 @@ Drawing needs no browser and no network.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import functools
 import importlib
 import json
 import math
+import os
 import statistics
 import struct
 import textwrap
@@ -26,6 +27,7 @@ from itertools import pairwise
 from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_mapping
+from verl_profiler.reading.cache_home import OFF, choice, home
 from verl_profiler.render.colors import GRID, INK, MUTED
 from verl_profiler.render.visible import visible
 from verl_profiler.units import BYTE_UNITS
@@ -666,13 +668,27 @@ def render(spec: Spec, form: str, *, description: str = "") -> bytes:
     return _described(picture, description) if description else picture
 
 
-@functools.cache
 def bundle() -> str:
-    """Return Vega with all it needs as one script module, which hands `vegaEmbed` to the page."""
+    """Return Vega with all it needs as one script module, which hands `vegaEmbed` to the page.
+
+    Making it takes a second, so it is kept in the home of the caches.
+    """
     import vl_convert
 
     drawn: Any = vl_convert
-    return drawn.javascript_bundle(_SNIPPET)
+    place = home() / f"vega-{drawn.__version__}-{zlib.crc32(_SNIPPET.encode()):08x}.js"
+    kept = choice() != OFF
+    if kept:
+        with contextlib.suppress(OSError):
+            return place.read_text(encoding="utf-8")
+    text: str = drawn.javascript_bundle(_SNIPPET)
+    if kept:
+        with contextlib.suppress(OSError):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            own = place.with_suffix(f".{os.getpid()}")
+            own.write_text(text, encoding="utf-8")
+            own.replace(place)
+    return text
 
 
 def _described(picture: bytes, description: str) -> bytes:

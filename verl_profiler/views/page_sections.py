@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler.views.columns import described
 from verl_profiler.views.questions import VIEWS
-from verl_profiler.views.view import Section, View
+from verl_profiler.views.view import Section
 
 __all__ = ["SECTIONS", "page_sections", "section_of"]
 
@@ -114,32 +113,29 @@ def page_sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         document: The tables of the page by name, also those of views with a section of their own.
 
     Returns:
-        name, title and link of each section; questions, which its views answer; and for a view's
-        own section view: its table's name, columns and labels.  Sections that only some runs have are left
-        out where their table is empty.
+        name, title and link of each section; questions, which its views answer; views, their names.
+        Sections that only some runs have are left out where their views have no rows.
     """
-    own = {view.section.name: view for view in VIEWS.values() if isinstance(view.section, Section)}
+    of: dict[str, list[str]] = {}
+    for name in VIEWS:
+        of.setdefault(section_of(name) or "", []).append(name)
+    own = {view.section.name for view in VIEWS.values() if isinstance(view.section, Section)}
     shown = {"captures": document["captures"]["rows"]}
-    shown |= {name: document[view.name]["rows"] for name, view in own.items()}
+    shown |= {
+        name: any(document["views"][view]["table"]["rows"] for view in of[name]) for name in own
+    }
     return [
         {
             "name": section.name,
             "title": section.title,
             "link": section.link or section.title,
-            "questions": [
-                view.question for view in VIEWS.values() if section_of(view.name) == section.name
+            "questions": [VIEWS[name].question for name in of.get(section.name, ())],
+            "views": [
+                name
+                for name in of.get(section.name, ())
+                if VIEWS[name].chart is not None or section.name in own
             ],
-            "view": _shown(own[section.name], document) if section.name in own else None,
         }
         for section in SECTIONS.values()
         if shown.get(section.name, True)
     ]
-
-
-def _shown(view: View, document: Mapping[str, Any]) -> dict[str, Any]:
-    names = [name for name in document[view.name]["columns"] if name != "s"]
-    return {
-        "table": view.name,
-        "columns": described(view.columns, names),
-        "labels": dict(view.labels),
-    }

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler.analysis.engine_lanes import LANE_PARTS
-from verl_profiler.analysis.engine_time import CALL_PARTS
 from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS
+from verl_profiler.render.charts import bundle
 from verl_profiler.render.colors import (
-    CALL_PART_COLORS,
     ENGINE_COLORS,
     PART_COLORS,
     PHASE_COLORS,
@@ -41,11 +39,11 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
             **document,
             "colors": _colors(document),
             "accounts": ACCOUNTS,
-            "call_parts": {part: CALL_PARTS[part] for part in LANE_PARTS},
             "pools": POOLS,
             "versions": VERSION_COLORS,
         }
     )
+    vega = bundle()
     large = len(text) > _PLAIN_CHARACTERS
     return template("report.html").render(
         title=", ".join(document["about"]["runs"]),
@@ -56,10 +54,11 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
         script=trusted(scripts),
         data=trusted(packed(text) if large else text),
         packed=large,
+        vega=trusted(packed(vega)),
         policy="; ".join(
             (
                 "default-src 'none'",
-                f"script-src '{digest(scripts)}'",
+                f"script-src '{digest(scripts)}' '{digest(vega)}'",
                 f"style-src '{digest(style)}'",
                 "img-src data:",
                 "base-uri 'none'",
@@ -72,7 +71,6 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
 def _colors(document: Mapping[str, Any]) -> dict[str, str]:
     """Give each phase, part and category that occurs its color."""
     colors = {**PART_COLORS, **PHASE_COLORS, **ENGINE_COLORS}
-    colors |= {f"call:{part}": code for part, code in CALL_PART_COLORS.items()}
     colors |= {f"account:{account}": account_color(account) for account in ACCOUNTS}
     table = document["step_phases"]
     if table["columns"]:

@@ -29,11 +29,9 @@ from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.about_run import about_run, event_settings, recorded_events
 from verl_profiler.views.conclusions import conclusions, notes
 from verl_profiler.views.page_sections import page_sections
-from verl_profiler.views.questions import VIEWS
-from verl_profiler.views.questions.engine_timeline import page_engines
+from verl_profiler.views.page_views import page_views
 from verl_profiler.views.timelines import timelines
 from verl_profiler.views.tq_text import finding_lines
-from verl_profiler.views.view import Choice, Section
 from verl_profiler.views.worker_heat import worker_heat
 
 __all__ = ["document"]
@@ -47,6 +45,7 @@ _DETAILED_STEPS = 150
 _LONGEST_STEPS = 50
 _CHARTED_STEPS = 4_000
 _ROWS = 4_000
+_VIEW_ROWS = 1_000
 # Traced functions that the page lists, those with most time first.
 _FUNCTIONS = 40
 _FLIGHT_PARTS = 160
@@ -129,20 +128,13 @@ def document(
     lags = _placed(analysis.longest_lags(tables, steps), places, every, _ROWS)
     data["longest_lags"] = frame(lags, drop=("run", "step"))
     data["release_effects"] = frame(analysis.release_effects(tables, steps))
-    engines, engine_notes = page_engines(tables, steps)
-    for name, rows in engines.items():
-        data[name] = frame(_placed(rows, places, every, len(rows)), drop=("run", "step"))
-    for view in VIEWS.values():
-        if isinstance(view.section, Section) and view.name not in data:
-            rows = view.analysis(tables, Choice(steps=steps))[view.name]
-            if rows and "step" in rows[0]:
-                rows = _placed(rows, places, detailed, _ROWS)
-            data[view.name] = frame(rows[:_ROWS], drop=("run", "step"))
+    data["views"] = page_views(run, steps, lambda rows: _placed(rows, places, detailed, _VIEW_ROWS))
+    # Until the section on pools shows its view.
+    data["pools_over_time"] = data["views"]["pools_over_time"]["table"]
     data["sections"] = page_sections(data)
     data["headline"] = headline(listed, found["bubble_ledger"], warm_up)
     data["sentences"] = conclusions(found, listed, warm_up, several=several)
     data["notes"] = notes(found, recorded, event_settings(run), FAMILIES)
-    data["notes"]["engine_lanes"] = engine_notes
     data["notes"]["memory_saver"] = [
         f"{row['message']} {row['advice']}".strip()
         for row in analysis.memory_findings(tables, steps, launches=run.launches)

@@ -137,16 +137,6 @@ interface SyncRow extends OfStep {
   resume_s: Num;
 }
 
-interface LaneRow extends OfStep {
-  name: string; request_id: MaybeText; turn: Num; lane: number; begin_s: number;
-  retractions: Num;
-}
-
-interface ReadingRow extends OfStep {
-  name: string; dp_rank: Num; at_s: number; held_s: Num; running_requests: Num;
-  waiting_requests: Num; kv_share: Num;
-}
-
 interface PoolRow {
   run?: string; lane: string; phase: MaybeText; weight_version: Num; mean: Num; begin_s: number;
   end_s: number;
@@ -223,7 +213,7 @@ interface Tables {
   requests_in_flight: FlightRow; turn_times: TurnTimesRow; turns_per_request: TurnsPerRequestRow;
   tool_times: ToolTimesRow; engine_times: EngineTimesRow; replica_balance: ReplicaRow;
   rollout_balance: WorkerRow; rank_balance: RankRow; weight_sync: SyncRow;
-  pools_over_time: PoolRow; engine_lanes: LaneRow; engine_load_over_time: ReadingRow;
+  pools_over_time: PoolRow;
   transfer_totals: TransferRow; tq_functions: TracedRow; loop_lags: StallsRow;
   longest_lags: LongestStallRow; memory_peaks: MemoryPeakRow; memory_timeline: MemoryPhaseRow;
   release_effects: ReleaseRow; sleep_times: SleepRow; profiler_cost: CostRow;
@@ -289,11 +279,12 @@ interface Timelines {
 
 /** A view's own table, and what its columns hold. */
 interface PageView {
-  table: string; columns: Record<string, string>; labels: Record<string, string>;
+  question: string; charts: Record<string, any>[]; missing: string[];
+  table: Frame<Record<string, any>>; columns: Record<string, string>; labels: Record<string, string>;
 }
 
 interface PageSection {
-  name: string; title: string; link: string; questions: string[]; view: PageView | null;
+  name: string; title: string; link: string; questions: string[]; views: string[];
 }
 
 /** How late workers end: of each column its first and last step; cells by worker and column. */
@@ -311,10 +302,9 @@ type PageDocument = {[Name in keyof Tables]: Frame<Tables[Name]>} & {
   steps: Frame<StepRow>; detailed: number[]; fractions: number[]; computing: string[];
   worker_heat: WorkerHeat | null;
   timelines: Timelines; problems: string[]; notes: Record<string, string[]>; tq_findings: string[];
-  sections: PageSection[]; colors: Record<string, string>;
+  sections: PageSection[]; views: Record<string, PageView>; colors: Record<string, string>;
   /** What each account of the device time is. */
   accounts: Record<string, string>;
-  call_parts: Record<string, string>;
   /** Whose devices each pool has. */
   pools: Record<string, string>;
   /** Colors of weight versions; they repeat. */

@@ -7,7 +7,6 @@ import {byId, element} from './dom.js';
 import {clean, plural} from './format.js';
 import {capturesSection} from './section_captures.js';
 import {devicesSection} from './section_devices.js';
-import {enginesSection} from './section_engines.js';
 import {poolsSection} from './section_pools.js';
 import {
   applyFilter,
@@ -24,7 +23,8 @@ import {
 import {rolloutSection, toolsSection, turnsSection, validationSection} from './section_rollout.js';
 import {costSection, launchSection, problemsSection, stallsSection} from './section_run.js';
 import {pathSection, stepsSection} from './section_steps.js';
-import {viewSection} from './section_view.js';
+import {viewBlocks} from './section_view.js';
+import {redrawCharts} from './vega.js';
 import {transfersSection, weightsSection, workersSection} from './section_workers.js';
 
 const {sections} = DATA;
@@ -35,7 +35,6 @@ const MAKERS = {
   path: pathSection,
   devices: devicesSection,
   pools: poolsSection,
-  engine_lanes: enginesSection,
   rollout: rolloutSection,
   requests: () => requestsSection(choose),
   turns: turnsSection,
@@ -52,7 +51,7 @@ const MAKERS = {
 };
 
 // Sections that are the same for every step.
-const FIXED = ['requests', 'pools', 'engine_lanes', 'validation', 'problems', 'launch'];
+const FIXED = ['requests', 'pools', 'validation', 'problems', 'launch'];
 
 let started = false;
 /** Whether a person has selected a request. */
@@ -63,8 +62,8 @@ const previous = /** @type {HTMLButtonElement} */ (byId('previous'));
 const next = /** @type {HTMLButtonElement} */ (byId('next'));
 
 /** @param {PageSection} section */
-function fill({name, title, questions, view}) {
-  const make = MAKERS[name] ?? (() => (view ? viewSection(view, questions.join(' ')) : []));
+function fill({name, title, questions, views}) {
+  const make = () => [...(MAKERS[name]?.() ?? []), ...viewBlocks(views)];
   const heading = element('h2', {title: questions.join(' ') || null}, title);
   byId(name).replaceChildren(heading, ...element('div', {}, make()).childNodes);
 }
@@ -116,6 +115,7 @@ function startTheme() {
   const update = () => {
     button.textContent = dark() ? 'Light' : 'Dark';
     redrawTimeline();
+    redrawCharts();
   };
   button.addEventListener('click', () => set(dark() ? 'light' : 'dark'));
   system.addEventListener('change', update);

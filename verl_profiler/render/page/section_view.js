@@ -1,25 +1,40 @@
-// The section of a view: its table, with a column per value.
+// The views of a section: of each its chart, and its table of the step that is shown.
 
-import {about, notKept} from './blocks.js';
+import {note, notKept} from './blocks.js';
 import {ALL, DATA, shown, shownName, steps, unpack} from './data.js';
-import {missing} from './format.js';
+import {element} from './dom.js';
+import {clean, missing} from './format.js';
 import {table} from './table.js';
+import {chart} from './vega.js';
 
 /** @typedef {Record<string, any>} Row */
 
+/** @type {Map<string, HTMLElement[]>} */
+const charts = new Map();
+
 /**
- * @param {PageView} view
- * @param {string} caption
+ * @param {string[]} names Of the section's views.
+ * @returns {import('./dom.js').Child[]}
  */
-export function viewSection(view, caption) {
-  const all = unpack(
-    /** @type {Record<string, Frame<Row>>} */ (/** @type {any} */ (DATA))[view.table],
-  );
-  const stepped = all.some((row) => 's' in row);
+export function viewBlocks(names) {
+  return names.flatMap((name) => {
+    const view = DATA.views[name];
+    // A chart shows all steps: it is made once, and stays.
+    if (!charts.has(name)) charts.set(name, view.charts.map(chart));
+    const drawn = charts.get(name) ?? [];
+    return [...drawn, ...view.missing.map((text) => note(clean(text))), tableOfView(view)];
+  });
+}
+
+/** @param {PageView} view */
+function tableOfView(view) {
+  const all = unpack(view.table);
+  if (!all.length) return null;
+  const stepped = 's' in all[0];
   const rows = all
     .filter((row) => !stepped || shown.step === ALL || row.s === shown.step)
     .map((row) => (stepped ? {label: steps[row.s].label, ...row} : row));
-  if (!rows.length) return [about(`Nothing in ${shownName()}.`), ...notKept()];
+  if (!rows.length) return [note(`${view.question} Nothing in ${shownName()}.`), ...notKept()];
   /** @type {import('./table.js').Column<Row>[]} */
   const columns = Object.entries(view.columns)
     .filter(([key]) => rows.some((row) => !missing(row[key])))
@@ -28,7 +43,10 @@ export function viewSection(view, caption) {
       return [key, view.labels[key] ?? label, formatOf(key, rows), {title}];
     });
   if (stepped) columns.unshift(['label', 'step', 'text']);
-  return [about(caption), table({caption, rows, limit: 12, columns})];
+  const made = table({caption: view.question, rows, limit: 12, columns});
+  if (!view.charts.length) return made;
+  const summary = element('summary', {}, `Table: ${view.question}`);
+  return element('details', {class: 'numbers'}, summary, made);
 }
 
 /**

@@ -22,7 +22,7 @@ export function whenUnpacked(draw) {
  * @param {string} packed
  * @returns {Promise<string>}
  */
-async function plainText(packed) {
+export async function plainText(packed) {
   const bytes = Uint8Array.from(atob(packed), (each) => each.charCodeAt(0));
   const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
   return await new Response(plain).text();

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
 from verl_profiler.analysis.engine_state import engine_load_over_time
 from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED
-from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
 from verl_profiler.render.colors import CALL_PART_COLORS
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.columns import common
 from verl_profiler.views.questions.engine_load import load_layers
-from verl_profiler.views.view import Choice, DataTables, Section, View, column, known
+from verl_profiler.views.view import Choice, DataTables, Section, View, column
 
-__all__ = ["VIEWS", "page_engines"]
+__all__ = ["VIEWS"]
 
 # Engines drawn: those with the most lanes.
 _ENGINES = 3
@@ -31,46 +30,6 @@ def _tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
         "engine_lanes": engine_lanes(tables, steps),
         "engine_load_over_time": engine_load_over_time(tables, steps),
     }
-
-
-def page_engines(tables: Tables, steps: Steps) -> tuple[dict[str, Rows], list[str]]:
-    """Return what the report page draws of the engines, of its longest step: tables and notes.
-
-    Seconds are counted from the first call.
-    """
-    if steps is None or steps[0] != steps[1]:
-        steps = longest_step(tables, steps) or steps
-    lanes = engine_lanes(tables, steps)
-    many = _many_lanes(lanes)
-    shown = _drawn(many)
-    kept = sorted((row for row in lanes if row["name"] in shown), key=lambda row: row["begin_s"])
-    if not kept:
-        return {"engine_lanes": [], "engine_load_over_time": []}, []
-    notes = [f"Not divided: {UNRECORDED}."] if any(known(kept, "undivided_s")) else []
-    if steps is not None and steps[0] == steps[1]:
-        notes.insert(0, f"Step {steps[0]}.")
-    if len(shown) < len(many):
-        notes.append(f"The {len(shown)} of {counted(len(many), 'engine')} with the most lanes.")
-    if len(kept) > _CALLS:
-        notes.append(f"The first {_CALLS:,} of {len(kept):,} calls; plot engine_lanes has all.")
-    first_s = kept[0]["begin_s"]
-    # The picture ends where the first call begins that is left out: no lane has gaps.
-    until_s = kept[_CALLS]["begin_s"] if len(kept) > _CALLS else math.inf
-    parts = [f"{part}_s" for part in LANE_PARTS if any(row[f"{part}_s"] for row in kept)]
-    columns = ("run", "name", "step", "request_id", "turn", "lane", "retractions", *parts)
-    return {
-        "engine_lanes": [
-            {name: row[name] for name in columns} | {"begin_s": row["begin_s"] - first_s}
-            for row in kept[:_CALLS]
-        ],
-        "engine_load_over_time": [
-            row | {"at_s": max(row["at_s"] - first_s, 0.0)}
-            for row in engine_load_over_time(tables, steps)
-            if row["name"] in shown
-            and row["at_s"] + (row["held_s"] or 0) > first_s
-            and row["at_s"] < until_s
-        ],
-    }, [" ".join(notes)]
 
 
 def _many_lanes(lanes: Rows) -> dict[str, int]:
@@ -115,18 +74,26 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
         notes.append(f"The first {_CALLS:,} of {counted(len(kept), 'call')} are drawn.")
     if not readings:
         notes.append("No readings of batch and queue: set profiler.events.engine_state=true.")
+    first_s = kept[0]["begin_s"]
+    # The picture ends where the first call begins that is left out: no lane has gaps.
+    last_s = (
+        kept[_CALLS]["begin_s"]
+        if len(kept) > _CALLS
+        else max(row["begin_s"] + sum(row[f"{part}_s"] or 0 for part in parts) for row in kept)
+    )
     kept = kept[:_CALLS]
-    ends = [row["begin_s"] + sum(row[f"{part}_s"] or 0 for part in parts) for row in kept]
-    x = quantity("at_s", "seconds since the first reading or call", ends=(None, max(ends)))
-    x["scale"]["domainMin"] = kept[0]["begin_s"]
+    x = quantity("at_s", "seconds since the first reading or call", ends=(None, last_s))
+    x["scale"]["domainMin"] = first_s
     panels: list[Spec] = []
     for name in shown:
         last = name == shown[-1]
         own = [row for row in kept if row["name"] == name]
         within = [
-            row
+            {**row, "at_s": max(row["at_s"], first_s)}
             for row in readings
-            if row["name"] == name and kept[0]["begin_s"] <= row["at_s"] <= max(ends)
+            if row["name"] == name
+            and row["at_s"] + (row["held_s"] or 0) > first_s
+            and row["at_s"] < last_s
         ]
         height = min(max(56, 7 * many[name]), 260)
         panels.append(panel(_lanes(own, parts, x, legend=last), title=name, height=height))
@@ -157,7 +124,7 @@ def _lanes(rows: Rows, parts: list[str], x: Spec, *, legend: bool) -> Spec:
     y["scale"] = {"reverse": True, "zero": True}
     return layer(
         pieces,
-        "rect",
+        {"type": "rect", "clip": True},
         tip=("request", "turn", "part", "took_s"),
         x=x,
         x2={"field": "end_s"},

@@ -1,0 +1,62 @@
+"""The views of a run as the report page shows them: the chart of each, its table, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.reading.reader import Run
+from verl_profiler.render.frames import frame
+from verl_profiler.views.columns import described
+from verl_profiler.views.questions import VIEWS
+from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View
+
+__all__ = ["page_views"]
+
+
+def page_views(run: Run, steps: Steps, kept: Callable[[Rows], Rows]) -> dict[str, dict[str, Any]]:
+    """Return what the page shows of each view.
+
+    Args:
+        run: An open run.
+        steps: First and last step; all when None.
+        kept: Names the step of rows by its place on the page, and bounds their number.
+
+    Returns:
+        By the view's name: question; charts, one per run that has one; missing, why another run has
+        none; table, the rows of its own table; columns and labels, the sentences and names of its columns.
+    """
+    return {name: _shown(view, run, steps, kept) for name, view in VIEWS.items()}
+
+
+def _shown(view: View, run: Run, steps: Steps, kept: Callable[[Rows], Rows]) -> dict[str, Any]:
+    choice = Choice(steps=steps)
+    data = view.analysis(run.tables, choice)
+    charts: list[dict[str, Any]] = []
+    missing: list[str] = []
+    for label in run.labels if view.chart is not None else ():
+        try:
+            charts.append(view.spec(of_run(data, label), replace(choice, run=label)))
+        except NothingToDraw as reason:
+            missing.append(str(reason))
+    rows = data[view.name]
+    if rows and "step" in rows[0]:
+        rows = kept(rows)
+    table = frame(rows, drop=("run", "step") if len(run.labels) == 1 else ("step",))
+    return {
+        "question": view.question,
+        "charts": charts,
+        "missing": missing,
+        "table": table,
+        "columns": described(view.columns, [name for name in table["columns"] if name != "s"]),
+        "labels": dict(view.labels),
+    }
+
+
+def of_run(data: DataTables, label: str) -> dict[str, Rows]:
+    """Return the rows of one run."""
+    return {
+        name: [row for row in rows if row.get("run", label) == label] for name, rows in data.items()
+    }
