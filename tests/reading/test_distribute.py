@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cached_runs import REHEARSED
+from cached_runs import REHEARSED, SMALL
 
 from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
@@ -37,16 +37,18 @@ class Apart(Inline):
 
 @pytest.fixture
 def run(tmp_path):
-    return Path(
-        shutil.copytree(REHEARSED, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
-    )
+    return copied(SMALL, tmp_path / "run")
+
+
+def copied(run, place):
+    return Path(shutil.copytree(run, place, ignore=shutil.ignore_patterns(".cache")))
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     """Several parts and several groups of steps, of a small run."""
-    monkeypatch.setattr(convert, "_PART_BYTES", 100_000)
-    monkeypatch.setattr(tables, "_CHUNK_EVENTS", 500)
+    monkeypatch.setattr(convert, "_PART_BYTES", 15_000)
+    monkeypatch.setattr(tables, "_CHUNK_EVENTS", 100)
 
 
 def cached(run):
@@ -102,9 +104,9 @@ def test_only_the_steps_that_were_requested(run, tmp_path, monkeypatch):
     assert cached(run)
     whole = both.shards // 2
     shutil.rmtree(run / ".cache")
-    assert distribute([run], Inline(), (1, 1)).shards < whole
+    assert distribute([run], Inline(), (2, 2)).shards < whole
     before = cached(run)
-    with load(run, steps=(1, 1)) as opened:
+    with load(run, steps=(2, 2)) as opened:
         opened.tables.make(*tables.BY_STEPS)
     assert cached(run) == before
 
@@ -188,9 +190,10 @@ def test_no_cluster_is_started(monkeypatch):
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
-def test_raylets_of_a_real_cluster(run):
+def test_raylets_of_a_real_cluster(tmp_path):
     """A cluster whose CPUs are all taken, as by a training."""
     pytest.importorskip("ray")
+    run = copied(REHEARSED, tmp_path / "run")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("VERL_PROF", "RAY_"))}
     done = subprocess.run(
         [sys.executable, str(CLUSTER), str(run), "--raylets", "2", "--busy", "--few"],
