@@ -20,16 +20,22 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.wheel]
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory):
-    """A venv with the wheel and Hydra; return a function that runs its Python in an empty folder."""
+def wheel(tmp_path_factory):
+    """The wheel, built from this tree."""
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)],
         check=True,
         capture_output=True,
     )
-    (wheel,) = folder.glob("*.whl")
-    run_names = set(zipfile.ZipFile(wheel).namelist())
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(wheel):
+    """A venv with the wheel and Hydra; return a function that runs its Python in an empty folder."""
+    folder = wheel.parent
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
     subprocess.run(
@@ -46,12 +52,11 @@ def bare(tmp_path_factory):
         assert 0 == done.returncode, done.stdout + done.stderr
         return done.stdout
 
-    run.names = run_names
     return run
 
 
-def test_every_file_of_the_package_is_in_the_wheel(bare):
-    """Pages of the report, requirement lists, import stubs, YAML: not Python only."""
+def test_every_file_of_the_package_is_in_the_wheel(wheel):
+    """Pages of the report, requirement lists, import stubs, YAML, and what verl and SGLang look for."""
     folders = {"verl_profiler": "verl_profiler", "configs": "verl_profiler/configs"}
     there = {
         f"{target}/{file.relative_to(ROOT / folder)}"
@@ -60,9 +65,16 @@ def test_every_file_of_the_package_is_in_the_wheel(bare):
         if file.is_file() and "__pycache__" not in file.parts
     }
 
-    assert set() == there - bare.names
+    packed = zipfile.ZipFile(wheel)
+    (entries,) = (name for name in packed.namelist() if name.endswith("entry_points.txt"))
+    text = packed.read(entries).decode()
+
+    assert set() == there - {*packed.namelist()}
+    assert "[verl.plugins]\nverl_profiler = verl_profiler.plugin\n" in text
+    assert "[console_scripts]\nverl-profiler = verl_profiler.cli:main\n" in text
 
 
+@pytest.mark.nightly
 def test_hydra_composes_the_option_from_the_wheel(bare):
     """For any Hydra application, without a search path on its command line."""
     code = (
@@ -81,6 +93,7 @@ def test_hydra_composes_the_option_from_the_wheel(bare):
     assert "profile_ranks" in config["actor_rollout_ref"]["actor"]
 
 
+@pytest.mark.nightly
 def test_the_callback_and_the_entry_point_are_in_the_wheel(bare):
     """verl looks in the group `verl.plugins`."""
     out = bare(
@@ -93,6 +106,7 @@ def test_the_callback_and_the_entry_point_are_in_the_wheel(bare):
     assert "['verl_profiler.plugin']\n" == out
 
 
+@pytest.mark.nightly
 def test_the_command_prints_its_help(bare):
     """With the core dependencies alone."""
     out = bare(

@@ -14,6 +14,7 @@ import duckdb
 import msgspec
 import pytest
 import wrapt
+from cached_runs import SMALL as CACHED
 
 import verl_profiler
 from verl_profiler.cli import COMMANDS, main, summary
@@ -89,6 +90,30 @@ def test_a_run_that_recorded_no_command_is_read_as_any_other(command, tmp_path, 
 
     assert 0 == main([command[0], str(run), *command[1:], "--no-cache"])
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "slug", "says"),
+    [
+        ("requests RUN --request zz", "no-such-request", "starts with 'zz'"),
+        ("requests RUN --step 9", "no-such-step", "For example --step 2"),
+        ("requests RUN --worker 9", "no-such-worker", "worker_0, worker_1"),
+        ("requests RUN --slowest 0", "option-value", "--slowest 20"),
+        ("summary RUN --step 9", "no-such-step", "it has 0 to 2.\nFor example --step 2"),
+        ("why RUN --steps 7", "no-such-step", "step 7 is not in this run; it has 0 to 2."),
+        ("watch gone", "no-such-run", "gone"),
+        # An archive, or another file, does not grow.
+        (f"watch {__file__}", "no-such-run", "test_main.py"),
+        ("watch RUN --interval 0", "option-value", "--interval"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(words, slug, says, capsys):
+    """Status 2, and nothing on standard output."""
+    assert 2 == main([str(CACHED) if word == "RUN" else word for word in words.split()])
+    out, err = capsys.readouterr()
+    assert "" == out
+    assert says in err
+    assert f"({slug})" in err
 
 
 class StaleNfs:

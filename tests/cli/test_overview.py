@@ -1,6 +1,5 @@
 """The summary's 20 lines: what they show is true, and they stay 20."""
 
-import argparse
 import json
 import os
 import pty
@@ -11,15 +10,16 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from cached_runs import SMALL
 from event_files import ended, write_lines
 
-from verl_profiler.cli import main, summary
+from verl_profiler.cli import main
 from verl_profiler.views.overview_text import TABLES, overview_text
 
 STEPS = 100
 DATA = Path(__file__).parents[1] / "data"
 NAMES = ("rehearsal_run", "one_step_off_run", "vllm_colocate_async_run")
-RUNS = [DATA / "small_run", *(DATA / f"{name}.tar.gz" for name in NAMES)]
+RUNS = [SMALL, *(DATA / f"{name}.tar.gz" for name in NAMES)]
 WITHOUT_FINDINGS = ("vllm_colocate_async_run.tar.gz",)
 
 
@@ -54,14 +54,8 @@ def long_run(tmp_path_factory):
     return folder
 
 
-def arguments(*words):
-    parser = argparse.ArgumentParser()
-    summary.add_arguments(parser)
-    return parser.parse_args([*map(str, words), "--no-cache"])
-
-
 def printed(capsys, *words):
-    status = main([*map(str, words), "--no-cache"])
+    status = main([*map(str, words)])
     out = capsys.readouterr().out
     assert 0 == status, out
     return out
@@ -102,7 +96,7 @@ def test_every_recorded_run_has_20_lines(run, capsys):
 
 
 def test_runs_of_one_summary_share_the_20_lines(capsys):
-    lines = printed(capsys, "summary", *RUNS, *RUNS).splitlines()
+    lines = printed(capsys, "summary", *RUNS).splitlines()
 
     assert len(lines) <= 20
     assert re.match(r"  \w+ \d+ % \(", lines[1])
@@ -179,10 +173,10 @@ def test_no_change_is_promised_where_nothing_was_recorded(tmp_path, capsys):
     assert "no finished steps; 1.00 s were recorded" in out
 
 
-def test_a_terminal_gets_colors_and_a_pipe_none(long_run):
+def test_a_terminal_gets_colors_and_a_pipe_none():
     """NO_COLOR switches them off; names in files cannot add any."""
     command = [sys.executable, "-c", "from verl_profiler.cli import main; main()"]
-    command += ["summary", str(long_run), "--no-cache"]
+    command += ["summary", str(SMALL)]
 
     def on_a_terminal(**more):
         ours, theirs = pty.openpty()
@@ -204,7 +198,7 @@ def test_a_terminal_gets_colors_and_a_pipe_none(long_run):
         return got
 
     # On a busy machine, lines of the progress are there before, and erased.
-    assert on_a_terminal().rpartition(b"\x1b[K")[2].startswith(b"\x1b[1mlong_run: ")
+    assert on_a_terminal().rpartition(b"\x1b[K")[2].startswith(b"\x1b[1msmall_run: ")
     assert not re.search(rb"\x1b\[[\d;]*m", on_a_terminal(NO_COLOR="1"))
     piped = subprocess.run(command, capture_output=True, check=True, timeout=100).stdout
     assert b"\x1b[" not in piped

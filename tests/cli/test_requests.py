@@ -58,24 +58,6 @@ def test_one_request_is_shown_by_the_beginning_of_its_id(capsys):
     assert max(map(len, lines)) <= 120
 
 
-@pytest.mark.parametrize(
-    ("arguments", "slug", "said"),
-    [
-        (["--request", "zz"], "no-such-request", "starts with 'zz'"),
-        (["--step", "9"], "no-such-step", "For example --step 2"),
-        (["--worker", "9"], "no-such-worker", "worker_0, worker_1"),
-        (["--slowest", "0"], "option-value", "--slowest 20"),
-    ],
-)
-def test_what_is_not_there_is_refused(arguments, slug, said):
-    """With what is."""
-    with pytest.raises(ReadingError) as caught:
-        run(SMALL, *arguments)
-
-    assert (2, slug) == (caught.value.exit_code, caught.value.slug)
-    assert said in str(caught.value)
-
-
 def test_an_ambiguous_beginning_lists_what_it_could_mean(capsys):
     """So that more of the id can be given; an empty one is none."""
     ids = [row["request_id"] for row in listed(capsys, REHEARSED, "--slowest", 64)["requests"]]

@@ -11,7 +11,6 @@ from event_files import ended, write_lines
 
 from verl_profiler.analysis import EXPLANATIONS, SUMMARY
 from verl_profiler.cli import summary
-from verl_profiler.errors import ReadingError
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -155,14 +154,6 @@ def test_nothing_to_report_is_status_1(tmp_path, capsys):
     captured = capsys.readouterr()
     assert "" == captured.out
     assert "no events were found" in captured.err
-
-
-def test_a_step_that_is_not_there_is_named_with_those_that_are():
-    """The message ends with a line that can be copied."""
-    with pytest.raises(ReadingError, match=r"it has 0 to 2\.\nFor example --step 2") as caught:
-        run_verbose(SMALL, "--step", "9")
-
-    assert 2 == caught.value.exit_code
 
 
 def test_steps_are_one_or_a_range():

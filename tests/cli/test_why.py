@@ -9,7 +9,6 @@ from event_files import ended, write_lines
 
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.cli import why
-from verl_profiler.errors import ReadingError
 from verl_profiler.reading.reader import load
 from verl_profiler.views.why_text import why as view
 
@@ -101,9 +100,3 @@ def test_no_step_with_an_end_is_nothing_to_report(tmp_path, capsys):
 
     assert 1 == run(tmp_path)
     assert "nothing to report: no step finished" in capsys.readouterr().err
-
-
-def test_a_step_that_is_not_there_is_refused():
-    """With those that are."""
-    with pytest.raises(ReadingError, match=r"step 7 is not in this run; it has 0 to 2\."):
-        run(REHEARSED, "--steps", "7")

@@ -21,13 +21,15 @@ STEPS = 8
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory):
-    """Step 1 of the small run, again and again, every five minutes."""
+    """Step 1 of the small run, with one process of each kind, again and again, every five minutes."""
     run = tmp_path_factory.mktemp("runs") / "long"
-    shutil.copytree(SMALL / "processes", run / "processes")
+    shutil.copytree(
+        SMALL / "processes", run / "processes", ignore=shutil.ignore_patterns("*_1.json")
+    )
     shutil.copy(SMALL / "run.json", run / "run.json")
     for step in range(1, STEPS + 1):
         (run / f"step_{step}").mkdir()
-        for path in (SMALL / "step_1").glob("*.jsonl"):
+        for path in (SMALL / "step_1").glob("*_0.jsonl"):
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             for line in lines:
                 moment = datetime.fromisoformat(line["timestamp"]) + timedelta(minutes=5 * step)

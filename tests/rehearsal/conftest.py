@@ -46,6 +46,8 @@ COMMANDS = {
         [
             "profiler.events.engine_timing=true",
             "profiler.events.engine_state=true",
+            "profiler.transfer_queue.trace=true",
+            "profiler.transfer_queue.detail=true",
             f"trainer.v1.sampler.custom_sampler.path={EXAMPLE.parent / 'sampler.py'}",
             "trainer.v1.sampler.custom_sampler.name=TimedReplayBuffer",
             f"actor_rollout_ref.rollout.agent.agent_loop_config_path={EXAMPLE.parent / 'agent_loops.yaml'}",
@@ -125,6 +127,9 @@ def rehearsed(request, tmp_path_factory, command_environment, nsys_or_reason):
     command_environment = {
         **command_environment,
         "PYTHONPATH": os.pathsep.join(filter(None, folders)),
+        # The lines of TransferQueue tracing are printed at this level; each of them is looked at.
+        "VERL_LOGGING_LEVEL": "INFO",
+        "RAY_DEDUP_LOGS": "0",
     }
     command = [*command, "--engine", engine, "--steps", str(STEPS), "--output", str(output)]
     with contextlib.ExitStack() as stack:

@@ -5,10 +5,12 @@ of their own.  Its trainer is verl's V0 trainer, the others' V1.
 """
 
 import json
+import re
 from collections import Counter, defaultdict
 from datetime import datetime
 
 import pytest
+from tq_lines import of, traced_lines
 
 from verl_profiler.analysis import critical_segments, step_durations, step_replays
 from verl_profiler.analysis.explain.changes import UNCHANGED
@@ -28,6 +30,7 @@ class Recorded:
         self.has_queue = engine != "standin"
         self.directory = directory
         self.output = output
+        self.console = (directory / "console.log").read_text(errors="replace")
         self.lines = []
         for file in sorted(directory.glob("step_*/*.jsonl")):
             for text in file.read_bytes().splitlines(keepends=True):
@@ -68,7 +71,10 @@ def run(rehearsed):
 
 
 def test_the_last_line_says_where_the_results_are(run):
-    """And the summary stands before it."""
+    """And the summary stands before it, and the engine's name at the begin; the console is kept."""
+    names = {"sglang": "the real SGLang", "vllm": "the real vLLM", "standin": "stand-in"}
+    assert names[run.engine] in run.output.splitlines()[0]
+    assert "step:2 - " in run.console
     assert run.output.splitlines()[-1].startswith("Results:")
     assert (run.directory / "report.html").stat().st_size > 50_000
     assert "step 1" in run.output
@@ -121,14 +127,20 @@ def test_every_event_is_of_the_vocabulary_or_the_users_own(run):
 OF_TIME = {"engine_state", "event_loop_lag", "memory", "metrics", "profiler_cost"}
 
 
+# What tracing adds to the transfers of a function.
+TRACED = ("func", "call", "trace_id")
+
+
 def test_lines_are_short(run):
     """On average, as recorded by default, of what requests and steps write."""
     # `profiler.events.engine_timing` asks for more, and the stand-in tells it unasked; without it an
-    # engine's line is 60 bytes shorter.
+    # engine's line is 60 bytes shorter.  Tracing, of SGLang's run, has events and fields of its own.
     sizes = [
-        line["size"] - 60 * (line["event"] == "engine_request")
+        line["size"]
+        - 60 * (line["event"] == "engine_request")
+        - sum(len(f',"{key}":"{line["extra"].get(key)}"') for key in TRACED if key in line["extra"])
         for line in run.lines
-        if line["event"] not in OF_TIME
+        if line["event"] not in OF_TIME and not line["event"].startswith("tq_function")
     ]
 
     assert sum(sizes) / len(sizes) <= 220
@@ -428,3 +440,70 @@ def test_the_engines_load_is_read_where_it_was_asked_for(run):
     assert all(x["kv_used_tokens"] <= x["kv_capacity_tokens"] for x in loads)
     assert 0 < max(x["running_requests"] + x["waiting_requests"] for x in loads) <= 32
     assert {line["file"] for line in run.of("engine_request")} == {line["file"] for line in states}
+
+
+@pytest.fixture(scope="session")
+def traced(run):
+    """The lines of TransferQueue tracing, which SGLang's run has."""
+    if run.engine != "sglang":
+        pytest.skip("this run does not trace")
+    return traced_lines(run.console)
+
+
+def test_each_traced_call_has_all_its_lines_and_an_event(run, traced):
+    """Of verl's real bridge in both ranks, and of each agent loop; training sees no failure of it."""
+    stages = defaultdict(list)
+    for line in of(traced, mark="TQ-TRACE"):
+        stages[line["func"], line["call"]].append(line["stage"])
+    calls = defaultdict(list)
+    for (function, _), found in stages.items():
+        calls[function].append(found)
+    computed = ["FUNCTION_START", "GET_START", "GET_END", "COMPUTE_START", "COMPUTE_END"]
+    whole = [*computed, "PUT_START", "PUT_END", "FUNCTION_END"]
+
+    assert [whole] * 2 * STEPS == calls["compute_log_prob"]
+    assert [[*computed, "FUNCTION_END"]] * 2 * STEPS == calls["update_actor"]
+    assert len(run.of("request")) == len(calls["_run_agent_loop"])
+    assert {"PUT_END"} == {found[-4] for found in calls["_run_agent_loop"]}
+    assert {"ok"} == {line["status"] for line in traced if "status" in line}
+    assert {call for _, call in stages} == {line["extra"]["call"] for line in run.of("tq_function")}
+    for kind in ("GET", "PUT"):
+        ends = of(traced, func="compute_log_prob", stage=f"TQ_CLIENT_{kind}_END")
+        assert [2 * STEPS, True] == [
+            len(ends), all(float(line["data_size_mb"]) > 0 for line in ends)
+        ]  # fmt: skip
+
+
+def test_one_trace_id_joins_rollout_and_update_of_a_step(traced):
+    """In all processes; the validation after the last step has another."""
+    ids = [
+        {line["trace_id"] for line in of(traced, func="update_actor", step=str(step))}
+        for step in range(1, STEPS + 1)
+    ]
+
+    assert [1] * STEPS == [len(each) for each in ids]
+    assert STEPS == len(set.union(*ids))
+    for (each,) in ids:
+        lines = of(traced, trace_id=each)
+        assert {"_run_agent_loop", "compute_log_prob", "update_actor"} <= {
+            line.get("func") for line in lines
+        }
+        assert 32 == len(of(lines, func="_run_agent_loop", stage="FUNCTION_END"))
+
+
+def test_metrics_of_tracing_come_with_those_of_the_step(run, traced):
+    """In the line that verl logs; sums of all processes, each call in one step."""
+    logged = [
+        {
+            name: float(value)
+            for name, value in re.findall(r"(tq/\w+):(?:np\.\w+\()?([\d.e-]+)", line)
+        }
+        for line in re.findall(r"step:[1-9]\d* - .*", run.console)
+    ]
+    counts = [each["tq/function_count"] for each in logged if "tq/function_count" in each]
+    ended = len(of(traced, stage="FUNCTION_END"))
+
+    assert STEPS == len(counts)
+    assert 32 * STEPS < sum(counts) <= ended
+    assert not any(each.get("tq/function_errors") for each in logged)
+    assert all(0 < each["tq/overhead_share"] < 1 for each in logged if "tq/overhead_share" in each)

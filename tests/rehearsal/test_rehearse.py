@@ -49,29 +49,6 @@ def test_the_command_tells_each_step_and_where_the_results_are(rehearsed):
     assert f"Results: {output}" == printed.splitlines()[-1]
 
 
-def test_the_engine_is_named_for_what_it_is(rehearsed):
-    """The stand-in is never taken for an engine."""
-    engine, _, printed = rehearsed
-
-    names = {"sglang": "the real SGLang", "vllm": "the real vLLM", "standin": "stand-in"}
-    assert names[engine] in printed.splitlines()[0]
-
-
-def test_the_console_is_kept(rehearsed):
-    """Everything that the trainer's processes wrote is in one file."""
-    _, output, _ = rehearsed
-
-    assert "step:2 - " in (output / "console.log").read_text(errors="replace")
-
-
-def test_events_of_both_steps_are_there(rehearsed):
-    """The profiler recorded what the trainer did."""
-    _, output, _ = rehearsed
-
-    assert (output / "run.json").is_file()
-    assert {1, 2} <= {event["step"] for event in _events(output, "request")}
-
-
 def test_requests_have_several_turns(rehearsed):
     """The taught model calls tools, in training and in validation."""
     _, output, _ = rehearsed

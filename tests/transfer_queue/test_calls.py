@@ -1,7 +1,7 @@
 """Traced functions: their lines, ids, stages, events and sums.
 
 verl's bridge and TransferQueue's client are stand-ins here, with the same names and shapes;
-tests/verl/test_tq_tracing.py has the real ones.
+tests/rehearsal/test_recorded.py has the real ones.
 """
 
 import asyncio
@@ -100,12 +100,6 @@ def traced(target, like):
 def around(like, function):
     """Return the function, traced as the target of the table that ends like this."""
     return wrapping.wrap(traced(f"m:{function.__name__}", like), function)
-
-
-def bridged(function):
-    """Return the function, traced as what verl's bridge returns."""
-    name = function.__name__
-    return wrapping.wrap(probes.traced(name, probes.begin_function, name, True, False), function)
 
 
 PLACES = (

@@ -22,13 +22,9 @@ def named(report, *events, of=None):
     ]
 
 
-def test_no_probe_fails(report):
-    """A failure is counted, and hidden from verl."""
-    assert {} == report["errors"]
-
-
-def test_experimental_trainers_are_recognized_where_they_begin(report):
+def test_no_probe_fails_and_trainers_are_recognized(report):
     """The rollouter of a fully asynchronous run counts samples in `global_steps`, and is no trainer."""
+    assert {} == report["errors"]
     assert report["recognized"] == {
         "FullyAsyncTrainer": True,
         "OneStepOffRayTrainer": True,
@@ -37,7 +33,10 @@ def test_experimental_trainers_are_recognized_where_they_begin(report):
 
 
 def test_an_aborted_call_is_one_engine_call_with_its_attempts(report):
-    """And one turn; the tokens of aborted attempts are kept by verl."""
+    """And one turn; the tokens of aborted attempts are kept by verl.  Another call is its only attempt."""
+    calls = [x for _, _, x in named(report, "engine_call")]
+    assert [2, 1, 2, 0] == report["whole"]
+    assert [True, False] == ["attempts" in call for call in calls]
     call = next(x for _, _, x in named(report, "engine_call") if "attempts" in x)
     attempts = [x for _, _, x in named(report, "engine_attempt")]
 
@@ -50,14 +49,6 @@ def test_an_aborted_call_is_one_engine_call_with_its_attempts(report):
     assert [2, 5, 5] == [x["prompt_tokens"] for x in attempts]
     assert call["engine_request_id"] == attempts[-1]["engine_request_id"]
     assert [0, 1] == [x["attempt"] for _, _, x in named(report, "parked")]
-
-
-def test_a_call_that_was_not_aborted_has_no_attempts(report):
-    """It is its only one."""
-    calls = [x for _, _, x in named(report, "engine_call")]
-
-    assert [2, 1, 2, 0] == report["whole"]
-    assert [True, False] == ["attempts" in call for call in calls]
 
 
 def test_each_sample_is_consumed_or_dropped(report):

@@ -19,36 +19,26 @@ def fully_async(uid):
     return uid.startswith("uid_sample_")
 
 
-def test_no_probe_fails(report):
-    """A failure is counted, and hidden from verl."""
-    assert {} == report["errors"]
+def test_steps_are_those_of_the_weights(report):
+    """No probe fails; what a driver takes along by value is wrapped in it.
 
-
-def test_a_driver_wraps_what_its_main_module_takes_along(report):
-    """Ray pickles these classes by value in the driver; in their own processes nothing else would be."""
+    Trainer and rollouter count batches and samples in their `global_steps`, 9 and 17 here.  Agent loops
+    get the step with their prompts, and it is gone before verl reads them, which names none (-1).  A
+    rank's work belongs to its step, whether the step syncs before it, as one step off does, or after it.
+    """
     owners = {target.partition(":")[2].partition(".")[0] for target in report["exported"]}
-
-    assert {"FullyAsyncTrainer", "FullyAsyncRollouter", "MessageQueue"} == owners
-
-
-def test_the_trainers_step_is_the_version_that_it_makes(report):
-    """Its `global_steps`, 9 here, counts batches."""
-    assert [True, 3] == report["trainer"]
-
-
-def test_the_rollouters_step_follows_the_syncs(report):
-    """Its `global_steps`, 17 here, counts samples."""
-    assert [0, 0] == report["before"]
-    assert 2 == report["rollouter_step"]
-
-
-def test_agent_loops_get_the_step_with_their_prompts(report):
-    """verl names none (-1); what was added to the prompts is gone before verl reads them."""
     steps, keys = report["loops"]
 
+    assert {} == report["errors"]
+    assert {"FullyAsyncTrainer", "FullyAsyncRollouter", "MessageQueue"} == owners
+    assert [True, 3] == report["trainer"]
+    assert ([0, 0], 2) == (report["before"], report["rollouter_step"])
     assert [[1, -1]] * 4 + [[2, -1]] * 2 == steps
     assert [[], [], []] == keys
     assert [[None, 1]] * 8 == report["one_step_loops"]
+    assert {"before": [1, 2], "after": [1, 2]} == report["syncs"]
+    # A call that finds nothing to do is no validation.
+    assert 1 == len(named(report, "testing"))
 
 
 def test_each_sample_is_dispatched_once(report):
@@ -132,16 +122,6 @@ def test_queue_and_rollouter_are_counted_when_they_change(report):
     assert [(0, 2), (1, 2)] == [
         (x["running"], x["capacity"]) for x in depths if x["queue"] == "rollouter"
     ]
-
-
-def test_the_trainer_validates_every_second_version(report):
-    """A call that finds nothing to do is no validation."""
-    assert 1 == len(named(report, "testing"))
-
-
-def test_a_ranks_work_belongs_to_its_step(report):
-    """Whether the step syncs before its work, as one step off does, or after it."""
-    assert {"before": [1, 2], "after": [1, 2]} == report["syncs"]
 
 
 def test_hybrid_replicas_of_a_fully_asynchronous_trainer(report):

@@ -13,7 +13,8 @@ from wandb_offline import wandb_records
 HERE = Path(__file__).parent
 SAMPLES = 12
 
-pytestmark = pytest.mark.ray
+# On each push, SGLang's rehearsal traces on a cluster of one node (tests/rehearsal/test_recorded.py).
+pytestmark = [pytest.mark.ray, pytest.mark.nightly]
 
 
 def run(environment, megabytes=1, **switches):
@@ -49,7 +50,6 @@ def traced(verl_environment, folder):
     return run(verl_environment, **ON, TENSORBOARD_DIR=f"{folder}/tb", WANDB_DIR=str(folder))
 
 
-@pytest.mark.nightly
 def test_training_sees_the_same_with_tracing_on_and_off(off, traced):
     """Every TensorDict, every tag, every field and extra_info that comes back, and the failure.
 
@@ -167,7 +167,6 @@ def test_wandb_has_them_in_their_step_only(traced, folder):
     assert {1.0} == {row["loss"] for row in rows.values()}
 
 
-@pytest.mark.nightly
 def test_larger_payloads_and_sampling(verl_environment):
     """Sizes are right, and sampling thins the lines, not the counts."""
     report, lines = run(verl_environment, 200, **ON, TQ_TRACE_SAMPLE_EVERY="2")

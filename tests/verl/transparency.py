@@ -210,7 +210,8 @@ def main():
     recorder.start(config, lambda: Identity("agent_loop", 0))
     report = {"measuring": check(all_probes())}
     calls.start(Switches(trace=True), "run", records=True)
-    report["tracing"] = check(with_tracing(all_probes()))
+    # These are the others too; to unpickle them imports all of their modules again.
+    report["tracing"] = check(with_tracing(all_probes()), pickles=True)
     calls.stop()
     recorder.stop()
     for part in report.values():
@@ -218,7 +219,7 @@ def main():
     print("\nREPORT " + json.dumps(report))
 
 
-def check(probes):
+def check(probes, *, pickles=False):
     """Return what is wrong with these probes."""
     before = places(probes)
     placing.install(probes)
@@ -254,9 +255,10 @@ def check(probes):
     report["registered"] = [
         target for target, *_, static in before if hasattr(function_of(static), MAGIC_ATTR)
     ]
-    report["unpicklable"] = check_pickles(
-        {target: function_of(vars(owner)[name]) for target, _, owner, name, _ in before}
-    )
+    if pickles:
+        report["unpicklable"] = check_pickles(
+            {target: function_of(vars(owner)[name]) for target, _, owner, name, _ in before}
+        )
     placing.uninstall()
     report["not_restored"] = [
         target for target, _, owner, name, static in before if vars(owner)[name] is not static
