@@ -270,8 +270,7 @@ def marked(marks: Path, name: str, result: Any) -> Any:
 
 def count_messages() -> Counter[str]:
     """Count what this driver's threads send to other nodes; return the counts, which grow."""
-    from verl_profiler.launch import clock_exchange
-    from verl_profiler.shipping import nodes as shipping
+    from verl_profiler.nodes import clock, rounds
 
     counts: Counter[str] = Counter()
 
@@ -284,12 +283,9 @@ def count_messages() -> Counter[str]:
 
         setattr(owner, name, counted)
 
-    counting(clock_exchange, "_actor", lambda _: "clock actors")
-    counting(clock_exchange, "exchange", lambda _: "clock bursts")
-    counting(clock_exchange._Peer, "ask", lambda _: "clock samples")  # pyright: ignore[reportPrivateUsage]
-    counting(clock_exchange._Peer, "_called", lambda _: "clock calls through Ray")  # pyright: ignore[reportPrivateUsage]
-    counting(shipping, "node_actor", lambda _: "shipping actors")
-    counting(shipping.Shipments, "_called", lambda args: f"shipping {args[2]}")
+    counting(rounds, "NodeActor", lambda _: "actors")
+    counting(clock, "exchange", lambda _: "clock bursts")
+    counting(rounds.Nodes, "_called", lambda args: f"calls of {args[2]}")
     return counts
 
 

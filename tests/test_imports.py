@@ -78,7 +78,7 @@ def test_an_engine_that_is_not_profiled_imports_one_module():
         # Tables, the list of plots and the report need no plots.
         (["analysis", "views.questions", "views.sections"], {*HOSTS, "wrapt", "matplotlib", "vl_convert", "jinja2"}),
         # Masking, for example, is done in the driver and in the report.
-        (["events.redaction", "capture.connected_ray"], {*READING, *HOSTS, "wrapt", "msgspec"}),
+        (["events.redaction", "nodes.actor"], {*READING, *HOSTS, "wrapt", "msgspec"}),
     ],
 )  # fmt: skip
 def test_what_a_part_does_not_need_is_not_imported(modules, left_out):

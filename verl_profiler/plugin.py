@@ -148,12 +148,12 @@ def _describe() -> dict[str, Any]:
     """Return versions and probe status for the process header."""
     from verl_profiler.instrumentation.status import status
 
-    exchange = sys.modules.get("verl_profiler.launch.clock_exchange")
+    clock = sys.modules.get("verl_profiler.nodes.clock")
     devices = sys.modules.get("verl_profiler.recording.device_sampler")
     watcher = sys.modules.get("verl_profiler.recording.open_state")
     return {
         **(watcher.account() if watcher is not None else {}),
-        **(exchange.account() if exchange is not None else {}),
+        **(clock.account() if clock is not None else {}),
         **(devices.account() if devices is not None else {}),
         "versions": _versions(),
         "probes": {

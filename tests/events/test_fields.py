@@ -209,7 +209,7 @@ def test_every_value_of_a_recorded_run_has_the_type_of_its_field(recorded):
 def test_every_key_that_is_written_now_is_in_the_tables(worker_config, tmp_path, monkeypatch):
     """A header with everything, run.json, a journal, a list of captures."""
     monkeypatch.setattr(
-        "verl_profiler.launch.clock_exchange._samples", {"b": {"host": "h", "samples": [[1, 2, 3]]}}
+        "verl_profiler.nodes.clock._samples", {"b": {"host": "h", "samples": [[1, 2, 3]]}}
     )
     recorder.start(worker_config, lambda: Identity("trainer", 0), plugin._describe)
     recorder.record("step", 1, 2, {}, 1)

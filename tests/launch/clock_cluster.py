@@ -23,7 +23,8 @@ from omegaconf import OmegaConf
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import verl_profiler
-from verl_profiler.launch import clock_exchange
+from verl_profiler.nodes import clock
+from verl_profiler.nodes import thread as nodes
 from verl_profiler.recording import recorder
 
 AHEAD_NS = 1000 * 10**9
@@ -118,13 +119,13 @@ def listens():
 
 def compared(times):
     """Whether the other clock was compared so often."""
-    peers = clock_exchange.account().get("clock_exchange", {}).get("peers", [])
+    peers = clock.account().get("clock_exchange", {}).get("peers", [])
     return bool(peers) and len(peers[0]["samples"]) >= times
 
 
 def record(folder):
     """Be a driver of a run on both nodes."""
-    clock_exchange._FIRST_S = (0.0, *[0.3] * 100)
+    nodes._FIRST_S = (0.0, *[0.3] * 100)
     config = OmegaConf.create(
         {
             "profiler": {
@@ -156,7 +157,7 @@ def record(folder):
         "directory": str(directory),
         "free_cpus": free,
         "connected_again": ray.is_initialized(),
-        "running": clock_exchange._thread.is_alive(),
+        "running": nodes._thread.is_alive(),
     }
 
 

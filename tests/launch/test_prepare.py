@@ -10,7 +10,6 @@ import pytest
 from verl_profiler.capture import actor_placement
 from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.errors import ConfigError
-from verl_profiler.launch import clock_exchange
 from verl_profiler.launch import prepare as launch
 from verl_profiler.launch.settings import parse
 from verl_profiler.recording import recorder, run_directory
@@ -33,7 +32,7 @@ def ray(monkeypatch):
     module.init = init
     module.is_initialized = lambda: False
     monkeypatch.setitem(sys.modules, "ray", module)
-    monkeypatch.setattr(clock_exchange, "start", lambda _ray: None)
+    monkeypatch.setattr("verl_profiler.nodes.thread.start", lambda *_: None)
     return module
 
 

@@ -1,14 +1,10 @@
 """Clocks of several hosts on one axis: simulated skews, real other clocks, and what is said of them."""
 
-import contextlib
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
-import threading
-import time
 from datetime import datetime, timezone
 from types import SimpleNamespace
 
@@ -16,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_profiler.launch import clock_exchange
+from verl_profiler.nodes import clock
 from verl_profiler.reading.clock_alignment import aheads, fit
 from verl_profiler.reading.processes import processes
 from verl_profiler.reading.reader import load
-from verl_profiler.recording.clock import boot_id, now
 
 SECOND = 10**9
 WALL_NS = 1_795_228_400 * SECOND
@@ -52,13 +47,13 @@ class Network:
         self.time_ns += self._delay_ns + self._source.randrange(self._jitter_ns)
         told = self.other(self.time_ns)
         self.time_ns += self._delay_ns + self._source.randrange(self._jitter_ns)
-        return "other", told
+        return told
 
     def samples(self, monkeypatch, bursts=40, every_s=30):
-        monkeypatch.setattr(clock_exchange, "now", self.now)
+        monkeypatch.setattr(clock, "now", self.now)
         taken = []
         for _ in range(bursts):
-            taken.append(clock_exchange.exchange(self.ask)[1])
+            taken.append(clock.exchange(self.ask))
             self.time_ns += every_s * SECOND
         return taken
 
@@ -145,10 +140,10 @@ def test_a_real_clock_that_is_ahead_is_found():
         told = other.stdout.readline()
         if not told:
             pytest.skip("time namespaces are not allowed here")
-        return "other", int(told)
+        return int(told)
 
     with other:
-        samples = [clock_exchange.exchange(ask)[1] for _ in range(5)]
+        samples = [clock.exchange(ask) for _ in range(5)]
         other.stdin.close()
     for _, ahead_ns, bound_ns in samples:
         assert abs(ahead_ns - 1000 * SECOND) <= bound_ns
@@ -291,268 +286,33 @@ def test_without_comparisons_contradictions_are_said(tmp_path):
     assert "differ by at least 35.000 ms" in problems
 
 
-def test_the_exchange_keeps_few_samples_and_no_own_ones(monkeypatch):
-    """A week of bursts stays small; the node with the driver's kernel has the driver's clock."""
-    monkeypatch.setattr(clock_exchange, "_samples", {})
-    clock_exchange._compare(SimpleNamespace(who=(boot_id(), "here")))
-    clock_exchange._compare(SimpleNamespace(who=("", "unknown")))
-    assert {} == clock_exchange.account()
+def test_few_samples_are_kept(monkeypatch):
+    """A week of bursts stays small, and so does a year of new nodes."""
+    monkeypatch.setattr(clock, "_samples", {})
+    assert {} == clock.account()
     for number in range(2000):
-        clock_exchange._keep(("other", "there"), [number, 0, 1])
+        clock.keep("other", "there", [number, 0, 1])
 
-    (peer,) = clock_exchange.account()["clock_exchange"]["peers"]
+    (peer,) = clock.account()["clock_exchange"]["peers"]
     kept = [at for at, _, _ in peer["samples"]]
     assert ("other", "there") == (peer["boot_id"], peer["host"])
     assert len(kept) <= 128
     assert (0, 1999) == (kept[0], kept[-1])
     assert kept == sorted(kept)
+    for number in range(1000):
+        clock.keep(f"boot-n{number}", "there", [2000 + number, 0, 1])
+    boots = [peer["boot_id"] for peer in clock.account()["clock_exchange"]["peers"]]
+    assert len(boots) <= 256
+    assert "boot-n999" in boots
 
 
 def test_questions_and_answers_bound_the_difference_apart(monkeypatch):
     """A quick question in one exchange and a quick answer in another: a hundredth of what each says alone."""
     moments = iter([0, 1_010_000, 2_000_000, 3_010_000])
     told = iter([7_000_010_000, 7_003_000_000])
-    monkeypatch.setattr(clock_exchange, "now", lambda: next(moments))
-    who, (_, ahead, bound) = clock_exchange.exchange(lambda: ("other", next(told)), tries=2)
+    monkeypatch.setattr(clock, "now", lambda: next(moments))
+    _, ahead, bound = clock.exchange(lambda: next(told), tries=2)
 
     # 10 us each way, and what the clocks may have drifted between the exchanges.
-    assert "other" == who
     assert 7_000_000_000 == pytest.approx(ahead, abs=bound)
     assert 10_000 < bound < 12_000
-
-
-class LocalRay:
-    """Just so much of Ray that the actor runs in a thread of this process."""
-
-    def __init__(self, listens=True):
-        self.listens = listens
-        self.calls = []
-
-    def remote(self, made):
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: self._of(made())))
-
-    def _of(self, actor):
-        def method(name):
-            def called(*arguments):
-                self.calls.append(name)
-                answer = getattr(actor, name)(*arguments)
-                return answer if self.listens or name != "listen" else (answer[0], None)
-
-            return SimpleNamespace(remote=called)
-
-        return SimpleNamespace(**{name: method(name) for name in ("listen", "read")})
-
-    def get(self, answer, timeout):
-        return answer
-
-    def wait(self, answers, num_returns, timeout):
-        return answers, []
-
-    def kill(self, actor):
-        self.calls.append("kill")
-
-
-@pytest.fixture
-def peer_of(monkeypatch):
-    """Make a peer of a Ray, without a cluster."""
-    scheduling = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda *_, **__: None)
-    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", scheduling)
-    made = []
-
-    def make(ray):
-        made.append(clock_exchange._Peer(ray, "node", "127.0.0.1"))
-        assert made[-1].has_started()
-        return made[-1]
-
-    yield make
-    for peer in made:
-        peer.end()
-
-
-@pytest.mark.parametrize("way", ["connection", "no port", "broken connection"])
-def test_a_peer_is_asked_over_a_connection_of_its_own(peer_of, way):
-    """One call of Ray to find it, none to ask it; by calls of Ray where there is no connection."""
-    ray = LocalRay(listens=way != "no port")
-    peer = peer_of(ray)
-    if way == "broken connection":
-        peer._connection.shutdown(socket.SHUT_RDWR)
-    for _ in range(2):
-        before, (who, told), after = now(), peer.ask(), now()
-
-        assert who[0] == boot_id()
-        assert before <= told <= after
-    assert ray.calls == ["listen", *([] if way == "connection" else ["read", "read"])]
-
-
-class Cluster:
-    """A Ray whose nodes come, go, fail and recover; `rounds` has who lives and who fails in each."""
-
-    def __init__(self, rounds):
-        self._rounds = iter(rounds)
-        self.failing = ()
-        self.done = threading.Event()
-
-    def is_initialized(self):
-        return not self.done.is_set()
-
-    def nodes(self):
-        try:
-            alive, self.failing = next(self._rounds)
-        except StopIteration:
-            self.done.set()
-            return []
-        if alive is None:
-            raise RuntimeError("the head restarts")
-        return [{"Alive": True, "NodeID": name, "NodeManagerAddress": name} for name in alive]
-
-
-@pytest.fixture
-def exchanged(monkeypatch):
-    """Compare the clocks of a cluster through its rounds; return who was asked, made and ended."""
-    said = []
-
-    class Peer:
-        starting = None
-
-        def __init__(self, ray, name, _address):
-            self.who, self.ray = (f"boot-{name}", name), ray
-            said.append(("made", name))
-            if name in ray.failing:
-                raise TimeoutError
-
-        def has_started(self):
-            return True
-
-        def connect(self):
-            pass
-
-        def ask(self):
-            said.append(("asked", self.who[1]))
-            if self.who[1] in self.ray.failing:
-                raise TimeoutError
-            return self.who, now()
-
-        def end(self):
-            said.append(("ended", self.who[1]))
-
-    def run(rounds, **patches):
-        monkeypatch.setattr(clock_exchange, "_FIRST_S", ())
-        for name, value in {"_EVERY_S": 0.0, "_Peer": Peer, **patches}.items():
-            monkeypatch.setattr(clock_exchange, name, value)
-        monkeypatch.setattr(clock_exchange, "exchange", lambda ask: (ask()[0], [now(), 0, 1]))
-        monkeypatch.setattr(clock_exchange, "_thread", None)
-        cluster = Cluster(rounds)
-        clock_exchange.start(cluster)
-        assert cluster.done.wait(30)
-        clock_exchange.stop()
-        return said
-
-    return run
-
-
-def test_nodes_that_fail_leave_and_recover(exchanged):
-    """A node that failed is left alone for a round, and a failing head ends nothing; what was said stays."""
-    said = exchanged([*([("ab", "b")] + [("ab", "")] * 4) * 5, (None, ""), ("ac", ""), ("a", "")])
-
-    # Four of the failures are at a question.
-    assert 5 * 3 + 4 == said.count(("asked", "b"))
-    # A single node has nobody to be compared with.
-    assert 5 * 5 + 1 == said.count(("asked", "a"))
-    assert said.index(("ended", "b"), -8) < said.index(("made", "c"))
-    assert ("ended", "c") in said
-    assert {"boot-a", "boot-b", "boot-c"} == set(clock_exchange._samples)
-    # A second run begins without samples.
-    exchanged([("ad", "")])
-    assert {"boot-a", "boot-d"} == set(clock_exchange._samples)
-
-
-def test_weeks_of_failing_and_new_nodes_stay_small(exchanged):
-    """An actor is made for each try, and each new node has a boot of its own."""
-    said = exchanged([("ab", "b")] * 50, _EVERY_S=0.001)
-    assert 2 <= said.count(("made", "b")) <= 12
-    assert 50 == said.count(("asked", "a"))
-    exchanged([(("a", f"n{number}"), "") for number in range(1000)])
-    assert len(clock_exchange._samples) <= clock_exchange._PEERS
-    assert "boot-n999" in clock_exchange._samples
-
-
-ACTOR = """
-import os, resource, sys, threading, time
-from types import SimpleNamespace
-sys.modules["ray.util.scheduling_strategies"] = SimpleNamespace(
-    NodeAffinitySchedulingStrategy=lambda *_, **__: None
-)
-from verl_profiler.launch.clock_exchange import _actor
-ray = SimpleNamespace(remote=lambda made: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=made)))
-who, port = _actor(ray, "node").listen("127.0.0.1", b"t" * 16)
-usual = resource.getrlimit(resource.RLIMIT_NOFILE)
-print(port, flush=True)
-for line in sys.stdin:
-    if line.strip() == "few":
-        used = max(map(int, os.listdir("/proc/self/fd"))) + 1
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used, usual[1]))
-    if line.strip() == "many":
-        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
-    print(threading.active_count(), len(os.listdir("/proc/self/fd")), flush=True)
-"""
-
-
-@pytest.fixture
-def actor():
-    """A clock in a process of its own: its port, and a function that gives it an order."""
-    with subprocess.Popen(
-        [sys.executable, "-c", ACTOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-
-        def order(word):
-            process.stdin.write(f"{word}\n")
-            process.stdin.flush()
-            return tuple(map(int, process.stdout.readline().split()))
-
-        yield int(process.stdout.readline()), order
-        process.kill()
-
-
-def asked(port, token=b"t" * 16):
-    with clock_exchange._connected("127.0.0.1", port, token) as connection:
-        connection.settimeout(20)
-        connection.sendall(b"?")
-        return len(connection.recv(8))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
-def test_the_clock_survives_a_moment_without_descriptors(actor):
-    """accept() fails with EMFILE; the thread that waited there was gone for good."""
-    port, order = actor
-    order("few")
-    waiting = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(3)]
-    time.sleep(0.3)
-    order("many")
-
-    assert 8 == asked(port)
-    with contextlib.suppress(ConnectionResetError):
-        assert 0 == asked(port, b"x" * 16), "one without the token is told nothing"
-    for connection in waiting:
-        connection.close()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
-def test_strangers_cost_no_thread_and_few_descriptors(actor):
-    """Whoever reaches the port; the driver is answered beside them."""
-    port, order = actor
-    threads, descriptors = order("count")
-    with clock_exchange._connected("127.0.0.1", port, b"t" * 16) as known:
-        strangers = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(100)]
-        for stranger in strangers[::2]:
-            stranger.sendall(b"t" * 15)
-        for _ in range(20):
-            known.sendall(b"?")
-            assert 8 == len(known.recv(8))
-        # All have been taken, and most of them closed, when a later one was answered.
-        assert 8 == asked(port)
-        then = order("count")
-        for stranger in strangers:
-            stranger.close()
-
-    assert threads == then[0]
-    assert then[1] < descriptors + 30

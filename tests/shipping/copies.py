@@ -6,8 +6,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from verl_profiler.events.remote import connect
-from verl_profiler.shipping.remote_files import RemoteFiles
-from verl_profiler.shipping.upload import claim
+from verl_profiler.storage.remote_files import RemoteFiles
+from verl_profiler.storage.upload import claim
 
 __all__ = ["another_line", "contents", "local", "taken_by_two_at_once"]
 

@@ -26,7 +26,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import verl_profiler
 from verl_profiler.cli import main
-from verl_profiler.launch import prepare, ship
+from verl_profiler.launch import prepare
+from verl_profiler.nodes import thread as ship
 from verl_profiler.recording import recorder
 
 SPANS = 200
@@ -161,7 +162,7 @@ def first_driver(folder, address, found):
     # Whoever ships now has no time to ship more before the node dies.
     ship._thread._every_s = 3600.0
     time.sleep(2.5)
-    until(lambda: not any(node.busy for node in ship._thread.shipments._nodes.values()))
+    until(lambda: not any(node.busy for node in ship._thread.nodes._nodes.values()))
     name, written = ray.get(three.work.remote(2))
     found["three"] = {"name": name, "written": written}
     # A light round brings its header.

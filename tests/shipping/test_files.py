@@ -7,8 +7,8 @@ import random
 import pytest
 
 from verl_profiler.events.shipping import process_of, travels
-from verl_profiler.shipping.node_files import NodeFiles, Piece, disk_of
-from verl_profiler.shipping.receiver import Names, Receiver
+from verl_profiler.nodes.files import NodeFiles, Piece, disk_of
+from verl_profiler.nodes.receiver import Names, Receiver
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Which nodes ship, in what order, and what happens when one fails; Ray is a fake, with actors in threads.
+"""Which nodes ship, whose clocks are compared, and what happens when one fails; Ray is a fake, with actors in threads.
 
 `test_shipping_on_ray.py` has a real cluster.
 """
@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from verl_profiler.launch import ship
-from verl_profiler.shipping import node_actor, nodes
-from verl_profiler.shipping.account import earlier_directory
-from verl_profiler.shipping.nodes import Shipments
+from verl_profiler.nodes import actor, clock, rounds
+from verl_profiler.nodes import thread as ship
+from verl_profiler.nodes.account import earlier_directory
+from verl_profiler.nodes.rounds import Nodes
+from verl_profiler.recording.clock import now
 
 pytest.importorskip("ray")
 
@@ -28,6 +29,9 @@ class FakeRay:
         self.alive = dict.fromkeys(directories, True)
         self.broken = set()
         self.hanging = set()
+        # Nodes with a kernel of their own, whose clock is ahead by so many nanoseconds.
+        self.ahead_ns = {}
+        self.calls = []
         self.actors = []
         self.initialized = True
         self._pool = ThreadPoolExecutor(16)
@@ -56,7 +60,7 @@ class FakeRay:
         node = options["scheduling_strategy"].node_id
         instance = actor_class()
         handle = types.SimpleNamespace(node=node, ended=False)
-        for name in ("open", "begin", "request_evidence", "scan", "pieces"):
+        for name in ("who", "read", "open", "begin", "request_evidence", "scan", "pieces"):
             method = types.SimpleNamespace(remote=self._method(handle, instance, name))
             setattr(handle, name, method)
         self.actors.append(handle)
@@ -68,6 +72,11 @@ class FakeRay:
                 raise RuntimeError("the actor died")
             while handle.node in self.hanging:
                 time.sleep(0.01)
+            self.calls.append((handle.node, name))
+            if name == "who" and handle.node in self.ahead_ns:
+                return f"boot of {handle.node}", f"host-{handle.node}"
+            if name == "read":
+                return now() + self.ahead_ns[handle.node]
             if name == "open":
                 arguments = (str(self.directories[handle.node]),)
             return getattr(instance, name)(*arguments)
@@ -87,7 +96,7 @@ class FakeRay:
 @pytest.fixture(autouse=True)
 def _no_priority(monkeypatch):
     # Of this process, in which the fake's actors run.
-    monkeypatch.setattr(node_actor.os, "nice", lambda _more: 0)
+    monkeypatch.setattr(actor.os, "nice", lambda _more: 0)
     # Real ids are longer than the names here.
     monkeypatch.setattr(
         "ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy",
@@ -129,7 +138,7 @@ def test_nodes_with_disks_of_their_own_ship_and_others_do_not(cluster):
     """The actor of one that shares the disk ends at once, and none is started there again."""
     run, ray = cluster
     alive, before = ray.alive, sorted(path.name for path in run.iterdir())
-    shipments = Shipments(ray, run)
+    shipments = Nodes(ray, run)
     # On a single node, neither an actor nor a file is made.
     ray.alive = {"here": True}
     assert shipments.round()
@@ -150,7 +159,7 @@ def test_nodes_with_disks_of_their_own_ship_and_others_do_not(cluster):
 def test_evidence_is_requested_on_each_disk_and_comes_back_with_the_headers(cluster, tmp_path):
     """The driver's run directory has the request, or the evidence of a process that made it elsewhere."""
     run, ray = cluster
-    shipments = Shipments(ray, run)
+    shipments = Nodes(ray, run)
     shipments.round()
     assert not (tmp_path / "a" / "evidence").exists()
 
@@ -179,7 +188,7 @@ def test_two_nodes_that_share_a_disk_ship_it_once(cluster, tmp_path):
     """And when the one that ships leaves, the other goes on."""
     run, ray = cluster
     ray.directories["b"] = tmp_path / "a"
-    shipments = Shipments(ray, run)
+    shipments = Nodes(ray, run)
     shipments.round()
     (first,) = rows(run)
     assert {"step_1/worker_a.jsonl", "step_1/worker_here.jsonl", "step_1/worker_c.jsonl"} == {
@@ -202,7 +211,7 @@ def test_a_node_without_a_run_directory_is_visited_again(cluster, tmp_path):
     """It may record later; its actor makes no directory there."""
     run, ray = cluster
     ray.directories["a"] = tmp_path / "later"
-    shipments = Shipments(ray, run)
+    shipments = Nodes(ray, run)
     shipments.round()
     shipments.round()
     assert 3 == len(ray.actors)
@@ -217,7 +226,7 @@ def test_a_node_without_a_run_directory_is_visited_again(cluster, tmp_path):
 def test_a_failing_node_costs_the_others_nothing_and_comes_back(cluster, tmp_path):
     """Its new actor continues where the old one ended."""
     run, ray = cluster
-    shipments = Shipments(ray, run)
+    shipments = Nodes(ray, run)
     shipments.round()
     ray.broken.add("a")
     write(tmp_path / "a", "step_1/worker_a.jsonl", "2\n")
@@ -241,7 +250,7 @@ def test_a_failing_node_costs_the_others_nothing_and_comes_back(cluster, tmp_pat
 def test_a_node_that_hangs_does_not_hold_up_the_end(cluster, monkeypatch):
     """The others' events arrive; it is named."""
     run, ray = cluster
-    shipments = Shipments(ray, run)
+    shipments = Nodes(ray, run)
     ray.hanging.add("a")
     try:
         found = shipments.finish(patience_s=1.0)
@@ -254,7 +263,7 @@ def test_a_node_that_hangs_does_not_hold_up_the_end(cluster, monkeypatch):
 def test_a_node_that_left_is_named_with_its_last_shipment(cluster):
     """In shipping.json and in the problems."""
     run, ray = cluster
-    shipments = Shipments(ray, run)
+    shipments = Nodes(ray, run)
     shipments.round()
     ray.alive["a"] = False
     shipments.round()
@@ -272,7 +281,7 @@ def test_a_second_driver_process_continues(cluster, tmp_path):
     for place in ("a", "b"):
         write(tmp_path / place, "processes/worker_same.json", "{}")
         write(tmp_path / place, "step_1/worker_same.jsonl", f"{place}\n")
-    Shipments(ray, run).round()
+    Nodes(ray, run).round()
     first = content(run)
     assert {"a\n", "b\n"} == {
         first["step_1/worker_same.jsonl"],
@@ -281,7 +290,7 @@ def test_a_second_driver_process_continues(cluster, tmp_path):
     for place in ("a", "b"):
         write(tmp_path / place, "step_1/worker_same.jsonl", f"{place}2\n")
 
-    shipments = Shipments(ray, run, directory=earlier_directory(run))
+    shipments = Nodes(ray, run, directory=earlier_directory(run))
     assert [] == shipments.finish()
 
     second = content(run)
@@ -303,7 +312,7 @@ def test_a_node_without_the_package_is_left_alone(cluster, monkeypatch):
         return original(self, handle, instance, name)
 
     monkeypatch.setattr(FakeRay, "_method", without)
-    shipments = Shipments(ray, run)
+    shipments = Nodes(ray, run)
     for _ in range(3):
         shipments.round()
 
@@ -353,8 +362,8 @@ def test_after_ray_was_shut_down_the_end_is_a_line(cluster, monkeypatch, capsys)
 def test_a_full_disk_of_the_driver_is_a_problem_and_leaves_whole_lines(cluster, monkeypatch):
     """The next round continues."""
     run, ray = cluster
-    shipments = Shipments(ray, run)
-    original = nodes.Receiver.accept
+    shipments = Nodes(ray, run)
+    original = rounds.Receiver.accept
     full = threading.Event()
     full.set()
 
@@ -363,7 +372,7 @@ def test_a_full_disk_of_the_driver_is_a_problem_and_leaves_whole_lines(cluster, 
             raise OSError(28, "No space left on device")
         original(self, piece)
 
-    monkeypatch.setattr(nodes.Receiver, "accept", accept)
+    monkeypatch.setattr(rounds.Receiver, "accept", accept)
     assert not shipments.round()
     assert all("No space left on device" in each for each in shipments.problems())
     full.clear()
@@ -371,3 +380,99 @@ def test_a_full_disk_of_the_driver_is_a_problem_and_leaves_whole_lines(cluster, 
         shipments.round()
     assert [] == shipments.finish()
     assert EVERYTHING == content(run)
+
+
+@pytest.fixture
+def clocks(cluster):
+    """The cluster, with a clock of its own on each node but one that shares this kernel."""
+    clock.begin()
+    run, ray = cluster
+    ray.ahead_ns = {"a": 5_000_000_000, "c": -7_000_000_000}
+    yield run, ray
+    clock.begin()
+
+
+def compared():
+    """Return how many samples are kept of each host."""
+    peers = clock.account().get("clock_exchange", {}).get("peers", [])
+    return {peer["host"]: len(peer["samples"]) for peer in peers}
+
+
+def test_the_clocks_of_other_kernels_are_compared_once_a_round(clocks):
+    """Also of a node that shares the disk; one with the driver's kernel has the driver's clock."""
+    run, ray = clocks
+    nodes = Nodes(ray, run, clocks=True)
+    for light in (True, True, False):
+        nodes.round(light=light)
+
+    assert {"host-a": 3, "host-c": 3} == compared()
+    assert 3 * 2 * clock._BURST == sum(name == "read" for _, name in ray.calls)
+    assert 3 == len(ray.actors), "one per node, for clocks and files alike"
+    for peer in clock.account()["clock_exchange"]["peers"]:
+        for _, ahead_ns, bound_ns in peer["samples"]:
+            assert abs(ahead_ns - ray.ahead_ns[peer["host"][-1]]) <= bound_ns
+    assert EVERYTHING == content(run)
+    assert [] == nodes.finish()
+    assert [] == ray.running()
+
+
+def test_without_shipping_clocks_are_compared_and_nothing_is_written(clocks):
+    """`profiler.events.ship_every_s=null`."""
+    run, ray = clocks
+    before = content(run)
+    nodes = Nodes(ray, run, clocks=True, files=False)
+    nodes.round()
+
+    assert {"host-a": 1, "host-c": 1} == compared()
+    assert ["a", "c"] == ray.running(), "b has the clock of the driver's kernel"
+    assert [] == nodes.finish()
+    assert (before, []) == (content(run), ray.running())
+    assert not (run / ".disk").exists()
+
+
+def test_an_actor_that_starts_slowly_is_left_to_start(clocks, tmp_path):
+    """Ended and started again, it would come last in the queue of a node that is busy starting others."""
+    run, ray = clocks
+    nodes = Nodes(ray, run, clocks=True)
+    ray.hanging.add("a")
+    try:
+        for _ in range(3):
+            nodes.round(patience_s=0.05)
+        assert {"host-c"} == {*compared()}
+        assert 3 == len(ray.actors)
+    finally:
+        ray.hanging.clear()
+    nodes._await(list(nodes._nodes.values()), 30)
+    nodes.round()
+
+    assert {"host-a", "host-c"} == {*compared()}
+    assert 3 == len(ray.actors)
+
+
+def test_an_actor_that_never_starts_is_ended_and_tried_less_and_less_often(clocks, monkeypatch):
+    """It costs an actor for each try, and the others nothing."""
+    run, ray = clocks
+    monkeypatch.setattr(rounds, "_START_S", 0.01)
+    nodes = Nodes(ray, run, clocks=True, files=False)
+    ray.hanging.add("a")
+    try:
+        for _ in range(8):
+            nodes.round()
+    finally:
+        ray.hanging.clear()
+
+    assert {"host-c": 8} == compared()
+    assert [3, False] == [sum(each.node == "a" for each in ray.actors), "a" in ray.running()]
+
+
+def test_samples_of_a_node_that_left_stay(clocks):
+    """They place its events; a few are enough."""
+    run, ray = clocks
+    nodes = Nodes(ray, run, clocks=True)
+    for _ in range(40):
+        nodes.round(light=True)
+    ray.alive["a"] = False
+    nodes.round()
+
+    assert 40 == compared()["host-c"] - 1
+    assert 8 <= compared()["host-a"] <= 16

@@ -19,7 +19,7 @@ from verl_profiler.errors import ConfigError, ReadingError
 from verl_profiler.events.remote import RemoteError, connect, has_folders, name_of
 from verl_profiler.launch import remote_output
 from verl_profiler.reading.reader import load
-from verl_profiler.shipping.upload import Upload, claim
+from verl_profiler.storage.upload import Upload, claim
 
 SMALL = Path(__file__).parents[1] / "data" / "small_run"
 

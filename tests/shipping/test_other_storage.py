@@ -20,7 +20,7 @@ from verl_profiler.cli import main
 from verl_profiler.events.remote import connect, has_folders
 from verl_profiler.launch import remote_output
 from verl_profiler.reading.reader import load
-from verl_profiler.shipping.upload import Upload
+from verl_profiler.storage.upload import Upload
 
 conf = pytest.importorskip("fsspec.config").conf
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import is_regular, read_object, reason_of
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.vocabulary import RUN_FILE
+from verl_profiler.events.whole_files import replace_file
 from verl_profiler.units import size
 
 __all__ = ["Fetch", "account", "collect", "raw_of"]
@@ -230,13 +230,7 @@ def _move(capture: CaptureRecord, report: Path, home: Path) -> None:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    """Write a file whole; a link or pipe of that name is replaced."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with contextlib.suppress(FileNotFoundError):
-        part.unlink()
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w") as file:
-        file.write(json.dumps(content, indent=2) + "\n")
-    part.replace(path)
+    replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _cause(capture: CaptureRecord, place: _Place, captures: list[CaptureRecord]) -> str:

@@ -116,12 +116,12 @@ def _ship(run: Path, stream: TextIO) -> list[str]:
     """Copy what the event files of other nodes have gained; print what came, return the problems."""
     import ray
 
-    from verl_profiler.shipping.account import earlier_directory
-    from verl_profiler.shipping.nodes import Shipments
+    from verl_profiler.nodes.account import earlier_directory
+    from verl_profiler.nodes.rounds import Nodes
 
-    shipments = Shipments(ray, run, directory=earlier_directory(run))
-    problems = shipments.finish(_START_S)
-    for host, size_bytes in shipments.sent():
+    nodes = Nodes(ray, run, directory=earlier_directory(run))
+    problems = nodes.finish(_START_S)
+    for host, size_bytes in nodes.sent():
         print(visible(f"{size(size_bytes):>10}  of events came from {host}"), file=stream)
     for problem in problems:
         print(visible(f"WARNING {problem} (not-shipped)"), file=stream)
@@ -131,8 +131,8 @@ def _ship(run: Path, stream: TextIO) -> list[str]:
 def _upload(run: Path, url: str, stream: TextIO) -> list[str]:
     """Upload what is not there; print how much that was, return what failed."""
     from verl_profiler.events.remote import RemoteError, connect, has_folders
-    from verl_profiler.shipping.upload import Upload, other_run
-    from verl_profiler.shipping.upload_account import UploadAccount
+    from verl_profiler.storage.upload import Upload, other_run
+    from verl_profiler.storage.upload_account import UploadAccount
 
     try:
         filesystem, target = connect(url)

@@ -9,13 +9,13 @@ import json
 import math
 import os
 import re
-import secrets
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from verl_profiler.errors import ReadingError
+from verl_profiler.events import whole_files
 from verl_profiler.events.json_values import is_list, is_mapping, is_tuple
 from verl_profiler.render.visible import visible
 
@@ -165,15 +165,8 @@ def replacing(target: Path) -> Generator[IO[bytes], None, None]:
         if not target.parent.is_dir():
             target.parent.mkdir(parents=True, exist_ok=True)
             print(visible(f"Created the folder {target.parent}"), file=sys.stderr)
-        part = target.with_name(f".{target.stem[:80]}-{secrets.token_hex(6)}{target.suffix[:20]}")
-        handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            with os.fdopen(handle, "w+b") as file:
-                yield file
-            os.replace(part, target)
-        except BaseException:
-            os.unlink(part)
-            raise
+        with whole_files.replacing(target) as file:
+            yield file
     except OSError as error:
         raise ReadingError(
             f"{target} cannot be written: {error.strerror or error}.\nName another file with --out",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 __all__ = [
     "DISK_FILE",
     "FORMAT_VERSION",
@@ -9,6 +11,7 @@ __all__ = [
     "SUFFIXES",
     "UPLOAD_FILE",
     "UPLOAD_FORMAT_VERSION",
+    "iso",
     "process_of",
     "travels",
 ]
@@ -47,3 +50,11 @@ def process_of(name: str) -> str | None:
     if not folder or folder.startswith(_JOURNAL[0]):
         return None
     return next((file.removesuffix(suffix) for suffix in SUFFIXES if file.endswith(suffix)), None)
+
+
+def iso(seconds: float | None) -> str | None:
+    """Return seconds since 1970 as ISO-8601 text."""
+    if seconds is None:
+        return None
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1e6):06d}+00:00"

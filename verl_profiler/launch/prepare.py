@@ -28,10 +28,11 @@ from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.redaction import public
 from verl_profiler.events.remote import is_url
 from verl_profiler.instrumentation import worker_setup_hook
-from verl_profiler.launch import clock_exchange, conclusion, remote_output, ship
+from verl_profiler.launch import conclusion, remote_output
 from verl_profiler.launch.memory_saver import translate
 from verl_profiler.launch.settings import Settings, parse
 from verl_profiler.launch.training_facts import selected, training_facts
+from verl_profiler.nodes import thread as nodes
 from verl_profiler.recording import recorder, run_directory
 from verl_profiler.recording.clock import Anchor, take_anchor
 from verl_profiler.recording.worker_config import UNNAMED_RUN, WorkerConfig
@@ -164,7 +165,7 @@ def _forget_earlier_run() -> None:
     """Undo what an earlier run set in this process, or a recorded driver in its environment."""
     global _ray_started
     _ray_started = False
-    ship.finish()
+    nodes.finish()
     remote_output.finish()
     hook_creation(None)
     os.environ.pop(SETTINGS, None)
@@ -195,7 +196,7 @@ def end(*, failed: bool) -> None:
         return
     try:
         # While Ray still runs.
-        ship.finish()
+        nodes.finish()
         recorder.stop("exit")
         plan = decoded_plan(active.config.capture_plan)
         _end(active.directory, plan, failed=failed)
@@ -295,29 +296,22 @@ def _hook_ray_init() -> None:
         result = original(*args, **kwargs)
         _ray_started = True
         if not worker_setup_hook.is_through_client(args, kwargs):
-            _compare_clocks(ray)
-            _ship(ray)
+            _visit_nodes(ray)
         return result
 
     init.__verl_profiler__ = True  # type: ignore[attr-defined]
     ray.init = init
 
 
-def _ship(ray: Any) -> None:
+def _visit_nodes(ray: Any) -> None:
+    """Compare the clocks of the other nodes, and bring their event files, during the run."""
     active = recorder.active()
-    every_s = None if active is None else active.config.events.ship_every_s
-    if active is None or every_s is None:
+    if active is None:
         return
     try:
-        ship.start(ray, Path(active.config.directory), every_s)
+        nodes.start(ray, Path(active.config.directory), active.config.events.ship_every_s)
     except Exception as error:  # noqa: BLE001  the run starts in any case
-        recorder.say(f"WARNING event files of other nodes stay there: {error!r} (not-shipped)")
-
-
-def _compare_clocks(ray: Any) -> None:
-    if recorder.active() is None:
-        return
-    try:
-        clock_exchange.start(ray)
-    except Exception as error:  # noqa: BLE001  the run starts in any case
-        recorder.say(f"WARNING the clocks of the nodes are not compared: {error!r}")
+        recorder.say(
+            "WARNING the clocks of other nodes are not compared, and event files stay there: "
+            f"{error!r} (not-shipped)"
+        )

@@ -30,7 +30,7 @@ _POLL_S = 0.1
 # The first restart comes after this time; each one after twice the time of the one before.
 _RESTART_S = 5.0
 _RESTARTS = 6
-_MODULE = "verl_profiler.shipping.upload"
+_MODULE = "verl_profiler.storage.upload"
 
 _uploader: _Uploader | None = None
 

@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +34,7 @@ from verl_profiler.events.remote import (
 )
 from verl_profiler.events.shipping import SHIPPING_FILE, UPLOAD_FILE
 from verl_profiler.events.vocabulary import RUN_FILE, step_of_folder
+from verl_profiler.events.whole_files import replace_file, replacing
 from verl_profiler.reading import cache_home
 from verl_profiler.reading.formats.registry import suffixes
 
@@ -220,9 +220,7 @@ def _update(
                 for name in [name for name in known if name not in wanted]:
                     (place / name).unlink(missing_ok=True)
                     del known[name]
-            part = stored.with_name(f"{_LISTING}.{secrets.token_hex(6)}.part")
-            part.write_text(json.dumps(known))
-            part.replace(stored)
+            replace_file(stored, json.dumps(known).encode())
     except OSError as error:
         raise _unwritable(place, error) from error
 
@@ -233,11 +231,10 @@ def _download(
     """Download a file whole; one that was removed meanwhile is None."""
     path, _ = source
     for number in range(_TRIES):
-        part = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.part")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            filesystem.get_file(path, str(part))
-            part.replace(target)
+            with replacing(target) as file:
+                filesystem.get_file(path, file.name)
         except FileNotFoundError:
             return name, None
         except Exception as error:
@@ -251,8 +248,6 @@ def _download(
             ) from error
         else:
             return name, name
-        finally:
-            part.unlink(missing_ok=True)
     return name, None
 
 

@@ -25,6 +25,7 @@ from verl_profiler.events.open_files import (
     NO_PROGRESS,
     stuck_after_s,
 )
+from verl_profiler.events.whole_files import replace_file
 from verl_profiler.recording import (
     context,
     event_loop_lag,
@@ -37,7 +38,6 @@ from verl_profiler.recording.complaints import say
 from verl_profiler.recording.open_calls import FailedPhase, OpenCall, OpenPhase
 from verl_profiler.recording.stacks import Stack
 from verl_profiler.recording.trainer_signs import TrainerSigns
-from verl_profiler.recording.whole_files import replace_file
 
 __all__ = ["account", "begin"]
 
@@ -313,7 +313,7 @@ class _Watcher(threading.Thread):
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:
-    replace_file(path, msgspec.json.encode(content), path.with_suffix(".json.part"))
+    replace_file(path, msgspec.json.encode(content))
 
 
 def _placed(stack: Stack) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from verl_profiler.events.shipping import SUFFIXES, process_of, travels
-from verl_profiler.shipping.node_files import Piece
+from verl_profiler.nodes.files import Piece
 
 __all__ = ["Names", "Receiver"]
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.events.files import read_object
-from verl_profiler.events.shipping import FORMAT_VERSION, SHIPPING_FILE
+from verl_profiler.events.shipping import FORMAT_VERSION, SHIPPING_FILE, iso
+from verl_profiler.events.whole_files import replace_file
 
-__all__ = ["earlier_directory", "earlier_nodes", "iso", "write_account"]
+__all__ = ["earlier_directory", "earlier_nodes", "write_account"]
 
 
 def earlier_directory(run: Path) -> str | None:
@@ -59,15 +60,5 @@ def write_account(
         "ended": now if ended else None,
         "nodes": list(rows),
     }
-    part = run / f".{SHIPPING_FILE}.part"
     with contextlib.suppress(OSError):
-        part.write_text(json.dumps(content, indent=1) + "\n")
-        part.replace(run / SHIPPING_FILE)
-
-
-def iso(seconds: float | None) -> str | None:
-    """Return seconds since 1970 as ISO-8601 text."""
-    if seconds is None:
-        return None
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{whole}.{int(seconds % 1 * 1e6):06d}+00:00"
+        replace_file(run / SHIPPING_FILE, (json.dumps(content, indent=1) + "\n").encode())

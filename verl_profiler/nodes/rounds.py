@@ -1,9 +1,11 @@
-"""Ship the event files of a cluster's nodes to the driver's run directory, over Ray.
+"""Visit the nodes of a cluster in rounds, over Ray: compare their clocks, and bring their event files.
 
-On each node there is one small actor (no CPUs, lowest priority, no verl, not recorded).  A node whose
-run directory has the driver's `.disk` file shares its disk: its actor is ended.  From all others the
-driver requests pieces of 4 MiB, one at a time per node and of at most four nodes at once, which is
-what Ray's object store holds of them.
+On each node there is one small actor (actor.py).  A node whose run directory has the driver's `.disk` file
+shares its disk and sends nothing.  From all others the driver requests pieces of 4 MiB, one at a time
+per node and of at most four nodes at once, which is what Ray's object store holds of them.
+
+The actors of all nodes start at once, and may take minutes where the run's own processes start.  A node
+that fails is visited less and less often.
 
 Evidence of a hang is requested by a folder in the run directory (docs/stuck.md), which is made on
 the disks of these nodes, too.
@@ -13,27 +15,29 @@ the disks of these nodes, too.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.capture.connected_ray import as_connected
 from verl_profiler.events.redaction import problem_of
-from verl_profiler.shipping.account import earlier_nodes, iso, write_account
-from verl_profiler.shipping.node_actor import node_actor
-from verl_profiler.shipping.node_files import CHUNK_BYTES, Piece, disk_of, hangs_of
-from verl_profiler.shipping.receiver import Names, Receiver
+from verl_profiler.events.shipping import iso
+from verl_profiler.nodes import clock
+from verl_profiler.nodes.account import earlier_nodes, write_account
+from verl_profiler.nodes.actor import NodeActor, as_connected
+from verl_profiler.nodes.files import CHUNK_BYTES, Piece, disk_of, hangs_of
+from verl_profiler.nodes.receiver import Names, Receiver
+from verl_profiler.recording.clock import boot_id
 
-__all__ = ["LIGHT_S", "Shipments"]
+__all__ = ["Nodes"]
 
-# Headers and open calls travel at this interval, if events do not more often.
-LIGHT_S = 30.0
 _TIMEOUT_S = 30.0
-# A process on a busy node starts slowly.
-_START_S = 60.0
+# A process on a busy node starts slowly; ended and started again, it would come last in its queue.
+_START_S = 300.0
+_ROUND_S = 60.0
+# A node that does not tell its time at once is busy or gone; the others wait for it.
+_CLOCK_S = 5.0
 _AT_ONCE = 4
 # After the k-th failure in a row, a node is skipped for 2^k rounds, at most for this many.
 _ROUNDS = 32
@@ -55,13 +59,16 @@ class _Node:
         seen_s: Its last answer.
         left_s: When it was found to have left the cluster.
         hangs: Of how many hangs evidence was requested there.
+        boot: The boot id of its kernel, which has the clock; None before its actor has answered.
     """
 
     node_id: str
     host: str
     disk: str | None = None
     state: str = "new"
-    actor: Any = None
+    boot: str | None = None
+    actor: NodeActor | None = None
+    opened: bool = False
     receiver: Receiver | None = None
     shipped_s: float | None = None
     seen_s: float | None = None
@@ -93,14 +100,16 @@ class _Node:
         }
 
 
-class Shipments:
-    """Ships from all nodes of the cluster that this process is connected to.
+class Nodes:
+    """All other nodes of the cluster that this process is connected to.
 
     Args:
         ray: The module.
         run: The run directory of this process.
         directory: The run directory on the nodes; None for the same path.
         every_s: The interval between two shipments of events, for `shipping.json`.
+        clocks: Compare the clocks.
+        files: Bring the event files.
     """
 
     def __init__(
@@ -110,17 +119,22 @@ class Shipments:
         *,
         directory: str | None = None,
         every_s: float | None = None,
+        clocks: bool = False,
+        files: bool = True,
     ) -> None:
         self._ray = ray
         self._run = run
         self._directory = directory or str(run.absolute())
         self._every_s = every_s
+        self._clocks = clocks
+        self._with_files = files
         self._own_disk: str | None = None
         self._here = ""
         self._names = Names(run)
         self._nodes: dict[str, _Node] = {}
         self._slots = threading.Semaphore(_AT_ONCE)
         self._lock = threading.Lock()
+        self._one_burst = threading.Lock()
         self._writing = threading.Lock()
         self._heard_s = 0.0
         self._closed = False
@@ -128,8 +142,8 @@ class Shipments:
         for row in self._earlier.values():
             self._names.hold(row["processes"].values())
 
-    def round(self, *, light: bool = False, patience_s: float = _START_S) -> bool:
-        """Take from every node what its files have gained.
+    def round(self, *, light: bool = False, patience_s: float = _ROUND_S) -> bool:
+        """Compare the clocks, and take from every node what its files have gained.
 
         Args:
             light: Only headers, open calls and evidence.
@@ -146,7 +160,7 @@ class Shipments:
             self._here = as_connected(self._ray.get_runtime_context)().get_node_id()
         alive = {each["NodeID"]: each for each in as_connected(self._ray.nodes)() if each["Alive"]}
         now = time.time()
-        if self._own_disk is None and len(alive) > 1:
+        if self._with_files and self._own_disk is None and len(alive) > 1:
             # Without it, a node that shares the disk would ship to itself.
             self._own_disk = disk_of(self._run)
             if self._own_disk is None:
@@ -159,17 +173,15 @@ class Shipments:
                 self._left(node, now)
         started: list[_Node] = []
         for node in self._nodes.values():
-            if node.state in ("shared", "left", "unable") or node.busy:
+            if node.state == "left" or node.busy or self._is_done(node):
                 continue
             if node.skips:
                 node.skips -= 1
                 continue
-            if light and not node.ships:
-                continue
             node.busy, node.complete = True, False
             started.append(node)
             threading.Thread(
-                target=self._ship, args=(node, light), name="verl-profiler shipping", daemon=True
+                target=self._visit, args=(node, light), name="verl-profiler node", daemon=True
             ).start()
         self._await(started, patience_s)
         self.write()
@@ -177,11 +189,14 @@ class Shipments:
         return all(node.complete or not node.ships for node in waiting)
 
     def finish(self, patience_s: float = _SILENCE_S) -> list[str]:
-        """Take everything that is left, end the actors, and return problems as sentences.
+        """Take all that is left, end the actors, and return problems of files as sentences.
 
         Args:
             patience_s: Give up on nodes once none has sent anything for so long.
         """
+        if not self._with_files:
+            self._end_all()
+            return []
         self._await(list(self._nodes.values()), patience_s)
         for node in self._nodes.values():
             # Also those that failed lately.
@@ -200,8 +215,7 @@ class Shipments:
             if node.busy and not node.problem:
                 node.problem = f"no answer for {patience_s:.0f} s"
         self.write(ended=True)
-        for node in self._nodes.values():
-            self._end(node)
+        self._end_all()
         return [problem] if problem else self.problems()
 
     def problems(self) -> list[str]:
@@ -251,18 +265,33 @@ class Shipments:
 
     def _left(self, node: _Node, now_s: float) -> None:
         node.left_s, node.state = now_s, "left"
+        clock.thin(node.boot or "")
         # Another node that shares its disk ships from now on.
         for other in self._nodes.values():
             if other.state == "shared" and other.disk == node.disk:
                 other.state, other.skips = "new", 0
 
-    def _ship(self, node: _Node, light: bool) -> None:
+    def _is_done(self, node: _Node) -> bool:
+        """Whether nothing more is expected of a node: neither files, nor the time of another kernel."""
+        no_files = not self._with_files or node.state in ("shared", "unable")
+        return no_files and (not self._clocks or node.boot in ("", boot_id()))
+
+    def _visit(self, node: _Node, light: bool) -> None:
         try:
+            if self._closed:
+                return
+            if node.actor is None:
+                node.actor = NodeActor(self._ray, node.node_id)
+                node.boot, _ = self._called(node, "who", timeout_s=_START_S)
+            if self._clocks and node.boot not in ("", boot_id()):
+                self._compare(node)
             # Where processes start slowly, others need not wait for that.
-            if self._connected(node):
+            if self._has_files(node):
                 with self._slots:
                     self._take(node, light)
             node.problem, node.failures = "", 0
+            if self._is_done(node):
+                self._end(node)
         except Exception as error:  # noqa: BLE001  one node; the others still send theirs
             node.problem = problem_of(error)
             node.failures += 1
@@ -271,18 +300,25 @@ class Shipments:
         finally:
             node.busy = False
 
-    def _connected(self, node: _Node) -> bool:
-        """Start the node's actor if it has none; return whether it has files to ship."""
-        if node.actor is not None and node.state == "shipping":
+    def _compare(self, node: _Node) -> None:
+        """Take one burst; one at a time, since threads that run beside it widen its bounds."""
+        with self._one_burst:
+            if self._closed:
+                return
+            sample = clock.exchange(lambda: self._called(node, "read", timeout_s=_CLOCK_S))
+            clock.keep(str(node.boot), node.host, sample)
+
+    def _has_files(self, node: _Node) -> bool:
+        """Find out which disk a node has; return whether files are to be brought from there."""
+        if not self._with_files or node.state in ("shared", "unable"):
+            return False
+        if node.opened and node.state == "shipping":
             return True
-        if node.actor is None:
-            node.actor = node_actor(self._ray, node.node_id)
-        disk = self._called(node, "open", self._directory, timeout_s=_START_S)
+        disk = self._called(node, "open", self._directory)
         if not disk:
             # A node without a run directory is retried, one without the package is not.
             if disk is False:
                 node.state = "unable"
-                self._end(node)
             return False
         with self._lock:
             others = [
@@ -293,7 +329,6 @@ class Shipments:
             own = disk not in (self._own_disk, *others)
             node.state, node.disk = "shipping" if own else "shared", disk
         if not own:
-            self._end(node)
             return False
         for other in self._nodes.values():
             if node.receiver is None and other.disk == node.disk and other.receiver is not None:
@@ -305,6 +340,7 @@ class Shipments:
                 self._run, self._names, earlier.get("processes"), claimed=self.write
             )
         self._called(node, "begin", node.receiver.have())
+        node.opened = True
         return True
 
     def _take(self, node: _Node, light: bool) -> None:
@@ -330,13 +366,18 @@ class Shipments:
     def _called(
         self, node: _Node, method: str, *arguments: Any, timeout_s: float = _TIMEOUT_S
     ) -> Any:
-        answer = getattr(node.actor, method).remote(*arguments)
-        result = as_connected(self._ray.get)(answer, timeout=timeout_s)
+        if node.actor is None:
+            raise RuntimeError("the actor was ended")
+        result = node.actor.call(method, *arguments, timeout_s=timeout_s)
         node.seen_s, self._heard_s = time.time(), time.monotonic()
         return result
 
+    def _end_all(self) -> None:
+        self._closed = True
+        for node in self._nodes.values():
+            self._end(node)
+
     def _end(self, node: _Node) -> None:
-        actor, node.actor = node.actor, None
-        with contextlib.suppress(Exception):
-            if actor is not None:
-                as_connected(self._ray.kill)(actor)
+        actor, node.actor, node.opened = node.actor, None, False
+        if actor is not None:
+            actor.end()

@@ -16,10 +16,9 @@ from typing import Any
 from verl_profiler.events.files import parse_json, read_object
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.redaction import problem_of, public
-from verl_profiler.events.shipping import UPLOAD_FILE, UPLOAD_FORMAT_VERSION
+from verl_profiler.events.shipping import UPLOAD_FILE, UPLOAD_FORMAT_VERSION, iso
 from verl_profiler.events.vocabulary import RUN_FILE
-from verl_profiler.shipping.account import iso
-from verl_profiler.shipping.remote_files import RemoteFiles
+from verl_profiler.storage.remote_files import RemoteFiles
 
 __all__ = ["UploadAccount"]
 

@@ -1,6 +1,6 @@
 """Upload a run directory to object storage while it grows: `profiler.output_dir=s3://…`.
 
-    python -m verl_profiler.shipping.upload RUN TARGET --every 60
+    python -m verl_profiler.storage.upload RUN TARGET --every 60
 
 One such process runs beside the driver, which imports no client of any storage; it ends with its
 standard input, after a last upload, also where the driver was killed.  Objects cannot be appended to:
@@ -36,8 +36,8 @@ from verl_profiler.events.remote import (
 from verl_profiler.events.shipping import UPLOAD_FILE
 from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.recording.complaints import say
-from verl_profiler.shipping.remote_files import RemoteFiles, is_draft
-from verl_profiler.shipping.upload_account import UploadAccount
+from verl_profiler.storage.remote_files import RemoteFiles, is_draft
+from verl_profiler.storage.upload_account import UploadAccount
 
 __all__ = ["Upload", "claim", "main", "other_run"]
 

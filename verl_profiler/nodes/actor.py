@@ -1,0 +1,114 @@
+"""The profiler's own actor on a node: it reads the node's clock, and the files of a run there.
+
+It takes no CPUs, has a low priority, never imports verl, and nothing is recorded in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from verl_profiler.environ import SETTINGS
+
+__all__ = ["NodeActor", "as_connected"]
+
+_TIMEOUT_S = 30.0
+
+
+def as_connected(function: Any) -> Any:
+    """Return a function of Ray that fails after `ray.shutdown` instead of starting a cluster.
+
+    Ray 2.60 wraps its public functions in a call of `ray.init`; the wrapped function is called instead.
+    """
+    return getattr(function, "__wrapped__", function)
+
+
+class NodeActor:
+    """The actor on one node; its class is pickled by value, and its clock needs no package there.
+
+    Args:
+        ray: The module, connected.
+        node_id: Ray's id of the node.
+    """
+
+    def __init__(self, ray: Any, node_id: str) -> None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self._ray = ray
+        self._handle = (
+            ray.remote(_actor_class())
+            .options(
+                num_cpus=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+                runtime_env={"env_vars": {SETTINGS: ""}},
+            )
+            .remote()
+        )
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = _TIMEOUT_S) -> Any:
+        """Call a method there, and return its result.
+
+        Raises:
+            Exception: What Ray raises: the node left, or did not answer in time.
+        """
+        answer = getattr(self._handle, method).remote(*arguments)
+        return as_connected(self._ray.get)(answer, timeout=timeout_s)
+
+    def end(self) -> None:
+        """End the actor, if it is still there."""
+        with contextlib.suppress(Exception):
+            as_connected(self._ray.kill)(self._handle)
+
+
+def _actor_class() -> type:
+    class VerlProfilerNode:
+        """Reads the clock and the files of its node."""
+
+        def who(self) -> tuple[str, str]:
+            """Return boot id and host name; an empty boot id where there is none."""
+            import socket
+
+            with contextlib.suppress(OSError):
+                os.nice(10)
+            boot = ""
+            with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+                boot = file.read().strip()
+            return boot, socket.gethostname()
+
+        def read(self) -> int:
+            """Return the monotonic time in nanoseconds."""
+            import time
+
+            return time.perf_counter_ns()
+
+        def open(self, directory: str) -> str | bool | None:
+            """Return the name of the disk; None without a run directory, False without the package."""
+            try:
+                from verl_profiler.nodes import files
+            except ImportError:
+                return False
+            self.directory = directory
+            return files.disk_of(files.Path(directory))
+
+        def begin(self, have: dict[str, int]) -> None:
+            """Take note of what the other side has."""
+            from verl_profiler.nodes.files import NodeFiles
+
+            self.files = NodeFiles(self.directory, have)
+
+        def request_evidence(self, hangs: int) -> None:
+            """Make the folders that processes of this node look for."""
+            from verl_profiler.nodes import files
+
+            files.request_evidence(files.Path(self.directory), hangs)
+
+        def scan(self, light: bool) -> None:
+            """Find out what has changed."""
+            self.files.scan(light=light)
+
+        def pieces(self, limit: int) -> Any:
+            """Return the next pieces."""
+            return self.files.pieces(limit)
+
+    return VerlProfilerNode

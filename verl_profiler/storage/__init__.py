@@ -1,0 +1,1 @@
+"""Copy a run to object storage by URL, while it grows."""
