@@ -117,7 +117,7 @@ def config(folder, address):
             "global_profiler": {"tool": None, "steps": None},
             "profiler": {
                 "output_dir": f"{folder}/logs/run",
-                "nsight": {"roles": {"agent_loop": True}, "collect_timeout_s": 30},
+                "nsight": {"roles": {"agent_loop": True}},
             },
             "ray_kwargs": {"ray_init": {"address": address, "log_to_driver": False}},
         }

@@ -25,7 +25,7 @@ TEXT = "x" * 80
 @pytest.fixture
 def recording(worker_config):
     """A recorder that compresses, and flushes often."""
-    events = EventSettings(compress=True)
+    events = EventSettings(max_gb=1)
     config = msgspec.structs.replace(worker_config, events=events)
     active = recorder.start(config, lambda: Identity("agent_loop", 0))
     yield active

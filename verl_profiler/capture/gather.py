@@ -66,7 +66,8 @@ def collect(
 
     Args:
         run: The run directory.
-        patience_s: How long to wait for reports that are still being written, and for other nodes.
+        patience_s: How long to wait for reports that are still being written, and for other nodes,
+            while none grows.
         fetch: Copies what other nodes have by now, within the seconds that it is given; returns
             whether more may come.  Called before each poll.
         fetch_s: How long to wait for other nodes at least.
@@ -82,6 +83,7 @@ def collect(
     raw = raw_of(run) if raw is None else raw
     begun = time.monotonic()
     deadline, last_fetch = begun + patience_s, begun + max(patience_s, fetch_s)
+    there = -1
     while True:
         more = fetch is not None and fetch(last_fetch - time.monotonic())
         if not home.is_dir():
@@ -93,6 +95,8 @@ def collect(
         captures = read_journals(home / "journal")
         placed = {record.key: record for record in read_metadata(home)}
         place = _Place(home, raw, being_written(raw), placed)
+        if (now_there := _bytes_of(raw)) != there:
+            there, deadline = now_there, time.monotonic() + patience_s
         waiting = any(_may_come(capture, place) for capture in captures)
         if not more and (not waiting or time.monotonic() >= deadline):
             break
@@ -106,6 +110,15 @@ def collect(
             "Make its nsight folder writable, or copy the run.",
             "not-collected",
         ) from None
+
+
+def _bytes_of(folder: Path) -> int:
+    size_bytes = 0
+    for path in folder.rglob("*"):
+        # A tool's temporary file may be gone.
+        with contextlib.suppress(OSError):
+            size_bytes += path.lstat().st_size
+    return size_bytes
 
 
 def raw_of(run: Path) -> Path:

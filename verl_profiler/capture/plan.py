@@ -55,7 +55,6 @@ class NsightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         roles: Which roles are captured: true, false, or a list of ranks.
         options: nsys options in addition to verl's, for all roles.
         directory: Where the tool writes on each node; None for the run directory.
-        collect_timeout_s: How long the command waits at its end for reports that are being written.
 
     Raises:
         ValueError: If there is no such tool.
@@ -65,7 +64,6 @@ class NsightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     roles: RoleChoice = RoleChoice()
     options: dict[str, str | int | float | bool] = {}
     directory: str | None = None
-    collect_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         """Check the tool."""
@@ -99,7 +97,6 @@ class Plan(msgspec.Struct, frozen=True):
         directory: Where the tool writes on each node, absolute.
         journal: Folder of the run directory in which each process lists its captures.
         roles: Role of a process → its capture.
-        collect_timeout_s: See `NsightSettings`.
         umask: The driver's, for processes that nsys starts without one.
     """
 
@@ -109,7 +106,6 @@ class Plan(msgspec.Struct, frozen=True):
     directory: str
     journal: str
     roles: dict[str, RoleCapture]
-    collect_timeout_s: float = 60.0
     umask: int = 0o022
 
     def of(self, role: str, rank: int | None) -> RoleCapture | None:

@@ -51,7 +51,6 @@ def make_plan(config: Any, capture: Capture, settings: NsightSettings, run: Path
         str(directory),
         str(run / "nsight" / "journal"),
         roles,
-        settings.collect_timeout_s,
         umask(),
     )
 

@@ -41,6 +41,8 @@ __all__ = ["end", "prepare", "settings_of"]
 
 NODE = "profiler"
 _UPLOAD_EVERY_S = 60.0
+# The end waits for reports as long as some are written or arrive within this time.
+_COLLECT_S = 60.0
 
 _ray_started = False
 
@@ -229,7 +231,7 @@ def _collect(directory: Path, plan: Plan) -> None:
     try:
         raw = Path(plan.directory)
         fetch = gather.Fetch(directory, raw)
-        found = gather.collect(directory, patience_s=plan.collect_timeout_s, fetch=fetch, raw=raw)
+        found = gather.collect(directory, patience_s=_COLLECT_S, fetch=fetch, raw=raw)
         for line in [*gather.account(found), *fetch.account()]:
             recorder.say(line)
     except Exception as error:  # noqa: BLE001  training has succeeded; the files are still there

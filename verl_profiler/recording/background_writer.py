@@ -81,7 +81,7 @@ class BackgroundWriter:
         )
         self._closed_steps = (
             ClosedSteps(self.files.release, self.complaints.make)
-            if recorder.config.events.compress
+            if recorder.config.events.max_gb is not None
             else None
         )
         events = recorder.config.events

@@ -27,7 +27,6 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         engine_state: Read the load of SGLang and vLLM engines twice a second.
         devices: Sample the host's devices, in one process per host.
         engine_iterations: Let SGLang publish each iteration, and record their sums.
-        compress: Compress the files of steps that are over, with gzip.
         detail_share: The share of requests whose details (turns, calls, tools) are written, 0 to 1, taken
             as one in N; of each step and process also those of the slowest and last.
         max_gb: What the event files of one process may take, in 10^9 bytes, from 0.001; None for any size.
@@ -42,7 +41,6 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_state: bool = False
     devices: bool = True
     engine_iterations: bool = False
-    compress: bool = False
     detail_share: Annotated[float, Meta(ge=0, le=1)] = 1.0
     max_gb: Annotated[float, Meta(ge=0.001)] | None = None
     ship_every_s: Annotated[float, Meta(ge=1, le=86400)] | None = 60.0

@@ -41,13 +41,11 @@ class TracingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         trace: `[TQ-TRACE]` lines and events of the traced functions and their stages.
         detail: `[TQ-DETAIL]` lines of the client's gets and puts.
         ranges: NVTX or MSTX ranges `TQ_GET:<function>` and `TQ_PUT:<function>`.
-        metrics: `tq/*` in verl's loggers; None for: where one of the others is on.
     """
 
     trace: bool = False
     detail: bool = False
     ranges: bool = False
-    metrics: bool | None = None
 
     def under(self, environment: Mapping[str, str]) -> Switches:
         """Return these settings with the values of the environment instead.
@@ -82,9 +80,11 @@ class Switches(TracingSettings, frozen=True):
     """What is switched on in a process.
 
     Args:
+        metrics: `tq/*` in verl's loggers; None for: where one of the settings is on.
         sample_every: Print every N-th call of a function, and of the client outside of functions.
     """
 
+    metrics: bool | None = None
     sample_every: int = 1
 
     @property
