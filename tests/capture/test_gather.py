@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import sys
+import threading
 import time
 import types
 from dataclasses import asdict
@@ -458,9 +459,8 @@ class FakeRay:
         self.hosts = hosts
         self.connected = connected
         self.module = types.ModuleType("ray")
-        for name in ("is_initialized", "get_runtime_context", "nodes", "remote", "wait", "get"):
+        for name in ("is_initialized", "get_runtime_context", "nodes", "remote", "get", "kill"):
             setattr(self.module, name, getattr(self, name))
-        self.module.cancel = lambda *_args, **_options: None
 
     def is_initialized(self):
         return self.connected
@@ -476,34 +476,41 @@ class FakeRay:
             for host in ("here", *self.hosts)
         ]
 
-    def remote(self, **_options):
-        def made(_function):
-            def with_options(scheduling_strategy, **_options):
-                node = bytes.fromhex(scheduling_strategy.node_id).rstrip(b"\0").decode()
-                return types.SimpleNamespace(
-                    remote=lambda folder, *_: Pieces(node, os.path.basename(folder))
-                )
+    def remote(self, _actor):
+        def with_options(scheduling_strategy, **_options):
+            node = bytes.fromhex(scheduling_strategy.node_id).rstrip(b"\0").decode()
+            handle = types.SimpleNamespace(node=node, ended=threading.Event())
 
-            return types.SimpleNamespace(options=with_options)
+            def iterate(_function, folder, *_):
+                handle.pieces = Pieces(node, os.path.basename(folder))
 
-        return made
+            handle.iterate = types.SimpleNamespace(remote=lambda *given: (handle, iterate, given))
+            following = lambda: next(handle.pieces, None)
+            handle.next = types.SimpleNamespace(remote=lambda: (handle, following, ()))
+            return types.SimpleNamespace(remote=lambda: handle)
 
-    def wait(self, pieces, timeout):
-        if pieces[0].node.startswith("silent"):
-            time.sleep(timeout)
-            return [], pieces
-        return pieces, []
+        return types.SimpleNamespace(options=with_options)
 
-    def get(self, reference, timeout=None):
-        return reference
+    def get(self, answer, timeout):
+        handle, function, given = answer
+        if handle.node.startswith("silent"):
+            handle.ended.wait(timeout)
+            raise RuntimeError("the actor was ended")
+        return function(*given)
+
+    def kill(self, handle):
+        handle.ended.set()
 
 
 class Pieces:
-    """What a task on a node yields: one report."""
+    """What is read on a node: one report."""
 
     def __init__(self, node, folder):
         self.node = node
         self.left = [("actor_h1_11.1.nsys-rep", b"report", True)] if folder == "raw" else []
+
+    def __iter__(self):
+        return self
 
     def __next__(self):
         if self.node.startswith("failing"):

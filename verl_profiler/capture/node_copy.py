@@ -6,7 +6,6 @@ again.  All nodes are polled at once, so one that does not answer does not delay
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 from verl_profiler.capture.open_files import being_written
 from verl_profiler.events.files import open_regular, reason_of
 from verl_profiler.events.redaction import problem_of
-from verl_profiler.nodes.actor import as_connected
+from verl_profiler.nodes.actor import NodeActor, as_connected
 
 __all__ = ["Nodes"]
 
@@ -28,6 +27,8 @@ _FETCH_S = 5.0
 # A node that is sending files is abandoned after the deadline only when it was silent for so long.
 _SILENCE_S = 10.0
 _POLL_S = 0.2
+# The limit of one call; whoever waits gives up earlier.
+_PATIENCE_S = 600.0
 
 Folders = Mapping[Path, Mapping[str, int]]
 
@@ -115,6 +116,7 @@ class _Node:
         self._given_up = threading.Event()
         self._started_s = time.monotonic()
         self._received_s: float | None = None
+        self._actor: NodeActor | None = None
         threading.Thread(
             target=self._run, name=f"verl-profiler copies from {host}", daemon=True
         ).start()
@@ -142,46 +144,37 @@ class _Node:
         """Stop waiting for it, and discard what it still sends."""
         self._given_up.set()
         self.problem = f"no answer within {time.monotonic() - self._started_s:.0f} s"
+        if self._actor is not None:
+            self._actor.end()
 
     def _run(self) -> None:
         try:
+            self._actor = NodeActor(self._ray, self._node)
             for folder, have in self._folders.items():
                 self._fetch(folder, have)
         except Exception as error:  # noqa: BLE001  one node; the others still send theirs
             if not self._given_up.is_set():
                 self.problem = problem_of(error)
         finally:
+            if self._actor is not None:
+                self._actor.end()
             self._ended.set()
 
     def _fetch(self, folder: Path, have: Mapping[str, int]) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix=".here-", dir=folder) as mark:
-            task = self._ray.remote(num_cpus=0, max_retries=0)(_read_files).options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(self._node, soft=False),
-                num_returns="streaming",
-                # Reports take gigabytes, and Ray's store holds what was not read yet.
-                _generator_backpressure_num_objects=2,
-            )
-            pieces = task.remote(str(folder), os.path.basename(mark.name), dict(have))
-            _write_files(folder, self._pieces(pieces))
+            _write_files(folder, self._pieces(str(folder), os.path.basename(mark.name), dict(have)))
 
-    def _pieces(self, pieces: Any) -> Iterator[tuple[str, bytes, bool]]:
-        """Yield what a task yields, until `give_up`."""
-        while not self._given_up.is_set():
-            if not as_connected(self._ray.wait)([pieces], timeout=_POLL_S)[0]:
-                continue
-            try:
-                reference = next(pieces)
-            except StopIteration:
-                return
-            piece = as_connected(self._ray.get)(reference, timeout=_SILENCE_S)
+    def _pieces(self, *arguments: Any) -> Iterator[tuple[str, bytes, bool]]:
+        """Yield what `_read_files` yields there, until `give_up`."""
+        if self._actor is None:
+            return
+        self._actor.call("iterate", _read_files, *arguments, timeout_s=_PATIENCE_S)
+        while piece := self._actor.call("next", timeout_s=_PATIENCE_S):
             self._received_s = time.monotonic()
-            if not self._given_up.is_set():
-                yield piece
-        with contextlib.suppress(Exception):
-            as_connected(self._ray.cancel)(pieces, force=True)
+            if self._given_up.is_set():
+                return
+            yield piece
 
 
 def _write_files(folder: Path, pieces: Iterable[tuple[str, bytes, bool]]) -> None:

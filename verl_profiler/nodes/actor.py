@@ -111,4 +111,12 @@ def _actor_class() -> type:
             """Return the next pieces."""
             return self.files.pieces(limit)
 
+        def iterate(self, function: Any, *arguments: Any) -> None:
+            """Call a function that yields something, for `next`."""
+            self.items = iter(function(*arguments))
+
+        def next(self) -> Any:
+            """Return what it yields next; None at its end."""
+            return next(self.items, None)
+
     return VerlProfilerNode
