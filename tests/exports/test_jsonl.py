@@ -1,4 +1,4 @@
-"""JSON lines: documents that say what is known, and the lines that bulk ingestion wants."""
+"""JSON lines: documents that say what is known."""
 
 import json
 from datetime import datetime
@@ -23,17 +23,4 @@ def test_a_document_for_every_call_and_transfer(log_tables):
     moments = [datetime.fromisoformat(each["@timestamp"]) for each in calls]
     assert 910 == round((moments[0].timestamp() % 1) * 1000)
     assert {"error"} == {each["status"] for each in found if each["call"].startswith("c2")}
-
-
-def test_bulk_lines_alternate_and_their_ids_are_those_of_the_documents(log_tables):
-    """Sending the same run twice changes nothing."""
-    lines = list(json_lines(log_tables, index="verl-tq"))
-    again = list(json_lines(log_tables, index="verl-tq"))
-    plain = list(json_lines(log_tables))
-
-    actions = [json.loads(line)["index"] for line in lines[::2]]
-    assert plain == lines[1::2]
-    assert {"verl-tq"} == {action["_index"] for action in actions}
-    assert len(actions) == len({action["_id"] for action in actions})
-    assert lines == again
-    assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)
+    assert found == [json.loads(line) for line in json_lines(log_tables)]

@@ -6,7 +6,7 @@
     verl-profiler export otlp logs/my-run --endpoint http://127.0.0.1:4318
     verl-profiler export otlp logs/my-run -o spans.jsonl --step 3
     verl-profiler export prometheus logs/my-run -o verl.prom
-    verl-profiler export jsonl training.log --index verl-tq -o tq.ndjson
+    verl-profiler export jsonl training.log -o tq.jsonl
     verl-profiler export trackers logs/my-run --tracker wandb mlflow
 
 perfetto: one timeline of all processes, to open in https://ui.perfetto.dev (nothing is uploaded).
@@ -105,7 +105,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="trackers: which (default: those of the run's trainer.logger)",
     )
-    parser.add_argument("--index", metavar="NAME", help="jsonl: write for Elasticsearch's bulk API")
     parser.add_argument(
         "--project", metavar="NAME", help="otlp, trackers: the project (default: the run's)"
     )
@@ -135,7 +134,6 @@ _HONORED: dict[str, tuple[str, ...]] = {
     "endpoint": ("otlp",),
     "only": ("otlp",),
     "function": _TRANSFERS,
-    "index": ("jsonl",),
     "project": ("otlp", "trackers"),
     "experiment": ("otlp", "trackers"),
     "tracker": ("trackers",),
@@ -253,9 +251,7 @@ def _transfers(args: argparse.Namespace) -> int:
         lines = (
             line
             for source in sources
-            for line in json_lines(
-                source.tables, args.steps, index=args.index, function=args.function
-            )
+            for line in json_lines(source.tables, args.steps, function=args.function)
         )
         return _write_lines(lines, args.out, "calls")
 

@@ -1,8 +1,7 @@
-"""TransferQueue calls as JSON lines: one document a call or transfer, plain or for bulk ingestion."""
+"""TransferQueue calls as JSON lines: one document a call or transfer."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -74,7 +73,6 @@ def json_lines(
     steps: Steps = None,
     *,
     function: str | None = None,
-    index: str | None = None,
 ) -> Iterator[str]:
     """Give the lines of a file.
 
@@ -82,15 +80,6 @@ def json_lines(
         tables: The tables.
         steps: First and last step; None for all.
         function: One function; None for all.
-        index: The Elasticsearch index for the lines that its bulk interface wants; None for documents
-            alone.  Ids are made from the documents, so that the same file may be sent twice.
     """
-    seen: dict[str, int] = {}
     for document in documents(tables, steps, function=function):
-        text = json.dumps(document, separators=(",", ":"))
-        if index is not None:
-            name = hashlib.blake2b(text.encode(), digest_size=15).hexdigest()
-            seen[name] = seen.get(name, 0) + 1
-            action = {"_index": index, "_id": f"{name}-{seen[name]}"}
-            yield json.dumps({"index": action}) + "\n"
-        yield text + "\n"
+        yield json.dumps(document, separators=(",", ":")) + "\n"
