@@ -1,7 +1,7 @@
 """Write files to storage so that others see each one whole: the old content or the new one.
 
 An object is there once all of it has arrived.  Where there are folders, a file is written beside its
-place and renamed; not every file system replaces a file by that, so there it is deleted first.
+place and renamed, which replaces what is there on disks and by SFTP.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from verl_profiler.events.remote import joined
 __all__ = ["RemoteFiles", "is_draft"]
 
 _DRAFT = ".part"
-# A rename replaces what is there.
-_REPLACING = frozenset({"file", "local", "sftp", "ssh"})
 
 
 def is_draft(name: str) -> bool:
@@ -42,9 +40,6 @@ class RemoteFiles:
         self._made: set[str] = set()
         # Another process may write the same file: two launches, or `collect` beside an upload.
         self._draft_end = f".{secrets.token_hex(4)}{_DRAFT}"
-        protocol = filesystem.protocol
-        names = {protocol} if isinstance(protocol, str) else set(protocol)
-        self._replaces = not names.isdisjoint(_REPLACING)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file."""
@@ -52,7 +47,7 @@ class RemoteFiles:
         if self._folders:
             draft = self._draft(path)
             self._filesystem.pipe_file(draft, data)
-            self._rename(draft, path, len(data))
+            self._filesystem.mv(draft, path)
         else:
             self._filesystem.pipe_file(path, data)
 
@@ -62,7 +57,7 @@ class RemoteFiles:
         if self._folders:
             draft = self._draft(path)
             self._filesystem.put_file(str(source), draft)
-            self._rename(draft, path, None)
+            self._filesystem.mv(draft, path)
         else:
             self._filesystem.put_file(str(source), path)
 
@@ -81,15 +76,3 @@ class RemoteFiles:
             self._filesystem.makedirs(folder, exist_ok=True)
             self._made.add(folder)
         return f"{folder}/.{base}{self._draft_end}"
-
-    def _rename(self, draft: str, path: str, size: int | None) -> None:
-        if not self._replaces:
-            if self._filesystem.exists(path):
-                self._filesystem.rm_file(path)
-            self._filesystem.mv(draft, path)
-            # HDFS answers that it did not, which its client does not pass on.
-            there = self._filesystem.info(path)["size"]
-            if size is not None and there != size:
-                raise OSError(f"{path} has {there:,} bytes, not {size:,}")
-        else:
-            self._filesystem.mv(draft, path)
