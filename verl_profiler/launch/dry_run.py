@@ -51,9 +51,8 @@ def explain(argv: Sequence[str]) -> list[str]:
         if value is not None and key not in after
     ]
     if capture is None:
-        return lines + (
-            _by_verl(config) or ["nothing is captured: trainer.profile_steps has no step"]
-        )
+        own = "global_profiler.* and *.profiler.* are verl's own keys"
+        return [*lines, f"this profiler captures nothing: trainer.profile_steps has no step; {own}"]
     lines += [
         f"{key}: {_text(before.get(key))} becomes {_text(value)}"
         for key, value in after.items()
@@ -70,41 +69,6 @@ def explain(argv: Sequence[str]) -> list[str]:
         if command:
             lines.append(f"    {shlex.join(command)}")
     return lines + remarks(config, capture, plan)
-
-
-def _by_verl(config: Any) -> list[str]:
-    """Return what verl captures by its own keys; empty where they have no step or no tool."""
-    from omegaconf import OmegaConf
-
-    from verl_profiler.capture.tools import nsys
-
-    steps: Any = OmegaConf.select(config, "global_profiler.steps")
-    tool: Any = OmegaConf.select(config, "global_profiler.tool")
-    if not steps or not tool:
-        return []
-    enabled = [
-        key.removesuffix(".profiler.enable")
-        for key, value in _leaves(config)
-        if key.endswith(".profiler.enable") and value is True
-    ]
-    if not enabled:
-        set_to = f"global_profiler.steps is {list(steps)}, but no profiler.enable is true"
-        return [f"nothing is captured: {set_to}, such as actor_rollout_ref.actor.profiler.enable"]
-    lines = [f"verl itself captures steps {list(steps)} with {tool}, this profiler does not:"]
-    for role in enabled:
-        every = OmegaConf.select(config, f"{role}.profiler.all_ranks")
-        ranks: Any = OmegaConf.select(config, f"{role}.profiler.ranks") or ()
-        # verl/utils/profiler/profile.py:131; an engine keeps the traces of all of its ranks.
-        named = ", ".join(map(str, ranks)) or ("all" if role.endswith(".rollout") else "0")
-        named = "all" if every else named
-        lines.append(f"  {role}, ranks: {named}")
-    ends = "global_profiler.global_tool_config.nsys.worker_nsight_options.capture-range-end"
-    if tool == nsys.TOOL.name and OmegaConf.select(config, ends) is None:
-        # verl/single_controller/ray/base.py:468
-        lines.append(
-            f"  reports appear only when a process ends: capture-range-end is repeat-shutdown:{6 * len(steps)}"
-        )
-    return lines
 
 
 def _parse(argv: Sequence[str]) -> tuple[str, str | None, list[str]]:
