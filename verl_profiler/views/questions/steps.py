@@ -123,11 +123,14 @@ def _duration_title(rows: Rows, trends: Rows, choice: Choice) -> str:
     steps = known(kept, "step_s")
     gens = known(rows, "gen_s")
     if steps:
-        part = sum(row["gen_s"] or 0 for row in kept) / sum(steps)
+        sums = {name: sum(row[key] or 0 for row in kept) for name, key, _ in _INSIDE}
+        most = max(sums, key=lambda name: sums[name])
         title = (
-            f"A step takes {seconds(fmean(steps))} (mean{without(named(left_out, finished))}); {share(part)} of the "
-            "time is gen"
+            f"A step takes {seconds(fmean(steps))} (mean{without(named(left_out, finished))}); "
+            f"{share(sums[most] / sum(steps))} of the time is {most}"
         )
+        if most != "gen":
+            title += f", {share(sums['gen'] / sum(steps))} gen"
     elif gens:
         title = f"gen takes {seconds(fmean(gens))} (mean)"
     else:
