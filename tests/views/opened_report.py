@@ -7,6 +7,17 @@ SMALL = Path(__file__).parent.parent / "data" / "small_run"
 CANVAS = "document.querySelector('.lane-canvas')"
 
 
+def unfold(browser):
+    """Open every topic, as its heading does, and wait until its sections are made."""
+    browser.evaluate(
+        "document.querySelectorAll('details.topic:not([open]) > summary').forEach((s) => s.click())"
+    )
+    browser.wait(
+        "[...document.querySelectorAll('main > section, .topic section')].every((s) => s.firstChild)"
+    )
+    browser.settle()
+
+
 def view(browser):
     """Return the seconds that the timeline shows, first and last."""
     shown = browser.evaluate(f"[{CANVAS}.dataset.from, {CANVAS}.dataset.to]")

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from event_files import ended, write_lines
-from views.opened_report import CANVAS, SMALL, drag, place, set_value, text, view
+from views.opened_report import CANVAS, SMALL, drag, place, set_value, text, unfold, view
 
 from verl_profiler.cli.report import write_report
 from verl_profiler.reading.reader import load
@@ -36,21 +36,75 @@ def quiet(browser, path):
     return (browser.requests, browser.messages) == ([path.resolve().as_uri()], [])
 
 
+SHOWN = "[...document.querySelectorAll('main section')].map((s) => [s.id, s.innerText.length])"
+
+
+def test_the_first_screen_is_the_answer(browser, tmp_path):
+    """Headline, where a mean step goes, findings with their fix to copy, and the timeline; the rest is folded.
+
+    What the findings point to follows the timeline; what is folded is made when it is opened.
+    """
+    with load(SMALL, cache=False) as run:
+        data = document(run)
+    fix = ["a.b='x y'", "c=<2>"]
+    data["findings"][0]["overrides"] = fix
+    path = tmp_path / "report.html"
+    path.write_text(page(data, made="now"))
+    browser.open(path, width=1280, height=1000)
+    bottom = "document.getElementById('timeline').getBoundingClientRect().top"
+    assert browser.evaluate(bottom) < 1000
+    bar = "[...document.querySelectorAll('#mean-step .whole span')].map((s) => s.clientWidth)"
+    widths, shares = (
+        browser.evaluate(bar),
+        browser.evaluate(
+            "[...document.querySelectorAll('#mean-step li')]"
+            ".map((li) => parseFloat(li.innerText.match(/([\\d.]+) %/)[1]))"
+        ),
+    )
+    assert sum(shares) == pytest.approx(100, abs=1)
+    parts = [width / sum(widths) * 100 for width in widths]
+    assert parts == pytest.approx(shares, abs=1)
+    assert "Where a mean step goes: " in text(browser, "#mean-step h2")
+    first = "document.querySelector('.findings li')"
+    assert "The trainer noticed rollout completion" in browser.evaluate(f"{first}.innerText")
+    browser.call(
+        "Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"]
+    )
+    left, top, wide, high = place(browser, ".findings li button")
+    browser.click(left + wide / 2, top + high / 2)
+    browser.wait(f"{first}.querySelector('button').textContent === 'Copied'")
+    copied = browser.evaluate("navigator.clipboard.readText()")
+    assert (
+        copied == " ".join(fix) == browser.evaluate(f"{first}.querySelector('p code').textContent")
+    )
+
+    made = [name for name, length in browser.evaluate(SHOWN) if length]
+    pointed = browser.evaluate(
+        "[...document.querySelectorAll('.findings ol:not([start]) a')].map((a) => a.hash.slice(1))"
+    )
+    assert made == list(dict.fromkeys(["requests", *pointed]))
+    assert len(made) < len(SECTIONS) / 2
+    assert quiet(browser, path)
+
+
 def test_it_draws_every_section_without_errors_or_requests(browser, small, tmp_path):
     """Nothing but the file itself is fetched, and the console stays empty; also when it is printed."""
     browser.open(small)
-    found = browser.evaluate(
-        "[...document.querySelectorAll('main > section')].map((s) => [s.id, s.innerText.length])"
-    )
+    unfold(browser)
+    found = browser.evaluate(SHOWN)
 
-    assert SECTIONS == [name for name, _ in found]
+    assert sorted(SECTIONS) == sorted(name for name, _ in found)
     assert all(length > 20 for _, length in found)
     assert browser.evaluate("document.querySelector('.fold').hidden"), "few workers are not folded"
     for step in ("1", "2", "-1"):
         set_value(browser, "#step", step)
+    browser.open(small)
     browser.pdf(tmp_path / "r.pdf")
     browser.settle()
     assert (tmp_path / "r.pdf").read_bytes().startswith(b"%PDF")
+    # What was folded is printed, and folded again.
+    assert len(browser.evaluate(f"{SHOWN}.filter(([, length]) => length)")) < len(SECTIONS)
+    assert browser.evaluate("document.querySelector('.topic section').firstChild !== null")
     assert None is browser.evaluate("document.documentElement.dataset.theme ?? null")
     assert quiet(browser, small)
 
@@ -63,14 +117,14 @@ def test_a_large_page_is_unpacked_and_drawn_alike(browser, tmp_path, monkeypatch
     path = tmp_path / "large.html"
     path.write_text(html)
     browser.open(path)
-    drawn = "[...document.querySelectorAll('main > section')].map((s) => s.id)"
+    unfold(browser)
 
-    assert SECTIONS == browser.evaluate(drawn)
+    assert sorted(SECTIONS) == sorted(name for name, _ in browser.evaluate(SHOWN))
     assert quiet(browser, path)
     path.write_text(html.replace("data-packed>H4s", "data-packed>AAAA"))
     browser.open(path)
     assert "cannot unpack" in text(browser, "#warning")
-    assert [] == browser.evaluate(drawn)
+    assert [] == browser.evaluate(SHOWN)
 
 
 @pytest.mark.parametrize("keys", [("+", "ArrowRight", "ArrowLeft", "-"), ("w", "D", "a", "s")])
@@ -92,6 +146,51 @@ def test_keys_zoom_pan_and_return(browser, small, keys):
     browser.press(keys[0], keys[0])
     browser.press("Home")
     assert home == view(browser)
+
+
+def test_letters_zoom_at_the_pointer_and_the_tip_stays_with_its_bar(browser, small):
+    """As in Perfetto and Chrome, without a click; what is no longer under the pointer has no tip."""
+    browser.open(small, fragment="step=1")
+    left, top, width, height = place(browser, ".lane-canvas")
+    home = view(browser)
+    gutter = browser.evaluate(f"Number({CANVAS}.dataset.gutter)")
+    x, y = left + gutter + (width - gutter) * 0.25, top + 12
+    browser.mouse("mouseMoved", x, y)
+    browser.settle()
+    tip = "(t => t.hidden ? '' : t.innerText)(document.getElementById('tip'))"
+    assert browser.evaluate(tip)
+    before = home[0] + (x - left - gutter) / (width - gutter - 8) * (home[1] - home[0])
+    for _ in range(4):
+        browser.press("w", "w")
+    zoomed = view(browser)
+    after = zoomed[0] + (x - left - gutter) / (width - gutter - 8) * (zoomed[1] - zoomed[0])
+    assert zoomed[1] - zoomed[0] < (home[1] - home[0]) / 5
+    assert after == pytest.approx(before, rel=1e-3)
+
+    # Each view says what is under the pointer now: past the end of everything, nothing is.
+    for _ in range(4):
+        browser.press("s", "s")
+    browser.mouse("mouseMoved", left + width - 3, top + height - 3)
+    browser.settle()
+    shown = browser.evaluate(tip)
+    browser.evaluate("window.scrollBy(0, 2000)")
+    browser.wait("document.getElementById('tip').hidden")
+    assert shown == "" or browser.evaluate(tip) == ""
+
+
+def test_a_stall_is_a_band_over_the_lane_that_it_stops(browser, small):
+    """A tip on the bars below it names the stall first, and a click selects the bar all the same."""
+    browser.open(small, fragment="step=2&worker=worker_0&hide=trainer")
+    left, top, width, height = place(browser, ".lane-canvas")
+    tips = []
+    for across in range(200, int(width), 12):
+        browser.mouse("mouseMoved", left + across, top + 23)
+        browser.settle()
+        tips.append(text(browser, "#tip"))
+    stalled = [tip.splitlines() for tip in tips if "Event loop stalled for 1.50 s" in tip]
+    assert stalled
+    assert all(lines[0].startswith("Event loop stalled for 1.50 s") for lines in stalled)
+    assert any(len(lines) > 3 for lines in stalled), "the bar below has its own lines"
 
 
 def test_dragging_pans_and_measures_with_shift(browser, small):
@@ -136,11 +235,51 @@ def test_a_link_leads_to_a_step_and_a_request(browser, small):
         assert "1" == browser.evaluate("document.getElementById('step').selectedOptions[0].text")
         assert browser.evaluate("document.getElementById('absent').hidden")
 
-    browser.open(small, fragment="step=99&request=zzz")
-    expected = "This report does not have step 99 or request zzz. Showing all steps."
+    browser.open(small, fragment="step=99&request=zzz&view=zoom")
+    expected = "This report does not have step 99 or request zzz or view zoom. Showing all steps."
     assert expected == text(browser, "#absent")
     browser.evaluate("location.hash = 'step=1'")
     browser.wait("document.getElementById('absent').hidden")
+
+
+def test_a_link_opens_what_is_folded(browser, small):
+    """A section or a view, by address and by the list at the side; the step and the filter stay."""
+    at_top = "Math.abs(document.getElementById('tools').getBoundingClientRect().top) < 200"
+    for fragment in ("view=tool_latencies", "tools"):
+        browser.open(small, fragment=fragment)
+        assert "search" in text(browser, "#tools")
+        assert browser.evaluate(at_top)
+    browser.open(small, fragment="step=2&tool=search")
+    browser.evaluate("document.querySelector('#links a[href=\"#tools\"]').click()")
+    browser.settle()
+    assert "in step 2" in text(browser, "#tools")
+    assert browser.evaluate(at_top)
+    assert browser.evaluate("location.hash") == "#step=2&tool=search&view=tools"
+    browser.reload()
+    assert "in step 2" in text(browser, "#tools")
+    assert text(browser, "#filter-count")
+
+
+@pytest.mark.parametrize("width", [390, 1000, 1920])
+def test_the_list_of_sections_fits(browser, small, width):
+    """Beside the page, and as a menu on a phone, which a choice closes."""
+    browser.open(small, width=width, height=760)
+    opened = "document.getElementById('menu').open"
+    assert browser.evaluate(opened) == (width >= 1000)
+    if width < 1000:
+        browser.evaluate("document.querySelector('#menu summary').click()")
+    outside = (
+        "(() => {const nav = document.querySelector('nav'); const box = nav.getBoundingClientRect();"
+        "return [...nav.querySelectorAll('a, select, button')].filter((each) => {"
+        "const own = each.getBoundingClientRect();"
+        "return own.left < box.left || own.right > box.right || own.height === 0;}).length})()"
+    )
+    assert 0 == browser.evaluate(outside)
+    assert browser.evaluate("document.querySelector('nav').clientHeight") <= 760
+    browser.evaluate("document.querySelector('#links a[href=\"#cost\"]').click()")
+    browser.settle()
+    assert "Profiler cost" in text(browser, "#cost")
+    assert browser.evaluate(opened) == (width >= 1000)
 
 
 def test_a_click_on_a_bar_selects_its_request(browser, small):
@@ -205,10 +344,30 @@ def test_the_search_finds_requests_by_id_and_by_tool(browser, small):
     assert "No listed request matches." == text(browser, "#request-table")
 
 
+def test_enter_opens_the_first_request_that_the_search_finds(browser, small):
+    """Its panel comes into view, and it is selected in the timeline and in the address."""
+    browser.open(small)
+    browser.evaluate("document.getElementById('search').focus()")
+    browser.call("Input.insertText", text="search")
+    browser.settle()
+    wanted = browser.evaluate(
+        "document.querySelector('#request-table tbody tr').ariaLabel.match(/^Request (.*), /)[1]"
+    )
+    browser.press("Enter", "\r")
+
+    assert text(browser, "#panel h3").startswith(wanted)
+    assert f"request={wanted}" in browser.evaluate("location.hash")
+    browser.wait(
+        "((box) => box.top < innerHeight && box.bottom > 0)"
+        "(document.getElementById('panel').getBoundingClientRect())"
+    )
+
+
 def test_sections_contradict_neither_the_findings_nor_themselves(browser, tmp_path):
     """The longest stall is one during a step, what-if gains are the long-run ones, no column is empty."""
     shutil.unpack_archive(SMALL.parent / "rehearsal_run.tar.gz", tmp_path)
     browser.open(write_report(tmp_path / "rehearsal_run"))
+    unfold(browser)
 
     assert "Longest during a step: engine_0, 359 ms in step 1." in text(browser, "#lags")
     first = browser.evaluate(
@@ -229,6 +388,7 @@ def test_sections_contradict_neither_the_findings_nor_themselves(browser, tmp_pa
 def test_choosing_a_step_shows_it_everywhere(browser, small):
     """In the chart, by the list, and back to all."""
     browser.open(small)
+    unfold(browser)
     whole = text(browser, "#tools")
     assert "Mean per step over 2 replayed steps" in text(browser, "#path")
     browser.evaluate(
@@ -251,9 +411,10 @@ def test_choosing_a_step_shows_it_everywhere(browser, small):
 def test_no_width_makes_the_page_scroll_sideways(browser, small, width):
     """Tables scroll by themselves, and the charts fit; on a phone a request is its first digits."""
     browser.open(small, width=width)
+    unfold(browser)
 
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
-    assert min(width, 1180) - 60 <= browser.evaluate(f"{CANVAS}.clientWidth") <= width
+    assert min(width, 800) - 60 <= browser.evaluate(f"{CANVAS}.clientWidth") <= width
     cell = "document.querySelector('#request-table tbody th')"
     assert (browser.evaluate(f"{cell}.getBoundingClientRect().width") < 130) == (width < 400)
 
@@ -277,8 +438,9 @@ def test_runs_with_little_in_them_draw_too(browser, tmp_path, events):
     write_lines(tmp_path / "run", trainer_0=lines)
     out = write_report(tmp_path / "run")
     browser.open(out)
+    unfold(browser)
     empty = browser.evaluate(
-        "[...document.querySelectorAll('main > section')].filter((s) => s.children.length < 2).length"
+        "[...document.querySelectorAll('main section')].filter((s) => s.children.length < 2).length"
     )
     shown = browser.evaluate("document.body.innerText")
 
@@ -292,6 +454,7 @@ def test_the_device_time_of_an_asynchronous_run_adds_up(browser, tmp_path):
     """Of both pools, in all steps and in one; there is no critical path, and the page states why."""
     shutil.unpack_archive(SMALL.parent / "separate_async_run.tar.gz", tmp_path)
     browser.open(write_report(tmp_path / "separate_async_run"))
+    unfold(browser)
 
     assert "asynchronous training" in text(browser, "#path")
     shown = text(browser, "#pools")

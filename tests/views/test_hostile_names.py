@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from cached_runs import SMALL
 from hostile_names import hostile_run
-from views.opened_report import place
+from views.opened_report import place, unfold
 
 from verl_profiler.cli import main
 from verl_profiler.cli.report import write_report
@@ -78,6 +78,7 @@ def test_nothing_of_a_name_runs_in_a_browser(browser, reports):
     shown, requested = [], []
     for path in reports:
         browser.open(path)
+        unfold(browser)
         browser.evaluate("document.querySelectorAll('#request-table tbody tr')[1].click()")
         left, top, width, _ = place(browser, ".lane-canvas")
         browser.mouse("mouseMoved", left + width / 2, top + 20)

@@ -10,8 +10,11 @@ import re
 import shutil
 import sys
 import threading
+from datetime import datetime
+from html import unescape
 from pathlib import Path
 
+import msgspec
 import pytest
 from cached_runs import SMALL
 from commands import command
@@ -21,8 +24,9 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from verl_profiler.analysis.tools import reward_times
-from verl_profiler.cli import report
+from verl_profiler.cli import main, report
 from verl_profiler.errors import ReadingError
+from verl_profiler.launch.settings import Settings
 from verl_profiler.reading.reader import load
 from verl_profiler.render.html import script_json
 from verl_profiler.views import report_page, sections, timelines
@@ -105,18 +109,47 @@ def test_a_small_run_is_shown_whole():
 
 
 def test_the_conclusion_comes_first_and_then_what_to_try():
-    """Steps and their largest phase, the slowest request; findings with their fix not folded away."""
+    """Steps and their largest phase, the slowest request; findings in a line with their fix to copy."""
     data = of(SMALL)
     first, second = data["sentences"]
     text = page(data, made="now")
-    unfolded = re.sub(r"<details>.*?</details>", "", text[: text.index("<main")], flags=re.DOTALL)
+    head = text[text.index("<header") : text.index("<main")]
+    lines = [
+        each for each in re.findall(r"(?s)<summary>(.*?)</summary>", head) if "<strong>" in each
+    ]
 
     assert re.match(r"2 steps, mean \d.* \d+ % of it is gen", first)
     assert re.match(r"The slowest request \(step \d, worker_\d\) took ", second)
     assert "polling" == data["findings"][0]["finding"]
-    assert data["findings"][0]["message"] in text
-    for row in data["findings"]:
-        assert escape(" ".join(row["overrides"]) or row["advice"]) in unfolded
+    for row, line in zip(data["findings"], lines, strict=False):
+        assert escape(row["message"]) in line
+        assert escape(row["culprit_text"]) in line
+        assert not row["overrides"] or escape(
+            f'data-copy="{" ".join(row["overrides"])}"'
+        ) in escape(text)
+
+
+def test_the_parts_of_a_mean_step_add_up_to_the_time_from_step_to_step():
+    """By hand from the lines of the trainer: both steps, and what follows each until the next or the last timer."""
+    lines = [
+        json.loads(line)
+        for path in sorted(SMALL.glob("step_*/trainer_0.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    timers = sorted(
+        (datetime.fromisoformat(line["timestamp"]).timestamp(), line["duration_sec"], line["event"])
+        for line in lines
+        if "duration_sec" in line
+    )
+    (first, first_s, _), (second, second_s, _) = (each for each in timers if each[2] == "step")
+    last, *_ = timers[-1]
+    (step,) = of(SMALL)["mean_step"]
+
+    gaps_s = (second - second_s - first) + (last - second)
+    assert step["whole_s"] == pytest.approx((first_s + second_s + gaps_s) / 2, abs=0.01)
+    assert step["whole_s"] == pytest.approx(sum(length for _, length, *_ in step["parts"]))
+    (cycle,) = of(DATA / "separate_async_run.tar.gz")["mean_step"]
+    assert {"training", "weight_sync"} <= {name for name, *_ in cycle["parts"]}
 
 
 def test_all_steps_together_and_each_step_add_up():
@@ -317,6 +350,36 @@ def test_a_launch_that_holds_credentials_or_nothing_is_shown(tmp_path):
     assert {} in shown
 
 
+def test_of_the_profilers_settings_only_what_differs_from_the_default_is_shown(tmp_path):
+    """And of verl's what is set; date, devices, model, batch and versions are a line below the title."""
+    folder = write_lines(tmp_path / "run", trainer_0=[event("step", 0, 1)])
+    settings = msgspec.to_builtins(Settings(output_dir="logs/run"))
+    settings["events"] |= {"engine_timing": True, "ship_every_s": None}
+    training = {"model": "/models/Qwen3-8B/", "nnodes": 2, "n_gpus_per_node": 8, "rollout_n": 4}
+    launch = {
+        "format": 1,
+        "launched": "2026-11-21T04:11:21+00:00",
+        "versions": {"verl": "0.9.1", "python": "3.11.7", "sglang": "0.5.12"},
+        "settings": settings,
+        "training": {**training, "train_batch_size": 64, "use_v1": None},
+    }
+    (folder / "run.json").write_text(json.dumps(launch))
+    shown = json.loads(
+        re.search(
+            r'(?s)id="data">(.*?)</script>', report.write_report(folder).read_text(encoding="utf-8")
+        )[1]
+    )["about"]
+
+    (own,) = shown["launches"]
+    assert {"events.engine_timing": "true", "events.ship_every_s": "null"} == {
+        key: text for key, text in own["settings"] if key != "output_dir"
+    }
+    assert "use_v1" not in dict(own["training"])
+    assert [
+        "2026-11-21 04:11", "2 × 8 GPUs", "Qwen3-8B", "batch 64 × 4", "verl 0.9.1, sglang 0.5.12",
+    ] == shown["line"]  # fmt: skip
+
+
 def test_steps_limit_every_table():
     """`--steps` leaves nothing of other steps behind."""
     data = of(SMALL, (2, 2))
@@ -428,3 +491,29 @@ def test_the_slowest_request_is_described_by_its_largest_part(spent, ending):
     *_, sentence = conclusions({**found, "slowest_requests": [row]}, [], several=False)
 
     assert sentence.endswith(ending)
+
+
+def test_a_report_of_two_runs_has_what_diff_prints(tmp_path, capsys):
+    """The same sentences and cells; where they cannot be compared, the reason."""
+    runs = []
+    for name, length_s in (("before", 10.0), ("after", 8.0)):
+        steps = [event("step", 20 * step, length_s + step / 10, step=step) for step in range(1, 6)]
+        runs.append(write_lines(tmp_path / name, trainer_0=steps))
+    assert 0 == main(["diff", *map(str, runs)])
+    printed = capsys.readouterr().out
+    out = tmp_path / "both.html"
+    assert 0 == run_command(*runs, "-o", out)
+    (shown,) = re.findall(r'(?s)<section id="difference".*?</section>', out.read_text())
+
+    plain = re.sub(r"<[^>]*>", "\n", shown)
+    assert "A step takes 10.4 s in A and 8.35 s in B: -2.00 s" in plain
+    words = {word for word in printed.split() if str(tmp_path) not in word}
+    assert {word for word in words if word not in unescape(plain)} == set()
+
+    short = write_lines(tmp_path / "short", trainer_0=[event("gen", 1, 0.5)])
+    assert 0 == run_command(runs[0], short, "-o", out)
+    assert "Both runs cannot be compared: short has 0 finished training steps" in out.read_text()
+    assert 0 == run_command(*runs, short, "-o", out)
+    assert "shows their difference; this one is of 3" in out.read_text()
+    assert 0 == run_command(runs[0], "-o", out)
+    assert "difference" not in out.read_text().split("<main")[1].split("<script")[0]

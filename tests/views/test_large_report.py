@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 from event_files import write_lines
-from views.opened_report import CANVAS
+from views.opened_report import CANVAS, unfold
 from views.test_trace_selection import STEP_S, WORKERS, line, run_of
 
 from verl_profiler.cli import main
@@ -107,6 +107,7 @@ def test_few_workers_have_no_map(run):
 @pytest.mark.browser
 def test_a_click_on_the_map_shows_the_step(browser, report):
     browser.open(report)
+    unfold(browser)
     box = browser.evaluate(
         "(() => {const map = [...document.querySelectorAll('#steps .figure')]"
         ".find((each) => each.innerText.includes('worker_3'));"

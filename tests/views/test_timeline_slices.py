@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 from event_files import ended, write_lines
-from views.opened_report import CANVAS, SMALL, place, set_value, text
+from views.opened_report import CANVAS, SMALL, place, set_value, text, unfold
 
 from verl_profiler.cli.report import write_report
 
@@ -212,13 +212,13 @@ def test_slow_requests_are_those_over_the_p95_of_their_own_step(browser, tmp_pat
 
 def test_the_icicle_adds_up_and_leads_to_events(browser, small):
     """Bars on a level are as wide as the bar above them, in one step and in all."""
-    browser.open(small)
     bars = (
         "[...document.querySelectorAll('#icicle .pick')].map((g) => [g.ariaLabel, "
         "g.querySelector('rect').y.baseVal.value, g.querySelector('rect').width.baseVal.value])"
     )
     for fragment in ("", "step=2"):
         browser.open(small, fragment=fragment)
+        unfold(browser)
         drawn = browser.evaluate(bars)
         levels = {}
         for _, y, width in drawn:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.compare.conditions import Condition
     from verl_profiler.analysis.selection import Rows
 
-__all__ = ["add_arguments", "run", "side"]
+__all__ = ["add_arguments", "comparison", "run", "side"]
 
 # Compared by default, by rows per step or once per step.  Each additional
 # metric reduces the statistical power for all, so none of these is redundant.
@@ -97,52 +97,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
-    from verl_profiler.analysis.compare.asynchronous_metrics import NOT_COMPARED
-    from verl_profiler.analysis.compare.comparison import adjusted, change, step_of
-    from verl_profiler.analysis.compare.conditions import condition
-    from verl_profiler.views.diff_text import diff_text, gathered
-    from verl_profiler.views.ledger_text import bound_text
+    from verl_profiler.views.diff_text import diff_text
 
     if args.verify is not None:
         return _verify(args)
-    conditions = [condition(text) for text in args.fail_if]
-    a, b = read_both(args.a, args.b, args.warmup, cache=not args.no_cache)
-    asynchronous = a.asynchronous or b.asynchronous
-    alone = _only_in_one(a.rows, b.rows)
-    if asynchronous:
-        alone = [each for each in alone if each["name"] not in NOT_COMPARED]
-    _fill(a, b)
-    one_run = len(args.a) == len(args.b) == 1 and _same(args.a[0].path, args.b[0].path)
-    first, second = _by_name(a.rows), _by_name(b.rows)
-    compared, left_out = _compared(first, second, {each["name"] for each in alone})
-    if asynchronous:
-        compared = {name: once for name, once in compared.items() if name not in NOT_COMPARED}
-    metrics = _metrics(compared, first, second, one_run=one_run)
-    changes = [change(metric) for metric in metrics]
-    adjusted(changes)
-    verdicts = _verdicts(conditions, first, second, one_run=one_run)
-    document = gathered(
-        [
-            {
-                "name": ",".join(each.shown for each in given),
-                "launches": read.launches,
-                "steps": [step_of(place) for place in read.steps],
-                "warm_up": read.warm_up,
-                "asynchronous": read.asynchronous,
-                "bound": bound_text(read.ledger),
-            }
-            for given, read in ((args.a, a), (args.b, b))
-        ],
-        changes,
-        _configuration(a.launch, b.launch),
-        alone,
-        verdicts,
-        left_out,
-        one_run=one_run,
-        drift=_drift(changes) if one_run else None,
-        between_steps_s=_between_steps(first, second),
-        equal_tokens=_at_equal_tokens(changes, first, second),
-    )
+    document = comparison(args.a, args.b, args.fail_if, args.warmup, cache=not args.no_cache)
     if args.json:
         kept, cut = bounded({"only_in_one": document["only_in_one"]})
         print_json(
@@ -155,7 +114,66 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         sys.stdout.write(diff_text(shown(document), everything=args.all))
-    return int(any(verdict["holds"] for verdict in verdicts))
+    return int(any(verdict["holds"] for verdict in document["conditions"]))
+
+
+def comparison(
+    given_a: Sequence[Side],
+    given_b: Sequence[Side],
+    fail_if: Sequence[str] = (),
+    warmup: int | None = None,
+    *,
+    cache: bool,
+) -> dict[str, Any]:
+    """Compare two sides; return what `views.diff_text.gathered` does.
+
+    Raises:
+        ReadingError: They cannot be compared, or a condition cannot be tested.
+    """
+    from verl_profiler.analysis.compare.asynchronous_metrics import NOT_COMPARED
+    from verl_profiler.analysis.compare.comparison import adjusted, change, step_of
+    from verl_profiler.analysis.compare.conditions import condition
+    from verl_profiler.views.diff_text import gathered
+    from verl_profiler.views.ledger_text import bound_text
+
+    conditions = [condition(text) for text in fail_if]
+    a, b = read_both(given_a, given_b, warmup, cache=cache)
+    asynchronous = a.asynchronous or b.asynchronous
+    alone = _only_in_one(a.rows, b.rows)
+    if asynchronous:
+        alone = [each for each in alone if each["name"] not in NOT_COMPARED]
+    _fill(a, b)
+    one_run = len(given_a) == len(given_b) == 1 and _same(given_a[0].path, given_b[0].path)
+    first, second = _by_name(a.rows), _by_name(b.rows)
+    compared, left_out = _compared(first, second, {each["name"] for each in alone})
+    if asynchronous:
+        compared = {name: once for name, once in compared.items() if name not in NOT_COMPARED}
+    metrics = _metrics(compared, first, second, one_run=one_run)
+    changes = [change(metric) for metric in metrics]
+    adjusted(changes)
+    verdicts = _verdicts(conditions, first, second, one_run=one_run)
+    return gathered(
+        [
+            {
+                "name": ",".join(each.shown for each in given),
+                "launches": read.launches,
+                "steps": [step_of(place) for place in read.steps],
+                "warm_up": read.warm_up,
+                "asynchronous": read.asynchronous,
+                "bound": bound_text(read.ledger),
+            }
+            for given, read in ((given_a, a), (given_b, b))
+        ],
+        changes,
+        _configuration(a.launch, b.launch),
+        alone,
+        verdicts,
+        left_out,
+        one_run=one_run,
+        drift=_drift(changes) if one_run else None,
+        between_steps_s=_between_steps(first, second),
+        equal_tokens=_at_equal_tokens(changes, first, second),
+    )
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import (
     add_cache,
@@ -29,10 +29,11 @@ from verl_profiler.cli.output import target_of, write_whole
 from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
-from verl_profiler.render.visible import visible
+from verl_profiler.render.visible import shown, visible
 
 if TYPE_CHECKING:
     from verl_profiler.analysis import Steps
+    from verl_profiler.reading.reader import Run
 
 __all__ = ["add_arguments", "run", "write", "write_report"]
 
@@ -116,7 +117,11 @@ def write(
     Raises:
         ReadingError: The paths cannot be used, or another file is in the way.
     """
+    import msgspec
+
+    from verl_profiler.launch.settings import Settings
     from verl_profiler.reading.reader import load
+    from verl_profiler.views.about_run import without_defaults
     from verl_profiler.views.report_page import page
     from verl_profiler.views.sections import document
 
@@ -124,11 +129,36 @@ def write(
     with quick_rows(), load(runs, cache=cache, steps=steps) as opened:
         check_steps(opened, steps)
         gathered = document(opened, steps)
+        defaults = msgspec.to_builtins(Settings(output_dir=""))
+        gathered["about"] = without_defaults(gathered["about"], defaults)
+        difference = _difference(opened, runs, steps, cache=cache)
     if not gathered["steps"]["rows"]:
         print_error("nothing to report:", *gathered["problems"])
         return None
-    write_whole(target, [page(gathered, made=_made())])
+    write_whole(target, [page(gathered, made=_made(), difference=difference)])
     return target
+
+
+def _difference(
+    opened: Run, runs: Sequence[Path], steps: Steps, *, cache: bool
+) -> dict[str, Any] | str | None:
+    """Return the comparison of both runs, or why there is none; None of a single run."""
+    from verl_profiler.cli.diff import comparison
+    from verl_profiler.cli.diff_sides import Side
+    from verl_profiler.views.diff_text import diff_parts
+
+    if len(opened.labels) < 2:
+        return None
+    if len(opened.labels) != len(runs) or len(runs) > 2:
+        return (
+            f"A report of two runs shows their difference; this one is of {len(opened.labels)}. "
+            "`verl-profiler diff A B` compares any two."
+        )
+    a, b = (Side(*each, steps) for each in zip(opened.labels, runs, strict=True))
+    try:
+        return diff_parts(shown(comparison([a], [b], cache=cache)))
+    except ReadingError as error:
+        return f"Both runs cannot be compared: {visible(str(error))}"
 
 
 def _made() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
@@ -15,7 +15,7 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.units import added
 
-__all__ = ["about_run", "event_settings", "recorded_events"]
+__all__ = ["about_run", "event_settings", "recorded_events", "without_defaults"]
 
 _ROWS = 4_000
 
@@ -47,7 +47,7 @@ def about_run(run: Run, listed: Rows, recorded: Mapping[str, int]) -> dict[str, 
         recorded: How many events there are of each name.
 
     Returns:
-        runs (labels), events, requests and validation_requests (numbers), launches (facts and
+        runs (labels), line (date, devices, model, batch and versions, as texts), events, requests and validation_requests (numbers), launches (facts and
         groups of settings), processes (a table), missed (probes that were not placed), notes (of the
         reader).
     """
@@ -68,10 +68,7 @@ def about_run(run: Run, listed: Rows, recorded: Mapping[str, int]) -> dict[str, 
         for group in ("training", "versions", "settings"):
             value = launch.get(group)
             if is_object(value):
-                groups[group] = [
-                    [short_text(key), short_text(text)]
-                    for key, text in itertools.islice(_flat(recorded_values(value, group)), 200)
-                ]
+                groups[group] = [[*each] for each in _texts(value, group)]
         launches.append({"run": short_text(label), "facts": facts, **groups})
     processes = tables.rows(
         "SELECT run, name, role, rank, host, pid, recorded_events, size_bytes, dropped, "
@@ -84,6 +81,7 @@ def about_run(run: Run, listed: Rows, recorded: Mapping[str, int]) -> dict[str, 
     )
     return {
         "runs": [short_text(label) for label in run.labels],
+        "line": _line([run.launches.get(label) or {} for label in run.labels]),
         "events": sum(recorded.values()),
         "requests": added(row["requests"] for row in listed),
         "validation_requests": added(row["validation_requests"] for row in listed),
@@ -92,6 +90,63 @@ def about_run(run: Run, listed: Rows, recorded: Mapping[str, int]) -> dict[str, 
         "missed": _missed(missed),
         "notes": [short_text(note, 2_000) for note in run.notes],
     }
+
+
+# Versions that the line of facts names, under the names that verl's users know.
+_VERSIONS = ("verl", "sglang", "vllm", "torch")
+
+
+def _line(launches: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what was run, and when, as a few texts; what launches differ in, once for each value."""
+    texts: list[str] = []
+    for column in zip(*map(_facts_of, launches), strict=True):
+        values = list(dict.fromkeys(each for each in column if each))
+        texts += [short_text(" / ".join(values))] if values else []
+    return texts
+
+
+def _facts_of(launch: Mapping[str, Any]) -> list[str]:
+    """Return date, devices, model, batch and versions of a launch; empty what was not recorded."""
+    training = mapping_or_empty(recorded_values(launch.get("training"), "training"))
+    versions = mapping_or_empty(recorded_values(launch.get("versions"), "versions"))
+    nodes, each = training.get("nnodes"), training.get("n_gpus_per_node")
+    on_cpu = str(versions.get("torch")).endswith("+cpu")
+    device = "device" if on_cpu else "GPU"
+    batch, samples = training.get("train_batch_size"), training.get("rollout_n")
+    model = str(training.get("model") or "").rstrip("/").rpartition("/")[2]
+    named = [f"{name} {versions[name]}" for name in _VERSIONS if versions.get(name)]
+    return [
+        str(launch.get("launched") or "")[:16].replace("T", " "),
+        f"{nodes} × {each} {device}s" if nodes and each else "",
+        model,
+        f"batch {batch}" + (f" × {samples}" if samples else "") if batch else "",
+        ", ".join(named),
+    ]
+
+
+def without_defaults(about: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `about_run` without the settings of the profiler that are at their defaults.
+
+    Args:
+        about: What `about_run` returns.
+        defaults: The settings of this version as they are without any choice.
+    """
+    usual = set(_texts(defaults, "settings"))
+    changed = [
+        {
+            **launch,
+            "settings": [row for row in launch.get("settings", ()) if tuple(row) not in usual],
+        }
+        for launch in about["launches"]
+    ]
+    return {**about, "launches": changed}
+
+
+def _texts(value: Mapping[str, Any], group: str) -> list[tuple[str, str]]:
+    """Return what a group of run.json has, as keys and texts; of verl's, what is set."""
+    flat = itertools.islice(_flat(recorded_values(value, group)), 200)
+    kept = (each for each in flat if group == "settings" or each[1] != "null")
+    return [(short_text(key), short_text(text)) for key, text in kept]
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -24,7 +24,8 @@ def finding_texts(rows: Rows) -> list[dict[str, Any]]:
     """Return findings, the rows of `Finding.row`, as texts.
 
     Returns:
-        message, gain, who, why, try, paste (overrides), files (name and text), proof (a command), see
+        message, brief (what is recoverable, in a word), gain, who, beside (what the message does not
+        name), why, try, paste (overrides), files (name and text), proof (a command), see
         (names and page sections) and evidence (lines).
     """
     several = len({row["run"] for row in rows}) > 1
@@ -33,7 +34,14 @@ def finding_texts(rows: Rows) -> list[dict[str, Any]]:
 
 def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
     gain = f"{seconds(row['recoverable_s'])} per step ({share(row['share'])}){of}"
+    bounded = row["dominates"] or (
+        row["bound_s"] is None and (not row["unseen"] or row["low_s"] is None)
+    )
+    brief = f"{'≤ ' * bounded}{seconds(row['recoverable_s'])}"
+    if not row["recoverable_s"]:
+        brief = "no step time"
     if row.get("finding") == "work":
+        brief = "no anomaly"
         gain = f"none measured, of {gain}; not an anomaly"
     elif row["dominates"]:
         gain = f"at most {gain}; not an anomaly, but what bounds the step"
@@ -58,10 +66,13 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
         who = f"{kind} {who}"
     if row["where"] and row["where"] not in who:
         who = f"{who}, {row['where']}" if who else row["where"]
+    named = row["culprit_text"] and row["culprit_text"] in row["message"]
     return {
         "message": row["message"],
+        "brief": brief,
         "gain": gain,
         "who": who,
+        "beside": f"{'' if named else who}{of}".strip(),
         "why": row["cause"],
         "try": row["advice"],
         "paste": row["overrides"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,14 +88,31 @@ _LAID_OUT = (
     Section("cost", "Profiler cost", "what recording took", link="Cost"),
     Section("launch", "Launch", "command, versions, settings"),
 )
-# Sections of views come before this one.
-_BEFORE = "lags"
+# Sections by topic, in the order of the page; those of views that are not listed come last in the first.
+TOPICS = {
+    "Steps": ("steps", "path", "cycle", "async_what_if", "validation", "spans"),
+    "Rollout": (
+        *("requests", "rollout", "turns", "tools", "rewards", "workers", "routing", "engine_lanes"),
+        *("engine-load", "lags"),
+    ),
+    "Training": ("devices", "pools", "efficiency", "staleness", "staleness_causes"),
+    "Data transfer": ("transfers", "weight_transfers"),
+    "Memory and devices": ("weights", "device-use", "captures"),
+    "About this run": ("launch", "problems", "cost"),
+}
+# Shown above the topics.
+_FIRST = "requests"
+# The sections of so many findings are shown there too.
+_POINTING = 3
 
 
 def _sections() -> dict[str, Section]:
     own = [view.section for view in VIEWS.values() if isinstance(view.section, Section)]
-    place = [section.name for section in _LAID_OUT].index(_BEFORE)
-    return {section.name: section for section in (*_LAID_OUT[:place], *own, *_LAID_OUT[place:])}
+    known = {section.name: section for section in (*_LAID_OUT, *own)}
+    first, *others = TOPICS.values()
+    listed = {name for names in TOPICS.values() for name in names}
+    order = [*first, *(name for name in known if name not in listed), *itertools.chain(*others)]
+    return {name: known[name] for name in order}
 
 
 SECTIONS = _sections()
@@ -110,11 +128,14 @@ def page_sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the sections of a page as data.
 
     Args:
-        document: The tables of the page by name, also those of views with a section of their own.
+        document: The tables of the page by name, also those of views with a section of their own,
+            and the rows of its findings.
 
     Returns:
-        name, title and link of each section; questions, which its views answer; views, their names.
-        Sections that only some runs have are left out where their views have no rows.
+        name, title, link and topic of each section, without a topic where it is shown at once: the
+        timeline, then what the first findings point to; questions, which its views answer; views, the names
+        of those that it shows, and answers, of all whose numbers it has.  Sections that only some runs have
+        are left out where their views have no rows.
     """
     of: dict[str, list[str]] = {}
     for name in VIEWS:
@@ -124,18 +145,30 @@ def page_sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     shown |= {
         name: any(document["views"][view]["table"]["rows"] for view in of[name]) for name in own
     }
+    there = [section for section in SECTIONS.values() if shown.get(section.name, True)]
+    pointed = [
+        section_of(name) or "path"
+        for row in document["findings"][:_POINTING]
+        for name in row["shows"]
+    ] or ["steps"]
+    first = [_FIRST, *pointed]
+    # The first sections come in the order of the findings.
+    there.sort(key=lambda each: first.index(each.name) if each.name in first else len(first))
+    topics = {name: topic for topic, names in TOPICS.items() for name in names}
+    default, *_ = TOPICS
     return [
         {
             "name": section.name,
             "title": section.title,
             "link": section.link or section.title,
+            "topic": None if section.name in first else topics.get(section.name, default),
             "questions": [VIEWS[name].question for name in of.get(section.name, ())],
             "views": [
                 name
                 for name in of.get(section.name, ())
                 if VIEWS[name].chart is not None or section.name in own
             ],
+            "answers": of.get(section.name, []),
         }
-        for section in SECTIONS.values()
-        if shown.get(section.name, True)
+        for section in there
     ]

@@ -25,12 +25,18 @@ __all__ = ["page"]
 _PLAIN_CHARACTERS = 1_000_000
 
 
-def page(document: Mapping[str, Any], *, made: str) -> str:
+def page(
+    document: Mapping[str, Any],
+    *,
+    made: str,
+    difference: Mapping[str, Any] | str | None = None,
+) -> str:
     """Write the page.
 
     Args:
         document: What `sections.document` returns.
         made: When and by which version, for the foot of the page.
+        difference: What `diff_text.diff_parts` returns of two runs, or why they were not compared.
     """
     style = part("report.css")
     scripts = script("report")
@@ -49,6 +55,7 @@ def page(document: Mapping[str, Any], *, made: str) -> str:
         title=", ".join(document["about"]["runs"]),
         sentences=document["sentences"],
         findings=finding_texts(document["findings"]),
+        difference=difference,
         made=made,
         style=trusted(style),
         script=trusted(scripts),

@@ -28,6 +28,7 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.about_run import about_run, event_settings, recorded_events
 from verl_profiler.views.conclusions import conclusions, notes
+from verl_profiler.views.mean_step import mean_step
 from verl_profiler.views.page_sections import page_sections
 from verl_profiler.views.page_views import page_views
 from verl_profiler.views.timelines import timelines
@@ -63,7 +64,7 @@ def document(
         steps: First and last step to show; all when None.
 
     Returns:
-        A JSON object: `about`, `sentences`, `notes`, `problems`; `sections`, as `page_sections` gives
+        A JSON object: `about`, `sentences`, `mean_step`, `notes`, `problems`; `sections`, as `page_sections` gives
         them; `steps` and the tables (`columns`, `rows`) of the sections; `timelines`.
     """
     tables = run.tables
@@ -133,6 +134,7 @@ def document(
     data["pools_over_time"] = data["views"]["pools_over_time"]["table"]
     data["sections"] = page_sections(data)
     data["headline"] = headline(listed, found["bubble_ledger"], warm_up)
+    data["mean_step"] = mean_step(whys)
     data["sentences"] = conclusions(found, listed, warm_up, several=several)
     data["notes"] = notes(found, recorded, event_settings(run), FAMILIES)
     data["notes"]["memory_saver"] = [

@@ -284,7 +284,15 @@ interface PageView {
 }
 
 interface PageSection {
-  name: string; title: string; link: string; questions: string[]; views: string[];
+  name: string; title: string; link: string; topic: MaybeText; questions: string[];
+  /** Those that it shows, and those whose numbers it has. */
+  views: string[]; answers: string[];
+}
+
+/** Where a mean step of a run goes; parts are largest first. */
+interface MeanStep {
+  run: string; whole_s: number;
+  parts: [name: string, seconds: number, about: string, color: string][];
 }
 
 /** How late workers end: of each column its first and last step; cells by worker and column. */
@@ -295,11 +303,11 @@ interface WorkerHeat {
 
 type PageDocument = {[Name in keyof Tables]: Frame<Tables[Name]>} & {
   about: {
-    runs: string[]; events: number; requests: number; validation_requests: number;
+    runs: string[]; line: string[]; events: number;
     launches: Launch[]; missed: [probe: string, reason: string, where: string][];
     processes: Frame<ProcessRow>; notes: string[];
   };
-  steps: Frame<StepRow>; detailed: number[]; fractions: number[]; computing: string[];
+  mean_step: MeanStep[]; steps: Frame<StepRow>; detailed: number[]; fractions: number[]; computing: string[];
   worker_heat: WorkerHeat | null;
   timelines: Timelines; problems: string[]; notes: Record<string, string[]>; tq_findings: string[];
   sections: PageSection[]; views: Record<string, PageView>; colors: Record<string, string>;

@@ -132,6 +132,11 @@ export function hideTip() {
   tip.hidden = true;
 }
 
+// What moves away from the pointer, or is made anew, takes its tip with it.
+for (const kind of ['scroll', 'keydown', 'pointerdown', 'resize', 'hashchange']) {
+  window.addEventListener(kind, hideTip, {capture: true, passive: true});
+}
+
 /**
  * @template {HTMLElement | SVGElement} Kind
  * @param {Kind} node

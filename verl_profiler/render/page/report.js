@@ -1,10 +1,10 @@
 // The page: its sections, the step that they show, and its theme.
 
-import {note} from './blocks.js';
 import {drawIn} from './charts.js';
-import {ALL, DATA, requests, shown, shownName, steps, trained} from './data.js';
-import {byId, element} from './dom.js';
-import {clean, plural} from './format.js';
+import {ALL, DATA, requests, shown, shownName, steps, timelines, trained} from './data.js';
+import {byId, element, find} from './dom.js';
+import {clean, number} from './format.js';
+import {fillHead} from './head.js';
 import {capturesSection} from './section_captures.js';
 import {devicesSection} from './section_devices.js';
 import {poolsSection} from './section_pools.js';
@@ -53,7 +53,8 @@ const MAKERS = {
 // Sections that are the same for every step.
 const FIXED = ['requests', 'pools', 'validation', 'problems', 'launch'];
 
-let started = false;
+/** Whether the address follows what is shown. */
+let following = false;
 /** Whether a person has selected a request. */
 let chosen = false;
 
@@ -61,8 +62,12 @@ const select = /** @type {HTMLSelectElement} */ (byId('step'));
 const previous = /** @type {HTMLButtonElement} */ (byId('previous'));
 const next = /** @type {HTMLButtonElement} */ (byId('next'));
 
+/** Sections that were made: those of a folded topic are made when it is opened. */
+const made = new Set();
+
 /** @param {PageSection} section */
 function fill({name, title, questions, views}) {
+  made.add(name);
   const make = () => [...(MAKERS[name]?.() ?? []), ...viewBlocks(views)];
   const heading = element('h2', {title: questions.join(' ') || null}, title);
   byId(name).replaceChildren(heading, ...element('div', {}, make()).childNodes);
@@ -82,7 +87,10 @@ function choose(step, keepScene = false) {
   const place = trained.findIndex((each) => each.s === step);
   previous.disabled = place < 0;
   next.disabled = place === trained.length - 1;
-  for (const each of sections) if (!FIXED.includes(each.name)) fill(each);
+  for (const each of sections) {
+    const wanted = each.topic === null || made.has(each.name);
+    if (wanted && !FIXED.includes(each.name)) fill(each);
+  }
   followStep(keepScene);
   byId('status').textContent = `Showing ${shownName()}`;
   remember();
@@ -129,43 +137,19 @@ function startTheme() {
   update();
 }
 
-/** The line of facts below the findings, and the warning where the recording has gaps. */
-function fillHead() {
-  const {about, problems} = DATA;
-  const training = new Map(about.launches[0]?.training ?? []);
-  const {requests: count, validation_requests: validated, missed} = about;
-  const devices = training.has('n_gpus_per_node')
-    ? `${training.get('nnodes')} × ${training.get('n_gpus_per_node')} devices`
-    : null;
-  const facts = [
-    training.get('model'),
-    training.get('rollout'),
-    devices,
-    count == null ? 'requests not recorded' : plural(count, 'request'),
-    validated ? plural(validated, 'validation request') : null,
-    plural(about.events, 'event'),
-  ];
-  byId('facts').textContent = facts.filter(Boolean).map(clean).join(' · ');
-  byId('facts').after(...about.notes.map((text) => note(clean(text))));
-  const gaps = [];
-  if (problems.length === 1) gaps.push(`Data quality: ${clean(problems[0])}`);
-  else if (problems.length) gaps.push(plural(problems.length, 'data-quality warning'));
-  if (missed.length) gaps.push(`${plural(missed.length, 'probe')} not installed`);
-  if (!gaps.length) return;
-  const link = element('a', {href: '#problems'}, 'details');
-  byId('warning').append(`${gaps.join(', ')}: `, link);
-  byId('warning').hidden = false;
+/** Keep what is shown in the address, so that a link leads to it. */
+function remember() {
+  if (!following) return;
+  const words = addressWords();
+  history.replaceState(null, '', words.length ? `#${words.join('&')}` : location.pathname);
 }
 
-/** Keep the step and the request in the address, so that a link leads to them. */
-function remember() {
-  if (!started) return;
+function addressWords() {
   const words = [];
   if (shown.step !== ALL) words.push(`step=${encodeURIComponent(stepLabel(shown.step))}`);
   const id = pickedRequest()?.request_id;
   if (id && chosen) words.push(`request=${encodeURIComponent(id)}`);
-  words.push(...filter.words());
-  history.replaceState(null, '', words.length ? `#${words.join('&')}` : location.pathname);
+  return [...words, ...filter.words()];
 }
 
 /** @param {number} step */
@@ -174,25 +158,53 @@ function stepLabel(step) {
 }
 
 /**
- * Show what the address names: `#step=3&request=1f7a7a0f`; a request by the start of its id.  What is
- * not in the report is named.
+ * Open the topic of a section, and bring the section into view.
+ * @param {Element | string} target The section, or its name.
+ */
+function lead(target) {
+  const place = typeof target === 'string' ? byId(target) : target;
+  const topic = /** @type {HTMLDetailsElement | null} */ (place.closest('details.topic'));
+  if (topic) unfold(topic);
+  drawIn(topic ?? place);
+  place.scrollIntoView();
+}
+
+/** @param {HTMLDetailsElement} topic */
+function unfold(topic) {
+  topic.open = true;
+  for (const {id} of topic.querySelectorAll('section')) {
+    if (!made.has(id)) fill(/** @type {PageSection} */ (sections.find(({name}) => name === id)));
+  }
+}
+
+/**
+ * Show what the address names: `#tools`, `#view=tool_latencies`, `#step=3&request=1f7a7a0f`; a request
+ * by the start of its id.  What is not in the report is named.
  */
 function follow() {
-  const words = new URLSearchParams(location.hash.slice(1));
-  const label = words.get('step');
-  const id = words.get('request');
+  const address = location.hash.slice(1);
+  const words = new URLSearchParams(address);
+  const plain = !address.includes('=');
+  const [label, id] = [words.get('step'), words.get('request')];
+  const view = plain ? address || null : words.get('view');
+  const place = view === null ? null : placeOf(view);
   const step = trained.find((each) => clean(each.label) === label);
   const request = id
     ? requests.find(
         (each) => each.request_id?.startsWith(id) && (label === null || each.s === step?.s),
       )
     : undefined;
-  filter.read(words);
-  applyFilter();
-  if (step) choose(step.s);
+  following = false;
+  // A link within the page leaves the filter and the step as they are.
+  if (!plain || !address) {
+    filter.read(words);
+    applyFilter();
+    if (step && step.s !== shown.step) choose(step.s);
+  }
   const absent = [
     label !== null && !step ? `step ${clean(label)}` : '',
-    id && !request ? `request ${clean(id)}` : '',
+    id && !request ? absentRequest(id) : '',
+    view !== null && !place ? `view ${clean(view)}` : '',
   ].filter(Boolean);
   byId('absent').hidden = !absent.length;
   byId('absent').textContent = absent.length
@@ -200,18 +212,114 @@ function follow() {
     : '';
   if (request) {
     pickRequest(request);
-    byId('requests').scrollIntoView();
+    chosen = true;
   }
+  following = true;
+  if (place) lead(place);
+  else if (request) lead('requests');
+}
+
+/**
+ * The element of a section, by the section's name or that of one of its views.
+ * @param {string} name
+ */
+function placeOf(name) {
+  const section = sections.find((each) => each.name === name || each.answers.includes(name));
+  return find(section?.name ?? name)?.closest('section, header') ?? null;
+}
+
+/**
+ * A request that is not listed may have been recorded nevertheless.
+ * @param {string} id
+ */
+function absentRequest(id) {
+  const {of} = timelines;
+  const some = `${number(requests.length)} of ${number(of)} requests are listed`;
+  return `request ${clean(id)}${requests.length < of ? ` (${some})` : ''}`;
+}
+
+/**
+ * @param {string} topic
+ * @param {PageSection[]} own
+ */
+function topicOf(topic, own) {
+  const titles = own.map(({title}) => title).join(', ');
+  const heading = element('summary', {}, element('h2', {}, topic), element('span', {}, titles));
+  const fold = element('details', {class: 'topic'}, heading, own.map(frameOf));
+  fold.addEventListener('toggle', () => fold.open && unfold(fold));
+  return fold;
+}
+
+/** @param {PageSection} section */
+function frameOf({name, title}) {
+  return element('section', {id: name, 'aria-label': title});
+}
+
+/** @param {Pick<PageSection, 'name' | 'link'>} section */
+function linkTo({name, link}) {
+  return element('li', {}, element('a', {href: `#${name}`}, link));
+}
+
+/** Sections by topic; those without one are shown at once. */
+function startSections() {
+  /** @type {Map<string | null, PageSection[]>} */
+  const topics = new Map([[null, []]]);
+  for (const each of sections) {
+    topics.set(each.topic, [...(topics.get(each.topic) ?? []), each]);
+  }
+  const links = byId('links');
+  links.append(linkTo({name: 'top', link: 'Overview'}));
+  if (find('difference')) links.append(linkTo({name: 'difference', link: 'Difference'}));
+  for (const [topic, own] of topics) {
+    byId('main').append(...(topic === null ? own.map(frameOf) : [topicOf(topic, own)]));
+    const group =
+      topic === null
+        ? own.map(linkTo)
+        : [element('li', {class: 'group'}, topic, element('ul', {}, own.map(linkTo)))];
+    links.append(...group);
+  }
+  for (const each of topics.get(null) ?? []) if (FIXED.includes(each.name)) fill(each);
+}
+
+/** The menu is always open where there is room beside the page. */
+function startMenu() {
+  const menu = /** @type {HTMLDetailsElement} */ (byId('menu'));
+  const wide = window.matchMedia('(min-width: 1000px)');
+  const update = () => (menu.open = wide.matches);
+  wide.addEventListener('change', update);
+  update();
+  document.addEventListener('click', (event) => {
+    const link = /** @type {Element} */ (event.target).closest('a[href^="#"]');
+    const name = link?.getAttribute('href')?.slice(1) ?? '';
+    const place = find(name);
+    if (!place) return;
+    event.preventDefault();
+    update();
+    // The address keeps the step and the filter beside the section.
+    const words = [...addressWords(), `view=${name}`];
+    history.pushState(null, '', `#${words.length > 1 ? words.join('&') : name}`);
+    lead(place);
+    place.tabIndex = -1;
+    place.focus({preventScroll: true});
+  });
+}
+
+function startPrint() {
+  /** @type {HTMLDetailsElement[]} */
+  let opened = [];
+  window.addEventListener('beforeprint', () => {
+    opened = [...document.querySelectorAll('details.topic:not([open])')].map(
+      (each) => /** @type {HTMLDetailsElement} */ (each),
+    );
+    opened.forEach(unfold);
+    drawIn(byId('main'));
+  });
+  window.addEventListener('afterprint', () => opened.forEach((each) => (each.open = false)));
 }
 
 function start() {
   fillHead();
-  byId('main').replaceChildren(
-    ...sections.map(({name, title}) => element('section', {id: name, 'aria-label': title})),
-  );
-  byId('links').append(
-    ...sections.map(({name, link}) => element('li', {}, element('a', {href: `#${name}`}, link))),
-  );
+  startSections();
   select.append(
     element('option', {value: String(ALL)}, 'all'),
     ...trained.map((step) => element('option', {value: String(step.s)}, clean(step.label))),
@@ -219,12 +327,12 @@ function start() {
   select.addEventListener('change', () => choose(Number(select.value)));
   previous.addEventListener('click', () => move(-1));
   next.addEventListener('click', () => move(1));
-  for (const each of sections) if (FIXED.includes(each.name)) fill(each);
   startTimeline();
   choose(ALL);
   startTheme();
+  startMenu();
+  startPrint();
   follow();
-  started = true;
   onFilter(remember);
   onPicked(() => {
     chosen = true;

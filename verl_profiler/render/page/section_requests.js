@@ -64,10 +64,13 @@ export function requestsSection(choose) {
   const search = element('input', {
     type: 'search',
     id: 'search',
-    placeholder: 'request id, sample, worker, agent or tool',
+    placeholder: 'id, sample, worker, agent, tool',
     autocomplete: 'off',
     spellcheck: 'false',
     oninput: findRequest,
+  });
+  search.addEventListener('keydown', ({key}) => {
+    if (key === 'Enter') openFirst();
   });
   const all = number(timelines.of);
   return [
@@ -87,10 +90,13 @@ export function requestsSection(choose) {
       button('Zoom in', '+', () => timeline?.zoom(0.5)),
       button('Zoom out', '−', () => timeline?.zoom(2)),
       button('Reset the zoom', 'Reset', () => timeline?.reset()),
+      element('label', {for: 'search'}, 'Find a request'),
+      search,
+      element('span', {id: 'found', role: 'status'}),
       element(
         'span',
         {class: 'hint', id: 'timeline-keys'},
-        'click, then scroll to zoom · drag to pan · shift-drag to measure and zoom · W A S D + − ← → Home · ↑ ↓ request · , . slice',
+        'W S zoom at the pointer · A D or drag pan · click, then scroll zooms · shift-drag measures · Home · ↑ ↓ request · , . slice',
       ),
     ),
     element('p', {class: 'note', id: 'scene-note'}),
@@ -100,14 +106,7 @@ export function requestsSection(choose) {
     element('p', {class: 'picked', id: 'picked'}),
     element('div', {id: 'slice', role: 'region', 'aria-label': 'Selected slice', hidden: true}),
     element('div', {id: 'parts-of-requests'}),
-    heading('Find a request'),
-    element(
-      'div',
-      {class: 'tools'},
-      element('label', {for: 'search'}, 'Search'),
-      search,
-      element('span', {id: 'found', class: 'hint', role: 'status'}),
-    ),
+    heading('Requests'),
     element('div', {id: 'request-table'}),
     element('div', {id: 'request-panel', 'aria-live': 'off'}),
   ];
@@ -251,6 +250,13 @@ function fillRequests() {
 function findRequest() {
   const rows = fillRequests();
   if (rows.length === 1 && rows[0] !== picked) pick(rows[0], 'link');
+}
+
+/** Open the first request of the table, its slowest unless it was sorted. */
+function openFirst() {
+  const row = /** @type {HTMLElement | null} */ (byId('request-table').querySelector('tr.choice'));
+  row?.click();
+  if (row) scrollTo(byId('panel'));
 }
 
 function fillParts() {

@@ -190,7 +190,7 @@ function launchFacts(launch) {
   const groups = [
     ['Training', launch.training],
     ['Versions', launch.versions],
-    ['Settings of the profiler', launch.settings],
+    ['Profiler settings that differ from the defaults', launch.settings],
   ];
   return [
     several ? element('h3', {}, element('bdi', {}, clean(launch.run))) : null,

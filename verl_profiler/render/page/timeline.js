@@ -5,6 +5,7 @@ import {element, hideTip, showTip} from './dom.js';
 import {seconds} from './format.js';
 import {requestLines} from './request.js';
 import {shownSpans, sliceLines} from './slice.js';
+import {listenToKeys} from './timeline_keys.js';
 import {foldTexts, isEngine, isWorker, placeLanes} from './timeline_lanes.js';
 import {Minimap} from './timeline_minimap.js';
 import {Painter} from './timeline_painter.js';
@@ -61,8 +62,10 @@ export class Timeline {
     /** First and last time, of everything and of what is shown. */
     this.home = [0, 1];
     this.view = [0, 1];
+    /** @type {PointerEvent | null} Where it last was over the lanes. */
+    this.pointer = null;
     this.listenToPointer();
-    this.listenToKeys();
+    listenToKeys(this);
     const redraw = () => requestAnimationFrame(() => this.layout());
     new ResizeObserver(redraw).observe(this.lanesBox);
     this.show(scene);
@@ -118,7 +121,7 @@ export class Timeline {
 
   layout() {
     const width = Math.max(320, this.lanesBox.clientWidth);
-    this.painter.resize(width, this.height);
+    this.painter.resize(width, this.height, this.lanes);
     this.minimap.resize(width, this.painter.gutter);
     this.draw();
   }
@@ -129,6 +132,9 @@ export class Timeline {
     const [from, to] = this.view.map((time) => time * timelines.unit_s);
     this.canvas.dataset.from = String(from);
     this.canvas.dataset.to = String(to);
+    this.canvas.dataset.gutter = String(this.painter.gutter);
+    // What is under the pointer has changed.
+    if (this.pointer) this.hover(this.pointer);
   }
 
   /**
@@ -250,17 +256,21 @@ export class Timeline {
 
   /** @param {PointerEvent} event */
   hover(event) {
-    const box = this.boxAt(event);
+    const frame = this.canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - frame.left, event.clientY - frame.top];
+    const box = this.painter.hit(x, y);
     this.canvas.style.cursor = box?.request || box?.origin ? 'pointer' : '';
     if (!box) {
       hideTip();
       return;
     }
-    const x = event.clientX - this.canvas.getBoundingClientRect().left;
     const {request, span} = box;
-    if (!request) showTip(event, box.lines?.(x) ?? []);
-    else if (span === undefined) showTip(event, requestLines(request));
-    else showTip(event, [...sliceLines(request, span), ...requestLines(request).slice(0, 2)]);
+    const stalls = this.painter.hits(x, y).filter((each) => each.stall && each !== box);
+    const lines = stalls.flatMap((each) => (each.lines?.(x) ?? []).slice(0, 1));
+    if (!request) lines.push(...(box.lines?.(x) ?? []));
+    else if (span === undefined) lines.push(...requestLines(request));
+    else lines.push(...sliceLines(request, span), ...requestLines(request).slice(0, 2));
+    showTip(event, lines);
   }
 
   /**
@@ -334,6 +344,7 @@ export class Timeline {
       canvas.setPointerCapture(event.pointerId);
     });
     canvas.addEventListener('pointermove', (event) => {
+      this.pointer = drag ? null : event;
       if (drag) this.drag(event, drag);
       else this.hover(event);
     });
@@ -348,7 +359,10 @@ export class Timeline {
       this.ruler.hidden = true;
       drag = null;
     });
-    canvas.addEventListener('pointerleave', hideTip);
+    canvas.addEventListener('pointerleave', () => {
+      this.pointer = null;
+      hideTip();
+    });
     canvas.addEventListener('dblclick', (event) => this.zoom(0.4, this.timeUnder(event)));
     canvas.addEventListener('wheel', (event) => this.wheel(event), {passive: false});
   }
@@ -359,39 +373,11 @@ export class Timeline {
     const focused = document.activeElement === this.canvas;
     if (!focused && !event.ctrlKey && !event.metaKey && !sideways) return;
     event.preventDefault();
-    hideTip();
     if (sideways) {
       this.pan((event.deltaX || event.deltaY) / 600);
       return;
     }
     const by = Math.max(-300, Math.min(300, event.deltaY));
     this.zoom(1.0015 ** by, this.timeUnder(event));
-  }
-
-  listenToKeys() {
-    /** @type {Record<string, () => void>} */
-    const keys = {
-      '+': () => this.zoom(0.6),
-      '=': () => this.zoom(0.6),
-      '-': () => this.zoom(1 / 0.6),
-      _: () => this.zoom(1 / 0.6),
-      w: () => this.zoom(0.6),
-      s: () => this.zoom(1 / 0.6),
-      a: () => this.pan(-0.15),
-      d: () => this.pan(0.15),
-      ArrowLeft: () => this.pan(-0.15),
-      ArrowRight: () => this.pan(0.15),
-      Home: () => this.reset(),
-      ArrowUp: () => this.move(-1),
-      ArrowDown: () => this.move(1),
-      ',': () => this.moveSlice(-1),
-      '.': () => this.moveSlice(1),
-    };
-    this.canvas.addEventListener('keydown', (event) => {
-      const action = keys[event.key] ?? keys[event.key.toLowerCase()];
-      if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
-      event.preventDefault();
-      action();
-    });
   }
 }

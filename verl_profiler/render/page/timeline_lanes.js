@@ -186,7 +186,7 @@ function nested(spans) {
 
 /** @param {Lane} lane */
 function secondLine(lane) {
-  if (lane.kind === 'count') return `at most ${number(lane.most)} at once`;
+  if (lane.kind === 'count') return `up to ${number(lane.most)} at once`;
   if (lane.kind === 'requests') {
     return lane.drawn < lane.of
       ? `${number(lane.drawn)} of ${number(lane.of)} requests`

@@ -4,6 +4,7 @@ import {colorOf, timelines} from './data.js';
 import {inkOn} from './dom.js';
 import {clean, plural, seconds, shorten, tickLabel, ticks} from './format.js';
 import {COUNTS, LANE_GAP} from './timeline_lanes.js';
+import {drawStalls} from './timeline_stalls.js';
 
 /** @typedef {import('./timeline_lanes.js').PlacedLane} PlacedLane */
 /** @typedef {import('./timeline_lanes.js').PlacedSpans} PlacedSpans */
@@ -20,6 +21,7 @@ import {COUNTS, LANE_GAP} from './timeline_lanes.js';
  * @property {number} [span] Place of the slice in the request's spans; none: the request itself.
  * @property {import('./slice.js').Origin} [origin] Which events are behind it.
  * @property {(x: number) => MaybeText[]} [lines]
+ * @property {boolean} [stall] Whether it is a band over the bars of what an event-loop stall stopped.
  */
 
 const AXIS = 24;
@@ -55,11 +57,15 @@ export class Painter {
   /**
    * @param {number} width
    * @param {number} height
+   * @param {PlacedLane[]} lanes Their labels have the room that they need, up to a third of the width.
    */
-  resize(width, height) {
+  resize(width, height, lanes) {
     this.width = width;
     this.height = height;
-    this.gutter = width < 560 ? 92 : 138;
+    this.context.font = FONT;
+    const labels = lanes.flatMap((lane) => [clean(lane.name), lane.second]);
+    const widest = Math.max(...labels.map((label) => this.context.measureText(label).width), 0);
+    this.gutter = Math.ceil(Math.min(Math.max(widest + 18, 92), Math.max(92, width / 3)));
     const ratio = window.devicePixelRatio || 1;
     for (const canvas of [this.canvas, this.axis]) {
       const high = canvas === this.axis ? AXIS : height;
@@ -121,7 +127,7 @@ export class Painter {
       if (lane.kind === 'requests') this.drawRequests(lane, selected, span);
       else if (lane.kind === 'spans') this.drawSpans(lane);
       else this.drawCounts(lane, scene);
-      this.drawStalls(lane);
+      drawStalls(this, lane);
     }
     context.restore();
     for (const lane of lanes) this.drawLabel(lane);
@@ -165,17 +171,16 @@ export class Painter {
   }
 
   /**
-   * A label, cut to the width that labels have.
+   * A label, cut in its middle to the width that labels have: its end tells processes apart.
    * @param {string} text
    */
   fitting(text) {
     const width = this.gutter - 16;
-    if (this.context.measureText(text).width <= width) return text;
     let cut = text;
-    while (cut.length > 1 && this.context.measureText(`${cut}…`).width > width) {
-      cut = cut.slice(0, -1);
+    for (let kept = text.length; kept > 2 && this.context.measureText(cut).width > width; kept--) {
+      cut = `${text.slice(0, kept >> 1)}…${text.slice(text.length - ((kept - 1) >> 1))}`;
     }
-    return `${cut}…`;
+    return cut;
   }
 
   /**
@@ -341,37 +346,29 @@ export class Painter {
     this.boxes.push({x: this.gutter, width: this.width, y, height, lines, origin});
   }
 
-  /** @param {PlacedLane} lane */
-  drawStalls(lane) {
-    for (const [begin, length, during] of lane.lags || []) {
-      const left = Math.max(this.x(begin), this.gutter);
-      const right = Math.min(this.x(begin + length), this.width);
-      if (right < this.gutter || left > this.width) continue;
-      const y = lane.top + lane.height + 1;
-      this.context.fillStyle = this.paint.accent;
-      this.context.fillRect(left, y, Math.max(right - left, 1), 3);
-      const lines = [
-        `Event-loop stall, ${seconds(length * UNIT)}`,
-        during ? `in ${clean(during)}` : null,
-        clean(lane.name),
-      ];
-      const width = Math.max(right - left, 3);
-      const origin = {event: 'event_loop_lag', name: lane.name, length, role: lane.role};
-      this.boxes.push({x: left, width, y: y - 1, height: 6, lines: () => lines, origin});
-    }
+  /**
+   * What is drawn at a place of the canvas, the last first: bands of stalls, and what lies below them.
+   * @param {number} x
+   * @param {number} y
+   */
+  hits(x, y) {
+    if (x < this.gutter) return [];
+    return this.boxes
+      .filter(
+        (box) =>
+          x >= box.x - 1 && x <= box.x + box.width + 1 && y >= box.y && y <= box.y + box.height,
+      )
+      .reverse();
   }
 
   /**
-   * What is drawn at a place of the canvas; of several, what was drawn last.
+   * What a click selects there: a bar rather than the band over it.
    * @param {number} x
    * @param {number} y
    */
   hit(x, y) {
-    if (x < this.gutter) return undefined;
-    return this.boxes.findLast(
-      (box) =>
-        x >= box.x - 1 && x <= box.x + box.width + 1 && y >= box.y && y <= box.y + box.height,
-    );
+    const hits = this.hits(x, y);
+    return hits.find((box) => !box.stall) ?? hits[0];
   }
 }
 
@@ -381,6 +378,7 @@ function colors() {
   /** @param {string} name */
   const read = (name) => style.getPropertyValue(`--${name}`).trim();
   return {
+    page: read('page'),
     ink: read('ink'),
     muted: read('muted'),
     line: read('line'),
