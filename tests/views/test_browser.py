@@ -483,6 +483,7 @@ def test_the_device_time_of_an_asynchronous_run_adds_up(browser, tmp_path):
 def test_a_chart_is_drawn_when_it_comes_into_view(browser, small, width):
     """As wide as its box, in light and dark, with its title, notes and table; a pointer shows its values."""
     browser.open(small, width=width)
+    unfold(browser)
     charts = "[...document.querySelectorAll('.vega')]"
     drawn = f"{charts}.map((box) => Boolean(box.querySelector('canvas')))"
     count = len(browser.evaluate(drawn))

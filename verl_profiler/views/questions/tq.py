@@ -198,16 +198,14 @@ def _rates(rows: Rows, factor: float, x: Spec) -> Spec:
         if bound < top
     ]
     y = quantity("rate", "MiB/s")
-    return panel(
+    text = {"type": "text", "align": "right", "baseline": "bottom", "dy": -2}
+    marked = [
         layer(bounds, {"type": "rule", "strokeDash": [4, 3]}, y=y),
-        layer(
-            bounds,
-            {"type": "text", "align": "right", "baseline": "bottom", "dy": -2},
-            x={"value": "width"},
-            y=y,
-            text={"field": "text"},
-            color=MUTED,
-        ),
+        layer(bounds, text, x={"value": "width"}, y=y, text={"field": "text"}, color=MUTED),
+    ]
+    return panel(
+        # Vega warns of a layer without rows.
+        *(marked if bounds else ()),
         layer(
             points,
             {"type": "line", "point": {"size": 22, "filled": True}},
