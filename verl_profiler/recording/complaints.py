@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 from collections.abc import Iterable
 
-from verl_profiler.events.redaction import without_url_secrets
-
 __all__ = ["Complaints", "say"]
 
 # A path of the user's may hold what a terminal obeys.
-_UNSEEN = re.compile(
+_UNSEEN = (
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
 )
 # Printed of one complaint, in characters; an error may quote a path of thousands.
 _LONGEST = 1000
 
 
+@functools.cache
+def _unseen() -> re.Pattern[str]:
+    return re.compile(_UNSEEN)
+
+
 def say(text: str) -> None:
     """Print to stderr, marked as ours, without passwords of URLs; control characters are escaped."""
     with contextlib.suppress(Exception):
-        text = _UNSEEN.sub(lambda match: repr(match[0])[1:-1], without_url_secrets(text))
+        # Its patterns take a while to compile, and most processes have nothing to print.
+        from verl_profiler.events.redaction import without_url_secrets
+
+        text = _unseen().sub(lambda match: repr(match[0])[1:-1], without_url_secrets(text))
         # `print` writes the line's end by itself: lines of processes that share a terminal would mix.
         sys.stderr.write(f"[verl-profiler] {text}\n")
         sys.stderr.flush()

@@ -10,7 +10,6 @@ import contextlib
 import re
 from typing import Any
 
-from verl_profiler.events.failure_texts import reason_in
 from verl_profiler.recording.values import text
 
 __all__ = ["failure_of"]
@@ -37,6 +36,9 @@ def failure_of(error: BaseException) -> dict[str, Any]:
     # Of a type that Ray makes of its own and the original one, that is: "RayTaskError(ValueError)".
     wrapped = type(error).__name__.startswith("RayTaskError") and isinstance(cause, BaseException)
     found: dict[str, Any] = {"error": text(type(cause if wrapped else error).__name__, _NAME_LIMIT)}
+    # Its patterns are of no use before something fails.
+    from verl_profiler.events.failure_texts import reason_in
+
     message = ""
     # The host's exceptions may fail to be written.
     with contextlib.suppress(Exception):

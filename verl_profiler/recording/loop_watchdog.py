@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import os
 import sys
-import sysconfig
 import threading
 import time
 from dataclasses import dataclass, field
@@ -52,9 +51,7 @@ _NAME_LIMIT = 200
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _REHEARSAL = os.path.join(_PACKAGE, "rehearsal", "")
 _WRAPPER = os.path.join(_PACKAGE, "instrumentation", "wrapping.py")
-_STDLIB = tuple(
-    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")} | {"<frozen "}
-)
+_STDLIB = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 RUN_HANDLE: CodeType = asyncio.Handle._run.__code__
 _RUN_ONCE: CodeType = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]

@@ -11,7 +11,6 @@ import sys
 from collections import Counter
 from typing import Any
 
-from verl_profiler.events.failure_texts import reason_in
 from verl_profiler.recording.values import text
 
 __all__ = ["ray_actors", "ray_calls"]
@@ -64,6 +63,8 @@ def ray_calls(timeout_s: int) -> dict[str, Any]:
 
 
 def _actor(row: dict[str, Any]) -> dict[str, Any]:
+    from verl_profiler.events.failure_texts import reason_in
+
     actor: dict[str, Any] = {
         "class": text(str(row.get("ActorClassName")), _NAME_LIMIT),
         "pid": row.get("Pid"),
