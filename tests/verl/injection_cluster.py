@@ -37,20 +37,6 @@ def attach(folder, address):
     return found_in(done.stdout + done.stderr)
 
 
-def check(address):
-    """Let the doctor look at every node of the cluster."""
-    command = str(Path(sys.executable).parent / "verl-profiler")
-    done = subprocess.run(
-        [command, "check", "--ray", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "RAY_ADDRESS": address},
-    )
-    return json.loads(done.stdout) if done.stdout.startswith("[") else done.stdout + done.stderr
-
-
 def submit(folder, dashboard, runtime_env):
     """Run a driver under `ray job submit`."""
     client = JobSubmissionClient(f"http://{dashboard}")
@@ -103,7 +89,6 @@ def main():
         else:
             results = {
                 "attached": attach(folder, cluster.address),
-                "check": check(cluster.address),
                 "job": submit(folder, dashboard, runtime_env),
             }
         print("RESULTS " + json.dumps(results), flush=True)

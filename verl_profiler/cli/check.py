@@ -27,11 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the folder for run directories (default: logs)",
     )
-    parser.add_argument(
-        "--ray",
-        action="store_true",
-        help="also check every node of the running Ray cluster, in a worker started there",
-    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument(
         "--config",
@@ -52,8 +47,6 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.launch import doctor
 
     findings = doctor.examine(Path(args.output_dir))
-    if args.ray:
-        findings += doctor.examine_cluster()
     if args.json:
         print_json([finding.as_dict() for finding in findings])
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -11,7 +10,6 @@ import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from verl_profiler.capture import probes as capture_probes
 from verl_profiler.capture import tools
@@ -19,7 +17,7 @@ from verl_profiler.launch.targets import Found, find_targets, lost
 from verl_profiler.probes import all_probes
 from verl_profiler.units import size
 
-__all__ = ["Finding", "examine", "examine_cluster"]
+__all__ = ["Finding", "examine"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Finding:
 
 
 def examine(output_dir: Path) -> list[Finding]:
-    """Return all findings that need no Ray cluster."""
+    """Return all findings."""
     return [
         _python(),
         *_packages(),
@@ -246,61 +244,3 @@ def _directory(path: Path) -> Finding:
         )
     free = shutil.disk_usage(existing).free
     return Finding("output directory", True, f"{place}, {size(free)} free")
-
-
-def examine_cluster() -> list[Finding]:
-    """Check every node of the running Ray cluster: whether the package is installed and loads."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from verl_profiler.environ import SETTINGS
-    from verl_profiler.instrumentation.worker_setup_hook import make_hook
-
-    ray: Any = importlib.import_module("ray")
-    marker = "check"
-    try:
-        ray.init(
-            address="auto",
-            log_to_driver=False,
-            runtime_env={
-                "env_vars": {"VERL_PROFILER_CHECK": marker},
-                "worker_process_setup_hook": make_hook(None),
-            },
-        )
-    except ConnectionError as error:
-        return [Finding("ray", False, f"no running cluster: {error}", "Start one, or omit --ray.")]
-
-    programs = [tool.program for tool in tools.every() if tool.program is not None]
-
-    # The node may lack this package, so nothing of it is imported there.
-    @ray.remote(num_cpus=0)
-    def probe() -> dict[str, Any]:
-        import importlib.util
-        import os
-        import shutil
-        import sys
-
-        return {
-            "installed": importlib.util.find_spec("verl_profiler") is not None,
-            "hooked": "verl_profiler.plugin" in sys.modules,
-            "environment": os.environ.get("VERL_PROFILER_CHECK") == "check",
-            "programs": {program: shutil.which(program) for program in programs},
-            "python": sys.executable,
-        }
-
-    findings: list[Finding] = []
-    for node in ray.nodes():
-        if not node["Alive"]:
-            continue
-        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        report = ray.get(probe.options(scheduling_strategy=place).remote(), timeout=120)
-        node_name = f"node {node['NodeManagerHostname']}"
-        good = bool(report["installed"] and report["hooked"] and report["environment"])
-        message = f"{SETTINGS} would not arrive"
-        if report["environment"]:
-            loads = "loads" if report["hooked"] else "does not load"
-            found = [f"{name} {path or 'not on PATH'}" for name, path in report["programs"].items()]
-            message = ", ".join(["settings arrive", f"plugin {loads}", *found])
-        advice = "" if good else f"Install verl-profiler for {report['python']} on that node."
-        findings.append(Finding(node_name, good, message, advice))
-    ray.shutdown()
-    return findings
