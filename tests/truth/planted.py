@@ -74,6 +74,16 @@ KINDS = {
     "slow_reward": Kind(_each("reward", 4.0, 20.0, reward_workers=64), r"[Rr]eward|[Ss]cor"),
     "few_rewarders": Kind(_each("reward", 1.0, 3.0), r"[Rr]eward|[Ss]cor"),
     "event_loop": Kind(_each("block", 0.5, 1.5), r"event loop|blocked"),
+    "slow_loader": Kind(_each("slow_loader", 2.0, 8.0, 30.0), r"actor_5"),
+    "transfers": Kind(_each("transfer", 2.0, 8.0), r"[Tt]ransfer"),
+    "slow_put": Kind(_each("put", 4.0, 15.0), r"[Tt]ransfer|tq_put"),
+    "reward_timeouts": Kind(
+        _each("reward_timeouts", (0.05, 30.0), (0.2, 60.0), reward_workers=64), r"[Rr]eward|[Ss]cor"
+    ),
+    "sync_grows": Kind(_each("sync_grows", 0.3, 1.0), r"update_weights|weight sync", 12),
+    "cache_lost": Kind(_each("cache_lost", 2, 6, prefill_token=2e-3), r"[Pp]refix|cached"),
+    "test_in_step": Kind(_each("testing_inside", 5.0, 20.0), r"[Vv]alidation"),
+    "prepare": Kind(_each("prepare", 4.0, 20.0), r"prepare_step"),
     "clean": Kind(({}, {"steps": 12}, {"spread": 0.4}, {"workers": 16, "samples": 2}), r"$^"),
 }
 _WITHOUT = Plan()
@@ -84,7 +94,7 @@ def pair(kind, severity, seed):
     planted = replace(Plan(steps=KINDS[kind].steps, seed=seed), **KINDS[kind].severities[severity])
     # What only makes room for the fault stays.
     kept = {"shuffle", "steps", "per_call", "reward_workers", "workers", "samples", "spread"}
-    kept |= {"timed", "collective", "seed"}
+    kept |= {"timed", "collective", "seed", "prefill_token"}
     sound = replace(planted, **{k: v for k, v in vars(_WITHOUT).items() if k not in kept})
     return Training(planted), Training(sound)
 

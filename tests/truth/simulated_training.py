@@ -53,6 +53,8 @@ class Plan:
     one_at_a_time: bool = False
     reward: float = 0.02
     reward_workers: int = 4
+    reward_timeouts: tuple[float, float] = (0.0, 0.0)
+    put: float = 0.01
     # Engines: seconds per token with one call, and for each further one.
     token: float = 0.011
     per_call: float = 0.0006
@@ -61,14 +63,21 @@ class Plan:
     slots: int = 256
     capacity: tuple[int, ...] = (10**9,) * 4
     first_prefill: float = 0.0
+    prefill_token: float = 1e-4
+    cache_lost: int = 0
     timed: bool = True
     # The trainer.
+    prepare: float = 0.2
     adv: float = 0.3
+    transfer: float = 0.1
+    slow_loader: float = 0.0
+    testing_inside: float = 0.0
     moving: float = 0.0
     uneven: float = 0.0
     slow_rank: float = 1.0
     collective: bool = True
     sync: float = 1.5
+    sync_grows: float = 0.0
     late_host: float = 0.0
     dump: float = 0.0
     checkpoint: float = 0.0
@@ -202,7 +211,8 @@ class Replica:
             if self.running and sum(each.held for each in [*self.running, call]) > 0.97 * capacity:
                 break
             self.waiting.popleft()
-            prefill = call.prefill + 1e-4 * (call.held - (0 if call.retractions else call.cached))
+            unknown = call.held - (0 if call.retractions else call.cached)
+            prefill = call.prefill + self.plan.prefill_token * unknown
             call.ready = self.at + prefill
             if call.admitted is None:
                 call.admitted, call.first = self.at, call.ready
@@ -335,6 +345,7 @@ class Training:
             address = f"10.0.0.{replica.place}:3000"
             self._event(name, step, "server_acquire", at, kernel.now, **of, server=address)
             lazy = plan.first_prefill if turn == 0 else 0.0
+            cached = 0 if plan.cache_lost and turn and step >= plan.cache_lost else cached
             yield 0.002
             call = Call(kernel, context, cached, wanted, lazy)
             replica.submit(call)
@@ -432,14 +443,15 @@ class Training:
         rewarder = f"reward_{number % 4}"
         yield self.rewarders.acquire()
         since = kernel.now
-        yield self.plan.reward * self._random("reward", step, number).uniform(0.8, 1.2)
+        of, (share, timeout) = self._random("reward", step, number), self.plan.reward_timeouts
+        yield self.plan.reward * of.uniform(0.8, 1.2) + (timeout if of.random() < share else 0.0)
         self.rewarders.release()
         extra = {"wait_s": since - begin, "compute_s": kernel.now - since, "score": 1.0, "uid": uid}
         self._event(rewarder, step, "reward_score", begin, kernel.now, **ids, **extra)
         yield from loop.turn()
         self._event(name, step, "reward", begin, kernel.now, **own, **ids, score=1.0)
         put = kernel.now
-        yield 0.01
+        yield self.plan.put
         yield from loop.turn()
         self._event(name, step, "tq_put", put, kernel.now, **own, **ids, size_bytes=80000, rows=1)
         self._event(name, step, "postprocess", begin, kernel.now, **own, **ids)
@@ -457,7 +469,7 @@ class Training:
             factor *= change if since and step >= since else 1.0
             for replica in self.replicas:
                 replica.factor = factor
-            yield 0.2
+            yield plan.prepare
             self._event("trainer_0", step, "prepare_step", begin, kernel.now)
             self._event(
                 "trainer_0", step, "dispatch", kernel.now, None, prompts=plan.prompts, reason="step"
@@ -481,6 +493,10 @@ class Training:
                 since = kernel.now
                 yield plan.checkpoint
                 self._event("trainer_0", step, "save_checkpoint", since, kernel.now)
+            if plan.testing_inside:
+                since = kernel.now
+                yield plan.testing_inside
+                self._event("trainer_0", step, "testing", since, kernel.now)
             self._event("trainer_0", step, "step", begin, kernel.now)
             if plan.testing and step % 2 == 0:
                 since = kernel.now
@@ -524,13 +540,18 @@ class Training:
         if step == 1 and phase == "update_actor":
             own = [each + plan.slow_first for each in own]
         load, at = plan.moving, begin + 0.1
+        late = [plan.transfer + each for each in own]
+        late[5] += plan.slow_loader
+        longest = max(late)
         for rank in range(plan.ranks):
             name = f"actor_{rank}"
-            took = max(own) if plan.collective else own[rank]
-            end = at + 0.1 + load + took + of.uniform(0, 0.004)
-            self._event(name, step, "tq_get", at, at + 0.1, size_bytes=400000, rows=4)
+            fetch = plan.transfer + (plan.slow_loader if rank == 5 else 0.0)
+            # In collectives, all ranks end with the last one.
+            took = longest - fetch if plan.collective else own[rank]
+            end = at + fetch + load + took + of.uniform(0, 0.004)
+            self._event(name, step, "tq_get", at, at + fetch, size_bytes=400000, rows=4)
             if load:
-                self._event(name, step, "load", at + 0.1, at + 0.1 + load, model=True)
+                self._event(name, step, "load", at + fetch, at + fetch + load, model=True)
             about = {"tokens": tokens[rank], "sequences": 4}
             forward = phase != "update_actor"
             self._event(
@@ -543,12 +564,13 @@ class Training:
             if load:
                 self._event(name, step, "offload", end, end + 0.6 * load, model=True)
             self._event(name, step, event, at, end + 0.6 * load + 0.005)
-        return 0.2 + 1.6 * load + max(own) + 0.1
+        return 0.2 + 1.6 * load + longest
 
     def _sync(self, step, begin, of):
         took = []
         for rank in range(self.plan.ranks):
-            each = self.plan.sync * of.uniform(0.96, 1.04)
+            growth = 1 + self.plan.sync_grows * (step - 1)
+            each = self.plan.sync * growth * of.uniform(0.96, 1.04)
             each += self.plan.late_host * of.uniform(0.94, 1.0) if rank // 4 == 2 else 0.0
             took.append(each)
             extra = {"weight_version": step}

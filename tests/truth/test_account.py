@@ -1,15 +1,20 @@
 """Findings come out of an account of all time, from the start of a step to the start of the next."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from truth.asynchronous_runs import Plan, Simulation
+from truth.asynchronous_runs import events_of as made_of_run
 from truth.synthetic import SECOND, Phase, events_of, run_of, tables_of
 from truth.test_findings import CASES, QUIET, anomalies, requests_with, turns_with
 
+from verl_profiler.analysis.explain.asynchronous_findings import with_the_rest
 from verl_profiler.analysis.explain.critical_path import BETWEEN, CATEGORIES
 from verl_profiler.analysis.explain.findings import explanations, ranked
+from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.views.findings import finding_list
 
 PHASES = ("adv", "update_actor", "old_log_prob", "testing", "save_checkpoint", "{mine}", "gen")
@@ -211,3 +216,79 @@ def test_host_memory_that_grows_in_each_step_is_named_with_its_process():
     assert ("host_memory", "actor_0", 0) == (row["finding"], row["culprit"], row["recoverable_s"])
     assert "actor_0 by 26.0 GiB, from 56.0 GiB in step 2 to 160 GiB in step 6" in row["message"]
     assert [] == anomalies(explanations(tables_of(falling))["findings"])
+
+
+@st.composite
+def ledgers(draw):
+    """Make rows of device time of one to five steps, of a trainer that shares its devices or not."""
+    pool, rows = draw(st.sampled_from(("shared", "trainer"))), []
+    for step in range(1, draw(st.integers(1, 5)) + 1):
+        for account in draw(st.lists(st.sampled_from([*ACCOUNTS]), min_size=1, unique=True)):
+            own = {"run": "any", "step": step, "pool": pool, "devices": 2.0, "account": account}
+            rows.append({**own, "device_s": draw(st.floats(1e-2, 1e4))})
+    return rows
+
+
+@given(ledgers())
+def test_findings_of_an_asynchronous_run_and_what_is_below_3_percent_are_the_whole(rows):
+    """Of the time of the trainer's devices, from step to step."""
+    steps = len({row["step"] for row in rows})
+    whole_s = sum(row["device_s"] / row["devices"] for row in rows) / steps
+    listed = with_the_rest([], rows)
+    named = {account: spent for each in listed for account, spent in each.accounts.items()}
+    means = dict.fromkeys((row["account"] for row in rows), 0.0)
+    for row in rows:
+        means[row["account"]] += row["device_s"] / row["devices"] / steps
+
+    assert len(named) == sum(len(each.accounts) for each in listed)
+    assert named == pytest.approx({each: means[each] for each in named})
+    small = {each: mean for each, mean in means.items() if each not in named}
+    assert all(mean < 0.03 * whole_s * (1 + 1e-9) for mean in small.values())
+    assert sum(named.values()) + sum(small.values()) == pytest.approx(whole_s)
+
+
+def test_the_time_of_an_asynchronous_trainer_has_findings_and_a_last_line():
+    """2 s of advantages in each step, with no rank active: an account of its own."""
+    run = Simulation(Plan(steps=5, stages=lambda _: (90, 20, 60), train_ms=900))
+    events = made_of_run(run)
+    for event in [each for each in events if each["event"] == "old_log_prob"]:
+        event["event"] = "adv"
+    rows = {row["finding"]: row for row in explanations(tables_of(events))["findings"]}
+    advantages_s = 0.9 * 3 / 9
+
+    assert rows["driver"]["recoverable_s"] == pytest.approx(advantages_s)
+    assert "no rank is active" in rows["driver"]["message"]
+    assert {"training", "weight_sync"} >= rows["pool_work"]["accounts"].keys() >= {"training"}
+    assert rows["pool_work"]["accounts"]["training"] == pytest.approx(0.9 * 6 / 9)
+
+
+def test_a_stalled_step_is_not_what_bounds_the_others():
+    """What it stood still is taken out of its phase, which has the time of the other steps."""
+    usual = Phase("update_actor", (2 * SECOND,) * 2)
+    steps = [replace(QUIET, phases=(*QUIET.phases[:1], usual)) for _ in range(8)]
+    steps[4] = replace(
+        steps[4], phases=(steps[4].phases[0], Phase("update_actor", (602 * SECOND,) * 2))
+    )
+    rows = explanations(run_of(*steps)[0])["findings"]
+    named = {category: spent for row in rows for category, spent in row["accounts"].items()}
+
+    assert ("stalled_step", 5) == (rows[0]["finding"], rows[0]["mostly_step"])
+    assert rows[0]["recoverable_s"] == pytest.approx(600 / 7)
+    assert "trainer_bound" not in {row["finding"] for row in rows}
+    assert named["stalled_step"] == pytest.approx(600 / 7)
+    assert named.get("update_actor", 2.0) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("later_s", "gaps"), [(8.9, 3), (90.0, 2)])
+def test_the_gap_after_the_last_step_ends_with_the_process_if_it_is_like_others(later_s, gaps):
+    """Steps 3 and 6 of six are followed by 8 s; a process that lives on for long is not waiting for a step."""
+    steps = [replace(QUIET, pause_us=(8 if n % 3 == 0 else 0.01) * SECOND) for n in range(1, 7)]
+    events, _ = events_of(*steps)
+    tables = tables_of(events)
+    last_us = max(event["end_us"] for event in events if event["event"] == "step")
+    ended = datetime.fromtimestamp(last_us / 1e6 + later_s, UTC).isoformat()
+    tables.connection.execute("UPDATE processes SET ended = ? WHERE role = 'trainer'", [ended])
+    row = next(r for r in explanations(tables)["findings"] if r["finding"] == "between_steps")
+    known_s = 8 + 3 * 0.01 + (later_s if gaps == 3 else 0)
+
+    assert row["recoverable_s"] == pytest.approx(known_s / (5 if gaps == 3 else 4))

@@ -110,6 +110,8 @@ CATEGORY_COLORS: dict[str, str] = {
 # Accounts of the bubble ledger.
 ACCOUNT_COLORS: dict[str, str] = {
     "training": "#D55E00",
+    "driver": "#240048",
+    "offload": "#B4FCFC",
     "generating": "#0072B2",
     "generating_unconsumed": "#56B4E9",
     "generating_aborted": "#CC79A7",

@@ -40,7 +40,7 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
     brief = f"{'≤ ' * bounded}{seconds(row['recoverable_s'])}"
     if not row["recoverable_s"]:
         brief = "no step time"
-    if row.get("finding") == "work":
+    if row.get("finding") in ("work", "pool_work"):
         brief = "no anomaly"
         gain = f"none measured, of {gain}; not an anomaly"
     elif row["dominates"]:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.concentration import Culprit
 from verl_profiler.analysis.explain.engine_culprits import lost_by_engine
-from verl_profiler.analysis.explain.finding import Finding, in_few
+from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_few, shares_of_work
 from verl_profiler.analysis.explain.fixes import Facts, fits
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.queues import queue_times
 from verl_profiler.analysis.explain.rules import RULES, Rule
-from verl_profiler.analysis.selection import Rows, Steps, steps_of
+from verl_profiler.analysis.selection import Rows, Steps, by_run, steps_of
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["asynchronous_findings"]
+__all__ = ["ASYNCHRONOUS", "asynchronous_findings", "with_the_rest"]
 
 _GENERATING = (
     "generating",
@@ -26,11 +26,38 @@ _GENERATING = (
     "generating_aborted",
     "generating_dropped",
 )
+_TRAINER = ("training", "driver", "offload")
 _EVIDENCE = 3
+# Each account of the trainer's devices with this share of the time is in one finding.
+_LEAST = 0.03
+# The accounts that findings explain, if the devices are the trainer's.
+_EXPLAINED = {
+    "waits_for_rollout": "waiting_for_samples",
+    "waits_in_turn": "waiting_for_samples",
+    "split_off": "waiting_for_samples",
+    "queue_empty": "waiting_for_samples",
+    "sync_bound": "weight_sync",
+    "stale_samples": "generating_dropped",
+    "wasted_aborts": "generating_aborted",
+}
+# What devices are for, by what it is listed under.
+_WORK = {
+    "training": ("training",),
+    "generation": ("generating", "generating_unconsumed"),
+    "weight sync": ("weight_sync",),
+}
+_TRY = {
+    "driver": "The devices are idle meanwhile: vectorize what the trainer computes, or move it to the ranks.",
+    "offload": RULES["offload"].advice,
+    "overhead": "Validate and save less often (trainer.test_freq, trainer.save_freq).",
+    "waiting_for_samples": "A faster rollout, or more samples in flight, which makes them staler.",
+    "dispatch": RULES["late_start"].advice,
+    "unattributed": RULES["unexplained"].advice,
+}
 _NOTHING = 1e-9
 _SYNCED = "SELECT DISTINCT run FROM event_counts WHERE event = 'weight_sync'"
-# Older runs lack what became of their samples.
-_RECORDED = """
+# Those whose findings are known: older runs lack what became of their samples.
+ASYNCHRONOUS = """
 SELECT run FROM asynchronous WHERE run IN (SELECT run FROM samples) ORDER BY run
 """
 
@@ -49,7 +76,7 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
     Returns:
         Most recoverable time first, of each run.
     """
-    recorded, listed = tables.rows(_RECORDED), list[Finding]()
+    recorded, listed = tables.rows(ASYNCHRONOUS), list[Finding]()
     if not recorded:
         return listed
     queues, stale = queue_times(tables, steps), staleness(tables, steps)
@@ -78,6 +105,62 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
         ]
         listed += sorted(named, key=lambda each: (each.rule.dominates, -_rank_s(each, pools)))
     return listed
+
+
+def with_the_rest(listed: Sequence[Finding], ledger: Rows, steps: Steps = None) -> list[Finding]:
+    """Add findings until those of an asynchronous run account for each `_LEAST` of its trainer's devices.
+
+    Args:
+        listed: What `asynchronous_findings` returns.
+        ledger: The rows of `bubble_ledger`.
+        steps: Those that count.
+
+    Returns:
+        The findings by run, each with what it accounts for; what is work comes last.
+    """
+    found: list[Finding] = []
+    for run, own in by_run(ledger).items():
+        window = steps_of(steps, run)
+        rows = [r for r in own if window is None or window[0] <= r["step"] <= window[1]]
+        if rows:
+            of_run = [each for each in listed if each.run == run]
+            found += _with_the_rest(of_run, _Pools(run, rows), rows)
+    return found
+
+
+def _with_the_rest(listed: Sequence[Finding], pools: _Pools, rows: Rows) -> list[Finding]:
+    pool = pools.trainer
+    accounts = dict.fromkeys(row["account"] for row in rows)
+    rest = {each: pool.of(each) for each in accounts if pool.of(each)}
+    found: list[Finding] = []
+    for each in listed:
+        account = _EXPLAINED.get(each.name, "")
+        own = {account: rest.pop(account)} if account in rest else {}
+        found.append(replace(each, accounts=own))
+    large = {each: spent for each, spent in rest.items() if spent >= _LEAST * pool.step_s > 0}
+    works = {each for of in _WORK.values() for each in of}
+    for account, spent in sorted(large.items(), key=lambda each: -each[1]):
+        if account not in works:
+            name = account.replace("_", " ")
+            rule = Rule(
+                f"The trainer's devices spend {{lost_s}} per step ({{lost_share}}) on {name}: {ACCOUNTS[account]}.",
+                _TRY.get(account, ""),
+                ("bubble_ledger",),
+                pooled=True,
+            )
+            by_step = pool.by_step(account)
+            made = _row(account, pool, by_step, spent, account, rule=rule)
+            found.append(replace(made, accounts={account: spent}))
+    work = {each: spent for each, spent in large.items() if each in works}
+    if work:
+        text, whole = shares_of_work(work, pool.step_s, _WORK), sum(work.values())
+        made = _row("pool_work", pool, pool.by_step(*work), whole, "", reason=text)
+        found.append(replace(made, accounts=work, culprit=NOBODY))
+
+    def place(each: Finding) -> tuple[bool, bool, float]:
+        return each.name == "pool_work", each.rule.dominates, -_rank_s(each, pools)
+
+    return sorted(found, key=place)
 
 
 def _rank_s(finding: Finding, pools: _Pools) -> float:
@@ -136,7 +219,7 @@ def _of_devices(pools: _Pools, *, lends: bool) -> list[Finding]:
     elif pools.idle > pools.ahead:
         found.append(("waits_for_rollout", trainer, ("waiting_for_samples",), pools.idle))
     elif rollout:
-        found.append(("waits_for_trainer", rollout, ("staleness_limit",), trainer.of("training")))
+        found.append(("waits_for_trainer", rollout, ("staleness_limit",), trainer.of(*_TRAINER)))
     found.append(("sync_bound", trainer, ("weight_sync",), trainer.of("weight_sync")))
     found += [
         (name, rollout or trainer, (account,), waited)

@@ -229,6 +229,13 @@ def _one_tool(name: str) -> Changing:
     return _tools(lambda tool, measured: measured / 2 if tool == name else measured)
 
 
+def _without_build(request: Request) -> Request:
+    """Remove the worker's time before a request's first generate call."""
+    first = request.stages[0]
+    own = isinstance(first, Work) and first.own and len(request.stages) > 1
+    return _of_stages(request, request.stages[1:] if own else request.stages)
+
+
 def _one_turn_fewer(model: Model) -> Model:
     """Remove the last turn of the requests with the most turns."""
     last = max((request.turns for request in model.requests), default=0) - 1
@@ -550,6 +557,11 @@ CHANGES: dict[str, Change] = {
         "halve every tool call",
         tools_of_length(lambda length, _: length / 2),
         asynchronous=True,
+    ),
+    "no_prompt_build": Change(
+        "build each request's prompt in no time",
+        _model(lambda model: model.mapped(_without_build)),
+        beyond=True,
     ),
     "one_turn_fewer": Change(
         "one turn fewer for requests with the most turns", _model(_one_turn_fewer)

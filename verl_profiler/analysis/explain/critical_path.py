@@ -132,10 +132,15 @@ WHERE family = 'user' AND role = 'trainer' AND duration_us IS NOT NULL
 """
 
 
+# What follows the last step is a gap like others if it is at most so many times as long as the longest of them.
+_ALIKE = 1.25
+
+
 def between_segments(tables: Tables, steps: Steps) -> Rows:
     """List what lies between the end of each step and the start of the next.
 
-    The gap after the last step ends with its last timer, if it has one there; otherwise it is unknown.
+    The gap after the last step ends with its last timer, if it has one there; or with the trainer's process,
+    if an earlier gap took about as long.  Otherwise it is unknown.
 
     Returns:
         Rows like those of `critical_segments`; `phase` is `BETWEEN`, and so is the category of time
@@ -148,15 +153,23 @@ def between_segments(tables: Tables, steps: Steps) -> Rows:
             SELECT run, step, name, phase, begin_us, end_us FROM phases
             WHERE parent IS NULL AND phase <> 'step'
             UNION ALL {_OWN_SPANS}
-        ), gaps AS (
+        ), ended AS (
+            SELECT run, name, epoch_us(try_cast(ended AS TIMESTAMPTZ)) + coalesce(shift_us, 0) AS ended_us
+            FROM processes WHERE role = 'trainer'
+        ), known AS (
             SELECT s.run, s.step, any_value(p.name) AS name, any_value(s.end_us) AS begin_us,
-                coalesce(any_value(s.next_us), max(t.end_us)) AS end_us
+                any_value(s.next_us) AS next_us, max(t.end_us) AS timed_us
             FROM ({WITH_NEXT}) AS s JOIN phases AS p
                 ON p.run = s.run AND p.step = s.step AND p.phase = 'step'
             LEFT JOIN timed AS t ON t.run = s.run AND t.step = s.step AND t.name = p.name
                 AND t.begin_us >= s.end_us
             WHERE s.finished AND s.step > 0 AND s.{SYNCHRONOUS} AND {in_steps(steps, "s.step")}
             GROUP BY s.run, s.step
+        ), gaps AS (
+            SELECT run, step, name, begin_us, coalesce(next_us, greatest(timed_us, CASE
+                    WHEN ended_us - begin_us <= {_ALIKE} * max(next_us - begin_us) OVER (PARTITION BY run)
+                    THEN ended_us END)) AS end_us
+            FROM known LEFT JOIN ended USING (run, name)
         )
         SELECT run, step, NULL AS phase, name, begin_us, end_us FROM gaps WHERE end_us > begin_us
         UNION ALL

@@ -25,6 +25,7 @@ from verl_profiler.analysis.explain.device_culprits import idle_devices
 from verl_profiler.analysis.explain.engine_culprits import engines
 from verl_profiler.analysis.explain.over_time import over_time
 from verl_profiler.analysis.explain.rollout_culprits import Found, late_s
+from verl_profiler.analysis.explain.step_rows import TOGETHER
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds, size
@@ -125,28 +126,42 @@ _FIXABLE = {"late_start": "dispatch"}
 
 
 def _ranks(tables: Tables, steps: Steps) -> Found:
-    """Find the rank, or the host, that the others wait for in the trainer's phases."""
+    """Find the rank, or the host, that the others wait for in the trainer's phases.
+
+    It ends last; or starts last, if its collectives keep the others until it comes.
+    """
     rows = tables.rows(
         f"""
-        WITH ends AS MATERIALIZED (
-            SELECT p.run, p.step, p.phase, p.begin_us AS at_us, r.name,
-                coalesce(o.host, '') AS host, max(r.end_us) AS end_us
+        WITH spans AS MATERIALIZED (
+            SELECT p.run, p.step, p.phase, p.begin_us AS at_us, r.name, coalesce(o.host, '') AS host,
+                r.event, r.begin_us, r.end_us
             FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
                 AND r.role NOT IN ('trainer', 'engine') AND {_MIDDLE} BETWEEN p.begin_us AND p.end_us
                 LEFT JOIN processes AS o ON o.run = r.run AND o.name = r.name
             WHERE p.parent = 'step' AND p.phase <> 'gen' AND {in_steps(steps, "p.step")}
-            GROUP BY ALL
-        ), hosts AS (
-            SELECT run, step, phase, at_us, host, max(end_us) AS end_us FROM ends GROUP BY ALL
+        ), ranks AS MATERIALIZED (
+            SELECT run, step, phase, at_us, host, name, 'end' AS moment, max(end_us) AS us,
+                NULL::BIGINT AS length_us
+            FROM spans GROUP BY ALL
+            UNION ALL
+            SELECT run, step, phase, at_us, host, name, 'start', min(begin_us),
+                arg_min(end_us - begin_us, begin_us)
+            FROM spans WHERE event IN ({TOGETHER}) GROUP BY ALL
+        ), members AS (
+            SELECT * EXCLUDE (host, name), 'rank' AS kind, name AS who FROM ranks
+            UNION ALL BY NAME
+            SELECT run, step, phase, at_us, moment, max(us) AS us, min(length_us) AS length_us,
+                'host' AS kind, host AS who FROM ranks GROUP BY ALL
+        ), placed AS (
+            SELECT run, step, phase, at_us, kind, moment, count(*) AS many,
+                arg_max(who, (us, who)) AS who, max(us) AS last_us, min(us) AS first_us,
+                -- Of a late start only what the others wait in collectives, which makes theirs longer.
+                max(us) - least(max(us) - max(us, 2)[2], CASE WHEN moment = 'start'
+                    THEN max(length_us) - arg_max(length_us, (us, who)) END) AS next_us
+            FROM members GROUP BY run, step, phase, at_us, kind, moment
         )
-        SELECT run, step, phase, at_us, 'rank' AS kind, count(*) AS many,
-            arg_max(name, (end_us, name)) AS who, max(end_us) AS last_us,
-            max(end_us, 2)[2] AS next_us, min(end_us) AS first_us
-        FROM ends GROUP BY run, step, phase, at_us
-        UNION ALL
-        SELECT run, step, phase, at_us, 'host', count(*), arg_max(host, (end_us, host)),
-            max(end_us), max(end_us, 2)[2], min(end_us)
-        FROM hosts GROUP BY run, step, phase, at_us
+        SELECT * FROM placed QUALIFY row_number() OVER (PARTITION BY run, step, phase, at_us, kind
+            ORDER BY last_us - next_us DESC NULLS LAST, moment) = 1
         ORDER BY run, step, at_us, kind
         """
     )

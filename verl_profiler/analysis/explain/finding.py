@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -13,7 +13,7 @@ from verl_profiler.analysis.explain.fixes import Facts, fixes_of
 from verl_profiler.analysis.explain.rules import Rule
 from verl_profiler.units import seconds, share
 
-__all__ = ["NOBODY", "Finding", "in_few"]
+__all__ = ["NOBODY", "Finding", "in_few", "shares_of_work"]
 
 NOBODY = Culprit("", None, "")
 # More than this part of the time, in steps with more than this many times the median of all.
@@ -114,6 +114,21 @@ class Finding:
             "overrides": overrides,
             "files": files,
         }
+
+
+def shares_of_work(
+    work: Mapping[str, float], step_s: float, kinds: Mapping[str, Sequence[str]]
+) -> str:
+    """Return what work is, in shares of the time from step to step, by what it is listed under."""
+    texts: list[str] = []
+    for name, categories in kinds.items():
+        own = {key: work[key] for key in categories if key in work}
+        parts = sorted(own, key=lambda key: -own[key])
+        if parts:
+            listed = ", ".join(f"{key} {share(own[key] / step_s)}" for key in parts)
+            whole = f"{name} {share(sum(own.values()) / step_s)}"
+            texts.append(f"{whole} ({listed})" if len(parts) > 1 else listed)
+    return "; ".join(texts)
 
 
 def in_few(by_step: Mapping[int, float]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What to do first: a ranked list of what steps lose time to, each with its culprit and its cost.
 
-The findings of a synchronous run come out of the account of its time, from the start of each step to
-the start of the next: each category of at least 3 % is accounted for by exactly one finding.
+The findings of a run come out of the account of its time, from the start of each step to the start of the
+next: each category of at least 3 % is accounted for by exactly one finding.  In an asynchronous run the account
+is that of the trainer's devices.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from verl_profiler.analysis.device_use import device_use
-from verl_profiler.analysis.explain.asynchronous_findings import asynchronous_findings
+from verl_profiler.analysis.explain.asynchronous_findings import (
+    ASYNCHRONOUS,
+    asynchronous_findings,
+    with_the_rest,
+)
 from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Place, identity
 from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import (
@@ -23,7 +28,7 @@ from verl_profiler.analysis.explain.critical_path import (
     path_categories,
 )
 from verl_profiler.analysis.explain.culprits import culprit_rows, culprits
-from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_few
+from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_few, shares_of_work
 from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rollout_culprits import Found
@@ -103,9 +108,11 @@ def _explained(tables: Tables, steps: Steps) -> dict[str, Rows]:
         "device_use": device_use(tables, steps),
         "phase_efficiency": phase_efficiency(tables, steps),
     }
+    asynchronous = {row["run"] for row in tables.rows(ASYNCHRONOUS)}
+    ledger = [row for row in found["bubble_ledger"] if row["run"] in asynchronous]
     listed = [
         *ranked(account, averages, found["stragglers"], named),
-        *asynchronous_findings(tables, found["bubble_ledger"], steady),
+        *with_the_rest(asynchronous_findings(tables, ledger, steady), ledger, steady),
     ]
     facts = {
         run: Facts(tables, run, steps_of(steady, run)) for run in {each.run for each in listed}
@@ -131,10 +138,11 @@ def ranked(account: Rows, replays: Rows, waits: Rows, named: Found) -> list[Find
     listed: list[Finding] = []
     changes, why = by_run(replays), by_run(waits)
     for run, segments in by_run(account).items():
+        culprits = named.get(run, {})
         listed += _of_run(
-            _Account(run, segments),
+            _Account(run, _without_stall(segments, culprits)),
             {row["what"]: row for row in changes.get(run, ())},
-            named.get(run, {}),
+            culprits,
             _reason(why.get(run, [])),
         )
     return in_order(listed)
@@ -151,6 +159,32 @@ def in_order(listed: Iterable[Finding]) -> list[Finding]:
         return each.rule.dominates, each.name == "work", usual, -each.recoverable_s
 
     return sorted(listed, key=place)
+
+
+_STALLED = "stalled_step"
+
+
+def _without_stall(segments: Rows, culprits: Mapping[str, tuple[Culprit, float | None]]) -> Rows:
+    """Give what a step stands still for a category of its own: the other steps of its phase are as usual."""
+    culprit, lost_s = culprits.get(_STALLED, (NOBODY, None))
+    if not lost_s:
+        return segments
+    (stall,) = culprit.evidence
+
+    def inside(row: Mapping[str, Any]) -> bool:
+        return (row["step"], row["phase"]) == (stall["step"], stall["who"])
+
+    whole_s = sum(row["duration_s"] for row in segments if inside(row))
+    part = min(lost_s / whole_s, 1.0) if whole_s else 0.0
+    found: Rows = []
+    for row in segments:
+        if inside(row):
+            usual = {**row, "duration_s": (1 - part) * row["duration_s"]}
+            stood = {**row, "category": _STALLED, "duration_s": part * row["duration_s"]}
+            found += [usual, stood]
+        else:
+            found.append(row)
+    return found
 
 
 class _Account:
@@ -234,7 +268,7 @@ def _of_run(
     listed += [_of_category(account, key) for key in large if key not in _WORKS]
     work = {key: value for key, value in large.items() if key in _WORKS}
     if work:
-        text, rule = _shares(work, account.step_s), RULES["work"]
+        text, rule = shares_of_work(work, account.step_s, _WORK), RULES["work"]
         listed.append(_finding(account, "work", rule, sum(work.values()), work, reason=text))
     return listed
 
@@ -319,8 +353,6 @@ def _of_rule(
 
 # By category: what to try.  A rule's own advice comes first.
 _TRY = {
-    "prompt_build": "A faster chat template or tokenizer, in threads or more agent-loop workers; requests of one "
-    "prompt build the same tokens.",
     "dump_rollout_generations": "verl writes all generations there: a faster disk for trainer.rollout_data_dir, or "
     "unset it.",
 }
@@ -358,19 +390,6 @@ _RULE_OF = {
     if not rule.dominates and not rule.pooled
     for category in rule.categories
 }
-
-
-def _shares(work: Mapping[str, float], step_s: float) -> str:
-    """Return what the work is, in shares of the time from step to step."""
-    texts: list[str] = []
-    for name, categories in _WORK.items():
-        own = {key: work[key] for key in categories if key in work}
-        parts = sorted(own, key=lambda key: -own[key])
-        if parts:
-            listed = ", ".join(f"{key} {share(own[key] / step_s)}" for key in parts)
-            whole = f"{name} {share(sum(own.values()) / step_s)}"
-            texts.append(f"{whole} ({listed})" if len(parts) > 1 else listed)
-    return "; ".join(texts)
 
 
 def _by_step(steps: Iterable[int], evidence: Rows) -> dict[int, float]:

@@ -6,6 +6,7 @@ A device is where the trainer works, or where a replica serves generate calls, o
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -31,7 +32,9 @@ __all__ = [
 
 # What each account is, in the order in which people read them.
 ACCOUNTS = {
-    "training": "log-probabilities, values, advantages, updates, rewards in the trainer",
+    "training": "log-probabilities, values, updates in the trainer",
+    "driver": "timers of the trainer in which no rank is active: advantages, rewards",
+    "offload": "loading and offloading parameters, gradients or optimizer state",
     "generating": "generate calls of samples that were consumed",
     "generating_unconsumed": "generate calls of samples that no recorded step consumed",
     "generating_aborted": "generate calls whose tokens an abort discarded; prefill repeated after one",
@@ -108,12 +111,13 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
     rows: Rows = []
     timers = by_run(tables.rows(_TIMED))
     syncs = by_run(tables.rows(_SYNCS))
+    alone = by_run(tables.rows(_ALONE))
     calls = _calls(tables)
     pools = standalone_replicas(tables)
     ranks = trainer_devices(tables)
     for run, spans in step_windows(tables, steps).items():
         windows = [(begin, end) for _, begin, end in spans]
-        trainer = innermost(_states(timers.get(run, [])))
+        trainer = innermost(_states(timers.get(run, []), alone.get(run, [])))
         replicas = calls.get(run, {})
         own, devices = pools.get(run, ({}, 0.0))
         apart = {name: served for name, served in replicas.items() if own.get(name)}
@@ -140,8 +144,14 @@ def trainer_states(tables: Tables, run: str) -> list[Span]:
     return innermost(_states(by_run(tables.rows(_TIMED)).get(run, [])))
 
 
-def _states(timers: Rows) -> Iterator[Span]:
-    """Give the account of each timer, in order; what happens inside of validation is overhead."""
+def _states(timers: Rows, alone: Iterable[Mapping[str, Any]] = ()) -> Iterator[Span]:
+    """Give the account of each timer, in order; what happens inside of validation is overhead.
+
+    Args:
+        timers: Of the trainer.
+        alone: What is no training inside of its timers, with its account.
+    """
+    training: list[Span] = []
     whole_us = stopped_us = 0
     for row in timers:
         if row["end_us"] <= whole_us or row["phase"] in _INSIDE:
@@ -153,7 +163,16 @@ def _states(timers: Rows) -> Iterator[Span]:
             whole_us = row["end_us"]
         elif account in ("weight_sync", "mode_switch"):
             stopped_us = max(stopped_us, row["end_us"])
-        yield Span(row["begin_us"], row["end_us"], account)
+        span = Span(row["begin_us"], row["end_us"], account)
+        if account == "training":
+            training.append(span)
+        yield span
+    begins = [span.begin_us for span in training]
+    for row in alone:
+        place = bisect_right(begins, row["begin_us"]) - 1
+        if place >= 0 and row["begin_us"] < training[place].end_us:
+            end_us = min(row["end_us"], training[place].end_us)
+            yield Span(row["begin_us"], end_us, row["account"])
 
 
 def _without_trainer(
@@ -294,6 +313,29 @@ SELECT p.run, p.phase, p.begin_us, p.end_us FROM phases AS p JOIN (
     ) GROUP BY run
 ) AS t USING (run, name)
 ORDER BY p.begin_us, p.end_us DESC
+"""
+# Timers with no active rank while ranks are active in others, unless only ranks can do what they are for; and what
+# the last rank of a timer loads.
+_ALONE = """
+WITH timers AS (
+    SELECT run, step, phase, begin_us, end_us FROM phases
+    WHERE parent = 'step' AND phase NOT IN ('gen', 'sample_wait') AND NOT validate
+), inside AS MATERIALIZED (
+    SELECT t.*, r.name, r.event, r.begin_us AS from_us, r.end_us AS until_us
+    FROM timers AS t JOIN rank_spans AS r ON r.run = t.run AND r.step = t.step
+        AND r.role NOT IN ('trainer', 'engine') AND r.family = 'workers'
+        AND (r.begin_us + r.end_us) // 2 BETWEEN t.begin_us AND t.end_us
+), last AS (
+    SELECT run, begin_us, arg_max(name, (until_us, from_us, name)) AS name FROM inside
+    GROUP BY run, begin_us
+)
+SELECT run, begin_us, end_us, 'driver' AS account
+FROM timers ANTI JOIN inside USING (run, begin_us) SEMI JOIN inside USING (run)
+WHERE phase NOT IN ('old_log_prob', 'ref', 'values', 'update_actor', 'update_critic')
+UNION ALL
+SELECT i.run, from_us, until_us, 'offload' FROM inside AS i JOIN last USING (run, begin_us, name)
+WHERE i.event IN ('load', 'offload')
+ORDER BY run, begin_us
 """
 _SYNCS = """
 SELECT run, begin_us, end_us FROM event_fields

@@ -188,6 +188,7 @@ RULES: dict[str, Rule] = {
         "Look at this time in the logs of the trainer and of the nodes. The settings of the other steps are no "
         "remedy; the timeline of the report has what the processes do meanwhile.",
         ("step_durations", "worker_phases"),
+        categories=("stalled_step",),
         measured=True,
     ),
     "grows": Rule(
@@ -300,6 +301,16 @@ RULES: dict[str, Rule] = {
         "from comparisons.",
         ("critical_path", "loop_suspects"),
         categories=("host_stall",),
+    ),
+    "prompt_build": Rule(
+        "prompt_build takes {lost_s} per step ({lost_share}) of the last request to finish: tokenizing the first "
+        "prompt.",
+        "A faster chat template or tokenizer, in threads or more agent-loop workers; requests of one "
+        "prompt build the same tokens.",
+        ("critical_path", "request_timeline"),
+        change="no_prompt_build",
+        categories=("prompt_build",),
+        without=("few_at_once", "event_loop", "host_stall"),
     ),
     "late_start": Rule(
         "The last request to finish starts late: {lost_s} per step in preparation and dispatch "
@@ -460,6 +471,14 @@ RULES: dict[str, Rule] = {
         ("critical_path", "what_if"),
         least=math.inf,
         dominates=True,
+    ),
+    "pool_work": Rule(
+        "The rest of the trainer's time is work: {reason}.",
+        "",
+        ("bubble_ledger",),
+        least=math.inf,
+        dominates=True,
+        pooled=True,
     ),
     "split_off": Rule(
         "The device split is unbalanced: {who}.",

@@ -9,6 +9,7 @@ from verl_profiler.reading.tables.tables import Tables
 __all__ = [
     "APART_US",
     "KV_FULL",
+    "TOGETHER",
     "after_us",
     "among",
     "memory_bound_steps",
@@ -23,7 +24,7 @@ KV_FULL = 0.9
 # that polls does so for the first time within this time after it starts to wait.
 APART_US = 50_000
 # Events of a rank that may contain collectives.
-_TOGETHER = "'train_mini_batch', 'train_batch', 'infer_batch', 'forward_backward'"
+TOGETHER = "'train_mini_batch', 'train_batch', 'infer_batch', 'forward_backward'"
 # Phases after `gen` that process the step's tokens.
 _OF_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_actor", "update_critic")
 
@@ -102,7 +103,7 @@ def uneven_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], flo
                 row_number() OVER (PARTITION BY p.run, p.step, p.begin_us, r.name, r.event
                     ORDER BY r.begin_us) AS place
             FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
-                AND r.event IN ({_TOGETHER})
+                AND r.event IN ({TOGETHER})
                 AND within(r.begin_us, r.end_us, p.begin_us, p.end_us)
             WHERE p.parent = 'step' AND {among(steps, "p.step")}
         ), waits AS (
