@@ -230,7 +230,7 @@ def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> 
     choices = _choices(opened, args)
     form, paths = _paths(chosen, list(choices), args)
     refuse_overwriting_any(paths.values(), force=args.force)
-    written = 0
+    written, empty = 0, dict.fromkeys(chosen, 0)
     for name, plot in chosen.items():
         data = plot.analysis(opened.tables, next(iter(choices.values())))
         for label, choice in choices.items():
@@ -238,12 +238,19 @@ def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> 
             try:
                 picture = plot.picture(_of_run(data, label), choice, form)
             except NothingToDraw as reason:
-                print_error(f"verl-profiler plot: {name}: nothing to draw: {reason}")
+                empty[name] += 1
+                if len(chosen) == 1:
+                    print_error(f"verl-profiler plot: {name}: nothing to draw: {reason}")
                 continue
             with replacing(path) as file:
                 file.write(picture)
             print(visible(f"Wrote {path}"))
             written += 1
+    absent = [name for name, times in empty.items() if times == len(choices)]
+    if absent and len(chosen) > 1:
+        print_error(
+            f"verl-profiler plot: nothing to draw for {', '.join(absent)}; plot NAME tells why."
+        )
     return 0 if written else 1
 
 
