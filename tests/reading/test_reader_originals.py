@@ -166,3 +166,22 @@ def test_todays_files_without_headers_are_not_taken_for_the_originals(tmp_path):
 
         assert [{"turn": 1}] == rows
         assert [] == run.original
+
+
+def test_calls_of_the_engine_are_told_from_the_phase_around_them(tmp_path):
+    """A fork logs each `engine_async_generate`, and the trainer's reward as worker -1."""
+    calls = [(1_600_000 + 900_000 * n, "engine_async_generate", 0.8 + n, None) for n in range(3)]
+    whole = [
+        (3_600_000, "async_generate_duration", 3.0, None),
+        (5_000_000, "total_step_duration", 4.5, None),
+    ]
+    for worker in range(2):
+        write(tmp_path, [*calls, *whole], f"worker_{worker}")
+    write(tmp_path, [(41_000_000, "reward_duration", 35.0, None)], "worker_-1")
+
+    with load(tmp_path, cache=False) as run:
+        (engine,) = run.rows("SELECT count(*) AS calls, max(duration_us) AS most FROM engine_calls")
+        phases = {row["phase"]: row["duration_s"] for row in step_phases(run.tables)}
+
+    assert (6, 2_800_000) == (engine["calls"], engine["most"])
+    assert {"gen": 4.5, "async_generate": 3.0, "reward": 35.0} == phases

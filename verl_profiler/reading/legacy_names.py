@@ -59,8 +59,9 @@ ALIASES: dict[str, Alias] = {
     },
     "barrier": _phase("barrier_wait"),
     "barrier_wait_duration": _phase("barrier_wait"),
-    # The single-turn path: one blocking call for the batch.
-    "engine_async_generate": _phase("async_generate"),
+    # One call of the engine: of a request, or in the single-turn path of the whole batch.
+    "engine_async_generate": Alias("engine_call"),
+    "reward_duration": _phase("reward"),
     "step_response_length_stats": Alias("metrics"),
     "request_start": Alias("request_start"),
     "async_rollout_request_complete": Alias("request"),
