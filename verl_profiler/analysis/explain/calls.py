@@ -139,12 +139,12 @@ def kv_tokens(call: Mapping[str, Any]) -> int:
 
 
 def _call_of(attempts: Rows, *, queued: bool, stops: Stops) -> Call:
-    """Join the attempts of a call, with `work` if the engine's times are known; lost tokens are made again."""
+    """Join the attempts of a call, with `work` if the engine's times of all are known; lost tokens are made again."""
     last = attempts[-1]
     seen_us = last["end_us"] - attempts[0]["begin_us"]
-    if "work" not in last:
-        return Call(0.0, seen_us, 0.0, 0.0, seen_us, None, last["turn"])
     kept = [row for row in attempts if not row.get("lost")]
+    if any("work" not in row for row in (last, *kept)):
+        return Call(0.0, seen_us, 0.0, 0.0, seen_us, None, last["turn"])
     begin, arrived, started, decoding = (
         last[moment] for moment in ("begin_us", "arrived_us", "started_us", "decoding_us")
     )
