@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from chart_reading import words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from truth.asynchronous_runs import Plan, Simulation, events_of
@@ -97,11 +98,10 @@ def test_the_first_step_does_not_decide_what_bounds_a_run():
 
 def test_one_device_is_no_plural():
     """In the terminal and below the plot's title."""
-    pytest.importorskip("matplotlib")
     rows = bubble_ledger(tables_of(events_of(Simulation(Plan(replicas=1)))))
-    figure = VIEWS["bubble_ledger"].figure({"bubble_ledger": rows}, Choice())
+    spec = VIEWS["bubble_ledger"].spec({"bubble_ledger": rows}, Choice())
 
-    assert "1 device of the rollout" in figure.texts[1].get_text()
+    assert "1 device of the rollout" in words(spec)
     assert "1 device of the rollout" in "".join(ledger_lines(rows))
 
 

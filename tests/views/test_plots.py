@@ -2,7 +2,6 @@
 
 import collections
 import html
-import itertools
 import json
 import re
 import shutil
@@ -14,15 +13,11 @@ from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
 pytest.importorskip("vl_convert")
-pytest.importorskip("matplotlib")
 
 from chart_reading import data_in, every_channel, panels_of, title_of, words
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.text import Text
 
 from verl_profiler.analysis.steps import step_times
 from verl_profiler.render.charts import render, spec_text
-from verl_profiler.render.figure import settings
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.step_text import _other_lines
 from verl_profiler.views.view import Choice, NothingToDraw
@@ -108,7 +103,6 @@ def runs(tmp_path_factory):
             "devices": devices,
             "asynchronous": asynchronous,
         }
-        FIGURES.clear()
 
 
 def data_of(run, name, **chosen):
@@ -129,16 +123,6 @@ ONLY = {
     "device_use": "devices",
     "phase_efficiency": "devices",
 }
-FIGURES = {}
-
-
-def drawn(run, name, **chosen):
-    """Return the figure of a run, drawn once."""
-    key = run.labels[0], name, repr(chosen)
-    if key not in FIGURES:
-        data, choice = data_of(run, name, **chosen)
-        FIGURES[key] = VIEWS[name].figure(data, choice)
-    return FIGURES[key]
 
 
 def charts_of_all(runs, kind, **chosen):
@@ -154,82 +138,13 @@ def charts_of_all(runs, kind, **chosen):
             yield name, run, None
 
 
-def texts(figure):
-    """Return what can be read, with its place in pixels."""
-    canvas = FigureCanvasAgg(figure)
-    with settings():
-        canvas.draw()
-    renderer = canvas.get_renderer()
-    ticks = {}
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            for tick in axis.get_major_ticks() + axis.get_minor_ticks():
-                shown = low - 1e-9 <= tick.get_loc() <= high + 1e-9
-                ticks[tick.label1], ticks[tick.label2] = shown, False
-            ticks[axis.get_offset_text()] = True
-    found = []
-    for text in figure.findobj(Text):
-        hidden = text.axes is not None and not text.axes.get_visible()
-        if not text.get_text().strip() or not text.get_visible() or hidden:
-            continue
-        if ticks.get(text, True):
-            found.append((text.get_text(), text.get_window_extent(renderer)))
-    return found
-
-
-def overlapping(figure):
-    """Return pairs of texts that cover each other by more than a sliver."""
-    pairs = []
-    for (one, a), (two, b) in itertools.combinations(texts(figure), 2):
-        width = min(a.x1, b.x1) - max(a.x0, b.x0)
-        height = min(a.y1, b.y1) - max(a.y0, b.y0)
-        if width > 1.5 and height > 2.5:
-            pairs.append((one, two))
-    return pairs
-
-
-def drawn_of_all(runs, kind, **chosen):
-    """Give each plot of a run, or of the run that has its data; None where there is nothing to draw."""
-    for name, view in VIEWS.items():
-        if view.draw is None:
-            continue
-        run = runs[kind if kind == "asynchronous" else ONLY.get(name, kind)]
-        try:
-            yield name, run, drawn(run, name, **chosen)
-        except NothingToDraw:
-            yield name, run, None
-
-
-def unreadable(figure):
-    """Return the texts that overlap or are cut off."""
-    width, height = figure.canvas.get_width_height()
-    return overlapping(figure) + [
-        text
-        for text, box in texts(figure)
-        if box.x0 < -1 or box.y0 < -1 or box.x1 > width + 1 or box.y1 > height + 1
-    ]
-
-
-@pytest.mark.parametrize("kind", ["small", "rehearsed", "asynchronous"])
-def test_nothing_overlaps_and_nothing_is_cut_off(kind, runs):
-    """Every label can be read."""
-    every = {name: figure for name, _, figure in drawn_of_all(runs, kind)}
-    found = {name: unreadable(figure) for name, figure in every.items() if figure}
-
-    assert {} == {name: words for name, words in found.items() if words}
-    empty = {name for name, figure in every.items() if figure is None}
-    empty |= {name for name, _, spec in charts_of_all(runs, kind) if spec is None}
-    if kind != "asynchronous":
-        memory = {"memory_phases", "memory_over_time"}
-        assert empty == (memory if kind == "rehearsed" else set())
-
-
 @pytest.mark.parametrize("kind", ["small", "rehearsed"])
 def test_every_chart_becomes_a_picture(kind, runs):
     """Without a network, with all of its texts, and with few enough rows for the report page."""
+    empty = set()
     for name, _, spec in charts_of_all(runs, kind):
         if spec is None:
+            empty.add(name)
             continue
         assert render(spec, "png").startswith(b"\x89PNG"), name
         svg = html.unescape(re.sub(r"<[^>]+>", "\n", render(spec, "svg").decode()))
@@ -245,6 +160,7 @@ def test_every_chart_becomes_a_picture(kind, runs):
                 assert set(each["scale"]["domain"]) <= set(svg.splitlines()), name
         assert len(data_in(spec)) < 4_000, name
         assert len(spec_text(spec)) < 500_000, name
+    assert empty == ({"memory_phases", "memory_over_time"} if kind == "rehearsed" else set())
 
 
 def test_one_step_is_a_chart_as_well(runs):
@@ -283,44 +199,6 @@ def test_titles_and_axes_of_all_charts(runs):
     assert [] == wrong
 
 
-def test_one_step_draws_as_well(runs):
-    """With one bar, one point, one line; one step of an asynchronous run is no cycle."""
-    wrong = {}
-    for name, _, figure in drawn_of_all(runs, "small", steps=(2, 2)):
-        if figure is None:
-            wrong[name] = "not drawn"
-        elif overlapping(figure) or "step 2" not in figure.texts[1].get_text():
-            wrong[name] = overlapping(figure), figure.texts[1].get_text()
-
-    assert "not drawn" == wrong.pop("asynchronous_what_if")
-    assert {} == wrong
-
-
-def test_titles_axes_and_names_of_all_plots(runs):
-    """A number, then the run and how many; values begin at zero; the plot is its first table's."""
-    wrong = []
-    for name, run, figure in drawn_of_all(runs, "small"):
-        title, about = figure.texts[0].get_text(), figure.texts[1].get_text()
-        if not re.search(r"\d", title) and name not in (
-            *("loop_suspects", "worker_phases", "step_durations"),
-        ):
-            wrong.append((name, title))
-        if not about.startswith(run.labels[0]) or not re.search(r"\d", about):
-            wrong.append((name, about))
-        if name != next(iter(data_of(runs["small"], name)[0])):
-            wrong.append((name, "first table"))
-        for axes in figure.axes:
-            for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
-                # Steps, rewards and places are no values.
-                label = axis.get_label_text()
-                if scale != "linear" or not re.search(r"\[|share|bytes|tokens|requests", label):
-                    continue
-                if min(axis.get_view_interval()) > 0 and not label.startswith("later by"):
-                    wrong.append((name, label))
-
-    assert [] == wrong
-
-
 def test_no_rows_are_no_chart():
     """An empty chart would look like an answer; the message says why there is none."""
     choice = Choice(run="empty", steps=(3, 4), validate=True)
@@ -353,7 +231,7 @@ def test_replays_without_gains_are_no_chart(runs):
 
     assert {None} == {row["expected_s"] for row in data["what_if"]}
     with pytest.raises(NothingToDraw, match="no change could be replayed"):
-        VIEWS["what_if"].figure(data, choice)
+        VIEWS["what_if"].spec(data, choice)
 
 
 def test_the_same_numbers_give_the_same_file(runs):
@@ -521,6 +399,88 @@ def test_the_band_of_durations_has_the_fastest_and_the_slowest_step():
 
     assert {"share": 0.5, "low": 50, "high": 100} in data_in(spec, "low")
     assert "P50  67.5 s" in words(spec)
+
+
+def test_many_steps_share_bars_and_no_second_is_lost():
+    """Of 400 steps, neighbors share bars of their means; the longest one is drawn once more."""
+    rows = [
+        {"run": "r", "step": step, "category": f"kind_{number}"}
+        | {"duration_s": 1.0 + number + 50.0 * (step == 77 and number == 3)}
+        for step in range(1, 401)
+        for number in range(12)
+    ]
+    spec = VIEWS["critical_path"].spec({"critical_path": rows}, Choice(run="r"))
+    over, longest = panels_of(spec)
+    (title,) = {each["title"] for name, each in every_channel(over) if name == "y"}
+    each = int(re.search(r"mean of (\d+) steps", title).group(1))
+
+    assert 1 < each < 5
+    drawn = sum(row["value"] for row in data_in(over, "part")) * each
+    assert drawn == pytest.approx(sum(row["duration_s"] for row in rows))
+    assert len(data_in(spec)) < 4_000
+    assert "step 77" == data_in(longest)[0]["at"]
+    assert "2 min 8 s; kind_3 +49.9 s" in words(
+        longest | {"title": spec["title"], "usermeta": spec["usermeta"]}
+    )
+
+
+def test_phases_are_behind_each_device_and_carried_once():
+    """Two devices, one half idle; of 1,600 readings each the mean of four is drawn."""
+    phases = [
+        {"run": "r", "step": at // 2 + 1, "phase": ("gen", "update_actor")[at % 2]}
+        | {"begin_s": at * 100.0, "end_s": at * 100.0 + 100}
+        for at in range(20)
+    ]
+    readings = [
+        {"host": "h", "device": device, "begin_s": float(at), "end_s": at + 1.0, "power_w": 300.0}
+        | {"utilization": 1.0 if device == 0 else float(at % 2)}
+        for device in (0, 1)
+        for at in range(1_600)
+    ]
+    use = [
+        {**phase, "host": "h", "device": device, "idle_s": 50.0 * device, "covered_s": 100.0}
+        for phase in phases
+        for device in (0, 1)
+    ]
+    data = {"device_use": use, "device_use_over_time": readings, "phase_intervals": phases}
+    spec = VIEWS["device_use"].spec(data, Choice(run="r"))
+
+    assert "Devices were idle 25 % of the time" in title_of(spec)
+    assert [row["phase"] for row in spec["data"]["values"]] == [row["phase"] for row in phases]
+    assert {"gen", "update_actor", "device 0", "device 1"} <= set(words(spec).splitlines())
+    means = [
+        {row["utilization"] for row in data_in(each, "utilization")} for each in panels_of(spec)
+    ]
+    assert [{1.0}, {0.5}] == means
+    assert len(data_in(spec)) < 2_000
+    many = {**data, "phase_intervals": phases * 50}
+    assert "Not shaded: 1,000 phases" in words(VIEWS["device_use"].spec(many, Choice(run="r")))
+
+
+def test_of_many_readings_of_memory_the_highest_and_the_lowest_are_drawn():
+    """A process that releases its memory in each step, and one that grows."""
+    rows = [
+        {"run": "r", "name": name, "readings": 1, "begin_s": float(at), "moves": moves}
+        | {"used_bytes": used << 30, "total_bytes": 80 << 30, "rss_bytes": None}
+        for name in ("engine_0", "engine_1", "actor_0")
+        for at in range(600)
+        for used, moves in [
+            (20 + at // 20, 0) if name == "actor_0" else ((9, 1) if at % 10 == 5 else (61, 0))
+        ]
+    ]
+    spec = VIEWS["memory_over_time"].spec(
+        {"memory_over_time": rows, "phase_spans": []}, Choice(run="r")
+    )
+    drawn = collections.defaultdict(list)
+    for row in data_in(spec, "size"):
+        drawn[row["process"]].append(row["size"])
+
+    assert {9, 61} == set(drawn["engine_0"])
+    assert 20 == min(drawn["actor_0"])
+    assert 49 == max(drawn["actor_0"])
+    assert sum(map(len, drawn.values())) <= 1_200 + 120
+    assert "61.0 GiB of 80.0 GiB at its fullest, 9.0 GiB at its emptiest" in title_of(spec)
+    assert 120 == len([row for row in data_in(spec, "moved") if row["moved"] == "released"])
 
 
 def test_the_plot_and_the_summary_name_the_same_loop():

@@ -78,8 +78,9 @@ _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 # From light to dark in even steps of lightness; the first is for maps in which the least is nothing.
 _WHITE_RAMP = ("#FFFFFF", "#8FBBDD", "#1B5A95", "#0B2A4F")
 _RAMP = ("#D6E6F2", *_WHITE_RAMP[1:2], "#4B8CC2", *_WHITE_RAMP[2:])
-# There is room for so many bars, and points of a line, over steps.
+# There is room for so many bars, their pieces, and points of a line, over steps.
 _BARS = 600
+_PIECES = 3_600
 _POINTS = 2_000
 # More bars than this have no gaps; up to so many points of a line are marked.
 _TOUCHING = 60
@@ -380,6 +381,7 @@ def step_bars(
     pale: Iterable[str] = (),
     legend: bool = True,
     form: str = "",
+    most: int = _PIECES,
 ) -> list[Spec]:
     """Stack bars over steps, from the bottom up; negative values hang below zero.
 
@@ -392,12 +394,14 @@ def step_bars(
         pale: Names that are drawn lighter, since they are no part of what is measured.
         legend: The names are below the panel.
         form: Of the vertical axis.
+        most: So many pieces of bars at most.
     """
-    each, groups = _neighbors(steps, _BARS)
+    parts = list(series)
+    each, groups = _neighbors(steps, min(_BARS, most // max(len(parts), 1)))
     places = [min(steps) + group * each + (each - 1) / 2 for group in groups]
     listed = [
         (name, [sum(values[at] or 0 for at in own) / len(own) for own in groups.values()], code)
-        for name, values, code in series
+        for name, values, code in parts
     ]
     touching = len(groups) > _TOUCHING
     half = each * (0.5 if touching else 0.39)
@@ -515,6 +519,7 @@ def step_lines(
     legend: bool = True,
     ends: tuple[float | None, float | None] = (0, None),
     log: bool = False,
+    most: int = _POINTS,
 ) -> list[Spec]:
     """Draw lines over steps, broken where steps of a line's own stride are missing.
 
@@ -529,8 +534,9 @@ def step_lines(
         legend: The lines are named below.
         ends: Of the vertical axis.
         log: It is logarithmic.
+        most: So many points of a line at most.
     """
-    each, groups = _neighbors(steps, _POINTS)
+    each, groups = _neighbors(steps, most)
     place = {
         steps[at]: min(steps) + group * each + (each - 1) / 2
         for group, own in groups.items()
@@ -553,6 +559,8 @@ def step_lines(
         marked = marked or len(values) <= _MARKED or len(points) > len(values)
         rows += [{"step": step, "line": name, "value": value} for step, value in points]
     color = colored("line", colors, legend=legend)
+    if legend:
+        color["legend"]["symbolType"] = "stroke"
     mark: Spec = {"type": "line", "point": {"size": 22, "filled": True} if marked else False}
     more: Spec = {"color": color}
     if any(each != [1, 0] for each in dashes.values()):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from verl_profiler.analysis.explain.changes import UNCHANGED
 from verl_profiler.analysis.explain.critical_cycle import EDGES, critical_cycle, cycle_bound
 from verl_profiler.analysis.explain.what_if import asynchronous_what_if
-from verl_profiler.render.axes import legend, time_unit, value_axis
-from verl_profiler.render.bars import bars, savings
+from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel
 from verl_profiler.render.colors import ACCENT, MUTED
-from verl_profiler.render.figure import sheet
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.columns import common
 from verl_profiler.views.cycle_text import BOUNDS, as_decoding
+from verl_profiler.views.questions.critical_path import savings
 from verl_profiler.views.view import (
     Choice,
     DataTables,
@@ -23,37 +20,33 @@ from verl_profiler.views.view import (
     asking,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 __all__ = ["VIEWS"]
 
 _POOLS = (("trainer", MUTED), ("rollout", ACCENT))
 
 
-def _cycle(data: DataTables, choice: Choice) -> Figure:
+def _cycle(data: DataTables, choice: Choice) -> Spec:
     rows = data["critical_cycle"]
-    figure, (axes,) = sheet(
-        f"{seconds(rows[0]['cycle_s'])} per step: {BOUNDS[cycle_bound(rows)]}",
-        f"{choice.text()}: {counted(rows[0]['steps'], 'step')}",
-        size=(11, 2.2 + 0.45 * len(rows)),
-        panels=(1, 1),
-        notes=(
-            "Dependencies traced back from the last step, always to the one that finished last.",
-        ),
-    )
-    series = [
-        (pool, [row["edge_s"] if row["pool"] == pool else 0.0 for row in rows], color)
+    series: list[Series] = [
+        (pool, [row["edge_s"] if row["pool"] == pool else None for row in rows], color)
         for pool, color in _POOLS
         if any(row["pool"] == pool for row in rows)
     ]
-    bars(axes, [row["edge"].replace("_", " ") for row in rows], series)
-    value_axis(axes, "time per step in s", of="x")
-    legend(axes)
-    return figure
+    bars = name_bars(
+        [row["edge"].replace("_", " ") for row in rows],
+        series,
+        "time per step [s]",
+        texts=[f"{seconds(row['edge_s'])}, {share(row['share'])}" for row in rows],
+    )
+    return chart(
+        f"{seconds(rows[0]['cycle_s'])} per step: {BOUNDS[cycle_bound(rows)]}",
+        f"{choice.text()}: {counted(rows[0]['steps'], 'step')}",
+        panel(bars, height=0),
+        notes="Dependencies traced back from the last step, always to the one that finished last.",
+    )
 
 
-def _replays(data: DataTables, choice: Choice) -> Figure:
+def _replays(data: DataTables, choice: Choice) -> Spec:
     (unchanged,) = (row for row in data["asynchronous_what_if"] if row["what"] == UNCHANGED)
     if unchanged["refused"] is not None:
         raise NothingToDraw(f"{choice.text()}: {unchanged['refused']}.")
@@ -62,24 +55,19 @@ def _replays(data: DataTables, choice: Choice) -> Figure:
         key=lambda row: -row["expected_s"],
     )
     best = replays[0]
-    figure, (axes,) = sheet(
+    return chart(
         f"{best['about'][0].upper()}{best['about'][1:]}: {seconds(best['expected_s'])} per step "
         f"({share(best['share'])})",
         f"{choice.text()}: {counted(unchanged['steps'], 'step')} replayed, "
         f"{seconds(unchanged['step_s'])} on average; replay error "
         f"{share(abs(unchanged['residual_share']))}",
-        size=(11, 2.2 + 0.36 * len(replays)),
-        panels=(1, 1),
+        panel(savings(replays), height=0),
         notes=(
             "Bars: mean saving per step. Lines: 90 % interval.",
             "The first step is left out as warm-up if two others remain. Gains are not additive.",
             *as_decoding(unchanged["undivided_share"]),
         ),
     )
-    ends = [abs(row[end]) for row in replays for end in ("low_s", "high_s", "expected_s")]
-    factor, unit = time_unit(max(ends))
-    savings(axes, replays, factor=factor, unit=unit)
-    return figure
 
 
 _EDGE_TABLE = "\n".join(
@@ -103,7 +91,7 @@ VIEWS = (
             "edge_s": "this edge, in s per step",
             "share": "this edge, part of the cycle",
         },
-        draw=_cycle,
+        chart=_cycle,
         empty="no asynchronous training with recorded samples.",
         section=Section(
             "cycle",
@@ -157,7 +145,7 @@ The cycle is traced from the last step backwards, always to what finished last.
             ),
             "refused": "why the run could not be replayed; then there is no other row",
         },
-        draw=_replays,
+        chart=_replays,
         empty="no asynchronous training. Synchronous training: what_if.",
         section=Section(
             "async_what_if",

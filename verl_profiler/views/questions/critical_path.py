@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED, critical_path
 from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
-from verl_profiler.render.axes import legend, stack, step_stack, time_unit, value_axis
-from verl_profiler.render.bars import bar_texts, bars, savings
-from verl_profiler.render.colors import MUTED, category_color
-from verl_profiler.render.figure import sheet
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.render.charts import (
+    Series,
+    Spec,
+    chart,
+    layer,
+    name_bars,
+    panel,
+    step_bars,
+    time_unit,
+)
+from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
 from verl_profiler.units import seconds, share
 from verl_profiler.views.columns import common
-from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking, column
+from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["TABLES", "VIEWS"]
+__all__ = ["TABLES", "VIEWS", "savings"]
 
 # Categories with less than this part of the steps are drawn together.
 _SMALL = 0.005
-# More steps than this are drawn as the means of as many groups of neighbors.
-_BARS = 30
+# Of more steps than this, the longest are drawn once more.
+_MANY = 30
 _LONGEST = 6
 _SMALL_COLOR = "#E4E7EB"
 
 
-def _path(data: DataTables, choice: Choice) -> Figure:
+def _path(data: DataTables, choice: Choice) -> Spec:
     rows = data["critical_path"]
     steps = sorted({row["step"] for row in rows})
     sums: dict[str, float] = {}
@@ -40,77 +43,58 @@ def _path(data: DataTables, choice: Choice) -> Figure:
     shown = [category for category in order if sums[category] >= _SMALL * total]
     small = [category for category in order if category not in shown]
     first, second = (*order[:2], order[0])[:2]
-    many = len(steps) > _BARS
-    notes = [
-        (
-            "Every second of a step is attributed to one category: what the step waited for. "
-            "Pale: the trainer's phases."
-        )
-    ]
-    groups = [[step] for step in steps]
-    if many:
-        size = math.ceil(len(steps) / _BARS)
-        groups = [steps[at : at + size] for at in range(0, len(steps), size)]
-        notes.append(f"Above: each bar is the mean of {size} steps.")
-    figure, panels = sheet(
-        f"{share(sums[first] / total)} of the critical path is {first}, "
-        f"{share(sums[second] / total)} {second}; "
-        f"{share(sums.get(UNEXPLAINED, 0.0) / total)} is unattributed",
-        f"{choice.text()}: {len(steps)} steps, {seconds(total / len(steps))} on average",
-        size=(11, 8 if many else 5.2),
-        panels=(2 if many else 1, 1),
-        notes=notes,
-        **({"height_ratios": (1.5, 1)} if many else {}),
-    )
     lengths = {(row["step"], row["category"]): row["duration_s"] for row in rows}
     wholes = {step: sum(lengths.get((step, category), 0.0) for category in order) for step in steps}
     factor, unit = time_unit(max(wholes.values()))
 
-    def heights(categories: list[str], groups: list[list[int]]) -> list[float]:
+    def spent(steps: Sequence[int], categories: Sequence[str]) -> list[float]:
         return [
-            factor
-            * sum(lengths.get((step, category), 0.0) for step in group for category in categories)
-            / len(group)
-            for group in groups
+            factor * sum(lengths.get((step, category), 0.0) for category in categories)
+            for step in steps
         ]
 
-    def series(groups: list[list[int]]) -> list[tuple[str, list[float], str]]:
-        made = [
-            (category, heights([category], groups), category_color(category)) for category in shown
+    def series(steps: Sequence[int]) -> list[Series]:
+        made: list[Series] = [
+            (category, spent(steps, [category]), category_color(category)) for category in shown
         ]
-        if small:
-            made.append((f"{len(small)} more", heights(small, groups), _SMALL_COLOR))
-        return made
+        more: Series = (f"{len(small)} more", spent(steps, small), _SMALL_COLOR)
+        return [*made, more] if small else made
 
-    if not many:
-        step_stack(panels[0], steps, series(groups), f"time [{unit}]")
-        return figure
-    stack(panels[0], range(len(groups)), series(groups))
-    # As many labels as fit.
-    labeled = range(0, len(groups), math.ceil(len(groups) / 15))
-    names = [f"{group[0]}" + (f"–{group[-1]}" if len(group) > 1 else "") for group in groups]
-    panels[0].set_xticks(labeled, [names[place] for place in labeled])
-    panels[0].set_xlim(-0.6, len(groups) - 0.4)
-    panels[0].grid(visible=False, axis="x")
-    panels[0].set_xlabel("steps")
-    value_axis(panels[0], f"mean time of a step [{unit}]")
-    legend(panels[0], reverse=True)
-    worst = sorted(steps, key=lambda step: (-wholes[step], step))[:_LONGEST]
-    ends = bars(panels[1], [f"step {step}" for step in worst], series([[step] for step in worst]))
-    means = {category: sums[category] / len(steps) for category in order}
-    texts: list[str] = []
-    for step in worst:
-        more = {
-            category: lengths.get((step, category), 0.0) - means[category] for category in order
-        }
-        most = max(more, key=lambda category: more[category])
-        texts.append(f"{seconds(wholes[step])}; {most} +{seconds(more[most])}")
-    bar_texts(panels[1], ends, texts, f"time [{unit}]", room=1.3)
-    panels[1].set_title("the longest steps, and the category that exceeds its mean the most")
-    return figure
+    panels = [panel(step_bars(steps, series(steps), f"time [{unit}]", most=2_400), height=300)]
+    if len(steps) > _MANY:
+        worst = sorted(steps, key=lambda step: (-wholes[step], step))[:_LONGEST]
+        texts: list[str] = []
+        for step in worst:
+            more = {
+                category: lengths.get((step, category), 0.0) - sums[category] / len(steps)
+                for category in order
+            }
+            most = max(more, key=lambda category: more[category])
+            texts.append(f"{seconds(wholes[step])}; {most} +{seconds(more[most])}")
+        bars = name_bars(
+            [f"step {step}" for step in worst],
+            series(worst),
+            f"time [{unit}]",
+            texts=texts,
+            legend=False,
+            room=1.3,
+        )
+        title = "the longest steps, and the category that exceeds its mean the most"
+        panels.append(panel(bars, title=title, height=0))
+    return chart(
+        f"{share(sums[first] / total)} of the critical path is {first}, "
+        f"{share(sums[second] / total)} {second}; "
+        f"{share(sums.get(UNEXPLAINED, 0.0) / total)} is unattributed",
+        f"{choice.text()}: {len(steps)} steps, {seconds(total / len(steps))} on average",
+        *panels,
+        notes=(
+            "Every second of a step is attributed to one category: what the step waited for. "
+            "Pale: the trainer's phases."
+        ),
+    )
 
 
-def _what_if(data: DataTables, choice: Choice) -> Figure:
+def _what_if(data: DataTables, choice: Choice) -> Spec:
     replays = sorted(
         (row for row in data["what_if"] if row["expected_s"] is not None),
         key=lambda row: -row["expected_s"],
@@ -118,13 +102,13 @@ def _what_if(data: DataTables, choice: Choice) -> Figure:
     if not replays:
         raise NothingToDraw(f"{choice.text()}: no change could be replayed there.")
     (unchanged,) = (row for row in data["what_if"] if row["what"] == UNCHANGED)
-    best = max(replays, key=lambda row: row["expected_s"])
-    figure, (axes,) = sheet(
+    best = replays[0]
+    return chart(
         f"{best['about'][0].upper()}{best['about'][1:]}: {seconds(best['expected_s'])} per step "
         f"({share(best['share'])})",
         f"{choice.text()}: {unchanged['steps']} steps replayed, {seconds(unchanged['step_s'])} on "
         f"average; replay error {share(unchanged['residual_share'])} (median)",
-        size=(11, 5.6),
+        panel(savings(replays), height=0),
         notes=(
             "Bars: mean saving per step. Lines: 90 % interval, from three steps on; the first step "
             "is left out as warm-up if two others remain; for loads not observed, the interval "
@@ -132,19 +116,40 @@ def _what_if(data: DataTables, choice: Choice) -> Figure:
             "saving in these steps, where the trainer polls. Gains are not additive."
         ),
     )
-    spans = [max(abs(row["saved_s"]), abs(row["earlier_s"]), row["high_s"] or 0) for row in replays]
-    factor, unit = time_unit(max(spans))
-    savings(axes, replays, factor=factor, unit=unit)
-    axes.plot(
-        column(replays, "saved_s", factor),
-        range(len(replays)),
-        linestyle="none",
-        marker="D",
-        markersize=4,
-        markerfacecolor="white",
-        markeredgecolor=MUTED,
+
+
+def savings(rows: Rows) -> list[Spec]:
+    """Draw a bar per change, its interval, and a diamond for the saving in the replayed steps.
+
+    Args:
+        rows: With about, expected_s, low_s and high_s (None without an interval) and, if they are
+            to have diamonds, saved_s; the first on top.
+    """
+    columns = ("expected_s", "low_s", "high_s", "saved_s")
+    factor, unit = time_unit(max(abs(row.get(name) or 0) for row in rows for name in columns))
+    bars = name_bars(
+        [row["about"] for row in rows],
+        [("saved", [row["expected_s"] * factor for row in rows], ACCENT)],
+        f"saved per step [{unit}]",
+        legend=False,
     )
-    return figure
+    x, y = bars[0]["encoding"]["x"], bars[0]["encoding"]["y"]
+    scaled = [
+        {"at": at}
+        | {name: None if row.get(name) is None else row[name] * factor for name in columns}
+        for at, row in zip(y["scale"]["domain"], rows, strict=True)
+    ]
+    drawn = [*bars, layer([{"low": 0}], {"type": "rule", "color": MUTED}, x=x)]
+    ranges = [row for row in scaled if row["low_s"] is not None]
+    if ranges:
+        mark = {"type": "rule", "strokeWidth": 1.6}
+        low, high = {**x, "field": "low_s"}, {"field": "high_s"}
+        drawn.append(layer(ranges, mark, tip=("low_s", "high_s"), x=low, x2=high, y=y, color=INK))
+    diamonds = [row for row in scaled if row["saved_s"] is not None]
+    if diamonds:
+        mark = {"type": "point", "shape": "diamond", "size": 45, "fill": "white", "stroke": MUTED}
+        drawn.append(layer(diamonds, mark, tip=("saved_s",), x={**x, "field": "saved_s"}, y=y))
+    return drawn
 
 
 _PATH_CATEGORIES = """\
@@ -152,8 +157,7 @@ Every second of a step is attributed to one category; the categories add up to t
 From the end of the step backwards, the trainer waits for its own timers: in `gen` for the request
 that ended last, in other phases for the last rank.
 Work in parallel to that chain does not lengthen the step and is not part of it.
-Of more than 30 steps, a bar is the mean of several; the longest steps are below, each with what \
-exceeds its mean the most.
+Of more than 30 steps, the longest are below, each with what exceeds its mean the most.
 
 | category | what the time went to |
 | --- | --- |
@@ -195,7 +199,7 @@ VIEWS = (
             "longest_s": "longest segment, in s",
             "longest_what": "tool, replica, process or event of the longest segment",
         },
-        draw=_path,
+        chart=_path,
         empty=_NO_STEP,
         section="path",
         shows=_PATH_CATEGORIES,
@@ -257,7 +261,7 @@ VIEWS = (
             "residual_share": "absolute replay error of the median step; of `unchanged`",
             "tokens_share": "absolute token-model error of the median step",
         },
-        draw=_what_if,
+        chart=_what_if,
         empty=_NO_STEP,
         section="path",
         shows="""

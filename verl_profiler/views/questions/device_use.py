@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import Any
 
 from verl_profiler.analysis.device_use import (
     device_times,
@@ -12,31 +13,23 @@ from verl_profiler.analysis.device_use import (
     phase_intervals,
 )
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.render.colors import ACCENT, INK, MUTED, color
-from verl_profiler.render.figure import sheet, short
+from verl_profiler.render.charts import Spec, chart, colored, layer, panel, quantity
+from verl_profiler.render.colors import ACCENT, INK, color
+from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.columns import common
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known, marks
+from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+__all__ = ["TABLES", "VIEWS", "few_phases", "phase_bands", "with_phases"]
 
-    from verl_profiler.render.panel import Panel
-
-__all__ = ["TABLES", "VIEWS", "device_name"]
-
-# Devices drawn: those with the most idle time.
+# Devices drawn: those with the most idle time; points of their lines in all; phases behind them.
 _DEVICES = 8
-# Phases beside each other in the legend.
-_COLUMNS = 10
+_POINTS = 800
+_BANDS = 600
+_PALE = 0.3
 
 
-def device_name(row: Mapping[str, object], *, several_hosts: bool) -> str:
-    """Return a device's number, with its host where there are several."""
-    return f"device {row['device']}" + (f" on {row['host']}" if several_hosts else "")
-
-
-def _device_use(data: DataTables, choice: Choice) -> Figure:
+def _device_use(data: DataTables, choice: Choice) -> Spec:
     readings, intervals = data["device_use_over_time"], data["phase_intervals"]
     # Without start-up, unless there is nothing else.
     rows = [row for row in data["device_use"] if row["step"] > 0] or data["device_use"]
@@ -58,62 +51,87 @@ def _device_use(data: DataTables, choice: Choice) -> Figure:
         worst = max(phases, key=lambda phase: phases[phase])
         title += f", {share(phases[worst] / total)} of it in {worst}"
     cut = "" if len(shown) == len(devices) else f", the {len(shown)} with most idle time are shown"
-    figure, panels = sheet(
-        title,
-        f"{choice.text()}: {counted(len(devices), 'device')}{cut}",
-        size=(12, 2.0 + 1.25 * len(shown)),
-        panels=(len(shown), 1),
-        sharex=True,
-        notes=(
-            "Utilization: share of the driver's last sample period in which any kernel ran; NCCL's count.",
-            "Behind it: phases of the trainer. Orange: power.",
-        ),
-    )
     several = len({host for host, _ in devices}) > 1
-    for place, (key, axes) in enumerate(zip(shown, panels, strict=True)):
-        own = [row for row in readings if (row["host"], row["device"]) == key]
-        _draw(axes, own, seen)
-        name = device_name({"host": key[0], "device": key[1]}, several_hosts=several)
-        axes.set_title(short(name, 50))
-        if not place:
-            axes.legend(
-                loc="lower right",
-                bbox_to_anchor=(1, 1.02),
-                ncols=_COLUMNS,
-                frameon=False,
-                fontsize=8,
-            )
+    bands, note = few_phases(seen)
+    x = quantity("at_s", "seconds since the first reading")
     if seen:
-        panels[-1].set_xlim(max(seen[0]["begin_s"], 0.0), seen[-1]["end_s"])
-    panels[-1].set_xlabel("seconds since the first reading")
-    return figure
+        ends = [max(seen[0]["begin_s"], 0.0), seen[-1]["end_s"]]
+        x["scale"] = {"domain": ends, "nice": False}
+    panels: list[Spec] = []
+    own = {key: [row for row in readings if (row["host"], row["device"]) == key] for key in shown}
+    every = -(-sum(map(len, own.values())) // _POINTS) or 1
+    for key in shown:
+        last = key == shown[-1]
+        time = x if last else {**x, "title": None}
+        drawn = [*phase_bands(bands, time, legend=last), *_lines(_means(own[key], every), time)]
+        name = f"device {key[1]}" + (f" on {key[0]}" if several else "")
+        panels.append(panel(drawn, title=name, height=84))
+        panels[-1]["resolve"] = {"scale": {"y": "independent"}}
+    notes = [
+        "Utilization: share of the driver's last sample period in which any kernel ran; NCCL's count.",
+        f"{note} Orange: power, on the right.",
+    ]
+    if every > 1:
+        notes.append(f"Of {every} successive readings the mean is drawn.")
+    about = f"{choice.text()}: {counted(len(devices), 'device')}{cut}"
+    return with_phases(chart(title, about, *panels, notes=notes), bands)
 
 
-def _draw(axes: Panel, rows: Rows, intervals: Rows) -> None:
-    named: set[str] = set()
-    for row in intervals:
-        phase = row["phase"]
-        axes.axvspan(
-            max(row["begin_s"], 0.0),
-            row["end_s"],
-            color=color(phase),
-            alpha=0.22,
-            linewidth=0,
-            label=None if phase in named else phase,
-        )
-        named.add(phase)
-    times = [row["begin_s"] for row in rows] + [row["end_s"] for row in rows[-1:]]
-    values = marks(rows, "utilization", 100)
-    axes.step(times, [*values, *values[-1:]], where="post", color=INK, linewidth=1.2)
-    axes.set_ylim(0, 100)
-    axes.set_ylabel("%")
-    watts = marks(rows, "power_w")
+def _means(rows: Rows, every: int) -> Rows:
+    """Average successive readings of a device; the last one holds until its end."""
+    means: Rows = []
+    for at in range(0, len(rows), every):
+        group = rows[at : at + every]
+        mean: dict[str, Any] = {"at_s": group[0]["begin_s"]}
+        for name in ("utilization", "power_w"):
+            mean[name] = fmean(known(group, name)) if known(group, name) else None
+        means.append(mean)
+    return [*means, *({**last, "at_s": rows[-1]["end_s"]} for last in means[-1:])]
+
+
+def _lines(rows: Rows, x: Spec) -> list[Spec]:
+    """Draw utilization, and power on an axis at the right."""
+    step: Spec = {"type": "line", "interpolate": "step-after", "clip": True}
+    y = quantity("utilization", None, form="%", ends=(0, 1), tickCount=2)
+    drawn = [layer(rows, step, tip=("at_s", "utilization"), x=x, y=y, color=INK)]
     if any(known(rows, "power_w")):
-        power = axes.twinx()
-        power.step(times, [*watts, *watts[-1:]], where="post", color=ACCENT, linewidth=0.8)
-        power.set_ylim(bottom=0)
-        power.set_ylabel("W", color=MUTED)
-        power.grid(visible=False)
+        right = quantity("power_w", "power [W]", orient="right", tickCount=2, grid=False)
+        mark = {**step, "strokeWidth": 1}
+        drawn.append(layer(rows, mark, tip=("at_s", "power_w"), x=x, y=right, color=ACCENT))
+    return drawn
+
+
+def phase_bands(spans: Rows, x: Spec, *, legend: bool = True) -> list[Spec]:
+    """Shade the trainer's phases over the height of a panel; `with_phases` gives the chart their rows."""
+    if not spans:
+        return []
+    shaded = colored("phase", {row["phase"]: color(row["phase"]) for row in spans}, legend=legend)
+    if legend:
+        shaded["legend"] |= {"symbolType": "square", "symbolOpacity": _PALE}
+    mark = {"type": "rect", "opacity": _PALE, "clip": True}
+    begin, end = {**x, "field": "begin_s"}, {"field": "end_s"}
+    drawn = layer((), mark, tip=("step", "phase"), x=begin, x2=end, color=shaded)
+    return [{key: each for key, each in drawn.items() if key != "data"}]
+
+
+def with_phases(made: Spec, spans: Rows) -> Spec:
+    """Add the trainer's phases to a chart, once for all of its panels."""
+    rows = [
+        {"step": row["step"], "phase": visible(row["phase"])}
+        | {end: round(row[end], 3) for end in ("begin_s", "end_s")}
+        for row in spans
+    ]
+    return {**made, "data": {"values": rows}}
+
+
+def few_phases(spans: Rows) -> tuple[Rows, str]:
+    """Return phases if they are few enough to be shaded, and a note."""
+    if len(spans) <= _BANDS:
+        return spans, "Shaded: phases of the trainer."
+    return (
+        [],
+        f"Not shaded: {len(spans):,} phases of the trainer are too many; choose fewer --steps.",
+    )
 
 
 VIEWS = (
@@ -136,7 +154,7 @@ VIEWS = (
             "max_used_bytes": "maximum of its memory in use by all processes, in bytes",
             "slowed_share": "part of the time with lowered clocks (power or temperature); empty if not reported",
         },
-        draw=_device_use,
+        chart=_device_use,
         empty=(
             "no devices were sampled there. Install nvidia-ml-py on the nodes; "
             "profiler.events.devices must be true."
@@ -148,7 +166,7 @@ VIEWS = (
             link="Utilization",
         ),
         shows="""
-            One panel per device: utilization (black) and power (orange), with the phases of the
+            One panel per device: utilization and power (orange), with the phases of the
             trainer behind them. With `--json`, also the host's and the device's time of the workers' calls.
         """,
         conclude="""

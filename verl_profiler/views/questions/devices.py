@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.explain.ledger import (
     ACCOUNTS,
@@ -13,28 +12,24 @@ from verl_profiler.analysis.explain.ledger import (
     bubble_ledger,
 )
 from verl_profiler.analysis.selection import Rows, named, steady, warm_ups
-from verl_profiler.render.axes import percent, step_stack
+from verl_profiler.render.charts import Series, Spec, chart, panel, step_bars
 from verl_profiler.render.colors import account_color
-from verl_profiler.render.figure import sheet
 from verl_profiler.render.text import without
 from verl_profiler.units import counted, share
 from verl_profiler.views.columns import common
 from verl_profiler.views.ledger_text import pool_text
 from verl_profiler.views.view import Choice, DataTables, View, asking
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from verl_profiler.render.panel import Panel
-
 __all__ = ["TABLES", "VIEWS"]
 
 _NAMES = {account: account.replace("_", " ") for account in ACCOUNTS}
 # Accounts below this share of a pool are in the table, and not in the plot.
 _SMALL = 0.002
+# Pieces of bars of a pool.
+_PIECES = 1_500
 
 
-def _ledger(data: DataTables, choice: Choice) -> Figure:
+def _ledger(data: DataTables, choice: Choice) -> Spec:
     rows = data["bubble_ledger"]
     steps = sorted({row["step"] for row in rows})
     pools = list(dict.fromkeys(row["pool"] for row in rows))
@@ -49,34 +44,32 @@ def _ledger(data: DataTables, choice: Choice) -> Figure:
         largest = max(lost, key=lambda account: lost[account])
         title += f"; next is {_NAMES[largest]}, {share(lost[largest] / total)}"
     of_pool = {row["pool"]: pool_text(row) for row in rows}
-    figure, panels = sheet(
+    return chart(
         title,
         f"{choice.text()}: {counted(len(steps), 'step')}{without(named(left_out, rows))}; {', '.join(of_pool.values())}",
-        size=(11, 1.6 + 3.6 * len(pools)),
-        panels=(len(pools), 1),
+        *[
+            panel(
+                _bars([row for row in rows if row["pool"] == pool], steps),
+                title=POOLS[pool] if len(pools) > 1 else "",
+                height=200,
+            )
+            for pool in pools
+        ],
         notes=(
-            "Every device-second is attributed to exactly one account, from the start of a step to the start of the next.",
+            "Every device-second is attributed to exactly one account, from the start of a step to the start of the next."
         ),
     )
-    for axes, pool in zip(panels, pools, strict=True):
-        _panel(axes, [row for row in rows if row["pool"] == pool], steps)
-        axes.set_title(POOLS[pool] if len(pools) > 1 else "")
-    return figure
 
 
-def _panel(axes: Panel, rows: Rows, steps: list[int]) -> None:
+def _bars(rows: Rows, steps: list[int]) -> list[Spec]:
     shares = {(row["step"], row["account"]): row["share"] for row in rows}
     sums = account_totals(rows)
-    shown = [account for account in sums if sums[account] >= _SMALL * sum(sums.values())]
-    series = [
-        (
-            _NAMES[account],
-            [shares.get((step, account), 0.0) for step in steps],
-            account_color(account),
-        )
-        for account in shown
+    series: list[Series] = [
+        (_NAMES[account], [shares.get((step, account)) for step in steps], account_color(account))
+        for account in sums
+        if sums[account] >= _SMALL * sum(sums.values())
     ]
-    step_stack(axes, steps, series, "share of device time", form=percent)
+    return step_bars(steps, series, "share of device time", form="%", most=_PIECES)
 
 
 _ACCOUNT_TABLE = "\n".join(
@@ -100,7 +93,7 @@ VIEWS = (
             ),
             "share": "part of the pool's time in the step",
         },
-        draw=_ledger,
+        chart=_ledger,
         empty="no step finished there.",
         section="devices",
         shows=f"""\

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from verl_profiler.analysis.engine import (
     engine_parts,
@@ -11,21 +11,34 @@ from verl_profiler.analysis.engine import (
     request_token_rates,
     token_rates,
 )
-from verl_profiler.render.axes import legend, step_lines, step_stack, time_unit, value_axis
-from verl_profiler.render.bars import bar_texts, bars, percentile_marks
-from verl_profiler.render.colors import PART_COLORS
-from verl_profiler.render.figure import sheet, short
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.render.charts import (
+    Series,
+    Spec,
+    chart,
+    colored,
+    layer,
+    name_bars,
+    names,
+    panel,
+    quantity,
+    step_bars,
+    step_lines,
+    time_unit,
+    tint,
+)
+from verl_profiler.render.colors import GRID, PART_COLORS
 from verl_profiler.units import seconds, share
 from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["TABLES", "VIEWS"]
 
 _PARTS = ("queue", "prefill", "decode", "engine", "outside", "unseen")
 _COLORS = {**PART_COLORS, "unseen": PART_COLORS["tool_parsing"]}
+_MARKS = {"p50": "P50", "p95": "P95", "p99": "P99", "max": "max"}
+# Places of marks on their axis.
+_PLACES = 150
 _WORDS = {
     "queue": "waiting in the engine's queue",
     "prefill": "prefill",
@@ -36,7 +49,7 @@ _WORDS = {
 }
 
 
-def _parts(data: DataTables, choice: Choice) -> Figure:
+def _parts(data: DataTables, choice: Choice) -> Spec:
     rows = data["engine_parts"]
     steps = sorted({row["step"] for row in rows})
     totals = {
@@ -67,60 +80,74 @@ def _parts(data: DataTables, choice: Choice) -> Figure:
         notes.append("engine: inside the engine, but in none of the components that it reports.")
     elif "engine" in totals:
         notes.append("These engines do not report queue, prefill and decode times.")
-    figure, panels = sheet(
+    heights = [sum(row["total_s"] for row in rows if row["step"] == step) for step in steps]
+    factor, unit = time_unit(max(heights))
+    value = {(row["step"], row["part"]): row["total_s"] * factor for row in rows}
+    series: list[Series] = [
+        (
+            part,
+            [value.get((step, part)) for step in steps],
+            # What the engine does not report in parts is drawn unlike the parts that it does.
+            PART_COLORS["other"] if part == "engine" and "decode" in totals else _COLORS[part],
+        )
+        for part in totals
+    ]
+    bars = step_bars(steps, series, f"time of all calls together [{unit}]")
+    by_call = "by call" + ("; one mark per step" if len(steps) > 1 else "")
+    return chart(
         title,
         f"{choice.text()}: {calls:,} generate calls",
-        size=(11, 5),
-        panels=(1, 2),
+        panel(bars, title="by step"),
+        panel(_by_call(rows, list(totals)), title=by_call, height=34 * len(totals)),
         notes=notes,
     )
-    axes = panels[0]
-    heights = [sum(row["total_s"] for row in rows if row["step"] == step) for step in steps]
-    per_call: list[tuple[str, list[float], str]] = []
-    factor, unit = time_unit(max(heights))
-    value = {(row["step"], row["part"]): row for row in rows}
-    for part in totals:
-        numbers = [
-            value[step, part]["total_s"] * factor if (step, part) in value else 0.0
-            for step in steps
-        ]
-        # What the engine does not report in parts is drawn unlike the parts that it does.
-        rest = part == "engine" and "decode" in totals
-        per_call.append((part, numbers, PART_COLORS["other"] if rest else _COLORS[part]))
-    step_stack(axes, steps, per_call, f"time of all calls together [{unit}]", "by step")
-    axes = panels[1]
-    names = list(totals)
+
+
+def _by_call(rows: Rows, parts: list[str]) -> list[Spec]:
+    """Mark percentiles of each component on a line up to its longest call."""
     longest = max(row["max_s"] for row in rows)
     factor, unit = time_unit(longest)
-    for place, part in enumerate(names):
-        mine = [row for row in rows if row["part"] == part]
-        low = min(row["p50_s"] for row in mine)
-        axes.hlines(
-            place,
-            low * factor,
-            max(row["max_s"] for row in mine) * factor,
-            color="#B8C0C8",
-            linewidth=1,
+    # Marks that would cover each other are drawn once.
+    marks: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for row in rows:
+        for name, text in _MARKS.items():
+            took = row[f"{name}_s"]
+            if took is not None:
+                place = row["part"], name, round(_PLACES * took / (longest or 1))
+                mark = {"part": row["part"], "mark": text, "step": row["step"]}
+                marks.setdefault(place, mark | {"time": took * factor})
+    x, y = quantity("time", f"time of one call [{unit}]"), names("part", parts)
+    found = [mark["mark"] for mark in marks.values()]
+    codes = {
+        text: tint(place)
+        for text, place in zip(_MARKS.values(), (0.15, 0.5, 0.75, 1.0), strict=True)
+        if text in found
+    }
+    ranges = [
+        {"part": part, "time": min(times), "to": max(times)}
+        for part in parts
+        for times in [[mark["time"] for mark in marks.values() if mark["part"] == part]]
+    ]
+    drawn = [layer(ranges, {"type": "rule", "color": GRID}, x=x, x2={"field": "to"}, y=y)]
+    for mark, longest_ones in (
+        ({"type": "point", "filled": True, "size": 40}, False),
+        ({"type": "tick", "thickness": 2, "size": 16}, True),
+    ):
+        own = [each for each in marks.values() if (each["mark"] == "max") == longest_ones]
+        drawn.append(
+            layer(
+                own,
+                mark,
+                tip=("part", "step", "mark", "time"),
+                x=x,
+                y=y,
+                color=colored("mark", codes),
+            )
         )
-        percentile_marks(
-            axes,
-            mine,
-            [place] * len(mine),
-            {"p50": 0.15, "p95": 0.5, "p99": 0.75, "max": 1.0},
-            factor=factor,
-            markersize=5,
-            labeled=place == 0,
-        )
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    value_axis(axes, f"time of one call [{unit}]", of="x")
-    legend(axes)
-    axes.set_title("by call" + ("; one mark per step" if len(steps) > 1 else ""))
-    return figure
+    return drawn
 
 
-def _tokens(data: DataTables, choice: Choice) -> Figure:
+def _tokens(data: DataTables, choice: Choice) -> Spec:
     rows = data["token_rates"]
     replicas = data["replica_token_rates"]
     requests = [row for row in data["request_token_rates"] if row["rate_p50"] is not None]
@@ -133,21 +160,8 @@ def _tokens(data: DataTables, choice: Choice) -> Figure:
     if len(speeds) > 1:
         title += f"; the slowest replica has {share(min(speeds) / max(speeds))} of the fastest"
     steps = [row["step"] for row in rows]
-    figure, panels = sheet(
-        title,
-        f"{choice.text()}: {sum(row['calls'] for row in rows):,} generate calls in {len(rows)} steps",
-        size=(12, 6.4),
-        panels=(2, 2),
-        notes=(
-            "A conversation's tokens are prompt tokens again in each later turn. Rates: of "
-            "engines, per second with at least one call in progress; of a request, per second in "
-            "generate calls; over the whole step, tokens of finished requests by the step's "
-            "length."
-        ),
-    )
-    axes = panels[0]
     cached = len(known(rows, "cached_tokens")) == len(rows)
-    series = [
+    series: list[Series] = [
         ("generated", column(rows, "generated_tokens"), PART_COLORS["decode"]),
         (
             "prompt, not cached" if cached else "prompt",
@@ -157,47 +171,53 @@ def _tokens(data: DataTables, choice: Choice) -> Figure:
     ]
     if cached:
         series.append(("prompt, cached", column(rows, "cached_tokens"), PART_COLORS["other"]))
-    step_stack(axes, steps, series, "tokens", "tokens of each step")
-    step_lines(
-        panels[1],
-        [
-            (rows, "engine_tokens_per_s", "while generating", PART_COLORS["decode"]),
-            (rows, "generated_tokens_per_s", "over the whole step", "#7A3B10"),
-        ],
+    rate = "generated tokens per second"
+    together = step_lines(
         steps,
-        "generated tokens per second",
-        "all replicas",
-        gap=0.08,
+        [
+            ("while generating", rows, "engine_tokens_per_s", PART_COLORS["decode"]),
+            (
+                "over the whole step",
+                rows,
+                "generated_tokens_per_s",
+                PART_COLORS["tool_parsing"],
+                [6, 3],
+            ),
+        ],
+        rate,
     )
-    axes = panels[2]
     shown = sorted(replicas, key=lambda row: row["engine_tokens_per_s"] or 0)
     cut = shown if len(shown) <= 10 else [*shown[:5], *shown[-5:]]
-    lengths = bars(
-        axes,
-        [short(row["replica"], 22) for row in cut],
-        [("", column(cut, "engine_tokens_per_s"), PART_COLORS["decode"])],
+    each = name_bars(
+        [row["replica"] for row in cut],
+        [("replica", column(cut, "engine_tokens_per_s"), PART_COLORS["decode"])],
+        rate,
+        texts=[f"busy {seconds(row['busy_s'])}" for row in cut],
+        legend=False,
     )
-    texts = [f"busy {seconds(row['busy_s'])}" for row in cut]
-    bar_texts(axes, lengths, texts, "generated tokens per second", room=1.3)
     more = "" if len(cut) == len(shown) else f" (slowest and fastest 5 of {len(shown)})"
-    axes.set_title(f"each replica{more}")
-    step_lines(
-        panels[3],
-        [
-            (requests, name, name.replace("rate_p", "P"), code)
-            for name, code in (
-                ("rate_p5", "#8FBBDD"),
-                ("rate_p50", "#4B8CC2"),
-                ("rate_p95", "#0B2A4F"),
-            )
-        ],
+    single = step_lines(
         steps,
-        "generated tokens per second",
-        "single requests",
-        gap=0.08,
-        broken=True,
+        [
+            (name.replace("rate_p", "P"), requests, name, tint(place))
+            for name, place in (("rate_p5", 0.25), ("rate_p50", 0.5), ("rate_p95", 1.0))
+        ],
+        rate,
     )
-    return figure
+    return chart(
+        title,
+        f"{choice.text()}: {sum(row['calls'] for row in rows):,} generate calls in {len(rows)} steps",
+        panel(step_bars(steps, series, "tokens"), title="tokens of each step", height=150),
+        panel(together, title="all replicas", height=150),
+        panel(each, title=f"each replica{more}", height=0),
+        panel(single, title="single requests", height=150),
+        notes=(
+            "A conversation's tokens are prompt tokens again in each later turn. Rates: of "
+            "engines, per second with at least one call in progress; of a request, per second in "
+            "generate calls; over the whole step, tokens of finished requests by the step's "
+            "length."
+        ),
+    )
 
 
 VIEWS = (
@@ -216,12 +236,12 @@ VIEWS = (
             "calls": "number of calls with this component",
             "share": "part of all call time of the step",
         },
-        draw=_parts,
+        chart=_parts,
         empty="no generate call was recorded there.",
         section="rollout",
         shows="""
-            Left: the time of all generate calls of each step; the components add up to it.
-            Right: percentiles of each component by call, one mark per step. `outside` is transport
+            Above: the time of all generate calls of each step; the components add up to it.
+            Below: percentiles of each component by call, one mark per step. `outside` is transport
             from the agent loop's call to the engine and back; `engine` is inside the engine
             but in no component that it reports; `unseen` are calls whose engine was not
             recorded.
@@ -263,7 +283,7 @@ VIEWS = (
                 "and unfinished steps"
             ),
         },
-        draw=_tokens,
+        chart=_tokens,
         empty="no generate call was recorded there.",
         section="workers",
         shows="""

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verl_profiler.analysis.memory import memory_over_time, memory_phases, phase_spans
 from verl_profiler.analysis.selection import Rows
-from verl_profiler.render.axes import EndLabel, end_labels, legend, size_axis, step_axis
-from verl_profiler.render.colors import ACCENT, ENGINE_COLORS, INK, MUTED, PHASE_COLORS, color
-from verl_profiler.render.figure import patch, sheet, short
+from verl_profiler.render.charts import (
+    Spec,
+    chart,
+    colored,
+    layer,
+    names,
+    panel,
+    quantity,
+    size_unit,
+    step_lines,
+)
+from verl_profiler.render.colors import ACCENT, ENGINE_COLORS, INK, MUTED, PHASE_COLORS
 from verl_profiler.units import size
 from verl_profiler.views.columns import common
-from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from verl_profiler.render.panel import Panel
+from verl_profiler.views.questions.device_use import few_phases, phase_bands, with_phases
+from verl_profiler.views.view import Choice, DataTables, View, asking, known
 
 __all__ = ["TABLES", "VIEWS"]
 
-# Processes drawn, the fullest first; and phases, beyond which bands would run into each other.
+# Processes drawn, the fullest first; points of their lines, and triangles, in all.
 _LINES = 6
-_BANDS = 80
+_POINTS = 1_200
+_MARKS = 300
 # Roles with a panel, those with most memory first.
 _ROLES = 6
 _COLORS = (
@@ -36,28 +42,32 @@ _COLORS = (
 )
 
 
-def _memory(data: DataTables, choice: Choice) -> Figure:
-    rows, spans = data["memory_over_time"], data["phase_spans"]
+def _memory(data: DataTables, choice: Choice) -> Spec:
+    rows = data["memory_over_time"]
     device = bool(known(rows, "used_bytes"))
-    keys = ["used_bytes", "rss_bytes"] if device else ["rss_bytes"]
-    keys = [key for key in keys if known(rows, key)]
-    figure, panels = sheet(
-        _title(rows, device=device),
-        f"{choice.text()} and validation: {sum(row['readings'] for row in rows):,} readings of "
-        f"{len({row['name'] for row in rows})} processes; triangles: released (down), resumed (up)",
-        size=(11, 1.2 + 3.2 * len(keys)),
-        panels=(len(keys), 1),
-        sharex=True,
-        notes=(
-            "A device's memory is the total of all processes on it. Peaks between readings are "
-            "missed; profiler.memory_saver.sample_interval_s=1 takes a reading every second."
-        ),
+    keys = [key for key in ("used_bytes", "rss_bytes") if known(rows, key)]
+    first, last = min(row["begin_s"] for row in rows), max(row["begin_s"] for row in rows)
+    x = quantity("at_s", "seconds since the first reading")
+    x["scale"] = {"domain": [first, last], "nice": False}
+    bands, note = few_phases(
+        [row for row in data["phase_spans"] if row["end_s"] > first and row["begin_s"] < last]
     )
-    for axes, key in zip(panels, keys, strict=True):
-        _lines(axes, rows, key)
-        _bands(axes, spans)
-    panels[-1].set_xlabel("seconds since the first reading")
-    return figure
+    notes = [
+        "A device's memory is the total of all processes on it.",
+        "Peaks between readings are missed; profiler.memory_saver.sample_interval_s=1 takes a reading every second.",
+        note,
+    ]
+    panels: list[Spec] = []
+    for key in keys:
+        shaded = phase_bands(bands, x, legend=key == keys[-1])
+        panels.append(panel(shaded, _lines(rows, key, x, _POINTS // len(keys), notes), height=190))
+        panels[-1]["resolve"] = {"scale": {"color": "independent"}}
+    about = (
+        f"{choice.text()} and validation: {sum(row['readings'] for row in rows):,} readings of "
+        f"{len({row['name'] for row in rows})} processes; triangles: released (down), resumed (up)"
+    )
+    title = _title(rows, device=device)
+    return with_phases(chart(title, about, *panels, notes=list(dict.fromkeys(notes))), bands)
 
 
 def _title(rows: Rows, *, device: bool) -> str:
@@ -85,146 +95,160 @@ def _title(rows: Rows, *, device: bool) -> str:
     )
 
 
-def _lines(axes: Panel, rows: Rows, key: str) -> None:
-    """Draw one line per process, with triangles where memory was released or resumed."""
+def _lines(rows: Rows, key: str, x: Spec, most: int, notes: list[str]) -> Spec:
+    """Draw a line per process, with triangles where memory was released or resumed."""
     on_device = key == "used_bytes"
-    peaks = {
-        name: max(known([row for row in rows if row["name"] == name], key), default=0)
-        for name in {row["name"] for row in rows}
-    }
-    names = sorted((name for name in peaks if peaks[name]), key=lambda name: (-peaks[name], name))
-    for name, code in zip(names[:_LINES], _COLORS, strict=False):
-        mine = [row for row in rows if row["name"] == name and row[key] is not None]
-        axes.plot(
-            column(mine, "begin_s"), column(mine, key), color=code, label=short(name, 18),
-            linewidth=1.3, marker="." if len(mine) < 60 else None, markersize=4,
-        )  # fmt: skip
-        for sign, marker in ((1, "v"), (-1, "^")):
-            moved = [row for row in mine if row["moves"] * sign > 0]
-            axes.plot(
-                column(moved, "begin_s"), column(moved, key), marker, color=code, markersize=6
-            )
-    size_axis(axes, "used on the device" if on_device else "resident in host memory")
-    totals = known(rows, "total_bytes") if on_device else []
-    if totals:
-        axes.axhline(max(totals), color=INK, linewidth=0.9, linestyle="--")
-        # Readings above the capacity are drawn as well, not cut off.
-        axes.set_ylim(0, max(*totals, *known(rows, key)) * 1.08)
-    more = len(names) - _LINES
-    legend(axes, title=f"fullest of {len(names)}" if more > 0 else None)
-
-
-def _bands(axes: Panel, spans: Rows) -> None:
-    """Shade the phases of the trainer below the axis's top, and name them."""
-    first, last = axes.get_xlim()
-    shown = [row for row in spans if row["end_s"] > first and row["begin_s"] < last]
-    if not shown or len(shown) > _BANDS:
-        return
-    axes.set_xlim(max(0.0, first), last)
-    for row in shown:
-        axes.axvspan(
-            max(row["begin_s"], axes.get_xlim()[0]),
-            min(row["end_s"], last),
-            color=color(row["phase"]),
-            alpha=0.16,
-            linewidth=0,
-        )
-    held = axes.get_legend()
-    phases = sorted({row["phase"] for row in shown})
-    handles = [patch(color(phase), short(phase, 18), alpha=0.35) for phase in phases]
-    lines = axes.get_legend_handles_labels()[0]
-    title = None if held is None else held.get_title().get_text() or None
-    axes.legend(
-        handles=[*lines, *handles],
-        loc="upper left",
-        bbox_to_anchor=(1.005, 1.0),
-        borderaxespad=0.0,
-        handlelength=1.3,
-        title=title,
-        fontsize=8,
+    of: dict[str, Rows] = {}
+    for row in rows:
+        if row[key] is not None:
+            of.setdefault(row["name"], []).append(row)
+    peaks = {name: max(known(mine, key)) for name, mine in of.items()}
+    order = sorted((name for name in peaks if peaks[name]), key=lambda name: (-peaks[name], name))
+    shown = order[:_LINES]
+    factor, unit = size_unit(max(peaks.values()))
+    every = -(-sum(len(of[name]) for name in shown) // most)
+    if every > 1:
+        notes.append(f"Of {2 * every} successive readings the highest and the lowest are drawn.")
+    moved = [row for name in shown for row in of[name] if row["moves"]]
+    if len(moved) > _MARKS:
+        notes.append(f"No triangles: {len(moved):,} releases and resumes; choose fewer --steps.")
+        moved = []
+    points, moves = (
+        [
+            {"at_s": row["begin_s"], "process": row["name"], "size": row[key] * factor}
+            | {"moved": "released" if row["moves"] > 0 else "resumed"}
+            for row in own
+        ]
+        for own in ([row for name in shown for row in _ends(of[name], key, every)], moved)
     )
+    held = "used on the device" if on_device else "resident in host memory"
+    y = quantity("size", f"{held} [{unit}]")
+    code = colored("process", dict(zip(shown, _COLORS, strict=False)))
+    title = f"fullest of {len(order)}" if len(order) > len(shown) else None
+    code["legend"] |= {"orient": "top", "symbolType": "stroke", "title": title}
+    dots = {"size": 22, "filled": True} if len(points) < 60 * len(shown) else False
+    drawn = [
+        layer(
+            points,
+            {"type": "line", "point": dots},
+            tip=("at_s", "process", "size"),
+            x=x,
+            y=y,
+            color=code,
+        )
+    ]
+    if moves:
+        shape = {
+            "field": "moved",
+            "type": "nominal",
+            "scale": {"domain": ["released", "resumed"], "range": ["triangle-down", "triangle-up"]},
+            "legend": None,
+        }
+        mark = {"type": "point", "filled": True, "size": 50}
+        drawn.append(
+            layer(moves, mark, tip=("at_s", "process", "moved"), x=x, y=y, color=code, shape=shape)
+        )
+    totals = known(rows, "total_bytes") if on_device else []
+    return {"layer": [*drawn, *_capacity(totals, factor, y=y)]}
 
 
+def _ends(rows: Rows, key: str, every: int) -> Rows:
+    """Keep of so many successive rows, twice, the highest and the lowest."""
+    if every == 1:
+        return rows
+    kept: Rows = []
+    for at in range(0, len(rows), 2 * every):
+        group = sorted(rows[at : at + 2 * every], key=lambda row: row[key])
+        kept += sorted((group[0], group[-1]), key=lambda row: row["begin_s"])
+    return kept
+
+
+def _capacity(totals: list[int], factor: float, **axis: Spec) -> list[Spec]:
+    """Draw the memory of the device on the axis `x` or `y`, dashed."""
+    ((name, channel),) = axis.items()
+    mark = {"type": "rule", "strokeDash": [4, 3], "color": INK}
+    rows = [{"capacity": max(totals, default=0) * factor}]
+    encoding: dict[str, Any] = {name: {**channel, "field": "capacity"}}
+    return [layer(rows, mark, **encoding)] if totals else []
+
+
+# Column, name, color, dashes over steps, and area of a checkpoint's point.
 _KINDS = (
-    ("used_bytes", "used on the device", ACCENT),
-    ("reserved_bytes", "reserved", "#0072B2"),
-    ("allocated_bytes", "allocated", "#56B4E9"),
+    ("used_bytes", "used on the device", ACCENT, [1, 0], 130),
+    ("reserved_bytes", "reserved", "#0072B2", [8, 3, 2, 3], 60),
+    ("allocated_bytes", "allocated", "#56B4E9", [2, 2], 25),
 )
 
 
-def _by_phase(data: DataTables, choice: Choice) -> Figure:
+def _by_phase(data: DataTables, choice: Choice) -> Spec:
     rows = data["memory_phases"]
 
     def measure(row: Mapping[str, Any]) -> float:
         return row["used_bytes"] or row["reserved_bytes"] or row["allocated_bytes"] or 0
 
     worst = max(rows, key=lambda row: (measure(row), row["step"]))
-    title = f"Memory use is highest in {worst['fullest']}: {size(measure(worst))}"
+    head = f"Memory use is highest in {worst['fullest']}: {size(measure(worst))}"
     if worst["total_bytes"]:
-        title += f" of {size(worst['total_bytes'])}"
-    title += f", {short(worst['at'], 60)} (step {worst['step']})"
+        head += f" of {size(worst['total_bytes'])}"
+    head += f", {worst['at']} (step {worst['step']})"
     steps = sorted({row["step"] for row in rows})
     roles = sorted(
         {row["role"] for row in rows},
         key=lambda role: -max(measure(r) for r in rows if r["role"] == role),
     )[:_ROLES]
-    figure, panels = sheet(
-        title,
-        f"{choice.text()}: {sum(row['readings'] for row in rows):,} readings at verl's own checkpoints; "
-        "the highest of all processes of the role",
-        size=(11, 1.4 + 3.1 * len(roles)),
-        panels=(len(roles), 2 if len(steps) > 1 else 1),
-        notes="Peaks between checkpoints are missed.",
-    )
-    for number, role in enumerate(roles):
+    panels: list[Spec] = []
+    for role in roles:
         mine = [row for row in rows if row["role"] == role]
         shown = worst["step"] if any(r["step"] == worst["step"] for r in mine) else mine[-1]["step"]
         one = [row for row in mine if row["step"] == shown]
-        axes = panels[number * (2 if len(steps) > 1 else 1)]
-        places = [row["place"] for row in one]
-        for key, name, code in _KINDS:
-            line = [row for row in one if row[key] is not None]
-            if line:
-                axes.plot(
-                    [row["place"] for row in line],
-                    column(line, key),
-                    color=code,
-                    marker="o",
-                    markersize=4,
-                    label=name,
-                )
-        axes.set_xticks(places, [short(row["at"], 26) for row in one], rotation=35, ha="right")
-        axes.set_xlim(0.4, max(places) + 0.6)
-        _byte_axis(axes, one)
-        axes.legend(loc="upper left", ncols=3, fontsize=8)
-        axes.set_title(f"{role}, checkpoints of step {shown}")
+        title = f"{role}, checkpoints of step {shown}"
+        panels.append(panel(_checkpoints(one), title=title, height=0))
         if len(steps) > 1:
-            axes = panels[number * 2 + 1]
-            labels: list[EndLabel] = []
-            for key, name, code in _KINDS:
-                tops = [
-                    (step, max(known([r for r in mine if r["step"] == step], key)))
-                    for step in steps
-                    if known([r for r in mine if r["step"] == step], key)
-                ]
-                if tops:
-                    axes.plot([step for step, _ in tops], [top for _, top in tops], color=code)
-                    labels.append(EndLabel(tops[-1][1], name, code))
-            step_axis(axes, steps)
-            _byte_axis(axes, mine)
-            end_labels(axes, labels, gap=0.08)
-            axes.set_title(f"{role}, highest reading of each step")
-    return figure
+            lines = _over_steps(mine, steps, _POINTS // len(roles))
+            panels.append(panel(lines, title=f"{role}, highest reading of each step", height=110))
+    return chart(
+        head,
+        f"{choice.text()}: {sum(row['readings'] for row in rows):,} readings at verl's own checkpoints; "
+        "the highest of all processes of the role",
+        *panels,
+        notes="Peaks between checkpoints are missed."
+        + (" Dashed: the memory of the device." if known(rows, "total_bytes") else ""),
+    )
 
 
-def _byte_axis(axes: Panel, rows: Rows) -> None:
-    size_axis(axes, "device memory")
-    totals = known(rows, "total_bytes")
-    if totals:
-        axes.axhline(max(totals), color=INK, linewidth=0.9, linestyle="--")
-        axes.set_ylim(0, max(totals) * 1.18)
-    else:
-        axes.set_ylim(0, axes.get_ylim()[1] * 1.18)
+def _checkpoints(rows: Rows) -> list[Spec]:
+    """Draw the readings of a step, the first checkpoint on top; of equal ones both stay visible."""
+    factor, unit = size_unit(max(row[key] or 0 for row in rows for key, *_ in _KINDS))
+    points = [
+        {"at": row["at"], "what": name, "size": row[key] * factor, "area": area}
+        for key, name, _, _, area in _KINDS
+        for row in rows
+        if row[key] is not None
+    ]
+    x, y = quantity("size", f"device memory [{unit}]"), names("at", [row["at"] for row in rows])
+    code = colored("what", {name: code for _, name, code, *_ in _KINDS})
+    area = {"field": "area", "type": "quantitative", "scale": None}
+    mark = {"type": "point", "filled": True}
+    drawn = layer(points, mark, tip=("at", "what", "size"), x=x, y=y, color=code, size=area)
+    return [drawn, *_capacity(known(rows, "total_bytes"), factor, x=x)]
+
+
+def _over_steps(rows: Rows, steps: list[int], most: int) -> list[Spec]:
+    """Draw the highest reading of each step."""
+    tops: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        top = tops.setdefault(row["step"], {"step": row["step"]})
+        for key, *_ in _KINDS:
+            top[key] = max(top.get(key) or 0, row[key] or 0) or None
+    factor, unit = size_unit(max(top[key] or 0 for top in tops.values() for key, *_ in _KINDS))
+    lines = step_lines(
+        steps,
+        [(name, list(tops.values()), key, code, dashes) for key, name, code, dashes, _ in _KINDS],
+        f"device memory [{unit}]",
+        factor=factor,
+        most=most // len(_KINDS),
+    )
+    return [*lines, *_capacity(known(rows, "total_bytes"), factor, y=lines[0]["encoding"]["y"])]
 
 
 VIEWS = (
@@ -245,7 +269,7 @@ VIEWS = (
             "place": "order of the checkpoint in the step, from 1",
             "fullest": "process with the highest reading",
         },
-        draw=_by_phase,
+        chart=_by_phase,
         empty="no reading of device memory was recorded there. A CPU has no memory counter.",
         section="weights",
         shows="""
@@ -283,7 +307,7 @@ VIEWS = (
                 "where memory was given back"
             ),
         },
-        draw=_memory,
+        chart=_memory,
         empty="no memory was read there (or the memory family was off).",
         section="weights",
         shows="""

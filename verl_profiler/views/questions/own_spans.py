@@ -2,48 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from verl_profiler.analysis.overview import own_spans
-from verl_profiler.render.axes import time_unit
-from verl_profiler.render.bars import bar_texts, bars
+from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
 from verl_profiler.render.colors import ACCENT
-from verl_profiler.render.figure import sheet, short
 from verl_profiler.units import counted, quantile_texts, seconds
 from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["VIEWS"]
 
 _SPANS = 20
 
 
-def _draw(data: DataTables, choice: Choice) -> Figure:
+def _spans(data: DataTables, choice: Choice) -> Spec:
     every = data["own_spans"]
     rows = every[:_SPANS]
-    most = rows[0]
     about = f"{choice.text()}: {counted(sum(row['calls'] for row in every), 'call')}"
     if len(every) > len(rows):
         about += f"; the {len(rows)} spans with the most time of {len(every)}"
-    figure, panels = sheet(
-        f"All calls of {short(most['event'], 40)} take {seconds(most['total_s'])} together",
-        about,
-        size=(9.5, max(2.6, 1.8 + 0.3 * len(rows))),
-    )
-    axes = panels[0]
     factor, unit = time_unit(max(row["total_s"] for row in rows))
-    names = [short(row["event"], 30) for row in rows]
-    lengths = bars(axes, names, [("", column(rows, "total_s", factor), ACCENT)])
-    texts = [
-        f"{counted(row['calls'], 'call')}, P50 {quantile_texts(row, 'p50', 'max')[0]}, "
-        f"max {seconds(row['max_s'])}" + (f", {row['failed']:,} failed" if row["failed"] else "")
-        for row in rows
-    ]
-    bar_texts(axes, lengths, texts, f"time of all calls together [{unit}]", room=1.7)
-    return figure
+    bars = name_bars(
+        [row["event"] for row in rows],
+        [("all calls", column(rows, "total_s", factor), ACCENT)],
+        f"time of all calls together [{unit}]",
+        texts=[
+            f"{counted(row['calls'], 'call')}, P50 {quantile_texts(row, 'p50', 'max')[0]}, "
+            f"max {seconds(row['max_s'])}"
+            + (f", {row['failed']:,} failed" if row["failed"] else "")
+            for row in rows
+        ],
+        legend=False,
+        room=1.7,
+    )
+    title = f"All calls of {rows[0]['event']} take {seconds(rows[0]['total_s'])} together"
+    return chart(title, about, panel(bars, height=0))
 
 
 VIEWS = (
@@ -56,7 +48,7 @@ VIEWS = (
             "event": "name given to `span`",
             "roles": "roles of the processes that recorded it, in alphabetical order",
         },
-        draw=_draw,
+        chart=_spans,
         empty="no span of your own code was recorded there; see docs/api.md.",
         section=Section(
             "spans", "Your own spans", "the time of the code that you instrumented with `span`"

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.time_split import exclusive_times
-from verl_profiler.render.axes import percent, step_stack, value_axis
-from verl_profiler.render.bars import colored_bars
-from verl_profiler.render.colors import GRID, color
-from verl_profiler.render.figure import sheet
+from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel, step_bars
+from verl_profiler.render.colors import GRID, MUTED, color
 from verl_profiler.units import seconds, share
 from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from verl_profiler.render.panel import Panel
 
 __all__ = ["TABLES", "VIEWS"]
 
@@ -37,9 +29,10 @@ def _repeats(events: list[str], event: str) -> int:
 _BARS = 12
 # Events that have a color of their own in the stacks of the steps.
 _STACKED = 7
+_PIECES = 3_000
 
 
-def _exclusive(data: DataTables, choice: Choice) -> Figure:
+def _exclusive(data: DataTables, choice: Choice) -> Spec:
     rows = data["exclusive_times"]
     scopes = list(dict.fromkeys(row["scope"] for row in rows))
     scopes.sort(key=lambda scope: ({"step": 0, "requests": 1}.get(scope, 2), scope))
@@ -58,58 +51,70 @@ def _exclusive(data: DataTables, choice: Choice) -> Figure:
     )
     title = f"{share(sums[top][0] / wholes[first])} of {where} is spent in {top[1]} itself"
     steps = {row["step"] for row in rows if row["step"]} or {row["step"] for row in rows}
-    sizes = [min(_BARS, sum(1 for key in sums if key[0] == scope)) for scope in scopes]
-    columns = 2 if len(steps) > 1 else 1
-    if columns == 2:
-        # Room for the legends of the steps.
-        sizes = [max(size, _STACKED) for size in sizes]
-    figure, panels = sheet(
+    panels: list[Spec] = []
+    for scope in scopes:
+        events = sorted(
+            (key[1] for key in sums if key[0] == scope), key=lambda event: -sums[scope, event][0]
+        )
+        times = {event: sums[scope, event] for event in events}
+        what = {"step": "steps, by the trainer's timers", "requests": "requests"}.get(
+            scope, f"{scope} ranks, while they work"
+        )
+        whole = f"{what}: {seconds(wholes[scope])} together"
+        panels.append(panel(_bars(times, wholes[scope]), title=whole, height=0))
+        if len(steps) > 1:
+            mine = [row for row in rows if row["scope"] == scope]
+            panels.append(
+                panel(
+                    _by_step(mine, events, _PIECES // len(scopes)),
+                    title=f"{what}, each step",
+                    height=150,
+                )
+            )
+    return chart(
         title,
         f"{choice.text()}: {len(steps)} steps",
-        size=(10 if columns == 1 else 15, 1.5 + sum(0.62 + 0.24 * size for size in sizes)),
-        panels=(len(scopes), columns),
-        height_ratios=[size + 1.2 for size in sizes],
+        *panels,
         notes=(
             "Self time is an event's time without nested events; the self times of a panel add up "
             "to 100 %. Pale: including nested events. Self time of step: in no timer."
         ),
     )
-    for axes, scope in zip(panels[::columns], scopes, strict=True):
-        events = sorted(
-            (key[1] for key in sums if key[0] == scope), key=lambda event: -sums[scope, event][0]
-        )
-        shown, rest = events[:_BARS], events[_BARS:]
-        whole = wholes[scope]
-        own = [sums[scope, event][0] / whole for event in shown]
-        total = [min(sums[scope, event][1] / whole, 1.0) for event in shown]
-        if rest:
-            shown = [*shown[:-1], f"{len(rest) + 1} more"]
-            own[-1] = sum(sums[scope, event][0] for event in events[_BARS - 1 :]) / whole
-            total[-1] = own[-1]
-        names = [f"{event}  {share(mine)}" for event, mine in zip(shown, own, strict=True)]
-        colored_bars(axes, names, own, [color(event) for event in shown], pale=total)
-        value_axis(axes, "", of="x", form=percent)
-        axes.set_xlim(0, 1.01)
-        what = {"step": "steps, by the trainer's timers", "requests": "requests"}.get(
-            scope, f"{scope} ranks, while they work"
-        )
-        axes.set_title(f"{what}: {seconds(whole)} together")
-        axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
-        if columns == 2:
-            beside = panels[panels.index(axes) + 1]
-            _by_step(beside, [row for row in rows if row["scope"] == scope], events)
-    return figure
 
 
-def _by_step(axes: Panel, rows: Rows, events: list[str]) -> None:
+def _bars(times: Mapping[str, Sequence[float]], whole: float) -> list[Spec]:
+    """Draw the self time of each event, and pale what the events nested in it add."""
+    rest = list(times)[_BARS:] and list(times)[_BARS - 1 :]
+    shown = [event for event in times if event not in rest]
+    own = [times[event][0] / whole for event in shown]
+    more = [
+        max(min(times[event][1] / whole, 1.0) - mine, 0.0)
+        for event, mine in zip(shown, own, strict=True)
+    ]
+    codes = [color(event) for event in shown]
+    if rest:
+        shown.append(f"{len(rest)} more")
+        own.append(sum(times[event][0] for event in rest) / whole)
+        more.append(0.0)
+        codes.append(MUTED)
+    series: list[Series] = [
+        (event, [mine if name == event else None for name in shown], code)
+        for event, mine, code in zip(shown, own, codes, strict=True)
+    ]
+    names = [f"{event}  {share(mine)}" for event, mine in zip(shown, own, strict=True)]
+    nested: Series = ("nested events", more, GRID)
+    return name_bars(names, [*series, nested], "share of the time", legend=False, form="%")
+
+
+def _by_step(rows: Rows, events: list[str], most: int) -> list[Spec]:
     """Stack the shares of the events in each step: the largest by name, the others together."""
     steps = sorted({row["step"] for row in rows})
     shares = {(row["step"], row["event"]): row["share"] or 0.0 for row in rows}
     named, others = events[:_STACKED], events[_STACKED:]
-    series = [
+    series: list[Series] = [
         (
             event,
-            [shares.get((step, event), 0.0) for step in steps],
+            [shares.get((step, event)) for step in steps],
             _shaded(color(event), _repeats(named[:place], event)),
         )
         for place, event in enumerate(named)
@@ -117,8 +122,7 @@ def _by_step(axes: Panel, rows: Rows, events: list[str]) -> None:
     if others:
         rest = [sum(shares.get((step, event), 0.0) for event in others) for step in steps]
         series.append((f"{len(others)} more", rest, GRID))
-    step_stack(axes, steps, series, "share of self time", "each step", form=percent)
-    axes.set_ylim(0, 1.01)
+    return step_bars(steps, series, "share of self time", form="%", most=most)
 
 
 VIEWS = (
@@ -144,13 +148,13 @@ VIEWS = (
             ),
             "share": "self_s as part of all time of the scope; the shares add up to 1",
         },
-        draw=_exclusive,
+        chart=_exclusive,
         empty="no finished step, request or rank's work was recorded there.",
         section=None,
         shows="""
             Each moment of a request, of a step or of a rank's work belongs to the innermost
             interval that is open. Colored: this self time. Pale: the time including nested events.
-            The self times of a panel add up to 100 %. Right, of several steps: the same shares in
+            The self times of a panel add up to 100 %. Below, of several steps: the same shares in
             each step.
         """,
         conclude="""
