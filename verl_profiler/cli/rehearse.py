@@ -125,12 +125,9 @@ def run(args: argparse.Namespace) -> int:
     for message in progress.recorded(output):
         clock.print(message)
     clock.print("the trainer has exited")
-    uploaded = progress.uploaded
     if args.profiler != "none":
-        run = output if uploaded is None else _read_back(uploaded, output)
-        _summarize(run, output / "report.html")
-    where = _short(output) if uploaded is None else f"{visible(uploaded)}, and {_short(output)}"
-    print(f"Results: {where}", flush=True)
+        _summarize(output, output / "report.html")
+    print(f"Results: {_short(output)}", flush=True)
     return 0
 
 
@@ -240,20 +237,8 @@ def _check_installed(engine: str) -> None:
         )
 
 
-def _read_back(url: str, output: Path) -> Path:
-    """Return a copy of what was uploaded; the files that it was made of, where there is none."""
-    try:
-        return importlib.import_module("verl_profiler.reading.remote").fetched(url)
-    except (ImportError, ReadingError) as error:
-        print_error(
-            f"{url} cannot be read, so the local files are: {error}",
-            f"Try again with: verl-profiler summary {url}",
-        )
-        return output
-
-
 def _summarize(run: Path, page: Path) -> None:
-    """Print the summary and write the report, of what is in the run directory or was uploaded."""
+    """Print the summary and write the report, of what is in the run directory."""
     try:
         summary = importlib.import_module("verl_profiler.cli.summary")
     except ImportError as error:

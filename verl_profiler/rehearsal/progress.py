@@ -12,7 +12,7 @@ __all__ = ["Progress", "relevant_tail"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY_PREFIX = re.compile(r"^\([^()]*pid=\d+[^()]*\) ")
-_UPLOADED = re.compile(r"^\[verl-profiler\] the run was uploaded to (\S+)$")
+_UPLOADED = "[verl-profiler] the run was uploaded to "
 _NUMBER = r"(?:np\.\w+\()?(-?[\d.]+(?:e-?\d+)?)"
 _STEP = re.compile(r"^step:(\d+) - ")
 # Fully asynchronous training logs these besides the trainer's own.
@@ -36,13 +36,11 @@ class Progress:
     Attributes:
         stage: What the trainer is doing.
         steps_done: The last step that ended.
-        uploaded: The URL that the run was uploaded to, with the number that it got; or None.
     """
 
     def __init__(self) -> None:
         self.stage = "starting verl"
         self.steps_done = 0
-        self.uploaded: str | None = None
         self._total = 0
         self._told: set[str] = set()
 
@@ -53,9 +51,7 @@ class Progress:
             return self._now(text.removeprefix("[rehearsal] "))
         if text.startswith("[verl-profiler] WARNING"):
             return text
-        uploaded = _UPLOADED.match(text)
-        if uploaded:
-            self.uploaded = uploaded[1]
+        if text.startswith(_UPLOADED):
             return text.removeprefix("[verl-profiler] ")
         total = _TOTAL.search(text)
         if total:
