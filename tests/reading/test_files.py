@@ -18,6 +18,7 @@ from verl_profiler.events.files import (
     parse_json,
     read_bounded,
     read_json,
+    read_object,
     reason_of,
     status_of_regular,
 )
@@ -82,6 +83,14 @@ def test_a_file_of_the_kernel_that_passes_for_an_empty_one_is_refused(tmp_path, 
         read(tmp_path / "link")
 
 
+def test_links_to_regular_files_are_followed(tmp_path):
+    (tmp_path / "elsewhere").write_bytes(b"content")
+    (tmp_path / "link").symlink_to("elsewhere")
+
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"content"
+
+
 def test_a_small_hole_is_no_fault(tmp_path):
     path = tmp_path / "holes"
     with path.open("wb") as file:
@@ -92,6 +101,14 @@ def test_a_small_hole_is_no_fault(tmp_path):
     assert read_bounded(path, (16 << 20) + 4)[-4:] == b"end\n"
     with pytest.raises(UnusableFileError, match="larger than"):
         read_bounded(path, (16 << 20) + 3)
+
+
+def test_names_that_no_file_can_have_are_an_os_error():
+    for name in ("a\0b", "x" * 5000, "/dev/null/x"):
+        with pytest.raises(OSError):
+            open_regular(name)
+        with pytest.raises(OSError):
+            status_of_regular(name)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +139,14 @@ def test_json_holds_only_what_can_be_written_again(text, value):
 def test_deep_nesting_is_a_value_error(depth, opening):
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json(opening * depth + "1" + {"[": "]"}.get(opening, "}") * depth)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"7", b"null", b'"text"', b"{", b"\0" * 100])
+def test_what_is_no_object_is_a_value_error(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+
+    with pytest.raises(ValueError, match=r"not (a )?JSON"):
+        read_object(tmp_path / "file")
 
 
 def test_a_gzip_bomb_is_stopped(tmp_path):
