@@ -107,6 +107,12 @@ def settings_of(config: Any) -> Settings:
             "from configs/profiler/multiturn.yaml.",
             "config-group-not-found",
         )
+    if "optim" in config and "actor_rollout_ref" not in config:
+        raise ConfigError(
+            "this is the config of an SFT trainer, which is not recorded.\nRemove profiler=…; "
+            "profiler.enable=true captures with verl's own profiler.",
+            "sft-trainer",
+        )
     node = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     given = mapping_or_empty(node)
     if given.get("output_dir", "") is None:
