@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -202,7 +202,7 @@ def _try_to_place(probe: Probe, module: ModuleType, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _noting(probe: Probe, module: str) -> Iterator[None]:
+def _noting(probe: Probe, module: str) -> Generator[None, None, None]:
     """Note an exception, which would make the host's import fail."""
     try:
         yield
