@@ -102,7 +102,7 @@ TOPICS = {
 }
 # Shown above the topics.
 _FIRST = "requests"
-# The sections of so many findings are shown there too.
+# The first section that each of so many findings points to is shown there too.
 _POINTING = 3
 
 
@@ -146,11 +146,8 @@ def page_sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         name: any(document["views"][view]["table"]["rows"] for view in of[name]) for name in own
     }
     there = [section for section in SECTIONS.values() if shown.get(section.name, True)]
-    pointed = [
-        section_of(name) or "path"
-        for row in document["findings"][:_POINTING]
-        for name in row["shows"]
-    ] or ["steps"]
+    shows = [row["shows"][0] for row in document["findings"][:_POINTING]]
+    pointed = [section_of(name) or "path" for name in shows] or ["steps"]
     first = [_FIRST, *pointed]
     # The first sections come in the order of the findings.
     there.sort(key=lambda each: first.index(each.name) if each.name in first else len(first))

@@ -96,7 +96,7 @@ def document(
     whole["bubble_ledger"] = _whole_ledger(steady(found["bubble_ledger"], warm_up))
     found["step_replays"] = whys["step_replays"]
     data: dict[str, Any] = {
-        "about": about_run(run, listed, recorded),
+        "about": about_run(run, recorded),
         "steps": _steps(listed, found, several=several),
         "detailed": sorted(detailed),
         "fractions": _CDF,
