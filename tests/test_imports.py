@@ -11,7 +11,7 @@ from verl_profiler.environ import SETTINGS
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
-READING = {"duckdb", "matplotlib", "vl_convert", "jinja2", "pandas", "numpy", "scipy"}
+READING = {"duckdb", "vl_convert", "jinja2", "pandas", "numpy", "scipy"}
 HOSTS = {"torch", "ray", "verl", "sglang", "vllm", "transfer_queue", "hydra", "omegaconf"}
 
 
@@ -76,7 +76,7 @@ def test_an_engine_that_is_not_profiled_imports_one_module():
         # A laptop is enough.
         (["reading.reader", "views.summary_text", "reading.formats.tq_log", "exports.jsonl"], HOSTS | {"wrapt"}),
         # Tables, the list of plots and the report need no plots.
-        (["analysis", "views.questions", "views.sections"], {*HOSTS, "wrapt", "matplotlib", "vl_convert", "jinja2"}),
+        (["analysis", "views.questions", "views.sections"], {*HOSTS, "wrapt", "vl_convert", "jinja2"}),
         # Masking, for example, is done in the driver and in the report.
         (["events.redaction", "nodes.actor"], {*READING, *HOSTS, "wrapt", "msgspec"}),
     ],

@@ -19,7 +19,6 @@ _EXTRAS = {
     "duckdb": "analysis",
     "numpy": "analysis",
     "scipy": "analysis",
-    "matplotlib": "plots",
     "vl_convert": "plots",
     "jinja2": "report",
     "markupsafe": "report",

@@ -262,3 +262,16 @@ def test_a_real_log_is_plotted(tmp_path):
     """verl 0.9.1, three steps on a CPU."""
     assert 0 == run(FOLDER / "verl-0.9.1-real.log", "--output-dir", tmp_path)
     assert NAMES == files(tmp_path)
+
+
+def test_specifications_are_written_to_be_restyled(demo, capsys):
+    """Instead of the figures, under the same names; one can be changed and drawn again."""
+    vl_convert = pytest.importorskip("vl_convert")
+    assert 0 == run(demo, "--spec")
+    assert {"verl_demo.log", *(f"plot/{name[:-4]}.vl.json" for name in NAMES)} == files(demo.parent)
+
+    spec = json.loads((demo.parent / "plot/throughput.vl.json").read_text())
+    assert "tokens/s per GPU" in spec["title"]["text"][0]
+    spec["title"]["text"] = "Throughput of the new reward"
+    assert "Throughput of the new reward" in vl_convert.vegalite_to_svg(spec)
+    capsys.readouterr()

@@ -11,7 +11,6 @@ pytestmark = pytest.mark.browser
 
 # `make lint` installs it there.
 AXE = Path(sys.prefix) / "page-checks/node_modules/axe-core/axe.min.js"
-BARS = "[...document.querySelectorAll('#steps .pick[aria-pressed]')]"
 
 
 @pytest.fixture(scope="module")
@@ -47,29 +46,6 @@ def test_axe_finds_no_violation(browser, small, axe, theme, width):
         browser.call("Emulation.setEmulatedMedia", features=[])
 
     assert [] == found
-
-
-def test_the_steps_are_one_tab_stop(browser, small):
-    """Arrow keys move within them, and the tab key leaves and comes back to the same one."""
-    browser.open(small)
-    unfold(browser)
-    stops = f"{BARS}.map((bar) => bar.tabIndex)"
-    focused = f"{BARS}.indexOf(document.activeElement)"
-    assert [0, -1] == browser.evaluate(stops)
-    browser.evaluate(f"{BARS}[0].focus()")
-    browser.press("ArrowRight")
-    assert 1 == browser.evaluate(focused)
-    assert [-1, 0] == browser.evaluate(stops)
-    browser.press("ArrowDown")
-    assert 1 == browser.evaluate(focused)
-    browser.press("Enter", "\r")
-
-    assert "2" == browser.evaluate("document.getElementById('step').selectedOptions[0].text")
-    assert 1 == browser.evaluate(focused)
-    assert [-1, 0] == browser.evaluate(stops)
-    assert "true" == browser.evaluate("document.activeElement.ariaPressed")
-    assert "Showing step 2" == browser.evaluate("document.getElementById('status').textContent")
-    assert "none" != browser.evaluate("getComputedStyle(document.activeElement).outlineStyle")
 
 
 def test_a_table_is_one_tab_stop(browser, small):

@@ -156,14 +156,11 @@ def test_all_steps_together_and_each_step_add_up():
     """What is said of all steps is the sum of what is said of each."""
     data = of(SMALL)
     for table, key in (
-        ("tool_times", "calls"),
-        ("tool_times", "total_s"),
         ("request_parts", "total_s"),
-        ("turn_times", "turns"),
         ("transfer_totals", "calls"),
         ("step_phases", "duration_s"),
     ):
-        every = rows(data[table])
+        every = rows(data[table] if table in data else data["views"][table]["table"])
         steps = {row["s"] for row in rows(data["steps"]) if row["finished"] or row["step"] == 0}
         if table == "step_phases":
             steps = {row["s"] for row in rows(data["steps"]) if row["finished"]}
@@ -385,12 +382,13 @@ def test_steps_limit_every_table():
     data = of(SMALL, (2, 2))
 
     assert [2] == [row["step"] for row in rows(data["steps"])]
-    for name, table in data.items():
+    views = {name: view["table"] for name, view in data["views"].items()}
+    for name, table in {**data, **views}.items():
         if isinstance(table, dict) and "s" in table.get("columns", ()) and name != "steps":
             assert {row["s"] for row in rows(table)} <= {-1, 0}, name
     everything = of(SMALL)
     calls = [
-        sum(row["calls"] for row in rows(each["tool_times"]) if row["s"] == -1)
+        sum(row["calls"] for row in rows(each["views"]["tool_latencies"]["table"]))
         for each in (data, everything)
     ]
     assert 0 < calls[0] < calls[1]
@@ -443,11 +441,16 @@ def test_functions_that_transferqueue_feeds_are_there_when_they_were_traced():
     """With the findings in words; a run without tracing has none."""
     traced, plain = of(DATA / "tq" / "run.tar.gz"), of(SMALL)
 
-    functions = rows(traced["tq_functions"])
+    functions = rows(traced["views"]["tq_functions"]["table"])
     assert "_run_agent_loop" == functions[0]["func"]
     assert 161 == sum(row["calls"] for row in functions)
-    assert any(text.startswith("_compute_advantage: get and put") for text in traced["tq_findings"])
-    assert [] == rows(plain["tq_functions"])
+    assert any(
+        text.startswith("_compute_advantage: get and put") for text in traced["notes"]["transfers"]
+    )
+    assert [] == rows(plain["views"]["tq_functions"]["table"])
+    assert "tq_functions" not in next(
+        section["views"] for section in plain["sections"] if section["name"] == "transfers"
+    )
 
 
 def test_the_warm_up_is_left_out_of_the_first_sentence():

@@ -3,13 +3,16 @@
 from statistics import median
 
 import pytest
+from chart_reading import data_in, every_channel, panels_of, words
 from event_files import write_lines
 from views.opened_report import CANVAS, unfold
 from views.test_trace_selection import STEP_S, WORKERS, line, run_of
 
 from verl_profiler.cli import main
 from verl_profiler.reading.reader import load
-from verl_profiler.views import timeline_lanes, worker_heat
+from verl_profiler.views import timeline_lanes
+from verl_profiler.views.questions import VIEWS, workers
+from verl_profiler.views.view import Choice
 
 ENGINES = 14
 # Engines that the page has at most, the fullest.
@@ -65,57 +68,64 @@ def places_of(opened):
     return {(row["run"], row["step"]): place for place, row in enumerate(rows)}
 
 
-def test_the_map_is_how_late_each_worker_ends(run):
-    """The latest worker first; seconds after the median one."""
-    folder, truth = run
+def map_of(folder):
+    """Return the cells of the map of rollouts by worker and step, and its names from the top."""
+    view, choice = VIEWS["worker_phases"], Choice(run="r")
     with load(folder, cache=False) as opened:
-        heat = worker_heat.worker_heat(opened.tables, None, places_of(opened))
+        spec = view.spec(view.analysis(opened.tables, choice), choice)
+    rollout = next(each for each in panels_of(spec) if "rollout" in str(each.get("title", spec)))
+    cells = {(row["process"], row["step"]): row for row in data_in(rollout, "later")}
+    domains = [each["scale"]["domain"] for name, each in every_channel(rollout) if name == "y"]
+    return cells, domains[0], words(spec)
+
+
+def test_the_map_is_how_late_each_worker_ends(run):
+    """The latest worker first; later than the first of the step."""
+    folder, truth = run
+    cells, order, _ = map_of(folder)
     expected = behind(truth)
-    assert heat["workers"][0] == "worker_3"
-    assert heat["others"] == 0
-    assert heat["columns"] == [[place, place] for place in range(STEPS)]
-    for name, cells in zip(heat["workers"], heat["cells"], strict=True):
-        for place, (behind_s, step) in enumerate(cells):
-            assert behind_s == pytest.approx(expected[name, place + 1], abs=0.006)
-            assert step == place
+    assert order[0] == "worker_3"
+    assert cells.keys() == expected.keys()
+    scale = 1000 if max(row["later"] for row in cells.values()) > 100 else 1
+    for (name, step), cell in cells.items():
+        first = min(by for (_, each), by in expected.items() if each == step)
+        assert cell["later"] == pytest.approx(
+            (expected[name, step] - first) * scale, abs=0.006 * scale
+        )
 
 
 def test_many_workers_and_steps_keep_the_latest_of_what_they_share(run, monkeypatch):
-    monkeypatch.setattr(worker_heat, "_WORKERS", 2)
-    monkeypatch.setattr(worker_heat, "_COLUMNS", 2)
-    folder, truth = run
-    with load(folder, cache=False) as opened:
-        heat = worker_heat.worker_heat(opened.tables, None, places_of(opened))
-    expected = behind(truth)
-    assert heat["columns"] == [[0, 3], [4, 7]]
-    assert heat["others"] == WORKERS - 2
-    for number, steps in enumerate(((1, 2, 3, 4), (5, 6, 7, 8))):
-        late = {
-            (name, step): s
-            for (name, step), s in expected.items()
-            if step in steps and name not in heat["workers"]
-        }
-        assert heat["cells"][2][number][0] == pytest.approx(max(late.values()), abs=0.006)
-        assert heat["cells"][2][number][1] + 1 == max(late, key=late.get)[1]
+    monkeypatch.setattr(workers, "_ROWS", 2)
+    monkeypatch.setattr(workers, "_COLUMNS", 2)
+    cells, order, said = map_of(run[0])
+    monkeypatch.undo()
+    whole, every, _ = map_of(run[0])
 
-
-def test_few_workers_have_no_map(run):
-    with load(run[0] / "step_1" / "worker_0.jsonl", cache=False) as opened:
-        assert worker_heat.worker_heat(opened.tables, None, places_of(opened)) is None
+    assert order == every[:2]
+    assert f"the 2 latest of {WORKERS}; the latest of 4 steps in a column" in said
+    assert 4 == len(cells)
+    for (name, _), cell in cells.items():
+        shared = [
+            whole[name, each]["later"]
+            for each in range(round(cell["from"] + 0.5), round(cell["to"] + 0.5))
+        ]
+        assert cell["later"] == max(shared)
 
 
 @pytest.mark.browser
 def test_a_click_on_the_map_shows_the_step(browser, report):
     browser.open(report)
     unfold(browser)
-    box = browser.evaluate(
-        "(() => {const map = [...document.querySelectorAll('#steps .figure')]"
-        ".find((each) => each.innerText.includes('worker_3'));"
-        "map.scrollIntoView({block: 'center'});"
-        "const cell = map.querySelectorAll('rect')[2].getBoundingClientRect();"
-        "return [cell.x + cell.width / 2, cell.y + cell.height / 2]})()"
+    chart = "document.querySelector('#workers .vega')"
+    browser.evaluate(f"{chart}.scrollIntoView({{block: 'center'}})")
+    browser.wait(f"{chart}.dataset.drawn")
+    browser.settle()
+    x, y, width = browser.evaluate(
+        f"(() => {{const box = {chart}.querySelector('canvas').getBoundingClientRect();"
+        "return [box.x, box.y, box.width]})()"
     )
-    browser.click(*box)
+    # The third of eight columns, right of the names, in the first row.
+    browser.click(x + 70 + (width - 80) * 2.6 / 8.2, y + 40)
     assert browser.evaluate("location.hash") == "#step=3"
     assert not browser.messages
 

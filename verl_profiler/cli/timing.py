@@ -65,6 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     numbers = parser.add_mutually_exclusive_group()
     numbers.add_argument("--json", action="store_true", help="print the numbers as JSON")
     numbers.add_argument("--csv", action="store_true", help="print one line per step as CSV")
+    numbers.add_argument(
+        "--spec",
+        action="store_true",
+        help="write Vega-Lite specifications (NAME.vl.json), to be restyled, instead of figures",
+    )
     parser.add_argument(
         "--out",
         metavar="FILE",
@@ -109,19 +114,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
     """Write the pictures of each run and print its statistics."""
-    from verl_profiler.render.charts import check_installed, render
+    from verl_profiler.render.charts import check_installed, render, spec_text
 
     check_installed()
     from verl_profiler.analysis.log_findings import log_findings
     from verl_profiler.views.log_text import MORE, log_changes
     from verl_profiler.views.timing_figures import PICTURES
     from verl_profiler.views.timing_text import run_facts, summary_block
-    from verl_profiler.views.view import NothingToDraw
+    from verl_profiler.views.view import SPEC, NothingToDraw
 
+    form = SPEC if args.spec else "png"
     folders = _folders(runs, args.output_dir)
     for run, folder in zip(runs, folders, strict=True):
         refuse_overwriting_any(
-            [folder / f"{name}.png" for name in PICTURES],
+            [folder / f"{name}.{form}" for name in PICTURES],
             force=args.force,
             mark=f"Description\0{_mark(run)}".encode("latin-1", "replace"),
             because=", and was not written by this command from the same log",
@@ -134,12 +140,17 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
         print("\n".join(map(visible, run_facts(run))))
         print(f"Output directory: {visible(str(folder))}\n\nGenerating plots...")
         for name, picture in PICTURES.items():
-            path = folder / f"{name}.png"
+            path = folder / f"{name}.{form}"
             try:
-                figure = render(picture.spec(run), "png", description=_mark(run))
+                spec = picture.spec(run)
             except NothingToDraw as reason:
                 print(visible(f"Not drawn: {path}: {reason}"))
                 continue
+            figure = (
+                spec_text(spec).encode()
+                if args.spec
+                else render(spec, form, description=_mark(run))
+            )
             with replacing(path) as file:
                 file.write(figure)
             print(visible(f"Saved: {path}"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import Section
 
-__all__ = ["SECTIONS", "page_sections", "section_of"]
+__all__ = ["SECTIONS", "TABLES", "page_sections", "section_of"]
 
 _LAID_OUT = (
     Section(
@@ -102,8 +102,40 @@ TOPICS = {
 }
 # Shown above the topics.
 _FIRST = "requests"
-# The first section that each of so many findings points to is shown there too.
+# The sections of so many findings are shown there too.
 _POINTING = 3
+# Tables of analyses that no view draws, by their section: each with its caption.
+TABLES: dict[str, dict[str, str]] = {
+    "path": {
+        "straggler_requests": "Straggler requests",
+        "step_replays": "Replays of each step",
+    },
+    "rollout": {"request_times": "Requests", "engine_times": "Engine calls"},
+    "workers": {
+        "rollout_balance": "Agent-loop workers: who was done last",
+        "replica_balance": "Replicas",
+        "rank_balance": "Ranks: all wait for the slowest",
+    },
+    "transfers": {"transfer_totals": "TransferQueue calls"},
+    "weights": {
+        "weight_sync": "Weight syncs",
+        "release_effects": "Release and resume, all steps",
+        "sleep_times": "Time in sleep and wake, in the slowest process",
+        "memory_timeline": "Memory by phase",
+        "memory_peaks": "Peak device memory",
+    },
+    "captures": {
+        "captures": "Captures",
+        "range_times": "Ranges",
+        "top_kernels": "Kernels with the most time",
+        "gpu_idle": "Idle time of the devices",
+    },
+    "lags": {"loop_lags": "Event-loop stalls by loop", "longest_lags": "Longest stalls"},
+    "validation": {"validation_times": "Validations"},
+    "cost": {"profiler_cost": "Profiler cost"},
+}
+# What was not recorded, where the reason belongs to another section.
+_NOTES = {"engine": "rollout", "ranks": "workers", "memory": "weights", "memory_saver": "weights"}
 
 
 def _sections() -> dict[str, Section]:
@@ -124,30 +156,44 @@ def section_of(name: str) -> str | None:
     return section.name if isinstance(section, Section) else section
 
 
-def page_sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def page_sections(
+    views: Mapping[str, Mapping[str, Any]],
+    notes: Mapping[str, list[str]],
+    findings: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
     """Return the sections of a page as data.
 
     Args:
-        document: The tables of the page by name, also those of views with a section of their own,
-            and the rows of its findings.
+        views: The views and tables of the page by name, with their table each.
+        notes: What was not recorded, and how to record it.
+        findings: The rows of the findings, the first on top.
 
     Returns:
         name, title, link and topic of each section, without a topic where it is shown at once: the
         timeline, then what the first findings point to; questions, which its views answer; views, the names
-        of those that it shows, and answers, of all whose numbers it has.  Sections that only some runs have
-        are left out where their views have no rows.
+        of those and of tables that it shows; answers, of all views whose numbers it has; notes.
+        Sections that only some runs have are left out where their tables have no rows.
     """
-    of: dict[str, list[str]] = {}
+    of: dict[str, list[str]] = {section: [] for section in SECTIONS}
     for name in VIEWS:
         of.setdefault(section_of(name) or "", []).append(name)
-    own = {view.section.name for view in VIEWS.values() if isinstance(view.section, Section)}
-    shown = {"captures": document["captures"]["rows"]}
-    shown |= {
-        name: any(document["views"][view]["table"]["rows"] for view in of[name]) for name in own
+    optional = {view.section.name for view in VIEWS.values() if isinstance(view.section, Section)}
+    shows = {
+        section: [
+            name
+            for name in (*of[section], *TABLES.get(section, ()))
+            if views[name]["charts"] or views[name]["table"]["rows"]
+        ]
+        for section in SECTIONS
     }
-    there = [section for section in SECTIONS.values() if shown.get(section.name, True)]
-    shows = [row["shows"][0] for row in document["findings"][:_POINTING]]
-    pointed = [section_of(name) or "path" for name in shows] or ["steps"]
+    there = [
+        section
+        for section in SECTIONS.values()
+        if shows[section.name] or section.name not in optional | {"captures"}
+    ]
+    pointed = [
+        section_of(name) or "path" for row in findings[:_POINTING] for name in row["shows"]
+    ] or ["steps"]
     first = [_FIRST, *pointed]
     # The first sections come in the order of the findings.
     there.sort(key=lambda each: first.index(each.name) if each.name in first else len(first))
@@ -159,13 +205,24 @@ def page_sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
             "title": section.title,
             "link": section.link or section.title,
             "topic": None if section.name in first else topics.get(section.name, default),
-            "questions": [VIEWS[name].question for name in of.get(section.name, ())],
-            "views": [
-                name
-                for name in of.get(section.name, ())
-                if VIEWS[name].chart is not None or section.name in own
-            ],
-            "answers": of.get(section.name, []),
+            "questions": [VIEWS[name].question for name in of[section.name]],
+            "views": shows[section.name],
+            "answers": of[section.name],
+            "notes": _notes(section.name, of[section.name], views, notes),
         }
         for section in there
     ]
+
+
+def _notes(
+    section: str,
+    own: Sequence[str],
+    views: Mapping[str, Mapping[str, Any]],
+    notes: Mapping[str, list[str]],
+) -> list[str]:
+    """Return what was not recorded; where nothing is known of that, why views have no chart."""
+    found = [
+        text for key, texts in notes.items() if section in (key, _NOTES.get(key)) for text in texts
+    ]
+    absent = [views[name]["missing"] for name in own if not views[name]["table"]["rows"]]
+    return found or list(dict.fromkeys(text for texts in absent for text in texts))

@@ -10,10 +10,10 @@ from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.reader import Run
 from verl_profiler.render.frames import frame
 from verl_profiler.views.columns import described
-from verl_profiler.views.questions import VIEWS
+from verl_profiler.views.questions import COLUMNS, VIEWS
 from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View
 
-__all__ = ["page_views"]
+__all__ = ["page_table", "page_views"]
 
 
 def page_views(run: Run, steps: Steps, kept: Callable[[Rows], Rows]) -> dict[str, dict[str, Any]]:
@@ -31,12 +31,25 @@ def page_views(run: Run, steps: Steps, kept: Callable[[Rows], Rows]) -> dict[str
     return {name: _shown(view, run, steps, kept) for name, view in VIEWS.items()}
 
 
+def page_table(name: str, caption: str, table: dict[str, Any]) -> dict[str, Any]:
+    """Return what the page shows of a table that no view draws."""
+    names = [column for column in table["columns"] if column != "s"]
+    return {
+        "question": caption,
+        "charts": [],
+        "missing": [],
+        "table": table,
+        "columns": described(COLUMNS[name], names) if name in COLUMNS else dict.fromkeys(names, ""),
+        "labels": {},
+    }
+
+
 def _shown(view: View, run: Run, steps: Steps, kept: Callable[[Rows], Rows]) -> dict[str, Any]:
     choice = Choice(steps=steps)
     data = view.analysis(run.tables, choice)
     charts: list[dict[str, Any]] = []
     missing: list[str] = []
-    for label in run.labels if view.chart is not None else ():
+    for label in run.labels:
         try:
             charts.append(view.spec(of_run(data, label), replace(choice, run=label)))
         except NothingToDraw as reason:

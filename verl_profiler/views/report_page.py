@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS
 from verl_profiler.render.charts import bundle
 from verl_profiler.render.colors import (
     ENGINE_COLORS,
     PART_COLORS,
     PHASE_COLORS,
-    VERSION_COLORS,
-    account_color,
-    category_color,
     color,
 )
 from verl_profiler.render.html import digest, packed, part, script, script_json, template, trusted
@@ -44,9 +40,6 @@ def page(
         {
             **document,
             "colors": _colors(document),
-            "accounts": ACCOUNTS,
-            "pools": POOLS,
-            "versions": VERSION_COLORS,
         }
     )
     vega = bundle()
@@ -78,13 +71,8 @@ def page(
 def _colors(document: Mapping[str, Any]) -> dict[str, str]:
     """Give each phase, part and category that occurs its color."""
     colors = {**PART_COLORS, **PHASE_COLORS, **ENGINE_COLORS}
-    colors |= {f"account:{account}": account_color(account) for account in ACCOUNTS}
     table = document["step_phases"]
     if table["columns"]:
         place = table["columns"].index("phase")
         colors.update({row[place]: color(row[place]) for row in table["rows"] if row[place]})
-    path = document["critical_path"]
-    for row in path["rows"]:
-        category = row[path["columns"].index("category")]
-        colors[f"path:{category}"] = category_color(category)
     return colors

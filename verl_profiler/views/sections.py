@@ -14,13 +14,10 @@ from typing import Any
 
 from verl_profiler import analysis
 from verl_profiler.analysis.explain.findings import explanations
-from verl_profiler.analysis.explain.ledger import account_totals
 from verl_profiler.analysis.overview import headline, phase_totals
-from verl_profiler.analysis.requests import step_turn_times
-from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
-from verl_profiler.analysis.selection import LeftOut, in_steps, left_out, steady
+from verl_profiler.analysis.selection import LeftOut, in_steps, left_out
+from verl_profiler.analysis.steps import validation_times
 from verl_profiler.analysis.time_tree import whole_time_tree
-from verl_profiler.analysis.tq import tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reading.reader import Run
@@ -29,11 +26,10 @@ from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.about_run import about_run, event_settings, recorded_events
 from verl_profiler.views.conclusions import conclusions, notes
 from verl_profiler.views.mean_step import mean_step
-from verl_profiler.views.page_sections import page_sections
-from verl_profiler.views.page_views import page_views
+from verl_profiler.views.page_sections import TABLES, page_sections
+from verl_profiler.views.page_views import page_table, page_views
 from verl_profiler.views.timelines import timelines
 from verl_profiler.views.tq_text import finding_lines
-from verl_profiler.views.worker_heat import worker_heat
 
 __all__ = ["document"]
 
@@ -44,13 +40,10 @@ WHOLE = -1
 # Tables by step are kept for the longest steps and for a systematic sample of the others.
 _DETAILED_STEPS = 150
 _LONGEST_STEPS = 50
-_CHARTED_STEPS = 4_000
 _ROWS = 4_000
 _VIEW_ROWS = 1_000
-# Traced functions that the page lists, those with most time first.
-_FUNCTIONS = 40
-_FLIGHT_PARTS = 160
-_CDF = (*(place / 50 for place in range(50)), 0.985, 0.99, 0.995, 0.999, 1.0)
+# Tables that scripts of the page read.
+_READ = frozenset({"step_phases", "time_tree", "request_times", "request_parts"})
 
 
 def document(
@@ -74,9 +67,6 @@ def document(
         listed = found["step_times"]
         found["memory_timeline"] = analysis.memory_timeline(tables, steps)
         found["sleep_times"] = analysis.sleep_times(tables, steps)
-        found["turn_times"] = step_turn_times(tables, steps)
-        found["request_cdf"] = _request_cdf(tables, steps)
-        found["requests_in_flight"] = _requests_in_flight(tables, steps, listed)
         found["captures"] = _captures(tables, steps)
         for name in ("range_times", "top_kernels", "gpu_idle"):
             found[name] = analysis.ANALYSES[name](tables, steps)
@@ -91,56 +81,53 @@ def document(
         drawn = timelines(tables, steps, listed, places)
         whys = explained.result()
     found["critical_path"] = whys["critical_path"]
-    whole["critical_path"] = _whole_path(steady(found["critical_path"], warm_up))
-    found["bubble_ledger"] = whys["bubble_ledger"]
-    whole["bubble_ledger"] = _whole_ledger(steady(found["bubble_ledger"], warm_up))
     found["step_replays"] = whys["step_replays"]
     data: dict[str, Any] = {
-        "about": about_run(run, recorded),
+        "about": about_run(run, listed, recorded),
         "steps": _steps(listed, found, several=several),
         "detailed": sorted(detailed),
-        "fractions": _CDF,
         "computing": list(COMPUTING_ROLES),
-        "worker_heat": worker_heat(tables, steps, places),
         "timelines": drawn,
         "problems": [short_text(problem, 2_000) for problem in run.problems],
     }
-    for name, rows in found.items():
-        if name in ("step_times", "slowest_requests"):
-            continue
-        # The chart of the steps needs the phases of all of them.
-        chart = name == "step_phases" and len(listed) <= _CHARTED_STEPS
-        kept_steps = set(places.values()) if chart else detailed
+    tabled = {name for own in TABLES.values() for name in own}
+    for name in found.keys() & (_READ | tabled):
+        rows = found[name]
         # A tree of which rows are missing does not add up.
-        limit = len(rows) if name == "time_tree" or chart else _ROWS
-        kept = _placed(rows, places, kept_steps, limit)
+        limit = len(rows) if name == "time_tree" else _ROWS
+        kept = _placed(rows, places, detailed, limit)
         kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
         data[name] = frame(kept, drop=("run", "step"))
-    for name in ("what_if", "stragglers", "straggler_requests"):  # of all steps together
-        data[name] = frame(whys[name], drop=() if several else ("run",))
+    # Of all steps together.
+    data["straggler_requests"] = frame(whys["straggler_requests"], drop=() if several else ("run",))
     data["findings"] = whys["findings"]
-    functions = tq_functions(tables, steps)
-    data["tq_functions"] = frame(functions[:_FUNCTIONS], drop=("run",))
-    data["tq_findings"] = [
-        short_text("; ".join(finding_lines(row)), 400)
-        for row in tq_findings(tables, steps, functions=functions)
-    ]
     every = set(places.values())
     lags = _placed(analysis.longest_lags(tables, steps), places, every, _ROWS)
     data["longest_lags"] = frame(lags, drop=("run", "step"))
-    data["release_effects"] = frame(analysis.release_effects(tables, steps))
-    data["views"] = page_views(run, steps, lambda rows: _placed(rows, places, detailed, _VIEW_ROWS))
-    # Until the section on pools shows its view.
-    data["pools_over_time"] = data["views"]["pools_over_time"]["table"]
-    data["sections"] = page_sections(data)
-    data["headline"] = headline(listed, found["bubble_ledger"], warm_up)
-    data["mean_step"] = mean_step(whys)
-    data["sentences"] = conclusions(found, listed, warm_up, several=several)
+    data["release_effects"] = frame(
+        analysis.release_effects(tables, steps), drop=() if several else ("run",)
+    )
+    validations = _placed(validation_times(tables, steps), places, every, _ROWS)
+    data["validation_times"] = frame(validations, drop=("run", "step"))
     data["notes"] = notes(found, recorded, event_settings(run), FAMILIES)
     data["notes"]["memory_saver"] = [
         f"{row['message']} {row['advice']}".strip()
         for row in analysis.memory_findings(tables, steps, launches=run.launches)
     ]
+    data["notes"].setdefault("transfers", []).extend(
+        short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
+    )
+    views = page_views(run, steps, lambda rows: _placed(rows, places, detailed, _VIEW_ROWS))
+    views |= {
+        name: page_table(name, caption, data[name] if name in _READ else data.pop(name))
+        for own in TABLES.values()
+        for name, caption in own.items()
+    }
+    data["views"] = views
+    data["sections"] = page_sections(views, data["notes"], whys["findings"])
+    data["mean_step"] = mean_step(whys)
+    data["headline"] = headline(listed, whys["bubble_ledger"], warm_up)
+    data["sentences"] = conclusions(found, listed, warm_up, several=several)
     return data
 
 
@@ -166,8 +153,6 @@ _WHOLE: dict[str, tuple[Callable[[Tables], Rows], tuple[str, ...]]] = {
     # Name of the analysis → what it reads.
     "request_times": (analysis.request_times, ("requests",)),
     "request_parts": (analysis.request_parts, ("requests",)),
-    "turns_per_request": (analysis.turns_per_request, ("requests",)),
-    "tool_times": (analysis.tool_times, ("tool_calls",)),
     "engine_times": (analysis.engine_times, ("engine_calls",)),
     "replica_balance": (analysis.replica_balance, ("engine_calls",)),
     "rank_balance": (analysis.rank_balance, ("rank_spans",)),
@@ -181,43 +166,7 @@ _WHOLE: dict[str, tuple[Callable[[Tables], Rows], tuple[str, ...]]] = {
 def _whole(tables: Tables, steps: Steps) -> dict[str, Rows]:
     """Ask the same questions of all steps together."""
     with _merged(tables, steps) as merged:
-        answers = {name: ask(merged) for name, (ask, _) in _WHOLE.items()}
-        answers["turn_times"] = step_turn_times(merged, None)
-        answers["request_cdf"] = _request_cdf(merged, None)
-    return answers
-
-
-def _whole_path(paths: Rows) -> Rows:
-    """Add up what each category has in all steps."""
-    categories: dict[str, dict[str, Any]] = {}
-    for row in paths:
-        whole = categories.setdefault(row["category"], {**row, "duration_s": 0.0, "segments": 0})
-        whole["duration_s"] += row["duration_s"]
-        whole["segments"] += row["segments"]
-        if row["longest_s"] > whole["longest_s"]:
-            whole |= {key: row[key] for key in ("longest_s", "longest_what")}
-    total = sum(row["duration_s"] for row in categories.values())
-    for row in categories.values():
-        row["share"] = row["duration_s"] / total if total else None
-    return sorted(
-        categories.values(), key=lambda row: (row["category"] == "unexplained", -row["duration_s"])
-    )
-
-
-def _whole_ledger(rows: Rows) -> Rows:
-    """Add up the accounts of each pool over all steps."""
-    pools: dict[tuple[str, str], Rows] = {}
-    for row in rows:
-        pools.setdefault((row["run"], row["pool"]), []).append(row)
-    whole: Rows = []
-    for own in pools.values():
-        sums = account_totals(own)
-        total_s = sum(sums.values())
-        whole += [
-            {**own[0], "account": account, "device_s": device_s, "share": device_s / total_s}
-            for account, device_s in sums.items()
-        ]
-    return whole
+        return {name: ask(merged) for name, (ask, _) in _WHOLE.items()}
 
 
 def _whole_phases(rows: Rows, warm_up: LeftOut) -> Rows:
@@ -322,18 +271,6 @@ def _steps(listed: Rows, found: Mapping[str, Rows], *, several: bool) -> dict[st
     return frame(rows)
 
 
-def _request_cdf(tables: Tables, steps: Steps) -> Rows:
-    """Give the curve of the finished requests' durations, at each part of `_CDF`."""
-    return tables.rows(
-        f"""
-        SELECT run, step, validate, count(*) AS requests,
-            quantile_cont(duration_us / 1e6, {[*_CDF]}) AS quantiles_s
-        FROM requests WHERE finished AND step IS NOT NULL AND {in_steps(steps)}
-        GROUP BY run, step, validate ORDER BY validate, run, step
-        """
-    )
-
-
 def _captures(tables: Tables, steps: Steps) -> Rows:
     return tables.rows(
         f"""
@@ -342,38 +279,3 @@ def _captures(tables: Tables, steps: Steps) -> Rows:
         FROM captures WHERE {in_steps(steps)} ORDER BY run, step, name, number
         """
     )
-
-
-def _requests_in_flight(tables: Tables, steps: Steps, listed: Rows) -> Rows:
-    """Count the finished training requests that are open, in equal parts of the step's rollout.
-
-    Returns:
-        One row per run and step: begin_s (after the step's begin), spread_s, most, mean, counts
-        (part, highest and last count, where something changed).
-    """
-    begins = {(row["run"], row["step"]): row["begin_us"] for row in listed}
-    flights: dict[tuple[Any, Any], dict[str, Any]] = {}
-    for row in rollout_tail(tables, steps):
-        key = (row["run"], row["step"])
-        if key in begins:
-            flights[key] = {
-                "run": row["run"],
-                "step": row["step"],
-                "begin_s": (row["begin_us"] - begins[key]) / 1e6,
-                "spread_s": row["rollout_s"],
-                "most": row["peak"],
-                "mean": row["peak"] * (1 - (row["bubble_share"] or 0)),
-                "counts": [],
-            }
-    for row in requests_in_flight(tables, steps, points=_FLIGHT_PARTS):
-        flight = flights.get((row["run"], row["step"]))
-        if flight is None:
-            continue
-        # What is cut already begins exactly at a part's begin, but for the last digit.
-        place = _FLIGHT_PARTS * row["at_s"] / (flight["spread_s"] or 1) + 1e-6
-        part, counts = min(int(place), _FLIGHT_PARTS - 1), flight["counts"]
-        if counts and counts[-1][0] == part:
-            counts[-1][1:] = max(counts[-1][1], row["most"]), row["in_flight"]
-        else:
-            counts.append([part, row["most"], row["in_flight"]])
-    return list(flights.values())

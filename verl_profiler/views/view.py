@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verl_profiler.analysis.requests import PERCENTILES
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Spec
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = [
     "SPEC",
@@ -26,7 +21,6 @@ __all__ = [
     "asking",
     "column",
     "known",
-    "marks",
 ]
 
 # The format of a specification, as the names of its files end.
@@ -107,7 +101,6 @@ class View:
             `columns.COMMON` lacks it.
         chart: Makes a Vega-Lite specification of the rows of one run (`render.charts.chart`), and
             computes nothing that they lack.
-        draw: The same with matplotlib, of views that have no `chart` yet.
         empty: Why there may be no rows, and what to do about it.
         section: The section of the report page with these numbers: the name of one that
             `page_sections.SECTIONS` has, or a new one, which shows the table.
@@ -123,8 +116,7 @@ class View:
     question: str
     analysis: Callable[[Tables, Choice], dict[str, Rows]]
     columns: Mapping[str, str]
-    chart: Callable[[DataTables, Choice], Spec] | None = None
-    draw: Callable[[DataTables, Choice], Figure] | None = None
+    chart: Callable[[DataTables, Choice], Spec]
     empty: str
     section: str | Section | None
     shows: str
@@ -134,26 +126,13 @@ class View:
     example: str = ""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def figure(self, data: DataTables, choice: Choice) -> Figure:
-        """Draw the rows of one run.
-
-        Raises:
-            NothingToDraw: The first table has no rows.
-        """
-        from verl_profiler.render.figure import settings
-
-        if self.draw is None or not next(iter(data.values()), None):
-            raise NothingToDraw(f"{choice.text()}: {self.empty}")
-        with settings():
-            return self.draw(data, choice)
-
     def spec(self, data: DataTables, choice: Choice) -> Spec:
         """Return the chart of the rows of one run as a Vega-Lite specification.
 
         Raises:
             NothingToDraw: The first table has no rows.
         """
-        if self.chart is None or not next(iter(data.values()), None):
+        if not next(iter(data.values()), None):
             raise NothingToDraw(f"{choice.text()}: {self.empty}")
         return self.chart(data, choice)
 
@@ -165,14 +144,6 @@ class View:
         """
         from verl_profiler.render.charts import render, spec_text
 
-        if self.chart is None:
-            from verl_profiler.render.figure import save
-
-            if form == SPEC:
-                raise NothingToDraw("this plot has no specification yet")
-            made = io.BytesIO()
-            save(self.figure(data, choice), made, form)
-            return made.getvalue()
         spec = self.spec(data, choice)
         return spec_text(spec).encode() if form == SPEC else render(spec, form)
 
@@ -200,11 +171,6 @@ def asking(*analyses: Callable[..., Rows]) -> Callable[[Tables, Choice], dict[st
 def column(rows: Rows, name: str, factor: float = 1.0) -> list[float]:
     """Return a column's numbers; None becomes 0, which draws nothing."""
     return [(row[name] or 0) * factor for row in rows]
-
-
-def marks(rows: Rows, name: str, factor: float = 1.0) -> list[float]:
-    """Return a column's numbers; None becomes a number that nothing is drawn for."""
-    return [math.nan if row[name] is None else row[name] * factor for row in rows]
 
 
 def known(rows: Rows, name: str) -> list[Any]:

@@ -25,15 +25,6 @@ export function notesOf(name) {
 }
 
 /**
- * Marks numbers that stand for more requests than were recorded in full.
- * @param {{estimated?: unknown}[]} rows
- */
-export function estimates(rows) {
-  if (!rows.some((row) => row.estimated)) return [];
-  return [note('≈ Estimated from the requests whose details were recorded.')];
-}
-
-/**
  * For a section with nothing in it: why nothing was recorded, or that this step has none.
  * @param {string} name
  * @param {boolean} ever Whether another step has some.

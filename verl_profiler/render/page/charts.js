@@ -120,35 +120,6 @@ export function timeAxis(chart, x, to, {top, bottom, right}) {
 }
 
 /**
- * Values from the bottom to the top, with grid lines to the right of them.
- * @param {SVGElement} chart
- * @param {Scale} y
- * @param {number[]} values
- * @param {(value: number) => string} label
- * @param {{left: number, right: number}} box
- */
-export function valueAxis(chart, y, values, label, {left, right}) {
-  for (const value of values) {
-    const at = y(value);
-    chart.append(svg('line', {x1: left, x2: right, y1: at, y2: at, class: 'grid'}));
-    chart.append(textAt(left - 8, at + 4, label(value), 'end'));
-  }
-}
-
-/**
- * The same for seconds.
- * @param {SVGElement} chart
- * @param {Scale} y
- * @param {number} most
- * @param {{left: number, right: number}} box
- */
-export function secondsAxis(chart, y, most, box) {
-  const values = ticks(0, most, 4);
-  const step = values[1] - values[0] || 1;
-  valueAxis(chart, y, values, (value) => tickLabel(value, step), box);
-}
-
-/**
  * One bar, cut into parts that add up to the whole.
  * @param {{name: string, value: number, color?: string}[]} parts
  */

@@ -82,25 +82,6 @@ export function trainingRows(name) {
   );
 }
 
-/**
- * The rows of the step that is shown, or the rows of each step, with its label.
- * @template {Stepped} Name
- * @param {Name} name
- */
-export function labeledRows(name) {
-  return tableOf(name)
-    .filter((row) => shown.step === ALL || row.s === shown.step)
-    .map(labeled);
-}
-
-/**
- * @template {OfStep} Row
- * @param {Row} row
- */
-export function labeled(row) {
-  return {...row, label: steps[row.s].label};
-}
-
 /** The step that is shown; none where all are. */
 export function shownStep() {
   return steps[shown.step];

@@ -1,13 +1,10 @@
 // The page: its sections, the step that they show, and its theme.
 
 import {drawIn} from './charts.js';
-import {ALL, DATA, requests, shown, shownName, steps, timelines, trained} from './data.js';
+import {ALL, DATA, requests, several, shown, shownName, steps, timelines, trained} from './data.js';
 import {byId, element, find} from './dom.js';
 import {clean, number} from './format.js';
 import {fillHead} from './head.js';
-import {capturesSection} from './section_captures.js';
-import {devicesSection} from './section_devices.js';
-import {poolsSection} from './section_pools.js';
 import {
   applyFilter,
   filter,
@@ -20,38 +17,23 @@ import {
   requestsSection,
   startTimeline,
 } from './section_requests.js';
-import {rolloutSection, toolsSection, turnsSection, validationSection} from './section_rollout.js';
-import {costSection, launchSection, problemsSection, stallsSection} from './section_run.js';
-import {pathSection, stepsSection} from './section_steps.js';
+import {launchSection, problemsSection} from './section_run.js';
+import {stepsSection} from './section_steps.js';
 import {viewBlocks} from './section_view.js';
-import {redrawCharts} from './vega.js';
-import {transfersSection, weightsSection, workersSection} from './section_workers.js';
+import {redrawCharts, whenStepPicked} from './vega.js';
 
 const {sections} = DATA;
 
 /** @type {Record<string, () => import('./dom.js').Child[]>} */
 const MAKERS = {
   steps: () => stepsSection(choose),
-  path: pathSection,
-  devices: devicesSection,
-  pools: poolsSection,
-  rollout: rolloutSection,
   requests: () => requestsSection(choose),
-  turns: turnsSection,
-  tools: toolsSection,
-  workers: workersSection,
-  transfers: transfersSection,
-  weights: weightsSection,
-  captures: capturesSection,
-  lags: stallsSection,
-  validation: validationSection,
   problems: problemsSection,
-  cost: costSection,
   launch: launchSection,
 };
 
 // Sections that are the same for every step.
-const FIXED = ['requests', 'pools', 'validation', 'problems', 'launch'];
+const FIXED = ['requests', 'problems', 'launch'];
 
 /** Whether the address follows what is shown. */
 let following = false;
@@ -66,9 +48,9 @@ const next = /** @type {HTMLButtonElement} */ (byId('next'));
 const made = new Set();
 
 /** @param {PageSection} section */
-function fill({name, title, questions, views}) {
+function fill({name, title, questions, views, notes}) {
   made.add(name);
-  const make = () => [...(MAKERS[name]?.() ?? []), ...viewBlocks(views)];
+  const make = () => [...(MAKERS[name]?.() ?? []), ...viewBlocks(views, notes)];
   const heading = element('h2', {title: questions.join(' ') || null}, title);
   byId(name).replaceChildren(heading, ...element('div', {}, make()).childNodes);
 }
@@ -102,6 +84,11 @@ function choose(step, keepScene = false) {
   const again = [...nodes].find((node) => node.getAttribute('aria-label') === label);
   again?.focus({preventScroll: true});
 }
+
+whenStepPicked((picked) => {
+  const step = trained.find((each) => each.step === picked);
+  if (step && !several) choose(step.s === shown.step ? ALL : step.s);
+});
 
 /** @param {number} by */
 function move(by) {

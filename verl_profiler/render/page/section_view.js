@@ -1,6 +1,6 @@
 // The views of a section: of each its chart, and its table of the step that is shown.
 
-import {note, notKept} from './blocks.js';
+import {heading, note, notKept} from './blocks.js';
 import {ALL, DATA, shown, shownName, steps, unpack} from './data.js';
 import {element} from './dom.js';
 import {clean, missing} from './format.js';
@@ -14,16 +14,19 @@ const charts = new Map();
 
 /**
  * @param {string[]} names Of the section's views.
+ * @param {string[]} notes What was not recorded, and how to record it.
  * @returns {import('./dom.js').Child[]}
  */
-export function viewBlocks(names) {
-  return names.flatMap((name) => {
+export function viewBlocks(names, notes) {
+  const said = notes.map((text) => note(clean(text)));
+  const shownViews = names.map((name) => {
     const view = DATA.views[name];
     // A chart shows all steps: it is made once, and stays.
     if (!charts.has(name)) charts.set(name, view.charts.map(chart));
     const drawn = charts.get(name) ?? [];
     return [...drawn, ...view.missing.map((text) => note(clean(text))), tableOfView(view)];
   });
+  return [...said, ...shownViews];
 }
 
 /** @param {PageView} view */
@@ -31,9 +34,11 @@ function tableOfView(view) {
   const all = unpack(view.table);
   if (!all.length) return null;
   const stepped = 's' in all[0];
+  // Some tables have rows of all steps together.
+  const whole = shown.step === ALL && !all.some((row) => row.s === ALL);
   const rows = all
-    .filter((row) => !stepped || shown.step === ALL || row.s === shown.step)
-    .map((row) => (stepped ? {label: steps[row.s].label, ...row} : row));
+    .filter((row) => !stepped || whole || row.s === shown.step)
+    .map((row) => (stepped && row.s !== ALL ? {label: steps[row.s].label, ...row} : row));
   if (!rows.length) return [note(`${view.question} Nothing in ${shownName()}.`), ...notKept()];
   /** @type {import('./table.js').Column<Row>[]} */
   const columns = Object.entries(view.columns)
@@ -42,9 +47,9 @@ function tableOfView(view) {
       const label = key.replace(/(?<!_per)_(s|bytes)$/, '').replaceAll('_', ' ');
       return [key, view.labels[key] ?? label, formatOf(key, rows), {title}];
     });
-  if (stepped) columns.unshift(['label', 'step', 'text']);
+  if (whole && stepped) columns.unshift(['label', 'step', 'text']);
   const made = table({caption: view.question, rows, limit: 12, columns});
-  if (!view.charts.length) return made;
+  if (!view.charts.length) return [heading(view.question), made];
   const summary = element('summary', {}, `Table: ${view.question}`);
   return element('details', {class: 'numbers'}, summary, made);
 }

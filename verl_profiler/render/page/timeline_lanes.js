@@ -2,7 +2,6 @@
 
 import {requests, timelines} from './data.js';
 import {number, plural} from './format.js';
-import {dense} from './rollout_charts.js';
 
 /** How many values a lane of counts has. */
 export const COUNTS = 160;
@@ -217,4 +216,23 @@ export function foldTexts(all, workers, engines) {
     : `${left.join('. ')}.`;
   const few = engines[0] < engines[1] ? 'Show all workers and engines' : 'Show all workers';
   return {folded, unfold: all ? 'Show only the last to finish' : few};
+}
+
+/**
+ * The highest count of every part, from those in which something changed.
+ * @param {Counts} counts
+ * @param {number} parts
+ */
+function dense(counts, parts) {
+  const values = new Array(parts).fill(0);
+  let open = 0;
+  let next = 0;
+  for (let part = 0; part < parts; part++) {
+    if (counts[next]?.[0] === part) {
+      values[part] = Math.max(open, counts[next][1]);
+      open = counts[next][2];
+      next++;
+    } else values[part] = open;
+  }
+  return /** @type {number[]} */ (values);
 }

@@ -23,6 +23,17 @@ function vega() {
   return library;
 }
 
+/** @type {(step: number) => void} */
+let picked = () => {};
+
+/**
+ * Call a function with the step of what is clicked in a chart.
+ * @param {(step: number) => void} call
+ */
+export function whenStepPicked(call) {
+  picked = call;
+}
+
 /** @type {Map<Element, () => void>} */
 const boxes = new Map();
 
@@ -92,6 +103,7 @@ async function draw(box, spec, width) {
   const embed = await vega();
   const options = {
     mode: 'vega-lite',
+    logLevel: 1,
     renderer: 'canvas',
     actions: false,
     // Expressions are interpreted: the page's policy forbids making functions of text.
@@ -102,7 +114,10 @@ async function draw(box, spec, width) {
   let wide = width;
   // The axes of several panels take room that only the drawn chart shows.
   for (const last of isUnit(spec) ? [true] : [false, false, true]) {
-    await embed(box, fitted(spec, wide, width), options);
+    const {view} = await embed(box, fitted(spec, wide, width), options);
+    view.addEventListener('click', (/** @type {Event} */ _event, /** @type {any} */ item) => {
+      if (item?.datum?.step !== undefined) picked(item.datum.step);
+    });
     const over = (box.querySelector('canvas')?.offsetWidth ?? 0) - width;
     if (last || over <= 0) break;
     wide -= over;
@@ -155,7 +170,9 @@ function narrowed(value, by) {
     value.title = linesOf(value.title, Math.max(24, Math.floor(110 * by)));
   }
   if (by < 0.5 && value.layer?.some((/** @type {Spec} */ each) => each.mark?.dx === 6)) {
-    for (const {encoding} of value.layer) encoding.x.scale.domainMax *= 1.5;
+    for (const {encoding} of value.layer) {
+      if (encoding?.x?.scale?.domainMax) encoding.x.scale.domainMax *= 1.5;
+    }
   }
   for (const each of Object.values(value)) narrowed(each, by);
 }
@@ -195,7 +212,7 @@ function colored(value, dark) {
   const copy = {...value};
   for (const key of Object.keys(copy)) {
     // Data has no colors, and shades of a ramp keep their order.
-    const kept = key === 'data' || (key === 'scale' && copy[key].interpolate);
+    const kept = key === 'data' || (key === 'scale' && copy[key]?.interpolate);
     copy[key] = kept ? structuredClone(copy[key]) : colored(copy[key], dark);
   }
   return copy;

@@ -5,7 +5,7 @@ from verl_profiler.views.view import Choice
 
 view = VIEWS["request_duration_cdf"]
 choice = Choice(run="my-run", steps=(3, 10))
-figure = view.figure(view.analysis(run.tables, choice), choice)
+picture = view.picture(view.analysis(run.tables, choice), choice, "png")
 
 The columns of every table of the analyses are described here too.
 """

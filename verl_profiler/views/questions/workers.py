@@ -29,6 +29,9 @@ __all__ = ["TABLES", "VIEWS"]
 _LITTLE = 0.05
 _PANELS = 3
 _WAITED = "waited"
+# Of a heat map.
+_ROWS = 64
+_COLUMNS = 100
 
 
 def _workers(data: DataTables, choice: Choice) -> Spec:
@@ -145,27 +148,39 @@ def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -
 
 
 def _heat(rows: Rows, role: str, phase: str) -> Spec:
-    """Draw how much later than the first each process finished, per step."""
+    """Draw how much later than the first each process finished, the latest process on top.
+
+    Of many processes the latest are drawn, and of many steps neighbors share a column, which has the
+    latest of them.
+    """
     steps = sorted({row["step"] for row in rows})
     most = max(row["waited_s"] for row in rows) or 0.001
     factor, unit = time_unit(most)
-    first = {step: max(r["waited_s"] for r in rows if r["step"] == step) for step in steps}
-    cells = [
-        {
-            "process": row["name"],
-            "step": row["step"],
-            "later": (first[row["step"]] - row["waited_s"]) * factor,
-            "from": row["step"] - 0.5,
-            "to": row["step"] + 0.5,
-        }
-        for row in rows
-    ]
+    first: dict[int, float] = {}
+    for row in rows:
+        first[row["step"]] = max(first.get(row["step"], 0.0), row["waited_s"])
     sums: dict[str, float] = {}
-    for cell in cells:
-        sums[cell["process"]] = sums.get(cell["process"], 0.0) + cell["later"]
-    processes = sorted(sums, key=lambda name: (-sums[name], _by_number(name)))
+    later = {(r["name"], r["step"]): (first[r["step"]] - r["waited_s"]) * factor for r in rows}
+    for (name, _), by in later.items():
+        sums[name] = sums.get(name, 0.0) + by
+    processes = sorted(sums, key=lambda name: (-sums[name], _by_number(name)))[:_ROWS]
+    each = -(-(steps[-1] - steps[0] + 1) // _COLUMNS)
+    cells: dict[tuple[str, int], Rows] = {}
+    for (name, step), by in later.items():
+        cells.setdefault((name, (step - steps[0]) // each), []).append(
+            {"process": name, "step": step, "later": by}
+        )
+    drawn = [
+        max(own, key=lambda cell: cell["later"])
+        | {"from": steps[0] + column * each - 0.5, "to": steps[0] + (column + 1) * each - 0.5}
+        for (name, column), own in cells.items()
+        if name in processes
+    ]
+    cut = "" if len(sums) == len(processes) else f", the {_ROWS} latest of {len(sums)}"
+    if each > 1:
+        cut += f"; the latest of {each} steps in a column"
     map_ = layer(
-        cells,
+        drawn,
         "rect",
         tip=("process", "step", "later"),
         x=steps_axis(steps, "from"),
@@ -173,7 +188,7 @@ def _heat(rows: Rows, role: str, phase: str) -> Spec:
         y=names("process", processes),
         color=ramp("later", f"later by [{unit}]", white=True, top=most * factor),
     )
-    title = f"{phase} of {role}: how much later than the first to finish"
+    title = f"{phase} of {role}: how much later than the first to finish{cut}"
     return {**panel(map_, title=title, height=0), "view": {"fill": GRID, "stroke": None}}
 
 
