@@ -10,6 +10,11 @@ import sys
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
+SFT = (
+    "verl's SFT trainers are not recorded, and have a config group `profiler` of their own, to which nothing "
+    "can be appended. Remove +profiler=…; profiler.enable=true captures with verl's own profiler. (sft-trainer)"
+)
+
 
 class VerlProfilerSearchPath(SearchPathPlugin):
     """Makes `+profiler=multiturn` and `+rehearsal=cpu` known to every Hydra command."""
@@ -17,7 +22,19 @@ class VerlProfilerSearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append the installed configs behind those of the application."""
         search_path.append(provider="verl-profiler", path="pkg://verl_profiler.configs")
+        _explain_sft()
         _load_plugin()
+
+
+def _explain_sft() -> None:
+    """Print why Hydra is about to refuse `+profiler=…` for an SFT trainer: no config of ours is read then."""
+    asked = any(word.lstrip("+").startswith("profiler=") for word in sys.argv[1:])
+    if (
+        asked
+        and "sft_trainer" in os.path.basename(sys.argv[0])
+        and os.environ.get("RANK", "0") == "0"
+    ):
+        print(f"[verl-profiler] {SFT}", file=sys.stderr, flush=True)
 
 
 def _load_plugin() -> None:

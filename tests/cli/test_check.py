@@ -9,6 +9,8 @@ from verl_profiler.cli import main
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.launch import doctor, targets
 
+HOOKED = "loads no plugins: Ray's worker process set-up hook does"
+
 
 def test_the_lines_name_what_was_checked(tmp_path, capsys):
     """Python, verl, plugin, Hydra, each family of probes, nsys, the directory; as JSON for programs."""
@@ -67,7 +69,12 @@ def test_targets_are_found_by_reading_sources(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("version", "plugin", "probes"),
     [
-        ("0.8.0", "! plugin             verl 0.8.0 does not load plugins", None),
+        (
+            "0.7.1",
+            f"! plugin             verl 0.7.1 {HOOKED}; most probes have no target in it",
+            None,
+        ),
+        ("0.8.0", f"  plugin             verl 0.8.0 {HOOKED}", None),
         ("0.9.0.dev1", "  plugin             verl >= 0.9 loads it in every process", None),
         ("0.10.0", "  plugin             verl >= 0.9 loads it in every process", None),
         (None, None, ["! probes             none would be installed without verl"]),
@@ -76,7 +83,7 @@ def test_targets_are_found_by_reading_sources(tmp_path, monkeypatch):
 def test_a_verl_that_is_old_or_missing_takes_one_line(
     monkeypatch, tmp_path, capsys, version, plugin, probes
 ):
-    """verl 0.8 has no plugins; without verl, no probe is listed by itself."""
+    """verl before 0.9 has no plugins, before 0.8 few targets; without verl, no probe is listed by itself."""
     found = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: version if name == "verl" else found(name))
     monkeypatch.setattr(doctor, "find_targets", lambda _: [])

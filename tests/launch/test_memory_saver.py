@@ -90,31 +90,45 @@ def test_keys_of_another_version_or_engine_are_found_too():
     assert [] == apply(config(multi_stage_wake_up=True), MemorySaverSettings(), OLD)
 
 
-def test_the_command_line_overrides_a_preset():
-    """An error only if the command line sets both keys."""
-    key = "actor_rollout_ref.rollout.gpu_memory_utilization"
-    given = config(gpu_memory_utilization=0.6, overrides=[f"{key}=0.6"])
-    warnings = apply(given, MemorySaverSettings(gpu_memory_utilization=0.4), TODAY)
+SAVER = {"enable_memory_saver": True, "free_cache_engine": True, "tags": ("kv_cache", "weights")}
 
-    assert 0.6 == given["actor_rollout_ref"]["rollout"]["gpu_memory_utilization"]
-    assert [f"is overridden by {key}=0.6" in warning for warning in warnings] == [True]
+
+@pytest.mark.parametrize("own", [(), ("profiler.memory_saver.{}={}",)])
+@pytest.mark.parametrize(
+    ("name", "value", "theirs"),
+    [
+        ("gpu_memory_utilization", 0.4, 0.6),
+        # With it, what else the preset asks for has no effect, and nothing to refuse.
+        ("free_cache_engine", True, False),
+    ],
+)
+def test_verls_own_key_overrides_ours_with_a_line(name, value, theirs, own):
+    """It is the more specific one, also if the command line has both; the command goes on."""
+    key = f"actor_rollout_ref.rollout.{name}"
+    words = [f"{key}={theirs}", *(word.format(name, value) for word in own)]
+    given = config(overrides=words, **{name: theirs})
+    warnings = apply(given, MemorySaverSettings(**{**SAVER, name: value}), TODAY)
+
+    assert theirs == given["actor_rollout_ref"]["rollout"][name]
+    assert [f"is overridden by {key}={str(theirs).lower()}" in each for each in warnings] == [True]
+
+
+def test_one_step_off_refuses_a_release():
+    """Its config sets `free_cache_engine: False`, "Must be turned off!"; the fully asynchronous one does not."""
+    given = config(free_cache_engine=False)
+    given["rollout"] = {"nnodes": 1, "n_gpus_per_node": 8}
+    with pytest.raises(ConfigError, match="weights cannot be synchronized"):
+        apply(given, MemorySaverSettings(free_cache_engine=True), TODAY)
+
+    assert given["actor_rollout_ref"]["rollout"]["free_cache_engine"] is False
+    assert [] == apply(given, MemorySaverSettings(), TODAY)
+    given["async_training"] = {}
+    apply(given, MemorySaverSettings(free_cache_engine=True), TODAY)
 
 
 @pytest.mark.parametrize(
     ("requested", "given", "host", "text"),
     [
-        (
-            {"gpu_memory_utilization": 0.4},
-            config(
-                gpu_memory_utilization=0.6,
-                overrides=[
-                    "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
-                    "profiler.memory_saver.gpu_memory_utilization=0.4",
-                ],
-            ),
-            TODAY,
-            "both set the same key",
-        ),
         ({"enable_memory_saver": False}, config(), TODAY, "nothing will be freed"),
         (
             {"free_cache_engine": True},

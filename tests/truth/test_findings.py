@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from truth.event_loops import blocked
-from truth.synthetic import Phase, Request, Step, Turn, run_of
+from truth.synthetic import Phase, Request, Step, Turn, events_of, run_of, tables_of
 from truth.test_culprits import PLANTED
 
 from verl_profiler.analysis.explain.findings import explanations
@@ -284,3 +284,25 @@ def test_each_time_in_a_sentence_is_in_a_table(name):
         said = re.findall(r"[\d.]+ (?:s|ms|us)\b", row["message"])
         assert set(said) <= printed, row["message"]
         assert seconds(row["recoverable_s"]) in printed
+
+
+def test_start_up_is_not_blamed_on_a_run_of_one_step():
+    """Where the run's start was recorded: the time is accounted for, with nobody blamed and nothing to paste."""
+    step, _ = CASES["late_start"]
+    events, _ = events_of(step)
+    start = {**next(each for each in events if each["event"] == "step"), "event": "init", "step": 0}
+    found = {
+        recorded: explanations(tables_of([*([start] if recorded else []), *events]))["findings"]
+        for recorded in (False, True)
+    }
+    blamed = [row for row in found[False] if row["finding"] == "late_start"]
+    (told,) = [
+        row for row in found[True] if row["finding"] in ("dispatch", "prepare_step", "late_start")
+    ]
+
+    assert 1 == len(blamed)
+    assert "dispatch" == told["finding"]
+    assert "in the first step, in which workers and agent loops start" in told["message"]
+    assert ("dispatch", []) == (told["culprit"], told["overrides"])
+    assert "agent-loop workers" not in told["advice"]
+    assert blamed[0]["accounts"]["dispatch"] == told["accounts"]["dispatch"]

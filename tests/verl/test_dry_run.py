@@ -115,3 +115,40 @@ def test_what_cannot_be_used_is_said(word, says, capsys):
     """In the words of the run itself."""
     assert 2 == check(word)
     assert says in capsys.readouterr().err
+
+
+def test_commands_are_taken_as_they_are(tmp_path, monkeypatch, capsys):
+    """Any program and entry point; Hydra's own options, relative to the file that declares the config."""
+    package = tmp_path / "recipe" / "mine"
+    (package / "config").mkdir(parents=True)
+    (package / "other").mkdir()
+    for folder, gpus in (("config", 3), ("other", 4)):
+        (package / folder / "my_trainer.yaml").write_text(
+            "hydra:\n  searchpath: [pkg://verl.trainer.config]\n"
+            "defaults: [ppo_trainer, _self_]\n"
+            f"trainer: {{n_gpus_per_node: {gpus}}}\n"
+        )
+    (package / "main_mine.py").write_text(
+        "raise RuntimeError('must not be run')\nimport hydra\n"
+        "@hydra.main(config_path='config', config_name='my_trainer', version_base=None)\n"
+        "def main(config): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    module, rank = "recipe.mine.main_mine", "actor_rollout_ref.actor.profile_ranks=[99]"
+    uv = ("uv", "run", "--isolated")
+    for words, gpus in (
+        (("python3", "-m", module, rank), 3),
+        ((*uv, "python3", "-u", "-m", module, "--config-path=other", rank), 4),
+        (("HYDRA_FULL_ERROR=1", "python3", "recipe/mine/main_mine.py", "-cp", "other", rank), 4),
+        (("python3", "-m", "verl.trainer.main_ppo", rank), 8),
+    ):
+        # The message has the number of GPUs of the config that was composed.
+        assert 2 == check(*words)
+        assert f"ranks go from 0 to {gpus - 1} " in capsys.readouterr().err
+    for words, says in (
+        (("bash", "run.sh", rank), "bash -x"),
+        (("python3", "-m", "no.such.module", rank), "no.such.module is not here"),
+        (("python3", "-m", "json.tool", rank), "declares no config"),
+    ):
+        assert 2 == check(*words)
+        assert says in capsys.readouterr().err

@@ -101,3 +101,27 @@ def test_tokens_are_those_of_nested_sequences():
 def test_padded_sequences_are_not_counted():
     """Their mask may be on the device: reading it would wait."""
     assert {} == batch(LENGTHS, nested=False)
+
+
+def test_the_work_of_any_engine_is_recorded_once(reported):
+    """Of one that verl does not have: its class overrides what the base classes do, or calls it."""
+    report = reported("engine_probes.py")
+    fields = ("forward_only", "model", "optimizer")
+    recorded = [
+        (each["event"], *(each.get("extra", {}).get(field) for field in fields))
+        for each in report["events"]
+        if each["event"] in ("forward_backward", "optimizer_step", "load", "offload")
+    ]
+
+    assert {} == report["errors"]
+    assert [[1], 0.5, "cpu", "cuda"] * 2 == report["answers"]
+    assert (
+        2
+        * [
+            ("forward_backward", True, None, None),
+            ("optimizer_step", None, None, None),
+            ("offload", None, True, True),
+            ("load", None, True, False),
+        ]
+        == recorded
+    )

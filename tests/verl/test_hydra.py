@@ -1,5 +1,6 @@
 """`+profiler=multiturn` on the real `main_ppo`: composition, overrides, and wrong inputs."""
 
+import importlib.util
 import json
 import os
 import shlex
@@ -387,3 +388,35 @@ def test_the_scripts_commands_pass_verls_own_validation(became, case):
 
     assert 0 == ended["status"], ended["err"]
     assert "sglang" == ended["seen"]["config"]["actor_rollout_ref"]["rollout"]["name"]
+
+
+def test_an_sft_command_gets_the_reason_for_which_hydra_refuses_it(tmp_path):
+    """With verl's own config, which has a group `profiler`; without the option nothing is printed."""
+    folder = Path(importlib.util.find_spec("verl").submodule_search_locations[0], "trainer/config")
+    script = tmp_path / "sft_trainer.py"
+    script.write_text(
+        "import hydra\n"
+        f"@hydra.main(version_base=None, config_path={str(folder)!r}, config_name='sft_trainer_engine')\n"
+        "def main(config):\n"
+        "    print('RAN', config.profiler.tool)\n"
+        "main()\n"
+    )
+
+    def run(*words, rank="0"):
+        return subprocess.run(
+            [sys.executable, str(script), *words, f"hydra.run.dir={tmp_path}"],
+            env={**os.environ, "RANK": rank},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    with_option, of_other_rank, without = (
+        run("+profiler=multiturn"),
+        run("+profiler=x", rank="1"),
+        run(),
+    )
+    assert 0 != with_option.returncode
+    assert "(sft-trainer)" in with_option.stderr
+    assert "(sft-trainer)" not in of_other_rank.stderr
+    assert ("RAN torch\n", "") == (without.stdout, without.stderr)

@@ -33,7 +33,9 @@ def test_every_probe_that_this_verl_has_is_placed(report):
         target
         for probe in all_probes()
         for target in probe.targets[:1]
-        if not any(word in target for word in ELSEWHERE) and not probe.optional
+        if not any(word in target for word in ELSEWHERE)
+        # Those of engines are placed when one is made (`test_flops.py`).
+        and not (probe.optional or probe.of_subclasses)
     }
     placed = {target for targets in report["installed"].values() for target in targets}
 

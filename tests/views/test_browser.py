@@ -7,6 +7,7 @@ import pytest
 from event_files import ended, write_lines
 from views.opened_report import CANVAS, SMALL, drag, place, set_value, text, unfold, view
 
+from verl_profiler.cli import main
 from verl_profiler.cli.report import write_report
 from verl_profiler.reading.reader import load
 from verl_profiler.views import page_sections, report_page
@@ -80,7 +81,8 @@ def test_the_first_screen_is_the_answer(browser, tmp_path):
 
     made = [name for name, length in browser.evaluate(SHOWN) if length]
     pointed = browser.evaluate(
-        "[...document.querySelectorAll('.findings ol:not([start]) a')].map((a) => a.hash.slice(1))"
+        "[...document.querySelectorAll('.findings ol:not([start]) > li')]"
+        ".map((li) => li.querySelector('a').hash.slice(1))"
     )
     assert made == list(dict.fromkeys(["requests", *pointed]))
     assert len(made) < len(SECTIONS) / 2
@@ -397,6 +399,38 @@ def test_choosing_a_step_shows_it_everywhere(browser, small):
     assert "step 1" == browser.evaluate("document.getElementById('scene').selectedOptions[0].text")
     set_value(browser, "#step", "-1")
     assert whole == text(browser, "#tools")
+
+
+def test_no_name_makes_the_page_wider_than_a_phone(browser, tmp_path):
+    """Of a tool or a process, in a finding, its evidence, a table or the difference of two runs."""
+    long = "verl_function_tools__" + "x" * 80
+    runs = []
+    for name in ("before", "after"):
+        lines = [
+            each
+            for step in range(1, 5)
+            for at in (10 * step,)
+            for each in (
+                ended("tool_call", at + 6, 5.0, step=step, request_id="a", turn=0, tool=long),
+                ended("event_loop_lag", at + 5.5, 4.0, step=step, during=f"{long}:calculate"),
+                ended("request", at + 7, 7.0, step=step, request_id="a"),
+            )
+        ]
+        trainer = [
+            ended(event, 10 * step + 8, 8.0, step=step)
+            for step in range(1, 5)
+            for event in ("gen", "step")
+        ]
+        runs.append(write_lines(tmp_path / name, worker_0=lines, trainer_0=trainer))
+    out = tmp_path / "both.html"
+    assert 0 == main(["report", *map(str, runs), "-o", str(out)])
+    browser.open(out, width=390)
+    unfold(browser)
+    browser.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+    browser.settle()
+
+    assert long in text(browser, ".findings")
+    assert browser.evaluate("document.documentElement.scrollWidth") == 390
 
 
 @pytest.mark.parametrize("width", [360, 800, 1600])

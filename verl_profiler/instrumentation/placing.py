@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,15 @@ from verl_profiler.instrumentation.status import missed, status
 from verl_profiler.instrumentation.wrapping import wrap
 from verl_profiler.recording import recorder
 
-__all__ = ["install", "is_probed", "place_in_main", "resolve", "stands_below", "uninstall"]
+__all__ = [
+    "install",
+    "is_probed",
+    "place_in_main",
+    "place_on",
+    "resolve",
+    "stands_below",
+    "uninstall",
+]
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,28 @@ def place_in_main(probes: Iterable[Probe]) -> None:
         for module in dict.fromkeys(target.partition(":")[0] for target in probe.targets):
             if path.endswith(f"/{module.replace('.', '/')}.py"):
                 _try_to_place(probe, main, module)
+
+
+def place_on(probes: Iterable[Probe], subclass: object) -> None:
+    """Wrap the methods of a class that override the targets of `probes`.  Never raises.
+
+    Of several definitions only the one that is called, as some call that of their base class.
+    """
+    if not inspect.isclass(subclass):
+        return
+    for probe in probes:
+        for target in probe.targets:
+            _, _, path = target.partition(":")
+            base, _, attribute = path.rpartition(".")
+            for owner in inspect.getmro(subclass):
+                if owner.__name__ == base:
+                    missed(probe, f"{subclass.__qualname__} has no {attribute} of its own")
+                    break
+                if attribute in vars(owner):
+                    place = f"{owner.__module__}:{owner.__qualname__}.{attribute}"
+                    with _noting(probe, owner.__module__):
+                        _wrap(probe, place, owner, attribute, _members(owner)[attribute])
+                    break
 
 
 def uninstall() -> None:
@@ -152,7 +182,7 @@ def _place_all(
     if only_exported:
         probes = [probe for probe in probes if _is_exported(probe, module)]
     for probe in probes:
-        if probe.always or recorder.active() is not None:
+        if not probe.of_subclasses and (probe.always or recorder.active() is not None):
             _try_to_place(probe, module, module.__name__)
 
 
@@ -167,12 +197,19 @@ def _is_exported(probe: Probe, module: ModuleType) -> bool:
 
 
 def _try_to_place(probe: Probe, module: ModuleType, name: str) -> None:
-    try:
+    with _noting(probe, module.__name__):
         _place(probe, module, name)
-    except Exception as error:  # noqa: BLE001  an exception here makes the host's import fail
+
+
+@contextlib.contextmanager
+def _noting(probe: Probe, module: str) -> Generator[None, None, None]:
+    """Note an exception, which would make the host's import fail."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
         from verl_profiler.events.redaction import problem_of
 
-        missed(probe, f"{module.__name__}: {problem_of(error)}")
+        missed(probe, f"{module}: {problem_of(error)}")
 
 
 def _is_decorated(original: object) -> bool:
@@ -190,29 +227,33 @@ def _place(probe: Probe, module: ModuleType, name: str) -> None:
         found = resolve(module, path)
         if found is None:
             continue
-        owner, attribute, original = found
-        # A package that re-exports a function may have taken the wrapped one.
-        if any(
-            place.probe.targets == probe.targets and stands_below(place.wrapper, original)
-            for place in _places.values()
-        ):
-            if target not in status.installed.setdefault(probe.name, []):
-                status.installed[probe.name].append(target)
-            return
-        function = original.__func__ if _is_decorated(original) else original
-        if not callable(function):
-            missed(probe, f"{target} is not callable")
-            return
-        _check_parameters(probe, target, function)
-        wrapper: Any = wrap(probe, function)
-        if _is_decorated(original):
-            wrapper = type(original)(wrapper)
-        setattr(owner, attribute, wrapper)
-        _places[id(owner), attribute] = _Place(probe, owner, attribute, original, wrapper)
-        status.installed.setdefault(probe.name, []).append(target)
+        _wrap(probe, target, *found)
         return
     if not probe.optional:
         missed(probe, f"{module.__name__} has no {' or '.join(tried)}")
+
+
+def _wrap(probe: Probe, target: str, owner: Any, attribute: str, original: Any) -> None:
+    """Put a wrapper in the place of what the owner has, unless it has one of this probe."""
+    # A package that re-exports a function may have taken the wrapped one.
+    if any(
+        place.probe.targets == probe.targets and stands_below(place.wrapper, original)
+        for place in _places.values()
+    ):
+        if target not in status.installed.setdefault(probe.name, []):
+            status.installed[probe.name].append(target)
+        return
+    function = original.__func__ if _is_decorated(original) else original
+    if not callable(function):
+        missed(probe, f"{target} is not callable")
+        return
+    _check_parameters(probe, target, function)
+    wrapper: Any = wrap(probe, function)
+    if _is_decorated(original):
+        wrapper = type(original)(wrapper)
+    setattr(owner, attribute, wrapper)
+    _places[id(owner), attribute] = _Place(probe, owner, attribute, original, wrapper)
+    status.installed.setdefault(probe.name, []).append(target)
 
 
 def _check_parameters(probe: Probe, target: str, function: Callable[..., Any]) -> None:

@@ -34,6 +34,8 @@ class Probe:
             what it returns, if anything, is called after everything else.
         arguments: For plain functions: returns the arguments to call the host's code with.
         result: For plain functions: returns what the caller gets in place of the result.
+        of_subclasses: True where the target is a base class's, and its subclasses' methods are probed:
+            those of the classes that are given to `placing.place_on`.
         optional: True when verl may do without the target and nothing is lost.
         lost: What is unknown where a target is missing, if it is more than the event.
     """
@@ -48,6 +50,7 @@ class Probe:
     trace: Callable[[tuple[Any, ...], dict[str, Any]], EndTrace | None] | None = None
     arguments: Callable[[tuple[Any, ...], dict[str, Any]], Arguments] | None = None
     result: Callable[[Any], Any] | None = None
+    of_subclasses: bool = False
     optional: bool = False
     lost: str | None = None
 

@@ -132,20 +132,19 @@ def _entry_point() -> Finding:
             "Unset VERL_USE_EXTERNAL_PLUGINS, or add verl_profiler to it.",
         )
     verl = _version("verl")
-    if verl is not None and _older(verl):
-        return Finding(
-            "plugin",
-            False,
-            f"verl {verl} does not load plugins",
-            "Use verl 0.9 or later; of older ones, only TransferQueue is traced: docs/versions.md.",
-        )
+    if verl is not None and _older(verl, (0, 9)):
+        hooked = f"verl {verl} loads no plugins: Ray's worker process set-up hook does"
+        if not _older(verl, (0, 8)):
+            return Finding("plugin", True, hooked)
+        advice = "Use verl 0.8 or later; see the probes below, and docs/versions.md."
+        return Finding("plugin", False, f"{hooked}; most probes have no target in it", advice)
     return Finding("plugin", True, "verl >= 0.9 loads it in every process")
 
 
-def _older(verl: str) -> bool:
-    """Whether a version of verl comes before 0.9, which introduced plugins."""
+def _older(verl: str, than: tuple[int, int]) -> bool:
+    """Whether a version of verl comes before another one; 0.9 introduced plugins."""
     major, minor, *_ = [*re.findall(r"\d+", verl), "0", "0"]
-    return (int(major), int(minor)) < (0, 9)
+    return (int(major), int(minor)) < than
 
 
 def _hydra() -> Finding:

@@ -6,6 +6,7 @@ on a copy, and the changes are printed.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import shlex
 from collections.abc import Iterator, Sequence
@@ -71,32 +72,104 @@ def explain(argv: Sequence[str]) -> list[str]:
     return lines + remarks(config, capture, plan)
 
 
-def _parse(argv: Sequence[str]) -> tuple[str, str | None, list[str]]:
-    """Return config name, config folder and overrides of a command line."""
-    rest = list(argv)
-    if _MODULE in rest:
-        rest = rest[rest.index(_MODULE) + 1 :]
-    found = {"--config-name": "ppo_trainer", "--config-path": None}
+def _parse(argv: Sequence[str]) -> tuple[str, str, list[str]]:
+    """Return config name, config folder and overrides of a command line, with or without its program."""
+    rest, entry = list(argv), _MODULE
+    if "-m" in rest[:-1]:
+        place = rest.index("-m")
+        entry, rest = rest[place + 1], rest[place + 2 :]
+    elif scripts := [word for word in rest if word.endswith(".py") and "=" not in word]:
+        entry = scripts[0]
+        rest = rest[rest.index(entry) + 1 :]
+    elif (rest and Path(rest[0]).name in ("bash", "sh")) or any(
+        w.endswith(".sh") for w in rest[:1]
+    ):
+        raise ConfigError(
+            "a shell script is not run here.\nGive the Python command in it: `bash -x SCRIPT` prints that "
+            "before it starts the training.",
+            "config-value",
+        )
+    name, folder, base = _declared(entry)
     overrides: list[str] = []
     while rest:
         word = rest.pop(0)
         option, given, value = word.partition("=")
-        if option in found:
-            found[option] = value if given else (rest.pop(0) if rest else "")
+        if option in _OPTIONS:
+            value = value if given else (rest.pop(0) if rest else "")
+            if _OPTIONS[option] == "name":
+                name = value.removesuffix(".yaml")
+            elif _OPTIONS[option] == "path":
+                # Hydra takes a relative one from the file that declares the config.
+                folder = base / value
+            else:
+                overrides.append(f"hydra.searchpath=[file://{Path(value).absolute()}]")
         elif "=" in word or word.startswith("~"):
             overrides.append(word)
         else:
             raise ConfigError(
-                f"{word!r} is not a Hydra override.\nGive the arguments after `{_MODULE}`, for example "
+                f"{word!r} is not a Hydra override.\nGive the arguments after `{entry}`, for example "
                 "--config trainer.profile_steps=[1,2] actor_rollout_ref.actor.profile_ranks=[0].",
                 "config-value",
             )
     if not any(override.startswith("+profiler=") for override in overrides):
         overrides.insert(0, "+profiler=multiturn")
-    return str(found["--config-name"]), found["--config-path"], overrides
+    return name, str(folder), overrides
 
 
-def _compose(name: str, folder: str | None, overrides: list[str]) -> Any:
+# Hydra's options → what they are.
+_OPTIONS = {
+    **dict.fromkeys(("--config-name", "-cn"), "name"),
+    **dict.fromkeys(("--config-path", "-cp"), "path"),
+    **dict.fromkeys(("--config-dir", "-cd"), "dir"),
+}
+
+
+def _declared(entry: str) -> tuple[str, Path, Path]:
+    """Return the config's name and folder that a module or script declares, and its own folder.
+
+    Read from its source: importing it would take what it imports, and seconds.
+    """
+    file = Path(entry) if entry.endswith(".py") else _file_of(entry)
+    if file is None or not file.is_file():
+        raise ConfigError(
+            f"{entry} is not here, so there is no config to compose.\nRun this command with the Python "
+            "and in the folder that run it.",
+            "config-value",
+        )
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hydra.main", "main"):
+            given = {
+                each.arg: each.value.value
+                for each in node.keywords
+                if isinstance(each.value, ast.Constant)
+            }
+            if given.get("config_name") is not None:
+                return (
+                    str(given["config_name"]).removesuffix(".yaml"),
+                    file.parent / str(given.get("config_path") or ""),
+                    file.parent,
+                )
+    raise ConfigError(
+        f"{entry} declares no config by @hydra.main.\nGive the command of an entry point such as "
+        f"{_MODULE}.",
+        "config-value",
+    )
+
+
+def _file_of(module: str) -> Path | None:
+    """Return the source file of a module, found without importing its parents."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top) if top else None
+    # `python -m` looks in the working directory first.
+    for folder in (Path.cwd() / top, *((spec and spec.submodule_search_locations) or ())):
+        base = Path(folder).joinpath(*rest)
+        for file in (base.with_suffix(".py"), base / "__main__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def _compose(name: str, folder: str, overrides: list[str]) -> Any:
     try:
         from hydra import compose, initialize_config_dir
         from hydra.errors import HydraException
@@ -106,17 +179,8 @@ def _compose(name: str, folder: str | None, overrides: list[str]) -> Any:
             "Hydra is not installed here.\nRun this command with the Python that runs main_ppo.",
             "config-value",
         ) from None
-    spec = importlib.util.find_spec("verl")
-    if folder is None and (spec is None or not spec.submodule_search_locations):
-        raise ConfigError(
-            "verl is not installed here, so there is no config to compose.\n"
-            "Run this command with the Python that runs main_ppo.",
-            "config-value",
-        )
-    if folder is None and spec is not None:
-        folder = str(Path(next(iter(spec.submodule_search_locations or []))) / "trainer" / "config")
     try:
-        with initialize_config_dir(str(Path(str(folder)).absolute()), version_base=None):
+        with initialize_config_dir(str(Path(folder).absolute()), version_base=None):
             return compose(name, overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"Hydra cannot compose this command:\n{error}", "config-value") from None

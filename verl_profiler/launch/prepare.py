@@ -28,7 +28,7 @@ from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.redaction import public
 from verl_profiler.events.remote import is_url
 from verl_profiler.instrumentation import worker_setup_hook
-from verl_profiler.launch import conclusion, remote_output
+from verl_profiler.launch import conclusion, remote_output, targets
 from verl_profiler.launch.memory_saver import translate
 from verl_profiler.launch.settings import Settings, parse
 from verl_profiler.launch.training_facts import selected, training_facts
@@ -87,6 +87,7 @@ def prepare(config: Any) -> Any:
     if url is not None:
         every_s = settings.events.ship_every_s or _UPLOAD_EVERY_S
         remote_output.start(directory, url, every_s)
+    _note_missing_targets(config, settings)
     _record_driver(encoded, directory, url)
     if capture is not None and plan is not None:
         _prepare_captures(config, capture, plan)
@@ -105,6 +106,12 @@ def settings_of(config: Any) -> Settings:
             f"the config has no {NODE!r} node.\nAdd +profiler=multiturn to the command, or take it "
             "from configs/profiler/multiturn.yaml.",
             "config-group-not-found",
+        )
+    if "optim" in config and "actor_rollout_ref" not in config:
+        raise ConfigError(
+            "this is the config of an SFT trainer, which is not recorded.\nRemove profiler=…; "
+            "profiler.enable=true captures with verl's own profiler.",
+            "sft-trainer",
         )
     node = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     given = mapping_or_empty(node)
@@ -161,6 +168,23 @@ def _record_driver(encoded: str, directory: Path, url: str | None) -> None:
     recorder.say(
         f"recording to {directory}{uploaded}; follow: verl-profiler watch {shlex.quote(str(directory))}"
     )
+
+
+def _note_missing_targets(config: Any, settings: Settings) -> None:
+    """Print which kinds of events this verl has no code for, or has it elsewhere."""
+    unused: list[str] = []
+    # verl 0.7 has two implementations of the workers, verl 0.6 of the rollout.
+    if selected(config, "trainer.use_legacy_worker_impl") not in (None, "disable"):
+        unused.append("verl.workers.engine")
+    if selected(config, "actor_rollout_ref.rollout.mode") == "sync":
+        unused.append("verl.experimental.agent_loop")
+    lines = targets.unrecorded(tuple(sorted(settings.events.active_families())), tuple(unused))
+    if lines:
+        listed = "\n  ".join(lines)
+        recorder.say(
+            "WARNING this verl lacks targets of probes; training is not affected (target-changed). "
+            f"Recorded are, of\n  {listed}"
+        )
 
 
 def _forget_earlier_run() -> None:

@@ -1,24 +1,25 @@
-"""What one rank of actor, critic or reference does; in the FSDP or Megatron workers."""
+"""What one rank of actor, critic or reference does, with whatever engine it trains."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from verl_profiler.events.json_values import is_object
+from verl_profiler.instrumentation import placing
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.flops import batch_size
-from verl_profiler.recording import context, device_timing
+from verl_profiler.recording import context, device_timing, recorder
 from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES"]
 
 _HYBRID = "verl.workers.engine_workers:ActorRolloutRefWorker"
 _TRAINING = "verl.workers.engine_workers:TrainingWorker"
-_ENGINES = (
-    "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
-    "verl.workers.engine.megatron.transformer_impl:MegatronEngine",
-)
+_ENGINES = "verl.workers.engine.base"
+
+_is_moving: ContextVar[bool] = ContextVar("verl_profiler_moving", default=False)
 
 
 def _learn_step(call: Call) -> None:
@@ -66,6 +67,11 @@ def _begin_move(call: Call) -> None:
         # Offloading is off; verl calls all the same (verl 0.9.1 engine/fsdp/transformer_impl.py).
         call.event = None
         return
+    if _is_moving.get():
+        # An engine that calls its base class, which is probed as another engine's.
+        call.event = None
+        return
+    call.bind(_is_moving, True)
     call.event = "offload" if str(arguments.get("device")) == "cpu" else "load"
     call.extra = {"model": model, "optimizer": optimizer}
 
@@ -75,8 +81,22 @@ def _body(event: str, target: str, enter: Callable[[Call], None] = _learn_step) 
 
 
 def _inside(event: str, method: str, **hooks: Any) -> Probe:
-    return Probe(event, "workers", tuple(f"{engine}.{method}" for engine in _ENGINES), **hooks)
+    target = f"{_ENGINES}:BaseEngine.{method}"
+    return Probe(event, "workers", (target,), of_subclasses=True, **hooks)
 
+
+def _probe_engine(engine: Any) -> Any:
+    """Probe the class of the engine that a worker is about to make."""
+    if recorder.active() is not None:
+        placing.place_on(_IN_ENGINES, engine)
+    return engine
+
+
+_IN_ENGINES = (
+    _inside("forward_backward", "forward_backward_batch", enter=_begin_forward, leave=_end_timed),
+    _inside("optimizer_step", "optimizer_step", enter=_begin_timed, leave=_end_timed),
+    _inside("load", "to", reads=("device",), enter=_begin_move),
+)
 
 PROBES = (
     _body("update_actor", f"{_HYBRID}.update_actor"),
@@ -95,7 +115,6 @@ PROBES = (
     # The hybrid worker's methods call these, of each of its models.
     Probe("save_checkpoint", "workers", (f"{_TRAINING}.save_checkpoint",)),
     Probe("load_checkpoint", "workers", (f"{_TRAINING}.load_checkpoint",)),
-    _inside("forward_backward", "forward_backward_batch", enter=_begin_forward, leave=_end_timed),
-    _inside("optimizer_step", "optimizer_step", enter=_begin_timed, leave=_end_timed),
-    _inside("load", "to", reads=("device",), enter=_begin_move),
+    Probe(None, "workers", (f"{_ENGINES}:EngineRegistry.get_engine_cls",), result=_probe_engine),
+    *_IN_ENGINES,
 )

@@ -13,7 +13,6 @@ from verl_profiler.events.redaction import recorded_command, recorded_values
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
-from verl_profiler.units import added
 
 __all__ = ["about_run", "event_settings", "recorded_events", "without_defaults"]
 
@@ -38,18 +37,17 @@ def event_settings(run: Run) -> dict[str, Any]:
     return {}
 
 
-def about_run(run: Run, listed: Rows, recorded: Mapping[str, int]) -> dict[str, Any]:
+def about_run(run: Run, recorded: Mapping[str, int]) -> dict[str, Any]:
     """Return what was launched, and in which processes.
 
     Args:
         run: An open run.
-        listed: The rows of `step_times`.
         recorded: How many events there are of each name.
 
     Returns:
-        runs (labels), line (date, devices, model, batch and versions, as texts), events, requests and validation_requests (numbers), launches (facts and
-        groups of settings), processes (a table), missed (probes that were not placed), notes (of the
-        reader).
+        runs (labels), line (date, devices, model, batch and versions, as texts), events (their number),
+        launches (facts and groups of settings), processes (a table), missed (probes that were not
+        placed), notes (of the reader).
     """
     tables = run.tables
     launches: list[dict[str, Any]] = []
@@ -83,8 +81,6 @@ def about_run(run: Run, listed: Rows, recorded: Mapping[str, int]) -> dict[str, 
         "runs": [short_text(label) for label in run.labels],
         "line": _line([run.launches.get(label) or {} for label in run.labels]),
         "events": sum(recorded.values()),
-        "requests": added(row["requests"] for row in listed),
-        "validation_requests": added(row["validation_requests"] for row in listed),
         "launches": launches,
         "processes": frame(processes[:_ROWS]),
         "missed": _missed(missed),

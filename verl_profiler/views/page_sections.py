@@ -102,7 +102,7 @@ TOPICS = {
 }
 # Shown above the topics.
 _FIRST = "requests"
-# The sections of so many findings are shown there too.
+# The first section that each of so many findings points to is shown there too.
 _POINTING = 3
 # Tables of analyses that no view draws, by their section: each with its caption.
 TABLES: dict[str, dict[str, str]] = {
@@ -191,9 +191,8 @@ def page_sections(
         for section in SECTIONS.values()
         if shows[section.name] or section.name not in optional | {"captures"}
     ]
-    pointed = [
-        section_of(name) or "path" for row in findings[:_POINTING] for name in row["shows"]
-    ] or ["steps"]
+    pointing = [row["shows"][0] for row in findings[:_POINTING]]
+    pointed = [section_of(name) or "path" for name in pointing] or ["steps"]
     first = [_FIRST, *pointed]
     # The first sections come in the order of the findings.
     there.sort(key=lambda each: first.index(each.name) if each.name in first else len(first))

@@ -83,7 +83,7 @@ def document(
     found["critical_path"] = whys["critical_path"]
     found["step_replays"] = whys["step_replays"]
     data: dict[str, Any] = {
-        "about": about_run(run, listed, recorded),
+        "about": about_run(run, recorded),
         "steps": _steps(listed, found, several=several),
         "detailed": sorted(detailed),
         "computing": list(COMPUTING_ROLES),

@@ -111,7 +111,7 @@ def _explained(tables: Tables, steps: Steps) -> dict[str, Rows]:
     asynchronous = {row["run"] for row in tables.rows(ASYNCHRONOUS)}
     ledger = [row for row in found["bubble_ledger"] if row["run"] in asynchronous]
     listed = [
-        *ranked(account, averages, found["stragglers"], named),
+        *ranked(account, averages, found["stragglers"], named, starts=_starts(tables)),
         *with_the_rest(asynchronous_findings(tables, ledger, steady), ledger, steady),
     ]
     facts = {
@@ -121,7 +121,27 @@ def _explained(tables: Tables, steps: Steps) -> dict[str, Rows]:
     return found
 
 
-def ranked(account: Rows, replays: Rows, waits: Rows, named: Found) -> list[Finding]:
+# The first finished step of each run whose start-up was recorded: workers and agent loops start in it.
+_FIRST_STEPS = """
+SELECT run, min(step) AS step FROM steps WHERE finished AND step > 0
+    AND run IN (SELECT run FROM event_fields WHERE event = 'init') GROUP BY run
+"""
+# The rule whose categories that start is in.
+_LATE_START = "late_start"
+
+
+def _starts(tables: Tables) -> dict[str, int]:
+    return {row["run"]: row["step"] for row in tables.rows(_FIRST_STEPS)}
+
+
+def ranked(
+    account: Rows,
+    replays: Rows,
+    waits: Rows,
+    named: Found,
+    *,
+    starts: Mapping[str, int] | None = None,
+) -> list[Finding]:
     """Rank the findings of synchronous runs: what the steps lose time to.
 
     Args:
@@ -129,6 +149,7 @@ def ranked(account: Rows, replays: Rows, waits: Rows, named: Found) -> list[Find
         replays: Rows of `what_if`.
         waits: Rows of `stragglers`.
         named: What `culprits` returns.
+        starts: The step of each run in which it starts, where that is recorded.
 
     Returns:
         One per run and rule that triggers, and per other category of `_LEAST`: first anomalies, then
@@ -140,7 +161,7 @@ def ranked(account: Rows, replays: Rows, waits: Rows, named: Found) -> list[Find
     for run, segments in by_run(account).items():
         culprits = named.get(run, {})
         listed += _of_run(
-            _Account(run, _without_stall(segments, culprits)),
+            _Account(run, _without_stall(segments, culprits), (starts or {}).get(run)),
             {row["what"]: row for row in changes.get(run, ())},
             culprits,
             _reason(why.get(run, [])),
@@ -194,12 +215,14 @@ class _Account:
     whose successor was recorded, so that the categories add up to the mean time from step to step.
     """
 
-    def __init__(self, run: str, segments: Rows) -> None:
+    def __init__(self, run: str, segments: Rows, start: int | None = None) -> None:
         self.run = run
         self.segments: dict[str, Rows] = {}
         for row in segments:
             self.segments.setdefault(row["category"], []).append(row)
         self.steps = sorted({row["step"] for row in segments})
+        # Whether there is no other step than that in which the run starts.
+        self.only_starts = self.steps == [start]
         gaps = {row["step"] for row in segments if row["phase"] == BETWEEN}
         gaps |= {step for step in self.steps if step + 1 in self.steps}
         self._counts = {True: len(gaps), False: len(self.steps)}
@@ -247,7 +270,8 @@ def _of_run(
 ) -> list[Finding]:
     found: dict[str, Finding] = {}
     for name, rule in RULES.items():
-        if not rule.pooled and account.step_s:
+        blames_start = account.only_starts and name == _LATE_START
+        if not rule.pooled and account.step_s and not blames_start:
             each = _of_rule(account, name, rule, replays.get(rule.change), culprits.get(name))
             if each is not None:
                 found[name] = replace(each, reason=reason)
@@ -363,9 +387,14 @@ def _of_category(account: _Account, category: str) -> Finding:
     """Return the finding of a category that no rule explains: what was measured of it."""
     name, rule = _RULE_OF.get(category, (category, None))
     lost_s = account.means[category]
-    if rule is None:
-        where = ""
-        if account.between([category]):
+    starts = account.only_starts and name == _LATE_START
+    if rule is None or starts:
+        where, advice = "", _TRY.get(category, _SPLIT)
+        if starts:
+            name = category
+            where = " in the first step, in which workers and agent loops start"
+            advice = "Record more steps: of three, the first one is left out."
+        elif account.between([category]):
             where = " between steps"
         elif category in CATEGORIES:
             where = f" of the last request to finish: {CATEGORIES[category]}"
@@ -375,7 +404,7 @@ def _of_category(account: _Account, category: str) -> Finding:
         quoted = category.replace("{", "{{").replace("}", "}}")
         rule = Rule(
             f"{quoted} takes {{lost_s}} per step ({{lost_share}}){where}.",
-            _TRY.get(category, _SPLIT),
+            advice,
             ("critical_path", "step_durations"),
         )
     places = [Place(step, {category: each}) for step, each in account.by_step([category]).items()]

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 from omegaconf import OmegaConf
 
 from verl_profiler.errors import ConfigError
@@ -62,9 +63,14 @@ def apply(config: Any, requested: MemorySaverSettings, host: Host | None = None)
     """
     if value_at(config, ROLLOUT) is None:
         return []
-    plan = Plan(config, requested, host or Host.installed())
-    warnings = [f"{notice} (memory-setting)" for notice in _translate(plan)]
-    for pitfall in pitfalls(plan):
+    host = host or Host.installed()
+    _refuse_in_one_step_off(config, requested)
+    overridden = list(_translate(Plan(config, requested, host)))
+    warnings = [f"{notice} (memory-setting)" for _, notice in overridden]
+    # What the command line decided is no request of the profiler's settings.
+    moot = {other for name, _ in overridden for other in (name, *_FOLLOWS.get(name, ()))}
+    requested = msgspec.structs.replace(requested, **dict.fromkeys(moot))
+    for pitfall in pitfalls(Plan(config, requested, host)):
         if pitfall.requested:
             raise ConfigError(pitfall.text, "memory-saver")
         warnings.append(f"{pitfall.text} (memory-saver)")
@@ -91,8 +97,34 @@ def facts(config: Any) -> dict[str, Any]:
     }
 
 
-def _translate(plan: Plan) -> Iterator[str]:
-    """Set the host's keys; yield which settings are overridden on the command line."""
+# Setting → those that depend on it.
+_FOLLOWS = {
+    "enable_memory_saver": ("free_cache_engine", "tags"),
+    "free_cache_engine": ("enable_memory_saver", "tags"),
+}
+
+
+def _refuse_in_one_step_off(config: Any, requested: MemorySaverSettings) -> None:
+    """Refuse a release of the engine's memory where the one-step-off trainer cannot work with it.
+
+    Only its config and that of the fully asynchronous trainer have a `rollout` node at the top.
+    """
+    separate = value_at(config, "rollout.nnodes") is not None
+    asked = requested.free_cache_engine and f"{ROLLOUT}.free_cache_engine" not in _command_line(
+        config
+    )
+    if asked and separate and value_at(config, "async_training") is None:
+        raise ConfigError(
+            f"{WHERE}.free_cache_engine is true, but in verl's one_step_off_policy it must be false: "
+            "otherwise weights cannot be synchronized (its one_step_off_ppo_trainer.yaml). Its engines "
+            "have devices of their own, so there is nothing to release.\n"
+            "Use +profiler=multiturn, which changes no memory setting.",
+            "memory-saver",
+        )
+
+
+def _translate(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Set the host's keys; yield which settings are overridden by verl's own key, and a notice."""
     config = plan.config
     places: dict[str, list[str]] = {
         name: [f"{ROLLOUT}.{name}"]
@@ -110,17 +142,11 @@ def _translate(plan: Plan) -> Iterator[str]:
             found = value_at(config, path)
             if path not in overridden or found == wanted:
                 OmegaConf.update(config, path, wanted, force_add=True)
-            elif f"{WHERE}.{name}" in overridden:
-                raise ConfigError(
-                    f"{WHERE}.{name} is {written(wanted)}, but {path} is {written(found)}: both set "
-                    "the same key.\nKeep one of them.",
-                    "memory-saver",
-                )
             else:
-                yield (
-                    f"{WHERE}.{name}={written(wanted)} of the option is overridden by {path}="
-                    f"{written(found)} of the command line"
+                notice = (
+                    f"{WHERE}.{name}={written(wanted)} is overridden by {path}={written(found)}"
                 )
+                yield name, f"{notice} of the command line, the more specific one"
     for name, value in _variables(plan).items():
         os.environ[name] = value
         # From there Ray passes it to the workers of all nodes.

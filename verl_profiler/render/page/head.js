@@ -12,7 +12,7 @@ const SMALL = 0.015;
 export function fillHead() {
   const {about, problems} = DATA;
   byId('facts').textContent = about.line.map(clean).join(' · ');
-  byId('facts').after(...about.notes.map((text) => note(clean(text))));
+  byId('warning').before(...about.notes.map((text) => note(clean(text))));
   const bars = about.runs.flatMap((run) => DATA.mean_step.filter((each) => each.run === run));
   byId('mean-step').append(...bars.flatMap(meanStep));
   for (const button of document.querySelectorAll('button.copy')) {

@@ -23,7 +23,12 @@ export function drawStalls(painter, lane) {
     const time = seconds(length * timelines.unit_s);
     context.fillStyle = expected ? paint.muted : paint.accent;
     context.fillRect(left, y + height - 3, width, 3);
-    if (!expected) drawBand(painter, [left, y, width, height - 3], `${time}${call}`, time);
+    const texts = [
+      `event loop stalled ${time}${call}`,
+      `event loop stalled ${time}`,
+      `stalled ${time}`,
+    ];
+    if (!expected) drawBand(painter, [left, y, width, height - 3], texts);
     const lines = [
       `Event loop stalled for ${time}${call}`,
       expected ? 'It computes inside its loop: expected' : 'Nothing else in this process went on',
@@ -38,15 +43,13 @@ export function drawStalls(painter, lane) {
 /**
  * @param {import('./timeline_painter.js').Painter} painter
  * @param {[left: number, top: number, width: number, height: number]} box
- * @param {string[]} texts What is written after the word, where it fits.
+ * @param {string[]} texts Of which the first that fits is written into it.
  */
-function drawBand({context, paint}, [left, top, width, height], ...texts) {
+function drawBand({context, paint}, [left, top, width, height], texts) {
   context.globalAlpha = 0.35;
   context.fillRect(left, top, width, height);
   context.globalAlpha = 1;
-  const text = texts
-    .map((each) => `event loop stalled ${each}`)
-    .find((each) => context.measureText(each).width < width - 14);
+  const text = texts.find((each) => context.measureText(each).width < width - 14);
   if (!text) return;
   context.fillStyle = paint.page;
   context.fillRect(left + 3, top + 1, context.measureText(text).width + 8, 14);
