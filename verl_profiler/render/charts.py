@@ -165,7 +165,7 @@ def chart(
         body = {"hconcat" if across else "vconcat": [{"width": wide, **each} for each in panels]}
         body["resolve"] = _APART
     head: Spec = {
-        "text": textwrap.wrap(title, 96) or [""],
+        "text": textwrap.wrap(title, 96, break_on_hyphens=False) or [""],
         "subtitle": textwrap.wrap(about, 130),
         "fontSize": 15,
         "fontWeight": "bold",
@@ -295,12 +295,16 @@ def quantity(
 def steps_axis(steps: Sequence[float], field: str = "step") -> Spec:
     """Return a horizontal channel of steps: whole numbers, a missing step leaves a gap."""
     ends = [min(steps) - 0.6, max(steps) + 0.6] if steps else [0, 1]
+    axis: Spec = {"format": "d", "grid": False, "tickMinStep": 1, "tickCount": 12}
+    if steps and ends[1] - ends[0] < 12:
+        # Vega would mark halves of few steps.
+        axis["values"] = list(range(int(min(steps)), int(max(steps)) + 1))
     return {
         "field": field,
         "type": "quantitative",
         "title": "step",
         "scale": {"domain": ends, "nice": False, "zero": False},
-        "axis": {"format": "d", "grid": False, "tickMinStep": 1, "tickCount": 12},
+        "axis": axis,
     }
 
 
