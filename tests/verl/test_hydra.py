@@ -78,8 +78,8 @@ CASES = {
     "memory saver, contradiction": [
         *ENOUGH,
         *ON,
-        "profiler.memory_saver.free_cache_engine=true",
-        "actor_rollout_ref.rollout.free_cache_engine=false",
+        "profiler.memory_saver.enable_memory_saver=true",
+        "profiler.memory_saver.free_cache_engine=false",
     ],
     "memory saver on a CPU": ["+rehearsal=standin", "+profiler=memory_saver"],
     "memory saver rehearsed": [
@@ -346,14 +346,17 @@ def test_a_key_of_the_command_wins_over_the_preset_and_it_is_said(became):
     variables = config["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"]
 
     assert 0.6 == config["actor_rollout_ref"]["rollout"]["gpu_memory_utilization"]
-    assert "of the option is overridden by" in case["err"]
+    assert "is overridden by" in case["err"]
     assert {"TMS_INIT_ENABLE_CPU_BACKUP", "VERL_PROFILER_SETTINGS"} == set(variables)
 
 
 @pytest.mark.parametrize(
     ("case", "says"),
     [
-        ("memory saver, contradiction", "Keep one of them. (memory-saver)"),
+        (
+            "memory saver, contradiction",
+            "Set profiler.memory_saver.free_cache_engine=true. (memory-saver)",
+        ),
         ("memory saver on a CPU", "+profiler=memory_saver_rehearsal"),
     ],
 )
