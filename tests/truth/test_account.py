@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from truth.asynchronous_runs import Plan, Simulation
 from truth.asynchronous_runs import events_of as made_of_run
 from truth.synthetic import SECOND, Phase, events_of, run_of, tables_of
-from truth.test_findings import CASES, QUIET, anomalies, requests_with, turns_with
+from truth.test_findings import CASES, QUIET, anomalies, longest_turn, requests_with, turns_with
 
 from verl_profiler.analysis.explain.asynchronous_findings import with_the_rest
 from verl_profiler.analysis.explain.critical_path import BETWEEN, CATEGORIES
@@ -292,3 +292,16 @@ def test_the_gap_after_the_last_step_ends_with_the_process_if_it_is_like_others(
     known_s = 8 + 3 * 0.01 + (later_s if gaps == 3 else 0)
 
     assert row["recoverable_s"] == pytest.approx(known_s / (5 if gaps == 3 else 4))
+
+
+def test_a_slow_reward_costs_only_what_the_next_request_does_not():
+    """The last request waits 3 s for its reward, while a long one without any ends before it."""
+    sound = requests_with(longest_turn, (7,))
+    slow = requests_with(lambda each: replace(each, reward_us=3 * SECOND), (3,), sound)
+    tables, truths = run_of(slow, slow, slow)
+    _, others = run_of(sound, sound, sound)
+    cost_s = (truths[0].duration_us - others[0].duration_us) / SECOND
+    row = next(r for r in explanations(tables)["findings"] if r["finding"] == "reward")
+
+    assert 0.5 < cost_s < 2.9
+    assert row["recoverable_s"] == pytest.approx(cost_s, rel=0.05)

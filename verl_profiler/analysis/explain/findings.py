@@ -366,7 +366,7 @@ def _of_rule(
         gain,
         own,
         culprit,
-        lost_s=category_s if own and (rule.unseen or not resampled) else gain,
+        lost_s=category_s if own and not rule.measured and (rule.unseen or not resampled) else gain,
         bound_s=max(gain, (lost_s or 0.0) / steps) if rule.bounded else None,
         low_s=resampled["low_s"] if resampled else None,
         high_s=resampled["high_s"] if resampled else None,

@@ -416,6 +416,14 @@ def rewards(tables: Tables, steps: Steps) -> Found:
         WHERE {in_steps(steps, "l.step")} GROUP BY l.run, l.step ORDER BY l.run, l.step
         """
     )
+    cuts = (
+        "SELECT run, step, name, request_id, 'reward' AS who, reward_us AS cut_us FROM requests "
+        f"WHERE reward_us > 0 AND NOT validate AND {in_steps(steps)}"
+    )
+    sooner = earlier(tables, cuts, steps)
+    sampled = {
+        r["run"] for r in tables.rows("SELECT DISTINCT run FROM requests WHERE NOT detailed")
+    }
     found: Found = {}
     for run, own in by_run(rows).items():
         places: list[Place] = []
@@ -428,5 +436,7 @@ def rewards(tables: Tables, steps: Steps) -> Found:
         if places:
             culprit = identity("part", places)
             culprit = replace(culprit, fixable=culprit.who == _WAITING)
-            found[run] = {"reward": (culprit, None)}
+            # How much earlier others end is unknown where the rewards of some were not recorded.
+            later = places if run in sampled else sooner.get((run, "reward"), [])
+            found[run] = {"reward": (culprit, lost_in(later))}
     return found

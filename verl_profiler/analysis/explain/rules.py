@@ -329,6 +329,7 @@ RULES: dict[str, Rule] = {
         "reward worker: more of them.",
         ("reward_times", "critical_path"),
         categories=("reward",),
+        measured=True,
         fixes=("reward_workers",),
     ),
     "validation": Rule(
