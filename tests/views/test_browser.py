@@ -1,6 +1,7 @@
 """The report in a real Chromium: it draws, zooms, finds and selects, and nothing of a run runs."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -93,6 +94,9 @@ def test_it_draws_every_section_without_errors_or_requests(browser, small, tmp_p
     """Nothing but the file itself is fetched, and the console stays empty; also when it is printed."""
     browser.open(small)
     unfold(browser)
+    cells = browser.evaluate("[...document.querySelectorAll('td')].map((td) => td.textContent)")
+    odd = re.compile(r"undefined|NaN|\[object|\d,\d{3},\d{3},\d{3}")
+    assert not [cell for cell in cells if odd.search(cell)]
     found = browser.evaluate(SHOWN)
 
     assert sorted(SECTIONS) == sorted(name for name, _ in found)

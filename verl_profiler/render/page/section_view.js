@@ -40,9 +40,10 @@ function tableOfView(view) {
     .filter((row) => !stepped || whole || row.s === shown.step)
     .map((row) => (stepped && row.s !== ALL ? {label: steps[row.s].label, ...row} : row));
   if (!rows.length) return [note(`${view.question} Nothing in ${shownName()}.`), ...notKept()];
+  // Times of the wall clock, in microseconds, are for programs.
   /** @type {import('./table.js').Column<Row>[]} */
   const columns = Object.entries(view.columns)
-    .filter(([key]) => rows.some((row) => !missing(row[key])))
+    .filter(([key]) => !key.endsWith('_us') && rows.some((row) => !missing(row[key])))
     .map(([key, title]) => {
       const label = key.replace(/(?<!_per)_(s|bytes)$/, '').replaceAll('_', ' ');
       return [key, view.labels[key] ?? label, formatOf(key, rows), {title}];
