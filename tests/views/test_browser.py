@@ -489,7 +489,7 @@ def test_the_device_time_of_an_asynchronous_run_adds_up(browser, tmp_path):
     assert "Asynchronous training: bubble_ledger." in text(browser, "#path")
     data = "JSON.parse(document.getElementById('data').textContent)"
     shown = browser.evaluate(f"JSON.stringify({data}.views.pools_over_time.charts)")
-    for each in ("trainer", "queue", "hybrid", "standalone", "version 0", "version 3"):
+    for each in ("trainer", "ready prompts", "hybrid", "standalone", "version 0", "version 3"):
         assert each in shown, each
     assert 1 == browser.evaluate("document.querySelectorAll('#pools .vega').length")
     tails = browser.evaluate(
