@@ -31,7 +31,9 @@ AHEAD_NS = 1000 * 10**9
 BEHIND_NS = 37_000_000
 RAY = str(Path(sys.executable).parent / "ray")
 SPACE = f"vpclock{os.getpid() % 10_000}"
-OWN, OTHER, PORT = "10.213.7.1", "10.213.7.2", 6479
+# Another test, or what a killed one left, has another network.
+_NETWORK = f"10.213.{os.getpid() % 250}"
+OWN, OTHER, PORT = f"{_NETWORK}.1", f"{_NETWORK}.2", 6479
 OTHER_HOST = f"""
 mount --bind {{boot}} /proc/sys/kernel/random/boot_id
 hostname {SPACE}

@@ -159,7 +159,7 @@ class _Nsys(Tool):
         if report.get("silent") and _RANGE_START in starts:
             problems.append(
                 f"nvtx {report['nvtx']} records no range under {report['version']}, without any "
-                "message. Use a newer nsys, or pip install 'nvtx==0.2.11'."
+                "message. Use a newer nsys, or pip install 'nvtx==0.2.11' matplotlib."
             )
         return problems
 
@@ -199,7 +199,7 @@ class _Nsys(Tool):
                 recorder.say(
                     f"WARNING nvtx {_version_of('nvtx')} and this nsys record no range together, so "
                     "nsys will capture nothing here. Use a newer nsys, or pip install "
-                    "'nvtx==0.2.11'. (nvtx-silent)"
+                    "'nvtx==0.2.11' matplotlib. (nvtx-silent)"
                 )
             return nvtx.start_range(message=_RANGE, domain=NVTX_DOMAIN)
         if start == _CUDA_START:
