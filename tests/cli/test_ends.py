@@ -251,17 +251,17 @@ def test_a_full_disk_leaves_no_half_file(words, run, tmp_path, monkeypatch, caps
     target = place / "target.png"
     target.write_text("before")
     named = {"RUN": run, "LOG": LOGS / "verl-0.9.1-real.log", "PLACE": place, "TARGET": target}
-    fdopen = os.fdopen
+    opened = Path.open
 
     class Full(io.BufferedRandom):
         def write(self, _content):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(
-        os,
-        "fdopen",
-        lambda handle, *rest: Full(fdopen(handle, "w+b", buffering=0)) if rest else None,
-    )
+    def full(path, mode="r", *rest, **more):
+        file = opened(path, mode, *rest, **more)
+        return Full(file.detach()) if mode == "x+b" else file
+
+    monkeypatch.setattr(Path, "open", full)
 
     assert 2 == main([str(named.get(word, word)) for word in words.split()])
     assert "cannot be written: No space left on device" in capsys.readouterr().err

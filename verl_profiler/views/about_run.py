@@ -106,7 +106,7 @@ def _facts_of(launch: Mapping[str, Any]) -> list[str]:
     training = mapping_or_empty(recorded_values(launch.get("training"), "training"))
     versions = mapping_or_empty(recorded_values(launch.get("versions"), "versions"))
     nodes, each = training.get("nnodes"), training.get("n_gpus_per_node")
-    on_cpu = str(versions.get("torch")).endswith("+cpu")
+    on_cpu = any(str(each).endswith("+cpu") for each in versions.values())
     device = "device" if on_cpu else "GPU"
     batch, samples = training.get("train_batch_size"), training.get("rollout_n")
     model = str(training.get("model") or "").rstrip("/").rpartition("/")[2]

@@ -232,7 +232,8 @@ def _one_tool(name: str) -> Changing:
 def _without_build(request: Request) -> Request:
     """Remove the worker's time before a request's first generate call."""
     first = request.stages[0]
-    own = isinstance(first, Work) and first.own and len(request.stages) > 1
+    calls = len(request.stages) > 1 and isinstance(request.stages[1], Call)
+    own = calls and isinstance(first, Work) and first.own
     return _of_stages(request, request.stages[1:] if own else request.stages)
 
 

@@ -342,6 +342,9 @@ def _of_rule(
     if rule.sentence.startswith("{who}") and own:
         own = {largest: own[largest]}
     category_s = sum(own.values())
+    if rule.change is not None and rule.categories and not category_s:
+        # What the replay leaves out was not recorded here.
+        return None
     named = culprit.who is not None
     measured = lost_s is not None and (
         rule.measured or (named and rule.change is None and not rule.bounded)
