@@ -128,8 +128,6 @@ ONLY = {
 def charts_of_all(runs, kind, **chosen):
     """Give each chart of a run, or of the run that has its data; None where there is nothing to draw."""
     for name, view in VIEWS.items():
-        if view.chart is None:
-            continue
         run = runs[kind if kind == "asynchronous" else ONLY.get(name, kind)]
         data, choice = data_of(run, name, **chosen)
         try:

@@ -17,7 +17,6 @@ import copy
 import importlib
 import json
 import math
-import os
 import statistics
 import struct
 import textwrap
@@ -27,6 +26,7 @@ from itertools import pairwise
 from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_mapping
+from verl_profiler.events.whole_files import replace_file
 from verl_profiler.reading.cache_home import OFF, choice, home
 from verl_profiler.render.colors import GRID, INK, MUTED
 from verl_profiler.render.visible import visible
@@ -697,9 +697,7 @@ def bundle() -> str:
     if kept:
         with contextlib.suppress(OSError):
             place.parent.mkdir(parents=True, exist_ok=True)
-            own = place.with_suffix(f".{os.getpid()}")
-            own.write_text(text, encoding="utf-8")
-            own.replace(place)
+            replace_file(place, text.encode())
     return text
 
 

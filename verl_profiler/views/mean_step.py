@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.explain.critical_cycle import EDGES
 from verl_profiler.analysis.explain.critical_path import BETWEEN, CATEGORIES
+from verl_profiler.analysis.selection import by_run
 from verl_profiler.render.colors import account_color, category_color
 from verl_profiler.render.frames import short_text
 
@@ -36,8 +37,8 @@ def mean_step(explained: Mapping[str, Rows]) -> list[dict[str, Any]]:
         with neither are left out.
     """
     found: list[dict[str, Any]] = []
-    for run, rows in _by_run(explained["steady_path"]).items():
-        between = _by_run(explained["between_path"]).get(run, [])
+    for run, rows in by_run(explained["steady_path"]).items():
+        between = by_run(explained["between_path"]).get(run, [])
         steps = {row["step"] for row in rows}
         # A gap is of the steps whose successor was recorded.
         gaps = {row["step"] for row in between} | {step for step in steps if step + 1 in steps}
@@ -50,7 +51,7 @@ def mean_step(explained: Mapping[str, Rows]) -> list[dict[str, Any]]:
             (name, mean_s, _about(name), category_color(name)) for name, mean_s in means.items()
         ]
         found.append(_bar(run, parts))
-    for run, rows in _by_run(explained["critical_cycle"]).items():
+    for run, rows in by_run(explained["critical_cycle"]).items():
         parts = [
             (row["edge"], row["edge_s"], EDGES[row["edge"]], _edge(row["edge"])) for row in rows
         ]
@@ -77,10 +78,3 @@ def _bar(run: str, parts: list[tuple[str, float, str, str]]) -> dict[str, Any]:
         "whole_s": sum(part[1] for part in parts),
         "parts": [[short_text(name), *more] for name, *more in ordered],
     }
-
-
-def _by_run(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    runs: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        runs.setdefault(row["run"], []).append(row)
-    return runs

@@ -180,7 +180,7 @@ def _whole_phases(rows: Rows, warm_up: LeftOut) -> Rows:
 @contextmanager
 def _merged(tables: Tables, steps: Steps) -> Generator[Tables, None, None]:
     """Give tables in which all steps are one."""
-    names = sorted({name for _, reads in _WHOLE.values() for name in (*reads, "turns")})
+    names = sorted({name for _, reads in _WHOLE.values() for name in reads})
     tables.make(*names)
     connection = tables.connection
     connection.execute("CREATE SCHEMA whole")
