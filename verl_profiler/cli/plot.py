@@ -215,15 +215,9 @@ def _choices(opened: Run, args: argparse.Namespace) -> dict[str, Choice]:
     }
 
 
-def _of_run(data: Mapping[str, Rows], label: str) -> dict[str, Rows]:
-    return {
-        name: [row for row in rows if row.get("run", label) == label] for name, rows in data.items()
-    }
-
-
 def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
     from verl_profiler.render.charts import check_installed
-    from verl_profiler.views.view import NothingToDraw
+    from verl_profiler.views.view import NothingToDraw, of_run
 
     if not args.spec:
         check_installed()
@@ -236,7 +230,7 @@ def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> 
         for label, choice in choices.items():
             path = paths[name, label]
             try:
-                picture = plot.picture(_of_run(data, label), choice, form)
+                picture = plot.picture(of_run(data, label), choice, form)
             except NothingToDraw as reason:
                 empty[name] += 1
                 if len(chosen) == 1:

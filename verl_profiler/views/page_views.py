@@ -11,7 +11,7 @@ from verl_profiler.reading.reader import Run
 from verl_profiler.render.frames import frame
 from verl_profiler.views.columns import described
 from verl_profiler.views.questions import COLUMNS, VIEWS
-from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View
+from verl_profiler.views.view import Choice, NothingToDraw, View, of_run
 
 __all__ = ["page_table", "page_views"]
 
@@ -65,11 +65,4 @@ def _shown(view: View, run: Run, steps: Steps, kept: Callable[[Rows], Rows]) -> 
         "table": table,
         "columns": described(view.columns, [name for name in table["columns"] if name != "s"]),
         "labels": dict(view.labels),
-    }
-
-
-def of_run(data: DataTables, label: str) -> dict[str, Rows]:
-    """Return the rows of one run."""
-    return {
-        name: [row for row in rows if row.get("run", label) == label] for name, rows in data.items()
     }

@@ -21,6 +21,7 @@ __all__ = [
     "asking",
     "column",
     "known",
+    "of_run",
 ]
 
 # The format of a specification, as the names of its files end.
@@ -166,6 +167,13 @@ def asking(*analyses: Callable[..., Rows]) -> Callable[[Tables, Choice], dict[st
         }
 
     return tables
+
+
+def of_run(data: DataTables, label: str) -> dict[str, Rows]:
+    """Return the rows of one run; tables without runs are of each."""
+    return {
+        name: [row for row in rows if row.get("run", label) == label] for name, rows in data.items()
+    }
 
 
 def column(rows: Rows, name: str, factor: float = 1.0) -> list[float]:
