@@ -57,7 +57,7 @@ One request in a terminal: `verl-profiler requests logs/my-run --step 5 --slowes
 
 ## Sections of the report page
 
-[report](report.md) describes the page.
+[Read a run](reading.md#the-report) describes the page.
 """
 
 
@@ -131,7 +131,7 @@ def vocabulary() -> str:
 def _tables() -> str:
     lines = [
         "# Columns of all tables\n",
-        "[Reading a run](reading.md) explains the tables.  NULL means not recorded.",
+        "[Runs in Python and SQL](sql.md) explains the tables.  NULL means not recorded.",
     ]
     for table, columns in COLUMNS.items():
         lines += [f"\n## {table}\n", "| column | type | unit | what |", "| --- | --- | --- | --- |"]

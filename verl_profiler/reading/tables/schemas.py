@@ -1,4 +1,4 @@
-"""The columns of every table that a run is read into; docs/reading.md explains the tables.
+"""The columns of every table that a run is read into; docs/sql.md explains the tables.
 
 A column that is a field of the event files has its type, unit and sentence from `events.fields`;
 `DERIVED` describes the others.  Times are microseconds since 1970 in UTC (`begin_us`, `end_us`),
