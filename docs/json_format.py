@@ -223,7 +223,8 @@ def schema(command: str) -> dict[str, Any]:
 
 def table_docs() -> dict[str, tuple[str, Mapping[str, str]]]:
     """Return what each table holds, one row of it, and its columns with a sentence for each."""
-    from verl_profiler.analysis import ANALYSES, overview, tools
+    from verl_profiler.analysis import overview, tools
+    from verl_profiler.analysis.registry import ANALYSES
     from verl_profiler.analysis.requests import request_timeline
     from verl_profiler.views.questions import COLUMNS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from picked import picked
 
-from verl_profiler.analysis import ANALYSES, SUMMARY
+from verl_profiler.analysis.registry import ANALYSES, SUMMARY
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import SCHEMAS, Tables
 

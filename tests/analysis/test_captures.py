@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_profiler.analysis import gpu_idle, range_times, span_kernels, top_kernels
+from verl_profiler.analysis.captures import gpu_idle, range_times, span_kernels, top_kernels
 from verl_profiler.reading.tables.tables import Tables
 
 MS = 1_000_000

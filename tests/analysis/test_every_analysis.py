@@ -8,7 +8,7 @@ import pkgutil
 import pytest
 
 from verl_profiler import analysis
-from verl_profiler.analysis import ANALYSES
+from verl_profiler.analysis.registry import ANALYSES
 from verl_profiler.reading.tables.tables import Tables
 
 NOT_IN_A_REHEARSAL = (

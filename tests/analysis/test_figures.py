@@ -11,7 +11,7 @@ from statistics import median, quantiles
 
 import pytest
 
-from verl_profiler.analysis import ANALYSES
+from verl_profiler.analysis.registry import ANALYSES
 
 LINES = [
     {**json.loads(text), "process": path.stem}

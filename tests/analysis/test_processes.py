@@ -3,17 +3,13 @@
 import pytest
 from picked import picked
 
-from verl_profiler.analysis import (
-    engine_times,
-    loop_lags,
-    memory_peaks,
-    profiler_cost,
-    rank_balance,
-    replica_balance,
-    rollout_balance,
-    tool_times,
-    weight_sync,
-)
+from verl_profiler.analysis.engine import engine_times, replica_balance
+from verl_profiler.analysis.event_loop import loop_lags
+from verl_profiler.analysis.memory import memory_peaks
+from verl_profiler.analysis.profiler import profiler_cost
+from verl_profiler.analysis.tools import tool_times
+from verl_profiler.analysis.transfers import weight_sync
+from verl_profiler.analysis.workers import rank_balance, rollout_balance
 from verl_profiler.reading.tables.tables import Tables
 
 SECOND = 1_000_000

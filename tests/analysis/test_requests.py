@@ -5,14 +5,12 @@ import itertools
 import pytest
 from picked import picked
 
-from verl_profiler.analysis import (
-    request_times,
-    slowest_requests,
-)
 from verl_profiler.analysis.requests import (
     request_breakdown,
     request_duration_cdf,
     request_timeline,
+    request_times,
+    slowest_requests,
     turn_times,
 )
 from verl_profiler.reading.tables.tables import Tables

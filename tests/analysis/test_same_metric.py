@@ -7,8 +7,8 @@ import pytest
 from cached_runs import REHEARSED, SMALL
 
 from verl_profiler.__main__ import main
-from verl_profiler.analysis import request_times
 from verl_profiler.analysis.engine import token_rates
+from verl_profiler.analysis.requests import request_times
 from verl_profiler.analysis.steps import step_durations
 from verl_profiler.reading.reader import load
 from verl_profiler.views.sections import document

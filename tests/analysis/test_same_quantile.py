@@ -8,9 +8,10 @@ from chart_reading import data_in, words
 from recorded import lines_in_order, unpacked
 
 from verl_profiler.__main__ import main
-from verl_profiler.analysis import request_percentiles, validation_times
 from verl_profiler.analysis.compare.step_metrics import step_metrics
+from verl_profiler.analysis.requests import request_percentiles
 from verl_profiler.analysis.rollout import rollout_tail
+from verl_profiler.analysis.steps import validation_times
 from verl_profiler.reading.reader import load
 from verl_profiler.units import seconds
 from verl_profiler.views.questions import VIEWS

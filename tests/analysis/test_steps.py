@@ -7,13 +7,15 @@ from datetime import datetime, timezone
 import pytest
 from picked import picked
 
-from verl_profiler.analysis import (
-    bubble_ledger,
-    exclusive_times,
+from verl_profiler.analysis.explain.ledger import bubble_ledger
+from verl_profiler.analysis.steps import (
+    step_durations,
     step_phases,
     step_times,
+    step_trend,
+    validation_times,
 )
-from verl_profiler.analysis.steps import step_durations, step_trend, validation_times
+from verl_profiler.analysis.time_split import exclusive_times
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 

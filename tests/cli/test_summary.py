@@ -9,7 +9,7 @@ from cached_runs import SMALL
 from commands import command
 from event_files import ended, write_lines
 
-from verl_profiler.analysis import EXPLANATIONS, SUMMARY
+from verl_profiler.analysis.registry import EXPLANATIONS, SUMMARY
 from verl_profiler.cli import summary
 
 DATA = Path(__file__).parents[1] / "data"

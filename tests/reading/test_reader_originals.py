@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from verl_profiler.analysis import request_times, step_phases, step_times
+from verl_profiler.analysis.requests import request_times
+from verl_profiler.analysis.steps import step_phases, step_times
 from verl_profiler.reading.reader import load
 
 BASE = "2025-06-13T06:30:{:02d}.{:06d}"

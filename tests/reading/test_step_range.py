@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cached_runs import REHEARSED, SMALL
 
-from verl_profiler.analysis import ANALYSES
+from verl_profiler.analysis.registry import ANALYSES
 from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading import convert, event_parts

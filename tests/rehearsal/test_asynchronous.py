@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from no_alarm import assert_no_alarm
 
-from verl_profiler.analysis import bubble_ledger, critical_segments, step_replays
+from verl_profiler.analysis.explain.critical_path import critical_segments
+from verl_profiler.analysis.explain.ledger import bubble_ledger
+from verl_profiler.analysis.explain.what_if import step_replays
 from verl_profiler.reading.reader import load
 
 DATA = Path(__file__).parents[1] / "data"

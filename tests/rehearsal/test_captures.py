@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from verl_profiler.analysis import range_times, span_kernels
+from verl_profiler.analysis.captures import range_times, span_kernels
 from verl_profiler.cli import main
 from verl_profiler.reading.reader import load
 

@@ -12,8 +12,10 @@ from datetime import datetime
 import pytest
 from tq_lines import of, traced_lines
 
-from verl_profiler.analysis import critical_segments, step_durations, step_replays
 from verl_profiler.analysis.explain.changes import UNCHANGED
+from verl_profiler.analysis.explain.critical_path import critical_segments
+from verl_profiler.analysis.explain.what_if import step_replays
+from verl_profiler.analysis.steps import step_durations
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.reader import load
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from truth.sampled_runs import SHAPE, full_run, record_again
 
-from verl_profiler.analysis import ANALYSES
+from verl_profiler.analysis.registry import ANALYSES
 from verl_profiler.cli import diff, requests, summary
 from verl_profiler.reading.reader import load
 

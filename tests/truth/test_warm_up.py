@@ -10,8 +10,8 @@ import pytest
 from truth.synthetic import events_of, run_of, tables_of
 from truth.test_findings import QUIET
 
-from verl_profiler.analysis.explain.finding import Finding
-from verl_profiler.analysis.explain.findings import explanations, in_order
+from verl_profiler.analysis.explain.finding import Finding, in_order
+from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.overview import headline, phase_totals
 from verl_profiler.analysis.selection import left_out

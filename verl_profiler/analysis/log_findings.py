@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from verl_profiler.analysis.console_timers import logged_phases, logged_steps
-from verl_profiler.analysis.explain.culprits import FORWARD, forward_losses
-from verl_profiler.analysis.explain.finding import Finding
-from verl_profiler.analysis.explain.findings import in_order
+from verl_profiler.analysis.explain.finding import Finding, in_order
+from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import shape_of, stalled_in
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.selection import Rows

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from verl_profiler.reading.tables.tables import Tables
-
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+if TYPE_CHECKING:
+    from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
     "NOTHING",

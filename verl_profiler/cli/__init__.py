@@ -77,10 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    _check_command(argv)
-    args = _parser().parse_args(argv)
+    command = _command(argv)
+    parser = _parser((command,) if command else COMMANDS)
+    args = parser.parse_args(argv)
     if args.command is None:
-        _parser().print_help()
+        parser.print_help()
         return 2
     try:
         local(args)
@@ -133,14 +134,22 @@ def _run(argv: Sequence[str]) -> int:
     return status
 
 
-def _check_command(argv: Sequence[str]) -> None:
+def _command(argv: Sequence[str]) -> str:
+    """Return the command's name; empty if there is none.
+
+    Raises:
+        ReadingError: There is no such command.
+    """
     name = next((word for word in argv if word != "--traceback"), "")
-    if name and not name.startswith("-") and name not in COMMANDS:
+    if name.startswith("-"):
+        return ""
+    if name and name not in COMMANDS:
         raise ReadingError(
             f"there is no command {name!r}{did_you_mean(name, COMMANDS)}\n"
             f"Commands: {', '.join(COMMANDS)}",
             "no-such-command",
         )
+    return name
 
 
 def _check_kind(args: argparse.Namespace) -> None:
@@ -158,7 +167,8 @@ def _check_kind(args: argparse.Namespace) -> None:
         )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Return the parser of these commands; each costs the import of its module."""
     import verl_profiler
 
     parser = argparse.ArgumentParser(
@@ -172,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(metavar="COMMAND")
-    for name in COMMANDS:
+    for name in names:
         module = importlib.import_module(f"verl_profiler.cli.{name}")
         text = inspect.getdoc(module) or ""
         command = commands.add_parser(

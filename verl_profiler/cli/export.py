@@ -42,7 +42,7 @@ from verl_profiler.render.visible import visible
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from verl_profiler.analysis import Steps
+    from verl_profiler.analysis.selection import Steps
     from verl_profiler.reading.tq_sources import Source
 
 __all__ = ["add_arguments", "run", "write_timeline"]

@@ -40,7 +40,7 @@ from verl_profiler.render.visible import visible
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from verl_profiler.analysis import Rows
+    from verl_profiler.analysis.selection import Rows
     from verl_profiler.reading.reader import Run
     from verl_profiler.views.view import Choice, View
 

@@ -32,7 +32,7 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown, visible
 
 if TYPE_CHECKING:
-    from verl_profiler.analysis import Steps
+    from verl_profiler.analysis.selection import Steps
     from verl_profiler.reading.reader import Run
 
 __all__ = ["add_arguments", "run", "write", "write_report"]

@@ -34,8 +34,7 @@ from verl_profiler.cli.terminal import control, has_color, print_error
 from verl_profiler.render.visible import escaped, shown
 
 if TYPE_CHECKING:
-    from verl_profiler.analysis import Steps
-    from verl_profiler.analysis.selection import LeftOut
+    from verl_profiler.analysis.selection import LeftOut, Steps
     from verl_profiler.reading.reader import Run
 
 __all__ = ["add_arguments", "check_steps", "run", "step_range", "summarize", "write_summary"]
@@ -60,10 +59,11 @@ def run(args: argparse.Namespace) -> int:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
     from verl_profiler.cli.logs import are_logs, summarize_logs
-    from verl_profiler.reading.reader import load
 
     if are_logs(args.runs):
         return summarize_logs(args.runs, steps=args.steps, as_json=args.json, verbose=args.verbose)
+    from verl_profiler.reading.reader import load
+
     if not args.json:
         for path in args.runs:
             _print_stuck(path)
@@ -110,9 +110,9 @@ def write_summary(
     color: bool = False,
 ) -> int:
     """Write the summary of an opened run; return 0, or 1 if there is nothing to report."""
-    from verl_profiler.analysis import EXPLANATIONS, summarized
     from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.analysis.overview import headline
+    from verl_profiler.analysis.registry import EXPLANATIONS, summarized
     from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.reading.progress import doing
     from verl_profiler.views.about_run import recorded_events

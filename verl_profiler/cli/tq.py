@@ -26,7 +26,7 @@ from verl_profiler.render.visible import shown, visible
 from verl_profiler.views.tq_phrases import note_text
 
 if TYPE_CHECKING:
-    from verl_profiler.analysis import Rows
+    from verl_profiler.analysis.selection import Rows
     from verl_profiler.reading.tq_sources import Source
 
 __all__ = ["add_arguments", "check", "nothing", "run"]

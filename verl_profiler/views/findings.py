@@ -12,7 +12,6 @@ from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, named
 from verl_profiler.render.text import without
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share
-from verl_profiler.views.page_sections import section_of
 
 __all__ = ["RULES", "brief_findings", "finding_list", "finding_texts"]
 
@@ -26,7 +25,7 @@ def finding_texts(rows: Rows) -> list[dict[str, Any]]:
     Returns:
         message, brief (what is recoverable, in a word), gain, who, beside (what the message does not
         name), why, try, paste (overrides), files (name and text), proof (a command), see
-        (names and page sections) and evidence (lines).
+        (names of views) and evidence (lines).
     """
     several = len({row["run"] for row in rows}) > 1
     return [_texts(row, f" of {row['run']}" if several else "") for row in rows]
@@ -78,7 +77,7 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
         "paste": row["overrides"],
         "files": sorted(row["files"].items()),
         "proof": row["proof"],
-        "see": [(name, section_of(name) or "path") for name in row["shows"]],
+        "see": list(row["shows"]),
         "evidence": [_evidence(each) for each in row["evidence"]],
     }
 
@@ -103,7 +102,7 @@ def finding_list(rows: Rows, left_out: LeftOut = NOTHING) -> str:
             "who": text["who"],
             "why": text["why"],
             "try": text["try"],
-            "see": ", ".join(name for name, _ in text["see"]),
+            "see": ", ".join(text["see"]),
         }
         for label, each in parts.items():
             if each:

@@ -14,6 +14,7 @@ from verl_profiler.render.colors import (
 )
 from verl_profiler.render.html import digest, packed, part, script, script_json, template, trusted
 from verl_profiler.views.findings import finding_texts
+from verl_profiler.views.page_sections import section_of
 
 __all__ = ["page"]
 
@@ -48,6 +49,7 @@ def page(
         title=", ".join(document["about"]["runs"]),
         sentences=document["sentences"],
         findings=finding_texts(document["findings"]),
+        section_of=section_of,
         difference=difference,
         made=made,
         style=trusted(style),

@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
-from verl_profiler import analysis
+from verl_profiler.analysis import registry as analysis
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.overview import headline, phase_totals
-from verl_profiler.analysis.selection import LeftOut, in_steps, left_out
+from verl_profiler.analysis.selection import LeftOut, Rows, Steps, in_steps, left_out
 from verl_profiler.analysis.steps import validation_times
 from verl_profiler.analysis.time_tree import whole_time_tree
 from verl_profiler.analysis.tq_findings import tq_findings
@@ -33,8 +33,6 @@ from verl_profiler.views.tq_text import finding_lines
 
 __all__ = ["document"]
 
-Rows = analysis.Rows
-Steps = analysis.Steps
 
 WHOLE = -1
 # Tables by step are kept for the longest steps and for a systematic sample of the others.

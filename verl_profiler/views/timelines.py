@@ -12,16 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler import analysis
-from verl_profiler.analysis.selection import in_steps
+from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.timeline_lanes import UNIT_US, Names, add_lanes
 
 __all__ = ["timelines"]
 
-Rows = analysis.Rows
-Steps = analysis.Steps
 
 # So many timelines of large steps, and more of small ones; at most a quarter of validation passes.
 _SCENES = 12

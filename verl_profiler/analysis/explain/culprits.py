@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
 from verl_profiler.analysis.explain import rollout_culprits, work
@@ -23,6 +22,7 @@ from verl_profiler.analysis.explain.concentration import (
 from verl_profiler.analysis.explain.critical_path import BETWEEN
 from verl_profiler.analysis.explain.device_culprits import idle_devices
 from verl_profiler.analysis.explain.engine_culprits import engines
+from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import over_time
 from verl_profiler.analysis.explain.rollout_culprits import Found, late_s
 from verl_profiler.analysis.explain.step_rows import TOGETHER
@@ -30,7 +30,7 @@ from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds, size
 
-__all__ = ["FORWARD", "culprit_rows", "culprits", "forward_losses"]
+__all__ = ["culprit_rows", "culprits"]
 
 _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
@@ -237,32 +237,6 @@ def _host_memory(tables: Tables, steps: Steps) -> Found:
             text = f"{name} by {size(per_step)}, from {size(before)} in step {first} to {size(after)} in step {last}"
             grown[run] = per_step, Culprit("process", name, text)
     return {run: {"host_memory": (culprit, 0.0)} for run, (_, culprit) in grown.items()}
-
-
-# A forward pass alone, and the phase that has a backward pass, too.
-FORWARD = {"old_log_prob": "update_actor", "ref": "update_actor", "values": "update_critic"}
-# Without and with backward pass: a third; not as long as this part of it.
-_USUAL, _LONG = 1 / 3, 0.6
-
-
-def forward_losses(
-    spent: Mapping[str, Mapping[int, float]],
-) -> dict[str, dict[int, float]]:
-    """Return what phases without a backward pass take beyond the usual part of their update.
-
-    Args:
-        spent: Seconds by phase and step.
-
-    Returns:
-        Seconds by phase and step, of the phases that take much longer than usual.
-    """
-    found: dict[str, dict[int, float]] = {}
-    for phase, update in FORWARD.items():
-        own, whole = spent.get(phase, {}), spent.get(update, {})
-        steps = [step for step in own if whole.get(step)]
-        if steps and median(own[step] / whole[step] for step in steps) >= _LONG:
-            found[phase] = {step: max(own[step] - _USUAL * whole[step], 0.0) for step in steps}
-    return found
 
 
 def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -13,7 +13,7 @@ from verl_profiler.analysis.explain.fixes import Facts, fixes_of
 from verl_profiler.analysis.explain.rules import Rule
 from verl_profiler.units import seconds, share
 
-__all__ = ["NOBODY", "Finding", "in_few", "shares_of_work"]
+__all__ = ["NOBODY", "Finding", "in_few", "in_order", "shares_of_work"]
 
 NOBODY = Culprit("", None, "")
 # More than this part of the time, in steps with more than this many times the median of all.
@@ -143,3 +143,16 @@ def in_few(by_step: Mapping[int, float]) -> dict[str, Any]:
     even = all(b - a == passed for a, b in pairwise(few)) and passed > 1
     every = f"every {passed} steps, " if even else ""
     return {"where": f"mostly {every}in steps {', '.join(map(str, few))}"}
+
+
+def in_order(listed: Iterable[Finding]) -> list[Finding]:
+    """Return findings with the most recoverable time first, whatever their run; what bounds a step last.
+
+    What healthy steps show too, and blames nobody, comes after what is out of the ordinary.
+    """
+
+    def place(each: Finding) -> tuple[bool, bool, bool, float]:
+        usual = each.rule.varies and each.replayed is not None and each.culprit.who is None
+        return each.rule.dominates, each.name == "work", usual, -each.recoverable_s
+
+    return sorted(listed, key=place)

@@ -28,7 +28,7 @@ from verl_profiler.analysis.explain.critical_path import (
     path_categories,
 )
 from verl_profiler.analysis.explain.culprits import culprit_rows, culprits
-from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_few, shares_of_work
+from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_few, in_order, shares_of_work
 from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rollout_culprits import Found
@@ -42,7 +42,7 @@ from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import share
 
-__all__ = ["explanations", "in_order", "ranked"]
+__all__ = ["explanations", "ranked"]
 
 # Minimum share of a step for a gain to be a finding even if its interval contains 0.
 _LARGE = 0.1
@@ -167,19 +167,6 @@ def ranked(
             _reason(why.get(run, [])),
         )
     return in_order(listed)
-
-
-def in_order(listed: Iterable[Finding]) -> list[Finding]:
-    """Return findings with the most recoverable time first, whatever their run; what bounds a step last.
-
-    What healthy steps show too, and blames nobody, comes after what is out of the ordinary.
-    """
-
-    def place(each: Finding) -> tuple[bool, bool, bool, float]:
-        usual = each.rule.varies and each.replayed is not None and each.culprit.who is None
-        return each.rule.dominates, each.name == "work", usual, -each.recoverable_s
-
-    return sorted(listed, key=place)
 
 
 _STALLED = "stalled_step"

@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.selection import Steps, in_steps
 from verl_profiler.events.json_values import mapping_or_empty
-from verl_profiler.reading.tables.tables import Tables
+
+if TYPE_CHECKING:
+    from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["FILES", "FIXES", "SYNC_MODES", "Facts", "Fix", "fits", "fixes_of"]
 

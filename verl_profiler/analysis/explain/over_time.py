@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import StatisticsError, correlation, fmean, linear_regression, median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from verl_profiler.analysis.explain.concentration import Culprit
 from verl_profiler.analysis.explain.work import Found
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
-from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import seconds
+
+if TYPE_CHECKING:
+    from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["Shape", "over_time", "shape_of", "stalled_in"]
 

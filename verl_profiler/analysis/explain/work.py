@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import linear_regression, median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_profiler.analysis.explain.concentration import Culprit, Place, identity, places_of
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
-from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import seconds, share
+
+if TYPE_CHECKING:
+    from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
     "Found",
