@@ -29,7 +29,7 @@ from verl_profiler.views.page_sections import SECTIONS
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.reference import entry
 
-__all__ = ["pages", "vocabulary"]
+__all__ = ["pages"]
 
 # Where the pages describe the columns that several tables have.
 _COMMON = "plots.md#columns-of-several-tables"
@@ -106,8 +106,10 @@ def _two_columns(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
 def _fields() -> str:
     return "\n".join(
         [
-            "# Recorded fields\n",
-            "[Privacy](privacy.md) explains what is recorded.\n",
+            "# Events and fields\n",
+            "[Event files](events.md) explains the files, [privacy](privacy.md) what is recorded.\n",
+            "## Events\n",
+            _vocabulary(),
             *_table("`run.json`", RUN),
             *_table("`processes/<name>.json`", HEADER),
             *_table("Lines of `step_<N>/<name>.jsonl`", LINE),
@@ -118,8 +120,7 @@ def _fields() -> str:
     )
 
 
-def vocabulary() -> str:
-    """Return the table of events in events.md."""
+def _vocabulary() -> str:
     lines = ["| event | category | inside | what it is |", "| --- | --- | --- | --- |"]
     for name, event in EVENTS.items():
         instant = " (instant)" if event.instant else ""

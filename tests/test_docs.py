@@ -13,7 +13,7 @@ from console_blocks import replayed
 
 from verl_profiler.capture.plan import NsightSettings
 from verl_profiler.cli import COMMANDS, main
-from verl_profiler.events.vocabulary import FAMILIES
+from verl_profiler.events.vocabulary import EVENTS, FAMILIES
 from verl_profiler.launch.settings import MemorySaverSettings, Settings
 from verl_profiler.recording.worker_config import EventSettings
 from verl_profiler.transfer_queue.switches import TracingSettings
@@ -93,15 +93,20 @@ def test_every_setting_family_and_command_is_documented():
         assert msgspec.json.decode(msgspec.json.encode(struct())) == said[group]
 
 
-def test_the_table_of_events_is_that_of_the_vocabulary():
-    """And the site's pages can be made, with every plot among them."""
+def test_every_event_is_listed_under_its_category():
+    """And the site's pages can be made, with every event and plot among them."""
     pytest.importorskip("duckdb")
     spec = importlib.util.spec_from_file_location("generated", ROOT / "docs/generated.py")
     generated = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generated)
 
-    assert generated.vocabulary() in (ROOT / "docs/events.md").read_text()
-    assert {f"\n## {name}\n" in generated.pages()["plots.md"] for name in VIEWS} == {True}
+    pages = generated.pages()
+    text = (ROOT / "docs/events.md").read_text()
+    for family in FAMILIES:
+        names = [name for name, event in EVENTS.items() if event.family == family]
+        assert f"| `{family}` | {', '.join(f'`{name}`' for name in names)} |\n" in text
+        assert all(f"\n| `{name}`" in pages["fields.md"] for name in names)
+    assert {f"\n## {name}\n" in pages["plots.md"] for name in VIEWS} == {True}
 
 
 def test_links_between_pages_lead_somewhere():
