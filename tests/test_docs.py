@@ -268,3 +268,16 @@ def test_the_recorded_runs_are_small_and_of_no_machine():
                     assert not re.search(
                         rb"/(?:work|root|home)/", archive.extractfile(member).read()
                     )
+
+
+def test_workflows_pin_actions_by_digest_and_keep_no_credentials():
+    """A tag can be moved; a token in the clone is not needed."""
+    for file in (ROOT / ".github/workflows").glob("*.yml"):
+        uses = re.findall(
+            r"uses: (\S+)( # v[\d.]+)?\n(\s+with:\n\s+persist-credentials: false)?",
+            file.read_text(),
+        )
+        assert uses
+        for action, _, without in uses:
+            assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action)
+            assert without or not action.startswith("actions/checkout@")
