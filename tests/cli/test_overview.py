@@ -176,6 +176,37 @@ def test_no_change_is_promised_where_nothing_was_recorded(tmp_path, capsys):
     assert "no finished steps; 1.00 s were recorded" in out
 
 
+def test_files_of_the_original_logger_show_phases_workers_and_engine_calls(tmp_path, capsys):
+    """They have no steps of the trainer and no requests; worker_3 has the longest call, in step 2."""
+    for step, longest in ((1, 20.0), (2, 60.0)):
+        for worker in range(4):
+            calls = [5.0, 7.0, 9.0] + [longest] * (worker == 3)
+            lines = [("engine_async_generate", each) for each in calls]
+            lines += [("async_generate_duration", max(calls)), ("total_step_duration", max(calls))]
+            path = tmp_path / "lj" / f"step_{step}" / f"worker_{worker}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(
+                "".join(
+                    json.dumps(
+                        {
+                            "timestamp": f"2026-05-01T10:{5 * step:02}:{int(spent % 60):02}.500000",
+                            "step": step,
+                            "worker": worker,
+                            "event": event,
+                            "duration_sec": spent,
+                        }
+                    )
+                    + "\n"
+                    for event, spent in lines
+                )
+            )
+    text = printed(capsys, "summary", tmp_path / "lj")
+    lines = {line.split()[0]: line for line in text.splitlines() if line}
+    assert re.search(r"gen 40\.0 s", lines["phases"]), text
+    assert "async_generate: worker_3 60.0 s (step 2), median of 4 9.00 s" in lines["workers"]
+    assert "26 calls; step 2 has the longest: p50 7.00 s max 60.0 s" in lines["engine"]
+
+
 def test_a_terminal_gets_colors_and_a_pipe_none():
     """NO_COLOR switches them off; names in files cannot add any."""
     command = [sys.executable, "-c", "from verl_profiler.cli import main; main()"]

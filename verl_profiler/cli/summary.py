@@ -170,10 +170,14 @@ def write_summary(
 def _totals(opened: Run, steps: Steps, tables: dict[str, Any], warm_up: LeftOut) -> dict[str, Any]:
     from verl_profiler.analysis.overview import own_spans, phase_totals, request_totals
     from verl_profiler.analysis.tools import tool_latencies
+    from verl_profiler.analysis.workers import worker_balance
 
+    requests = request_totals(opened.tables, steps)
     return {
         "phase_totals": phase_totals(tables["step_phases"], left_out=warm_up),
-        "request_totals": request_totals(opened.tables, steps),
+        "request_totals": requests,
         "tool_latencies": tool_latencies(opened.tables, steps),
         "own_spans": own_spans(opened.tables, steps),
+        # Shown where there are no requests.
+        "worker_balance": [] if requests else worker_balance(opened.tables, steps),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.selection import NOTHING, LeftOut, steady
@@ -22,6 +22,9 @@ Rows = Sequence[Mapping[str, Any]]
 # What an overview is made of.
 TABLES = (
     "bubble_ledger",
+    "engine_times",
+    "step_phases",
+    "worker_balance",
     "device_use",
     "step_times",
     "phase_totals",
@@ -40,6 +43,7 @@ _FINDINGS = 3
 _MESSAGE_LINES = 2
 _PHASES = 3
 _TOOLS = 3
+_FACTS = 4
 _WIDTH = 100
 _FACT_WIDTH = 120
 # Phases below this share of the steps are combined into one line.
@@ -48,8 +52,8 @@ _SMALL = 0.02
 _BETWEEN = 0.03
 _BOLD, _YELLOW, _RESET = "\x1b[1m", "\x1b[33m", "\x1b[0m"
 # What is left out last comes first.
-_RANKS = ("head", "finding 1", "quality", "devices", "note", "requests", "finding 2",
-          "tools", "slowest", "your spans", "finding 3", "profiler")  # fmt: skip
+_RANKS = ("head", "finding 1", "quality", "phases", "workers", "engine", "devices", "note",
+          "requests", "finding 2", "tools", "slowest", "your spans", "finding 3", "profiler")  # fmt: skip
 
 _Paint = Callable[[str, str], str]
 
@@ -212,6 +216,7 @@ def _facts(found: Mapping[str, Rows], left_out: LeftOut) -> list[tuple[str, str,
     devices = _device_lines(found, left_out)
     labels = ["devices", *[""] * (len(devices) - 1)]
     facts = [
+        *_without_requests(found),
         *(("devices", label, text) for label, text in zip(labels, devices, strict=False)),
         ("requests", "requests", _requests(found)),
         ("slowest", "slowest", _slowest(found)),
@@ -220,6 +225,28 @@ def _facts(found: Mapping[str, Rows], left_out: LeftOut) -> list[tuple[str, str,
         ("profiler", "profiler", _cost(found["profiler_cost"])),
     ]
     return [fact for fact in facts if fact[2]]
+
+
+def _without_requests(found: Mapping[str, Rows]) -> Iterator[tuple[str, str, str]]:
+    """Give what is known of a run without finished steps and requests, as those of the original logger."""
+    if found["phase_totals"] or found["request_totals"]:
+        return
+    spent: dict[str, list[float]] = {}
+    for row in found["step_phases"]:
+        spent.setdefault(row["phase"], []).append(row["duration_s"])
+    means = sorted(((sum(each) / len(each), name) for name, each in spent.items()), reverse=True)
+    text = ", ".join(f"{name} {seconds(mean)}" for mean, name in means[:_FACTS])
+    yield "phases", "phases", text and f"{text} per step (one may contain another)"
+    if found["worker_balance"]:
+        row = max(found["worker_balance"], key=lambda row: row["waited_s"])
+        slowest = f"{row['slowest']} {seconds(row['slowest_s'])} (step {row['step']})"
+        text = f"{row['phase']}: {slowest}, median of {row['processes']} {seconds(row['median_s'])}"
+        yield "workers", "workers", text
+    if found["engine_times"]:
+        row = max(found["engine_times"], key=lambda row: row["max_s"])
+        calls = sum(row["calls"] for row in found["engine_times"])
+        times = f"p50 {seconds(row['p50_s'])} max {seconds(row['max_s'])}"
+        yield "engine", "engine", f"{calls:,} calls; step {row['step']} has the longest: {times}"
 
 
 def _headline(run: str, found: Mapping[str, Rows], left_out: LeftOut) -> str:
