@@ -20,11 +20,12 @@ except ImportError:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: its severities, and what a right finding's text matches."""
+    """A kind of fault: its severities, what a right finding's text matches, and the smaller faults beside it."""
 
     severities: tuple[dict, ...]
     right: str
     steps: int = 8
+    beside: tuple[str, ...] = ()
 
 
 def _each(name, *values, **more):
@@ -84,7 +85,55 @@ KINDS = {
     "cache_lost": Kind(_each("cache_lost", 2, 6, prefill_token=2e-3), r"[Pp]refix|cached"),
     "test_in_step": Kind(_each("testing_inside", 5.0, 20.0), r"[Vv]alidation"),
     "prepare": Kind(_each("prepare", 4.0, 20.0), r"prepare_step"),
-    "clean": Kind(({}, {"steps": 12}, {"spread": 0.4}, {"workers": 16, "samples": 2}), r"$^"),
+    # What no rule was written for.
+    "tool_and_adv": Kind(_each("slow_tool", 20.0, 40.0, adv=9.0), r"browse", beside=("adv",)),
+    "adv_and_tool": Kind(
+        _each("adv", 20.0, 40.0, slow_tool=8.0), r"\badv\b", beside=("slow_tool",)
+    ),
+    "replica_and_rank": Kind(
+        _each("speeds", *((1, s, 1, 1) for s in (1.6, 2.5)), slow_rank=1.3, collective=False),
+        r"engine_1",
+        beside=("slow_rank",),
+    ),
+    "validated_tool": Kind(_each("tested", 20.0, 60.0), r"[Vv]alidation"),
+    "slow_url": Kind(_each("slow_url", 8.0, 20.0, 60.0), r"url_07"),
+    "many_turns": Kind(
+        _each("many_turns", (3, 6), (3, 10), shuffle=False), r"prompts? (group )?3\b|more turns"
+    ),
+    "ref_apart": Kind(_each("ref_ranks", 4, 2, 1), r"\bref\b"),
+    "driver_reward": Kind(_each("driver_reward", 4.0, 20.0), r"[Rr]eward|[Ss]cor"),
+    "large_tensors": Kind(_each("put", 4.0, 15.0, transfer=6.0), r"[Tt]ransfer|tq_"),
+    "slow_receiver": Kind(
+        _each("slow_receiver", 4.0, 20.0), r"engine_3|update_weights|[Ww]eight sync"
+    ),
+    "busy_host": Kind(_each("busy_host", 2.0, 4.0), r"node-2|host"),
+    "longer_since": Kind(_each("longer_since", (7, 1.4), (7, 2.0)), r"since step 7", 12),
+    "unequal_slots": Kind(_each("slots_of", *((256, 256, s, 256) for s in (6, 3))), r"engine_2"),
+    "pauses": Kind(_each("pauses", (0.1, 2.0), (0.2, 5.0)), r"event loop|stall"),
+    "late_ranks": Kind(_each("late_rank", 2.0, 8.0, collective=False), r"ranks wait"),
+    "in_turn": Kind(
+        _each("slow_tool", 20.0, 40.0, long_tail=(2, 3.0), in_turn=True),
+        r"browse",
+        12,
+        ("long_tail", "in_turn"),
+    ),
+    "tool_limit": Kind(_each("tools_at_once", 4, 2, 1), r"\bsearch\b|\bcode\b|tool calls"),
+    "slow_epoch": Kind(_each("slow_batch", (4, 30.0), (4, 90.0)), r"prepare_step", 12),
+    "handover": Kind(
+        _each("handover", 1.0, 4.0), r"dispatch/collect|during the trainer's phases|handover"
+    ),
+    "throttled": Kind(
+        _each("speeds", *((1, s, 1, 1) for s in (2.0, 4.0)), speeds_in=(4, 5, 6)), r"engine_1", 12
+    ),
+    "long_context": Kind(_each("prefill_token", 2e-2, 5e-2), r"[Pp]refill"),
+    "clean": Kind(
+        (
+            *({}, {"steps": 12}, {"spread": 0.4}, {"workers": 16, "samples": 2}),
+            # A slow first step is none of the others.
+            {"slow_first": 60.0},
+        ),
+        r"$^",
+    ),
 }
 _WITHOUT = Plan()
 
@@ -94,7 +143,8 @@ def pair(kind, severity, seed):
     planted = replace(Plan(steps=KINDS[kind].steps, seed=seed), **KINDS[kind].severities[severity])
     # What only makes room for the fault stays.
     kept = {"shuffle", "steps", "per_call", "reward_workers", "workers", "samples", "spread"}
-    kept |= {"timed", "collective", "seed", "prefill_token"}
+    kept |= {"timed", "collective", "seed", *KINDS[kind].beside}
+    kept |= {"prefill_token"} if kind == "cache_lost" else set()
     sound = replace(planted, **{k: v for k, v in vars(_WITHOUT).items() if k not in kept})
     return Training(planted), Training(sound)
 

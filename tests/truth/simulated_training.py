@@ -17,6 +17,8 @@ from pathlib import Path
 
 EPOCH = datetime(2026, 11, 25, 9, 46, 40, tzinfo=UTC)
 ONES = (1.0, 1.0, 1.0, 1.0)
+# Number of the host that other processes keep busy.
+BUSY = 2
 # Events of a rank in the trainer's phases, and seconds per token.
 PHASES = {
     "old_log_prob": ("compute_log_prob", "infer_batch", 0.00025),
@@ -39,6 +41,7 @@ class Plan:
     between: float = 0.02
     # Rollout.
     turns: tuple[float, ...] = (0.15, 0.35, 0.5)
+    many_turns: tuple[int, int] | None = None
     spread: float = 0.25
     long_prompts: tuple[tuple[int, float], ...] = ()
     long_tail: tuple[int, float] = (0, 1.0)
@@ -48,8 +51,13 @@ class Plan:
     slow_tool: float = 0.0
     slow_tool_share: float = 0.15
     slow_tool_worker: int | None = None
+    slow_url: float = 0.0
+    tools_at_once: int = 10**9
+    in_turn: bool = False
     failing: tuple[float, float] = (0.0, 0.0)
     block: float = 0.0
+    pauses: tuple[float, float] = (0.0, 0.0)
+    busy_host: float = 1.0
     one_at_a_time: bool = False
     reward: float = 0.02
     reward_workers: int = 4
@@ -61,6 +69,8 @@ class Plan:
     speeds: tuple[float, ...] = ONES
     route: tuple[float, ...] | None = None
     slots: int = 256
+    slots_of: tuple[int, ...] | None = None
+    speeds_in: tuple[int, ...] | None = None
     capacity: tuple[int, ...] = (10**9,) * 4
     first_prefill: float = 0.0
     prefill_token: float = 1e-4
@@ -68,7 +78,12 @@ class Plan:
     timed: bool = True
     # The trainer.
     prepare: float = 0.2
+    slow_batch: tuple[int, float] = (1, 0.0)
     adv: float = 0.3
+    driver_reward: float = 0.0
+    handover: float = 0.0
+    ref_ranks: int = 0
+    late_rank: float = 0.0
     transfer: float = 0.1
     slow_loader: float = 0.0
     testing_inside: float = 0.0
@@ -78,16 +93,19 @@ class Plan:
     collective: bool = True
     sync: float = 1.5
     sync_grows: float = 0.0
+    slow_receiver: float = 0.0
     late_host: float = 0.0
     dump: float = 0.0
     checkpoint: float = 0.0
     testing: float = 0.0
+    tested: float = 0.0
     # Over time: growth per step, and factors of chosen steps.
     token_grows: float = 0.0
     speed_grows: float = 0.0
     update_grows: float = 0.0
     stall: tuple[int, float] = (0, 0.0)
     changes_at: tuple[int, float] = (0, 1.0)
+    longer_since: tuple[int, float] = (0, 1.0)
     third_gap: float = 0.0
     slow_first: float = 0.0
 
@@ -174,7 +192,8 @@ class Replica:
     def __init__(self, kernel, plan, place):
         self.kernel, self.plan, self.place = kernel, plan, place
         self.running, self.waiting, self.at, self.version, self.open = [], deque(), 0.0, 0, 0
-        self.factor = 1.0
+        self.factor, self.slowed = 1.0, True
+        self.slots = plan.slots_of[place] if plan.slots_of else plan.slots
 
     def submit(self, call):
         self._advance()
@@ -183,7 +202,9 @@ class Replica:
 
     def _per_token(self, calls):
         plan = self.plan
-        return (plan.token + plan.per_call * calls) * plan.speeds[self.place] * self.factor
+        own = plan.speeds[self.place] if self.slowed else 1.0
+        own *= 1 + (plan.busy_host - 1) / 2 if self.place == BUSY else 1.0
+        return (plan.token + plan.per_call * calls) * own * self.factor
 
     def _decoding(self):
         return [call for call in self.running if call.ready <= self.at + 1e-9]
@@ -206,7 +227,7 @@ class Replica:
             call = self.running.pop()
             call.retractions += 1
             self.waiting.appendleft(call)
-        while self.waiting and len(self.running) < self.plan.slots:
+        while self.waiting and len(self.running) < self.slots:
             call = self.waiting[0]
             if self.running and sum(each.held for each in [*self.running, call]) > 0.97 * capacity:
                 break
@@ -254,6 +275,7 @@ class Training:
         self.loops = [Loop(self.kernel) for _ in range(plan.workers)]
         self.rewarders = Permits(self.kernel, plan.reward_workers)
         self.single = Permits(self.kernel, 1)
+        self.tools = Permits(self.kernel, plan.tools_at_once)
         self.factor = 1.0
         self.kernel.wake(self._trainer())
         self.kernel.run()
@@ -279,9 +301,13 @@ class Training:
         draw, turns = of.random(), 1
         while turns < len(plan.turns) and draw > sum(plan.turns[:turns]):
             turns += 1
+        if plan.many_turns and prompt == plan.many_turns[0]:
+            turns = plan.many_turns[1]
         factor = group * dict(plan.long_prompts).get(prompt, 1.0)
         factor *= 1 + plan.token_grows * (step - 1)
-        number, longer = plan.long_tail
+        since, change = plan.longer_since
+        factor *= change if since and step >= since else 1.0
+        number, longer = plan.long_tail if step % 2 or not plan.in_turn else (0, 1.0)
         places = self._random("tail", step).sample(range(plan.prompts * plan.samples), number)
         factor *= longer if prompt * plan.samples + sample in places else 1.0
         tokens, tools = [], []
@@ -330,6 +356,7 @@ class Training:
         begin = kernel.now
         self._event(name, step, "request_start", begin, None, **ids, uid=uid)
         built = self._random("build", step, number).uniform(0.7, 1.3) * plan.build
+        built *= self._busy(worker)
         loop.thread = max(loop.thread, kernel.now) + built
         yield loop.thread - kernel.now
         yield from loop.turn()
@@ -367,6 +394,12 @@ class Training:
                 **extra,
             )
             generated += wanted
+            share, pause = plan.pauses
+            if self._random("pause", step, number, turn).random() < share:
+                since = kernel.now
+                loop.free = since + pause
+                yield pause
+                self._event(name, step, "event_loop_lag", since, kernel.now, loop="main")
             if plan.block and worker == 2:
                 since = kernel.now
                 loop.free = since + plan.block
@@ -418,13 +451,21 @@ class Training:
             f"engine_{replica.place}", step, "engine_request", call.begin, call.end, **extra
         )
 
+    def _busy(self, worker):
+        return self.plan.busy_host if worker % 4 == BUSY else 1.0
+
     def _tool(self, step, worker, of, name, drawn, loop):
         plan, kernel = self.plan, self.kernel
         took, picks, fails = drawn
         begin, tool = kernel.now, "search" if picks < 0.5 else "code"
         only = plan.slow_tool_worker
-        if plan.slow_tool and (picks < plan.slow_tool_share if only is None else worker == only):
+        slow = plan.slow_tool and not (plan.in_turn and step % 2)
+        if slow and (picks < plan.slow_tool_share if only is None else worker == only):
             tool, took = "browse", took + plan.slow_tool
+        if plan.slow_url:
+            tool = f"url_{int(picks * 12):02d}"
+            took += plan.slow_url if tool == "url_07" else 0.0
+        took *= self._busy(worker)
         share, timeout = plan.failing
         if fails < share:
             yield timeout
@@ -432,7 +473,9 @@ class Training:
             bad = {"tool": tool, "status": "error", "error": "TimeoutError"}
             self._event(name, step, "tool_call", begin, kernel.now, **of, **bad)
         since = kernel.now
+        yield self.tools.acquire()
         yield took
+        self.tools.release()
         yield from loop.turn()
         self._event(name, step, "tool_call", since, kernel.now, **of, tool=tool)
         self._event(name, step, "tool_execution", begin, kernel.now, **of, tool_calls=1)
@@ -469,7 +512,9 @@ class Training:
             factor *= change if since and step >= since else 1.0
             for replica in self.replicas:
                 replica.factor = factor
-            yield plan.prepare
+                replica.slowed = plan.speeds_in is None or step in plan.speeds_in
+            every, slower = plan.slow_batch
+            yield plan.prepare + (slower if step % every == 0 else 0.0)
             self._event("trainer_0", step, "prepare_step", begin, kernel.now)
             self._event(
                 "trainer_0", step, "dispatch", kernel.now, None, prompts=plan.prompts, reason="step"
@@ -487,6 +532,10 @@ class Training:
                 "trainer_0", step, "sleep_replicas", asleep, kernel.now, replicas=[0, 1, 2, 3]
             )
             self._event("trainer_0", step, "gen", at, kernel.now)
+            if plan.driver_reward:
+                since = kernel.now
+                yield plan.driver_reward
+                self._event("trainer_0", step, "reward", since, kernel.now)
             for phase in ("old_log_prob", "ref", "adv", "update_actor", "update_weights"):
                 yield from self._phase(step, phase, factor)
             if plan.checkpoint and step % 2 == 0:
@@ -502,12 +551,31 @@ class Training:
                 since = kernel.now
                 yield plan.testing
                 self._event("trainer_0", step, "testing", since, kernel.now)
+            if plan.tested and step % 2 == 0:
+                yield from self._validation(step)
             if plan.dump:
                 since = kernel.now
                 yield plan.dump
                 self._event("trainer_0", step, "dump_rollout_generations", since, kernel.now)
             yield plan.between + (plan.third_gap if step % 3 == 0 else 0.0)
             self.ends.append(kernel.now)
+
+    def _validation(self, step):
+        """Run a short request on each worker; the tool of one of them is slow."""
+        since = self.kernel.now
+        longest = 2.0 + self.plan.tested
+        for worker in range(self.plan.workers):
+            name, own = f"worker_{worker}", {"request_id": f"v{step:02d}{worker:03d}"}
+            own |= {"validate": True, "sample": 1000 + worker, "session": 0}
+            end = since + (longest if worker == 1 else 2.0)
+            self._event(name, step, "request_start", since, None, **own)
+            at = {**own, "turn": 0}
+            self._event(name, step, "engine_call", since, since + 1.0, **at, response_tokens=80)
+            self._event(name, step, "tool_call", since + 1.0, end, **at, tool="grade")
+            self._event(name, step, "agent_loop", since, end, **own)
+            self._event(name, step, "request", since, end, **own, turns=1, agent="tool_agent")
+        yield longest
+        self._event("trainer_0", step, "testing", since, self.kernel.now)
 
     def _phase(self, step, phase, factor):
         plan, kernel, begin = self.plan, self.kernel, self.kernel.now
@@ -524,28 +592,32 @@ class Training:
         """Write what the ranks do in a phase, and return how long it takes."""
         plan = self.plan
         event, batch, token = PHASES[phase]
-        equal = sum(self.tokens) / plan.ranks
-        weights = [of.uniform(0.985, 1.015) for _ in range(plan.ranks)]
-        longer = self._random("uneven", step).randrange(plan.ranks)
+        apart = phase == "ref" and plan.ref_ranks
+        ranks = plan.ref_ranks if apart else plan.ranks
+        equal = sum(self.tokens) / ranks
+        weights = [of.uniform(0.985, 1.015) for _ in range(ranks)]
+        longer = self._random("uneven", step).randrange(ranks)
         tokens = [int(equal * each) for each in weights]
         tokens[longer] = int(tokens[longer] * (1 + plan.uneven))
         growth = 1.0
         if phase == "update_actor":
             growth += plan.update_grows * (step - 1)
         own = [each * token * growth * of.uniform(0.995, 1.005) for each in tokens]
-        own[5] *= plan.slow_rank
+        slow = min(5, ranks - 1)
+        own[slow] *= plan.slow_rank
+        own[self._random("late", phase, step).randrange(ranks)] += plan.late_rank
         stall, stalled = plan.stall
         if phase == "update_actor" and step == stall:
             own = [each + stalled for each in own]
         if step == 1 and phase == "update_actor":
             own = [each + plan.slow_first for each in own]
-        load, at = plan.moving, begin + 0.1
+        load, at = plan.moving, begin + 0.1 + plan.handover
         late = [plan.transfer + each for each in own]
-        late[5] += plan.slow_loader
+        late[slow] += plan.slow_loader
         longest = max(late)
-        for rank in range(plan.ranks):
-            name = f"actor_{rank}"
-            fetch = plan.transfer + (plan.slow_loader if rank == 5 else 0.0)
+        for rank in range(ranks):
+            name = f"{'ref' if apart else 'actor'}_{rank}"
+            fetch = plan.transfer + (plan.slow_loader if rank == slow else 0.0)
             # In collectives, all ranks end with the last one.
             took = longest - fetch if plan.collective else own[rank]
             end = at + fetch + load + took + of.uniform(0, 0.004)
@@ -564,7 +636,7 @@ class Training:
             if load:
                 self._event(name, step, "offload", end, end + 0.6 * load, model=True)
             self._event(name, step, event, at, end + 0.6 * load + 0.005)
-        return 0.2 + 1.6 * load + longest
+        return 0.2 + 1.6 * load + longest + plan.handover
 
     def _sync(self, step, begin, of):
         took = []
@@ -579,6 +651,15 @@ class Training:
                 name, step, "weight_transfer", begin + 0.05, begin + each, **extra, tensors=300
             )
             self._event(name, step, "update_weights", begin + 0.04, begin + each + 0.02, **extra)
+        if self.plan.slow_receiver:
+            for place in range(4):
+                each = max(took[: self.plan.ranks]) + (
+                    self.plan.slow_receiver if place == 3 else 0.1
+                )
+                took.append(each)
+                about = {"weight_version": step, "size_bytes": 10**9}
+                name = f"engine_{place}"
+                self._event(name, step, "weight_receive", begin + 0.05, begin + each, **about)
         return max(took) + 0.1
 
 

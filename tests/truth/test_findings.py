@@ -114,6 +114,7 @@ WHOLE = (
         "long_prompts",
         "skewed_routing",
         "slow_prefill",
+        "slow_host",
         "few_at_once",
         "uneven_tokens",
         "stalled_step",

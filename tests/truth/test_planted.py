@@ -14,6 +14,7 @@ QUICK = [
         ("change_point", 0),
         ("tail", 1),
     ),
+    *(("busy_host", 0), ("throttled", 0), ("slow_receiver", 0), ("tool_limit", 2)),
 ]
 
 

@@ -126,7 +126,7 @@ _FIXABLE = {"late_start": "dispatch"}
 
 
 def _ranks(tables: Tables, steps: Steps) -> Found:
-    """Find the rank, or the host, that the others wait for in the trainer's phases.
+    """Find the rank, or the host, that the others wait for in the trainer's phases, or who receives weights last.
 
     It ends last; or starts last, if its collectives keep the others until it comes.
     """
@@ -134,21 +134,23 @@ def _ranks(tables: Tables, steps: Steps) -> Found:
         f"""
         WITH spans AS MATERIALIZED (
             SELECT p.run, p.step, p.phase, p.begin_us AS at_us, r.name, coalesce(o.host, '') AS host,
+                CASE WHEN r.role = 'engine' THEN 'replica' ELSE 'rank' END AS kind,
                 r.event, r.begin_us, r.end_us
             FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
-                AND r.role NOT IN ('trainer', 'engine') AND {_MIDDLE} BETWEEN p.begin_us AND p.end_us
+                AND (r.role NOT IN ('trainer', 'engine') OR r.event = 'weight_receive')
+                AND {_MIDDLE} BETWEEN p.begin_us AND p.end_us
                 LEFT JOIN processes AS o ON o.run = r.run AND o.name = r.name
             WHERE p.parent = 'step' AND p.phase <> 'gen' AND {in_steps(steps, "p.step")}
         ), ranks AS MATERIALIZED (
-            SELECT run, step, phase, at_us, host, name, 'end' AS moment, max(end_us) AS us,
+            SELECT run, step, phase, at_us, host, name, kind, 'end' AS moment, max(end_us) AS us,
                 NULL::BIGINT AS length_us
             FROM spans GROUP BY ALL
             UNION ALL
-            SELECT run, step, phase, at_us, host, name, 'start', min(begin_us),
+            SELECT run, step, phase, at_us, host, name, kind, 'start', min(begin_us),
                 arg_min(end_us - begin_us, begin_us)
             FROM spans WHERE event IN ({TOGETHER}) GROUP BY ALL
         ), members AS (
-            SELECT * EXCLUDE (host, name), 'rank' AS kind, name AS who FROM ranks
+            SELECT * EXCLUDE (host, name), name AS who FROM ranks
             UNION ALL BY NAME
             SELECT run, step, phase, at_us, moment, max(us) AS us, min(length_us) AS length_us,
                 'host' AS kind, host AS who FROM ranks GROUP BY ALL
@@ -170,7 +172,7 @@ def _ranks(tables: Tables, steps: Steps) -> Found:
         for name, synced in (("slow_ranks", False), ("weight_sync", True)):
             best: list[tuple[Culprit, float]] = []
             # The smallest place that explains the waiting: a host only if it explains more than a rank.
-            for kind in ("rank", "host"):
+            for kind in ("rank", "replica", "host"):
                 own = [
                     row
                     for row in of_run
@@ -256,11 +258,12 @@ def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:
 
 
 def _replicas_by_load(tables: Tables, steps: Steps) -> Found:
-    """Find replicas that are slower than others at their load, and those that get more sessions."""
+    """Find replicas and hosts that are slower than others at their load, and replicas with more sessions."""
     loads = work.replica_loads(tables, steps)
     found = rollout_culprits.slow_replicas(tables, steps, loads)
-    for run, each in work.routing(tables, steps, loads).items():
-        found.setdefault(run, {}).update(each)
+    for more in (work.routing, rollout_culprits.slow_hosts):
+        for run, each in more(tables, steps, loads).items():
+            found.setdefault(run, {}).update(each)
     return found
 
 

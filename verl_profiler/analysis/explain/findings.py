@@ -340,8 +340,8 @@ def _of_rule(
         rule, replay, category_s, lost_s / steps if measured and lost_s is not None else None
     )
     enough = category_s if rule.unseen else gain
-    # What one rank or host costs counts where what all cost is as usual.
-    placed = named and culprit.kind in ("rank", "host")
+    # What one rank, replica or host costs counts where what all cost is as usual.
+    placed = named and culprit.kind in ("rank", "replica", "host")
     least = min(rule.least, _LEAST) if placed else rule.least
     if not (named if rule.always else enough >= least * step_s):
         return None

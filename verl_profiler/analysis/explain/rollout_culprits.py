@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.concentration import (
     Culprit,
@@ -37,6 +37,7 @@ __all__ = [
     "requests",
     "rewards",
     "shares_of",
+    "slow_hosts",
     "slow_replicas",
     "stalls",
     "tools",
@@ -231,7 +232,7 @@ def tools(tables: Tables, steps: Steps) -> Found:
     for run, each in work.items():
         if "slow_tools" in each:
             culprit, lost_s = each["slow_tools"]
-            because = calls_of(tables, run, culprit.who, steps)
+            because = f"{culprit.because} {calls_of(tables, run, culprit.who, steps)}".strip()
             found.setdefault(run, {})["slow_tools"] = replace(culprit, because=because), lost_s
     failing = tables.rows(
         f"""
@@ -322,16 +323,19 @@ def slow_replicas(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLo
     for run, loads in loads_of.items():
         speeds = loads.slowness()
         names = list(dict.fromkeys(who for each in speeds.values() for who in each))
-        slow: dict[str, float] = {}
-        places: list[Place] = []
+        cells: list[_Slow] = []
+        at_times = ""
         for who in names:
-            own = [each[who] for each in speeds.values() if who in each]
-            if 2 * sum(map(_is_slow, own)) >= len(speeds):
-                slow[who] = median(1 - alike_us / own_us for own_us, alike_us in own)
-        for step, each in speeds.items():
-            behind = {who: each[who][0] - each[who][1] for who in slow if who in each}
-            if behind and max(behind.values()) > 0:
-                places.append(Place(step, behind))
+            own = {step: each[who] for step, each in speeds.items() if who in each}
+            out = {step: (us, alike) for step, (us, alike) in own.items() if us >= SLOWER * alike}
+            often = 2 * len(out) >= len(speeds)
+            these = own if often else out
+            part = median(1 - alike / us for us, alike in these.values()) if these else 0.0
+            if often or (len(out) >= _AT_TIMES and part >= 1 - 1 / _MUCH_SLOWER):
+                at_times = "" if often else f" in {len(out)} of {len(speeds)} steps"
+                cells += [_Slow(step, who, us, alike, part) for step, (us, alike) in these.items()]
+        lost = places_of((each.step, each.who, each.us - each.alike_us) for each in cells)
+        places = [place for place in lost if max(place.lost_s.values()) > 0]
         if not places:
             continue
         shares = dict.fromkeys(names, 1 / len(names))
@@ -339,27 +343,107 @@ def slow_replicas(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLo
         culprit = concentration("replica", places, shares, verb="slowest per token", clear=True)
         cuts = f"""
             SELECT run, step, name, request_id, 'slow' AS who, sum(decode_us * part) AS cut_us
-            FROM engine_call_times JOIN (
-                SELECT unnest($names) AS engine_name, unnest($parts) AS part) USING (engine_name)
+            FROM engine_call_times JOIN (SELECT unnest($steps) AS step,
+                unnest($names) AS engine_name, unnest($parts) AS part) USING (engine_name, step)
             WHERE run = $run AND NOT validate AND {in_steps(steps)} GROUP BY ALL
         """
-        parameters = {"run": run, "names": list(slow), "parts": list(slow.values())}
+        parameters: dict[str, Any] = {"run": run, "steps": [each.step for each in cells]}
+        parameters |= {
+            "names": [each.who for each in cells],
+            "parts": [each.part for each in cells],
+        }
         later = earlier(tables, cuts, steps, parameters).get((run, "slow"), [])
-        own = [each[who] for each in speeds.values() for who in slow if who in each]
+        slow = sorted({each.who for each in cells})
         text = (
-            f"{', '.join(sorted(slow))}: {median(us for us, _ in own) / 1e3:.1f} ms per token, others at "
-            f"this load {median(us for _, us in own) / 1e3:.1f} ms"
+            f"{', '.join(slow)}: {median(each.us for each in cells) / 1e3:.1f} ms per token, others at "
+            f"this load {median(each.alike_us for each in cells) / 1e3:.1f} ms{at_times}"
         )
-        if len(slow) > 1:
-            culprit = replace(culprit, who=None)
+        if len(slow) > 1 or at_times:
+            # Few steps say little, but each has many calls.
+            culprit = replace(culprit, who=slow[0] if len(slow) == 1 else None)
         named = replace(culprit, text=text, evidence=evidence_of(later, text))
         found[run] = {"slow_replica": (named, lost_in(later))}
     return found
 
 
-def _is_slow(speed: tuple[float, float]) -> bool:
-    """Return whether a replica takes much longer per token than others at its load."""
-    return speed[0] >= SLOWER * speed[1]
+# A replica is slow at times if it is so in as many steps, and takes so many times as long there.
+_AT_TIMES, _MUCH_SLOWER = 2, 1.5
+
+
+class _Slow(NamedTuple):
+    """Time per token of a slow replica in a step, that of the others at its load, and what part is too long."""
+
+    step: int
+    who: str
+    us: float
+    alike_us: float
+    part: float
+
+
+# A host is slow if so many kinds of work are, each with so many calls there.
+_KINDS_OF_WORK, _HOST_CALLS = 2, 5
+
+
+def slow_hosts(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLoads]) -> Found:
+    """Find a host on which several kinds of work take longer than the same work on others."""
+    own = f"NOT validate AND duration_us IS NOT NULL AND {in_steps(steps)}"
+    calls = f"""
+        SELECT run, step, name, request_id, host, kind, duration_us
+        FROM (SELECT run, step, name, request_id, coalesce(tool, 'tool') AS kind, duration_us
+            FROM tool_calls WHERE status IS DISTINCT FROM 'error' AND {own}
+            UNION ALL
+            SELECT run, step, name, request_id, event, duration_us
+            FROM event_fields WHERE event = 'prompt_build' AND {own}
+        ) JOIN (SELECT run, name, host FROM processes) USING (run, name)
+    """
+    slower: dict[str, dict[str, dict[str, float]]] = {}
+    for row in tables.rows(
+        f"""
+        WITH rates AS (SELECT run, kind, host, median(duration_us) AS us, count(*) AS many
+            FROM ({calls}) GROUP BY ALL HAVING many >= {_HOST_CALLS})
+        SELECT a.run, a.kind, a.host, any_value(a.us) / median(b.us) AS slower
+        FROM rates AS a JOIN rates AS b ON a.run = b.run AND a.kind = b.kind AND a.host <> b.host
+        GROUP BY ALL HAVING slower >= {SLOWER} ORDER BY ALL
+        """
+    ):
+        slower.setdefault(row["run"], {}).setdefault(row["host"], {})[row["kind"]] = row["slower"]
+    hosts = {(row["run"], row["name"]): row["host"] for row in tables.rows("FROM processes")}
+    found: Found = {}
+    for run, of_hosts in slower.items():
+        decoding: dict[str, list[float]] = {}
+        loads = loads_of.get(run)
+        for each in loads.slowness().values() if loads else ():
+            for who, (us, alike_us) in each.items():
+                decoding.setdefault(hosts.get((run, who)) or "", []).append(us / alike_us)
+        for host, times in decoding.items():
+            if host in of_hosts and median(times) >= SLOWER:
+                of_hosts[host]["decoding"] = median(times)
+        host = max(of_hosts, key=lambda each: (len(of_hosts[each]), each))
+        kinds = of_hosts[host]
+        of_work = {"tool" if kind not in ("decoding", "prompt_build") else kind for kind in kinds}
+        if len(of_work) < _KINDS_OF_WORK:
+            continue
+        cuts = f"""
+            SELECT run, step, name, request_id, $host AS who, sum(us * (1 - 1 / slower)) AS cut_us
+            FROM (SELECT run, step, name, request_id, host, kind, duration_us AS us FROM ({calls})
+                UNION ALL SELECT c.run, step, c.name, request_id, p.host, 'decoding', decode_us
+                FROM engine_call_times AS c JOIN processes AS p USING (run)
+                WHERE p.name = c.engine_name AND NOT validate AND {in_steps(steps)}
+            ) JOIN (SELECT unnest($kinds) AS kind, unnest($slower) AS slower) USING (kind)
+            WHERE run = $run AND host = $host GROUP BY ALL
+        """
+        parameters = {
+            "run": run,
+            "host": host,
+            "kinds": list(kinds),
+            "slower": list(kinds.values()),
+        }
+        places = earlier(tables, cuts, steps, parameters).get((run, host), [])
+        listed = ", ".join(f"{kind} {times:.1f} times" for kind, times in sorted(kinds.items()))
+        text = f"{host}: {listed} what it takes on the others"
+        culprit = Culprit("host", host, text, evidence=evidence_of(places, host))
+        found[run] = {"slow_host": (culprit, lost_in(places))}
+    return found
 
 
 def stalls(tables: Tables, steps: Steps) -> Found:

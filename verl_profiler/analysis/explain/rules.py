@@ -81,6 +81,7 @@ RULES: dict[str, Rule] = {
         named_advice="Look at the requests of {who} first: `verl-profiler requests RUN`.",
         without=(
             *("slow_tools", "slow_replica", "slow_worker", "event_loop", "host_stall", "reward"),
+            "slow_host",
             *("kv_bound", "unbalanced_replicas", "retractions", "cold_prefix_cache"),
             *("long_prompts", "failing_tools", "skewed_routing", "few_at_once", "slow_prefill"),
         ),
@@ -93,7 +94,7 @@ RULES: dict[str, Rule] = {
         change="tools_at_median",
         measured=True,
         varies=True,
-        without=("failing_tools",),
+        without=("failing_tools", "slow_host"),
     ),
     "failing_tools": Rule(
         "Tool calls fail: {who}.",
@@ -108,6 +109,13 @@ RULES: dict[str, Rule] = {
         "replica's devices.",
         ("token_rates", "stragglers"),
         measured=True,
+        without=("slow_host",),
+    ),
+    "slow_host": Rule(
+        "Work of several kinds is slow on one host ({who}).",
+        "Check the CPU load, other processes, memory and power limits of this host; exclude it and compare.",
+        ("worker_phases", "tool_latencies", "token_rates"),
+        measured=True,
     ),
     "uneven_replicas": Rule(
         "Routing each generate call to the least loaded replica would save {lost_s} per step ({who}).",
@@ -116,7 +124,7 @@ RULES: dict[str, Rule] = {
         ("token_rates", "stragglers"),
         change="even_replicas",
         varies=True,
-        without=("slow_replica", "unbalanced_replicas", "skewed_routing"),
+        without=("slow_replica", "slow_host", "unbalanced_replicas", "skewed_routing"),
     ),
     "slow_worker": Rule(
         "All other agent-loop workers finish {lost_s} per step before {who}.",
@@ -124,7 +132,14 @@ RULES: dict[str, Rule] = {
         ("worker_phases", "loop_suspects"),
         measured=True,
         without=(
-            *("slow_replica", "slow_tools", "event_loop", "host_stall", "long_prompts"),
+            *(
+                "slow_replica",
+                "slow_tools",
+                "slow_host",
+                "event_loop",
+                "host_stall",
+                "long_prompts",
+            ),
             *("failing_tools", "skewed_routing", "few_at_once", "engine_queue"),
         ),
     ),

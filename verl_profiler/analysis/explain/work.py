@@ -7,6 +7,7 @@ slow tool, failed calls, prefill, routing, tokens), and measures how much earlie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import linear_regression, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +43,8 @@ _LONGER, _OFTEN = 1.5, 3
 # A tool is slow among others if it has at most a quarter of the calls and so many times the
 # median of each other, with at least so many calls.
 _SLOWER_TOOL, _CALLS = 5, 5
+# Calls of a tool wait for each other if their number explains so much of the variance of so many.
+_CROWDED, _CROWDED_CALLS = 0.4, 20
 # Few requests at once: at most this share of a step's requests.
 _FEW = 0.25
 
@@ -228,7 +231,7 @@ def _of_turns(calls: str) -> str:
 
 
 def tool_work(tables: Tables, steps: Steps) -> Found:
-    """Measure what a tool that is slow among others costs, and what failed calls cost."""
+    """Measure what a tool that is slow among others costs, what calls at once cost, and what failed calls cost."""
     calls = (
         "SELECT run, step, name, request_id, turn, coalesce(tool, 'tool') AS tool, begin_us, end_us, "
         "greatest(duration_us - coalesce(stalled_us, 0), 0) AS own_us, sampled, "
@@ -253,15 +256,40 @@ def tool_work(tables: Tables, steps: Steps) -> Found:
     failed = f"""
         SELECT *, 'failed calls' AS who, CASE WHEN failed THEN 0 ELSE own_us END AS left_us FROM ({calls})
     """
+    crowded = f"""
+        WITH calls AS ({calls}), changes AS (
+            SELECT run, step, tool, begin_us AS at_us, 1 AS change, sampled FROM calls
+            UNION ALL SELECT run, step, tool, end_us, -1, sampled FROM calls
+        ), running AS (
+            SELECT run, step, tool, at_us, change, sum(change * sampled) OVER (
+                PARTITION BY run, step, tool ORDER BY at_us, change) - sampled AS others FROM changes
+        ), loaded AS (
+            SELECT c.*, any_value(r.others) AS others FROM calls AS c JOIN running AS r
+                ON r.run = c.run AND r.step = c.step AND r.tool = c.tool
+                AND r.at_us = c.begin_us AND r.change = 1
+            WHERE NOT failed GROUP BY ALL
+        ), fitted AS (
+            SELECT run, tool, regr_slope(own_us, others) AS more_us FROM loaded GROUP BY run, tool
+            HAVING count(*) >= {_CROWDED_CALLS} AND regr_r2(own_us, others) >= {_CROWDED} AND more_us > 0
+        ), whole AS (SELECT run, string_agg(tool, ', ' ORDER BY tool) AS who FROM fitted GROUP BY run)
+        SELECT c.*, who, greatest(own_us - coalesce(more_us * others, 0), 0) AS left_us
+        FROM loaded AS c JOIN whole USING (run) LEFT JOIN fitted USING (run, tool)
+    """
     found: Found = {}
-    for finding, cuts in (("slow_tools", slow), ("failing_tools", failed)):
-        most: dict[str, tuple[str, list[Place]]] = {}
-        for (run, who), places in earlier(tables, _of_turns(cuts), steps).items():
-            if run not in most or lost_in(places) > lost_in(most[run][1]):
-                most[run] = who, places
-        for run, (_, places) in most.items():
-            culprit = identity("tool", places)
-            found.setdefault(run, {})[finding] = culprit, lost_in(places)
+    for finding, cuts, because in (
+        ("slow_tools", slow, ""),
+        (
+            "slow_tools",
+            crowded,
+            "Calls take longer the more of them run at once, as behind a limit.",
+        ),
+        ("failing_tools", failed, ""),
+    ):
+        for (run, _), places in earlier(tables, _of_turns(cuts), steps).items():
+            own = found.setdefault(run, {})
+            if lost_in(places) > (own[finding][1] or 0.0 if finding in own else 0.0):
+                culprit = replace(identity("tool", places), because=because)
+                own[finding] = culprit, lost_in(places)
     return found
 
 
