@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 
@@ -283,12 +284,38 @@ def test_a_log_that_stops_during_start_up_is_answered_with_how_far_it_came(tmp_p
         )
 
 
+def test_the_report_of_a_log_begins_as_that_of_a_run_and_that_of_two_with_their_difference(
+    tmp_path, capsys
+):
+    before = console(tmp_path / "before.log", steps(12))
+    after = console(tmp_path / "after.log", steps(12, gen=lambda _: 2 * GEN))
+    assert 0 == main(["summary", str(before)])
+    assert {before, after} == set(tmp_path.iterdir())
+    assert 0 == main(["report", str(before), "--out", str(tmp_path / "one.html")])
+    page = (tmp_path / "one.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    assert "before: 12 steps" in page
+    assert "bounds the step" in page
+    assert "This is from the log alone" in data["about"]["notes"][-1]
+    (bar,) = data["mean_step"]
+    assert bar["whole_s"] == pytest.approx(GEN + UPDATE + 2 * FORWARD + SYNC, rel=0.02)
+    assert 4 <= sum(len(view["charts"]) for view in data["views"].values())
+    assert not data["timelines"]["requests"]["rows"]
+    assert 0 == main(["report", str(before), str(after), "--out", str(tmp_path / "two.html")])
+    page = (tmp_path / "two.html").read_text()
+    assert "Difference of both runs" in page
+    assert "The largest other significant change is gen.mean, +6 min 40 s." in page
+    assert 0 == main(["report", str(before)])
+    assert (tmp_path / "before-report.html").exists()
+    capsys.readouterr()
+
+
 def test_commands_that_need_a_run_name_those_that_take_a_log(tmp_path, capsys):
     log = console(tmp_path / "train.log", steps(6))
     assert 0 == main(["why", str(log)])
     assert "gen bounds the step" in capsys.readouterr().out
-    for command in ("requests", "report", "export perfetto", "plot rollout_tail"):
+    for command in ("requests", "export perfetto", "plot rollout_tail"):
         assert 2 == main([*command.split(), str(log)])
         error = capsys.readouterr().err
         assert "is a log" in error
-        assert "summary, why, diff and timing take logs" in error
+        assert "summary, why, report, diff and timing take logs" in error

@@ -23,7 +23,7 @@ from verl_profiler.reading.progress import watched
 
 __all__ = ["COMMANDS", "main"]
 
-_OF_RUNS_ALONE = ("report", "requests", "plot", "export")
+_OF_RUNS_ALONE = ("requests", "plot", "export")
 COMMANDS = (
     "summary",
     "why",
@@ -162,7 +162,7 @@ def _check_kind(args: argparse.Namespace) -> None:
     if are_logs(paths):
         raise ReadingError(
             f"{paths[0]} is a log, which has no requests, tools, engines or ranks.\n"
-            "summary, why, diff and timing take logs; +profiler=multiturn records a run",
+            "summary, why, report, diff and timing take logs; +profiler=multiturn records a run",
             "log-given",
         )
 

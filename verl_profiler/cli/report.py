@@ -3,6 +3,7 @@
     verl-profiler report logs/my-run
     verl-profiler report logs/my-run --open
     verl-profiler report logs/my-run --steps 3:10 --out steps-3-to-10.html
+    verl-profiler report train.log
 
 The file loads nothing from the network.  A report that this command wrote is replaced; any other file is
 not, unless --force is given.
@@ -33,7 +34,6 @@ from verl_profiler.render.visible import shown, visible
 
 if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Steps
-    from verl_profiler.reading.reader import Run
 
 __all__ = ["add_arguments", "run", "write", "write_report"]
 
@@ -117,6 +117,10 @@ def write(
     Raises:
         ReadingError: The paths cannot be used, or another file is in the way.
     """
+    from verl_profiler.cli.logs import are_logs
+
+    if are_logs(runs):
+        return _write_of_logs(runs, out, steps, force=force, cache=cache)
     import msgspec
 
     from verl_profiler.launch.settings import Settings
@@ -131,7 +135,7 @@ def write(
         gathered = document(opened, steps)
         defaults = msgspec.to_builtins(Settings(output_dir=""))
         gathered["about"] = without_defaults(gathered["about"], defaults)
-        difference = _difference(opened, runs, steps, cache=cache)
+        difference = _difference(opened.labels, runs, steps, cache=cache)
     if not gathered["steps"]["rows"]:
         print_error("nothing to report:", *gathered["problems"])
         return None
@@ -139,22 +143,50 @@ def write(
     return target
 
 
+def _write_of_logs(
+    paths: Sequence[Path], out: Path | None, steps: Steps, *, force: bool, cache: bool
+) -> Path | None:
+    """Write the report of logs: what their timers show, and what ended them."""
+    from verl_profiler.analysis.log_findings import log_findings
+    from verl_profiler.cli.logs import chosen, ends_of
+    from verl_profiler.reading.formats.console_steps import logged_runs
+    from verl_profiler.views.log_page import SECTION, log_document
+    from verl_profiler.views.report_page import page
+
+    target = target_of(paths, out, "report.html", force=force, mark=_MARK)
+    problems: list[str] = []
+    logged = logged_runs(paths, problems)
+    if steps is not None:
+        logged = chosen(logged, steps)
+    ends = ends_of(paths)
+    if not logged:
+        print_error(*(ends or ("nothing to report:", *problems)))
+        return None
+    found = [row for each in logged for row in log_findings(each)]
+    labels = [each.label for each in logged]
+    difference = _difference(labels, paths, steps, cache=cache)
+    content = log_document(logged, found, ends, problems)
+    text = page(content, made=_made(), difference=difference, elsewhere=SECTION)
+    write_whole(target, [text])
+    return target
+
+
 def _difference(
-    opened: Run, runs: Sequence[Path], steps: Steps, *, cache: bool
+    labels: Sequence[str], runs: Sequence[Path], steps: Steps, *, cache: bool
 ) -> dict[str, Any] | str | None:
     """Return the comparison of both runs, or why there is none; None of a single run."""
     from verl_profiler.cli.diff import comparison
     from verl_profiler.cli.diff_sides import Side
     from verl_profiler.views.diff_text import diff_parts
 
-    if len(opened.labels) < 2:
+    if len(labels) < 2:
         return None
-    if len(opened.labels) != len(runs) or len(runs) > 2:
+    if len(labels) != len(runs) or len(runs) > 2:
         return (
-            f"A report of two runs shows their difference; this one is of {len(opened.labels)}. "
+            f"A report of two runs shows their difference; this one is of {len(labels)}. "
             "`verl-profiler diff A B` compares any two."
         )
-    a, b = (Side(*each, steps) for each in zip(opened.labels, runs, strict=True))
+    a, b = (Side(*each, steps) for each in zip(labels, runs, strict=True))
     try:
         return diff_parts(shown(comparison([a], [b], cache=cache)))
     except ReadingError as error:

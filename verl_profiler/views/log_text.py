@@ -14,7 +14,7 @@ from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.findings import finding_texts
 
-__all__ = ["MORE", "log_changes", "log_overview"]
+__all__ = ["MORE", "headline", "log_changes", "log_overview"]
 
 MORE = (
     "This is from the log alone, which has no requests, tools, engines or ranks. "
@@ -45,7 +45,7 @@ def log_overview(run: LoggedRun, findings: Rows, *, verbose: bool = False) -> st
         for row in shown
     ]
     lines = align([["phase", "mean", "share", "longest"], *table], left=(0, 3))
-    return "\n".join([_headline(run), lines, *log_changes(findings, verbose=verbose)])
+    return "\n".join([headline(run), lines, *log_changes(findings, verbose=verbose)])
 
 
 def log_changes(findings: Rows, *, verbose: bool = False) -> list[str]:
@@ -65,7 +65,8 @@ def log_changes(findings: Rows, *, verbose: bool = False) -> list[str]:
     return lines
 
 
-def _headline(run: LoggedRun) -> str:
+def headline(run: LoggedRun) -> str:
+    """Return the number of steps, their length, and what they cost, in a sentence."""
     steps = logged_steps(run)
     whole = {row["step"]: (row["step_s"] or row["accounted_s"]) + row["outside_s"] for row in steps}
     longest = max(whole, key=lambda step: whole[step])

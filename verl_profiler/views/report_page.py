@@ -27,6 +27,7 @@ def page(
     *,
     made: str,
     difference: Mapping[str, Any] | str | None = None,
+    elsewhere: str = "path",
 ) -> str:
     """Write the page.
 
@@ -34,7 +35,12 @@ def page(
         document: What `sections.document` returns.
         made: When and by which version, for the foot of the page.
         difference: What `diff_text.diff_parts` returns of two runs, or why they were not compared.
+        elsewhere: The section that findings lead to whose view is in none.
     """
+
+    def place_of(view: str) -> str:
+        return section_of(view) or elsewhere
+
     style = part("report.css")
     scripts = script("report")
     text = script_json(
@@ -49,9 +55,10 @@ def page(
         title=", ".join(document["about"]["runs"]),
         sentences=document["sentences"],
         findings=finding_texts(document["findings"]),
-        section_of=section_of,
+        section_of=place_of,
         difference=difference,
         made=made,
+        stepped=bool(document["steps"]["rows"]),
         style=trusted(style),
         script=trusted(scripts),
         data=trusted(packed(text) if large else text),

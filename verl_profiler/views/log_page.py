@@ -1,0 +1,128 @@
+"""What the report page shows of a log alone: the same first screen, and the timers as charts and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_profiler.analysis.console_timers import metric_summary
+from verl_profiler.analysis.log_findings import log_phases
+from verl_profiler.analysis.selection import Rows
+from verl_profiler.reading.formats.console_steps import LoggedRun
+from verl_profiler.render.colors import color
+from verl_profiler.render.frames import frame, short_text
+from verl_profiler.views.log_text import MORE, headline
+from verl_profiler.views.timing_figures import PICTURES
+from verl_profiler.views.view import NothingToDraw
+
+__all__ = ["SECTION", "log_document"]
+
+SECTION = "timers"
+_METRICS = "metric_summary"
+
+
+def log_document(
+    runs: Sequence[LoggedRun], findings: Rows, ends: Sequence[str], problems: Sequence[str]
+) -> dict[str, Any]:
+    """Gather what the page shows of logged runs.
+
+    Args:
+        runs: Of the logs, with a step each.
+        findings: The rows of `log_findings` of all runs.
+        ends: What ended the trainings.
+        problems: What is wrong with the logs.
+
+    Returns:
+        As `sections.document`; steps, requests and processes are empty.
+    """
+    views = {name: _picture(runs, name) for name in PICTURES} | {_METRICS: _metrics(runs)}
+    shows = [name for name, view in views.items() if view["charts"] or view["table"]["rows"]]
+    section = {
+        "name": SECTION,
+        "title": "Timers of the log",
+        "link": "Timers",
+        "topic": None,
+        "questions": [],
+        "views": shows,
+        "answers": list(views),
+        "notes": [text for view in views.values() for text in view["missing"]],
+    }
+    quality = {**section, "name": "problems", "title": "Data quality", "link": "Data quality"}
+    quality |= {"views": [], "answers": [], "notes": []}
+    empty = frame([])
+    return {
+        "about": {
+            "runs": [run.label for run in runs],
+            "line": [],
+            "notes": [*ends, MORE],
+            "events": 0,
+            "launches": [],
+            "processes": empty,
+            "missed": [],
+        },
+        "steps": empty,
+        "step_phases": empty,
+        "request_parts": empty,
+        "detailed": [],
+        "computing": [],
+        "timelines": {
+            "requests": {**empty, "spans": [], "calls": []},
+            "scenes": [],
+            "names": [],
+            "of": 0,
+        },
+        "problems": [short_text(problem, 2_000) for problem in problems],
+        "findings": findings,
+        "views": views,
+        "sections": [section, *([quality] if problems else [])],
+        "mean_step": [_mean_step(run) for run in runs],
+        "headline": [],
+        "sentences": [headline(run) for run in runs],
+    }
+
+
+def _picture(runs: Sequence[LoggedRun], name: str) -> dict[str, Any]:
+    charts: list[Mapping[str, Any]] = []
+    missing: list[str] = []
+    for run in runs:
+        try:
+            charts.append(PICTURES[name].spec(run))
+        except NothingToDraw as reason:
+            missing.append(short_text(f"{name}: {reason}"))
+    return _view("", charts, missing, [])
+
+
+def _metrics(runs: Sequence[LoggedRun]) -> dict[str, Any]:
+    rows = [
+        {**({"run": run.label} if len(runs) > 1 else {}), **row}
+        for run in runs
+        for row in metric_summary(run)
+    ]
+    return _view("Each metric over the steps", [], [], rows)
+
+
+def _view(
+    question: str, charts: Sequence[Mapping[str, Any]], missing: Sequence[str], rows: Rows
+) -> dict[str, Any]:
+    table = frame(rows)
+    return {
+        "question": question,
+        "charts": charts,
+        "missing": missing,
+        "table": table,
+        "columns": dict.fromkeys(table["columns"], ""),
+        "labels": {},
+    }
+
+
+def _mean_step(run: LoggedRun) -> dict[str, Any]:
+    phases = log_phases(run)
+    abouts = {"step": "a timer of the step", "outside": "outside the step"}
+    return {
+        "run": short_text(run.label),
+        "whole_s": sum(row["mean_s"] for row in phases),
+        "parts": [
+            [short_text(row["phase"]), row["mean_s"], abouts[row["place"]], color(row["phase"])]
+            for row in phases
+        ],
+    }
