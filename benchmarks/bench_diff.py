@@ -5,6 +5,7 @@
     python benchmarks/bench_diff.py --heavy             Student's noise of 3 degrees of freedom
     python benchmarks/bench_diff.py --seed 70000        pairs that no constant was chosen on
     python benchmarks/bench_diff.py --means             intervals of what-if
+    python benchmarks/bench_diff.py --ceiling           the most power that any test can have
     python benchmarks/bench_diff.py RUN RUN RUN         all pairs of runs of the same kind
 
 Steps are autocorrelated (AR(1)) and have long tails, or heavy ones with --heavy; what makes a step slow
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, special, stats
 
 from verl_profiler.analysis.compare.comparison import (
     ALPHA,
@@ -137,6 +138,53 @@ def made_means(seeds: Sequence[int], steps: int, rho: float) -> None:
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
+# Autocorrelations, and the false alarms allowed at each.
+ALLOWED = ((0.0, 0.05), (0.3, 0.05), (0.5, 0.10))
+
+
+def likelihood(pairs: np.ndarray, rho: float, shift: float) -> np.ndarray:
+    """Return the logarithm of the density of pairs (normal, `shift` standard deviations apart).
+
+    Up to a constant; of what no change of unit or level alters, which is all that a test may depend on.
+    """
+    count, both = len(pairs), pairs.shape[1]
+    places = np.arange(both // 2)
+    covariance = np.kron(np.eye(2), rho ** abs(places[:, None] - places))
+    inverse, one = np.linalg.inv(covariance), np.ones(both)
+    centered = inverse - np.outer(inverse @ one, inverse @ one) / (one @ inverse @ one)
+    apart = np.repeat([-0.5, 0.5], both // 2) * shift
+    squares = np.einsum("ij,jk,ik->i", pairs, centered, pairs).reshape(count, 1)
+    scales = np.sqrt((both - 1) / squares) * np.exp(np.linspace(-2.5, 2.5, 61))
+    exponents = (both - 1) * np.log(scales) - scales**2 * squares / 2
+    exponents += scales * (pairs @ centered @ apart).reshape(count, 1)
+    level = np.linalg.slogdet(covariance)[1] + np.log(one @ inverse @ one)
+    return special.logsumexp(exponents, axis=1) - (level + apart @ centered @ apart) / 2
+
+
+def ceiling(seed: int, steps: int, rise: float, pairs: int = 20_000) -> tuple[float, float]:
+    """Return the most power of any test with `ALLOWED` false alarms, and Welch's, at independent steps.
+
+    By the lemma of Neyman and Pearson with several null hypotheses: each choice of weights gives an upper bound.
+    """
+    shift = np.log(1 + rise) / SPREAD
+    made = np.random.default_rng((seed, steps, round(100 * rise))).standard_normal(
+        (pairs, 2 * steps)
+    )
+    made[:, steps:] += shift
+    changed = np.logaddexp(*(likelihood(made, 0.0, each) for each in (shift, -shift))) - np.log(2)
+    ratios = np.exp([likelihood(made, rho, 0.0) - changed for rho, _ in ALLOWED])
+    levels = np.array([level for _, level in ALLOWED])
+
+    def bound(logarithms: np.ndarray) -> float:
+        weights = np.exp(logarithms)
+        return float(np.maximum(0, 1 - weights @ ratios).mean() + weights @ levels)
+
+    starts = ([0, 0, 0], [-3, 1, -3], [-3, -3, 1], [1, 1, 1])
+    found = [optimize.minimize(bound, start, method="Nelder-Mead").fun for start in starts]
+    p = stats.ttest_ind(made[:, steps:], made[:, :steps], axis=1, equal_var=False).pvalue
+    return min(found), float((p <= ALPHA).mean())
+
+
 def real_pairs(runs: Sequence[str]) -> None:
     """Print what `diff` reports for every pair, both ways."""
     pairs = [pair for one in combinations(runs, 2) for pair in (one, one[::-1])]
@@ -164,9 +212,19 @@ def main() -> int:
     parser.add_argument("--same-steps", action="store_true", help="both have the same steps")
     parser.add_argument("--heavy", action="store_true", help="noise with heavy tails")
     parser.add_argument("--means", action="store_true", help="intervals of one mean, 90 %%")
+    parser.add_argument("--ceiling", action="store_true", help="the most power of any test")
     args = parser.parse_args()
     if args.runs:
         real_pairs(args.runs)
+        return 0
+    if args.ceiling:
+        for steps in args.steps:
+            for rise in RISES:
+                most, welch = ceiling(args.seed, steps, rise)
+                print(
+                    f"| {steps} | +{rise:.0%} | {most:.2f} | {welch:.2f} | {most / welch:.2f} |",
+                    flush=True,
+                )
         return 0
     if args.means:
         print("| steps | autocorrelation | normal | long tails |\n| --- | --- | --- | --- |")

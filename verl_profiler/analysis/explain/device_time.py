@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from numpy import int64
+    from numpy.typing import NDArray
 
-__all__ = ["Group", "Span", "Times", "innermost", "integrate"]
+    Times = NDArray[int64]
 
-Times = NDArray[np.int64]
+__all__ = ["Group", "Span", "innermost", "integrate"]
 
 
 class Span(NamedTuple):
@@ -42,7 +43,9 @@ class Group:
 
     devices: float
     states: Sequence[Span] = ()
-    calls: Mapping[str, tuple[Times, Times]] = field(default_factory=dict[str, tuple[Times, Times]])
+    calls: Mapping[str, tuple[Times, Times]] = field(
+        default_factory=dict[str, "tuple[Times, Times]"]
+    )
     yields: frozenset[str] | None = None
     otherwise: str = "unattributed"
 
@@ -101,6 +104,9 @@ def integrate(
 def _integrate(
     windows: Sequence[tuple[int, int]], group: Group, found: list[dict[str, float]]
 ) -> None:
+    # Imported here because few commands need it.
+    import numpy as np
+
     states = [group.otherwise, *(span.state for span in group.states), *group.calls]
     number = {state: place for place, state in enumerate(dict.fromkeys(states))}
     changes = np.array([time for span in group.states for time in span[:2]], np.int64)

@@ -12,14 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from verl_profiler.analysis.device_use import device_use
-from verl_profiler.analysis.explain.asynchronous_findings import (
-    ASYNCHRONOUS,
-    asynchronous_findings,
-    with_the_rest,
-)
 from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Place, identity
-from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import (
     BETWEEN,
     CATEGORIES,
@@ -27,18 +20,12 @@ from verl_profiler.analysis.explain.critical_path import (
     critical_segments,
     path_categories,
 )
-from verl_profiler.analysis.explain.culprits import culprit_rows, culprits
 from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_few, in_order, shares_of_work
 from verl_profiler.analysis.explain.fixes import Facts
-from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rollout_culprits import Found
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
-from verl_profiler.analysis.explain.what_if import asynchronous_what_if, replays_and_averages
-from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, by_run, left_out, steps_of
-from verl_profiler.analysis.staleness import staleness
-from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import share
 
@@ -79,6 +66,21 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
 
 
 def _explained(tables: Tables, steps: Steps) -> dict[str, Rows]:
+    # Imported here because most commands find their answer in the cache.
+    from verl_profiler.analysis.device_use import device_use
+    from verl_profiler.analysis.explain.asynchronous_findings import (
+        ASYNCHRONOUS,
+        asynchronous_findings,
+        with_the_rest,
+    )
+    from verl_profiler.analysis.explain.critical_cycle import critical_cycle
+    from verl_profiler.analysis.explain.culprits import culprit_rows, culprits
+    from verl_profiler.analysis.explain.ledger import bubble_ledger
+    from verl_profiler.analysis.explain.what_if import asynchronous_what_if, replays_and_averages
+    from verl_profiler.analysis.phase_efficiency import phase_efficiency
+    from verl_profiler.analysis.staleness import staleness
+    from verl_profiler.analysis.staleness_causes import staleness_causes
+
     replays, averages = replays_and_averages(tables, steps)
     segments = critical_segments(tables, steps)
     steady, without = after_warm_up(tables, steps), left_out(tables, steps)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
-from verl_profiler.analysis.explain.device_time import Group, Span, Times, innermost, integrate
+from verl_profiler.analysis.explain.device_time import Group, Span, innermost, integrate
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.tables import Tables
+
+if TYPE_CHECKING:
+    from verl_profiler.analysis.explain.device_time import Times
 
 __all__ = [
     "ACCOUNTS",
@@ -93,7 +94,7 @@ _SEPARATE = frozenset({"rollout_idle", "staleness_limit"})
 _NEVER = 1 << 62
 
 # Of one replica: begins and ends of its calls by account.
-_Calls = dict[str, tuple[Times, Times]]
+_Calls: TypeAlias = "dict[str, tuple[Times, Times]]"
 
 
 def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
@@ -191,6 +192,8 @@ def _without_trainer(
 
 def _nothing_open(tables: Tables, run: str, windows: list[tuple[int, int]]) -> Iterator[Span]:
     """Give the times in which no request is open, from its dispatch if that is known."""
+    import numpy as np
+
     open_ = tables.arrays(
         f"""
         WITH dispatched AS (
@@ -253,6 +256,8 @@ def trainer_devices(tables: Tables) -> dict[str, float]:
 
 def _calls(tables: Tables) -> dict[str, dict[str, _Calls]]:
     """Return begins and ends of the generate calls by run, replica and account."""
+    import numpy as np
+
     found: dict[str, dict[str, _Calls]] = defaultdict(dict)
     tables.rows(
         f"CREATE OR REPLACE TEMP TABLE charged_calls AS FROM ({_CALLS}) "
