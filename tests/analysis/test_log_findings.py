@@ -259,6 +259,24 @@ def test_a_log_that_ends_without_a_step_is_answered_with_what_ended_it(tmp_path,
             "No step was finished: after start-up was over it failed with KeyError in compute_score "
             "(/w/my_rewards.py:12, reward function): 'answer'." in capsys.readouterr().err
         )
+    # verl logs what requests raise, and fails because nothing came of them.
+    request = (
+        "(AgentLoopWorker pid={pid}) ERROR:Error in _run_prompt for uid=1\n"
+        '(AgentLoopWorker pid={pid})   File "/w/my_rewards.py", line 12, in compute_score\n'
+        "(AgentLoopWorker pid={other}) INFO: between both lines\n"
+        '(AgentLoopWorker pid={pid})   File "/usr/lib/python3.11/json/decoder.py", line 3, in decode\n'
+        "(AgentLoopWorker pid={pid}) KeyError: 'answer'\n"
+    )
+    log.write_text(
+        "".join(request.format(pid=pid, other=9 - pid) for pid in (4, 5, 4))
+        + 'Traceback (most recent call last):\n  File "/x/site-packages/tq/client.py", line 961, in get\n'
+        "ValueError: Received an empty list.\n"
+    )
+    assert 1 == main(["summary", str(log)])
+    assert (
+        "KeyError was raised 3 times in compute_score (/w/my_rewards.py:12, reward function): 'answer'; "
+        "then it failed with ValueError in get (/x/site-packages/tq/client.py:961): Received an empty list.\n"
+    ) in capsys.readouterr().err
     console(log, steps(3))
     log.write_text(log.read_text() + "CUDA out of memory. Tried to allocate 2.00 GiB\n")
     assert 0 == main(["summary", str(log)])

@@ -119,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
         print_error(
             *(line.rstrip("\r\n") for line in relevant_tail(tail)),
             "",
+            *([end] if (end := _what_failed(console)) else []),
             f"The trainer exited with status {status}.  Console output: {console}",
         )
         return 1
@@ -129,6 +130,16 @@ def run(args: argparse.Namespace) -> int:
         _summarize(output, output / "report.html")
     print(f"Results: {_short(output)}", flush=True)
     return 0
+
+
+def _what_failed(console: Path) -> str:
+    """Return the exception of the user's code that stands before the trainer's own; empty if unknown."""
+    try:
+        from verl_profiler.reading.formats.console_end import log_end
+    except ImportError:
+        # The reading half is not installed.
+        return ""
+    return log_end(console).sentence()
 
 
 class _Clock:

@@ -237,8 +237,9 @@ def _without_requests(found: Mapping[str, Rows]) -> Iterator[tuple[str, str, str
     means = sorted(((sum(each) / len(each), name) for name, each in spent.items()), reverse=True)
     text = ", ".join(f"{name} {seconds(mean)}" for mean, name in means[:_FACTS])
     yield "phases", "phases", text and f"{text} per step (one may contain another)"
-    if found["worker_balance"]:
-        row = max(found["worker_balance"], key=lambda row: row["waited_s"])
+    several = [row for row in found["worker_balance"] if row["processes"] > 1]
+    if several:
+        row = max(several, key=lambda row: row["waited_s"])
         slowest = f"{row['slowest']} {seconds(row['slowest_s'])} (step {row['step']})"
         text = f"{row['phase']}: {slowest}, median of {row['processes']} {seconds(row['median_s'])}"
         yield "workers", "workers", text

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from verl_profiler.events.failure_texts import reason_in
 from verl_profiler.reading.formats.console_log import file_lines, lines_of
 
 __all__ = ["LogEnd", "log_end"]
+
+# File, line and function; the type of an exception, its message and its frame.
+_Frame: TypeAlias = "tuple[str, str, str]"
+_Failure: TypeAlias = "tuple[str, str, _Frame | None]"
 
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"\n]{1,400})", line (?P<line>\d{1,7}), in (?P<name>\S{1,200})'
@@ -41,6 +47,10 @@ _WHOSE = (
     (re.compile(r"dataset|dataloader"), "data"),
     (re.compile(r"sglang|vllm"), "engine"),
 )
+# Frames of code that is installed, not the user's: packages, the standard library, verl and its engines.
+_INSTALLED = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3|^<frozen|/(?:verl|ray|torch|sglang|vllm|verl_profiler)/"
+)
 _MESSAGE = 300
 # Lines since the last step that are looked at, the last ones.
 _SINCE = 200_000
@@ -54,12 +64,12 @@ class LogEnd:
         after_step: The last step that was logged before; None without one.
         reached: The latest phase of start-up that was finished; empty if none was printed.
         error: The type of the exception; empty without one.
-        message: Its message, shortened.
+        message: Its message.
         at: `file:line` of the innermost frame.
         function: Of that frame.
-        whose: What that code is, such as `reward function`; empty if unknown.
         reason: A known reason of Ray, torch, an engine or the operating system; else empty.
         debugger: It waits in a debugger.
+        before: What the user's own code raised before, most often; empty if nothing else.
     """
 
     after_step: int | None = None
@@ -68,18 +78,18 @@ class LogEnd:
     message: str = ""
     at: str = ""
     function: str = ""
-    whose: str = ""
     reason: str = ""
     debugger: bool = False
+    before: str = ""
 
     def sentence(self) -> str:
         """Return what ended the training, as one sentence; empty if the console does not show it."""
         if self.debugger:
             what = "it waits in a debugger (Pdb)"
         elif self.error:
-            place = f" in {self.function} ({self.at}{', ' + self.whose if self.whose else ''})"
-            what = f"it failed with {self.error}{place if self.function else ''}"
-            what += f": {self.message}" if self.message else ""
+            what = f"it failed with {_failure(self.error, self.at, self.function, self.message)}"
+            if self.before:
+                what = f"{self.before}; then {what}"
         elif self.reason:
             what = "it failed"
         elif self.after_step is None and self.reached:
@@ -118,26 +128,54 @@ def log_end(path: Path) -> LogEnd:
         since.append(raw)
     phase = _START_UP[reached][1] if reached >= 0 else ""
     debugger, reason = False, ""
-    failures: list[tuple[str, str, tuple[str, str, str] | None]] = []
-    frame: tuple[str, str, str] | None = None
-    for text in (line.text for raw in since for line in lines_of(raw, 0)):
-        debugger = debugger or _DEBUGGER.match(text) is not None
-        reason = reason or reason_in(text) or ""
-        found = _FRAME.match(text)
+    failures: list[_Failure] = []
+    frames: dict[int | None, list[_Frame]] = {}
+    for line in (line for raw in since for line in lines_of(raw, 0)):
+        debugger = debugger or _DEBUGGER.match(line.text) is not None
+        reason = reason or reason_in(line.text) or ""
+        found = _FRAME.match(line.text)
         if found is not None:
-            frame = found["file"], found["line"], found["name"]
+            frames.setdefault(line.pid, []).append((found["file"], found["line"], found["name"]))
             continue
-        error = None if _WRAPPED.match(text) else _ERROR.match(text)
+        error = None if _WRAPPED.match(line.text) else _ERROR.match(line.text)
         if error is not None:
-            failures.append((error["type"].rpartition(".")[2], error["message"] or "", frame))
-            frame = None
+            own = frames.pop(line.pid, [])
+            at = next((each for each in reversed(own) if _is_own(each)), own[-1] if own else None)
+            failures.append((error["type"].rpartition(".")[2], error["message"] or "", at))
     framed = [each for each in failures if each[2] is not None] or failures
     if not framed:
         return LogEnd(step, phase, reason=reason, debugger=debugger)
     name, message, at = framed[-1]
     file, line, function = at or ("", "", "")
-    whose = next((what for each, what in _WHOSE if each.search(f"{file} {function}")), "")
     return LogEnd(
-        step, phase, name, message[:_MESSAGE], f"{file}:{line}" if file else "", function,
-        whose, reason, debugger,
+        step, phase, name, message, f"{file}:{line}" if file else "", function, reason, debugger,
+        _before(framed),
     )  # fmt: skip
+
+
+def _before(failures: Sequence[_Failure]) -> str:
+    """Return what the user's code raised most often before an exception of installed code; else empty."""
+    *others, last = failures
+    if last[2] is not None and _is_own(last[2]):
+        return ""
+    raised = Counter(
+        (name, at) for name, _, at in others if at is not None and _is_own(at) and at != last[2]
+    )
+    if not raised:
+        return ""
+    ((name, at), times), *_ = raised.most_common(1)
+    message = next(text for each, text, place in others if (each, place) == (name, at))
+    file, line, function = at
+    count = f" {times:,} times" if times > 1 else ""
+    raised_in = _failure(f"was raised{count}", f"{file}:{line}", function, message)
+    return f"{name} {raised_in}"
+
+
+def _failure(error: str, at: str, function: str, message: str) -> str:
+    whose = next((f", {what}" for each, what in _WHOSE if each.search(f"{at} {function}")), "")
+    place = f" in {function} ({at}{whose})" if function else ""
+    return f"{error}{place}{': ' + message[:_MESSAGE].rstrip('.') if message else ''}"
+
+
+def _is_own(frame: _Frame) -> bool:
+    return _INSTALLED.search(frame[0]) is None
