@@ -179,3 +179,17 @@ def test_the_memory_preset_is_not_contradicted():
 
     assert 4 == sum(any(word in key for word in words) for key in plain)
     assert 0 == sum(any(word in key for word in words) for key in preset)
+
+
+def test_the_gpu_check_ends_with_a_line_where_there_is_none(tmp_path):
+    """Up to the first CUDA call it runs here."""
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    command = [sys.executable, ROOT / "benchmarks" / "gpu_check.py", "--out", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (1, "") == (done.returncode, done.stdout)
+    assert ["gpu_check needs a GPU: torch.cuda.is_available() is false here"] == (
+        done.stderr.splitlines()
+    )
+    assert not (tmp_path / "out").exists()

@@ -74,6 +74,14 @@ def test_workers_get_verls_options_with_the_count_filled_in():
     } == plan().roles["actor"].options
 
 
+def test_the_platform_of_cuda_is_called_nvidia(monkeypatch):
+    """verl 0.9.1's name of it (plugin/platform/platform_cuda.py); `cpu` has no `cudaProfilerApi`."""
+    monkeypatch.setenv("VERL_PLATFORM", "nvidia")
+    assert "cudaProfilerApi" == plan().roles["actor"].options["capture-range"]
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    assert "nvtx" == plan().roles["actor"].options["capture-range"]
+
+
 def test_the_controller_waits_for_our_range():
     """It has no CUDA, and without a capture range nsys would record the whole run."""
     assert {

@@ -90,6 +90,9 @@ def test_the_environment_asks_for_a_cpu_and_keeps_what_is_the_users():
 
     worker = "verl_profiler.rehearsal.worker"
     assert ("cpu", worker) == (standin["VERL_PLATFORM"], standin["VERL_USE_EXTERNAL_MODULES"])
+    on_gpu = {"VERL_PLATFORM": "nvidia"}
+    assert "nvidia" == environment("standin", on_gpu)["VERL_PLATFORM"]
+    assert "cpu" == environment("sglang", on_gpu)["VERL_PLATFORM"]
     assert "SGLANG_USE_CPU_ENGINE" not in standin
     assert "nobind" == environment("vllm", {})["VLLM_CPU_OMP_THREADS_BIND"]
     assert f"mine,{worker}" == once["VERL_USE_EXTERNAL_MODULES"]

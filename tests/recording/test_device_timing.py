@@ -100,6 +100,16 @@ def test_no_event_without_a_context_or_in_a_graph(state, recording, monkeypatch)
     assert 0 == fake.created
 
 
+def test_nothing_is_asked_during_the_capture_of_a_graph(cuda, recording):
+    """CUDA refuses to query an event there, and the capture fails; events that wait go on waiting."""
+    forward(cuda, 70)
+    cuda.calls.clear()
+    cuda.capturing = True
+    assert "result" == forward(cuda, 5)
+    assert [] == cuda.calls
+    assert 1 == len(device_timing._waiting)
+
+
 def test_no_event_without_torch(recording, monkeypatch):
     """Or with one that has no CUDA."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())

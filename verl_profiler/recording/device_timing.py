@@ -36,8 +36,11 @@ def begin() -> Any:
         The event; None if this process does not use CUDA now.
     """
     try:
+        cuda = _usable()
+        if cuda is None:
+            return None
         harvest()
-        return _recorded()
+        return _recorded(cuda)
     except Exception as error:  # noqa: BLE001  a device in trouble: the host will say so itself
         _give_up(error)
         return None
@@ -48,7 +51,8 @@ def end(call: Call, started: Any) -> None:
     if started is None or call.event is None or call.begin_ns is None or call.error is not None:
         return
     try:
-        ended = _recorded()
+        cuda = _usable()
+        ended = None if cuda is None else _recorded(cuda)
     except Exception as error:  # noqa: BLE001  see above
         _give_up(error)
         return
@@ -88,12 +92,15 @@ def harvest() -> None:
             _free.extend((started, ended))
 
 
-def _recorded() -> Any:
+def _usable() -> Any:
+    """Return torch.cuda, or None: during the capture of a graph, CUDA also refuses to query events."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if _failed or cuda is None or not cuda.is_initialized():
         return None
-    if cuda.is_current_stream_capturing():
-        return None
+    return None if cuda.is_current_stream_capturing() else cuda
+
+
+def _recorded(cuda: Any) -> Any:
     if not _free:
         device_memory.remember_device(cuda)
     event = _free.pop() if _free else cuda.Event(enable_timing=True)

@@ -62,7 +62,10 @@ def prepare(config: DictConfig) -> None:
     # Its import registers the patches.
     importlib.import_module("verl_profiler.rehearsal.worker")
     platform_manager: Any = importlib.import_module("verl.plugin.platform.platform_manager")
-    if platform_manager._current_platform is None:
+    if os.environ["VERL_PLATFORM"] != "cpu":
+        # verl selects it by its name.
+        platform_manager._current_platform = None
+    elif platform_manager._current_platform is None:
         platform_manager.set_platform(CpuPlatform())
     elif not isinstance(platform_manager._current_platform, CpuPlatform):
         platform_manager._current_platform = CpuPlatform()

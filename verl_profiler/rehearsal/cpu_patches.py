@@ -141,9 +141,15 @@ ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("verl.workers.rollout.sglang_rollout.sglang_rollout", _sglang_adapter),
     ("vllm.model_executor.layers.utils", _unpacked_weights),
 )
+_FOR_RANKS = (_gloo, _engines_for_cpu, _pageable_offload)
 
 
 def install() -> None:
-    """Register all patches; those of modules that are already imported are applied immediately."""
+    """Register all patches; those of modules that are already imported are applied immediately.
+
+    Ranks on a GPU (`VERL_PLATFORM=nvidia`) need none of those for ranks on a CPU.
+    """
     for name, adjustment in ADJUSTMENTS:
+        if adjustment in _FOR_RANKS and os.environ.get("VERL_PLATFORM", "cpu") != "cpu":
+            continue
         wrapt.register_post_import_hook(adjustment, name)

@@ -25,13 +25,13 @@ def environment(engine: str, current: Mapping[str, str]) -> dict[str, str]:
     Args:
         engine: verl's `rollout.name`.
         current: The environment to start from.  Its VERL_USE_EXTERNAL_MODULES and PYTHONPATH entries
-            are kept.
+            are kept, and with the stand-in engine its VERL_PLATFORM: ranks on another device.
     """
     modules = [name for name in current.get("VERL_USE_EXTERNAL_MODULES", "").split(",") if name]
     if WORKER_MODULE not in modules:
         modules.append(WORKER_MODULE)
     variables = {
-        "VERL_PLATFORM": "cpu",
+        "VERL_PLATFORM": (engine == "standin" and current.get("VERL_PLATFORM")) or "cpu",
         "VERL_USE_EXTERNAL_MODULES": ",".join(modules),
         # Two threads per process make SGLang's decoding 15 times slower on two cores.
         "OMP_NUM_THREADS": "1",

@@ -303,7 +303,8 @@ def _argv(options: Options) -> list[str]:
 def _on_cuda(config: Any) -> bool:
     from omegaconf import OmegaConf
 
-    if os.environ.get("VERL_PLATFORM", "cuda") != "cuda":
+    # What verl 0.9 calls CUDA's platform.
+    if os.environ.get("VERL_PLATFORM", "nvidia") != "nvidia":
         return False
     return (OmegaConf.select(config, "trainer.device") or "cuda") == "cuda"
 
