@@ -69,11 +69,12 @@ def cached(run):
 
 
 class Counting(OnRay):
-    """Notes on which raylets tasks ran."""
+    """Uses so many raylets, and notes on which of them tasks ran."""
 
-    def __init__(self):
+    def __init__(self, raylets):
         # Others of this machine would get all of the time.
         super().__init__(nice=0)
+        self._nodes = dict(list(self._nodes.items())[:raylets])
         self.used = set()
 
     def run(self, function, shared, arguments):
@@ -93,48 +94,56 @@ class Holder:
         return True
 
 
+def read_alone(run, commands):
+    """Return the answers of a run that is read in this process, and the seconds of its conversion."""
+    shutil.rmtree(run / ".cache", ignore_errors=True)
+    begin = time.perf_counter()
+    distribute([run], Inline())
+    alone_s = time.perf_counter() - begin
+    return answers_of(run, commands), alone_s
+
+
+def read(run, raylets, *, busy=True, few=False):
+    """Read a run on the cluster that this process has joined, and alone; return how they compare."""
+    commands = [("summary",), ("requests", "--json")] if few else COMMANDS
+    expected, alone_s = read_alone(run, commands)
+    shutil.rmtree(run / ".cache")
+    cpus = int(ray.cluster_resources()["CPU"]) if busy else 0
+    held = [Holder.remote() for _ in range(cpus)]
+    ray.get([each.ready.remote() for each in held])
+    tasks = Counting(raylets)
+    begin = time.perf_counter()
+    done = distribute([run], tasks)
+    tasks_s = time.perf_counter() - begin
+    before = cached(run)
+    found = answers_of(run, commands)
+    return {
+        "raylets": raylets,
+        "tasks_s": round(tasks_s, 2),
+        "alone_s": round(alone_s, 2),
+        "shards": done.shards,
+        "chunks": done.chunks,
+        "nodes": done.nodes,
+        "tasks_on": len(tasks.used),
+        "different": sorted(name for name in expected if found[name] != expected[name]),
+        "made_by_the_reader": sorted(
+            name for name in cached(run) - before if name.startswith(("part", *BY_STEPS))
+        ),
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--raylets", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--busy", action="store_true", help="take all CPUs first")
-    parser.add_argument("--few", action="store_true", help="compare two commands, not all of them")
     args = parser.parse_args()
-    run = args.run.resolve()
-    shutil.rmtree(run / ".cache", ignore_errors=True)
-    begin = time.perf_counter()
-    distribute([run], Inline())
-    alone_s = time.perf_counter() - begin
-    commands = [("summary",), ("requests", "--json")] if args.few else COMMANDS
-    expected = answers_of(run, commands)
     for raylets in args.raylets:
-        shutil.rmtree(run / ".cache")
         cluster = Cluster()
         for number in range(raylets):
             cluster.add_node(num_cpus=1, node_name=f"node-{number}")
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        held = [Holder.remote() for _ in range(raylets)] if args.busy else []
-        ray.get([each.ready.remote() for each in held])
-        tasks = Counting()
-        begin = time.perf_counter()
-        done = distribute([run], tasks)
-        tasks_s = time.perf_counter() - begin
-        before = cached(run)
-        found = answers_of(run, commands)
-        result = {
-            "raylets": raylets,
-            "tasks_s": round(tasks_s, 2),
-            "alone_s": round(alone_s, 2),
-            "shards": done.shards,
-            "chunks": done.chunks,
-            "nodes": done.nodes,
-            "tasks_on": len(tasks.used),
-            "different": sorted(name for name in expected if found[name] != expected[name]),
-            "made_by_the_reader": sorted(
-                name for name in cached(run) - before if name.startswith(("part", *BY_STEPS))
-            ),
-        }
-        print(json.dumps(result), flush=True)
+        print(json.dumps(read(args.run.resolve(), raylets, busy=args.busy)), flush=True)
         ray.shutdown()
         cluster.shutdown()
 

@@ -2,17 +2,15 @@
 
 import contextlib
 import json
-import os
 import pickle
 import shutil
 import socket
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cached_runs import REHEARSED, SMALL
+from cached_runs import SMALL
 
 from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
@@ -21,8 +19,6 @@ from verl_profiler.reading.distribute import distribute
 from verl_profiler.reading.executors import Inline, executor
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables import tables
-
-CLUSTER = Path(__file__).parent / "reading_cluster.py"
 
 
 class Apart(Inline):
@@ -186,29 +182,6 @@ def test_no_cluster_is_started(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "local")
     with pytest.raises(ReadingError, match="RAY_ADDRESS is local"), executor("ray"):
         pass
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(300)
-def test_raylets_of_a_real_cluster(tmp_path):
-    """A cluster whose CPUs are all taken, as by a training."""
-    pytest.importorskip("ray")
-    run = copied(REHEARSED, tmp_path / "run")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("VERL_PROF", "RAY_"))}
-    done = subprocess.run(
-        [sys.executable, str(CLUSTER), str(run), "--raylets", "2", "--busy", "--few"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-        env=environment | {"RAY_worker_niceness": "0"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (each,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert each["tasks_on"] == 2
-    assert each["shards"] >= 2
-    assert each["different"] == []
-    assert each["made_by_the_reader"] == []
 
 
 class FakeRay:

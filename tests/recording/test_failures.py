@@ -1,9 +1,5 @@
 """What is taken from exceptions: types, processes and known causes, never the users' words."""
 
-import os
-import signal
-import time
-
 import pytest
 
 from verl_profiler.events.failure_texts import reason_in
@@ -153,44 +149,3 @@ def test_an_exception_that_cannot_be_written_has_its_type():
             raise RuntimeError("no")
 
     assert {"error": "Odd"} == failure_of(Odd())
-
-
-@pytest.mark.ray
-def test_rays_own_exceptions_name_the_process(monkeypatch):
-    """Of a task in a task, the inner one; of an actor that was killed, the actor."""
-    ray = pytest.importorskip("ray")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-
-        @ray.remote(num_cpus=0)
-        class Actor:
-            def pid(self):
-                return os.getpid()
-
-            def fail(self, _prompt):
-                raise ValueError("my secret")
-
-            def ask(self, other):
-                return ray.get(other.fail.remote("my secret"))
-
-            def wait(self):
-                time.sleep(60)
-
-        inner, outer = Actor.remote(), Actor.remote()
-        pid = ray.get(inner.pid.remote())
-        with pytest.raises(ValueError, match="my secret") as failed:
-            ray.get(outer.ask.remote(inner))
-        waiting = inner.wait.remote()
-        time.sleep(1)
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(ray.exceptions.RayActorError) as died:
-            ray.get(waiting)
-        ip = ray.util.get_node_ip_address()
-    finally:
-        ray.shutdown()
-
-    assert {"error": "ValueError", "pid": pid, "ip": ip} == failure_of(failed.value)
-    found = failure_of(died.value)
-    assert ("ActorDiedError", pid, ip) == (found["error"], found["pid"], found["ip"])
-    assert found["reason"].startswith("Worker exit type: SYSTEM_ERROR Worker exit detail: ")

@@ -1,6 +1,6 @@
 """Which nodes ship, whose clocks are compared, and what happens when one fails; Ray is a fake, with actors in threads.
 
-`test_shipping_on_ray.py` has a real cluster.
+tests/on_ray has a real cluster.
 """
 
 import contextlib
