@@ -11,6 +11,7 @@ import pytest
 
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.probes.trainer import PROBES
 from verl_profiler.recording import context, open_calls, open_state, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
@@ -226,6 +227,25 @@ def test_what_an_exception_ends_stays_on_record(watcher, open_s):
 
     phase("gen", 3, 0.01)
     assert written(watcher) is None
+
+
+@pytest.mark.parametrize(("event", "name"), [("validation", "_validate"), ("init", "init")])
+def test_what_fails_outside_verl_s_timers_is_on_record_too(watcher, event, name):
+    """verl 0.9.1 validates before the first step in no timer, and ends there when rewards fail."""
+
+    class Trainer:
+        global_steps = 0
+
+        def fails(self):
+            raise ValueError("my secret")
+
+    (probe,) = [each for each in PROBES if each.event == event]
+    setattr(Trainer, name, wrapping.wrap(probe, Trainer.fails))
+    with pytest.raises(ValueError, match="secret"):
+        getattr(Trainer(), name)()
+
+    failed = written(watcher)["failed"]
+    assert (event, 0, "ValueError") == (failed["event"], failed["step"], failed["error"])
 
 
 def test_a_failure_is_written_at_once(recording, watcher):

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_profiler.instrumentation.probe import EndTrace, Probe
 from verl_profiler.probes.values import number, plain
-from verl_profiler.recording import context, recorder
+from verl_profiler.recording import context, open_calls, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.details import QUIET_NS, are_held
@@ -92,10 +92,18 @@ def _begin_validation(call: Call) -> None:
     context.process.validate = True
 
 
-def _end_validation(_call: Call, _result: Any) -> None:
+def _end_validation(call: Call, _result: Any) -> None:
     # The event itself is marked: `leave` hooks run before the flag is read.
-    _call.extra = {"validate": True}
+    call.extra = {"validate": True}
     context.process.validate = False
+    _keep_failure(call, _result)
+
+
+def _keep_failure(call: Call, _result: Any) -> None:
+    """Start-up, and the validation before the first step, are in no timer of verl: `stuck` names their failure."""
+    if call.error is not None and open_calls.failed is None:
+        begin_phase(call)
+        end_phase(call)
 
 
 def _log_metrics(call: Call) -> None:
@@ -118,6 +126,7 @@ PROBES = (
             *(f"{trainer}.init_workers" for trainer in (_V0, _SYNC, _SEPARATED, _FULLY_ASYNC)),
         ),
         enter=_begin_init,
+        leave=_keep_failure,
     ),
     Probe(
         None,
