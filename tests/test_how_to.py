@@ -1,5 +1,6 @@
 """Blocks of code in the pages can be pasted: shell, YAML, Python, Hydra overrides, commands."""
 
+import gzip
 import json
 import os
 import re
@@ -160,3 +161,70 @@ def test_the_overrides_of_the_pages_compose():
 
     pages = {page for page, _ in found}
     assert {"README", "api", "captures", "clusters", "memory-saver", "rehearsal"} <= pages
+
+
+# What needs Ray, a receiver, nsys, standard input or a training is run by tests of its own; so is `plot all`.
+ELSEWHERE = {"rehearse", "check", "trackers", "--endpoint", "--export", "--ray", "--on", "all", "-"}
+RECORDED = ROOT / "tests/data"
+TUTORIAL = ROOT / "examples/tutorial"
+# The recorded runs that names in the pages stand for.
+RUNS = {
+    **dict.fromkeys(("base", "base-1", "last-week"), "before"),
+    **dict.fromkeys(("old", "before", "today", "new-1", "verl-4711"), "after"),
+    **dict.fromkeys(("after", "new", "base-2"), "fixed"),
+    **dict.fromkeys(("rehearsal", "new-2"), "rehearsal_run"),
+}
+PLACEHOLDERS = {
+    "RUN": "logs/my-run",
+    "BEFORE": "logs/before",
+    "AFTER": "logs/after",
+    "FINDING": "event_loop",
+    "ID": "eb91107f03984b54b70ad184c848cd5f",
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A folder with recorded runs, and logs under the names in the pages."""
+    folder = tmp_path_factory.mktemp("pages")
+    for archive in (
+        *TUTORIAL.glob("*.tar.gz"),
+        RECORDED / "rehearsal_run.tar.gz",
+        RECORDED / "separate_async_run.tar.gz",
+    ):
+        shutil.unpack_archive(archive, folder)
+    for name in ("train", "before", "after"):
+        shutil.copy(RECORDED / "console_logs/verl-0.9.1-real.log", folder / f"{name}.log")
+    shutil.copy(RECORDED / "tq/console.log.gz", folder / "node-1.log.gz")
+    (folder / "training.log").write_bytes(gzip.decompress((folder / "node-1.log.gz").read_bytes()))
+    shutil.copy(TUTORIAL / "after.tar.gz", folder / "my-run.tar.gz")
+    return folder
+
+
+def reading_commands():
+    """Return the commands of the pages that read a run or a log, each once."""
+    found = set()
+    for page in PAGES:
+        my_run = "separate_async_run" if page.stem == "asynchronous" else "after"
+        runs = {"my-run": my_run, **RUNS}
+        for argv in argvs(page):
+            if argv and not ELSEWHERE & {*argv} and "://" not in " ".join(argv):
+                words = [PLACEHOLDERS.get(word, word) for word in argv if word != "--open"]
+                text = "\0".join(words).replace("node-*", "node-1").replace("/var/lib/", "")
+                for name, run in runs.items():
+                    text = re.sub(rf"(logs|/runs)/{name}(?![\w-])", run, text)
+                found.add(tuple(text.replace("node_exporter/", "").split("\0")))
+    return sorted(found)
+
+
+def test_the_commands_of_the_pages_that_read_a_run_succeed(recorded, monkeypatch, capsys):
+    """In this process; 1 is an answer of a comparison."""
+    pytest.importorskip("vl_convert")
+    monkeypatch.chdir(recorded)
+    failed = []
+    for argv in reading_commands():
+        status = cli.main([*argv])
+        error = capsys.readouterr().err
+        failed += [(argv, error)] if status > (argv[0] == "diff") else []
+
+    assert [] == failed

@@ -24,6 +24,8 @@ from verl_profiler.reading.progress import watched
 __all__ = ["COMMANDS", "main"]
 
 _OF_RUNS_ALONE = ("requests", "plot", "export")
+# Exports of TransferQueue's calls, which console logs have.
+_OF_TRANSFERS = ("otlp", "prometheus", "jsonl")
 COMMANDS = (
     "summary",
     "why",
@@ -155,7 +157,7 @@ def _command(argv: Sequence[str]) -> str:
 def _check_kind(args: argparse.Namespace) -> None:
     """Refuse a log where only a recorded run has the answer."""
     paths = getattr(args, "runs", None) if args.command in _OF_RUNS_ALONE else None
-    if not paths:
+    if not paths or getattr(args, "format", None) in _OF_TRANSFERS:
         return
     from verl_profiler.cli.logs import are_logs
 
