@@ -281,3 +281,15 @@ def test_workflows_pin_actions_by_digest_and_keep_no_credentials():
         for action, _, without in uses:
             assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action)
             assert without or not action.startswith("actions/checkout@")
+
+
+def test_the_costs_in_the_readme_are_those_of_the_benchmarks():
+    """One table has them; other pages point to it."""
+    text = (ROOT / "README.md").read_text().split("## What it costs")[1].split("\n## ")[0]
+    table = (ROOT / "benchmarks/README.md").read_text().split("## Costs")[1].split("\n## ")[0]
+    figures = re.findall(
+        r"\d+(?:\.\d+)?(?= µs|\)? times| to |\ bytes)|\d+\.\d+(?= in 5 pairs)", text
+    )
+
+    assert len(figures) >= 6
+    assert [] == [figure for figure in figures if figure not in table]
