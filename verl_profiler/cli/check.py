@@ -1,10 +1,12 @@
 """Check what a profiled run would record on this machine.
 
-Reads the installed verl without importing it: which probes would be installed, whether Hydra would
-find +profiler=multiturn, whether verl would load the plugin, and whether nsys, nvtx and the output
-directory can be used.  With --config, print what a main_ppo command would capture.
+Reads the installed verl without importing it: which probes would be installed,
+whether Hydra would find +profiler=multiturn, whether verl would load the
+plugin, and whether nsys, nvtx and the output directory can be used. With
+--config, print what a main_ppo command would capture.
 
-Exit status 0: no problems.  1: something would be missing; see the lines marked `!`.
+Exit status 0: no problems.
+1: something would be missing; see the lines marked `!`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Gather the event files and captures of a run, and list what is missing and why.
 
 Moves the reports that nsys or the torch profiler left in RUN/nsight/raw to
-RUN/nsight/<role>_<rank>.step<N>.nsys-rep (or .json.gz), with their metadata in a .json.  A run does
-this itself at its end; use this command after a run that was killed.  --ray also copies event files
-and reports from the disks of other nodes, while the cluster is up; without Ray, run the command on each
-node for its reports.  --to uploads the run to object storage, or the rest of an upload that failed.
+RUN/nsight/<role>_<rank>.step<N>.nsys-rep (or .json.gz), with their metadata in
+a .json. A run does this itself at its end; use this command after a run that
+was killed. --ray also copies event files and reports from the disks of other
+nodes, while the cluster is up; without Ray, run the command on each node for
+its reports. --to uploads the run to object storage, or the rest of an upload
+that failed.
 
-Exit status 0: every node sent its events, and every capture has a report.  1: some are missing; the
-output lists which and why.
+Exit status 0: every node sent its events, and every capture has a report.
+1: some are missing; the output lists which and why.
 """
 
 from __future__ import annotations

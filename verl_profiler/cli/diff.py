@@ -1,17 +1,19 @@
-"""Compare two runs, or two ranges of steps: what changed, and whether it is more than noise.
+"""Compare two runs, or two ranges of steps: what changed, beyond noise.
 
     verl-profiler diff logs/base logs/new
-    verl-profiler diff logs/my-run@2:10 logs/my-run@11:20
+    verl-profiler diff logs/my-run@2:5 logs/my-run@6:10
     verl-profiler diff logs/base-1,logs/base-2 logs/new-1,logs/new-2
     verl-profiler diff before.log after.log
     verl-profiler diff logs/base logs/new --fail-if 'step.p50 > +5%'
-    verl-profiler diff --verify polling logs/before logs/after
+    verl-profiler diff --verify event_loop logs/before logs/after
 
-RUN@N:M selects the steps N to M; the default is all finished steps without the first (warm-up), if
-at least two others remain.  RUN,RUN are launches of the same: then the unit of the tests is a launch.
-A file that is no run is a log (a console, or metrics of a logger), of which the timers are compared.
-Exits with 1 if a --fail-if condition holds: the change exceeds the limit and is significant; with
---verify, if less than half of the predicted gain was achieved, or noise hides it.
+RUN@N:M selects the steps N to M; the default is all finished steps without the
+first (warm-up), if at least two others remain. RUN,RUN are launches of the
+same command; the tests then compare launches instead of steps. Of logs (a
+console, or metrics of a logger), the timers are compared.
+Exits with 1 if a --fail-if condition holds: the change exceeds the limit and
+is significant; with --verify, if less than half of the predicted gain was
+achieved, or noise hides it.
 """
 
 from __future__ import annotations

@@ -9,15 +9,16 @@
     verl-profiler export jsonl training.log -o tq.jsonl
     verl-profiler export trackers logs/my-run --tracker wandb mlflow
 
-perfetto: one timeline of all processes, to open in https://ui.perfetto.dev (nothing is uploaded).
-Of a large run, the slowest requests of each step and a sample of the others are drawn; --all draws all.
-Traces of torch.profiler and SQLite exports of nsys under RUN/nsight are merged into it.
-otlp: requests, one trace each, and TransferQueue calls as OpenTelemetry spans, for Jaeger, Tempo and
-other tracing backends.
-prometheus, jsonl: TransferQueue calls as metrics for node_exporter's textfile collector, or one JSON
-document each; also from console logs.
-trackers: the report, the findings and a few numbers (profile/…) to W&B, TensorBoard or MLflow, under the
-run's own project and experiment.
+perfetto: one timeline of all processes, to open in https://ui.perfetto.dev
+(nothing is uploaded). Of a large run, the slowest requests of each step and a
+sample of the others are drawn; --all draws all. Traces of torch.profiler and
+SQLite exports of nsys under RUN/nsight are merged into it.
+otlp: requests, one trace each, and TransferQueue calls as OpenTelemetry spans,
+for Jaeger, Tempo and other tracing backends.
+prometheus, jsonl: TransferQueue calls as metrics for node_exporter's textfile
+collector, or one JSON document each; also from console logs.
+trackers: the report, the findings and a few numbers (profile/…) to W&B,
+TensorBoard or MLflow, under the run's own project and experiment.
 """
 
 from __future__ import annotations

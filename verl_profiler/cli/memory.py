@@ -1,10 +1,11 @@
-"""Report memory use in each phase, time spent in sleep and wake, and memory that release freed.
+"""Report memory by phase, time in sleep and wake, and what releases freed.
 
-verl-profiler memory logs/my-run
-verl-profiler memory logs/my-run --steps 10:20 --json
-verl-profiler memory verl_demo.log
+    verl-profiler memory logs/my-run
+    verl-profiler memory logs/my-run --steps 10:20 --json
+    verl-profiler memory train.log
 
-From a console log, it reads verl's own memory lines, which verl prints with VERL_LOGGING_LEVEL=DEBUG.
+From a console log, it reads verl's own memory lines, which verl prints with
+VERL_LOGGING_LEVEL=DEBUG.
 """
 
 from __future__ import annotations

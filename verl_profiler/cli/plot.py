@@ -2,12 +2,13 @@
 
     verl-profiler plot --list
     verl-profiler plot request_duration_cdf logs/my-run
-    verl-profiler plot slowest_requests logs/my-run --steps 5 --worker 2 --out slowest.svg
+    verl-profiler plot slowest_requests logs/my-run --steps 5 --out slowest.svg
     verl-profiler plot all logs/my-run --out figures
     verl-profiler plot rollout_tail logs/my-run --json
     verl-profiler plot rollout_tail logs/my-run --spec
 
-With --json or --csv the numbers behind the plot are printed instead, or written to --out.
+With --json or --csv the numbers behind the plot are printed instead, or
+written to --out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Run verl's trainer on this machine's CPU with profiling; no GPU needed.
 
-The trainer, Ray, TransferQueue, FSDP2, agent loop and tools are the real ones; by
-default the engine is the real SGLang.  Sizes are tiny: a model of 0.3 million parameters, 8 prompts
-per step.  Use it to try the profiler, or to test a configuration before paying for a cluster.
-Hydra overrides at the end of the command are passed to the trainer, for example
+The trainer, Ray, TransferQueue, FSDP2, agent loop and tools are the real ones;
+by default the engine is the real SGLang. Sizes are tiny: a model of 0.3
+million parameters, 8 prompts per step. Use it to try the profiler, or to test
+a configuration before paying for a cluster. Hydra overrides at the end of the
+command are passed to the trainer, for example
 
     verl-profiler rehearse --engine standin data.train_files=my.parquet
 """

@@ -5,8 +5,8 @@
     verl-profiler report logs/my-run --steps 3:10 --out steps-3-to-10.html
     verl-profiler report train.log
 
-The file loads nothing from the network.  A report that this command wrote is replaced; any other file is
-not, unless --force is given.
+The file loads nothing from the network. A report that this command wrote is
+replaced; any other file is not, unless --force is given.
 """
 
 from __future__ import annotations

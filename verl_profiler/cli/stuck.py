@@ -1,14 +1,15 @@
-"""Explain what a run waits for: who waits for whom, and what they all wait for.
+"""Explain what a run waits for, from the trainer's phase down to the culprit.
 
     verl-profiler stuck logs/my-run
     verl-profiler stuck logs/my-run -v
     verl-profiler stuck logs/my-run --wait
 
-Works while the run goes on and after it was killed.  Reads the process headers and open/*.json, which
-each process writes while something in it is open for longer than profiler.stuck.after (60 s), and the
-evidence that all processes write when a phase of the trainer is stuck.
-Exits with 1 if the run is stuck, has failed, or can write nothing, else 0; --wait exits when it no
-longer goes on.
+Works while the run goes on and after it was killed. Reads the process headers
+and open/*.json, which each process writes while something in it is open for
+longer than profiler.stuck.after (60 s), and the evidence that all processes
+write when a phase of the trainer is stuck.
+Exits with 1 if the run is stuck, has failed, or cannot write, else 0; --wait
+returns when the run is stuck or over.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@
     verl-profiler summary logs/my-run logs/my-run-2 --json
     verl-profiler summary train.log
 
-A console log or a file of metrics (verl's file logger, W&B, MLflow) is answered from its timers alone.
--v shows everything: all phases, findings with their causes, warnings, and the blocks of the longest
-steps.  --step N adds the block of that step, --worker NAME shows one process instead.  NO_COLOR
-disables colors.
+Of a console log or a file of metrics (verl's file logger, W&B, MLflow), the
+timers are summarized. -v shows everything: all phases, findings with their
+causes, warnings, and the blocks of the longest steps. --step N adds the block
+of that step. NO_COLOR disables colors.
 """
 
 from __future__ import annotations

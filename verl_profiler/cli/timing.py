@@ -1,14 +1,15 @@
 """Plot the timers in console logs of verl, and summarize them.
 
-    verl-profiler timing verl_demo.log
+    verl-profiler timing train.log
     verl-profiler timing logs/my-run
     verl-profiler timing first.log.gz resumed.log --output-dir figures
     zcat old.log.gz | verl-profiler timing - --json
 
-Takes logs of verl 0.3 to 0.9 (consoles, or the metrics of its file logger, W&B or MLflow), or a run directory
-with its console.log; several are read as one in the order given.  Writes five
-figures to the folder plot next to the log. Figures that it wrote for the same log are replaced, so that it
-can be run again while the log grows; other files are not, unless --force is given.
+Reads logs of verl 0.3 to 0.9 (consoles, or the metrics of its file logger, W&B
+or MLflow), or a run directory with its console.log; several are read as one in
+the order given. Writes five figures to the folder plot next to the log.
+Figures that it wrote for the same log are replaced, so that it can be run
+again while the log grows; other files are not, unless --force is given.
 """
 
 from __future__ import annotations

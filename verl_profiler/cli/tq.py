@@ -1,4 +1,4 @@
-"""Show the cost of TransferQueue: get, compute and put per function, throughput, findings.
+"""Show the cost of TransferQueue by function: get, compute, put, throughput.
 
     verl-profiler tq logs/my-run
     verl-profiler tq training.log.1.gz training.log
@@ -6,9 +6,10 @@
     verl-profiler tq training.log --function update_actor --steps 3:10
     verl-profiler tq training.log --lang zh
 
-Reads a run directory, which has every call, or console logs with the log records of TQ_TRACE_ENABLED=1
-and TQ_TRACE_DETAIL_ENABLED=1, or else verl's own "cost time" lines.  Several logs are parts of
-one run, in the order given.  `verl-profiler export prometheus|otlp|jsonl` exports the calls.
+Reads a run directory, which has every call, or console logs with the log
+records of TQ_TRACE_ENABLED=1 and TQ_TRACE_DETAIL_ENABLED=1, or else verl's own
+"cost time" lines. Several logs are parts of one run, in the order given.
+`verl-profiler export prometheus|otlp|jsonl` exports the calls.
 """
 
 from __future__ import annotations

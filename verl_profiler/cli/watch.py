@@ -3,9 +3,10 @@
     verl-profiler watch logs/my-run
     verl-profiler watch logs/my-run --once
 
-Shows what `summary` prints, below a line with the present step and phase, and reads the run again every
-few seconds: less often if reading takes long, so that it uses at most 20 % of a core.  Waits for a run
-that does not exist yet, and ends with the run; q or Ctrl-C stops it without affecting the run.  --once
+Shows what `summary` prints, below a line with the present step and phase, and
+reads the run again every few seconds: less often if reading takes long, so
+that it uses at most 20 % of a core. Waits for a run that does not exist yet,
+and ends with the run; q or Ctrl-C stops it without affecting the run. --once
 prints one screen, also for a finished run; so does output to a file or pipe.
 """
 

@@ -1,14 +1,15 @@
-"""Explain why a step took as long as it did, and how long it would take with changes.
+"""Explain what a step waited for, and how long it would take with changes.
 
-verl-profiler why logs/my-run
-verl-profiler why logs/my-run --steps 12
-verl-profiler why logs/my-run --steps 12 --json
-verl-profiler why logs/my-run -v
-verl-profiler why train.log
+    verl-profiler why logs/my-run
+    verl-profiler why logs/my-run --steps 12
+    verl-profiler why logs/my-run --steps 12 --json
+    verl-profiler why logs/my-run -v
+    verl-profiler why train.log
 
-Without --steps, all finished steps are combined.  The answer fits on one screen; -v shows findings with
-their causes, the path of one step in order, all replays and their errors, device time and requests.  docs/what-if.md explains how the replays work and
-how accurate they are.
+Without --steps, all finished steps are combined. The answer fits on one
+screen; -v shows findings with their causes, the path of one step in order, all
+replays and their errors, device time and requests. docs/what-if.md explains
+how the replays work and how accurate they are.
 """
 
 from __future__ import annotations
