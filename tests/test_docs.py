@@ -293,3 +293,16 @@ def test_the_costs_in_the_readme_are_those_of_the_benchmarks():
 
     assert len(figures) >= 6
     assert [] == [figure for figure in figures if figure not in table]
+
+
+def test_the_page_about_the_training_image_names_every_thread():
+    """Who looks at a process with py-spy finds there what each is."""
+    page = (ROOT / "docs/platform.md").read_text()
+    names = {
+        name
+        for file in SOURCES
+        for name in re.findall(r'name="verl-profiler[ -]([a-z ]+)"', file.read_text())
+    }
+
+    assert {"writer", "devices"} <= names
+    assert [] == [name for name in names if f"`{name}`" not in page]
