@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from verl_profiler.cli import main
 from verl_profiler.cli import rehearsal_command as command_module
 from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION, environment
 
@@ -109,3 +110,77 @@ def test_a_package_that_is_not_installed_is_not_stood_in_for(monkeypatch):
 
     assert "PYTHONPATH" not in environment("standin", {})
     assert str(FOR_TORCHVISION) not in environment("sglang", {})["PYTHONPATH"]
+
+
+REWARDS = (
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
+)
+# As in verl's examples, and what people put around it.
+TRAINING = [
+    "algorithm.adv_estimator=rloo", "data.train_files=/data/gsm8k/train.parquet",
+    "data.train_batch_size=1024", "actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct",
+    "actor_rollout_ref.actor.optim.lr=1e-6", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384",
+    "actor_rollout_ref.actor.fsdp_config.param_offload=True", "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=4", "actor_rollout_ref.rollout.temperature=0.7",
+    "actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3",
+    "+ray_kwargs.ray_init.runtime_env.py_executable=uv run", "trainer.logger=['console','wandb']",
+    "trainer.n_gpus_per_node=8", "trainer.nnodes=4", "+profiler=multiturn",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path=/data/tools.yaml",
+]  # fmt: skip
+KEPT = {
+    "algorithm.adv_estimator=rloo",
+    "actor_rollout_ref.actor.optim.lr=1e-6",
+    "actor_rollout_ref.rollout.temperature=0.7",
+}
+
+
+@pytest.mark.parametrize("around", ["python", "launcher", "script"])
+def test_a_whole_command_is_rehearsed_with_its_rewards_and_small_sizes(tmp_path, capsys, around):
+    """A script runs but for what it would do to the machine; its Python command is taken."""
+    rewards, marker = tmp_path / "rewards.py", tmp_path / "installed"
+    rewards.write_text(REWARDS)
+    own = f"reward.custom_reward_function.path={rewards}"
+    command = ["-m", "verl.trainer.main_ppo", *TRAINING, own]
+    given = {
+        "python": ["python3", *command],
+        "launcher": ["ray", "job", "submit", "--", "uv", "run", "--exact", "python", *command],
+        "script": ["bash", str(tmp_path / "train.sh"), "1e-6"],
+    }[around]
+    shell = shlex.join(["python3", *command]).replace("lr=1e-6", "lr=$1")
+    (tmp_path / "train.sh").write_text(
+        f"set -e\nray stop --force\npip install -t {marker} x\npython3 -c 'print(1)'\n{shell}\n"
+    )
+    out = tmp_path / "run"
+    words = [
+        "rehearse",
+        "--engine",
+        "standin",
+        "--output",
+        str(out),
+        "--print-command",
+        "--",
+        *given,
+    ]
+
+    assert 0 == main(words)
+
+    replaced, _, rest = capsys.readouterr().out.partition("\n")
+    printed = shlex.split(rest.replace("\\\n", " "))
+    assert {*KEPT, own, "+rehearsal=standin", "trainer.n_gpus_per_node=2"} <= {*printed}
+    assert not {*printed} & ({*TRAINING} - KEPT - {"+profiler=multiturn"})
+    assert all(each in replaced for each in {*TRAINING} - KEPT)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["torchrun", "-m", "verl.trainer.sft_trainer", "a=1"], "cannot be rehearsed"),
+        (["bash", "/nowhere/train.sh"], "starts no training"),
+        (["python", "-m", "verl.trainer.main_ppo", "trainer"], "'trainer' is not a Hydra override"),
+        (["make", "train"], "names no module"),
+    ],
+)
+def test_a_command_that_cannot_be_rehearsed_is_an_error_with_what_to_do(capsys, given, message):
+    assert 2 == main(["rehearse", "--print-command", "--", *given])
+    assert message in capsys.readouterr().err

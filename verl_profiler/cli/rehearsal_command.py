@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from verl_profiler.launch.command_line import CommandLine
 from verl_profiler.rehearsal.environment import environment
 from verl_profiler.render.visible import escaped
 
-__all__ = ["ENGINES", "TRAINERS", "Command", "build"]
+__all__ = ["ENGINES", "TRAINERS", "Command", "build", "trainer_of", "without_sizes"]
 
 _MAIN = "verl.trainer.main_ppo"
 _TO_URL = re.compile(r"""\+*profiler\.output_dir=["']?[a-z][a-z0-9+.-]+://""")
@@ -40,6 +43,23 @@ _EXPERIMENTAL = {
 }
 # The others are verl's `trainer.v1.trainer_mode`.
 TRAINERS = ("sync", "colocate_async", "separate_async", *_EXPERIMENTAL)
+
+# Sizes, machines and places of a real training, besides what the rehearsal group sets.
+_SIZES = re.compile(
+    r"trainer\.(nnodes|n_gpus_per_node|total_training_steps|total_epochs|logger|default_\w+_dir|resume_\w+"
+    r"|save_freq|device|val_before_train)"
+    r"|data\.(gen_batch_size|val_batch_size|truncation)"
+    r"|(.+\.)?(fsdp_config|megatron|veomni)\..+"
+    r"|(.+\.)?\w*(micro_batch_size|max_token_len|mini_batch_size|parallel_size|use_dynamic_bsz)\w*"
+    r"|actor_rollout_ref\.model\..+|critic\.model\..+|(.+\.)?strategy"
+    r"|actor_rollout_ref\.rollout\.(prompt_length|response_length|max_\w+|engine_kwargs\..+|mode|nnodes"
+    r"|n_gpus_per_node|free_cache_engine|enable_\w+|checkpoint_engine\..+)"
+    r"|rollout\.(nnodes|n_gpus_per_node|total_rollout_steps)"
+    r"|ray_kwargs\..+|profiler(\..+)?|rehearsal(\..+)?|global_profiler\..+|hydra\.run\.dir"
+)
+# Kept where the user's file is on this machine.
+_FILES = re.compile(r".*(_files|_path|\.path|_dir)")
+_KEY = re.compile(r"(?P<sign>\+{0,2}|~)(?P<key>[^=@]+)(@[^=]*)?(=(?P<value>.*))?", re.DOTALL)
 
 # Engine → the option of the `rehearsal` group, and its description.
 ENGINES = {
@@ -115,6 +135,47 @@ def build(
         *overrides,
     ]
     return Command(tuple(arguments), environment(engine, current))
+
+
+def trainer_of(command: CommandLine) -> str | None:
+    """Return the trainer that a command starts, one of `TRAINERS`; None if no rehearsal knows its module."""
+    names = {main: name for name, (main, _) in _EXPERIMENTAL.items()}
+    return names.get(command.entry, "sync" if command.entry == _MAIN else None)
+
+
+def without_sizes(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divide a training's overrides into those that a rehearsal keeps and those that it replaces.
+
+    Replaced are sizes, model, engine, GPUs, paths that are not on this machine, and profiling; what is
+    rehearsed is the rest: rewards, tools, agent loops, algorithm, sampling.
+    """
+    toy = set(_leaves_of_rehearsal())
+    kept: list[str] = []
+    replaced: list[str] = []
+    for override in overrides:
+        found = _KEY.fullmatch(override)
+        key, value = (found["key"], found["value"] or "") if found else (override, "")
+        here = Path(value.strip("'\"")).exists() if value else False
+        lost = _FILES.fullmatch(key) is not None and not here and value not in ("null", "")
+        own = key in toy and not (here and not key.startswith("actor_rollout_ref.model."))
+        (replaced if own or lost or _SIZES.fullmatch(key) else kept).append(override)
+    return kept, replaced
+
+
+def _leaves_of_rehearsal() -> Iterator[str]:
+    """Yield the keys that the rehearsal's config group sets, but for what a user rehearses."""
+    from omegaconf import OmegaConf
+
+    def leaves(node: Any, prefix: str) -> Iterator[str]:
+        for key, value in node.items():
+            if isinstance(value, dict):
+                yield from leaves(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}"
+
+    file = importlib.resources.files("verl_profiler.configs") / "rehearsal" / "cpu.yaml"
+    content: Any = OmegaConf.to_container(OmegaConf.create(file.read_text()))
+    yield from (key for key in leaves(content, "") if not key.startswith("algorithm."))
 
 
 def _quoted(path: Path) -> str:

@@ -7,6 +7,11 @@ a configuration before paying for a cluster. Hydra overrides at the end of the
 command are passed to the trainer, for example
 
     verl-profiler rehearse --engine standin data.train_files=my.parquet
+
+or the whole command of a training, whose sizes, model, engine and GPUs are replaced by small ones:
+
+    verl-profiler rehearse --engine standin -- python -m verl.trainer.main_ppo …
+    verl-profiler rehearse --engine standin -- bash train.sh
 """
 
 from __future__ import annotations
@@ -27,10 +32,17 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from verl_profiler.cli.rehearsal_command import ENGINES, TRAINERS, build
+from verl_profiler.cli.rehearsal_command import (
+    ENGINES,
+    TRAINERS,
+    build,
+    trainer_of,
+    without_sizes,
+)
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ConfigError, ReadingError
 from verl_profiler.events.remote import is_url
+from verl_profiler.launch.command_line import is_command, parse
 from verl_profiler.reading.formats.console_log import CONSOLE
 from verl_profiler.rehearsal.process_tree import Children
 from verl_profiler.rehearsal.progress import Progress, relevant_tail
@@ -85,13 +97,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the trainer's command with its environment, without running it",
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="Hydra overrides for the trainer, last"
+        "overrides",
+        nargs="*",
+        metavar="OVERRIDE",
+        help="Hydra overrides for the trainer, last; or `-- COMMAND`, a whole training command",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the rehearsal; return 0 if the trainer exited with 0, else 1."""
     output = _output(args.output)
+    if is_command(args.overrides):
+        _take_over(args)
     command = build(
         engine=args.engine,
         profiler=args.profiler,
@@ -131,6 +148,36 @@ def run(args: argparse.Namespace) -> int:
         _summarize(output, output / "report.html")
     print(f"Results: {_short(output)}", flush=True)
     return 0
+
+
+def _take_over(args: argparse.Namespace) -> None:
+    """Set trainer and overrides from the command of a training, and print what is replaced.
+
+    Raises:
+        ConfigError: It is none, or of a trainer that cannot be rehearsed.
+    """
+    command = parse(args.overrides)
+    trainer = trainer_of(command)
+    if trainer is None:
+        raise ConfigError(
+            f"{command.entry} cannot be rehearsed: its trainer is none of {', '.join(TRAINERS)}.\n"
+            "Rehearse its overrides: verl-profiler rehearse OVERRIDE …",
+            "config-value",
+        )
+    folder = Path(command.config.get("path", ""))
+    config = []
+    if command.config and folder.is_dir() and "path" in command.config:
+        config = [f"--config-path={folder.absolute()}", f"--config-name={command.config['name']}"]
+    elif command.config:
+        print_error(
+            "not rehearsed: the config of --config-name, whose folder is not here; verl's own is used"
+        )
+    if trainer != "sync":
+        args.trainer = trainer
+    kept, replaced = without_sizes(command.overrides)
+    args.overrides = [*config, *kept]
+    if replaced:
+        print(visible(f"replaced by small ones, or absent here: {' '.join(replaced)}"))
 
 
 def _what_failed(console: Path) -> str:
