@@ -16,6 +16,8 @@ from types import SimpleNamespace
 NVML_CLOCK_SM = 1
 NVML_CLOCK_MEM = 2
 NVML_TEMPERATURE_GPU = 0
+nvmlMemory_v2 = 0x02000028
+RESERVED = 480 << 20
 
 
 class NVMLError(Exception):
@@ -107,10 +109,16 @@ def nvmlDeviceGetEnforcedPowerLimit(handle):
     return _loaded.feed["devices"][handle]["powerLimit"]
 
 
-def nvmlDeviceGetMemoryInfo(handle):
-    """In bytes; the total is known also of a device that fails."""
-    total = _loaded.feed["devices"][handle]["memoryTotal"]
-    return SimpleNamespace(total=total, used=_read(handle, "memoryUsed"))
+def nvmlDeviceGetMemoryInfo(handle, version=None):
+    """In bytes; the total is known also of a device that fails.
+
+    Version 2 counts apart what the driver reserves: 480 MiB of an H100.
+    """
+    total, used = _loaded.feed["devices"][handle]["memoryTotal"], _read(handle, "memoryUsed")
+    if version is None:
+        return SimpleNamespace(total=total + RESERVED, used=used + RESERVED)
+    assert version == nvmlMemory_v2
+    return SimpleNamespace(total=total + RESERVED, used=used, reserved=RESERVED)
 
 
 def nvmlDeviceGetUtilizationRates(handle):

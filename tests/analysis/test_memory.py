@@ -158,6 +158,14 @@ def test_a_saver_that_frees_nothing_is_a_fault(step, move, tables):
     assert "Releases free nothing: 2 releases and resumes" in found["message"]
     assert "expandable_segments" in found["advice"]
     assert known["message"].startswith("Releases free nothing, with enable_memory_saver=false:")
+    for engine, said in (
+        ("vllm", "Take enable_sleep_mode=false out of rollout."),
+        ("standin", "The engine standin has no memory saver."),
+    ):
+        asked["r"]["training"]["rollout"] = engine
+        (other,) = memory_findings(tables(events), launches=asked)
+        assert said == other["advice"]
+        assert "enable_memory_saver" not in other["message"]
 
 
 def test_checkpoints_show_it_where_no_call_was_recorded(checkpoint, tables):

@@ -30,6 +30,14 @@ def test_a_process_that_no_tool_watches_has_no_observer(monkeypatch, nvtx):
     assert [] == nvtx.calls
 
 
+def test_a_library_without_a_folder_is_the_loaders(monkeypatch):
+    """ncu's is `libcuda-injection.so`, as seen on an H100: no file of that name is in the working directory."""
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", "libc.so.6")
+    assert nvtx_ranges.tool_attached()
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", "libno-such-injection.so")
+    assert not nvtx_ranges.tool_attached()
+
+
 def test_without_nvtx_one_line_says_so(monkeypatch, capfd):
     """And nothing changes."""
     monkeypatch.setitem(sys.modules, "nvtx", None)

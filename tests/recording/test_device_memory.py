@@ -75,6 +75,24 @@ def test_host_memory_is_that_of_this_process_and_of_its_machine():
     assert {"rss_bytes"} == set(device_memory.host())
 
 
+def test_memory_that_the_driver_reserves_is_not_in_use(nvml, monkeypatch):
+    """An H100 (driver 580) on which torch read 1045233664 of 85017493504 bytes, and nvidia-smi 997 MiB.
+
+    NVML's first structure counted 480 MiB more; older libraries and drivers have no other.
+    """
+    first = SimpleNamespace(used=1548550144, total=85520809984)
+    second = SimpleNamespace(used=1045233664, total=85520809984, reserved=503316480)
+    answers = {None: first, 0x2000028: second}
+    nvml.nvmlDeviceGetMemoryInfo = lambda _handle, version=None: answers[version]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert {"used_bytes": 1548550144, "total_bytes": 85520809984} == device_memory.device()
+
+    nvml.nvmlMemory_v2 = 0x2000028
+    assert {"used_bytes": 1045233664, "total_bytes": 85017493504} == device_memory.device()
+    del answers[0x2000028]
+    assert {"used_bytes": 1548550144, "total_bytes": 85520809984} == device_memory.device()
+
+
 def test_a_device_is_asked_through_torch_if_it_is_in_use(monkeypatch):
     """The current one, or the one named; else a question would make a context of hundreds of megabytes."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=accelerator(initialized=True)))

@@ -117,6 +117,21 @@ def test_what_lies_between_steps_is_named_by_its_timer():
     assert f"step_to_step > {whole_s - 2.5:.4g}s" in rows[0]["proof"]
 
 
+def test_the_end_of_a_capture_is_named_as_such():
+    """On an H100 it took 28 s of a step of 43 s to write the trace of one rank."""
+    step = replace(QUIET, testing_us=5 * SECOND)
+    events, _ = events_of(step, step, step)
+    for event in events:
+        if event["event"] == "testing":
+            event["event"] = "stop_profile"
+    rows = explanations(tables_of(events))["findings"]
+
+    assert "stop_profile" == rows[0]["finding"]
+    assert "capture" in rows[0]["message"]
+    assert "profile_steps" in rows[0]["advice"]
+    assert "span" not in rows[0]["advice"]
+
+
 def test_spans_of_the_user_in_the_trainer_are_named():
     """In a step, instead of what no timer covers, and between steps."""
     step = replace(QUIET, gap_us=SECOND, pause_us=2 * SECOND)

@@ -273,11 +273,22 @@ def memory_findings(
         training = mapping_or_empty((launches or {}).get(run, {}).get("training"))
         requested = mapping_or_empty(training.get("memory"))
         mine = [row for row in effects if row["run"] == run]
-        found += [{"run": run, **finding} for finding in _findings(mine, requested)]
+        found += [
+            {"run": run, **finding}
+            for finding in _findings(mine, requested, training.get("rollout"))
+        ]
     return found
 
 
-def _findings(effects: Rows, requested: Mapping[str, Any]) -> list[dict[str, Any]]:
+# Engine → what switches its saver off.
+_SWITCHED_OFF = {
+    "sglang": "enable_memory_saver=false out of rollout.engine_kwargs.sglang",
+    "vllm": "enable_sleep_mode=false out of rollout",
+    "trtllm": "enable_sleep_mode=false out of rollout",
+}
+
+
+def _findings(effects: Rows, requested: Mapping[str, Any], engine: Any) -> list[dict[str, Any]]:
     releases = [row for row in effects if row["event"] == "memory_release"]
     # Ranks that do not lead a replica return at once; their readings are those of the leader's call.
     known = [row for row in effects if row["effect"] != "unknown"]
@@ -304,13 +315,16 @@ def _findings(effects: Rows, requested: Mapping[str, Any]) -> list[dict[str, Any
     elif all(row["most_bytes"] < _DEFEATED_SHARE * row["total_bytes"] for row in known):
         calls = sum(row["calls"] for row in known)
         off = requested.get("enable_memory_saver") is False
-        state = ", with enable_memory_saver=false" if off else ""
+        switch = _SWITCHED_OFF.get(engine or "sglang")
+        state = f", with {switch.partition(' ')[0]}" if off and switch else ""
         text = (
             f"Releases free nothing{state}: {calls:,} releases and resumes succeeded, and the devices "
             "held as much after them as before."
         )
         advice = (
-            "Take enable_memory_saver=false out of rollout.engine_kwargs.sglang."
+            f"Take {switch}."
+            if off and switch
+            else f"The engine {engine} has no memory saver."
             if off
             else "Look for expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF, and at "
             "rollout.engine_kwargs.sglang.enable_memory_saver; +profiler=memory_saver checks both."

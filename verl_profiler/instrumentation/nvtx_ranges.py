@@ -11,6 +11,7 @@ The choice is made once per process; one that no tool watches pays a comparison 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import weakref
 from typing import Any
@@ -33,8 +34,15 @@ def tool_attached() -> bool:
 
     verl's `tool=torch` names a library that does not exist, to keep tools out.
     """
-    library = os.environ.get(NVTX_LIBRARY)
-    return bool(library) and os.path.exists(library or "")
+    library = os.environ.get(NVTX_LIBRARY, "")
+    if not library or "/" in library:
+        return os.path.exists(library)
+    # As NVTX does; ncu's has no folder.
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def switch_on() -> bool:

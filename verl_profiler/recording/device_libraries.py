@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["LIBRARY", "Device", "is_importable", "open_devices", "visible_words"]
+__all__ = ["LIBRARY", "Device", "is_importable", "open_devices", "read_memory", "visible_words"]
 
 LIBRARY = "pynvml"
 
@@ -94,6 +94,22 @@ def open_devices(visible: Callable[[tuple[str, ...]], str | None]) -> tuple[str,
     except Exception:  # noqa: BLE001  not installed, no driver, no device
         devices = []
     return (LIBRARY, _chosen(devices, visible(_VISIBLE))) if devices else ("", [])
+
+
+def read_memory(nvml: Any, handle: Any) -> tuple[int, int]:
+    """Return the bytes in use and in total, as torch and nvidia-smi count them.
+
+    NVML's first structure counts what the driver reserves as in use: 480 MiB of an H100.
+    """
+    version = getattr(nvml, "nvmlMemory_v2", None)
+    if version is not None:
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version)
+            return int(memory.used), int(memory.total) - int(memory.reserved)
+        except Exception:  # noqa: BLE001  a driver before 510
+            pass
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return int(memory.used), int(memory.total)
 
 
 def visible_words(names: tuple[str, ...]) -> str | None:
@@ -184,13 +200,13 @@ def _nvml_device(nvml: Any, index: int) -> Device:
                 "uuid": lambda: _text(nvml.nvmlDeviceGetUUID(handle)),
                 "bus_id": lambda: _bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId),
                 "model": lambda: _text(nvml.nvmlDeviceGetName(handle)),
-                "total_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+                "total_bytes": lambda: read_memory(nvml, handle)[1],
                 "power_limit_w": lambda: round(nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3),
             }
         ),
         [
             used,
-            lambda: {"used_bytes": int(nvml.nvmlDeviceGetMemoryInfo(handle).used)},
+            lambda: {"used_bytes": read_memory(nvml, handle)[0]},
             # From milliwatts and millijoules.
             lambda: {"power_w": round(nvml.nvmlDeviceGetPowerUsage(handle) / 1e3)},
             lambda: {"energy_j": round(nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, 1)},

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from verl_profiler.recording import device_libraries
+
 __all__ = [
     "current_device",
     "device",
@@ -161,10 +163,10 @@ def _from_driver(chosen: tuple[int, ...] | None) -> dict[str, int]:
     import pynvml  # pyright: ignore[reportMissingImports]
 
     nvml: Any = pynvml
-    readings = [nvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+    readings = [device_libraries.read_memory(nvml, handle) for handle in handles]
     found = {
-        "used_bytes": sum(int(reading.used) for reading in readings),
-        "total_bytes": sum(int(reading.total) for reading in readings),
+        "used_bytes": sum(used for used, _ in readings),
+        "total_bytes": sum(total for _, total in readings),
     }
     return found if len(readings) == 1 else {**found, "devices": len(readings)}
 

@@ -368,9 +368,16 @@ def _of_rule(
 
 
 # By category: what to try.  A rule's own advice comes first.
+_CAPTURED = "Only captured steps take it: capture fewer steps and ranks (trainer.profile_steps, profile_ranks)."
 _TRY = {
+    "start_profile": _CAPTURED,
+    "stop_profile": _CAPTURED,
     "dump_rollout_generations": "verl writes all generations there: a faster disk for trainer.rollout_data_dir, or "
     "unset it.",
+}
+_WHAT = {
+    "start_profile": " to start the captures of a step",
+    "stop_profile": " to end the captures of a step and to write what they recorded",
 }
 _SPLIT = "What happens inside was not recorded: put span(…) around its parts."
 
@@ -386,6 +393,8 @@ def _of_category(account: _Account, category: str) -> Finding:
             name = category
             where = " in the first step, in which workers and agent loops start"
             advice = "Record more steps: of three, the first one is left out."
+        elif category in _WHAT:
+            where = _WHAT[category]
         elif account.between([category]):
             where = " between steps"
         elif category in CATEGORIES:
