@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from no_alarm import assert_no_alarm
+from shipping.conftest import s3, s3_environment, s3_server  # noqa: F401  as fixtures
 
+from verl_profiler.events.remote import connect
 from verl_profiler.rehearsal.environment import environment
 
 
@@ -26,6 +28,8 @@ def _import_path():
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_recipe" / "rehearse.sh"
 STEPS = 2
+# SGLang's run is uploaded, where there is a server.
+URL = "s3://rehearsal/run"
 CAPTURED = [
     f"trainer.profile_steps=[{STEPS}]",
     "actor_rollout_ref.actor.profile_ranks=[0]",
@@ -109,6 +113,11 @@ ENGINES = {
 }
 
 
+def of_engine(engine):
+    """Take the run of one engine."""
+    return pytest.mark.parametrize("rehearsed", [ENGINES[engine]], indirect=True)
+
+
 @pytest.fixture(scope="session", params=ENGINES.values())
 def rehearsed(request, tmp_path_factory, command_environment, nsys_or_reason):
     """A finished run, one per engine and session: engine, run directory, what the command printed."""
@@ -119,6 +128,13 @@ def rehearsed(request, tmp_path_factory, command_environment, nsys_or_reason):
         pytest.skip(f"needs {', '.join(missing)}")
     output = tmp_path_factory.mktemp(engine) / "run"
     command, overrides = COMMANDS[engine]
+    if engine == "sglang" and importlib.util.find_spec("moto") is not None:
+        command_environment = {**command_environment, **request.getfixturevalue("s3_environment")}
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in request.getfixturevalue("s3_environment").items():
+                patch.setenv(name, value)
+            connect("s3://rehearsal")[0].mkdir("rehearsal")
+        overrides = [*overrides, f"profiler.output_dir={URL}"]
     if engine == "sglang" and not isinstance(nsys_or_reason, str):
         overrides = [*overrides, "actor_rollout_ref.actor.profile_discrete=true", *CAPTURED]
         command_environment = {**command_environment, **nsys_or_reason}

@@ -14,18 +14,13 @@ from verl_profiler.analysis.captures import range_times, span_kernels
 from verl_profiler.cli import main
 from verl_profiler.reading.reader import load
 
-from .conftest import ENGINES, STEPS
+from .conftest import STEPS, of_engine
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(900)]
 
 ROLES = {"trainer", "actor", "agent_loop", "engine", "tq_controller", "tq_storage"}
 # verl's tasks of the hybrid worker in one step of this configuration.
 TASKS = 3
-
-
-def of_engine(engine):
-    """Take the run of one engine."""
-    return pytest.mark.parametrize("rehearsed", [ENGINES[engine]], indirect=True)
 
 
 @of_engine("sglang")

@@ -271,8 +271,6 @@ def test_phases_are_verls_own_timings(run):
             for name in ("gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights")
         )
         assert parts <= phases["step"] + 0.001
-        # The last step is captured, and to begin and end captures takes time of its own.
-        assert step == STEPS or 0.8 * phases["step"] < parts
     assert sorted(apart)[-3] < 0.005, apart
     assert max(apart) < 0.2, apart
 

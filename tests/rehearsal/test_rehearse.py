@@ -10,10 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from shipping.copies import contents, local
 
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
+from verl_profiler.cli import main
 from verl_profiler.reading.reader import load
 from verl_profiler.rehearsal.process_tree import _descendants
+
+from .conftest import URL, of_engine
 
 pytestmark = [
     pytest.mark.rehearsal,
@@ -47,6 +51,24 @@ def test_the_command_tells_each_step_and_where_the_results_are(rehearsed):
         )
     assert "validation before training" in printed
     assert f"Results: {output}" == printed.splitlines()[-1]
+
+
+@of_engine("sglang")
+def test_the_run_is_uploaded_to_its_url(rehearsed, s3):
+    """Each file, as far as it was written when the driver ended; `collect` brings the rest."""
+    pytest.importorskip("moto")
+    _, output, printed = rehearsed
+    assert f"the run was uploaded to {URL}" in printed
+    there = contents(URL)
+    assert json.loads(there.pop("upload.json"))["ended"]
+    here = local(output, ".cache", ".disk")
+    assert {name for name in here if name.startswith(("step_", "processes/"))} <= {*there}
+    assert [] == [name for name, content in there.items() if not here[name].startswith(content)]
+
+    assert 0 == main(["collect", str(output), "--to", URL])
+    there = contents(URL)
+    assert json.loads(there.pop("upload.json"))["ended"]
+    assert there == {name: here[name] for name in there}
 
 
 def test_requests_have_several_turns(rehearsed):

@@ -17,18 +17,24 @@ def s3_server():
     started.stop()
 
 
-@pytest.fixture
-def s3(s3_server, monkeypatch, tmp_path):
-    """The URL of a new bucket; clients take everything else from the environment."""
-    for name, value in {
+@pytest.fixture(scope="session")
+def s3_environment(s3_server):
+    """What clients take from the environment."""
+    return {
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing-secret",
         "AWS_ENDPOINT_URL": s3_server,
         "AWS_DEFAULT_REGION": "us-east-1",
-        "VERL_PROFILER_CACHE_HOME": str(tmp_path / "caches"),
         "NO_PROXY": "127.0.0.1",
-    }.items():
+    }
+
+
+@pytest.fixture
+def s3(s3_environment, monkeypatch, tmp_path):
+    """The URL of a new bucket; clients take everything else from the environment."""
+    for name, value in s3_environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("VERL_PROFILER_CACHE_HOME", str(tmp_path / "caches"))
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()
