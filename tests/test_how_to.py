@@ -228,3 +228,22 @@ def test_the_commands_of_the_pages_that_read_a_run_succeed(recorded, monkeypatch
         failed += [(argv, error)] if status > (argv[0] == "diff") else []
 
     assert [] == failed
+
+
+def test_the_jq_and_grep_lines_of_the_pages_find_something(recorded):
+    """In the event files and in a console log; the event of CONTRIBUTING.md is made up."""
+    if shutil.which("jq") is None:
+        pytest.skip("no jq is installed")
+    lines = {
+        re.sub(r"logs/my-run|\bRUN\b", "after", line.split("  #")[0])
+        for page in PAGES
+        for line in shell_lines(page)
+        if re.match("jq -c|grep", line) and page.name != "CONTRIBUTING.md"
+    }
+    found = {
+        line: subprocess.run(["bash", "-c", line], cwd=recorded, capture_output=True, check=False)
+        for line in lines
+    }
+
+    assert len(lines) >= 3
+    assert [] == [line for line, done in found.items() if done.returncode or not done.stdout]
