@@ -152,7 +152,9 @@ def _json() -> str:
             for name, (kind, text) in keys.items()
         ]
         blocks.append("\n".join(lines))
-    blocks.append("## Tables\n\nThe same rows as `verl_profiler.analysis` returns in Python.")
+    blocks.append(
+        "## Tables\n\nThe same rows as the functions in `verl_profiler.analysis.registry` return in Python."
+    )
     for name, (about, columns) in sorted(table_docs().items()):
         blocks.append(f"### {name}\n\n{about}\n\n{listed(columns, _COMMON)}")
     return "\n\n".join(block.strip() for block in blocks) + "\n"

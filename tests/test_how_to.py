@@ -1,6 +1,8 @@
 """Blocks of code in the pages can be pasted: shell, YAML, Python, Hydra overrides, commands."""
 
+import ast
 import gzip
+import importlib
 import json
 import os
 import re
@@ -88,17 +90,18 @@ def test_the_command_line_accepts_every_command_of_the_pages():
 
 
 def test_yaml_and_python_blocks_can_be_read():
-    """As every parser reads them."""
+    """As every parser reads them; and what they import of this package is there."""
     yaml = pytest.importorskip("yaml")
     wrong = []
-    readers = {"yaml": yaml.safe_load, "python": lambda text: compile(text, "block", "exec")}
     for page in PAGES:
-        for language, read in readers.items():
-            for text in blocks(page, language):
-                try:
-                    wrong += [] if read(text) else [(page.stem, "empty")]
-                except Exception as error:
-                    wrong.append((page.stem, str(error)))
+        for text in blocks(page, "yaml"):
+            assert yaml.safe_load(text), page
+        for text in blocks(page, "python"):
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ImportFrom) and node.module.startswith("verl_profiler"):
+                    module = importlib.import_module(node.module)
+                    names = [name.name for name in node.names]
+                    wrong += [(page.stem, name) for name in names if not hasattr(module, name)]
 
     assert [] == wrong
 
