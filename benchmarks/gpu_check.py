@@ -31,9 +31,9 @@ GIB = 1 << 30
 READING = "energy_j memory_mhz memory_utilization power_w slowed_by sm_mhz temperature_c used_bytes utilization"
 FACTS = "bus_id device model power_limit_w total_bytes uuid"
 NEEDED = ("msgspec", "wrapt", "nvidia-ml-py", "nvtx")
-OVERRIDES = """trainer.profile_steps=[3] profiler.nsight.tool=torch actor_rollout_ref.actor.profile_ranks=[0]
+OVERRIDES = """trainer.profile_steps=[2] profiler.nsight.tool=torch actor_rollout_ref.actor.profile_ranks=[0]
 trainer.val_before_train=false trainer.test_freq=-1 rehearsal.poll_interval_s=0.1
-data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=16
+data.train_batch_size=8
 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32 profiler.memory_saver.sample_interval_s=0.5
 actor_rollout_ref.actor.fsdp_config.param_offload=true
 actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"""
@@ -462,7 +462,7 @@ def train(overrides: list[str]) -> int:
 
     tools = str(assets.FUNCTION_TOOLS), str(assets.TOOL_CONFIG)
     widened(assets.trained_model(assets.default_cache(), *tools, 0), OUT / "model")
-    words = ["verl_profiler", "rehearse", "--engine", "standin", "--ranks", "1", "--steps", "4"]
+    words = ["verl_profiler", "rehearse", "--engine", "standin", "--ranks", "1", "--steps", "3"]
     words += ["--output", str(OUT / "run"), f"actor_rollout_ref.model.path={OUT / 'model'}"]
     path = os.pathsep.join(filter(None, sys.path))
     environment = {"VERL_PLATFORM": "nvidia", **os.environ, "PYTHONPATH": path}

@@ -76,6 +76,17 @@ def test_a_gap_is_not_filled():
     assert [(100, 9, 10), (50, 39, 40)] == spans(events)
 
 
+def test_a_reading_does_not_stand_for_time_in_which_none_could_be_taken():
+    """On an H100, 13 % of `update_actor` stood for 8 s of writing a trace, in which nvidia-smi read 0."""
+    events = [
+        reading(10 * SECOND, 13),
+        reading(19 * SECOND, 0, gap_s=9.0),
+        reading(28 * SECOND, 5, gap_s=4.0),
+    ]
+
+    assert [(13, 9, 10), (0, 18, 24), (5, 27, 28)] == spans(events)
+
+
 def test_readings_go_on_when_another_process_takes_over():
     """Two seconds later."""
     events = [reading(10 * SECOND, 100), reading(13 * SECOND, 50, name="actor_1")]

@@ -167,6 +167,22 @@ def test_a_device_that_does_not_change_has_one_line(nvml, tmp_path, monkeypatch)
     assert 2 <= len(sampled(tmp_path / "b", least=2))
 
 
+def test_a_reading_after_a_time_without_any_has_its_length(nvml, tmp_path, monkeypatch):
+    """Another thread held the interpreter; also where nothing has changed."""
+    nvml.load(fake_feed(fake_reading(0)))
+    read, lengths = device_libraries.Device.read, iter([0, 0, 1.0])
+
+    def slow(device):
+        time.sleep(next(lengths, 0))
+        return read(device)
+
+    monkeypatch.setattr(device_libraries.Device, "read", slow)
+    first, second = sampled(tmp_path, least=2)[:2]
+
+    assert "gap_s" not in first
+    assert second["gap_s"] >= 1.0
+
+
 def test_each_device_has_lines_of_its_own_when_it_changes(nvml, tmp_path):
     """Two devices, of which one changes."""
     feed = fake_feed(fake_reading(0), devices=2, period_s=0.25)

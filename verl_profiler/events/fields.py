@@ -521,6 +521,10 @@ FIELDS = {
         "`power_brake`, `sync_boost`; empty if they are not, absent if the driver does not report it.",
         "device",
     ),
+    "gap_s": _seconds(
+        "Time since the reading before, where the process could not read for more than two periods.",
+        "device",
+    ),
     "sm_mhz": Field("integer", "MHz", "Clock of the device's multiprocessors.", ("device",)),
     "staleness_samples": _count(
         "Samples finished or started since the last sync, plus those left from before it.",

@@ -56,6 +56,9 @@ class _Sampler(threading.Thread):
         self.devices: list[Device] = []
         # By device: the fields last recorded, and when.
         self.recorded: dict[int, tuple[dict[str, Any], int]] = {}
+        # By device: when it was read last, recorded or not.
+        self.read_ns: dict[int, int] = {}
+        self.period_ns = round(self.interval_s * 1e9)
 
     def run(self) -> None:
         try:
@@ -127,8 +130,8 @@ class _Sampler(threading.Thread):
             if not self.devices:
                 return
             # Samples that were missed are not made up for.
-            period_ns = round(max(self.interval_s, spent_ns / 1e9 / _SHARE) * 1e9)
-            due_ns = max(due_ns, now() - period_ns) + period_ns
+            self.period_ns = round(max(self.interval_s, spent_ns / 1e9 / _SHARE) * 1e9)
+            due_ns = max(due_ns, now() - self.period_ns) + self.period_ns
 
     def read(self, device: Device) -> None:
         """Record a device's reading, unless nothing changed."""
@@ -142,10 +145,16 @@ class _Sampler(threading.Thread):
             return
         at_ns = now()
         last, last_ns = self.recorded.get(device.index, ({}, 0))
-        if at_ns - last_ns < LONGEST_S * 1e9 and not _differs(fields, last):
+        gap_ns = at_ns - self.read_ns.get(device.index, at_ns)
+        self.read_ns[device.index] = at_ns
+        late = gap_ns > 2 * self.period_ns
+        if not late and at_ns - last_ns < LONGEST_S * 1e9 and not _differs(fields, last):
             return
         self.recorded[device.index] = fields, at_ns
         extra = {"device": device.index, **fields}
+        if late:
+            # Another thread held the interpreter: what was read before holds for no time of this.
+            extra["gap_s"] = round(gap_ns / 1e9, 3)
         recorder.record("device", None, at_ns, extra, context.process.step)
 
 

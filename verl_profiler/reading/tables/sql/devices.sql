@@ -38,7 +38,8 @@ WITH readings AS (
         number_of(rest, 'energy_j') AS energy_j, integer_of(rest, 'sm_mhz') AS sm_mhz,
         integer_of(rest, 'memory_mhz') AS memory_mhz,
         integer_of(rest, 'temperature_c') AS temperature_c,
-        array_to_string(try_cast(rest->'slowed_by' AS VARCHAR[]), ', ') AS slowed_by
+        array_to_string(try_cast(rest->'slowed_by' AS VARCHAR[]), ', ') AS slowed_by,
+        micros(number_of(rest, 'gap_s')) AS gap_us
     FROM event_fields AS e JOIN processes AS p USING (run, name)
     WHERE e.event = 'device' AND e.family = 'devices'
 ), begun AS (
@@ -48,7 +49,8 @@ WITH readings AS (
     WHERE r.device IS NOT NULL AND coalesce(d.of_run, true)
     WINDOW ordered AS (PARTITION BY r.run, r.host, r.device ORDER BY r.at_us)
 )
-SELECT *, CASE WHEN lead(at_us) OVER ordered - at_us <= 15_000_000
-    THEN lead(begin_us) OVER ordered ELSE at_us END AS end_us
+SELECT * EXCLUDE (gap_us), CASE WHEN lead(at_us) OVER ordered - at_us <= 15_000_000
+    THEN greatest(at_us, coalesce(lead(at_us - gap_us) OVER ordered, lead(begin_us) OVER ordered))
+    ELSE at_us END AS end_us
 FROM begun
 WINDOW ordered AS (PARTITION BY run, host, device ORDER BY at_us);
