@@ -49,7 +49,7 @@ _PATIENCE_S = 60
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give all files that start Ray to one worker, since clusters are found and joined."""
+    """Give all files that start Ray to one worker, and to one all that share a process with verl in it."""
     from xdist.scheduler import LoadFileScheduling
 
     starts_ray = re.compile(r"\bmark\.(ray|rehearsal)\b")
@@ -57,7 +57,9 @@ def pytest_xdist_make_scheduler(config, log):
     class OneWorkerForRay(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            return "ray" if starts_ray.search((config.rootpath / file).read_text()) else file
+            if starts_ray.search((config.rootpath / file).read_text()):
+                return "ray"
+            return "verl" if file.startswith("tests/verl/") else file
 
     return OneWorkerForRay(config, log)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import ray
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from verl_profiler.cli import main as command
 from verl_profiler.reading.distribute import distribute
@@ -86,14 +87,6 @@ class Counting(OnRay):
             yield result
 
 
-@ray.remote(num_cpus=1)
-class Holder:
-    """Holds a CPU, as training does."""
-
-    def ready(self):
-        return True
-
-
 def read_alone(run, commands):
     """Return the answers of a run that is read in this process, and the seconds of its conversion."""
     shutil.rmtree(run / ".cache", ignore_errors=True)
@@ -108,15 +101,18 @@ def read(run, raylets, *, busy=True, few=False):
     commands = [("summary",), ("requests", "--json")] if few else COMMANDS
     expected, alone_s = read_alone(run, commands)
     shutil.rmtree(run / ".cache")
-    cpus = int(ray.cluster_resources()["CPU"]) if busy else 0
-    held = [Holder.remote() for _ in range(cpus)]
-    ray.get([each.ready.remote() for each in held])
+    # Held as by a training.
+    cpus = int(ray.cluster_resources()["CPU"])
+    held = placement_group([{"CPU": 1}] * cpus) if busy else None
+    assert held is None or held.wait(60)
     tasks = Counting(raylets)
     begin = time.perf_counter()
     done = distribute([run], tasks)
     tasks_s = time.perf_counter() - begin
     before = cached(run)
     found = answers_of(run, commands)
+    if held is not None:
+        remove_placement_group(held)
     return {
         "raylets": raylets,
         "tasks_s": round(tasks_s, 2),

@@ -260,21 +260,6 @@ def test_a_node_that_hangs_does_not_hold_up_the_end(cluster, monkeypatch):
     assert ["host-a did not send all of its event files: no answer for 1 s"] == found
 
 
-def test_a_node_that_left_is_named_with_its_last_shipment(cluster):
-    """In shipping.json and in the problems."""
-    run, ray = cluster
-    shipments = Nodes(ray, run)
-    shipments.round()
-    ray.alive["a"] = False
-    shipments.round()
-
-    assert "left" == rows(run)["host-a"]["state"]
-    assert rows(run)["host-a"]["left"] >= rows(run)["host-a"]["seen"]
-    (problem,) = shipments.finish()
-    assert problem.startswith("host-a has left the cluster")
-    assert rows(run)["host-a"]["shipped"] in problem
-
-
 def test_a_second_driver_process_continues(cluster, tmp_path):
     """As `collect --ray` does after a kill; names stay those of the first."""
     run, ray = cluster
@@ -319,27 +304,6 @@ def test_a_node_without_the_package_is_left_alone(cluster, monkeypatch):
     assert ["b"] == ray.running()
     assert 3 == len(ray.actors)
     assert [] == shipments.finish()
-
-
-def test_the_driver_ships_at_intervals_and_at_its_end(cluster, monkeypatch, capsys):
-    """From a thread; the second end does nothing."""
-    run, ray = cluster
-    monkeypatch.setattr(ship, "LIGHT_S", 0.05)
-    ship.start(ray, run, 0.1)
-    end = time.monotonic() + 60
-    while content(run) != EVERYTHING:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    write(ray.directories["a"], "step_2/worker_a.jsonl", "last\n")
-    ship.finish()
-
-    assert "last\n" == content(run)["step_2/worker_a.jsonl"]
-    err = capsys.readouterr().err
-    assert "bytes of events came from host-a" in err
-    assert "WARNING" not in err
-    assert [] == ray.running()
-    ship.finish()
-    assert "" == capsys.readouterr().err
 
 
 def test_after_ray_was_shut_down_the_end_is_a_line(cluster, monkeypatch, capsys):

@@ -7,6 +7,7 @@ Hydra, real callbacks, real validation; only `run_ppo`, which would start Ray, i
 function that writes down the config that it was given.
 """
 
+import gc
 import json
 import os
 import sys
@@ -59,6 +60,8 @@ def run(words, folder):
 def main():
     """Run all cases; write what became of each."""
     results = []
+    # As in forked.py.
+    gc.freeze()
     for words in json.loads(Path(sys.argv[1]).read_text()):
         folder = Path(tempfile.mkdtemp(prefix="compose_"))
         pid = os.fork()

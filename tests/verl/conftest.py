@@ -51,7 +51,7 @@ def forked(verl_environment, tmp_path_factory):
         text=True,
     ) as server:
 
-        def run(script, *arguments, path=(), **environment):
+        def run(script, *arguments, path=(), probed=False, **environment):
             out, err = folder / "out", folder / "err"
             for file in (out, err):
                 file.unlink(missing_ok=True)
@@ -59,6 +59,7 @@ def forked(verl_environment, tmp_path_factory):
                 "words": [str(HERE / script), *map(str, arguments)],
                 "path": list(map(str, path)),
                 "environment": environment,
+                "probed": probed,
                 "out": str(out),
                 "err": str(err),
             }
@@ -79,8 +80,8 @@ def forked(verl_environment, tmp_path_factory):
 def reported(forked):
     """Return a function that runs a script of this folder and returns what it reports as JSON."""
 
-    def run(script, *arguments):
-        _, out, err = forked(script, *arguments)
+    def run(script, *arguments, **options):
+        _, out, err = forked(script, *arguments, **options)
         lines = [line for line in out.splitlines() if line.startswith("REPORT ")]
         assert lines, out[-3000:] + err[-3000:]
         return json.loads(lines[0].removeprefix("REPORT "))

@@ -2,10 +2,12 @@
 
     python forked.py
 
-Takes a line of JSON per script: its words, the folders to put before its imports, its environment, and the
-files for its output.  Answers each with the script's exit status.
+Takes a line of JSON per script: its words, the folders to put before its imports, its environment, the
+files for its output, and whether it is a fork of a fork that has placed all probes and then imported verl.
+Answers each with the script's exit status.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -15,6 +17,14 @@ import traceback
 
 # Neither verl nor anything that is probed: scripts place probes before they import it.
 OTHERS = ("torch", "tensordict", "ray", "transformers", "hydra", "datasets", "peft")
+# What scripts import after the probes are placed.
+PROBED = (
+    "verl.checkpoint_engine.base",
+    "verl.experimental.agent_loop.agent_loop",
+    "verl.trainer.ppo.v1.trainer_separate_async",
+    "verl.workers.engine_workers",
+    "verl.workers.rollout.llm_server",
+)
 
 
 def run(words, path, environment, out, err):
@@ -34,17 +44,44 @@ def run(words, path, environment, out, err):
     return 0
 
 
-def main():
-    """Serve scripts until there are no more."""
-    for name in OTHERS:
+def probed():
+    """Return the ends of the pipes to a fork that serves scripts with all probes and verl in it."""
+    (orders, to_fork), (from_fork, answers) = os.pipe(), os.pipe()
+    if os.fork():
+        return os.fdopen(to_fork, "w"), os.fdopen(from_fork)
+    os.close(to_fork)
+    os.dup2(orders, 0)
+    os.dup2(answers, 1)
+    from verl_profiler.instrumentation import placing
+    from verl_profiler.probes import all_probes
+
+    placing.install(all_probes())
+    for name in PROBED:
         importlib.import_module(name)
-    for line in sys.stdin:
+    with open(0, closefd=False) as orders_of_fork:
+        serve(orders_of_fork)
+    os._exit(0)
+
+
+def serve(orders):
+    """Run scripts until there are no more."""
+    # What is imported is not collected: forks would look through it, and copy it.
+    gc.freeze()
+    fork = None
+    for line in orders:
+        order = json.loads(line)
+        if order.pop("probed"):
+            fork = fork or probed()
+            print(json.dumps({**order, "probed": False}), file=fork[0], flush=True)
+            print(int(fork[1].readline() or 1), flush=True)
+            continue
         pid = os.fork()
         if pid == 0:
-            return run(**json.loads(line))
+            sys.exit(run(**order))
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    for name in OTHERS:
+        importlib.import_module(name)
+    serve(sys.stdin)

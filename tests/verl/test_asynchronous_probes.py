@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def report(reported):
-    return reported("asynchronous_probes.py")
+    return reported("asynchronous_probes.py", probed=True)
 
 
 # The steps of the script's frameworks; the other parts have lower ones.

@@ -13,7 +13,7 @@ def buckets(report):
 
 def test_each_bucket_of_mooncake_has_a_line_in_each_rank(reported):
     """Of a sender its wait until the bucket was read; a rank that relays counts each once."""
-    sender, *receivers = reported("mooncake_probes.py")
+    sender, *receivers = reported("mooncake_probes.py", probed=True)
     wanted = [[str(at), [at] * size] for at, size in enumerate((40, 24, 60, 8))]
 
     assert [{}] * 3 == [each["errors"] for each in (sender, *receivers)]
@@ -26,7 +26,7 @@ def test_each_bucket_of_mooncake_has_a_line_in_each_rank(reported):
 
 
 def test_each_bucket_of_kimi_is_broadcast_by_the_rank_that_read_it(reported):
-    report = reported("kimi_probes.py")
+    report = reported("kimi_probes.py", probed=True)
     (sync,) = (each for each in report["events"] if each["event"] == "weight_receive")
 
     assert {} == report["errors"]

@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def report(reported):
-    return reported("experimental_probes.py")
+    return reported("experimental_probes.py", probed=True)
 
 
 def named(report, event):
@@ -30,7 +30,8 @@ def test_steps_are_those_of_the_weights(report):
     steps, keys = report["loops"]
 
     assert {} == report["errors"]
-    assert {"FullyAsyncTrainer", "FullyAsyncRollouter", "MessageQueue"} == owners
+    of_v1 = {"AgentLoopWorkerTQ"}
+    assert {"FullyAsyncTrainer", "FullyAsyncRollouter", "MessageQueue"} == owners - of_v1
     assert [True, 3] == report["trainer"]
     assert ([0, 0], 2) == (report["before"], report["rollouter_step"])
     assert [[1, -1]] * 4 + [[2, -1]] * 2 == steps

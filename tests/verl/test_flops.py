@@ -8,11 +8,6 @@ from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes.flops import PROBES, batch_size
 from verl_profiler.recording.call import Call
 
-torch = pytest.importorskip("torch")
-tensordict = pytest.importorskip("tensordict")
-flops_counter = pytest.importorskip("verl.utils.flops_counter")
-transformers = pytest.importorskip("transformers")
-
 LENGTHS = [100, 28, 72]
 (OUTPUT, ESTIMATE) = PROBES
 
@@ -20,6 +15,9 @@ LENGTHS = [100, 28, 72]
 @pytest.fixture
 def estimate(recording, monkeypatch):
     """Return a function that calls verl's counter through the probe, and gives result and event."""
+
+    flops_counter = pytest.importorskip("verl.utils.flops_counter")
+    transformers = pytest.importorskip("transformers")
 
     def call(device, **config):
         model = transformers.Qwen2Config(
@@ -75,6 +73,8 @@ def test_what_verl_does_not_know_is_left_out(estimate):
 
 def batch(lengths, *, nested=True, counts=True):
     """Return the fields of a worker's call with a batch of these sequences."""
+    torch = pytest.importorskip("torch")
+    tensordict = pytest.importorskip("tensordict")
     rows = [torch.zeros(length, dtype=torch.long) for length in lengths]
     if nested:
         ids = torch.nested.as_nested_tensor(rows, layout=torch.jagged)

@@ -3,7 +3,7 @@
 
 def test_each_choice_has_its_reason_and_the_load_of_every_replica(reported):
     """Loads are those before the call, counted by hand; a choice that fails leaves no event."""
-    report = reported("routing_probes.py")
+    report = reported("routing_probes.py", probed=True)
     routes = [x for x in report["events"] if x["event"] == "server_route"]
     first, second, again, third, fourth, none, hashed, same, *others = report["chosen"]
     alone, still, sixth, seventh, last = others
@@ -52,7 +52,7 @@ def test_each_choice_has_its_reason_and_the_load_of_every_replica(reported):
 
 def test_with_sampled_details_only_calls_that_another_replica_was_freer_for_are_recorded(reported):
     """The others follow from the client's own line, of which most are left out then."""
-    report = reported("routing_probes.py", "0.5")
+    report = reported("routing_probes.py", "0.5", probed=True)
     first, _, _, _, _, _, hashed, *_ = report["chosen"]
     routes = [x["extra"] for x in report["events"] if x["event"] == "server_route"]
 

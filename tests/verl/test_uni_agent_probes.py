@@ -13,7 +13,7 @@ API = Path(__file__).parents[2] / "docs" / "api.md"
 
 @pytest.fixture(scope="module")
 def report(reported):
-    return reported("uni_agent_probes.py")
+    return reported("uni_agent_probes.py", probed=True)
 
 
 def named(report, event):

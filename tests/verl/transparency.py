@@ -14,10 +14,8 @@ import inspect
 import json
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import cloudpickle
 
@@ -166,37 +164,42 @@ def check_behavior(probe, function):
     return problems
 
 
-def check_pickles(wrappers):
-    """Unpickle every wrapper in a process that records nothing; return the ones that fail there."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "wrappers.pickle"
-        by_value = {}
-        for target, function in wrappers.items():
-            # A class of `__main__` travels by value, as `@ray.remote` classes do.
-            carrier = type("Carrier", (), {"probed": function})
-            carrier.__module__ = "__main__"
-            by_value[target] = (cloudpickle.dumps(carrier), cloudpickle.dumps(function))
-        file.write_bytes(pickle.dumps(by_value))
-        code = (
-            "import pickle, sys, json\n"
-            "bad = {}\n"
-            "for target, parts in pickle.load(open(sys.argv[1], 'rb')).items():\n"
-            "    try:\n"
-            "        carrier, function = map(pickle.loads, parts)\n"
-            "        assert callable(carrier.probed) and callable(function)\n"
-            "    except Exception as error:\n"
-            "        bad[target] = repr(error)\n"
-            "print(json.dumps(bad))\n"
-        )
-        environment = {k: v for k, v in os.environ.items() if k != "VERL_PROFILER_SETTINGS"}
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(file)],
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=True,
-        )
-        return json.loads(done.stdout.splitlines()[-1])
+def unpickling():
+    """Return a function that gets pickles by target, and returns which fail where no probe ever was.
+
+    Called before the probes are placed: a fork of this process reads the pickles.
+    """
+    (orders, to_fork), (from_fork, answers) = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        os.close(to_fork)
+        bad = {}
+        with open(orders, "rb") as file:
+            for target, parts in pickle.load(file).items():
+                try:
+                    carrier, function = map(pickle.loads, parts)
+                    assert callable(carrier.probed)
+                    assert callable(function)
+                except Exception as error:
+                    bad[target] = repr(error)
+        with open(answers, "w") as file:
+            json.dump(bad, file)
+        os._exit(0)
+    os.close(answers)
+
+    def unpickled(parts):
+        with open(to_fork, "wb") as file:
+            pickle.dump(parts, file)
+        with open(from_fork) as file:
+            return json.load(file)
+
+    return unpickled
+
+
+def pickled(function):
+    """Return a wrapper as pickles: in a class that travels by value, as `@ray.remote` classes do, and alone."""
+    carrier = type("Carrier", (), {"probed": function})
+    carrier.__module__ = "__main__"
+    return cloudpickle.dumps(carrier), cloudpickle.dumps(function)
 
 
 def main():
@@ -205,13 +208,14 @@ def main():
     untouched = not any(
         wrappers_of_ours(static) for *_, static in places([*all_probes(), *TRACING])
     )
+    unpickled = unpickling()
     folder = tempfile.mkdtemp()
     config = WorkerConfig(folder, folder, EventSettings(), take_anchor(), flush_interval_s=60)
     recorder.start(config, lambda: Identity("agent_loop", 0))
     report = {"measuring": check(all_probes())}
     calls.start(Switches(trace=True), "run", records=True)
-    # These are the others too; to unpickle them imports all of their modules again.
-    report["tracing"] = check(with_tracing(all_probes()), pickles=True)
+    # These are the others too.
+    report["tracing"] = check(with_tracing(all_probes()), unpickled)
     calls.stop()
     recorder.stop()
     for part in report.values():
@@ -219,7 +223,7 @@ def main():
     print("\nREPORT " + json.dumps(report))
 
 
-def check(probes, *, pickles=False):
+def check(probes, unpickled=None):
     """Return what is wrong with these probes."""
     before = places(probes)
     placing.install(probes)
@@ -255,9 +259,12 @@ def check(probes, *, pickles=False):
     report["registered"] = [
         target for target, *_, static in before if hasattr(function_of(static), MAGIC_ATTR)
     ]
-    if pickles:
-        report["unpicklable"] = check_pickles(
-            {target: function_of(vars(owner)[name]) for target, _, owner, name, _ in before}
+    if unpickled is not None:
+        report["unpicklable"] = unpickled(
+            {
+                target: pickled(function_of(vars(owner)[name]))
+                for target, _, owner, name, _ in before
+            }
         )
     placing.uninstall()
     report["not_restored"] = [
