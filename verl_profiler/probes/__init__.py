@@ -19,7 +19,6 @@ _MODULES = (
     "replicas",
     "experimental",
     "rollout",
-    "uni_agent",
     "engine_calls",
     "routing",
     "engine",
