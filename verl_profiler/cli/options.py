@@ -91,8 +91,8 @@ def add_on(parser: argparse.ArgumentParser) -> None:
         "--on",
         metavar="ray|ray://HOST:PORT",
         type=_cluster,
-        help="first convert the runs and make their tables as tasks on a Ray cluster; the runs must be "
-        "on a disk that its nodes share",
+        help="first convert the runs as tasks on a Ray cluster; the runs must be on a disk that its "
+        "nodes share",
     )
 
 
@@ -127,8 +127,7 @@ def distribute(args: argparse.Namespace) -> None:
         done = fill(args.runs, tasks, args.steps)
     print_error(
         *(f"Node not used: {node} {reason}." for node, reason in done.left_out.items()),
-        f"{done.shards} shards converted and {done.chunks} groups of steps read on {done.nodes} "
-        f"node{'s' * (done.nodes != 1)}.",
+        f"{done.shards} shards converted on {done.nodes} node{'s' * (done.nodes != 1)}.",
     )
 
 

@@ -1,7 +1,6 @@
-"""Where the shards of a run are made: in this process, or by tasks on a Ray cluster.
+"""Tasks on a Ray cluster: a function is called with each of some arguments, on any of its nodes.
 
-An executor calls a function with each of some arguments, and gives back what it returned.  Functions and
-arguments are pickled; the files that they name must be on a disk that the nodes share.
+Functions and arguments are pickled; the files that they name must be on a disk that the nodes share.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import os
 import re
 import socket
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from verl_profiler.errors import ReadingError, extra_of
 
-__all__ = ["Executor", "Inline", "OnRay", "executor"]
+__all__ = ["OnRay", "executor"]
 
 T = TypeVar("T")
 # Training may hold all CPUs: a task reserves none, and few run at once.
@@ -29,52 +28,6 @@ _AUTHENTICATION = "If it requires a token, set RAY_AUTH_MODE=token.  "
 _JOIN_ATTEMPTS = 4
 _LOST_SERVER = "Starting Ray client server failed"
 _HOST_AND_PORT = re.compile(r"(?:ray://)?\[?([^\]/]+?)\]?:(\d{1,5})(?:/.*)?")
-
-
-class Executor(Protocol):
-    """Runs a function many times."""
-
-    def leave_out(self, check: Callable[[Any], str | None], argument: Any) -> dict[str, str]:
-        """Use only nodes on which `check` returns None.
-
-        Args:
-            check: Returns why its node cannot be used.
-            argument: Of `check`.
-
-        Returns:
-            The reasons, by node.  If no node is left, `run` does nothing.
-        """
-        ...
-
-    @property
-    def nodes(self) -> int:
-        """How many nodes are used."""
-        ...
-
-    def run(
-        self, function: Callable[[Any, Any], T], shared: Any, arguments: Sequence[Any]
-    ) -> Iterator[T]:
-        """Call the function with `shared` and each argument; yield results as they come."""
-        ...
-
-
-class Inline:
-    """Runs everything in this process, one after the other."""
-
-    nodes = 1
-
-    def leave_out(self, check: Callable[[Any], str | None], argument: Any) -> dict[str, str]:
-        """Check this process."""
-        reason = check(argument)
-        self.nodes = int(reason is None)
-        return {} if reason is None else {socket.gethostname(): reason}
-
-    def run(
-        self, function: Callable[[Any, Any], T], shared: Any, arguments: Sequence[Any]
-    ) -> Iterator[T]:
-        """Call the function with `shared` and each argument."""
-        for argument in arguments:
-            yield function(shared, argument)
 
 
 class OnRay:
@@ -104,7 +57,15 @@ class OnRay:
         return len(self._nodes)
 
     def leave_out(self, check: Callable[[Any], str | None], argument: Any) -> dict[str, str]:
-        """Check each node at once; one that does not answer within five minutes is not used."""
+        """Use only nodes on which `check` returns None within five minutes; all are checked at once.
+
+        Args:
+            check: Returns why its node cannot be used.
+            argument: Of `check`.
+
+        Returns:
+            The reasons, by node.  If no node is left, `run` raises.
+        """
         tasks = {node: self._start(_checked, node, check, argument) for node in self._nodes}
         done, _ = self._ray.wait(
             list(tasks.values()), num_returns=len(tasks), timeout=_CHECK_S, fetch_local=False
@@ -212,7 +173,7 @@ def _reason_of(error: Any) -> str:
 
 
 @contextlib.contextmanager
-def executor(where: str) -> Generator[Executor, None, None]:
+def executor(where: str) -> Generator[OnRay, None, None]:
     """Join a Ray cluster; leave it again.
 
     Args:

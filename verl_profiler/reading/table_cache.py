@@ -49,8 +49,6 @@ class TableCache:
         self.parts = parts
         self._steps = steps
         self._folders = list(dict.fromkeys((cache, scratch)))
-        # Where other processes find the tables, by their names.
-        self.shared: dict[str, Path] = {}
 
     @property
     def folder(self) -> CacheFolder:
@@ -94,7 +92,6 @@ class TableCache:
         key = f"{name}-{digest}"
         kept = self._folders[0].find(key)
         if kept is not None and kept.path is not None and _holds(connection, kept.path, name):
-            self.shared[key] = self._folders[0].path / kept.identity
             return key, kept.path
         while True:
             folder = self._folders[0]
@@ -107,7 +104,6 @@ class TableCache:
                     raise unwritable(f"the table {name}", folder, error) from error
                 del self._folders[0]
             else:
-                self.shared[key] = folder.path / made.identity
                 return key, made.path or folder.path
 
     def document(self, name: str, made_from: Iterable[str], make: Callable[[], Any]) -> Any:

@@ -21,7 +21,7 @@ from verl_profiler.reading.table_cache import TableCache
 from verl_profiler.reading.tables.derivations import Derivation, derivations, macros
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS, SCHEMAS
 
-__all__ = ["BY_STEPS", "REQUEST_PARTS", "SCHEMAS", "Chunk", "Tables", "waves"]
+__all__ = ["BY_STEPS", "REQUEST_PARTS", "SCHEMAS", "Chunk", "Tables"]
 
 # `get_table_names` of duckdb 2.0 binds the query, which fails before its tables are made.
 _TABLE_NAME = re.compile(r"\b(?:FROM|JOIN)\s+([a-z_]+)", re.IGNORECASE)
@@ -88,8 +88,7 @@ class Tables:
         self.table_cache = table_cache
         self.launches: Mapping[str, Mapping[str, Any]] = {}
         self._made: set[str] = set()
-        self._chunk_files: dict[str, dict[int, tuple[str, Path]]] = {}
-        self._keys: dict[str, list[str]] = {}
+        self._chunk_files: dict[str, list[tuple[str, Path]]] = {}
         self._making = threading.RLock()
 
     @classmethod
@@ -188,46 +187,13 @@ class Tables:
                 )
                 for number, chunk in enumerate(self.chunks())
             }
-            files = self._cache_table(self.table_cache, name, queries)
-            self._chunk_files[name] = dict(enumerate(files))
+            self._chunk_files[name] = self._cache_table(self.table_cache, name, queries)
             return
         beginning = f"CREATE TABLE {name} AS"
         for number, chunk in enumerate(self.chunks()):
             sources = self._sources(query, number, chunk)
             self.connection.execute(f"{beginning} WITH {sources} {query}")
             beginning = f"INSERT INTO {name}"
-
-    def make_chunk(self, names: Iterable[str], number: int, chunk: Chunk) -> None:
-        """Make the cached files of one of `chunks`, which are then found where all are needed.
-
-        Args:
-            names: Some of `BY_STEPS`, after those that they are made from.
-            number: The chunk's place.
-            chunk: The chunk.
-        """
-        if self.table_cache is None:
-            raise ValueError("there is no cache")
-        for name in names:
-            query = _typed(name).query
-            self.make(*(each for each in _named(query) if each not in BY_STEPS))
-            made = self.table_cache.table(
-                self.connection,
-                name,
-                f"WITH {self._sources(query, number, chunk)} {query}",
-                self._made_from(self.table_cache, query, number, chunk),
-            )
-            self._chunk_files.setdefault(name, {})[number] = made
-
-    def cached(self, names: Iterable[str]) -> dict[str, list[Path]]:
-        """Make these tables; return where other processes find those that are kept in files."""
-        names = sorted(names)
-        self.make(*names)
-        if self.table_cache is None:
-            return {}
-        shared = self.table_cache.shared
-        return {
-            name: [shared[key] for key in self._keys[name]] for name in names if name in self._keys
-        }
 
     def _cache_table(
         self, table_cache: TableCache, name: str, queries: Mapping[str, Iterable[str]]
@@ -237,7 +203,6 @@ class Tables:
         for number, (query, made_from) in enumerate(queries.items(), 1):
             with doing(f"table {name}", number, len(queries)):
                 files.append(table_cache.table(self.connection, name, query, made_from))
-        self._keys[name] = [key for key, _ in files]
         table_cache.forget_others(name)
         self.take(name, f"SELECT * FROM {scan('read_parquet', (path for _, path in files))}")
         return files
@@ -350,41 +315,6 @@ def _typed(name: str) -> Derivation:
         f'try_cast("{column}" AS {kind}) AS "{column}"' for column, kind in SCHEMAS[name].items()
     )
     return Derivation(f"SELECT {columns} FROM ({query})", kept)
-
-
-def waves() -> list[tuple[list[str], set[str]]]:
-    """Return `BY_STEPS` in groups that can be made one after the other.
-
-    Returns:
-        For each group its tables, in order, and the tables of the whole run that they are made from, which
-        need all chunks of the groups before.
-    """
-    numbers: dict[str, int] = {}
-
-    def number(name: str) -> int:
-        """Count the times that chunks and whole tables follow each other until `name`."""
-        if name not in numbers:
-            found = 0
-            for other in _named(derivations()[name].query):
-                if other != name:
-                    joined = other in BY_STEPS and name not in BY_STEPS
-                    found = max(found, number(other) + joined)
-            numbers[name] = found
-        return numbers[name]
-
-    groups: list[tuple[list[str], set[str]]] = []
-    for name in sorted(BY_STEPS, key=number):
-        while len(groups) <= number(name):
-            groups.append(([], set()))
-        made, needed = groups[number(name)]
-        made.append(name)
-        # The engines' requests of a chunk are read from the events around it.
-        whole = {*_named(derivations()[name].query)}.difference(
-            BY_STEPS, ("engine_requests", "event_fields")
-        )
-        # Decides what the rows of each table are made from.
-        needed.update(whole, ("event_counts",))
-    return groups
 
 
 def _named(query: str) -> list[str]:
