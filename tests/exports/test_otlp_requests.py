@@ -17,8 +17,7 @@ from exports.otlp_receiver import attributes, spans_of
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
 from verl_profiler.cli import export, main
-from verl_profiler.exports.otlp import About
-from verl_profiler.exports.otlp_requests import request_spans
+from verl_profiler.exports.otlp_spans import request_spans
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
@@ -32,9 +31,6 @@ invoke_agent tool_agent 2215439
             engine_call 650486
                 server_acquire 12786
                 engine_request 620470
-                    queue 3622
-                    prefill 9822
-                    decode 592573
             token_merge 4735
             tool_parsing 1043
             tool_execution 497415
@@ -44,9 +40,6 @@ invoke_agent tool_agent 2215439
             engine_call 859420
                 server_acquire 26308
                 engine_request 761459
-                    queue 54130
-                    prefill 36581
-                    decode 619568
             token_merge 822
             tool_parsing 1466
     postprocess 71153
@@ -100,7 +93,7 @@ def unpacked(tmp_path_factory):
 
 def test_a_receiver_gets_the_recorded_request_as_one_trace(receiver):
     """Over the wire; the trace id is the request id, and all is one tree."""
-    assert 0 == run(REHEARSED, "--endpoint", receiver.url, "--step", 1, "--project", "p")
+    assert 0 == run(REHEARSED, "--endpoint", receiver.url, "--step", 1)
 
     spans = [span for span in receiver.spans if span.trace_id.hex() == REQUEST]
     assert TREE.strip().splitlines() == tree(spans)
@@ -123,8 +116,8 @@ def test_a_receiver_gets_the_recorded_request_as_one_trace(receiver):
         "verl.validate": False,
         "verl.time.tool_s": 0.497415,
         "verl.time.engine_s": 1.509906,
-        "status": "success",
-        "finished": True,
+        "verl.step": 1,
+        "verl.finished": True,
     }
     assert wanted == {name: attributes(root)[name] for name in wanted}
     (tool,) = (span for span in spans if span.name.startswith("execute_tool"))
@@ -134,28 +127,14 @@ def test_a_receiver_gets_the_recorded_request_as_one_trace(receiver):
     assert [(43, 35), (95, 17)] == [tuple(call[name] for name in usage) for call in calls]
     assert [["stop"]] * 2 == [call["gen_ai.response.finish_reasons"] for call in calls]
     assert {REQUEST} == {attributes(span)["gen_ai.conversation.id"] for span in spans}
-
-
-def test_every_span_has_the_identity_that_rl_insight_queries(receiver):
-    """Lane, sample and turn of its agent loop protocol; `global_steps` is compared as a number."""
-    run(REHEARSED, "--endpoint", receiver.url, "--project", "p", "--experiment", "e")
-
-    lanes = Counter()
-    for span in receiver.spans:
-        found = attributes(span)
-        assert ("p", "e") == (found["project"], found["experiment_name"])
-        assert type(found["global_steps"]) is int
-        if found.get("monitor.trace_source") == "gateway":
-            assert type(found["turn"]) is int
-            for name in ("chain_id", "type", "content", "prompt_tokens", "completion_tokens"):
-                assert name in found
-            assert found["state_lane_id"] == (
-                f"experiment=e/sample={found['sample']}/session={found['session']}/traj=0"
-            )
-            lanes[found["state_lane_id"]] += 1
-    assert 260 == sum(lanes.values())
-    sources = Counter(attributes(span).get("monitor.trace_source") for span in receiver.spans)
-    assert (96, 164) == (sources["session"], sources["tool"])
+    engine = sorted(
+        (attributes(span) for span in spans if span.name == "engine_request"),
+        key=lambda found: found["verl.queue_s"],
+    )
+    inside = ("verl.queue_s", "verl.prefill_s", "verl.decode_s")
+    assert [(0.003622, 0.009822, 0.592573), (0.05413, 0.036581, 0.619568)] == [
+        tuple(round(found[name], 6) for name in inside) for found in engine
+    ]
 
 
 def test_the_file_has_all_requests_and_calls_once(tmp_path):
@@ -189,7 +168,7 @@ def test_names_are_those_of_the_semantic_conventions():
     operations = {each.value for each in gen_ai_attributes.GenAiOperationNameValues}
 
     with load([REHEARSED]) as opened:
-        spans = list(request_spans(opened.tables, About()))
+        spans = list(request_spans(opened.tables))
 
     used = {name for span in spans for name in span.attributes if name.startswith("gen_ai.")}
     assert used <= known
@@ -200,7 +179,7 @@ def test_names_are_those_of_the_semantic_conventions():
 def test_attempts_pauses_and_the_consuming_step_of_an_asynchronous_run(unpacked):
     """Each attempt has the engine's part of its own; a request that was cut off ends where it was seen."""
     with load([unpacked("colocate_async_run")]) as opened:
-        spans = list(request_spans(opened.tables, About()))
+        spans = list(request_spans(opened.tables))
 
     traces = {}
     for span in spans:
@@ -211,10 +190,10 @@ def test_attempts_pauses_and_the_consuming_step_of_an_asynchronous_run(unpacked)
     assert 2 == sum(span.name == "engine_attempt" for span in retried)
     assert "engine_attempt" in above["engine_request"]
     late = traces["4b1f7a2599624308859f7ebeb20276a2"][0].attributes
-    assert (2, 3, "consumed") == picked(late, "global_steps verl.consumed_step verl.fate")
+    assert (2, 3, "consumed") == picked(late, "verl.step verl.consumed_step verl.fate")
     cut = traces["059c6b8329be402fb232a09d7248800c"][0]
     assert (1795418093057385, 1795418107690710) == (cut.start_time // 1000, cut.end_time // 1000)
-    assert ("error", False) == (cut.attributes["status"], cut.attributes["finished"])
+    assert (False, False) == (cut.status.is_ok, cut.attributes["verl.finished"])
 
 
 def test_waits_in_pauses_whose_end_was_not_recorded_are_no_spans(unpacked):
@@ -223,7 +202,7 @@ def test_waits_in_pauses_whose_end_was_not_recorded_are_no_spans(unpacked):
 
     def parked():
         with load([folder], cache=False) as opened:
-            names = [span.name for span in request_spans(opened.tables, About())]
+            names = [span.name for span in request_spans(opened.tables)]
         return names.count("engine_parked")
 
     assert parked()
@@ -259,7 +238,7 @@ def test_own_spans_are_in_the_innermost_span_that_contains_them():
         ("my_end", 92, 95, None, {}),
     )
 
-    spans = list(request_spans(given, About()))
+    spans = list(request_spans(given))
 
     above = parents(spans)
     assert {"tool_execution"} == above["execute_tool quick"] == above["execute_tool slow"]
@@ -282,7 +261,7 @@ def test_an_event_that_sticks_out_by_the_rounding_of_times_stays_in_what_contain
         last_us=BASE + 10_000,
     )
 
-    spans = list(request_spans(given, About()))
+    spans = list(request_spans(given))
 
     assert {
         "turn": {"invoke_agent"},
@@ -306,15 +285,15 @@ def test_errors_are_statuses():
     """With the exception's type, as OpenTelemetry names it."""
     given = tables(status="error", error="TimeoutError")
 
-    (root,) = request_spans(given, About())
+    (root,) = request_spans(given)
 
     assert not root.status.is_ok
-    assert ("error", "TimeoutError") == (root.attributes["status"], root.attributes["error.type"])
+    assert "TimeoutError" == root.attributes["error.type"]
 
 
 def test_requests_without_a_time_of_day_are_left_out():
     """A span needs one."""
-    assert [] == list(request_spans(tables(begin_us=5, end_us=9, last_us=9), About()))
+    assert [] == list(request_spans(tables(begin_us=5, end_us=9, last_us=9)))
 
 
 def test_exporting_twice_gives_the_same_bytes(tmp_path):
@@ -341,7 +320,7 @@ def test_exporting_twice_gives_the_same_bytes(tmp_path):
         ("otlp RUN -o OUT --step 9", "step 9 is not in this run"),
         ("perfetto RUN --endpoint http://x", "export otlp does"),
         ("perfetto RUN --only requests", "export otlp does"),
-        ("perfetto RUN --project p", "export otlp does"),
+        ("otlp RUN --project p", "export trackers does"),
     ],
 )
 def test_options_that_are_not_honored_are_refused(tmp_path, monkeypatch, capsys, words, message):
@@ -354,10 +333,10 @@ def test_options_that_are_not_honored_are_refused(tmp_path, monkeypatch, capsys,
 
 
 def test_spans_of_a_trace_lie_inside_their_parents():
-    """Except those of other processes, whose clocks may differ, and what the engine reports of itself."""
-    elsewhere = {"engine_request", "reward_score", "queue", "prefill", "decode", "wait", "compute"}
+    """Except those of other processes, whose clocks may differ."""
+    elsewhere = {"engine_request", "reward_score"}
     with load([REHEARSED]) as opened:
-        spans = {span.context.span_id: span for span in request_spans(opened.tables, About())}
+        spans = {span.context.span_id: span for span in request_spans(opened.tables)}
 
     inside = [span for span in spans.values() if span.parent and span.name not in elsewhere]
     assert len(inside) > 2000

@@ -107,10 +107,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="trackers: which (default: those of the run's trainer.logger)",
     )
     parser.add_argument(
-        "--project", metavar="NAME", help="otlp, trackers: the project (default: the run's)"
+        "--project", metavar="NAME", help="trackers: the project (default: the run's)"
     )
     parser.add_argument(
-        "--experiment", metavar="NAME", help="otlp, trackers: the experiment (default: the run's)"
+        "--experiment", metavar="NAME", help="trackers: the experiment (default: the run's)"
     )
     add_cache(parser)
     add_on(parser)
@@ -135,8 +135,8 @@ _HONORED: dict[str, tuple[str, ...]] = {
     "endpoint": ("otlp",),
     "only": ("otlp",),
     "function": _TRANSFERS,
-    "project": ("otlp", "trackers"),
-    "experiment": ("otlp", "trackers"),
+    "project": ("trackers",),
+    "experiment": ("trackers",),
     "tracker": ("trackers",),
     "utc_offset": ("otlp", *_TRANSFERS),
     "out": ("perfetto", "otlp", *_TRANSFERS),
@@ -190,9 +190,8 @@ def _otlp(args: argparse.Namespace) -> int:
     if args.endpoint is None:
         target = target_of(args.runs, args.out, "spans.otlp.jsonl", force=args.force)
 
-    from verl_profiler.exports.otlp import About, otlp_lines
-    from verl_profiler.exports.otlp_requests import request_spans
-    from verl_profiler.exports.otlp_transfer_queue import transfer_queue_spans
+    from verl_profiler.exports.otlp import otlp_lines
+    from verl_profiler.exports.otlp_spans import request_spans, transfer_queue_spans
     from verl_profiler.reading.tq_sources import open_sources
 
     with open_sources(
@@ -201,14 +200,11 @@ def _otlp(args: argparse.Namespace) -> int:
         given: list[Iterator[ReadableSpan]] = []
         for source in sources:
             check_steps(source.tables, args.steps)
-            about = About.of_source(source, args.project, args.experiment)
             if args.only != "transfer-queue":
-                given.append(request_spans(source.tables, about, args.steps))
+                given.append(request_spans(source.tables, args.steps))
             if args.only != "requests":
                 alone = args.only is not None
-                given.append(
-                    transfer_queue_spans(source.tables, about, args.steps, of_requests=alone)
-                )
+                given.append(transfer_queue_spans(source.tables, args.steps, of_requests=alone))
         if args.endpoint is not None:
             return _send(itertools.chain(*given), args.endpoint)
         lines = otlp_lines(itertools.chain(*given))

@@ -1,18 +1,17 @@
 """OpenTelemetry spans: how they are made, written as OTLP in JSON lines, and sent to an endpoint.
 
-`otlp_requests` and `otlp_transfer_queue` make the spans.  Their ids are derived from the recorded
-data: exporting twice gives the same spans.
+`otlp_spans` has which ones.  Their ids are derived from the recorded data: exporting twice gives the same
+spans.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
+import itertools
 import json
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -25,60 +24,14 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading.tq_sources import Source
 
-__all__ = [
-    "SERVICE",
-    "About",
-    "context_of",
-    "filled",
-    "has_time_of_day",
-    "make_span",
-    "otlp_lines",
-    "send",
-    "span_id",
-    "trace_id",
-    "trajectory",
-]
+__all__ = ["has_time_of_day", "make_span", "otlp_lines", "send", "span_id", "trace_id"]
 
-# The service under which RL-Insight's dashboards look.
-SERVICE = "rl_insight_monitor"
 _BATCH = 512
 # Times before 2001 are no times of day: a process's own clock, of lines without one.
 _FIRST_WALL_US = 10**15
 _SCOPE = InstrumentationScope("verl_profiler")
-
-
-@dataclass(frozen=True)
-class About:
-    """What all spans of an export have in common.
-
-    Args:
-        project: RL-Insight's variable of that name.
-        experiment: By run label; the label itself where it is not named.
-        service: `service.name` of the resource.
-    """
-
-    project: str = ""
-    experiment: Mapping[str, str] | None = None
-    service: str = SERVICE
-
-    def of(self, run: str) -> str:
-        """Return the experiment's name."""
-        return (self.experiment or {}).get(run, run)
-
-    @classmethod
-    def of_source(cls, source: Source, project: str | None, experiment: str | None) -> About:
-        """Name the experiment `experiment`, or as verl named it, or after the run."""
-        named = {
-            label: experiment or source.experiments.get(label) or label for label in source.labels
-        }
-        return cls(project or "", named)
-
-    @functools.cached_property
-    def resource(self) -> Resource:
-        """The resource of all spans."""
-        return Resource({SERVICE_NAME: self.service})
+_RESOURCE = Resource({SERVICE_NAME: "verl"})
 
 
 def has_time_of_day(row: Mapping[str, Any]) -> bool:
@@ -110,49 +63,13 @@ def span_id(*parts: Any) -> int:
     return int.from_bytes(_digest(*parts)[:8], "big") or 1
 
 
-def context_of(trace: int, span: int) -> SpanContext:
-    """Return the context of a span."""
-    return SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(1))
-
-
-def filled(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes that have a value."""
-    return {name: value for name, value in attributes.items() if value is not None}
-
-
-def trajectory(row: Mapping[str, Any], about: About) -> dict[str, Any]:
-    """Return the identity of a request in RL-Insight's agent loop protocol.
-
-    Args:
-        row: run, sample, session, uid and request_id.
-        about: The experiment.
-
-    Returns:
-        Nothing where the request has neither a sample nor a uid.
-    """
-    sample = row["sample"] if row["sample"] is not None else row["uid"]
-    if sample is None:
-        return {}
-    session = row["session"] or "0"
-    return {
-        "sample": sample,
-        "session": session,
-        "traj": "0",
-        "state_lane_id": (
-            f"experiment={about.of(row['run'])}/sample={sample}/session={session}/traj=0"
-        ),
-        "uid": row["uid"] or "",
-        "session_id": row["request_id"] or "",
-    }
-
-
 def make_span(
     name: str,
     row: Mapping[str, Any],
-    context: SpanContext,
+    trace: int,
+    span: int,
     parent: SpanContext | None,
     attributes: Mapping[str, Any],
-    about: About,
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> ReadableSpan:
     """Return a span that has ended.
@@ -160,19 +77,22 @@ def make_span(
     Args:
         name: Its name.
         row: begin_us and end_us, since 1970; status, if the call did not return.
-        context: Its own context.
-        parent: That of the span that contains it; None for the first of a trace.
-        attributes: Its attributes.
-        about: The export.
+        trace: Its trace's id, unless it has a parent.
+        span: Its own id.
+        parent: The span that contains it; None for the first of a trace.
+        attributes: Its attributes; those without a value are left out.
         kind: Whether it calls another process or serves a call.
     """
     failed = row.get("status")
+    trace = trace if parent is None else parent.trace_id
     return ReadableSpan(
         name=name,
-        context=context,
+        context=SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(1)),
         parent=parent,
-        resource=about.resource,
-        attributes=attributes,
+        resource=_RESOURCE,
+        attributes={
+            key: _attribute(value) for key, value in attributes.items() if value is not None
+        },
         kind=kind,
         status=Status(StatusCode.ERROR, str(failed)) if failed else Status(StatusCode.UNSET),
         start_time=row["begin_us"] * 1000,
@@ -181,14 +101,16 @@ def make_span(
     )
 
 
+def _attribute(value: Any) -> Any:
+    if isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, tuple):
+        return [str(each) for each in value]
+    return json.dumps(value, separators=(",", ":"))
+
+
 def _batches(given: Iterator[ReadableSpan]) -> Iterator[list[ReadableSpan]]:
-    batch: list[ReadableSpan] = []
-    for span in given:
-        batch.append(span)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
+    while batch := list(itertools.islice(given, _BATCH)):
         yield batch
 
 

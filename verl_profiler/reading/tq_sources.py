@@ -25,7 +25,6 @@ class Source:
         problems: What is wrong with the files, in sentences.
         notes: Data-quality warnings, in a language-neutral form.
         counts: Number of `missing` and `unreadable` log lines, by label.
-        experiments: Names of the experiments, by label.
     """
 
     tables: Tables
@@ -33,7 +32,6 @@ class Source:
     problems: list[str] = field(default_factory=list[str])
     notes: list[Note] = field(default_factory=list[Note])
     counts: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
-    experiments: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @contextlib.contextmanager
@@ -56,12 +54,7 @@ def open_sources(
     with contextlib.ExitStack() as stack:
         if runs:
             loaded = stack.enter_context(load(runs, cache=cache))
-            named = {
-                label: str(launch["experiment"])
-                for label, launch in loaded.launches.items()
-                if launch.get("experiment")
-            }
-            sources.append(Source(loaded.tables, loaded.labels, loaded.problems, experiments=named))
+            sources.append(Source(loaded.tables, loaded.labels, loaded.problems))
         if logs:
             log = read_logs(logs, utc_offset_s=utc_offset_s)
             lost = {reason: log.counts[reason] for reason in ("missing", "unreadable")}

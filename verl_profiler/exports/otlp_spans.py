@@ -1,15 +1,14 @@
-"""Requests as OpenTelemetry spans: one trace per request.
+"""Requests and TransferQueue calls as OpenTelemetry spans.
 
-The root is the request; inside are its turns, engine calls with their attempts and the engine's
-own part, tool calls, the reward, transfers and the user's spans, each in the innermost span that
-contains it.  Attributes follow OpenTelemetry's conventions for generative AI (`gen_ai.*`) and
-RL-Insight's agent loop protocol; what neither has is under `verl.*`.  The trace id is the request id
-where that is a UUID, as verl's are.
+A request is a trace: inside are its turns, engine calls with their attempts and the engine's own part, tool
+calls, the reward, transfers and the user's spans, each in the innermost span that contains it.  A
+TransferQueue call is a span with its stages and transfers inside; calls that handled the same data are one
+trace.  Attributes follow OpenTelemetry's conventions for generative AI (`gen_ai.*`); what these do not have
+is under `verl.*`.
 """
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -19,18 +18,10 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.trace import SpanKind
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.tq_traces import tq_call_stages, tq_calls, tq_transfers
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.exports.nesting import Timed, nested
-from verl_profiler.exports.otlp import (
-    About,
-    context_of,
-    filled,
-    has_time_of_day,
-    make_span,
-    span_id,
-    trace_id,
-    trajectory,
-)
+from verl_profiler.exports.otlp import has_time_of_day, make_span, span_id, trace_id
 from verl_profiler.exports.perfetto import fields_of
 from verl_profiler.reading.tables.derivations import NESTING_US, UNKNOWN_PAUSE
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
@@ -39,7 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import SpanContext
 
-__all__ = ["request_spans"]
+__all__ = ["request_spans", "transfer_queue_spans"]
 
 _KEY = ("run", "step", "name", "validate", "request_id")
 _COLUMNS = "event, family, turn, begin_us, end_us, status, error, extra"
@@ -87,20 +78,8 @@ WHERE r.step = ? ORDER BY {", ".join(f"r.{name}" for name in _KEY)}
 """
 
 _COMPONENTS = (*REQUEST_PARTS, "other")
-# What the event reports of its own time.  Only the lengths are known: they are placed one after another.
-_INSIDE = {
-    "engine_request": (("queue", "queue_s"), ("prefill", "prefill_s"), ("decode", "decode_s")),
-    "reward_score": (("wait", "wait_s"), ("compute", "compute_s")),
-}
 _KINDS = {"engine_call": SpanKind.CLIENT, "engine_request": SpanKind.SERVER}
 _OPERATIONS = {"engine_call": "text_completion", "tool_call": "execute_tool"}
-# What RL-Insight's trajectory shows, by its source.
-_SOURCES = {
-    "engine_call": "gateway",
-    "tool_call": "tool",
-    "tq_get": "transfer_queue",
-    "tq_put": "transfer_queue",
-}
 # Fields of events that a semantic convention has a name for.
 _CONVENTIONS = {
     "prompt_tokens": "gen_ai.usage.input_tokens",
@@ -110,9 +89,7 @@ _CONVENTIONS = {
     "tool": "gen_ai.tool.name",
 }
 # Fields that are attributes of their own anyway.
-_IDENTITY = frozenset(
-    ("request_id", "turn", "sample", "session", "uid", "validate", "finish_reason")
-)
+_IDENTITY = frozenset(("request_id", "turn", "sample", "session", "uid", "validate"))
 
 
 def _ancestors(event: str) -> frozenset[str]:
@@ -130,12 +107,11 @@ _CONTAINING = frozenset(name for name, event in EVENTS.items() if event.family =
 _ELSEWHERE = ("engine", "reward")
 
 
-def request_spans(tables: Tables, about: About, steps: Steps = None) -> Iterator[ReadableSpan]:
+def request_spans(tables: Tables, steps: Steps = None) -> Iterator[ReadableSpan]:
     """Make the spans of all requests whose time of day is known, a step at a time.
 
     Args:
         tables: The tables.
-        about: What the spans have in common.
         steps: First and last step; None for all.
     """
     tables.make("events", "requests", "samples")
@@ -151,54 +127,58 @@ def request_spans(tables: Tables, about: About, steps: Steps = None) -> Iterator
             events = {key: list(group) for key, group in groupby(rows, itemgetter(*_KEY))}
             for request in tables.rows(_REQUESTS, [found["step"]]):
                 inside = events.get(itemgetter(*_KEY)(request), [])
-                yield from _trace(request, [row for row in inside if has_time_of_day(row)], about)
+                yield from _trace(request, [row for row in inside if has_time_of_day(row)])
     finally:
         tables.connection.execute("DROP TABLE IF EXISTS otlp_events")
 
 
-def _trace(request: dict[str, Any], rows: Rows, about: About) -> Iterator[ReadableSpan]:
+def _trace(request: dict[str, Any], rows: Rows) -> Iterator[ReadableSpan]:
     """Make the spans of one request, the root first."""
     if request["end_us"] is None:
         request = {**request, "end_us": request["last_us"], "status": "unfinished"}
     if not has_time_of_day(request):
         return
     key = itemgetter(*_KEY)(request)
-    root = context_of(trace_id(request["request_id"], *key), span_id(*key))
-    identity = trajectory(request, about)
-    lane = identity.pop("state_lane_id", None)
     common = {
-        "project": about.project,
-        "experiment_name": about.of(request["run"]),
-        "global_steps": request["step"],
         "gen_ai.conversation.id": request["request_id"],
         "verl.run": request["run"],
-        **identity,
+        "verl.step": request["step"],
     }
     name = f"invoke_agent {request['agent']}" if request["agent"] else "invoke_agent"
-    attributes = filled({**common, "state_lane_id": lane, **_request_attributes(request)})
-    yield make_span(name, request, root, None, attributes, about)
-    rows = _nested(request, rows)
+    trace = trace_id(request["request_id"], *key)
+    made = make_span(
+        name, request, trace, span_id(*key), None, {**common, **_request_attributes(request)}
+    )
+    yield made
+    root = made.context
     # What may contain the next event, and by id what the engine's own events belong to.
     around: list[tuple[dict[str, Any], SpanContext]] = []
     waiting: dict[tuple[str, Any], SpanContext] = {}
-    for place, row in enumerate(rows):
+    for place, row in enumerate(_nested(request, rows)):
         row["fields"] = fields_of(row["extra"] or "{}")
         event, served = row["event"], row["fields"].get("engine_request_id")
-        own = context_of(root.trace_id, span_id(*key, row["process"], event, place))
-        if row["family"] in _ELSEWHERE:
+        elsewhere = row["family"] in _ELSEWHERE
+        if elsewhere:
             parent = waiting.get((row["family"], served), root)
         else:
             around = [each for each in around if each[0]["end_us"] >= row["begin_us"]]
             parent = _parent(row, around) or root
-            around.append((row, own))
+        made = make_span(
+            _name(row),
+            row,
+            trace,
+            span_id(*key, row["process"], event, place),
+            parent,
+            {**common, **_event_attributes(row)},
+            _KINDS.get(event, SpanKind.INTERNAL),
+        )
+        yield made
+        if not elsewhere:
+            around.append((row, made.context))
         if event in ("engine_call", "engine_attempt", "engine_request"):
-            waiting["engine", served] = own
+            waiting["engine", served] = made.context
         elif event == "reward":
-            waiting["reward", None] = own
-        attributes = filled({**common, **_event_attributes(row, lane)})
-        kind = _KINDS.get(event, SpanKind.INTERNAL)
-        yield make_span(_name(row), row, own, parent, attributes, about, kind)
-        yield from _components(row, own, common, about)
+            waiting["reward", None] = made.context
 
 
 def _nested(request: Mapping[str, Any], rows: Rows) -> Rows:
@@ -211,14 +191,12 @@ def _nested(request: Mapping[str, Any], rows: Rows) -> Rows:
     root: Timed = (request["begin_us"], request["end_us"], -1, None)
     timed: list[Timed] = [(row["begin_us"], row["end_us"], _depth(row), row) for row in own]
     timed.insert(bisect_left([row["begin_us"] for row in own], request["begin_us"]), root)
-    return [
-        *(
-            {**row, "begin_us": begin_us, "end_us": end_us}
-            for begin_us, end_us, _, row in nested(timed)
-            if row is not None
-        ),
-        *rows[len(own) :],
+    clipped = [
+        {**row, "begin_us": begin_us, "end_us": end_us}
+        for begin_us, end_us, _, row in nested(timed)
+        if row is not None
     ]
+    return [*clipped, *rows[len(own) :]]
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -259,12 +237,6 @@ def _name(row: Mapping[str, Any]) -> str:
 
 def _request_attributes(request: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "monitor.trace_source": "session",
-        "runner_name": request["agent"] or "",
-        "status": "error" if request["status"] else "success",
-        "num_trajectories": 1,
-        "reward_source": "" if request["reward"] is None else "verl",
-        "finished": request["finished"],
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": request["agent"],
         "gen_ai.usage.input_tokens": request["prompt_tokens"],
@@ -275,8 +247,9 @@ def _request_attributes(request: Mapping[str, Any]) -> dict[str, Any]:
         **{
             f"verl.{name}": request[name]
             for name in (
-                *("validate", "status", "reward", "turns", "tool_calls", "prompt_tokens"),
-                *("response_tokens", "generated_tokens", "tool_tokens", "fate", "consumed_step"),
+                *("uid", "sample", "session", "validate", "status", "finished", "reward", "turns"),
+                *("tool_calls", "prompt_tokens", "response_tokens", "generated_tokens"),
+                *("tool_tokens", "fate", "consumed_step"),
             )
         },
         **{
@@ -287,61 +260,84 @@ def _request_attributes(request: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _event_attributes(row: Mapping[str, Any], lane: str | None) -> dict[str, Any]:
+def _event_attributes(row: Mapping[str, Any]) -> dict[str, Any]:
     event, fields = row["event"], row["fields"]
     # The user's own attributes keep their names.
     prefix = "" if row["family"] == "user" else "verl."
     found = {
         "verl.process": row["process"],
         "verl.event": event,
-        "turn": row["turn"],
-        "status": "error" if row["status"] else "success",
+        "verl.turn": row["turn"],
         "error.type": row["error"],
         "gen_ai.operation.name": _OPERATIONS.get(event),
-        **{
-            _CONVENTIONS.get(name, f"verl.{name}") if prefix else name: _attribute(value)
-            for name, value in fields.items()
-            if name not in _IDENTITY
-        },
     }
-    reason = fields.get("finish_reason")
-    if reason is not None:
-        found["gen_ai.response.finish_reasons"] = [str(reason)]
-    if event in _SOURCES:
-        found.update(
-            {
-                "monitor.trace_source": _SOURCES[event],
-                "state_lane_id": lane,
-                "chain_id": 1,
-                "type": event,
-                # Neither prompts nor responses are recorded.
-                "content": f"{fields['size_bytes']} bytes" if "size_bytes" in fields else "",
-            }
-        )
-    if event == "engine_call":
-        found["prompt_tokens"] = fields.get("prompt_tokens")
-        found["completion_tokens"] = fields.get("response_tokens")
-        found["finish_reason"] = reason
+    for name, value in fields.items():
+        if name == "finish_reason":
+            found["gen_ai.response.finish_reasons"] = None if value is None else (value,)
+        elif name not in _IDENTITY:
+            found[_CONVENTIONS.get(name, f"verl.{name}") if prefix else name] = value
     return found
 
 
-def _attribute(value: Any) -> Any:
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
-    return json.dumps(value, separators=(",", ":"))
-
-
-def _components(
-    row: Mapping[str, Any], parent: SpanContext, common: Mapping[str, Any], about: About
+def transfer_queue_spans(
+    tables: Tables,
+    steps: Steps = None,
+    *,
+    function: str | None = None,
+    of_requests: bool = True,
 ) -> Iterator[ReadableSpan]:
-    begin_us = row["begin_us"]
-    for name, field in _INSIDE.get(row["event"], ()):
-        seconds = row["fields"].get(field)
-        if not isinstance(seconds, (int, float)):
-            continue
-        end_us = begin_us + round(seconds * 1e6)
-        context = context_of(parent.trace_id, span_id(parent.span_id, name))
-        attributes = filled({**common, "verl.process": row["process"], "verl.place": "estimated"})
-        placed = {"begin_us": begin_us, "end_us": end_us}
-        yield make_span(name, placed, context, parent, attributes, about)
-        begin_us = end_us
+    """Make the spans of all TransferQueue calls whose time of day is known.
+
+    Args:
+        tables: The tables.
+        steps: First and last step; None for all.
+        function: One function; None for all.
+        of_requests: Include transfers of a single request, which `request_spans` has too.
+    """
+    calls: dict[tuple[Any, ...], SpanContext] = {}
+    for row in filter(has_time_of_day, tq_calls(tables, steps, function=function)):
+        made = _tq_span(row["func"], row, None)
+        calls[_call(row)] = made.context
+        yield made
+    for row in filter(has_time_of_day, tq_call_stages(tables, steps, function=function)):
+        yield _tq_span(f"TQ_{row['stage'].upper()}:{row['func']}", row, calls.get(_call(row)))
+    for row in filter(has_time_of_day, tq_transfers(tables, steps, function=function)):
+        if of_requests or row["request_id"] is None:
+            yield _tq_span(row["event"], row, calls.get(_call(row, of_transfer=True)))
+
+
+def _call(row: Mapping[str, Any], *, of_transfer: bool = False) -> tuple[Any, ...]:
+    """Return what identifies a call; a transfer's own id is its call's with a number appended."""
+    call = row["call"]
+    if of_transfer and call is not None:
+        call = call.partition(".")[0]
+    return row["run"], row["name"], call if call is not None else ("", row["begin_us"], row["func"])
+
+
+def _tq_span(name: str, row: Mapping[str, Any], parent: SpanContext | None) -> ReadableSpan:
+    ids = tuple(row.get("trace_ids") or ())
+    # The trace of the data that a call handled, the first of its ids; else one of its own.
+    own = (row["run"], ids[0]) if ids else (*_call(row), row["begin_us"])
+    span = span_id(*_call(row), name, row["begin_us"], row["end_us"])
+    attributes = {
+        "verl.run": row["run"],
+        "verl.step": row["step"],
+        "verl.process": row["name"],
+        "verl.tq.trace_ids": ids or None,
+    }
+    for key, column in _TQ_ATTRIBUTES.items():
+        value = row.get(column)
+        if value is not None:
+            attributes[f"verl.tq.{key}"] = value / 1e6 if column.endswith("_us") else value
+    return make_span(name, row, trace_id(ids[0] if ids else None, *own), span, parent, attributes)
+
+
+# By name, the column; seconds are from microseconds.
+_TQ_ATTRIBUTES = {
+    "function": "func",
+    "get_s": "get_us",
+    "compute_s": "compute_us",
+    "put_s": "put_us",
+    **{name: name for name in ("role", "call", "rows", "sampled", "request_id", "size_bytes")},
+    "mib_per_s": "mib_per_s",
+}
