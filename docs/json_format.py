@@ -156,7 +156,7 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "unknown": ("strings", "What could not be determined."),
         "facts": (
             "strings",
-            "What else was found: of ranks, engines, collectives and Ray.",
+            "What else was found: of ranks and engines.",
         ),
         "details": ("strings", "The evidence of each process, as `-v` prints it."),
         "problems": _PROBLEMS,

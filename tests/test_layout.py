@@ -7,7 +7,7 @@ import verl_profiler
 
 PACKAGE = Path(verl_profiler.__file__).parent
 # Each imports from those before it in its own half, and from what both halves have.
-BOTH = ("errors", "environ", "units", "events", "host")
+BOTH = ("errors", "environ", "units", "events")
 RECORDING = (
     ("recording",),
     ("instrumentation",),

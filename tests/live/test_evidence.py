@@ -1,8 +1,6 @@
 """What evidence comes to, from files that are written by hand."""
 
 import json
-import pickle
-import socket
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from verl_profiler.live.stuck_lines import lines
 
 HERE = Path(__file__).parent
 GATHER = "torch.distributed.distributed_c10d:all_gather:4287"
-RECORDER = "Flight recorder, group default_pg"
 WORKER = opened(
     open_requests=1,
     requests=[request(1)],
@@ -113,7 +110,7 @@ def test_a_scheduler_that_does_not_answer_is_the_culprit():
     ],
 )
 def test_where_the_ranks_are(ranks, fact, culprit):
-    """From their stacks, with or without a flight recorder."""
+    """From their stacks."""
     files = {
         f"actor_{rank}": opened(calls=[call("update_actor", 99, at)])
         for rank, at in enumerate(ranks)
@@ -128,95 +125,6 @@ def test_where_the_ranks_are(ranks, fact, culprit):
 
     assert [fact] == found.facts
     assert culprit == found.culprit
-
-
-def groups(*rows):
-    return {"collectives": {"rank": 0, "groups": [*rows]}}
-
-
-def entered(number, collective=None, *, ended=False, group="default_pg"):
-    row = {"group": group, "enqueued": number, "completed": number - 1}
-    return row if collective is None else {**row, "collective": collective, "ended": ended}
-
-
-@pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [
-        (
-            [
-                groups(entered(120, "gloo:all_reduce")),
-                groups(entered(119, "gloo:broadcast", ended=True)),
-            ],
-            f"{RECORDER}: actor_1 has entered 119 collectives, the others 120, the last one gloo:all_reduce",
-        ),
-        (
-            [groups(entered(120)), groups(entered(118))],
-            f"{RECORDER}: actor_1 has entered 118 collectives, the others 120, the last one a collective",
-        ),
-        (
-            [groups(entered(7, "gloo:barrier")), groups(entered(7, "gloo:all_reduce"))],
-            f"{RECORDER}: the ranks are in gloo:all_reduce and gloo:barrier",
-        ),
-        (
-            [groups(entered(7, "gloo:barrier")), groups(entered(7, "gloo:barrier"))],
-            f"{RECORDER}: all 2 ranks are in gloo:barrier 7",
-        ),
-        ([groups(entered(7, "x", ended=True)), groups(entered(7, "x", ended=True))], None),
-        ([groups(entered(7, "x", group="a")), groups(entered(9, "x", group="b"))], None),
-    ],
-)
-def test_ranks_that_are_behind_in_the_flight_recorder(ranks, expected):
-    """Of one process group each."""
-    evidence = {f"actor_{rank}": content for rank, content in enumerate(ranks)}
-
-    found = shown({"trainer_0": opened(phases=[phase("update_actor")])}, evidence)
-
-    assert ([] if expected is None else [expected]) == found.facts
-
-
-def test_what_pytorch_dumped_on_a_timeout_counts(tmp_path):
-    """Of this host, and of this run: files of earlier runs have the same names."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    dumps, evidence, headers = [], {}, {"trainer_0": RUN["trainer_0"]}
-    for rank, number in enumerate((12, 11)):
-        dump = tmp_path / f"nccl_trace_rank_{rank}"
-        status = {"last_enqueued_collective": number, "last_completed_collective": 10}
-        dump.write_bytes(pickle.dumps({"version": "2.10", "pg_status": {"0": status}}))
-        dumps.append(dump)
-        evidence[f"actor_{rank}"] = {"collectives": {"rank": rank, "dump": str(dump)}}
-        here = {"host": socket.gethostname(), "clock": {"boot_id": boot}, "pid": 1}
-        headers[f"actor_{rank}"] = header("actor", rank, started=ago(1000), **here)
-    files = {"trainer_0": opened(phases=[phase("update_actor")])}
-
-    expected = "actor_1 has entered 11 collectives, the others 12"
-    assert expected in shown(files, evidence, headers).facts[0]
-
-    dumps[1].write_bytes(b"no dump")
-    assert [] == shown(files, evidence, headers).facts
-    earlier = {name: {**each, "started": "2999-01-01T00:00:00Z"} for name, each in headers.items()}
-    assert [] == shown(files, evidence, earlier).facts
-
-
-def test_actors_that_ray_has_lost():
-    """By the names of this run, where their process is one of it."""
-    headers = {**RUN, "actor_1": {**RUN["actor_1"], "pid": 77}}
-    dead = [
-        {"class": "WorkerDict", "pid": 77, "state": "DEAD", "restarts": 0, "reason": "gone"},
-        {"class": "Mine", "pid": 5, "state": "RESTARTING", "restarts": 2},
-    ]
-    calls = [{"function": "Mine.run", "state": "RUNNING", "calls": 3}]
-    actors = {"actors": {"ALIVE": 4, "DEAD": 1}, "not_alive": dead}
-    ray = {"ray": actors, "ray_calls": {"calls": calls}}
-
-    found = shown(TRAINER, {"trainer_0": ray}, headers)
-
-    assert [
-        "Ray: actor_1 is DEAD: gone; Mine (pid 5) is RESTARTING after 2 restarts"
-    ] == found.facts
-    printed = [*lines(found, verbose=True)]
-    assert "    Ray: actors: 4 ALIVE, 1 DEAD" in printed
-    assert "    Ray: 3 × Mine.run: RUNNING" in printed
-    assert "    Ray: actors: 4 ALIVE, 1 DEAD" not in [*lines(found)]
 
 
 def test_threads_that_only_wait_for_work_are_not_listed():
@@ -307,13 +215,7 @@ def test_any_value_in_evidence_is_survived(tmp_path):
                 {"running_requests": 1, "kv_used_tokens": 1, "kv_capacity_tokens": 2, "age_s": 1.0}
             ],
         },
-        "collectives": {"rank": 0, "dump": "/x", "groups": [entered(3, "gloo:barrier")]},
-        "ray": {
-            "actors": {"ALIVE": 1},
-            "not_alive": [{"class": "A", "pid": 1, "state": "DEAD", "restarts": 1, "reason": "r"}],
-        },
-        "ray_calls": {"calls": [{"function": "f", "state": "RUNNING", "calls": 2}]},
-        "unanswered": ["engine", "ray"],
+        "unanswered": ["engine"],
         "errors": {"stacks": "OSError"},
     }
     write(tmp_path / "run", RUN, TRAINER)

@@ -3,16 +3,12 @@
 import asyncio
 import json
 import os
-import socket
-import subprocess
-import sys
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from verl_profiler.host.flight_recorder import last_collectives, load_trace
 from verl_profiler.recording import evidence, open_calls, open_state, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
@@ -240,93 +236,3 @@ def test_tasks_of_all_loops_are_counted_by_where_they_stand(sources):
     assert "Future" == row["awaits"]
     assert row["stack"][-1].startswith("asyncio.locks:Event.wait")
     assert ".wait:" in row["stack"][0]
-
-
-RANK = """
-import os, sys, threading, time, json
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2], TORCH_FR_BUFFER_SIZE="50")
-import torch
-import torch.distributed as distributed
-from verl_profiler.recording.collectives import collectives
-rank = int(sys.argv[1])
-distributed.init_process_group("gloo", rank=rank, world_size=2)
-for _ in range(3):
-    distributed.all_reduce(torch.ones(4))
-if rank == 0:
-    threading.Thread(target=distributed.barrier, daemon=True).start()
-time.sleep(1)
-print(json.dumps(collectives()), flush=True)
-sys.stdin.readline()
-os._exit(0)
-"""
-
-
-def test_a_rank_that_waits_in_a_barrier_which_the_other_skips():
-    """Real process groups of gloo with PyTorch's flight recorder."""
-    pytest.importorskip("torch")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), port],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    waiting, other = (json.loads(process.stdout.readline()) for process in ranks)
-    for process in ranks:
-        process.communicate("\n")
-
-    assert ("gloo", 0, 2) == (waiting["backend"], waiting["rank"], waiting["world_size"])
-    assert waiting["dump"].endswith("0")
-    (group,) = waiting["groups"]
-    assert ("gloo:barrier", 4, False) == (group["collective"], group["number"], group["ended"])
-    (group,) = other["groups"]
-    assert ("gloo:all_reduce", 3, True) == (group["collective"], group["number"], group["ended"])
-
-
-class Evil:
-    def __reduce__(self):
-        return print, ("it runs",)
-
-
-@pytest.mark.parametrize("data", ["evil", b"\x80\x04K\x01.", b"", b"no pickle"])
-def test_a_dump_runs_nothing(capfd, data):
-    """Anybody can write a file of that name."""
-    import pickle
-
-    with pytest.raises(ValueError, match="dump"):
-        load_trace(pickle.dumps(Evil()) if data == "evil" else data)
-    assert "it runs" not in capfd.readouterr().out
-
-
-def test_a_dump_of_nccl():
-    """Without its list of collectives, there are counts; with it, the oldest open one is named."""
-    counts = {"last_enqueued_collective": 7, "last_started_collective": -1}
-    assert [{"group": "0", "enqueued": 7}] == last_collectives({"pg_status": {"0": counts}})
-
-    def entry(number, state, *, retired):
-        return {
-            "pg_id": 0,
-            "process_group": ("0", "default_pg"),
-            "collective_seq_id": number,
-            "profiling_name": f"nccl:op_{number}",
-            "state": state,
-            "retired": retired,
-        }
-
-    entries = [
-        entry(5, "completed", retired=True),
-        entry(6, "started", retired=False),
-        entry(7, "scheduled", retired=False),
-        "no entry",
-    ]
-    (group,) = last_collectives({"entries": entries})
-    assert ("default_pg", "nccl:op_6", 6, "started") == (
-        group["group"],
-        group["collective"],
-        group["number"],
-        group["state"],
-    )

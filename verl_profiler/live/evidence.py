@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from verl_profiler.live.flight_recorders import recorder_facts, recorder_rows
 from verl_profiler.live.open_processes import (
     Process,
     Verdict,
@@ -23,7 +22,6 @@ from verl_profiler.units import counted
 __all__ = ["with_evidence"]
 
 _SHOWN = 3
-_DETAILS = 20
 
 
 def with_evidence(found: Verdict, processes: Sequence[Process]) -> Verdict:
@@ -34,15 +32,10 @@ def with_evidence(found: Verdict, processes: Sequence[Process]) -> Verdict:
 
 
 def _facts(processes: Sequence[Process]) -> list[str]:
-    """Return one line for each kind of evidence that shows something."""
-    return [*_engines(processes), *recorder_facts(processes), *_ray(processes)]
-
-
-def _engines(processes: Sequence[Process]) -> Iterator[str]:
+    """Return the load of the engines, a line for each."""
     lines = [f"{each.name}: {text}" for each in processes if (text := _engine_text(each))]
-    yield from lines[: _SHOWN * 2]
-    if len(lines) > _SHOWN * 2:
-        yield f"{len(lines) - _SHOWN * 2} other engines: see -v"
+    others = len(lines) - _SHOWN * 2
+    return lines if others <= 0 else [*lines[:-others], f"{others} other engines: see -v"]
 
 
 def _engine_text(process: Process) -> str:
@@ -75,30 +68,6 @@ def _engine_text(process: Process) -> str:
     return ", ".join(facts)
 
 
-def _ray(processes: Sequence[Process]) -> Iterator[str]:
-    for each in processes:
-        found = part(each.evidence, "ray")
-        dead = parts(found, "not_alive")
-        if dead:
-            shown = [_actor_text(row, processes) for row in dead]
-            yield f"Ray: {'; '.join(shown[:_SHOWN])}" + _more(len(shown) - _SHOWN)
-        elif "ray" in texts(each.evidence, "unanswered"):
-            yield "Ray: the cluster's control store does not answer"
-
-
-def _actor_text(row: Mapping[str, Any], processes: Sequence[Process]) -> str:
-    pid = row.get("pid")
-    names = [each.name for each in processes if pid and each.header.get("pid") == pid]
-    who = names[0] if len(names) == 1 else f"{row.get('class')} (pid {pid})"
-    restarts = row.get("restarts")
-    text = f"{who} is {row.get('state')}" + (f" after {restarts} restarts" if restarts else "")
-    return f"{text}: {row['reason']}" if row.get("reason") else text
-
-
-def _more(count: int) -> str:
-    return f"; and {count} more" if count > 0 else ""
-
-
 def _details(processes: Sequence[Process]) -> list[str]:
     """Return the lines of the evidence for `-v`, a few for each process."""
     lines: list[str] = []
@@ -114,13 +83,6 @@ def _process_details(process: Process) -> Iterator[str]:
     text = _engine_text(process)
     if text:
         yield f"engine: {text}"
-    yield from recorder_rows(process)
-    ray = part(found, "ray")
-    if ray.get("actors"):
-        counts = ", ".join(f"{count} {state}" for state, count in ray["actors"].items())
-        yield f"Ray: actors: {counts}"
-    for row in parts(part(found, "ray_calls"), "calls")[:_DETAILS]:
-        yield f"Ray: {row.get('calls')} × {row.get('function')}: {row.get('state')}"
     stacks = part(found, "stacks")
     tasks = [row for row in parts(stacks, "tasks") if texts(row, "stack")]
     for row in tasks[:_SHOWN]:

@@ -95,7 +95,7 @@ class Verdict:
         evidence: The functions that the culprit is in, the innermost last.
         silent: Processes without a sign of life, and since when.
         unknown: What could not be determined.
-        facts: What else was found: of engines, collectives and Ray, a line each.
+        facts: What else was found: of ranks and engines, a line each.
         details: Lines of the evidence by process.
     """
 

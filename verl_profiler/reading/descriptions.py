@@ -344,31 +344,6 @@ EVIDENCE: Mapping[str, Any] = {
             }
         ),
     },
-    "collectives": {
-        "rank": _SMALL,
-        "world_size": _SMALL,
-        "backend": _NAME,
-        "dump": _NAME,
-        "groups": _Each(
-            {
-                "group": _NAME,
-                "enqueued": _COUNT,
-                "started": _COUNT,
-                "completed": _COUNT,
-                "collective": _NAME,
-                "number": _COUNT,
-                "state": _NAME,
-                "ended": _flag,
-            }
-        ),
-    },
-    "ray": {
-        "actors": _Named(_COUNT),
-        "not_alive": _Each(
-            {"class": _NAME, "pid": _COUNT, "state": _NAME, "restarts": _COUNT, "reason": _LONG}
-        ),
-    },
-    "ray_calls": {"calls": _Each({"function": _NAME, "state": _NAME, "calls": _COUNT})},
     "unanswered": _Each(_NAME),
     "errors": _Named(_NAME),
 }

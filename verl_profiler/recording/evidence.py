@@ -14,16 +14,13 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from verl_profiler.recording import context, event_loop_lag
-from verl_profiler.recording.collectives import collectives
-from verl_profiler.recording.ray_view import ray_actors, ray_calls
+from verl_profiler.recording import event_loop_lag
 from verl_profiler.recording.stacks import all_threads, frames_of, running_frames, tasks_by_stack
 
 __all__ = ["add_source", "add_source_of", "gather", "on_loop"]
 
-# All sources together; each of Ray's requests.
+# All sources together.
 _PATIENCE_S = 6.0
-_RAY_S = 4
 # A loop, and what a coroutine in it waits for.
 _LOOP_S, _ANSWER_S = 1.5, 3.0
 # At most 0.5 MB per process, with names of 200 characters.
@@ -65,14 +62,7 @@ def gather() -> dict[str, Any]:
         By source what it found; `unanswered`, the sources that did not answer in time, and `errors`, why
         others have nothing. See docs/stuck.md.
     """
-    sources: dict[str, Callable[[], Any]] = {
-        "stacks": _stacks,
-        "collectives": collectives,
-        **_sources,
-    }
-    if context.process.is_trainer:
-        sources["ray"] = ray_actors
-        sources["ray_calls"] = lambda: ray_calls(_RAY_S)
+    sources: dict[str, Callable[[], Any]] = {"stacks": _stacks, **_sources}
     found: dict[str, Any] = {}
     errors: dict[str, str] = {}
     for name, source in sources.items():

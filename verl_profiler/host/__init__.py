@@ -1,1 +1,0 @@
-"""What a host shows of its processes: sockets, load, the kernel's log, dumps of PyTorch. Both halves use it."""
