@@ -10,8 +10,8 @@
     verl-profiler export trackers logs/my-run --tracker wandb mlflow
 
 perfetto: one timeline of all processes, to open in https://ui.perfetto.dev
-(nothing is uploaded). Of a large run, the slowest requests of each step and a
-sample of the others are drawn; --all draws all. Traces of torch.profiler and
+(nothing is uploaded). Of a large run, the longest steps are drawn, and of a
+large step its slowest requests; --all draws all. Traces of torch.profiler and
 SQLite exports of nsys under RUN/nsight are merged into it.
 otlp: requests, one trace each, and TransferQueue calls as OpenTelemetry spans,
 for Jaeger, Tempo and other tracing backends.

@@ -15,7 +15,6 @@ __all__ = [
     "KINDS",
     "LANES",
     "ORDERED",
-    "POOLED",
     "PROCESSES",
     "RETRACTIONS",
     "SPANS",
@@ -56,11 +55,6 @@ for _name, _event in EVENTS.items():
 # It may contain any timer of the trainer.
 _DEPTHS["step"] = -1
 
-# What of a sample lies in lanes of the whole run.
-POOLED = (
-    "(event = 'reward_score' OR request_id IS NOT NULL AND family IN ('rollout', 'user', 'engine'))"
-)
-
 SPANS = f"""
 CREATE OR REPLACE TEMP TABLE spans AS
 SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::UBIGINT AS id,
@@ -69,7 +63,6 @@ SELECT hash(run, name, event, begin_us, end_us, request_id, turn, extra) & ~3::U
     greatest(begin_us, 0) AS begin_us, greatest(end_us, 0) AS end_us, duration_us IS NULL AS instant,
     CASE {" ".join(f"WHEN {claim} THEN {place}" for place, claim in enumerate(LANES.values()))} END
         AS lane,
-    CASE WHEN {{pooled}} AND {POOLED} THEN '' ELSE name END AS home,
     CASE WHEN event IN ('engine_call', 'engine_request')
         THEN extra->>'$.engine_request_id' END AS engine_request_id,
     CASE event WHEN 'tool_call' THEN extra->>'$.tool' WHEN 'turn' THEN turn::VARCHAR
@@ -143,21 +136,20 @@ SELECT row_number() OVER (ORDER BY event, family, label, instant) AS kind, * FRO
 """
 GROUPS = """
 CREATE OR REPLACE TEMP TABLE lane_groups AS
-SELECT row_number() OVER (ORDER BY run, home, lane) AS group_id, * FROM (
-    SELECT DISTINCT run, home, lane FROM spans)
+SELECT row_number() OVER (ORDER BY run, name, lane) AS group_id, * FROM (
+    SELECT DISTINCT run, name, lane FROM spans)
 """
 
 # `unit` is what keeps together: a request, or all spans of a lane that are nested anyway.
 ORDERED = f"""
 WITH united AS (
     SELECT group_id, kind, id, begin_us, end_us, extra,
-        CASE WHEN spans.event = 'request'
-            THEN left(request_id, 8) || if(home = '', concat(' (', name, ')'), '') END AS request,
+        CASE WHEN spans.event = 'request' THEN left(request_id, 8) END AS request,
         CASE spans.event {" ".join(f"WHEN '{name}' THEN {depth}" for name, depth in _DEPTHS.items())}
             ELSE 9 END AS depth,
         CASE lane WHEN 1 THEN hash(request_id, step, validate) WHEN 0 THEN 0 WHEN 3 THEN 0
             ELSE id END AS unit
-    FROM spans JOIN lane_groups USING (run, home, lane)
+    FROM spans JOIN lane_groups USING (run, name, lane)
     JOIN kinds AS k ON k.event = spans.event AND k.family = spans.family
         AND k.instant = spans.instant AND k.label IS NOT DISTINCT FROM spans.label
 ), bounded AS (

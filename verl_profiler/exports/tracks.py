@@ -12,15 +12,13 @@ import heapq
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from verl_profiler.analysis.selection import Steps, in_steps
 from verl_profiler.exports.nesting import nested
-from verl_profiler.exports.perfetto import Arrows, Event, Kind, Points
-from verl_profiler.exports.process_selection import DEVICES as DRAWN_DEVICES
-from verl_profiler.exports.process_selection import spread
+from verl_profiler.exports.perfetto import Arrows, Event, Kind, PerfettoTrace
 from verl_profiler.exports.trace_selection import Selection
 from verl_profiler.exports.track_queries import (
     ARROWS,
@@ -46,23 +44,11 @@ __all__ = [
     "Folders",
     "Lanes",
     "Span",
-    "Trace",
     "days_apart",
     "origin_ns",
     "write_foreign",
     "write_run",
 ]
-
-
-class Trace(Protocol):
-    """What writes a trace: `PerfettoTrace` or `ChromeTrace`."""
-
-    def folder(self, name: str, parent: int = 0, *, about: str = "") -> int: ...  # noqa: D102
-    def lane(self, name: str, parent: int) -> int: ...  # noqa: D102
-    def counter(self, name: str, parent: int, unit: str) -> int: ...  # noqa: D102
-    def write(self, events: Iterable[Event]) -> None: ...  # noqa: D102
-    def count(self, track: int, points: Points) -> None: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
 
 
 Folders = dict[tuple[str, str], int]
@@ -95,7 +81,7 @@ def days_apart(foreign: ForeignTrace, tables: Tables) -> int | None:
 
 
 def write_run(
-    tables: Tables, steps: Steps, trace: Trace, selection: Selection | None = None
+    tables: Tables, steps: Steps, trace: PerfettoTrace, selection: Selection | None = None
 ) -> Folders:
     """Write a run's spans, arrows and counters.
 
@@ -112,7 +98,7 @@ def write_run(
     folders = _folders(tables, trace, selection)
     connection = tables.connection
     try:
-        connection.execute(SPANS.format(selected=selection.spans, pooled=selection.is_sampled))
+        connection.execute(SPANS.format(selected=selection.spans))
         tables.make("requests")
         connection.execute(ARROWS)
         connection.execute(KINDS)
@@ -124,7 +110,6 @@ def write_run(
         connection.execute("DROP TABLE IF EXISTS traced_requests")
     _write_unfinished(tables, selection, folders, trace)
     _write_counters(tables, selection, folders, trace)
-    connection.execute("DROP TABLE IF EXISTS traced_processes")
     return folders
 
 
@@ -137,7 +122,7 @@ class Lanes:
         name: What all of these lanes are called.
     """
 
-    def __init__(self, trace: Trace, folder: int, name: str) -> None:
+    def __init__(self, trace: PerfettoTrace, folder: int, name: str) -> None:
         self._trace = trace
         self._folder = folder
         self._name = name
@@ -179,15 +164,12 @@ class Lanes:
         return self._trace.lane(self._name, self._folder)
 
 
-def _folders(tables: Tables, trace: Trace, selection: Selection) -> Folders:
+def _folders(tables: Tables, trace: PerfettoTrace, selection: Selection) -> Folders:
     """Make a folder per node, role and process, in this order, of those that are drawn."""
     folders: Folders = {}
     above: dict[tuple[Any, ...], int] = {}
     rows = tables.rows(PROCESSES)
     about_run = " ".join(selection.sentences)
-    if selection.is_sampled:
-        traced = tables.connection.execute("FROM traced_processes").fetchall()
-        rows = [row for row in rows if (row["run"], row["name"]) in set(traced)]
     several = len({row["run"] for row in rows}) > 1
     for row in rows:
         run, host, role = row["run"], row["host"], row["role"]
@@ -214,13 +196,13 @@ def _fetched(tables: Tables, query: str) -> Iterator[tuple[Any, ...]]:
         yield from rows
 
 
-def _placed(tables: Tables, folders: Folders, trace: Trace) -> Iterator[Event]:
+def _placed(tables: Tables, folders: Folders, trace: PerfettoTrace) -> Iterator[Event]:
     names = list(LANES)
     lanes = {
         row["group_id"]: Lanes(
             trace,
-            folders[row["run"], row["home"]],
-            names[int(row["lane"])] + (" (sampled)" if row["home"] == "" else ""),
+            folders[row["run"], row["name"]],
+            names[int(row["lane"])],
         )
         for row in tables.rows("SELECT * FROM lane_groups")
     }
@@ -251,7 +233,9 @@ def _named(kind: Kind, request: str | None) -> Kind:
     return kind if request is None else (f"{kind[0]} {request}", *kind[1:])
 
 
-def _write_unfinished(tables: Tables, selection: Selection, folders: Folders, trace: Trace) -> None:
+def _write_unfinished(
+    tables: Tables, selection: Selection, folders: Folders, trace: PerfettoTrace
+) -> None:
     """Begin, and never end, a span for every request of which only the begin is known."""
     limit = f"LIMIT {_UNFINISHED}" if selection.is_sampled else ""
     for row in tables.rows(UNFINISHED.format(selected=selection.steps, limit=limit)):
@@ -264,19 +248,18 @@ def _write_unfinished(tables: Tables, selection: Selection, folders: Folders, tr
         trace.write([(track, begin_ns, (name, "rollout", False), about, (), ())])
 
 
-def _write_counters(tables: Tables, selection: Selection, folders: Folders, trace: Trace) -> None:
+def _write_counters(
+    tables: Tables, selection: Selection, folders: Folders, trace: PerfettoTrace
+) -> None:
     tables.make("requests", "engine_requests", "engine_calls", "memory", "lags", "asynchronous")
     more = ASYNCHRONOUS_COUNTERS if tables.rows("SELECT run FROM asynchronous") else ()
     ranks = [row["dp_rank"] for row in tables.rows(ENGINE_RANKS)]
     engines = [
         counter for rank in ranks for counter in engine_counters(rank, alone=len(ranks) == 1)
     ]
-    rows = tables.rows(DEVICES)
-    if selection.is_sampled:
-        rows = spread(rows, DRAWN_DEVICES)
     devices = [
         counter
-        for row in rows
+        for row in tables.rows(DEVICES)
         for counter in device_counters(row["host"] or "", row["device"], several=row["several"])
     ]
     for counter, unit, query in (*COUNTERS, *engines, RETRACTIONS, *devices, *more):
@@ -292,7 +275,9 @@ def _write_counters(tables: Tables, selection: Selection, folders: Folders, trac
             trace.count(track, ((time_ns, value) for _, _, time_ns, value in points))
 
 
-def write_foreign(foreign: ForeignTrace, tables: Tables, folders: Folders, trace: Trace) -> None:
+def write_foreign(
+    foreign: ForeignTrace, tables: Tables, folders: Folders, trace: PerfettoTrace
+) -> None:
     """Write another profiler's trace beside the process with its host and pid."""
     folder = trace.folder(foreign.title, _home(foreign, tables, folders))
     for thread, spans in sorted(foreign.threads.items()):
