@@ -1,14 +1,12 @@
 """What a weight sync moves: in ranks that send and receive through a checkpoint engine, and to engines.
 
 All of verl's paths iterate over the weights by `ensure_async_iterator` (verl 0.9.1), where their number
-and size are counted.  Buckets have lines in all checkpoint engines that move them one by one, and where
-SGLang's adapter passes them to its engine.  NIXL's and Mooncake's receivers read what a sender has, so a
-sender's bucket is its wait until that is done.
+and size are counted.  Buckets have lines in the checkpoint engines of NCCL and HCCL, and where SGLang's
+adapter passes them to its engine.
 """
 
 from __future__ import annotations
 
-import time
 from contextvars import ContextVar
 from typing import Any
 
@@ -37,14 +35,10 @@ class _Buckets:
 
     def __init__(self, event: str) -> None:
         self.event = event
-        # The engine that a receiver's sync uses.
-        self.engine: Any = None
         self.begin_sync()
 
     def begin_sync(self) -> None:
         self.count = self.busy_ns = self.size_bytes = 0
-        # A rank that receives may relay, too: then each bucket is counted once.
-        self.receives = False
         self.begin_ns: int | None = None
         self.end_ns = 0
         self.extra: dict[str, Any] = {}
@@ -145,7 +139,6 @@ def _end_send(call: Call, _result: Any) -> None:
 def begin_receiving(call: Call) -> None:
     """Begin a receiver's sync."""
     _moved.begin_sync()
-    _moved.engine = getattr(call.arguments.get("self"), "checkpoint_engine", None)
     begin_counting(call)
 
 
@@ -154,7 +147,6 @@ def end_receiving(call: Call) -> None:
     buckets = {"buckets": _moved.count} if _moved.count else {}
     call.extra = {**(call.extra or {}), **counted(call), **buckets}
     _moved.end_sync(call.step)
-    _moved.engine = None
 
 
 def begin_loading(call: Call) -> None:
@@ -177,43 +169,6 @@ def _end_operation(call: Call, _result: Any) -> None:
     _moved.end_one(call, metadata.get("length"), sender=operation.rank == 0)
 
 
-def _end_broadcast(call: Call, _result: Any) -> None:
-    """End a bucket of Kimi's, whose receivers pass on to each other what each of them read."""
-    operation: Any = call.arguments["self"]
-    own = getattr(_moved.engine, "rank", None)
-    _moved.end_one(call, int(operation.bucket.nbytes), sender=operation.rank == own)
-
-
-def _end_library_read(call: Call, _result: Any) -> None:
-    """End a bucket that Mooncake's library read: engine, session, own and other address, length.
-
-    Its other users, as SGLang's transfer of KV caches, are in no receiver's sync.
-    """
-    if _moved.engine is None:
-        call.event = None
-        return
-    _moved.receives = True
-    _moved.end_one(call, call.args[4] if len(call.args) > 4 else None, sender=False)
-
-
-def _end_read(call: Call, _result: Any) -> None:
-    """End a bucket of NIXL's from when its read began, before the bucket before it was passed on."""
-    operation: Any = call.arguments["self"]
-    began_s = operation.start_time
-    if isinstance(began_s, float):
-        call.begin_ns = call.end_ns - max(0, int((time.time() - began_s) * 1e9))
-    _moved.receives = True
-    _moved.end_one(call, operation.bucket_size, sender=False)
-
-
-def _end_readable(call: Call, _result: Any) -> None:
-    """End the wait until a bucket of NIXL's or Mooncake's sender has been read."""
-    if _moved.receives:
-        call.event = None
-        return
-    _moved.end_one(call, None, sender=True)
-
-
 def _end_own_send(call: Call, _result: Any) -> None:
     _moved.end_one(call, int(call.arguments["bucket"].nbytes), sender=True)
 
@@ -228,15 +183,12 @@ def _end_load(call: Call, _result: Any) -> None:
     _loaded.end_one(call, size, tensors=len(batch))
 
 
-_NIXL = "verl.checkpoint_engine.nixl_checkpoint_engine"
-_MOONCAKE = "verl.checkpoint_engine.mooncake_checkpoint_engine"
-_KIMI = "verl.checkpoint_engine.kimi_checkpoint_engine"
 _CHECKPOINT_ENGINES = (
     "verl.checkpoint_engine.nccl_checkpoint_engine:NCCLCheckpointEngine",
     "verl.checkpoint_engine.hccl_checkpoint_engine:HCCLCheckpointEngine",
-    f"{_NIXL}:NIXLCheckpointEngine",
-    f"{_MOONCAKE}:MooncakeCheckpointEngine",
-    f"{_KIMI}:KIMICheckpointEngine",
+    "verl.checkpoint_engine.nixl_checkpoint_engine:NIXLCheckpointEngine",
+    "verl.checkpoint_engine.mooncake_checkpoint_engine:MooncakeCheckpointEngine",
+    "verl.checkpoint_engine.kimi_checkpoint_engine:KIMICheckpointEngine",
     "verl.checkpoint_engine.delta_checkpoint_engine:DeltaShardedCheckpointEngine",
 )
 _OWN = "verl_profiler.rehearsal.gloo_checkpoint_engine:GlooCheckpointEngine"
@@ -268,16 +220,6 @@ PROBES = (
         leave=_end_operation,
         # Their modules need the accelerator's libraries.
         optional=True,
-    ),
-    *(
-        Probe("weight_bucket", "weights", (target,), leave=leave, optional=True)
-        for target, leave in (
-            (f"{_NIXL}:ReadOperation.wait_for_complete", _end_read),
-            (f"{_NIXL}:ReadableOperation.wait_for_complete", _end_readable),
-            (f"{_KIMI}:BroadcastOperation._run", _end_broadcast),
-            ("mooncake.engine:TransferEngine.transfer_sync_read", _end_library_read),
-            (f"{_MOONCAKE}:MooncakeCheckpointEngine.wait_for_complete", _end_readable),
-        )
     ),
     Probe("weight_bucket", "weights", (f"{_OWN}.send_bucket",), leave=_end_own_send),
     Probe("weight_bucket", "weights", (f"{_OWN}.receive_bucket",), leave=_end_own_receive),

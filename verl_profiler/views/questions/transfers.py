@@ -125,12 +125,9 @@ VIEWS = (
               faster checkpoint engine.
         """,
         limits="""
-            Buckets are recorded of the NCCL, HCCL, NIXL, Mooncake and Kimi engines, of the rehearsal's
-            gloo engine, and where SGLang's adapter passes them to its engine; of others only the whole
+            Buckets are recorded of the NCCL and HCCL engines, of the rehearsal's gloo engine, and where
+            SGLang's adapter passes them to its engine; of others (NIXL, Mooncake, Kimi) only the whole
             is known, and of the `mooncake`, `kimi_ckpt_engine` and `delta_sharded` senders not the bytes.
-            With NIXL and Mooncake, a sender's bucket is its wait until the other side has read it. One
-            that NIXL receives ends when the receiver notices, which first passes on the one before.
-            With Kimi, a bucket is its broadcast among the ranks that receive, by the one that read it.
             With NCCL, a bucket ends when its broadcast is enqueued, not when it is on the other side.
             Waiting is of the first 64 buckets of a sync; the later ones count as moving.
             Ranks on other hosts: to the accuracy of the clocks' alignment.
