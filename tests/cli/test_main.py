@@ -224,3 +224,16 @@ def test_each_command_without_its_extra_names_it(with_the_core_alone, tmp_path):
             continue
         end = f"{sys.executable} -m pip install 'verl-profiler[{extra}]' (missing-extra)\n"
         assert (2, True) == (status, text.endswith(f"').\n{end}")), text
+
+
+def test_help_fits_a_terminal_of_80_columns(monkeypatch, capsys):
+    """Of every command; `help NAME` prints the same."""
+    monkeypatch.setenv("COLUMNS", "80")
+    texts = []
+    for words in [["--help"], *([name, "--help"] for name in COMMANDS), ["help", COMMANDS[-1]]]:
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert 0 == ended.value.code
+        texts.append(capsys.readouterr().out)
+    assert [] == [line for text in texts for line in text.splitlines() if len(line) > 80]
+    assert texts[-2] == texts[-1]

@@ -210,11 +210,11 @@ def test_a_log_without_timers_is_nothing_to_plot(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("words", "slug"),
-    [(["missing.log"], "log-unreadable"), (["LOG", "--out", "x"], "option-not-heeded")],
+    [(["missing.log"], "log-unreadable"), (["LOG", "--steps", "9"], "no-such-step")],
 )
 def test_what_cannot_be_done_is_refused(words, slug, demo):
-    """Before anything is written; --out is for numbers only."""
-    with pytest.raises(ReadingError, match=r"No such file|--output-dir") as error:
+    """Before anything is written."""
+    with pytest.raises(ReadingError, match=r"No such file|is not in the log") as error:
         run(*(demo if word == "LOG" else word for word in words))
 
     assert (2, slug) == (error.value.exit_code, error.value.slug)

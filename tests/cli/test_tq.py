@@ -189,14 +189,3 @@ def test_nothing_about_transferqueue_is_status_1(tmp_path, capsys):
 
     assert 1 == run(path)
     assert "TQ_TRACE_ENABLED=1" in capsys.readouterr().err
-
-
-def test_the_plots_of_a_log_are_written_too(log, tmp_path, capsys):
-    """`verl-profiler plot` takes runs; a log's are drawn here."""
-    assert 0 == run(log, "--plot", tmp_path / "figures")
-
-    written = sorted(path.name for path in (tmp_path / "figures").iterdir())
-    assert ["tq_functions.png", "tq_over_time.png"] == written
-    printed = capsys.readouterr()
-    assert 2 == printed.out.count("Wrote ")
-    assert 1 == printed.err.count(f"Created the folder {tmp_path / 'figures'}\n")

@@ -103,8 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         choices=TRACKERS,
+        metavar="TRACKER",
         default=[],
-        help="trackers: which (default: those of the run's trainer.logger)",
+        help=f"trackers: {', '.join(TRACKERS)} (default: those of the run's trainer.logger)",
     )
     parser.add_argument(
         "--project", metavar="NAME", help="trackers: the project (default: the run's)"

@@ -70,10 +70,10 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_out(parser: argparse.ArgumentParser, text: str) -> None:
-    """Declare the file to write, described by `text`, and `--force`."""
-    parser.add_argument("-o", "--out", metavar="FILE", type=Path, help=text)
-    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+def add_out(parser: argparse.ArgumentParser, text: str, *names: str) -> None:
+    """Declare the file or folder to write, described by `text`, also by other names, and `--force`."""
+    parser.add_argument("-o", "--out", *names, metavar="PATH", type=Path, help=text)
+    parser.add_argument("--force", action="store_true", help="replace files that exist")
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:

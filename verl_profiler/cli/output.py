@@ -26,7 +26,6 @@ __all__ = [
     "json_text",
     "print_json",
     "refuse_overwriting",
-    "refuse_overwriting_any",
     "replacing",
     "target_of",
     "write_whole",
@@ -71,63 +70,37 @@ def target_of(
     return target
 
 
-def refuse_overwriting(target: Path, *, force: bool, mark: bytes | None = None) -> None:
-    """Reject a file that exists, including a dangling link, unless its first bytes contain `mark`.
-
-    Raises:
-        ReadingError: It exists, and `force` is False; or it is not a regular file, such as a device.
-    """
-    if not os.path.lexists(target):
-        return
-    if mark is not None and _begins_with(target, mark):
-        return
-    if not force:
-        raise ReadingError(
-            f"{target} exists and was not replaced.\nAdd --force, or name another file with --out",
-            "output-exists",
-        )
-    if not target.is_symlink() and not target.is_file():
-        raise ReadingError(
-            f"{target} is not a regular file and cannot be replaced.\nName another file with --out",
-            "cannot-write",
-        )
-
-
-def refuse_overwriting_any(
-    targets: Iterable[Path],
-    *,
-    force: bool,
-    mark: bytes | None = None,
-    because: str = "",
-    instead: str = "another --out",
+def refuse_overwriting(
+    *targets: Path, force: bool, mark: bytes | None = None, because: str = ""
 ) -> None:
-    """Refuse files that exist before the first of several is written.
+    """Reject files that exist, including dangling links, before the first of them is written.
 
     Args:
         targets: The files.
         force: Replace whatever regular files are there.
         mark: What the first bytes of this command's own output hold; such files are replaced.
         because: Added to the message: why they are not replaced.
-        instead: What else to name.
 
     Raises:
-        ReadingError: One is in the way.
+        ReadingError: One exists, and `force` is False; or it is not a regular file, such as a device.
     """
     there = [
         target
         for target in targets
-        if os.path.lexists(target)
-        and (mark is None or target.is_symlink() or not _begins_with(target, mark))
+        if os.path.lexists(target) and (mark is None or not _begins_with(target, mark))
     ]
-    if force:
-        for target in there:
-            refuse_overwriting(target, force=True)
-    elif there:
+    if there and not force:
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
         raise ReadingError(
-            f"{there[0]}{more} would be overwritten{because}.\nAdd --force, or name {instead}",
+            f"{there[0]}{more} would be overwritten{because}.\nAdd --force, or name another --out",
             "output-exists",
         )
+    for target in there:
+        if not target.is_symlink() and not target.is_file():
+            raise ReadingError(
+                f"{target} is not a regular file and cannot be replaced.\nName another --out",
+                "cannot-write",
+            )
 
 
 def _begins_with(target: Path, mark: bytes) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from verl_profiler.cli.options import (
     add_cache,
     add_on,
+    add_out,
     add_steps,
     check_steps,
     check_worker,
@@ -30,7 +31,7 @@ from verl_profiler.cli.options import (
 from verl_profiler.cli.output import (
     csv_text,
     json_text,
-    refuse_overwriting_any,
+    refuse_overwriting,
     replacing,
     write_whole,
 )
@@ -88,16 +89,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_count,
         help="how many requests slowest_requests lists (default: 20)",
     )
-    parser.add_argument(
-        "--out",
-        metavar="PATH",
-        type=Path,
-        help="the file to write, or a folder (default: NAME.FORMAT here; all: the folder plots)",
+    add_out(
+        parser, "the file to write, or a folder (default: NAME.FORMAT here; all: the folder plots)"
     )
     parser.add_argument(
         "--format", choices=_FORMATS, help="default: from the name of --out, or png", default=None
     )
-    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     numbers = parser.add_mutually_exclusive_group()
     numbers.add_argument("--json", action="store_true", help="print the numbers as JSON")
     numbers.add_argument(
@@ -224,7 +221,7 @@ def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> 
         check_installed()
     choices = _choices(opened, args)
     form, paths = _paths(chosen, list(choices), args)
-    refuse_overwriting_any(paths.values(), force=args.force)
+    refuse_overwriting(*paths.values(), force=args.force)
     written, empty = 0, dict.fromkeys(chosen, 0)
     for name, plot in chosen.items():
         data = plot.analysis(opened.tables, next(iter(choices.values())))
@@ -325,7 +322,7 @@ def _write_json(opened: Run, chosen: Mapping[str, View], args: argparse.Namespac
         sys.stdout.write(text)
     else:
         path = out / f"{args.name}.json" if out.is_dir() else out
-        refuse_overwriting_any([path], force=args.force)
+        refuse_overwriting(path, force=args.force)
         write_whole(path, [text])
         print(visible(f"Wrote {path}"))
     return 1 if _nothing(numbers, chosen) else 0
@@ -354,7 +351,7 @@ def _write_csv(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace
         paths = dict.fromkeys(tables, out)
     else:
         paths = {table: out / f"{table}.csv" for table in tables}
-    refuse_overwriting_any(paths.values(), force=args.force)
+    refuse_overwriting(*paths.values(), force=args.force)
     for table, path in paths.items():
         write_whole(path, [csv_text(tables[table])])
         print(visible(f"Wrote {path}"))

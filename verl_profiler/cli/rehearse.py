@@ -68,9 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trainer",
         choices=TRAINERS,
+        metavar="TRAINER",
         default="sync",
-        help="trainer.v1.trainer_mode, or a trainer of verl.experimental; all but sync and "
-        "colocate_async have a separate replica (default: sync)",
+        help=f"{', '.join(TRAINERS)}; all but sync and colocate_async have a separate replica "
+        "(default: sync)",
     )
     parser.add_argument("--steps", type=_positive, default=3, help="training steps (default: 3)")
     parser.add_argument(

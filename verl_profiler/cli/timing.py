@@ -2,7 +2,7 @@
 
     verl-profiler timing train.log
     verl-profiler timing logs/my-run
-    verl-profiler timing first.log.gz resumed.log --output-dir figures
+    verl-profiler timing first.log.gz resumed.log --out figures
     zcat old.log.gz | verl-profiler timing - --json
 
 Reads logs of verl 0.3 to 0.9 (consoles, or the metrics of its file logger, W&B
@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli.logs import chosen, ends_of
-from verl_profiler.cli.options import add_steps
+from verl_profiler.cli.options import add_out, add_steps
 from verl_profiler.cli.output import (
     csv_text,
     json_text,
-    refuse_overwriting_any,
+    refuse_overwriting,
     replacing,
     write_whole,
 )
@@ -54,13 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="console log, also compressed with gzip; - for standard input; or a run directory "
         f"with its {CONSOLE}",
     )
-    parser.add_argument(
+    add_out(
+        parser,
+        "folder for the figures (default: plot, next to the log), or the file for --json or --csv "
+        "(default: the terminal)",
         "--output-dir",
-        metavar="DIR",
-        type=Path,
-        help="folder for the figures (default: plot, next to the log)",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     add_steps(parser)
     parser.add_argument("--separate", action="store_true", help="treat each LOG as a separate run")
     numbers = parser.add_mutually_exclusive_group()
@@ -70,12 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--spec",
         action="store_true",
         help="write Vega-Lite specifications (NAME.vl.json), to be restyled, instead of figures",
-    )
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        type=Path,
-        help="the file for --json or --csv (default: the terminal)",
     )
 
 
@@ -100,11 +93,6 @@ def run(args: argparse.Namespace) -> int:
         text = _as_json(runs, ends, problems) if args.json else _as_csv(runs)
         _give(text, args.out, force=args.force)
         return 0
-    if args.out is not None:
-        raise ReadingError(
-            "--out is for --json and --csv.\nName the folder of the pictures with --output-dir",
-            "option-not-heeded",
-        )
     _draw(runs, args)
     print("".join(f"\n{visible(end)}\n" for end in ends), end="")
     if problems:
@@ -125,14 +113,13 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
     from verl_profiler.views.view import SPEC, NothingToDraw
 
     form = SPEC if args.spec else "png"
-    folders = _folders(runs, args.output_dir)
+    folders = _folders(runs, args.out)
     for run, folder in zip(runs, folders, strict=True):
-        refuse_overwriting_any(
-            [folder / f"{name}.{form}" for name in PICTURES],
+        refuse_overwriting(
+            *(folder / f"{name}.{form}" for name in PICTURES),
             force=args.force,
             mark=f"Description\0{_mark(run)}".encode("latin-1", "replace"),
             because=", and was not written by this command from the same log",
-            instead="another place with --output-dir",
         )
     print(visible(f"Parsing log file: {', '.join(map(str, args.logs))}"))
     for run, folder in zip(runs, folders, strict=True):
@@ -160,12 +147,12 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
         print("\n".join(["", *changes, MORE] if changes else ["", MORE]))
 
 
-def _folders(runs: Sequence[LoggedRun], output_dir: Path | None) -> list[Path]:
+def _folders(runs: Sequence[LoggedRun], out: Path | None) -> list[Path]:
     """Return the folder of each run; runs that would share one get a folder each inside it."""
     from verl_profiler.reading.formats.console_log import STDIN
 
     beside = [Path() if run.source == STDIN else run.source.parent for run in runs]
-    folders = [(output_dir or folder / _FOLDER).resolve() for folder in beside]
+    folders = [(out or folder / _FOLDER).resolve() for folder in beside]
     shared = Counter(folders)
     return [
         folder / run.label if shared[folder] > 1 else folder
@@ -196,7 +183,7 @@ def _give(text: str, out: Path | None, *, force: bool) -> None:
     if out is None:
         sys.stdout.write(text)
         return
-    refuse_overwriting_any([out], force=force)
+    refuse_overwriting(out, force=force)
     write_whole(out, [text])
     print(visible(f"Wrote {out}"))
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "check", "nothing", "run"]
 
-_PLOTS = ("tq_functions", "tq_over_time")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
@@ -51,14 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="en",
         help="report language; zh: the Chinese report of verl's TransferQueue guide",
     )
-    parser.add_argument(
-        "--plot",
-        metavar="FOLDER",
-        type=Path,
-        help="write the TransferQueue plots to this folder (for runs, verl-profiler plot draws them too)",
-    )
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
-    parser.add_argument("--force", action="store_true", help="replace plots that exist")
     add_cache(parser)
 
 
@@ -75,8 +66,6 @@ def run(args: argparse.Namespace) -> int:
             print_error(*nothing(args.paths))
             return 1
         check(sources, args)
-        if args.plot is not None:
-            return _plot(sources, args)
         tables = _gathered(sources, args)
         if args.json:
             _print_json(sources, tables)
@@ -85,38 +74,6 @@ def run(args: argparse.Namespace) -> int:
         else:
             _print_text(sources, tables, args.lang)
     return 0
-
-
-def _plot(sources: list[Source], args: argparse.Namespace) -> int:
-    """Draw every plot that has data; return 1 if none has."""
-    from verl_profiler.cli.output import refuse_overwriting, replacing
-    from verl_profiler.render.charts import check_installed
-    from verl_profiler.views.questions import VIEWS
-    from verl_profiler.views.view import Choice, NothingToDraw
-
-    check_installed()
-    several = sum(len(source.labels) for source in sources) > 1
-    written = 0
-    for name in _PLOTS:
-        plot = VIEWS[name]
-        for source, label in ((each, label) for each in sources for label in each.labels):
-            choice = Choice(run=label, steps=args.steps)
-            data = {
-                table: [row for row in rows if row["run"] == label]
-                for table, rows in plot.analysis(source.tables, choice).items()
-            }
-            path = args.plot / f"{f'{label}-' if several else ''}{name}.png"
-            refuse_overwriting(path, force=args.force)
-            try:
-                picture = plot.picture(data, choice, "png")
-            except NothingToDraw as reason:
-                print_error(f"verl-profiler tq: {name}: nothing to draw: {reason}")
-                continue
-            with replacing(path) as file:
-                file.write(picture)
-            print(visible(f"Wrote {path}"))
-            written += 1
-    return 0 if written else 1
 
 
 def nothing(paths: list[Path]) -> tuple[str, str]:

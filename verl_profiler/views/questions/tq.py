@@ -284,7 +284,6 @@ VIEWS = (
         shows="""
             Top: the mean call of each traced function, divided into get, compute and put.
             Bottom: the same as shares of the function's time. Training and validation together.
-            `verl-profiler tq training.log --plot figures` draws it from a console log.
         """,
         conclude="""
             - Compute is more than 80 %: TransferQueue is not the bottleneck there.
