@@ -11,8 +11,7 @@ from cached_runs import REHEARSED, SMALL
 from verl_profiler.analysis.registry import ANALYSES
 from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading import convert, event_parts
-from verl_profiler.reading.cache_folder import CacheFolder, Draft
+from verl_profiler.reading import convert
 from verl_profiler.reading.reader import load
 
 DATA = Path(__file__).parents[1] / "data"
@@ -158,55 +157,3 @@ def test_files_in_folders_of_other_steps_are_not_opened(long_run, shards):
         assert run.all_steps == (1, STEPS)
     with pytest.raises(ReadingError, match="cannot be read"):
         load(shards, steps=(7, 7))
-
-
-@pytest.fixture
-def flat(shards, monkeypatch):
-    """All of them in one folder, described in the cache."""
-    monkeypatch.setattr(event_parts, "_INDEXED_FILES", 1)
-    for path in shards.glob("events/step_*/*.parquet"):
-        path.rename(shards / "events" / path.name)
-    for folder in shards.glob("events/step_*"):
-        folder.rmdir()
-    with load(shards) as run:
-        assert run.all_steps == (1, STEPS)
-    return shards
-
-
-def _opened(monkeypatch):
-    """Note the files whose ends are read."""
-    opened = []
-    stated = event_parts._stated
-
-    def note(connection, paths):
-        opened.extend(path.name for path in paths)
-        return stated(connection, paths)
-
-    monkeypatch.setattr(event_parts, "_stated", note)
-    return opened
-
-
-def test_the_ends_of_many_files_are_read_once(flat, monkeypatch):
-    opened = _opened(monkeypatch)
-    with load(flat, steps=(4, 4)) as run:
-        assert {part.steps for part in run.tables.table_cache.parts} == {(3, 3), (4, 4), (5, 5)}
-    assert opened == []
-    # One that has changed is another file.
-    changed, other = sorted((flat / "events").iterdir())[:2]
-    shutil.copy(other, changed)
-    with load(flat) as run:
-        parts = {part.path.name: part.steps for part in run.tables.table_cache.parts}
-        assert parts[changed.name] == parts[other.name]
-    assert opened == [changed.name]
-
-
-def test_an_index_that_cannot_be_kept_costs_nothing_else(flat, monkeypatch):
-    shutil.rmtree(flat / ".cache")
-    monkeypatch.setattr(CacheFolder, "can_write", lambda self: False)
-    monkeypatch.setattr(Draft, "publish", _full)
-    with load(flat) as run:
-        assert run.all_steps == (1, STEPS)
-
-
-def _full(self, name, note, *, empty=False):
-    raise OSError(28, "No space left on device")

@@ -356,56 +356,6 @@ def test_a_generator_of_tokens_is_written_while_it_waits(watcher):
     assert call["at"].startswith(f"{__name__}:test_a_generator_of_tokens")
 
 
-@pytest.mark.parametrize("kind", [asyncio.Semaphore, asyncio.Lock])
-@pytest.mark.parametrize("holder", ["another", "itself", "by acquire()"])
-def test_who_holds_a_lock_that_a_call_waits_for(watcher, kind, holder):
-    """Where `async with` shows it; who calls `acquire()` leaves no trace."""
-
-    async def run():
-        lock, over = kind(), asyncio.Event()
-
-        async def hold():
-            async with lock:
-                await over.wait()
-
-        async def acquire():
-            if holder == "itself":
-                async with lock, lock:
-                    pass
-            async with lock:
-                pass
-
-        if holder == "another":
-            tasks = [asyncio.create_task(hold())]
-        elif holder == "by acquire()":
-            await lock.acquire()
-            tasks = []
-        else:
-            tasks = []
-        await asyncio.sleep(0)
-        probed = wrapping.wrap(Probe("tool_call", "rollout", ("x:y",)), acquire)
-        # The second one waits, too: it holds nothing.
-        count = 1 if holder == "itself" else 2
-        waiting = [asyncio.create_task(probed()) for _ in range(count)]
-        await asyncio.sleep(0.1)
-        found = await asyncio.to_thread(written, watcher)
-        over.set()
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, *tasks, return_exceptions=True)
-        return found, hold.__code__.co_firstlineno + 2, acquire.__code__.co_firstlineno + 2
-
-    found, in_hold, in_acquire = asyncio.run(run())
-
-    name = f"{__name__}:test_who_holds_a_lock_that_a_call_waits_for.run"
-    expected = {
-        "another": {f"{name}.hold:{in_hold}": 1},
-        "itself": {f"{name}.acquire:{in_acquire}": 1},
-        "by acquire()": {},
-    }
-    assert {str(expected[holder])} == {str(call["held_by"]) for call in found["calls"]}
-
-
 def test_a_rollouter_without_progress_is_announced(watcher, capfd):
     """At ten times `after`, unless it has waited as long before; not while a limit keeps it from dispatching."""
     open_calls.note_progress(now() - round(0.4e9))

@@ -218,17 +218,13 @@ def place(row: Mapping[str, Any]) -> str:
 
 
 def standing(row: Mapping[str, Any]) -> str:
-    """Write where it stands, what kind of lock or queue it waits for, and who holds it."""
+    """Write where it stands, and what kind of lock or queue it waits for."""
     stack = row.get("stack") or ()
     innermost = str(stack[-1]).rpartition(":")[0] if stack else ""
     awaited = _LOCKS.get(innermost)
     if awaited is None:
         return place(row)
-    holders = row.get("held_by")
-    if not holders:
-        return f"{place(row)}, which waits for {awaited}"
-    shown = [f"{at} ({count} times)" if count > 1 else at for at, count in holders.items()]
-    return f"{place(row)}, which waits for {awaited} held by {some(shown)}"
+    return f"{place(row)}, which waits for {awaited}"
 
 
 def in_collective(row: Mapping[str, Any]) -> bool:

@@ -283,7 +283,6 @@ _OPEN_CALL = {
     "step": _SMALL,
     "extra": _Named(_scalar),
     "thread": _NAME,
-    "held_by": _Named(_COUNT),
     **_STANDS,
 }
 

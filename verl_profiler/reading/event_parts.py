@@ -1,21 +1,19 @@
 """The Parquet files of events that a run consists of: what each holds, without reading its rows.
 
-What the ends of many files state is kept in one file of the cache.  A file in `events/step_<N>` is left
-out without opening it.
+A file in `events/step_<N>` is left out without opening it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import duckdb
-import msgspec
 
 from verl_profiler.events.vocabulary import step_of_folder
-from verl_profiler.reading.cache_folder import CacheFolder, Kept
+from verl_profiler.reading.cache_folder import Kept
 from verl_profiler.reading.event_sql import PART_COLUMNS
 from verl_profiler.reading.scans import listed, scan
 from verl_profiler.reading.tables.derivations import from_rest
@@ -32,9 +30,6 @@ __all__ = [
 # How far, where a run is cut, the corrected clocks of a client's and a server's host may be apart for
 # their calls to be joined.
 CLOCKS_APART_US = 60 * 1_000_000
-_INDEX = "index-0000000000000000"
-# Opening fewer takes less than a tenth of a second.
-_INDEXED_FILES = 32
 
 
 @dataclass(frozen=True)
@@ -71,108 +66,43 @@ class EventPart:
         return span_us is None or (span_us[0] <= last_us and span_us[1] >= first_us)
 
 
-class _Facts(NamedTuple):
-    """What the end of a file states; as in `EventPart`."""
-
-    steps: tuple[int, int] | None
-    without_step: bool
-    span_us: tuple[int, int] | None
-    columns: int
-
-
-class _Index(msgspec.Struct):
-    """The facts of files, by identity; `columns` are numbers of sets of columns."""
-
-    files: dict[str, _Facts] = {}
-    columns: list[list[str]] = []
-
-
 def folder_step(path: Path) -> int | None:
     """Return the step of a file by its folder, `events/step_<N>`; None where it may hold any."""
     return step_of_folder(path.parent.name) if path.parent.parent.name == "events" else None
 
 
 def event_parts(
-    connection: duckdb.DuckDBPyConnection,
-    run: str,
-    kept: Sequence[Kept],
-    cache: CacheFolder | None = None,
+    connection: duckdb.DuckDBPyConnection, run: str, kept: Sequence[Kept]
 ) -> list[EventPart]:
-    """Describe the Parquet files of a run.
+    """Describe the Parquet files of a run by what their ends state.
 
     Args:
-        connection: Reads the ends of those that are not known.
+        connection: Reads the ends.
         run: The run's label.
         kept: The files.
-        cache: Where facts about many files are kept; None for nowhere.
     """
     identities = {each.path: each.identity for each in kept if each.path is not None}
-    if len(identities) < _INDEXED_FILES:
-        cache = None
-    index = _Index() if cache is None else _kept_index(cache)
-    unknown = [path for path, identity in identities.items() if identity not in index.files]
-    if unknown:
-        numbers = {frozenset(columns): place for place, columns in enumerate(index.columns)}
-        for path, (facts, columns) in _stated(connection, unknown).items():
-            number = numbers.setdefault(columns, len(numbers))
-            index.files[identities[path]] = facts._replace(columns=number)
-        index.columns = [sorted(columns) for columns in numbers]
-        if cache is not None:
-            _keep_index(cache, index)
-    parts: list[EventPart] = []
-    for path, identity in identities.items():
-        steps, without_step, span_us, columns = index.files[identity]
-        having = frozenset(index.columns[columns])
-        parts.append(
-            EventPart(run, path, f"{run}:{identity}", steps, without_step, span_us, having)
-        )
-    return parts
-
-
-def _kept_index(cache: CacheFolder) -> _Index:
-    found = cache.find(_INDEX)
-    if found is not None:
-        try:
-            index = msgspec.convert(found.note, _Index)
-        except msgspec.ValidationError:
-            return _Index()
-        if all(0 <= facts.columns < len(index.columns) for facts in index.files.values()):
-            return index
-    return _Index()
-
-
-def _keep_index(cache: CacheFolder, index: _Index) -> None:
-    # Whatever prevents it, the next reader opens the files again.
-    try:
-        with cache.new() as draft:
-            draft.publish(_INDEX, msgspec.to_builtins(index), empty=True)
-    except OSError:
-        pass
-
-
-def _stated(
-    connection: duckdb.DuckDBPyConnection, paths: Sequence[Path]
-) -> Mapping[Path, tuple[_Facts, frozenset[str]]]:
-    """Read the ends of files."""
+    if not identities:
+        return []
     rows = connection.execute(
         f"""
         SELECT file_name, path_in_schema, min(try_cast(stats_min AS BIGINT)),
             max(try_cast(stats_max AS BIGINT)),
             bool_and(stats_min IS NOT NULL OR stats_null_count = num_values),
             sum(stats_null_count)
-        FROM parquet_metadata([{listed(paths)}])
+        FROM parquet_metadata([{listed(identities)}])
         WHERE path_in_schema IN ('step', 'end_us', 'duration_us') GROUP BY ALL
         """
     ).fetchall()
     known = {(row[0], row[1]): row[2:] for row in rows}
     columns: dict[str, set[str]] = {}
     for file, name in connection.execute(
-        f"SELECT file_name, name FROM parquet_schema([{listed(paths)}])"
+        f"SELECT file_name, name FROM parquet_schema([{listed(identities)}])"
     ).fetchall():
         columns.setdefault(file, set()).add(name)
     nothing: tuple[Any, ...] = (None, None, False, None)
-    facts: dict[Path, tuple[_Facts, frozenset[str]]] = {}
-    for path in paths:
+    parts: list[EventPart] = []
+    for path, identity in identities.items():
         file = str(path.absolute())
         step, end, duration = (
             known.get((file, column), nothing) for column in ("step", "end_us", "duration_us")
@@ -181,11 +111,9 @@ def _stated(
         if end[0] is not None and end[2] and duration[2]:
             span = end[0] - (duration[1] or 0), end[1]
         steps = (step[0], step[1]) if step[0] is not None and step[2] else None
-        facts[path] = (
-            _Facts(steps, step[3] != 0, span, 0),
-            frozenset(columns[file].intersection(PART_COLUMNS)),
-        )
-    return facts
+        having = frozenset(columns[file].intersection(PART_COLUMNS))
+        parts.append(EventPart(run, path, f"{run}:{identity}", steps, step[3] != 0, span, having))
+    return parts
 
 
 def parts_within(parts: Sequence[EventPart], steps: tuple[int, int]) -> list[EventPart]:

@@ -252,7 +252,7 @@ class Run:
                 given = [path for path, step in own_steps.items() if may_hold(step, steps)]
             whole = [*converted.parts, *(Kept(_identity(path), path, {}) for path in given)]
             try:
-                own = event_parts(connection, source.label, whole, folder)
+                own = event_parts(connection, source.label, whole)
             except duckdb.Error as error:
                 raise ReadingError(
                     f"{source.root} cannot be read: {error}", "unreadable"

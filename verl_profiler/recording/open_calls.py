@@ -28,8 +28,6 @@ from verl_profiler.recording.stacks import (
     Stack,
     awaited_by,
     frames_of,
-    holders_of,
-    lock_of,
     running_frames,
     tasks_of,
 )
@@ -69,8 +67,6 @@ class OpenCall(msgspec.Struct, omit_defaults=True):
         at: Where it stands: the innermost function that is not Python's own, with line.
         user: The innermost function of the user's code, if there is one and it is not `at`.
         stack: Functions from the outermost to the innermost, the last ones.
-        held_by: Of a call that waits for an asyncio semaphore or lock: where the tasks stand that are
-            inside `async with` of it, and how many stand there.
     """
 
     event: str
@@ -81,7 +77,6 @@ class OpenCall(msgspec.Struct, omit_defaults=True):
     at: str | None = None
     user: str | None = None
     stack: tuple[str, ...] = ()
-    held_by: dict[str, int] | None = None
 
 
 class OpenPhase(msgspec.Struct, omit_defaults=True):
@@ -249,21 +244,10 @@ def _running() -> Iterator[tuple[Call, OpenCall]]:
 def _suspended(loops: Iterable[Any]) -> Iterator[tuple[Call, OpenCall]]:
     """Find the calls that a task of one of these event loops is in."""
     for loop in loops:
-        tasks = tasks_of(loop)
-        waiting: dict[int, tuple[Any, list[OpenCall]]] = {}
-        for task in tasks:
+        for task in tasks_of(loop):
             with contextlib.suppress(Exception):
                 frames = [frame for _, frame in awaited_by(task.get_coro())]
-                lock = lock_of(frames)
-                for call, opened in _calls_in(frames, None):
-                    if lock is not None:
-                        waiting.setdefault(id(lock), (lock, []))[1].append(opened)
-                    yield call, opened
-        if waiting:
-            found = holders_of([lock for lock, _ in waiting.values()], tasks)
-            for key, (_, calls) in waiting.items():
-                for opened in calls:
-                    opened.held_by = dict(found.get(key, {}))
+                yield from _calls_in(frames, None)
 
 
 def _calls_in(frames: list[FrameType], thread: str | None) -> Iterator[tuple[Call, OpenCall]]:

@@ -200,8 +200,6 @@ class _Watcher(threading.Thread):
         row |= {"extra": call.identity} if call.identity else {}
         if call.thread is not None:
             row["thread"] = call.thread
-        if call.held_by is not None:
-            row["held_by"] = call.held_by
         return row | _placed(Stack(call.at, call.user, call.stack if stack else ()))
 
     def since(self, begin_ns: int, at_ns: int) -> dict[str, Any]:

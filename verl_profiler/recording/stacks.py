@@ -22,8 +22,6 @@ __all__ = [
     "all_threads",
     "awaited_by",
     "frames_of",
-    "holders_of",
-    "lock_of",
     "place",
     "running_frames",
     "tasks_by_stack",
@@ -37,11 +35,6 @@ _MOST_TASKS = 5000
 _STACK = 14
 _STEPS = ("async_generator_asend", "async_generator_athrow", "coroutine_wrapper")
 _OWN = "verl-profiler "
-# Functions of asyncio that wait for a lock; it is their `self`.
-_ACQUIRES = (asyncio.Semaphore.acquire.__code__, asyncio.Lock.acquire.__code__)
-_ENTER = asyncio.Lock.__aenter__.__code__
-# What `async with` keeps on the stack of the frame that is in it.
-_EXIT = "__aexit__"
 
 
 class Stack(msgspec.Struct):
@@ -132,60 +125,6 @@ def awaited_by(awaited: Any) -> Iterator[tuple[Any, FrameType]]:
 
 def _is_driven(awaited: Any) -> bool:
     return inspect.isasyncgen(awaited) or inspect.iscoroutine(awaited)
-
-
-def lock_of(frames: list[FrameType]) -> Any:
-    """Return the asyncio semaphore or lock that the innermost frame waits for; None if it waits for none."""
-    if not frames or frames[-1].f_code not in _ACQUIRES:
-        return None
-    return frames[-1].f_locals.get("self")
-
-
-def holders_of(locks: list[Any], tasks: Iterable[Any]) -> dict[int, Counter[str]]:
-    """Find the tasks that are inside `async with` of these locks.
-
-    Whoever calls `acquire()` and `release()` itself leaves no trace, and is not found.
-
-    Args:
-        locks: asyncio's semaphores and locks.
-        tasks: Those that may hold them.
-
-    Returns:
-        By `id` of the lock: where its holders stand, and how many stand there.
-    """
-    wanted = {id(each): each for each in locks}
-    found: dict[int, Counter[str]] = {}
-    for task in tasks:
-        with contextlib.suppress(Exception):
-            chain = list(awaited_by(task.get_coro()))
-            frames = [frame for _, frame in chain]
-            for number, (coroutine, _) in enumerate(chain):
-                for lock in _entered(coroutine, wanted, frames[number + 1 :]):
-                    at = Stack.of(frames[number:]).at
-                    found.setdefault(id(lock), Counter())[at or "?"] += 1
-    return found
-
-
-def _entered(coroutine: Any, wanted: dict[int, Any], inside: list[FrameType]) -> Iterator[Any]:
-    """Give the locks that a suspended coroutine holds by `async with`."""
-    held: Counter[int] = Counter()
-    exits = False
-    for each in gc.get_referents(coroutine):
-        function = getattr(each, "__func__", each)
-        if getattr(function, "__name__", None) == _EXIT:
-            exits = True
-            held[id(getattr(each, "__self__", None))] += 1
-        elif id(each) in wanted and sys.version_info >= (3, 14):
-            # There the function and its object are two entries.
-            held[id(each)] += 1
-    if not exits:
-        return
-    if inside and inside[0].f_code is _ENTER:
-        # It waits to get in.
-        held[id(inside[0].f_locals.get("self"))] -= 1
-    for key, lock in wanted.items():
-        if held[key] > 0:
-            yield lock
 
 
 def all_threads(most: int, places: int) -> list[dict[str, Any]]:
