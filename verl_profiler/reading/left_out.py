@@ -18,6 +18,7 @@ __all__ = ["LeftOut", "leave_out"]
 # Of more processes than this, one sentence names so many.
 _SHOWN = 4
 _NOT_COMPARED = ("file_id", "flawed")
+_KEY = "hash(name, step, event, end_us, duration_us, request_id, turn)"
 _SPANS = "family = 'rollout' AND request_id IS NOT NULL AND duration_us IS NOT NULL"
 # Requests with a call that took longer than all of the request.
 _SHORTER = f"""
@@ -63,30 +64,45 @@ def leave_out(
     own = ", ".join("'" + name.replace("'", "''") + "'" for name in sorted(headed)) or "NULL"
     shorter = _SHORTER.format(part=part)
     ((more, some_early),) = connection.execute(
-        "SELECT (SELECT count(*) - count(DISTINCT hash(name, step, event, end_us, duration_us, "
-        f"request_id, turn)) FROM {part} WHERE name IN ({own})), EXISTS ({shorter})"
+        f"SELECT (SELECT count(*) - count(DISTINCT {_KEY}) FROM {part} WHERE name IN ({own})), "
+        f"EXISTS ({shorter})"
     ).fetchall()
     if not more and not some_early:
         return LeftOut({}, {}, [])
     columns = [row[0] for row in connection.execute(f"DESCRIBE FROM {part}").fetchall()]
     alike = ", ".join(f'"{name}"' for name in columns if name not in _NOT_COMPARED)
+    numbered = scan("read_parquet", [path], "file_row_number = true")
+    # Only lines whose few fields occur again are compared in all.
     connection.execute(
         f"""
-        CREATE OR REPLACE TEMP TABLE part_lines AS
-        SELECT p.*, name IN ({own}) AND row_number() OVER (PARTITION BY {alike}) > 1 AS is_copy,
-            {_EARLY} AS is_early
-        FROM {part} AS p LEFT JOIN ({shorter}) USING (name, step, validate, request_id)
+        CREATE OR REPLACE TEMP TABLE left_out AS
+        WITH again AS (
+            SELECT {_KEY} AS key FROM {part} WHERE name IN ({own}) GROUP BY ALL HAVING count(*) > 1
+        ), copies AS (
+            SELECT file_row_number FROM {numbered}
+            WHERE name IN ({own}) AND {_KEY} IN (SELECT key FROM again)
+            QUALIFY row_number() OVER (PARTITION BY {alike}) > 1
+        ), early AS (
+            SELECT file_row_number FROM {numbered} AS p JOIN ({shorter})
+                USING (name, step, validate, request_id) WHERE {_EARLY}
+        )
+        SELECT file_row_number, name, step, event, request_id, duration_us,
+            file_row_number IN (SELECT file_row_number FROM copies) AS is_copy
+        FROM {numbered} WHERE file_row_number IN (FROM copies UNION ALL FROM early)
         """
     )
     try:
-        kept = ", ".join(f'"{name}"' for name in columns)
-        connection.execute(
-            f"COPY (SELECT {kept} FROM part_lines WHERE NOT is_copy AND NOT is_early) "
-            f"TO '{quoted(path)}' {AS_PARQUET}"
-        )
-        return _told(connection)
+        told = _told(connection)
+        if told.problems:
+            kept = ", ".join(f'"{name}"' for name in columns)
+            connection.execute(
+                f"CREATE OR REPLACE TEMP TABLE kept AS SELECT {kept} FROM {numbered} "
+                "WHERE file_row_number NOT IN (SELECT file_row_number FROM left_out)"
+            )
+            connection.execute(f"COPY kept TO '{quoted(path)}' {AS_PARQUET}")
+        return told
     finally:
-        connection.execute("DROP TABLE part_lines")
+        connection.execute("DROP TABLE left_out; DROP TABLE IF EXISTS kept")
 
 
 def _told(connection: duckdb.DuckDBPyConnection) -> LeftOut:
@@ -94,7 +110,7 @@ def _told(connection: duckdb.DuckDBPyConnection) -> LeftOut:
     copies: dict[str, int] = {}
     steps: dict[str, list[str]] = {}
     for name, step, lines in connection.execute(
-        "SELECT name, step, count(*) FROM part_lines WHERE is_copy GROUP BY ALL ORDER BY ALL"
+        "SELECT name, step, count(*) FROM left_out WHERE is_copy GROUP BY ALL ORDER BY ALL"
     ).fetchall():
         copies[name] = copies.get(name, 0) + lines
         steps.setdefault(name, []).append(f"step {step}" if step is not None else "no step")
@@ -108,8 +124,8 @@ def _told(connection: duckdb.DuckDBPyConnection) -> LeftOut:
         problems = [f"{len(copies)} processes have {total} twice ({names}); each is counted once"]
     early: dict[str, int] = {}
     for name, event, lines, request, duration_us in connection.execute(
-        "SELECT name, event, count(*), min(request_id), max(duration_us) FROM part_lines "
-        "WHERE is_early AND NOT is_copy GROUP BY ALL ORDER BY ALL"
+        "SELECT name, event, count(*), min(request_id), max(duration_us) FROM left_out "
+        "WHERE NOT is_copy GROUP BY ALL ORDER BY ALL"
     ).fetchall():
         early[name] = early.get(name, 0) + lines
         problems.append(
