@@ -11,7 +11,6 @@ from verl_profiler.analysis.engine import engine_parts, replica_token_rates, tok
 from verl_profiler.analysis.requests import request_breakdown, turn_times
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.analysis.steps import step_durations
-from verl_profiler.analysis.time_split import exclusive_times
 from verl_profiler.analysis.tools import reward_times, tool_latencies
 from verl_profiler.reading.tables.tables import REQUEST_PARTS
 
@@ -25,53 +24,6 @@ def run(request):
 
 def near(whole, parts=1):
     return pytest.approx(whole, rel=1e-9, abs=parts * MICROSECOND)
-
-
-@pytest.mark.parametrize("validate", [False, True])
-def test_own_times_of_requests_add_up_to_the_requests(run, validate):
-    """Every moment of every finished request belongs to exactly one event."""
-    own = exclusive_times(run.tables, validate=validate)
-    wholes = run.rows(
-        "SELECT step, sum(duration_us) / 1e6 AS whole_s FROM requests "
-        f"WHERE finished AND validate = {validate} GROUP BY step"
-    )
-
-    for whole in wholes:
-        parts = [row for row in own if row["scope"] == "requests" and row["step"] == whole["step"]]
-        assert sum(row["self_s"] for row in parts) == near(whole["whole_s"])
-        assert sum(row["share"] for row in parts) == pytest.approx(1)
-    assert wholes
-
-
-def test_own_times_of_timers_add_up_to_the_step(run):
-    """With the step's own time, which no timer covers."""
-    own = [row for row in exclusive_times(run.tables) if row["scope"] == "step"]
-    steps = run.rows("SELECT step, duration_us / 1e6 AS step_s FROM steps WHERE finished")
-
-    for step in steps:
-        parts = [row["self_s"] for row in own if row["step"] == step["step"]]
-        assert sum(parts) == near(step["step_s"], len(parts))
-    assert steps
-
-
-def test_own_times_of_ranks_add_up_to_their_work(run):
-    """To the union of what each rank recorded."""
-    own = [row for row in exclusive_times(run.tables) if row["scope"] == "actor"]
-    spans = run.rows(
-        "SELECT step, name, begin_us, end_us FROM rank_spans WHERE role = 'actor' "
-        "ORDER BY step, name, begin_us"
-    )
-    union = {}
-    reached = {}
-    for row in spans:
-        key = row["step"], row["name"]
-        begin = max(row["begin_us"], reached.get(key, row["begin_us"]))
-        union[row["step"]] = union.get(row["step"], 0) + max(row["end_us"] - begin, 0)
-        reached[key] = max(row["end_us"], reached.get(key, 0))
-
-    for step, whole_us in union.items():
-        assert sum(row["self_s"] for row in own if row["step"] == step) == near(whole_us / 1e6)
-    assert union
 
 
 def test_parts_of_a_request_add_up(run):

@@ -102,8 +102,6 @@ FIGURES = [
     ("step_metrics", {"step": 2, "name": "adv"}, "value", 0.002999, lambda: trainer("adv", step=2)),
     ("validation_times", {"step": 2}, "rollout_s", 1.079721,
      lambda: whole(of("request", 2, validate=True))),
-    ("exclusive_times", {"step": 1, "event": "gen"}, "self_s", 0.0052,
-     lambda: trainer("gen") - trainer("sample_wait", "sleep_replicas")),
     # Requests and turns
     ("request_times", {"step": 2, "validate": True}, "requests", 4,
      lambda: len(of("request", 2, validate=True))),

@@ -64,7 +64,6 @@ from verl_profiler.analysis.steps import (
     step_trend,
     validation_times,
 )
-from verl_profiler.analysis.time_split import exclusive_times
 from verl_profiler.analysis.time_tree import time_tree
 from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies, tool_times
 from verl_profiler.analysis.tq import tq_functions, tq_over_time, tq_steps, tq_throughput, tq_wall
@@ -106,7 +105,6 @@ ANALYSES = {
         step_trend,
         validation_times,
         own_spans,
-        exclusive_times,
         critical_segments,
         critical_path,
         bubble_ledger,

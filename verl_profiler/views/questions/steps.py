@@ -193,7 +193,7 @@ VIEWS = (
             - `gen` is most of the step: see `rollout_tail` first, then `engine_parts` and
               `tool_latencies`.
             - Training is most of the step: `worker_phases` shows whether ranks wait for each
-              other, `exclusive_times` what they do.
+              other.
             - If `gen` grows together with the tokens (`token_rates`), it does more work; if it
               grows alone, it became slower.
             - `gen` has only a few distinct lengths: verl polls for finished samples every 2 s, so
@@ -214,6 +214,13 @@ VIEWS = (
 
 # Other tables of the topic's analyses: their columns by name.
 TABLES: dict[str, Mapping[str, str]] = {
+    "time_tree": common("run step")
+    | {
+        "phase": "phase of the step; empty for the step itself",
+        "component": "component of the requests in `gen`, or `idle slots`; empty above that level",
+        "tool": "tool in the component `tool`; empty above that level",
+        "duration_s": "duration, in s; those below a row add up to its own",
+    },
     "validation_times": common("run unfinished mean_s p50_s p95_s p99_s max_s reward rollout_s")
     | {
         "step": "step during which it ran; 0 is before training",

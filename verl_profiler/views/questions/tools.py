@@ -162,7 +162,7 @@ VIEWS = (
         """,
         limits="""
             Concurrent calls count separately in the time of all calls, and once in the length of
-            the request (`exclusive_times`). A tool that returns an error as text is not counted as
+            the request. A tool that returns an error as text is not counted as
             failed, because verl does not report it. Sources: `tool_call` events with their `status`.
         """,
         takes=frozenset({"worker", "validate"}),
