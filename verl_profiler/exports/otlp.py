@@ -24,6 +24,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from verl_profiler.errors import ReadingError
+from verl_profiler.events.json_values import is_tuple
 
 __all__ = ["has_time_of_day", "make_span", "otlp_lines", "send", "span_id", "trace_id"]
 
@@ -104,7 +105,7 @@ def make_span(
 def _attribute(value: Any) -> Any:
     if isinstance(value, (str, bool, int, float)):
         return value
-    if isinstance(value, tuple):
+    if is_tuple(value):
         return [str(each) for each in value]
     return json.dumps(value, separators=(",", ":"))
 

@@ -152,8 +152,8 @@ def _trace(request: dict[str, Any], rows: Rows) -> Iterator[ReadableSpan]:
     yield made
     root = made.context
     # What may contain the next event, and by id what the engine's own events belong to.
-    around: list[tuple[dict[str, Any], SpanContext]] = []
-    waiting: dict[tuple[str, Any], SpanContext] = {}
+    around: list[tuple[dict[str, Any], SpanContext | None]] = []
+    waiting: dict[tuple[str, Any], SpanContext | None] = {}
     for place, row in enumerate(_nested(request, rows)):
         row["fields"] = fields_of(row["extra"] or "{}")
         event, served = row["event"], row["fields"].get("engine_request_id")
@@ -209,7 +209,7 @@ def _depth(row: Mapping[str, Any]) -> int:
 
 
 def _parent(
-    row: Mapping[str, Any], around: list[tuple[dict[str, Any], SpanContext]]
+    row: Mapping[str, Any], around: list[tuple[dict[str, Any], SpanContext | None]]
 ) -> SpanContext | None:
     """Return the innermost span that contains an event, as far as the vocabulary allows it.
 
@@ -294,7 +294,7 @@ def transfer_queue_spans(
         function: One function; None for all.
         of_requests: Include transfers of a single request, which `request_spans` has too.
     """
-    calls: dict[tuple[Any, ...], SpanContext] = {}
+    calls: dict[tuple[Any, ...], SpanContext | None] = {}
     for row in filter(has_time_of_day, tq_calls(tables, steps, function=function)):
         made = _tq_span(row["func"], row, None)
         calls[_call(row)] = made.context
