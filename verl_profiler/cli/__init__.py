@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import inspect
 import sys
-import textwrap
 import traceback
 from collections.abc import Sequence
 
@@ -172,17 +171,6 @@ def _check_kind(args: argparse.Namespace) -> None:
         )
 
 
-class _Help(argparse.HelpFormatter):
-    """Wraps the paragraphs of a description; those that are indented stay as they are."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        paragraphs = (
-            each if each.startswith(" ") else textwrap.fill(each, width)
-            for each in text.split("\n\n")
-        )
-        return textwrap.indent("\n\n".join(paragraphs), indent)
-
-
 def _parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of these commands; each costs the import of its module."""
     import verl_profiler
@@ -205,7 +193,7 @@ def _parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
             name,
             help=text.splitlines()[0].rstrip("."),
             description=text,
-            formatter_class=_Help,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)
         command.set_defaults(run=module.run, command=name)

@@ -8,7 +8,8 @@ command are passed to the trainer, for example
 
     verl-profiler rehearse --engine standin data.train_files=my.parquet
 
-or the whole command of a training, whose sizes, model, engine and GPUs are replaced by small ones:
+or the whole command of a training, whose sizes, model, engine and GPUs are
+replaced by small ones:
 
     verl-profiler rehearse --engine standin -- python -m verl.trainer.main_ppo …
     verl-profiler rehearse --engine standin -- bash train.sh
