@@ -2,7 +2,8 @@
 
 Reads the installed verl without importing it: which probes would be installed,
 whether Hydra would find +profiler=multiturn, whether verl would load the
-plugin, and whether nsys, nvtx and the output directory can be used.
+plugin, and whether nsys, nvtx and the output directory can be used. With
+--config, print what a main_ppo command would capture.
 
 Exit status 0: no problems.
 1: something would be missing; see the lines marked `!`.
@@ -29,10 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the folder for run directories (default: logs)",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument(
+        "--config",
+        nargs=argparse.REMAINDER,
+        metavar="OVERRIDE",
+        help="instead, print what a main_ppo command with these overrides would capture, and which "
+        "settings of verl the keys become; takes the rest of the line",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; return 0 if there are no problems, else 1."""
+    if args.config is not None:
+        from verl_profiler.launch import dry_run
+
+        print("\n".join(shown(dry_run.explain(args.config))))
+        return 0
     from verl_profiler.launch import doctor
 
     findings = doctor.examine(Path(args.output_dir))

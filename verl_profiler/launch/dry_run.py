@@ -1,0 +1,206 @@
+"""Print what a main_ppo command line would capture, without running it: `verl-profiler check --config`.
+
+Hydra composes the config as main_ppo would, but runs no callbacks.  So the keys are translated here,
+on a copy, and the changes are printed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.capture import tools
+from verl_profiler.errors import ConfigError
+
+__all__ = ["explain"]
+
+_MODULE = "verl.trainer.main_ppo"
+
+
+def explain(argv: Sequence[str]) -> list[str]:
+    """Return what a command line would capture, as lines.
+
+    Args:
+        argv: The command, or only its overrides.
+
+    Raises:
+        ConfigError: If it cannot be composed or a setting cannot be used.
+    """
+    name, folder, overrides = _parse(argv)
+    config = _compose(name, folder, overrides)
+    from omegaconf import open_dict
+
+    from verl_profiler.capture import verl_keys
+    from verl_profiler.capture.planner import make_plan, remarks
+    from verl_profiler.launch.prepare import settings_of
+
+    settings = settings_of(config)
+    before = dict(_leaves(config))
+    with open_dict(config):
+        capture = verl_keys.translate(config, settings.nsight.tool, settings.nsight.roles.workers)
+        plan = None
+        if capture is not None:
+            plan = make_plan(config, capture, settings.nsight, Path(settings.local_dir).absolute())
+    after = dict(_leaves(config))
+    lines = [
+        f"{key}={_text(value)} removed (translated)"
+        for key, value in before.items()
+        if value is not None and key not in after
+    ]
+    if capture is None:
+        own = "global_profiler.* and *.profiler.* are verl's own keys"
+        return [*lines, f"this profiler captures nothing: trainer.profile_steps has no step; {own}"]
+    lines += [
+        f"{key}: {_text(before.get(key))} becomes {_text(value)}"
+        for key, value in after.items()
+        if before.get(key) != value
+    ]
+    if plan is None:
+        return [*lines, f"verl itself captures with {config.global_profiler.tool}"]
+    lines.append(f"steps {list(plan.steps)} are captured with {plan.tool} in")
+    tool = tools.find(plan.tool)
+    for role, of in plan.roles.items():
+        ranks = "all" if of.ranks is None else ", ".join(map(str, of.ranks))
+        lines.append(f"  {role}, ranks: {ranks}")
+        command = tool.command(of.options) if tool is not None else []
+        if command:
+            lines.append(f"    {shlex.join(command)}")
+    return lines + remarks(config, capture, plan)
+
+
+def _parse(argv: Sequence[str]) -> tuple[str, str, list[str]]:
+    """Return config name, config folder and overrides of a command line, with or without its program."""
+    rest, entry = list(argv), _MODULE
+    if "-m" in rest[:-1]:
+        place = rest.index("-m")
+        entry, rest = rest[place + 1], rest[place + 2 :]
+    elif scripts := [word for word in rest if word.endswith(".py") and "=" not in word]:
+        entry = scripts[0]
+        rest = rest[rest.index(entry) + 1 :]
+    elif (rest and Path(rest[0]).name in ("bash", "sh")) or any(
+        w.endswith(".sh") for w in rest[:1]
+    ):
+        raise ConfigError(
+            "a shell script is not run here.\nGive the Python command in it: `bash -x SCRIPT` prints that "
+            "before it starts the training.",
+            "config-value",
+        )
+    name, folder, base = _declared(entry)
+    overrides: list[str] = []
+    while rest:
+        word = rest.pop(0)
+        option, given, value = word.partition("=")
+        if option in _OPTIONS:
+            value = value if given else (rest.pop(0) if rest else "")
+            if _OPTIONS[option] == "name":
+                name = value.removesuffix(".yaml")
+            elif _OPTIONS[option] == "path":
+                # Hydra takes a relative one from the file that declares the config.
+                folder = base / value
+            else:
+                overrides.append(f"hydra.searchpath=[file://{Path(value).absolute()}]")
+        elif "=" in word or word.startswith("~"):
+            overrides.append(word)
+        else:
+            raise ConfigError(
+                f"{word!r} is not a Hydra override.\nGive the arguments after `{entry}`, for example "
+                "--config trainer.profile_steps=[1,2] actor_rollout_ref.actor.profile_ranks=[0].",
+                "config-value",
+            )
+    if not any(override.startswith("+profiler=") for override in overrides):
+        overrides.insert(0, "+profiler=multiturn")
+    return name, str(folder), overrides
+
+
+# Hydra's options → what they are.
+_OPTIONS = {
+    **dict.fromkeys(("--config-name", "-cn"), "name"),
+    **dict.fromkeys(("--config-path", "-cp"), "path"),
+    **dict.fromkeys(("--config-dir", "-cd"), "dir"),
+}
+
+
+def _declared(entry: str) -> tuple[str, Path, Path]:
+    """Return the config's name and folder that a module or script declares, and its own folder.
+
+    Read from its source: importing it would take what it imports, and seconds.
+    """
+    file = Path(entry) if entry.endswith(".py") else _file_of(entry)
+    if file is None or not file.is_file():
+        raise ConfigError(
+            f"{entry} is not here, so there is no config to compose.\nRun this command with the Python "
+            "and in the folder that run it.",
+            "config-value",
+        )
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hydra.main", "main"):
+            given = {
+                each.arg: each.value.value
+                for each in node.keywords
+                if isinstance(each.value, ast.Constant)
+            }
+            if given.get("config_name") is not None:
+                return (
+                    str(given["config_name"]).removesuffix(".yaml"),
+                    file.parent / str(given.get("config_path") or ""),
+                    file.parent,
+                )
+    raise ConfigError(
+        f"{entry} declares no config by @hydra.main.\nGive the command of an entry point such as "
+        f"{_MODULE}.",
+        "config-value",
+    )
+
+
+def _file_of(module: str) -> Path | None:
+    """Return the source file of a module, found without importing its parents."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top) if top else None
+    # `python -m` looks in the working directory first.
+    for folder in (Path.cwd() / top, *((spec and spec.submodule_search_locations) or ())):
+        base = Path(folder).joinpath(*rest)
+        for file in (base.with_suffix(".py"), base / "__main__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def _compose(name: str, folder: str, overrides: list[str]) -> Any:
+    try:
+        from hydra import compose, initialize_config_dir
+        from hydra.errors import HydraException
+        from omegaconf.errors import OmegaConfBaseException
+    except ImportError:
+        raise ConfigError(
+            "Hydra is not installed here.\nRun this command with the Python that runs main_ppo.",
+            "config-value",
+        ) from None
+    try:
+        with initialize_config_dir(str(Path(folder).absolute()), version_base=None):
+            return compose(name, overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"Hydra cannot compose this command:\n{error}", "config-value") from None
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value of a config that can be resolved, by dotted path."""
+    for key in node:
+        path = f"{prefix}{key}"
+        try:
+            value = node[key]
+        except Exception:  # noqa: BLE001, S112  an interpolation that only a run can resolve
+            continue
+        if hasattr(value, "keys"):
+            yield from _leaves(value, f"{path}.")
+        else:
+            yield path, list(value) if hasattr(value, "_iter_ex") else value
+
+
+def _text(value: Any) -> str:
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
