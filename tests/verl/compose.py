@@ -15,8 +15,11 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 from verl.trainer import main_ppo
+
+from verl_profiler.launch import hydra_callback  # noqa: F401  what each fork would import
 
 
 def run(words, folder):
@@ -60,6 +63,7 @@ def run(words, folder):
 def main():
     """Run all cases; write what became of each."""
     results = []
+    Plugins.instance()
     # As in forked.py.
     gc.freeze()
     for words in json.loads(Path(sys.argv[1]).read_text()):

@@ -79,6 +79,9 @@ def serve(orders):
         if pid == 0:
             sys.exit(run(**order))
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    if fork:
+        fork[0].close()
+        os.wait()
 
 
 if __name__ == "__main__":
