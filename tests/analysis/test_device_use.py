@@ -1,10 +1,18 @@
 """Readings of devices integrated over phases, against sums by hand."""
 
+from pathlib import Path
+
 import pytest
 from picked import picked
 from truth.device_readings import process, reading, sampler
 
-from verl_profiler.analysis.device_use import device_use, device_use_over_time, phase_intervals
+from verl_profiler.analysis.device_use import (
+    device_times,
+    device_use,
+    device_use_over_time,
+    phase_intervals,
+)
+from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
 SECOND = 1_000_000
@@ -156,3 +164,54 @@ def test_steps_are_chosen_by_the_trainers_time(span):
     assert (0.0, 1.0, 1.0) == columns(
         device_use_over_time(tables), "begin_s", "end_s", "utilization"
     )[0]
+
+
+@pytest.fixture(scope="module")
+def on_an_h100():
+    """A recorded run: two steps, the second captured with torch (tests/data/README.md)."""
+    archive = Path(__file__).parents[1] / "data" / "h100.tar.gz"
+    with load(archive, cache=False) as run:
+        yield run
+
+
+def test_power_is_that_of_nvidia_smi(on_an_h100):
+    """Its means over the same phases, read every 0.2 s; the trace of the step was written at 0 %."""
+    rows = {(row["step"], row["phase"]): row for row in device_use(on_an_h100.tables)}
+    truth = {
+        (1, "gen"): 117.5,
+        (1, "old_log_prob"): 117.9,
+        (1, "update_actor"): 119.6,
+        (2, "gen"): 118.6,
+        (2, "old_log_prob"): 118.9,
+        (2, "stop_profile"): 118.7,
+    }
+
+    assert truth == {key: pytest.approx(rows[key]["power_w"], abs=1) for key in truth}
+    written = rows[2, "stop_profile"]
+    assert 0 == written["busy_share"]
+    # Of 17.6 s; the sampler could not read for 6.
+    assert written["covered_s"] == pytest.approx(13.2, abs=0.1)
+
+
+def test_device_times_are_those_of_the_trace(on_an_h100):
+    """From each call's begin to the end of its last kernel, as torch.profiler recorded them."""
+    rows = {row["event"]: row for row in device_times(on_an_h100.tables, (2, 2))}
+
+    for event, of_calls in (
+        ("forward_backward", (1.586207, 0.559710, 1.431227)),
+        ("infer_batch", (1.617489, 0.565722)),
+        ("optimizer_step", (0.014396,)),
+    ):
+        assert len(of_calls) == rows[event]["calls"]
+        assert rows[event]["device_s"] == pytest.approx(sum(of_calls), rel=0.01)
+
+
+def test_all_processes_see_the_same_memory(on_an_h100):
+    """Through torch in the rank, through NVML in the engine's server; nvidia-smi: 81,559 MiB, 480 reserved."""
+    rows = on_an_h100.tables.rows(
+        "SELECT DISTINCT role, number_of(rest, 'total_bytes') AS total FROM event_fields "
+        "WHERE event = 'memory_sample' ORDER BY role"
+    )
+
+    totals = [("actor", 85017493504), ("engine", 85017493504)]
+    assert totals == [(row["role"], row["total"]) for row in rows]
