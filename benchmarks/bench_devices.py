@@ -27,7 +27,6 @@ def _feed(devices: int) -> dict[str, Any]:
             "utilizationMemory": place % 60,
             "memoryUsed": 70_000_000_000 + place,
             "power": 700_000 - 1000 * place,
-            "energy": 123_456_789_000 + 700 * place,
             "clockSm": 1980 - place % 50,
             "clockMem": 2619,
             "temperature": 60 + place % 20,

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import datetime as dt
 import json
+import math
 import os
 import shutil
 import statistics
@@ -28,7 +29,9 @@ torch: Any = None
 OUT = Path()
 ROWS: list[tuple[str, str, str]] = []
 GIB = 1 << 30
-READING = "energy_j memory_mhz memory_utilization power_w slowed_by sm_mhz temperature_c used_bytes utilization"
+READING = (
+    "memory_mhz memory_utilization power_w slowed_by sm_mhz temperature_c used_bytes utilization"
+)
 FACTS = "bus_id device model power_limit_w total_bytes uuid"
 NEEDED = ("msgspec", "wrapt", "nvidia-ml-py", "nvtx")
 OVERRIDES = """trainer.profile_steps=[2] profiler.nsight.tool=torch actor_rollout_ref.actor.profile_ranks=[0]
@@ -58,6 +61,11 @@ with gpu_check.recording():
 def row(claim: str, measured: Any, holds: bool | None = None) -> None:
     """Add a row to the table; without `holds` it is a number to read."""
     ROWS.append((claim, str(measured), {True: "holds", False: "DOES NOT HOLD", None: "-"}[holds]))
+
+
+def now_text() -> str:
+    """Return the time as events have it."""
+    return dt.datetime.now(dt.timezone.utc).isoformat()
 
 
 def near(one: float, other: float, share: float) -> bool:
@@ -181,17 +189,28 @@ def check_load() -> None:
         "one thread": lambda: [torch.cuda._sleep(9 * 10**9), torch.cuda.synchronize()],
         "matrix products": lambda: multiply(5),
     }
-    readings: list[dict[str, Any]] = []
+    import pynvml
+
+    pynvml.nvmlInit()
+    counter = pynvml.nvmlDeviceGetHandleByIndex(0)
     for name, function in work.items():
         with recording("actor", device_interval_s=0.2) as events:
             thread = threading.Thread(target=function)
             thread.start()
-            time.sleep(3.5)
-            told, now = smi(fields), dt.datetime.now(dt.timezone.utc).isoformat()
+            time.sleep(2)
+            begin, energy = now_text(), pynvml.nvmlDeviceGetTotalEnergyConsumption(counter)
+            time.sleep(1.5)
+            energy = (pynvml.nvmlDeviceGetTotalEnergyConsumption(counter) - energy) / 1e3
+            told, end = smi(fields), now_text()
             thread.join()
         readings = [each for each in events if each["event"] == "device"]
-        before = [each for each in readings if each["timestamp"] <= now]
-        last[name] = before[-1]
+        readings = [each for each in readings if each["timestamp"] <= end]
+        last[name] = readings[-1]
+        powers = [each["power_w"] for each in readings if each["timestamp"] >= begin] or [math.nan]
+        row(
+            f"{name}: J in 1.5 s, and power over time",
+            f"{energy:.0f}, {statistics.mean(powers) * 1.5:.0f}",
+        )
         shown = "utilization", "power_w", "sm_mhz", "used_bytes", "slowed_by"
         row(f"{name}: nvidia-smi {fields}", f"{[last[name][key] for key in shown]} / {told}")
         row(
@@ -204,11 +223,6 @@ def check_load() -> None:
     holds = busy["utilization"] > 90 < thread_only["utilization"]
     powers = f"{busy['power_w']} and {thread_only['power_w']} W"
     row("both others: utilization above 90", powers, holds and thread_only["power_w"] < 350)
-    steady = [each for each in readings if each["utilization"] > 90]
-    begin, end = (dt.datetime.fromisoformat(steady[place]["timestamp"]) for place in (0, -1))
-    energy = steady[-1]["energy_j"] - steady[0]["energy_j"]
-    power = statistics.mean(each["power_w"] for each in steady) * (end - begin).total_seconds()
-    row("energy is power over time", f"{energy:.0f}, {power:.0f} J", near(energy, power, 0.1))
 
 
 def check_events() -> None:

@@ -133,11 +133,6 @@ def nvmlDeviceGetPowerUsage(handle):
     return _read(handle, "power")
 
 
-def nvmlDeviceGetTotalEnergyConsumption(handle):
-    """In millijoules."""
-    return _read(handle, "energy")
-
-
 def nvmlDeviceGetClockInfo(handle, kind):
     """In MHz."""
     return _read(handle, {NVML_CLOCK_SM: "clockSm", NVML_CLOCK_MEM: "clockMem"}[kind])

@@ -42,7 +42,6 @@ def fake_reading(utilization, power=100_000, **others):
         "utilizationMemory": utilization // 2,
         "memoryUsed": 10 * GIB,
         "power": power,
-        "energy": 5_000_250,
         "clockSm": 1980,
         "clockMem": 2619,
         "temperature": 41,
@@ -133,7 +132,6 @@ def test_a_reading_has_the_librarys_values_in_the_units_of_the_fields(nvml, tmp_
         "memory_utilization": 18,
         "used_bytes": 10 * GIB,
         "power_w": 412,
-        "energy_j": 5000.2,
         "sm_mhz": 1980,
         "memory_mhz": 2619,
         "temperature_c": 41,
@@ -157,9 +155,7 @@ def test_a_reading_has_the_librarys_values_in_the_units_of_the_fields(nvml, tmp_
 
 def test_a_device_that_does_not_change_has_one_line(nvml, tmp_path, monkeypatch):
     """Noise of power and temperature is no change; after the longest interval there is a line anyway."""
-    jitter = [
-        fake_reading(0, power=70_000 + 1000 * n, temperature=40 + n, energy=n) for n in (0, 2, 1)
-    ]
+    jitter = [fake_reading(0, power=70_000 + 1000 * n, temperature=40 + n) for n in (0, 2, 1)]
     nvml.load(fake_feed(*jitter, period_s=0.2))
     assert 1 == len(sampled(tmp_path / "a", least=2))
 
@@ -198,7 +194,7 @@ def test_each_device_has_lines_of_its_own_when_it_changes(nvml, tmp_path):
 def test_what_a_device_does_not_support_is_left_out(nvml, tmp_path):
     """And is not tried again."""
     reading = fake_reading(5)
-    del reading["power"], reading["energy"], reading["clocksEventReasons"]
+    del reading["power"], reading["clocksEventReasons"]
     nvml.load(fake_feed(reading))
     device = device_libraries.open_devices(lambda _names: None)[1][0]
     first = device.read()
@@ -206,7 +202,7 @@ def test_what_a_device_does_not_support_is_left_out(nvml, tmp_path):
     device.read()
 
     assert {"utilization", "used_bytes", "sm_mhz"} < first.keys()
-    assert not {"power_w", "energy_j", "slowed_by"} & first.keys()
+    assert not {"power_w", "slowed_by"} & first.keys()
     assert 6 == nvml.calls - before, "two of utilization, memory, two clocks, temperature"
 
 

@@ -247,9 +247,6 @@ FIELDS = {
     "e2e_s": _seconds(
         "Time in the engine, as the engine reports it.", "engine_request", column=True
     ),
-    "energy_j": Field(
-        "number", "J", "Energy that the device used since its driver was loaded.", ("device",)
-    ),
     "engine_calls": _count(
         "Number of generate calls; in a request's line only where details are sampled.", "request"
     ),

@@ -207,9 +207,9 @@ def _nvml_device(nvml: Any, index: int) -> Device:
         [
             used,
             lambda: {"used_bytes": read_memory(nvml, handle)[0]},
-            # From milliwatts and millijoules.
+            # From milliwatts.  The counter of energy is left out: an H100 takes 2 to 16 ms for it, and
+            # power over time is the same to 1 %.
             lambda: {"power_w": round(nvml.nvmlDeviceGetPowerUsage(handle) / 1e3)},
-            lambda: {"energy_j": round(nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, 1)},
             lambda: {"sm_mhz": int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))},
             lambda: {"memory_mhz": int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))},
             lambda: {

@@ -34,8 +34,8 @@ _RETRY_S = 2.0
 _IDENTITY_S = 0.25
 # The lowest rank of a host is first: each rank waits so long, workers at most so long, then engines.
 _PER_RANK_S, _WORKERS_S = 0.05, 2.0
-# Smaller changes are noise; energy is a counter that always changes.
-_NOISE = {"power_w": 5, "temperature_c": 2, "energy_j": float("inf")}
+# Smaller changes are noise.
+_NOISE = {"power_w": 5, "temperature_c": 2}
 # A reading that a driver in trouble holds up must not hold up the end of the process.
 _PATIENCE_S = 1.0
 # Time on a core, as a share of the time until the next reading.

@@ -284,7 +284,7 @@ _TABLES = {
     ),
     "device_readings": (
         "run step name host device at_us begin_us end_us utilization memory_utilization used_bytes "
-        "power_w energy_j sm_mhz memory_mhz temperature_c slowed_by:VARCHAR"
+        "power_w sm_mhz memory_mhz temperature_c slowed_by:VARCHAR"
     ),
     "engine_iterations": (
         "run step name replica dp_rank begin_us end_us busy_us device_us iterations decode_requests "

@@ -35,7 +35,7 @@ WITH readings AS (
         integer_of(rest, 'utilization') AS utilization,
         integer_of(rest, 'memory_utilization') AS memory_utilization,
         integer_of(rest, 'used_bytes') AS used_bytes, integer_of(rest, 'power_w') AS power_w,
-        number_of(rest, 'energy_j') AS energy_j, integer_of(rest, 'sm_mhz') AS sm_mhz,
+        integer_of(rest, 'sm_mhz') AS sm_mhz,
         integer_of(rest, 'memory_mhz') AS memory_mhz,
         integer_of(rest, 'temperature_c') AS temperature_c,
         array_to_string(try_cast(rest->'slowed_by' AS VARCHAR[]), ', ') AS slowed_by,
