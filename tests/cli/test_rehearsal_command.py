@@ -178,7 +178,6 @@ def test_a_whole_command_is_rehearsed_with_its_rewards_and_small_sizes(tmp_path,
         (["torchrun", "-m", "verl.trainer.sft_trainer", "a=1"], "cannot be rehearsed"),
         (["bash", "/nowhere/train.sh"], "starts no training"),
         (["python", "-m", "verl.trainer.main_ppo", "trainer"], "'trainer' is not a Hydra override"),
-        (["make", "train"], "names no module"),
     ],
 )
 def test_a_command_that_cannot_be_rehearsed_is_an_error_with_what_to_do(capsys, given, message):

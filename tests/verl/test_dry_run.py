@@ -93,11 +93,12 @@ def test_verls_own_keys_are_not_called_nothing(capsys):
     """verl reads them without this profiler."""
     assert 0 == check(
         "global_profiler.tool=nsys", "global_profiler.steps=[1,2]",
-        "actor_rollout_ref.actor.profiler.enable=true",
+        "actor_rollout_ref.actor.profiler.enable=true", "actor_rollout_ref.actor.profiler.ranks=[0]",
     )  # fmt: skip
     printed = capsys.readouterr().out
     assert "this profiler captures nothing" in printed
-    assert "are verl's own keys" in printed
+    assert "verl itself captures steps [1, 2] with nsys in\n  actor, ranks: 0\n" in printed
+    assert "report appears when its process ends" in printed
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,11 @@ def test_commands_are_taken_as_they_are(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     module, rank = "recipe.mine.main_mine", "actor_rollout_ref.actor.profile_ranks=[99]"
     uv = ("uv", "run", "--isolated")
+    (tmp_path / "train.sh").write_text(
+        f"ray stop\nGPUS=$1\npython3 -m {module} \\\n --config-path=other $GPUS\n"
+    )
     for words, gpus in (
+        (("bash", "train.sh", rank), 4),
         (("python3", "-m", module, rank), 3),
         ((*uv, "python3", "-u", "-m", module, "--config-path=other", rank), 4),
         (("HYDRA_FULL_ERROR=1", "python3", "recipe/mine/main_mine.py", "-cp", "other", rank), 4),
@@ -146,7 +151,7 @@ def test_commands_are_taken_as_they_are(tmp_path, monkeypatch, capsys):
         assert 2 == check(*words)
         assert f"ranks go from 0 to {gpus - 1} " in capsys.readouterr().err
     for words, says in (
-        (("bash", "run.sh", rank), "bash -x"),
+        (("bash", "run.sh", rank), "starts no training"),
         (("python3", "-m", "no.such.module", rank), "no.such.module is not here"),
         (("python3", "-m", "json.tool", rank), "declares no config"),
     ):

@@ -53,7 +53,9 @@ class CommandLine(NamedTuple):
 
 def is_command(words: Sequence[str]) -> bool:
     """Return whether words are a command rather than overrides."""
-    return bool(words) and "=" not in words[0] and not words[0].startswith(("~", "-c", "--config"))
+    return any(
+        word == "-m" or (word.endswith((".py", ".sh")) and "=" not in word) for word in words
+    )
 
 
 def parse(words: Sequence[str]) -> CommandLine:

@@ -15,6 +15,7 @@ from typing import Any
 
 from verl_profiler.capture import tools
 from verl_profiler.errors import ConfigError
+from verl_profiler.launch.command_line import is_command, parse
 
 __all__ = ["explain"]
 
@@ -52,8 +53,7 @@ def explain(argv: Sequence[str]) -> list[str]:
         if value is not None and key not in after
     ]
     if capture is None:
-        own = "global_profiler.* and *.profiler.* are verl's own keys"
-        return [*lines, f"this profiler captures nothing: trainer.profile_steps has no step; {own}"]
+        return [*lines, *_of_verl(config)]
     lines += [
         f"{key}: {_text(before.get(key))} becomes {_text(value)}"
         for key, value in after.items()
@@ -72,56 +72,41 @@ def explain(argv: Sequence[str]) -> list[str]:
     return lines + remarks(config, capture, plan)
 
 
+def _of_verl(config: Any) -> list[str]:
+    """Return what verl's own profiling keys capture, where this profiler's have no step."""
+    own = config.global_profiler
+    nothing = "this profiler captures nothing: trainer.profile_steps has no step"
+    if not own.tool or not own.steps:
+        return [f"{nothing}; global_profiler.* and *.profiler.* are verl's own keys"]
+    lines = [f"{nothing}, so verl itself captures steps {list(own.steps)} with {own.tool} in"]
+    nodes = {"critic": config.get("critic"), **config.actor_rollout_ref}
+    for name, node in nodes.items():
+        settings = node.get("profiler") if hasattr(node, "get") else None
+        if settings and settings.get("enable"):
+            ranks = "all" if settings.all_ranks else ", ".join(map(str, settings.ranks)) or "none"
+            lines.append(f"  {name}, ranks: {ranks}")
+    if own.tool == "nsys":
+        # verl 0.9.1 single_controller/ray/base.py: capture-range-end=repeat-shutdown:N.
+        lines.append("A worker's report appears when its process ends.")
+    return lines
+
+
 def _parse(argv: Sequence[str]) -> tuple[str, str, list[str]]:
     """Return config name, config folder and overrides of a command line, with or without its program."""
-    rest, entry = list(argv), _MODULE
-    if "-m" in rest[:-1]:
-        place = rest.index("-m")
-        entry, rest = rest[place + 1], rest[place + 2 :]
-    elif scripts := [word for word in rest if word.endswith(".py") and "=" not in word]:
-        entry = scripts[0]
-        rest = rest[rest.index(entry) + 1 :]
-    elif (rest and Path(rest[0]).name in ("bash", "sh")) or any(
-        w.endswith(".sh") for w in rest[:1]
-    ):
-        raise ConfigError(
-            "a shell script is not run here.\nGive the Python command in it: `bash -x SCRIPT` prints that "
-            "before it starts the training.",
-            "config-value",
-        )
-    name, folder, base = _declared(entry)
-    overrides: list[str] = []
-    while rest:
-        word = rest.pop(0)
-        option, given, value = word.partition("=")
-        if option in _OPTIONS:
-            value = value if given else (rest.pop(0) if rest else "")
-            if _OPTIONS[option] == "name":
-                name = value.removesuffix(".yaml")
-            elif _OPTIONS[option] == "path":
-                # Hydra takes a relative one from the file that declares the config.
-                folder = base / value
-            else:
-                overrides.append(f"hydra.searchpath=[file://{Path(value).absolute()}]")
-        elif "=" in word or word.startswith("~"):
-            overrides.append(word)
-        else:
-            raise ConfigError(
-                f"{word!r} is not a Hydra override.\nGive the arguments after `{entry}`, for example "
-                "--config trainer.profile_steps=[1,2] actor_rollout_ref.actor.profile_ranks=[0].",
-                "config-value",
-            )
+    command = parse(argv if is_command(argv) else ["-m", _MODULE, *argv])
+    name, folder, base = _declared(command.entry)
+    overrides = list(command.overrides)
+    if "name" in command.config:
+        name = command.config["name"].removesuffix(".yaml")
+    if "path" in command.config:
+        # Hydra takes a relative one from the file that declares the config.
+        folder = base / command.config["path"]
+    if "dir" in command.config:
+        place = Path(command.config["dir"]).absolute()
+        overrides.insert(0, f"hydra.searchpath=[file://{place}]")
     if not any(override.startswith("+profiler=") for override in overrides):
         overrides.insert(0, "+profiler=multiturn")
     return name, str(folder), overrides
-
-
-# Hydra's options → what they are.
-_OPTIONS = {
-    **dict.fromkeys(("--config-name", "-cn"), "name"),
-    **dict.fromkeys(("--config-path", "-cp"), "path"),
-    **dict.fromkeys(("--config-dir", "-cd"), "dir"),
-}
 
 
 def _declared(entry: str) -> tuple[str, Path, Path]:
