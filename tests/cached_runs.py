@@ -1,4 +1,4 @@
-"""Copies of the recorded runs outside of the tree, which the tests of a session read from their caches."""
+"""The recorded runs outside of the tree: unpacked once and converted once for all workers of a session."""
 
 import atexit
 import json
@@ -8,16 +8,52 @@ import tempfile
 from pathlib import Path
 
 _DATA = Path(__file__).parent / "data"
-_FOLDER = Path(tempfile.mkdtemp(prefix="cached-runs-"))
-_OWNER = os.getpid()
+# The process that starts the workers makes the folder, and removes it.
+_VARIABLE = "VERL_PROFILER_TEST_RUNS"
 
-SMALL = Path(
-    shutil.copytree(
-        _DATA / "small_run", _FOLDER / "small_run", ignore=shutil.ignore_patterns(".cache")
-    )
-)
-shutil.unpack_archive(_DATA / "rehearsal_run.tar.gz", _FOLDER)
-REHEARSED = _FOLDER / "rehearsal_run"
+
+def _folder():
+    if _VARIABLE not in os.environ:
+        os.environ[_VARIABLE] = made = tempfile.mkdtemp(prefix="cached-runs-")
+        owner = os.getpid()
+
+        @atexit.register
+        def _remove():
+            # A child that a test forked shares the folder.
+            if os.getpid() == owner:
+                shutil.rmtree(made, ignore_errors=True)
+
+    return Path(os.environ[_VARIABLE])
+
+
+_FOLDER = _folder()
+# In the place of the user's own.
+CACHES = _FOLDER / "caches"
+
+
+def cached(name):
+    """Return the directory of a run of tests/data, which all tests read from its cache.
+
+    Nothing but that cache may be written into it.
+    """
+    place = _FOLDER / name
+    if not place.exists():
+        scratch = Path(tempfile.mkdtemp(dir=_FOLDER, prefix="new-"))
+        if (_DATA / name).is_dir():
+            ignored = shutil.ignore_patterns(".cache")
+            shutil.copytree(_DATA / name, scratch / name, ignore=ignored)
+        else:
+            shutil.unpack_archive(_DATA / f"{name}.tar.gz", scratch)
+        try:
+            (scratch / name).rename(place)
+        except OSError:
+            assert place.exists(), "another worker was first"
+        shutil.rmtree(scratch)
+    return place
+
+
+SMALL = cached("small_run")
+REHEARSED = cached("rehearsal_run")
 
 
 def fixable_run(target):
@@ -35,10 +71,3 @@ def fixable_run(target):
     }
     (target / "run.json").write_text(json.dumps(launched))
     return target
-
-
-@atexit.register
-def _remove():
-    # A child that a test forked shares the folder.
-    if os.getpid() == _OWNER:
-        shutil.rmtree(_FOLDER, ignore_errors=True)

@@ -5,13 +5,14 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import traceback
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import real_nsys
+from cached_runs import CACHES
 from fake_nvtx import FakeNvtx
 from hypothesis import HealthCheck, settings
 
@@ -34,8 +35,7 @@ settings.register_profile("any load", deadline=None, suppress_health_check=[Heal
 settings.load_profile("any load")
 
 # No test reads or fills the user's own caches.
-_CACHES = tempfile.TemporaryDirectory(prefix="verl-profiler-caches-")
-os.environ[CACHE_HOME] = _CACHES.name
+os.environ[CACHE_HOME] = str(CACHES)
 
 # Workers that a Ray node starts before any is needed: verl's actors take none of them, for they have
 # variables of their own; each costs 3 s of CPU.
@@ -47,12 +47,27 @@ DATA = Path(__file__).parent / "data"
 _PATIENCE_S = 60
 
 
+# Few tests of many seconds each: a worker that begins such a file last keeps the others waiting.
+_LONG = {
+    *("test_damaged_input.py", "test_docs.py", "test_large_runs.py", "test_wheel.py"),
+    *("test_browser.py", "test_every_analysis.py", "test_same_quantile.py"),
+}
+
+
+def pytest_collection_modifyitems(items):
+    """Put files of long tests first, then those of many."""
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.name not in _LONG, -tests[item.path], str(item.path)))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Give all files that start Ray to one worker, and to one all that share a process with verl in it."""
     from xdist.scheduler import LoadFileScheduling
 
     starts_ray = re.compile(r"\bmark\.(ray|rehearsal)\b")
+    # Files stay in the order in which they were collected.
+    config.option.loadscopereorder = False
 
     class OneWorkerForRay(LoadFileScheduling):
         def _split_scope(self, nodeid):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cached_runs import REHEARSED
 from console_blocks import replayed
 
 from verl_profiler.capture.plan import NsightSettings
@@ -185,7 +186,7 @@ def test_the_readme_is_short_and_shows_what_summary_prints(capsys):
     """Its excerpt is of a `make rehearsal`: the recorded one has other figures after the same labels."""
     readme = (ROOT / "README.md").read_text()
     excerpt = re.search(r"\n\n((?:    .*\n)+)\n## Use it", readme)[1]
-    assert 0 == main(["summary", str(ROOT / "tests/data/rehearsal_run.tar.gz"), "--no-cache"])
+    assert 0 == main(["summary", str(REHEARSED)])
     labels = re.compile(r" *[\w.]+:?")
     printed = {labels.match(line)[0] for line in capsys.readouterr().out.splitlines() if line}
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cached_runs import REHEARSED
 from json_format import FORMATS, schema
 
 from verl_profiler.cli import main
@@ -20,13 +21,6 @@ ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    from recorded import unpacked
-
-    return unpacked(tmp_path_factory.mktemp("json"))
-
-
 def printed(*words):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -35,24 +29,24 @@ def printed(*words):
 
 
 @pytest.fixture(scope="module")
-def outputs(run):
+def outputs():
     """What each documented command prints about a recorded run, read once."""
-    found = json.loads(printed("requests", run, "--slowest", 1, "--json"))
+    found = json.loads(printed("requests", REHEARSED, "--slowest", 1, "--json"))
     first = found["requests"][0]["request_id"]
     log = DATA / "console_logs" / "verl-0.9.1-real.log"
     texts = {
-        "summary": printed("summary", run, "--json"),
+        "summary": printed("summary", REHEARSED, "--json"),
         "summary LOG": printed("summary", log, "--json"),
-        "why": printed("why", run, "--json"),
-        "requests": printed("requests", run, "--json"),
-        "requests --request": printed("requests", run, "--request", first, "--json"),
-        "plot": printed("plot", "all", run, "--steps", "1:2", "--json"),
-        "diff": printed("diff", f"{run}@1", f"{run}@2", "--json"),
-        "diff --verify": printed("diff", "--verify", "polling", run, run, "--json"),
+        "why": printed("why", REHEARSED, "--json"),
+        "requests": printed("requests", REHEARSED, "--json"),
+        "requests --request": printed("requests", REHEARSED, "--request", first, "--json"),
+        "plot": printed("plot", "all", REHEARSED, "--steps", "1:2", "--json"),
+        "diff": printed("diff", f"{REHEARSED}@1", f"{REHEARSED}@2", "--json"),
+        "diff --verify": printed("diff", "--verify", "polling", REHEARSED, REHEARSED, "--json"),
         "timing": printed("timing", log, "--json"),
-        "stuck": printed("stuck", run, "--json"),
-        "tq": printed("tq", run, "--json"),
-        "memory": printed("memory", run, "--json"),
+        "stuck": printed("stuck", REHEARSED, "--json"),
+        "tq": printed("tq", REHEARSED, "--json"),
+        "memory": printed("memory", REHEARSED, "--json"),
     }
     return {command: json.loads(text) for command, text in texts.items()}
 
@@ -65,7 +59,7 @@ def test_the_output_holds_to_its_schema(outputs):
         jsonschema.validate(content, schema(command))
 
 
-def test_the_commands_of_the_skill_run(run, outputs, tmp_path):
+def test_the_commands_of_the_skill_run(outputs):
     """With jq, as they are written; every key that the text names exists."""
     jq = shutil.which("jq")
     if jq is None:
@@ -73,7 +67,7 @@ def test_the_commands_of_the_skill_run(run, outputs, tmp_path):
     text = (ROOT / "docs" / "skill" / "SKILL.md").read_text()
     first = outputs["requests"]["requests"][0]["request_id"]
     words = {
-        "RUN": str(run), "BEFORE": f"{run}@1", "AFTER": f"{run}@2", "ID": first,
+        "RUN": str(REHEARSED), "BEFORE": f"{REHEARSED}@1", "AFTER": f"{REHEARSED}@2", "ID": first,
         "FINDING": "polling",
     }  # fmt: skip
     commands = [
@@ -85,7 +79,7 @@ def test_the_commands_of_the_skill_run(run, outputs, tmp_path):
         filled = filled.replace("step_3", "step_1").replace("--step 3", "--step 1")
         filled = filled.replace("duration_sec > 1", "duration_sec > 0.1")
         if "verify" in filled:
-            filled = filled.replace(f"{run}@1 {run}@2", f"{run} {run}")
+            filled = filled.replace(f"{REHEARSED}@1 {REHEARSED}@2", f"{REHEARSED} {REHEARSED}")
         ours, _, theirs = filled.partition(" | ")
         content = ""
         if ours.startswith("verl-profiler"):

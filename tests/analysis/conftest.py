@@ -2,15 +2,13 @@
 
 import json
 import random
-from pathlib import Path
 
 import pytest
+from cached_runs import REHEARSED, SMALL
 
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
-
-DATA = Path(__file__).parent.parent / "data"
 
 
 def _us(moment_s):
@@ -105,14 +103,14 @@ def conversation(span):
 @pytest.fixture(scope="session")
 def rehearsed():
     """A run of the rehearsal with real SGLang engines: 2 steps, validation before and after."""
-    with load(DATA / "rehearsal_run.tar.gz", cache=False) as run:
+    with load(REHEARSED) as run:
         yield run
 
 
 @pytest.fixture(scope="session")
 def small():
     """The generated run that other tests use too."""
-    with load(DATA / "small_run", cache=False) as run:
+    with load(SMALL) as run:
         yield run
 
 

@@ -4,19 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+from cached_runs import SMALL
 from picked import picked
 
 from verl_profiler.analysis.registry import ANALYSES, SUMMARY
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import SCHEMAS, Tables
 
-SMALL = Path(__file__).parent.parent / "data" / "small_run"
-
 
 @pytest.fixture(scope="module")
 def events():
     """All events of the small run, and its processes, as rows."""
-    with load(SMALL, cache=False) as run:
+    with load(SMALL) as run:
         return {name: run.rows(f"SELECT * FROM {name}") for name in ("events", "processes")}
 
 

@@ -1,7 +1,6 @@
 """Every column of docs/metrics.md, for each recorded run, by arithmetic over its lines alone."""
 
 import json
-import shutil
 from collections import Counter, defaultdict
 from datetime import datetime
 from pathlib import Path
@@ -9,6 +8,7 @@ from statistics import median
 
 import numpy as np
 import pytest
+from cached_runs import cached
 
 from verl_profiler.analysis.engine import request_token_rates, token_rates
 from verl_profiler.analysis.rollout import rollout_tail, step_tail
@@ -16,7 +16,7 @@ from verl_profiler.analysis.steps import step_durations, step_times
 from verl_profiler.reading.reader import load
 
 DATA = Path(__file__).parents[1] / "data"
-RUNS = ["small_run", *sorted(path.name for path in DATA.glob("*_run.tar.gz"))]
+RUNS = ["small_run", *sorted(path.name[:-7] for path in DATA.glob("*_run.tar.gz"))]
 SYNCS = ("update_weights", "sync_rollout_weights", "param_sync")
 VALIDATIONS = ("testing", "validation")
 TRAINING = ("reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
@@ -40,19 +40,15 @@ class Line:
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def run(request, tmp_path_factory):
+def run(request):
     """The run as the product reads it, and its lines."""
-    folder = DATA / request.param
-    if folder.suffix:
-        target = tmp_path_factory.mktemp("run")
-        shutil.unpack_archive(folder, target)
-        (folder,) = target.iterdir()
+    folder = cached(request.param)
     lines = [
         Line(path, text)
         for path in sorted(folder.glob("step_*/*.jsonl"))
         for text in path.read_text().splitlines()
     ]
-    with load(folder, cache=False) as opened:
+    with load(folder) as opened:
         yield opened, lines
 
 

@@ -75,9 +75,9 @@ def agree(truth, shown, **limits):
 
 def test_a_quantile_is_the_same_everywhere(run, capsys):
     """Of 120 and more requests all are there; of a step as recorded, those that have values beyond."""
-    assert 0 == main(["summary", str(run), "--json", "--no-cache"])
+    assert 0 == main(["summary", str(run), "--json"])
     summary = json.loads(capsys.readouterr().out)["tables"]["request_times"]
-    with load(run, cache=False) as opened:
+    with load(run) as opened:
         page = document(opened)["steps"]
         place = page["columns"].index("step")
         for step in (1, 2):
@@ -107,7 +107,7 @@ def test_a_quantile_is_the_same_everywhere(run, capsys):
 
     for step in (1, 2):
         truth = truth_of(run, step)
-        assert 0 == main(["summary", str(run), "--steps", f"{step}:{step}", "--no-cache"])
+        assert 0 == main(["summary", str(run), "--steps", f"{step}:{step}"])
         text = capsys.readouterr().out
         for name in ("p50", "p95", "p99"):
             assert f"{name} {'too few' if truth[name] is None else seconds(truth[name])}" in text
@@ -119,7 +119,7 @@ def test_a_plot_draws_no_quantile_of_too_few(run):
     truth = {**truth_of(run, 2), "p99.9": None}
     shown = [name.upper() for name, value in truth.items() if value is not None]
     few = [name.upper() for name, value in truth.items() if value is None]
-    with load(run, cache=False) as opened:
+    with load(run) as opened:
         cdf, tail = (
             VIEWS[name].spec(VIEWS[name].analysis(opened, choice), choice)
             for name in ("request_duration_cdf", "rollout_tail")
@@ -137,7 +137,7 @@ def test_a_plot_draws_no_quantile_of_too_few(run):
 
 def test_a_plot_has_the_same_in_its_numbers(run, capsys):
     """The data that a plot writes beside its picture."""
-    arguments = ["plot", "request_duration_cdf", str(run), "--steps", "1:1", "--no-cache"]
+    arguments = ["plot", "request_duration_cdf", str(run), "--steps", "1:1"]
     assert 0 == main([*arguments, "--percentiles", "50,80,95,99", "--json"])
     sheets = json.loads(capsys.readouterr().out)["plots"]["request_duration_cdf"]
     rows = [row for row in sheets["request_percentiles"] if row["step"] == 1]
@@ -148,7 +148,7 @@ def test_a_plot_has_the_same_in_its_numbers(run, capsys):
 
 def test_validation_is_no_exception(run):
     """Few requests of a validation have no 95th percentile."""
-    with load(run, cache=False) as opened:
+    with load(run) as opened:
         rows = validation_times(opened)
 
     assert rows

@@ -2,19 +2,17 @@
 
 import json
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
+from cached_runs import SMALL
 
 from verl_profiler.analysis.time_tree import time_tree, whole_time_tree
 from verl_profiler.reading.reader import load
 
-SMALL = Path(__file__).parents[1] / "data" / "small_run"
-
 
 @pytest.fixture(scope="module")
 def rows():
-    with load(SMALL, cache=False) as run:
+    with load(SMALL) as run:
         return time_tree(run.tables)
 
 

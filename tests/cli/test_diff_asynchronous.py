@@ -2,15 +2,13 @@
 
 import argparse
 import json
-import tarfile
-from pathlib import Path
 
 import pytest
+from cached_runs import cached
 
 from verl_profiler.cli import diff
 from verl_profiler.errors import ReadingError
 
-DATA = Path(__file__).parent.parent / "data"
 SYNCHRONOUS = "rehearsal_run"
 
 
@@ -20,26 +18,19 @@ def run(*arguments):
     return diff.run(parser.parse_args([*map(str, arguments)]))
 
 
-def archive(name):
-    return DATA / f"{name}.tar.gz"
-
-
 def compared(capsys, first, second):
-    run(archive(first), archive(second), "--json")
+    run(cached(first), cached(second), "--json")
     return json.loads(capsys.readouterr().out)
 
 
 def consumed(name):
     """Count the samples that each step took, in the lines of the event files."""
     counts = {}
-    with tarfile.open(archive(name)) as files:
-        for member in files:
-            if "step_" in member.name and member.name.endswith(".jsonl"):
-                for text in files.extractfile(member).read().splitlines():
-                    line = json.loads(text)
-                    if line["event"] == "sample_consumed":
-                        step = line["extra"]["consumed_step"]
-                        counts[step] = counts.get(step, 0) + 1
+    for path in cached(name).glob("step_*/*.jsonl"):
+        for line in map(json.loads, path.read_text().splitlines()):
+            if line["event"] == "sample_consumed":
+                step = line["extra"]["consumed_step"]
+                counts[step] = counts.get(step, 0) + 1
     return counts
 
 
@@ -78,7 +69,7 @@ def test_asynchronous_runs_are_compared_by_what_they_consumed(capsys, first, sec
 
 def test_the_mode_is_stated_first(capsys):
     """In one paragraph, with what bounds each run."""
-    run(archive(SYNCHRONOUS), archive("separate_async_run"))
+    run(cached(SYNCHRONOUS), cached("separate_async_run"))
     printed = capsys.readouterr().out
 
     assert printed.startswith("A is synchronous; B is asynchronous: compare rates and device time.")
@@ -95,13 +86,13 @@ def test_synchronous_runs_are_compared_as_before(capsys):
     assert metrics["gen.mean"]["headline"]
     assert not {name for name in metrics if name.startswith("device:")}
     assert not {"versions_behind.mean", "samples_per_s.mean"} & set(metrics)
-    run(archive(SYNCHRONOUS), archive(SYNCHRONOUS))
+    run(cached(SYNCHRONOUS), cached(SYNCHRONOUS))
     assert "synchronous" not in capsys.readouterr().out
 
 
 def test_conditions_reach_device_time(capsys):
     """A limit on an account of a pool, and the refusal of what an asynchronous run lacks."""
-    runs = archive("one_step_off_run"), archive("fully_async_run")
+    runs = cached("one_step_off_run"), cached("fully_async_run")
 
     assert 1 == run(*runs, "--fail-if", "device:rollout:staleness_limit.mean > 1s")
     assert 0 == run(*runs, "--fail-if", "versions_behind.mean > 9")

@@ -1,17 +1,17 @@
 """`verl-profiler memory` on runs: what is known is said, what is not known too."""
 
 import json
-from pathlib import Path
+
+from cached_runs import REHEARSED as PATH
 
 from verl_profiler.cli import main
 
-DATA = Path(__file__).parent.parent / "data"
-REHEARSED = str(DATA / "rehearsal_run.tar.gz")
+REHEARSED = str(PATH)
 
 
 def test_a_run_without_readings_still_tells_the_time_in_sleep_and_wake(capsys):
     """It was recorded before memory was read around releases."""
-    status = main(["memory", REHEARSED, "--no-cache"])
+    status = main(["memory", REHEARSED])
     out = capsys.readouterr().out
 
     assert 0 == status
@@ -23,7 +23,7 @@ def test_a_run_without_readings_still_tells_the_time_in_sleep_and_wake(capsys):
 
 def test_json_has_what_the_text_is_made_of(capsys):
     """Tables by name, findings with slugs, problems."""
-    main(["memory", REHEARSED, "--json", "--no-cache"])
+    main(["memory", REHEARSED, "--json"])
     content = json.loads(capsys.readouterr().out)
 
     assert {"format", "runs", "findings", "tables", "left_out", "problems"} == set(content)
@@ -33,9 +33,9 @@ def test_json_has_what_the_text_is_made_of(capsys):
 
 def test_steps_narrow_it(capsys):
     """A step that is not there is named with those that are."""
-    main(["memory", REHEARSED, "--step", "2", "--json", "--no-cache"])
+    main(["memory", REHEARSED, "--step", "2", "--json"])
     content = json.loads(capsys.readouterr().out)
 
     assert [2] == [row["step"] for row in content["tables"]["sleep_times"]]
-    assert 2 == main(["memory", REHEARSED, "--step", "77", "--no-cache"])
+    assert 2 == main(["memory", REHEARSED, "--step", "77"])
     assert "step 77 is not in this run" in capsys.readouterr().err

@@ -6,22 +6,20 @@ import pty
 import re
 import subprocess
 import sys
-from pathlib import Path
 from statistics import median
 
 import pytest
-from cached_runs import SMALL
+from cached_runs import SMALL, cached
 from event_files import ended, write_lines
 
 from verl_profiler.cli import main
 from verl_profiler.views.overview_text import TABLES, overview_text
 
 STEPS = 100
-DATA = Path(__file__).parents[1] / "data"
 NAMES = ("rehearsal_run", "one_step_off_run", "vllm_colocate_async_run")
-RUNS = [SMALL, *(DATA / f"{name}.tar.gz" for name in NAMES)]
+RUNS = [SMALL, *map(cached, NAMES)]
 # Its devices generate and train nearly all of the time, with three steps to judge by.
-AT_WORK = "vllm_colocate_async_run.tar.gz"
+AT_WORK = "vllm_colocate_async_run"
 
 
 def lookup_s(step):
@@ -80,7 +78,7 @@ def test_a_hundred_steps_fit_on_one_screen(long_run, capsys):
     assert "tools       search 400 × p50 500 ms max 500 ms" in out
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.name)
 def test_every_recorded_run_has_20_lines(run, capsys):
     """With its length, its largest phase, a finding with its fix, and the quality of the data."""
     lines = printed(capsys, "summary", run).splitlines()

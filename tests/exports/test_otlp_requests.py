@@ -4,7 +4,6 @@ import itertools
 import json
 import shutil
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from commands import command
@@ -12,7 +11,7 @@ from picked import picked
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from cached_runs import REHEARSED
+from cached_runs import REHEARSED, cached
 from exports.otlp_receiver import attributes, spans_of
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
@@ -77,18 +76,6 @@ def parents(spans):
     for span in spans:
         found.setdefault(span.name, set()).add(span.parent and names[span.parent.span_id])
     return found
-
-
-@pytest.fixture(scope="module")
-def unpacked(tmp_path_factory):
-    """Unpack a recorded run."""
-
-    def unpack(name):
-        folder = tmp_path_factory.mktemp(name)
-        shutil.unpack_archive(Path(__file__).parent.parent / "data" / f"{name}.tar.gz", folder)
-        return folder / name
-
-    return unpack
 
 
 def test_a_receiver_gets_the_recorded_request_as_one_trace(receiver):
@@ -176,9 +163,9 @@ def test_names_are_those_of_the_semantic_conventions():
     assert {"invoke_agent", "execute_tool", "text_completion"} == named <= operations
 
 
-def test_attempts_pauses_and_the_consuming_step_of_an_asynchronous_run(unpacked):
+def test_attempts_pauses_and_the_consuming_step_of_an_asynchronous_run():
     """Each attempt has the engine's part of its own; a request that was cut off ends where it was seen."""
-    with load([unpacked("colocate_async_run")]) as opened:
+    with load([cached("colocate_async_run")]) as opened:
         spans = list(request_spans(opened.tables))
 
     traces = {}
@@ -196,9 +183,11 @@ def test_attempts_pauses_and_the_consuming_step_of_an_asynchronous_run(unpacked)
     assert (False, False) == (cut.status.is_ok, cut.attributes["verl.finished"])
 
 
-def test_waits_in_pauses_whose_end_was_not_recorded_are_no_spans(unpacked):
+def test_waits_in_pauses_whose_end_was_not_recorded_are_no_spans(tmp_path):
     """They last until the end of each call in recordings of version 0.1 with verl 0.9.0."""
-    folder = unpacked("vllm_colocate_async_run")
+    folder = tmp_path / "run"
+    ignored = shutil.ignore_patterns(".cache")
+    shutil.copytree(cached("vllm_colocate_async_run"), folder, ignore=ignored)
 
     def parked():
         with load([folder], cache=False) as opened:

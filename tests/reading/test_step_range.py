@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cached_runs import REHEARSED, SMALL
+from cached_runs import REHEARSED, SMALL, cached
 
 from verl_profiler.analysis.registry import ANALYSES
 from verl_profiler.cli import main
@@ -102,7 +102,7 @@ def test_a_step_that_does_not_exist_is_an_error_with_those_that_do(long_run, cap
 @pytest.mark.parametrize("name", ["one_step_off", "colocate_async", "fully_async"])
 def test_asynchronous_runs_are_read_whole(name):
     """Their steps consume requests of earlier steps."""
-    with load(DATA / f"{name}_run.tar.gz", steps=(2, 2)) as run:
+    with load(cached(f"{name}_run"), steps=(2, 2)) as run:
         assert run.steps is None
 
 
