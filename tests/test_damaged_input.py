@@ -28,23 +28,23 @@ from verl_profiler.reading.formats.registry import read_trace
 from verl_profiler.reading.formats.tq_log import read_logs as read_transfers
 from verl_profiler.reading.reader import load
 
-# What reads the files that a mutation changes, and how many examples there are.
+# What reads the files that a mutation changes, and how many examples there are on each push.
 READERS = {
-    "lines": (3, ["summary RUN --json", "requests RUN --json", "watch RUN --once"]),
+    "lines": (2, ["requests RUN --json", "stuck RUN -v"]),
     "long_line": (1, ["requests RUN"]),
-    "whole_file": (3, ["requests RUN", "tq RUN"]),
-    "compressed": (2, ["requests RUN"]),
-    "json_file": (4, ["summary RUN", "watch RUN --once", "stuck RUN -v"]),
-    "file_kind": (6, ["watch RUN --once", "stuck RUN -v", "memory LOG"]),
-    "file_name": (2, ["stuck RUN", "watch RUN --once"]),
-    "folder_name": (2, ["requests RUN"]),
-    "parent_name": (2, ["requests RUN"]),
-    "cache": (3, ["requests RUN"]),
-    "parquet": (2, ["requests RUN"]),
-    "archive": (5, ["requests RUN"]),
-    "console": (5, ["timing LOG --json", "memory LOG --json", "tq LOG --json"]),
-    "torch_trace": (2, ["export perfetto RUN -o OUT"]),
-    "nsys": (3, ["export perfetto RUN -o OUT"]),
+    "whole_file": (2, ["requests RUN", "tq RUN"]),
+    "compressed": (1, ["requests RUN"]),
+    "json_file": (2, ["requests RUN", "stuck RUN -v"]),
+    "file_kind": (4, ["stuck RUN -v", "memory LOG"]),
+    "file_name": (1, ["stuck RUN"]),
+    "folder_name": (1, ["requests RUN"]),
+    "parent_name": (1, ["requests RUN"]),
+    "cache": (2, ["requests RUN"]),
+    "parquet": (1, ["requests RUN"]),
+    "archive": (3, ["requests RUN"]),
+    "console": (4, ["timing LOG --json", "memory LOG --json", "tq LOG --json"]),
+    "torch_trace": (1, ["export perfetto RUN -o OUT"]),
+    "nsys": (1, ["export perfetto RUN -o OUT"]),
 }
 MUTATIONS = {each.__name__: each for each in (*fuzz_mutations.MUTATIONS, *fuzz_mutations.LAST)}
 

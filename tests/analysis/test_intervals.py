@@ -44,12 +44,12 @@ GRID = [
         steps,
         *kind,
         pairs,
-        marks=() if pairs == 200 and steps in {3, 10, 40} else pytest.mark.nightly,
+        marks=() if pairs == 200 and steps in {3, 20} else pytest.mark.nightly,
     )
     for pairs in (200, 2_000)
     for steps in (3, 4, 5, 7, 10, 15, 20, 30, 40)
     for kind in KINDS
-    if pairs == 2_000 or steps in {3, 10, 40}
+    if pairs == 2_000 or steps in {3, 20}
 ]
 
 

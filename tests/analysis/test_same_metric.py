@@ -4,7 +4,7 @@ import functools
 import json
 
 import pytest
-from cached_runs import REHEARSED, SMALL
+from cached_runs import REHEARSED
 
 from verl_profiler.__main__ import main
 from verl_profiler.analysis.engine import token_rates
@@ -14,10 +14,10 @@ from verl_profiler.reading.reader import load
 from verl_profiler.views.sections import document
 
 
-@pytest.fixture(scope="module", params=["rehearsal_run", "small_run"])
-def run(request):
+@pytest.fixture
+def run():
     """The run's directory."""
-    return {"rehearsal_run": REHEARSED, "small_run": SMALL}[request.param]
+    return REHEARSED
 
 
 @functools.cache
@@ -124,7 +124,6 @@ def test_diff(run, capsys):
     same(shown, truth, names)
 
 
-@pytest.mark.parametrize("run", ["rehearsal_run"], indirect=True)
 def test_timing(run, capsys, tmp_path):
     """verl's own numbers stay verl's: `timing` repeats what verl logged for each step."""
     lines = [

@@ -196,8 +196,14 @@ def stalls_of(worker_config):
     return found
 
 
-@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
-@pytest.mark.parametrize("block", [sleep_in_place, sleep_and_keep_the_interpreter, compute])
+@pytest.mark.parametrize(
+    ("kind", "block"),
+    [
+        ("asyncio", sleep_in_place),
+        ("asyncio", sleep_and_keep_the_interpreter),
+        ("uvloop", compute),
+    ],
+)
 def test_a_coroutine_that_blocks_is_named_and_its_stall_recorded(worker_config, kind, block):
     """With no probe on what blocks; the beat runs at some time before it."""
     # A thread that asks for the interpreter every 10 ms may be the one that gets it after the call.

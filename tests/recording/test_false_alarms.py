@@ -120,15 +120,14 @@ def training(seed, *, steps=120, slow=None):
     return phases
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_compilation_validation_and_checkpoints_raise_no_alarm(trainer, seed):
     """Nor do generations with a long tail."""
     assert [] == trainer(training(seed))
 
 
-@pytest.mark.parametrize("event", ["gen", "update_actor", "update_weights"])
-def test_a_phase_of_seven_times_its_usual_length_does(trainer, event):
+def test_a_phase_of_seven_times_its_usual_length_does(trainer):
     """So the tests above can fail."""
-    (line,) = trainer(training(0, slow=(50, event)))
+    (line,) = trainer(training(0, slow=(50, "update_actor")))
 
-    assert f"{event} of step 50 has taken" in line
+    assert "update_actor of step 50 has taken" in line
