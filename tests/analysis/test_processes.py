@@ -9,7 +9,7 @@ from verl_profiler.analysis.memory import memory_peaks
 from verl_profiler.analysis.profiler import profiler_cost
 from verl_profiler.analysis.tools import tool_times
 from verl_profiler.analysis.transfers import weight_sync
-from verl_profiler.analysis.workers import rank_balance, rollout_balance
+from verl_profiler.analysis.workers import rollout_balance
 from verl_profiler.reading.tables.tables import Tables
 
 SECOND = 1_000_000
@@ -76,21 +76,6 @@ def test_replicas_and_workers_are_compared_with_the_last_first():
     assert [("engine_1", 4.0), ("engine_0", 2.0)] == values(replicas, "server total_s")
     assert [("worker_1", 5.0, 3.0), ("worker_2", 2.0, 0.0), ("worker_0", 1.0, -1.0)] == values(
         workers, "name busy_s behind_s"
-    )
-
-
-def test_the_slowest_rank_of_each_piece_of_work_is_named():
-    """Waste is what the other ranks wait for it."""
-    pieces = (("actor_0", 1.0), ("actor_1", 1.0), ("actor_2", 4.0), ("actor_0", 1.0))
-    spans = [
-        row(seconds, name=name, role="actor", event="update_actor", family="workers")
-        for name, seconds in pieces
-    ]
-
-    (balance,) = rank_balance(Tables.of({"rank_spans": spans}))
-
-    assert (3, "actor_2", 4.0, 2.0, 1.0, 5.0) == picked(
-        balance, "ranks slowest slowest_s median_s fastest_s waste_s"
     )
 
 

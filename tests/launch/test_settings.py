@@ -29,54 +29,10 @@ def test_all_families_are_on_unless_excluded():
     ("node", "slug", "says"),
     [
         ({"output_dir": "x", "evnts": {}}, "unknown-key", "Did you mean profiler.events?"),
+        ({"output_dir": "x", "spool_dri": "y"}, "unknown-key", "Did you mean profiler.spool_dir?"),
         ({"output_dir": "x", "zzz": 1}, "unknown-key", "profiler has: events, "),
-        (
-            {"output_dir": "x", "events": {"exclude": ["memry"]}},
-            "config-value",
-            "profiler.events.exclude[0]: Invalid enum value 'memry'",
-        ),
-        (
-            {"output_dir": "x", "nsight": {"options": {"all": {"trace": "nvtx"}}}},
-            "config-value",
-            "profiler.nsight.options[...]: Expected `bool | int | float | str`, got `object`",
-        ),
         ({"output_dir": 3}, "config-value", "profiler.output_dir: Expected `str`, got `int`"),
         ({}, "config-value", "output_dir"),
-        (
-            {"output_dir": "x", "events": {"steps": [1, "a"]}},
-            "config-value",
-            "profiler.events.steps[1]: Expected `int`, got `str`",
-        ),
-        (
-            {"output_dir": "x", "events": {"steps": [-1]}},
-            "config-value",
-            "steps[0]: Expected `int` >= 0",
-        ),
-        (
-            {"output_dir": "x", "events": {"detail_share": 2}},
-            "config-value",
-            "profiler.events.detail_share: Expected `float` <= 1",
-        ),
-        (
-            {"output_dir": "x", "events": {"detail_share": float("nan")}},
-            "config-value",
-            "profiler.events.detail_share: Expected `float`",
-        ),
-        (
-            {"output_dir": "x", "events": {"max_gb": 0}},
-            "config-value",
-            "profiler.events.max_gb: Expected `float` >= 0.001",
-        ),
-        (
-            {"output_dir": "x", "events": {"ship_every_s": 0.5}},
-            "config-value",
-            "ship_every_s: Expected `float` >= 1",
-        ),
-        (
-            {"output_dir": "x", "spool_dri": "y"},
-            "unknown-key",
-            "Did you mean profiler.spool_dir?",
-        ),
         ("multiturn", "config-group-not-found", "Hydra did not find verl-profiler's configs"),
         (None, "config-group-not-found", "hydra.searchpath"),
     ],
@@ -89,6 +45,31 @@ def test_an_invalid_setting_names_its_place_and_the_fix(node, slug, says):
     assert slug == caught.value.slug
     assert says in str(caught.value)
     assert str(caught.value).endswith(f"({slug})")
+
+
+@pytest.mark.parametrize(
+    ("group", "changes", "says"),
+    [
+        ("events", {"exclude": ["memry"]}, "exclude[0]: Invalid enum value 'memry'"),
+        ("events", {"steps": [1, "a"]}, "steps[1]: Expected `int`, got `str`"),
+        ("events", {"steps": [-1]}, "steps[0]: Expected `int` >= 0"),
+        ("events", {"detail_share": 2}, "detail_share: Expected `float` <= 1"),
+        ("events", {"detail_share": float("nan")}, "detail_share: Expected `float`"),
+        ("events", {"max_gb": 0}, "max_gb: Expected `float` >= 0.001"),
+        ("events", {"ship_every_s": 0.5}, "ship_every_s: Expected `float` >= 1"),
+        ("nsight", {"options": {"all": {"trace": "x"}}}, "options[...]: Expected `bool | int | fl"),
+        ("memory_saver", {"gpu_memory_utilization": 40}, "gpu_memory_utilization: Expected `float"),
+        ("memory_saver", {"sample_interval_s": 0.001}, "sample_interval_s: Expected `float` >= 0"),
+        ("memory_saver", {"tags": "weights"}, "tags: Expected `array | null`"),
+    ],
+)
+def test_an_invalid_value_names_its_place(group, changes, says):
+    """And what it may be."""
+    with pytest.raises(ConfigError) as caught:
+        parse({"output_dir": "x", group: changes})
+
+    assert "config-value" == caught.value.slug
+    assert f"profiler.{group}.{says}" in str(caught.value)
 
 
 def test_a_url_is_written_to_a_directory_first():

@@ -1,7 +1,6 @@
 """Who waits for whom, from headers and open files that are written by hand."""
 
 import json
-import os
 import shutil
 from datetime import timedelta
 from pathlib import Path
@@ -574,16 +573,6 @@ def test_any_value_in_an_open_file_is_survived(tmp_path):
             path.write_text(text)
             assert any(lines(verdict(RUN, followed.open_files(), HERE, NOW), verbose=True)), text
         path.write_text(json.dumps(files[process]))
-
-
-@pytest.mark.timeout(30)
-def test_what_is_no_ordinary_file_is_not_read(tmp_path, capsys):
-    """A pipe in the place of an open file."""
-    write(tmp_path / "run", RUN, TRAINER)
-    os.mkfifo(tmp_path / "run" / "open" / "worker_0.json")
-
-    assert 1 == main(["stuck", str(tmp_path / "run")])
-    assert "open/worker_0.json cannot be read" in capsys.readouterr().out
 
 
 def test_a_thousand_processes_fit_on_a_screen():

@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import io
-import os
 import re
 import shutil
 import sys
@@ -263,20 +262,3 @@ def test_only_regular_files_inside_the_folder_come_out(tmp_path):
     # `small/step_1` is not a kind of file that is unpacked.
     assert any("11 links or unsafe paths were left out" in problem for problem in problems)
     assert not (tmp_path / "outside.jsonl").exists()
-
-
-def test_the_cache_of_an_archive_is_ignored(tmp_path):
-    """Whoever made the archive could have put any numbers there."""
-    run = shutil.copytree(SMALL, tmp_path / "small", ignore=shutil.ignore_patterns(".cache"))
-    with load(run) as first:
-        expected = first.rows("SELECT * FROM requests ORDER BY ALL")
-    for part in (run / ".cache" / "events-1").glob("*.parquet"):
-        os.truncate(part, part.stat().st_size // 2)
-    path = tmp_path / "run.tar"
-    with tarfile.open(path, "w") as tar:
-        tar.add(run, "small")
-
-    with load(path) as opened:
-        found = opened.rows("SELECT * FROM requests ORDER BY ALL")
-        assert [{**row, "run": "small"} for row in found] == expected
-        assert not any("cannot be read" in problem for problem in opened.problems)

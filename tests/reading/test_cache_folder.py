@@ -121,45 +121,6 @@ def test_nothing_is_kept_that_was_read_with_errors(run, monkeypatch, name):
     assert complete[0] == expected[0]
 
 
-def test_a_file_without_permission_for_a_moment_is_read_the_next_time(run):
-    """As another user, because root reads everything."""
-    script = (
-        "import os, sys\n"
-        "from verl_profiler.reading.reader import load\n"
-        # Modules that are imported late may lie where only this user reads.
-        "with load(sys.argv[1], cache=False) as run:\n    run.problems\n"
-        "if os.geteuid() == 0:\n    os.setgid(65534)\n    os.setuid(65534)\n"
-        "with load(sys.argv[1]) as run:\n"
-        "    print(run.rows('SELECT count(*) AS n FROM event_fields')[0]['n'])\n"
-        "    print([p for p in run.problems if 'cannot be read' in p])\n"
-    )
-    # pytest's own folders are closed to others.
-    place = Path("/tmp") / f"cache-permission-{os.getpid()}"
-    shutil.copytree(run, place)
-    try:
-        for path in (place, *place.rglob("*")):
-            os.chmod(path, 0o777)
-        path = place / "step_1" / "worker_0.jsonl"
-        path.chmod(0)
-        printed = []
-        for mode in (0, 0o644):
-            if os.geteuid() == 0 or mode:
-                path.chmod(mode)
-            done = subprocess.run(
-                [sys.executable, "-c", script, str(place)],
-                capture_output=True, text=True, check=True, cwd="/",
-            )  # fmt: skip
-            printed.append(done.stdout.splitlines())
-    finally:
-        shutil.rmtree(place)
-    with load(run, cache=False) as whole:
-        count = whole.rows("SELECT count(*) AS n FROM event_fields")[0]["n"]
-
-    assert int(printed[0][0]) < count == int(printed[1][0])
-    assert "Permission denied" in printed[0][1]
-    assert "[]" == printed[1][1]
-
-
 def test_only_own_files_are_retired(run, monkeypatch):
     """Names that this program does not give, links, folders, and what a command may still be writing stay."""
     monkeypatch.setattr(cache_folder, "_UNUSED_S", 0, raising=False)

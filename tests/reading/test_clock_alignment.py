@@ -1,10 +1,7 @@
 """Clocks of several hosts on one axis: simulated skews, real other clocks, and what is said of them."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from datetime import datetime, timezone
 from types import SimpleNamespace
 
@@ -13,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_profiler.nodes import clock
-from verl_profiler.reading.clock_alignment import aheads, fit
+from verl_profiler.reading.clock_alignment import fit
 from verl_profiler.reading.processes import processes
 from verl_profiler.reading.reader import load
 
@@ -98,57 +95,6 @@ def test_a_usual_network_is_aligned_to_half_a_millisecond(monkeypatch):
     assert 119 == fit(samples).samples
     assert 0.0 == fit(Network(SECOND, 0.0).samples(monkeypatch, bursts=3, every_s=5)).drift
     assert fit([]) is None
-
-
-@pytest.mark.parametrize(
-    "exchange",
-    [
-        None,
-        3,
-        {"boot_id": 5},
-        {"boot_id": "a", "peers": 7},
-        {"boot_id": "a", "peers": [3, {"boot_id": 1}, {"boot_id": "b"}]},
-        {"boot_id": "a", "peers": [{"boot_id": "b", "samples": [[1, 2], "x", [1, "2", 3]]}]},
-        {"boot_id": "a", "peers": [{"boot_id": "b", "samples": [[1, 2, -3]]}]},
-    ],
-)
-def test_what_is_no_comparison_says_nothing(exchange):
-    """Files are never trusted."""
-    assert [] == list(aheads({"driver": {"clock_exchange": exchange}}))
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="time namespaces are Linux's")
-def test_a_real_clock_that_is_ahead_is_found():
-    """A process in a time namespace of its own, 1000 s ahead, asked over pipes."""
-    answer = "import sys, time\nfor _ in sys.stdin: print(time.perf_counter_ns(), flush=True)"
-    command = ["unshare", "--user", "--map-root-user", "-T", "--monotonic", "1000"]
-    if os.getuid() == 0:
-        command = ["unshare", "-T", "--monotonic", "1000"]
-    try:
-        other = subprocess.Popen(
-            [*command, sys.executable, "-c", answer],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("no unshare")
-
-    def ask():
-        other.stdin.write("\n")
-        other.stdin.flush()
-        told = other.stdout.readline()
-        if not told:
-            pytest.skip("time namespaces are not allowed here")
-        return int(told)
-
-    with other:
-        samples = [clock.exchange(ask) for _ in range(5)]
-        other.stdin.close()
-    for _, ahead_ns, bound_ns in samples:
-        assert abs(ahead_ns - 1000 * SECOND) <= bound_ns
-    line = fit(samples)
-    assert abs(line.offset_ns - 1000 * SECOND) <= line.bound_ns
 
 
 def write_run(folder, network, *, exchange=None, wall_error_ns=0):

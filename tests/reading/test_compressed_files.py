@@ -74,17 +74,6 @@ def test_a_copy_that_is_cut_short_is_read_once_too(run, plain):
         assert plain[:2] == contents(run)[:2]
 
 
-def test_late_lines_beside_a_compressed_file_are_read(run, plain):
-    """The recorder writes them to a new file."""
-    file = run / "step_1" / "worker_0.jsonl"
-    lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join(lines[:-3]))
-    compress(file)
-    file.write_bytes(b"".join(lines[-3:]))
-
-    assert plain == contents(run)
-
-
 def test_processes_of_a_run_with_its_events_as_parquet_alone_miss_nothing(run, plain):
     """Their headers have how many events they wrote, which is no reason to look for files."""
     assert plain == contents(run)

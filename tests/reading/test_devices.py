@@ -99,13 +99,3 @@ def test_other_intervals_are_those_of_the_header():
     events = [reading(10 * SECOND, 100), reading(round(10.2 * SECOND), 50)]
 
     assert [(100, 9.8, 10.0), (50, 10.0, 10.2)] == spans(events, interval_s=0.2)
-
-
-def test_readings_of_devices_of_other_jobs_are_left_out():
-    """Where users are known."""
-    tables = tables_of(
-        [sampler(devices=2), process("actor_1", devices=[{"uuid": "GPU-1"}])],
-        [reading(SECOND, 1, device=0), reading(SECOND, 2, device=1)],
-    )
-
-    assert [2] == [row["utilization"] for row in tables.rows("SELECT * FROM device_readings")]

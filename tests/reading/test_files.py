@@ -1,94 +1,17 @@
 """Files of a run are regular files of bounded size and depth; everything else is a message."""
 
 import errno
-import gzip
-import io
 import json
 import os
-import socket
-import zlib
 
 import pytest
 
 from verl_profiler.events.files import (
     UnusableFileError,
-    expanded,
-    limited_lines,
-    open_regular,
     parse_json,
     read_bounded,
-    read_json,
-    read_object,
     reason_of,
-    status_of_regular,
 )
-
-
-def a_pipe(folder):
-    os.mkfifo(folder / "pipe")
-    return folder / "pipe", "a named pipe"
-
-
-def a_device(folder):
-    (folder / "zero").symlink_to("/dev/zero")
-    return folder / "zero", "a device"
-
-
-def a_socket(folder):
-    at = os.open(folder, os.O_RDONLY)
-    try:
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"/proc/self/fd/{at}/socket")
-        listener.close()
-    finally:
-        os.close(at)
-    return folder / "socket", "a socket"
-
-
-def a_folder(folder):
-    return folder, "a directory"
-
-
-def ten_gigabytes_of_nothing(folder):
-    path = folder / "sparse"
-    with path.open("wb") as file:
-        file.write(b"{}")
-        file.truncate(10 << 30)
-    return path, "a sparse file"
-
-
-KINDS = [a_pipe, a_device, a_socket, a_folder, ten_gigabytes_of_nothing]
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("make", KINDS)
-@pytest.mark.parametrize("read", [open_regular, status_of_regular, read_json])
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, read):
-    path, kind = make(tmp_path)
-
-    with pytest.raises(UnusableFileError, match=kind if make is not KINDS[-1] else "sparse|larger"):
-        read(path)
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("path", ["/proc/kmsg", "/proc/self/status"])
-@pytest.mark.parametrize("read", [open_regular, status_of_regular, read_json])
-def test_a_file_of_the_kernel_that_passes_for_an_empty_one_is_refused(tmp_path, read, path):
-    """One of them waits where there is nothing to read; only root opens it."""
-    if not os.access(path, os.R_OK):
-        pytest.skip(f"{path} cannot be read here")
-    (tmp_path / "link").symlink_to(path)
-
-    with pytest.raises(UnusableFileError, match="cannot be read as a file"):
-        read(tmp_path / "link")
-
-
-def test_links_to_regular_files_are_followed(tmp_path):
-    (tmp_path / "elsewhere").write_bytes(b"content")
-    (tmp_path / "link").symlink_to("elsewhere")
-
-    with open_regular(tmp_path / "link") as file:
-        assert file.read() == b"content"
 
 
 def test_a_small_hole_is_no_fault(tmp_path):
@@ -101,14 +24,6 @@ def test_a_small_hole_is_no_fault(tmp_path):
     assert read_bounded(path, (16 << 20) + 4)[-4:] == b"end\n"
     with pytest.raises(UnusableFileError, match="larger than"):
         read_bounded(path, (16 << 20) + 3)
-
-
-def test_names_that_no_file_can_have_are_an_os_error():
-    for name in ("a\0b", "x" * 5000, "/dev/null/x"):
-        with pytest.raises(OSError):
-            open_regular(name)
-        with pytest.raises(OSError):
-            status_of_regular(name)
 
 
 @pytest.mark.parametrize(
@@ -139,51 +54,6 @@ def test_json_holds_only_what_can_be_written_again(text, value):
 def test_deep_nesting_is_a_value_error(depth, opening):
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json(opening * depth + "1" + {"[": "]"}.get(opening, "}") * depth)
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"7", b"null", b'"text"', b"{", b"\0" * 100])
-def test_what_is_no_object_is_a_value_error(tmp_path, content):
-    (tmp_path / "file").write_bytes(content)
-
-    with pytest.raises(ValueError, match=r"not (a )?JSON"):
-        read_object(tmp_path / "file")
-
-
-def test_a_gzip_bomb_is_stopped(tmp_path):
-    packer = zlib.compressobj(wbits=31)
-    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(64)) + packer.flush()
-    path = tmp_path / "bomb.gz"
-    path.write_bytes(bomb)
-
-    with open_regular(path) as file, expanded(file, from_bytes=4 << 20) as content:
-        read = 0
-        with pytest.raises(UnusableFileError, match="expands to more than"):
-            while block := content.read(1 << 16):
-                read += len(block)
-
-    assert 4 << 20 <= read <= (4 << 20) + 200 * len(bomb) + (1 << 20)
-
-
-def test_ordinary_gzip_files_and_plain_ones_come_out_whole(tmp_path):
-    text = b"".join(b"step:%d - timing_s/gen:%d\n" % (n, n) for n in range(100_000))
-    (tmp_path / "a").write_bytes(gzip.compress(text))
-    (tmp_path / "b").write_bytes(text)
-
-    for name in ("a", "b"):
-        with open_regular(tmp_path / name) as file, expanded(file, from_bytes=0) as content:
-            assert content.read() == text
-
-
-def test_long_lines_are_cut_and_their_rest_is_skipped():
-    file = io.BytesIO(b"one\n" + b"x" * 25 + b"\nlast")
-
-    assert list(limited_lines(file, 10)) == [
-        (b"one\n", False),
-        (b"x" * 10 + b"\n", True),
-        (b"last", False),
-    ]
-    assert list(limited_lines(io.BytesIO(b"123456789\n"), 10)) == [(b"123456789\n", False)]
-    assert list(limited_lines(io.BytesIO(b"y" * 35), 10)) == [(b"y" * 10, True)]
 
 
 def test_a_file_that_its_server_dropped_comes_with_advice():

@@ -1,8 +1,6 @@
 """What killed processes took with them: said where headers and events show it, and only there."""
 
 import json
-import subprocess
-import sys
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -144,43 +142,6 @@ def test_other_hosts_clocks_are_corrected_before_they_are_compared(tmp_path):
 
     write_process(tmp_path, "worker_0", events=[(3.0, "turn")], complete=10.9, clock=ahead)
     assert 1 == len(problems(tmp_path))
-
-
-@pytest.mark.parametrize(("idle_s", "expected"), [(1.5, 0), (0.0, 1)])
-def test_a_real_process_that_is_killed(tmp_path, idle_s, expected):
-    """With the real recorder: killed after it wrote everything, or in the middle of its work."""
-    code = (
-        "import os, signal, sys, time\n"
-        "from verl_profiler.recording import clock, recorder\n"
-        "from verl_profiler.recording.clock import take_anchor\n"
-        "from verl_profiler.recording.identity import Identity\n"
-        "from verl_profiler.recording.worker_config import WorkerConfig, EventSettings\n"
-        "worker_config = WorkerConfig(sys.argv[1], sys.argv[1], EventSettings(), take_anchor())\n"
-        "recorder.start(worker_config, lambda: Identity('agent_loop', 0))\n"
-        "for number in range(300):\n"
-        "    recorder.record('turn', clock.now() - 10**6, clock.now(), {'turn': number}, 1)\n"
-        "    time.sleep(0.005)\n"
-        "print('worked', flush=True)\n"
-        f"time.sleep({idle_s})\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    run = tmp_path / "run"
-    run.mkdir()
-    child = subprocess.Popen([sys.executable, "-c", code, str(run)], stdout=subprocess.PIPE)
-    assert b"worked\n" == child.stdout.readline()
-    worked = datetime.now(timezone.utc)
-    child.communicate()
-    # The others worked until it had.
-    end = (worked - START).total_seconds() - 0.001
-    write_process(run, "trainer_0", events=[(end, "step")], ended=end + 1)
-
-    found = problems(run)
-    # In the middle of its work it may also have noted how many events waited.
-    assert (
-        (1 <= len(found) <= 2 and all("lost" in each for each in found))
-        if expected
-        else [] == found
-    )
 
 
 def test_headers_of_older_versions_give_one_line(tmp_path):

@@ -372,27 +372,6 @@ def test_a_request_start_without_its_request_is_unfinished(tmp_path):
     assert any(p.startswith("2 requests started but did not end (step 1") for p in problems)
 
 
-def test_reading_the_same_id_in_two_steps_gives_two_requests(tmp_path):
-    """Under full_determinism verl gives requests the same ids in every step."""
-    for step in (1, 2):
-        write_run(
-            tmp_path,
-            [
-                line(
-                    1,
-                    "request",
-                    extra={"request_id": "det-0", "sample": 0, "session": 0},
-                    step=step,
-                )
-            ],
-            step=step,
-        )
-
-    rows, problems = read(tmp_path, "SELECT step FROM requests ORDER BY step")
-
-    assert ([{"step": 1}, {"step": 2}], []) == (rows, problems)
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -631,20 +610,6 @@ def test_processes_of_one_boot_share_the_best_anchor(tmp_path, boots, ends, prob
     assert problem is None or any(problem in each for each in problems)
 
 
-def test_hostile_names_are_only_names(tmp_path):
-    """Patterns, quotes and spaces in paths are not taken for anything else."""
-    folder = tmp_path / "it's [a] *run* {x}"
-    write_run(folder, [line(1)], "worker_0'; DROP TABLE events; --")
-    write_run(folder, [line(2)], "worker_[0-9]*")
-
-    rows, _ = read(folder, "SELECT run, name FROM events ORDER BY end_us")
-
-    assert [
-        {"run": folder.name, "name": "worker_0'; DROP TABLE events; --"},
-        {"run": folder.name, "name": "worker_[0-9]*"},
-    ] == rows
-
-
 def test_a_step_folder_and_a_file_open_alone(tmp_path):
     """The run's headers are used, its other files are not, and none is called missing."""
     whole, _ = read(SMALL, "SELECT count(*) AS n FROM events WHERE step = 1")
@@ -711,20 +676,6 @@ def test_a_run_named_twice_or_copied_is_read_once(tmp_path):
     assert [{"n": 1}] == rows
     assert any("was given twice" in problem for problem in problems)
     assert any("is a copy of the run in" in problem for problem in problems)
-
-
-def test_converted_events_open_without_their_files(tmp_path):
-    """A Parquet file of events is a run of its own."""
-    write_run(tmp_path / "run", [line(1), line(2)])
-    with load(tmp_path / "run"):
-        pass
-    (part,) = (tmp_path / "run" / ".cache" / "events-1").glob("part-*.parquet")
-    copy = tmp_path / "events.parquet"
-    copy.write_bytes(part.read_bytes())
-
-    rows, _ = read(copy, "SELECT count(*) AS n FROM events")
-
-    assert [{"n": 2}] == rows
 
 
 def test_a_parquet_file_of_something_else_is_refused(tmp_path):

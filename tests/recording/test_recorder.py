@@ -139,19 +139,6 @@ def test_sampled_sections_stand_for_those_beside_them(recording, monkeypatch):
     assert next(clock) < 5 * count
 
 
-def test_the_header_ends_with_the_reason(recording, worker_config):
-    """Who reads it knows that nothing is missing at the end."""
-    recorder.record("turn", 0, 1, None, 4)
-    recorder.stop("exit")
-
-    header = headers_of(worker_config.directory)["worker_0"]
-
-    assert "exit" == header["end_reason"]
-    assert header["ended"] >= header["started"]
-    assert header["clock"]["shared"]
-    assert ("agent_loop", 0, os.getpid()) == (header["role"], header["rank"], header["pid"])
-
-
 def test_two_processes_of_one_name_never_share_a_file(worker_config):
     """An actor that was restarted gets a name of its own."""
     names = []
@@ -245,24 +232,6 @@ def test_how_a_process_ends(worker_config, ending, status, reason):
     assert len(got) >= 1000 if killed else len(got) == 5000
     assert reason == (None if killed else header["end_reason"])
     assert killed == (header["ended"] is None)
-
-
-@pytest.mark.parametrize("delay_ms", [7, 40])
-def test_sigkill_at_any_moment_tears_no_line_but_the_last(worker_config, delay_ms):
-    """The kill comes while events stream to the disk, in writes of many pages."""
-    finished = run_child(
-        worker_config,
-        f"""
-        threading.Timer({delay_ms / 1000}, os.kill, (os.getpid(), signal.SIGKILL)).start()
-        n = 0
-        while True:
-            recorder.record('turn', 0, 1, {{'n': n}}, n % 3)
-            n += 1
-        """,
-    )
-
-    assert -signal.SIGKILL == finished.returncode
-    lines_of(worker_config.directory, killed=True)
 
 
 def test_the_hosts_own_sigterm_handler_stays(worker_config):

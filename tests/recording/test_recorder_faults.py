@@ -61,25 +61,6 @@ class Disk:
 # A full disk
 
 
-def test_a_disk_that_is_full_for_many_flushes_loses_nothing(worker_config, monkeypatch):
-    """Through several accounts of the costs, which are lines of the same files."""
-    monkeypatch.setattr(background_writer, "_COST_INTERVAL_S", 0.02)
-    disk = Disk(monkeypatch)
-    start(worker_config)
-    recorder.record("turn", 0, 1, {"n": 0}, 1)
-    until(lambda: list(files_of(worker_config)))
-    disk.refuses = True
-    for n in range(1, 60):
-        recorder.record("turn", 0, 1, {"n": n}, n % 3)
-        refused = disk.refused
-        until(lambda refused=refused: disk.refused > refused)
-    disk.refuses = False
-    recorder.stop()
-
-    assert list(range(60)) == sorted(numbers(worker_config.directory))
-    assert 0 == header_of(worker_config.directory)["counters"]["dropped"]
-
-
 def files_of(worker_config):
     return [
         os.path.join(folder, name)

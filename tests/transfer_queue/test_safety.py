@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import gc
 import logging
 import re
@@ -15,7 +14,7 @@ from contextvars import ContextVar, copy_context
 
 import pytest
 
-from verl_profiler.instrumentation import placing, wrapping
+from verl_profiler.instrumentation import wrapping
 from verl_profiler.instrumentation.status import status
 from verl_profiler.transfer_queue import calls, lines, metrics, probes
 from verl_profiler.transfer_queue.switches import Switches
@@ -332,35 +331,3 @@ def test_calls_that_end_in_another_context_are_ended(tracing, printed):
         sum(f"stage={stage}" in text for text in printed.texts)
         for stage in ("FUNCTION_END", "TQ_CLIENT_GET_END")
     ]
-
-
-def test_another_plugins_wrapper_on_top_is_no_reason_to_trace_twice(tracing, monkeypatch, printed):
-    """It still calls ours, which cannot be taken from under it."""
-    module = types.ModuleType("tq_host")
-    module.__spec__ = types.SimpleNamespace(_initializing=False)
-
-    def function(_meta):
-        """Nothing to do."""
-
-    module.function = function
-    monkeypatch.setitem(sys.modules, "tq_host", module)
-    traced = [probes.traced("tq_host:function", *TRACES["direct"])]
-    placing.install(traced)
-    ours = module.function
-
-    @functools.wraps(ours)
-    def foreign(*args):
-        return ours(*args)
-
-    module.function = foreign
-    placing.uninstall()
-    placing.install(traced)
-    assert module.function is foreign
-    module.function(KVBatchMeta())
-    lines.flush()
-    ends = [text for text in printed.texts if "stage=FUNCTION_END" in text]
-    module.function = ours
-    placing.uninstall()
-
-    assert 1 == len(ends)
-    assert module.function is function

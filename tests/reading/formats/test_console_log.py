@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import random
-import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.console_log import (
     LINE_LIMIT_BYTES,
-    STDIN,
     ConsoleLine,
     clean,
-    console_lines,
     file_lines,
     lines_of,
 )
@@ -38,11 +31,6 @@ PREFIXES = {
 COLORS = [("", ""), ("\x1b[36m", "\x1b[0m"), ("[36m", "[0m"), ("^[[36m", "^[[0m")]
 COLORS += [("#033[36m", "#033[0m"), ("\\u001b[36m", "\\u001b[0m"), ("\x1b[1;36m", "\x1b[0m")]
 
-DEDUPLICATED = (
-    "Ray deduplicates logs by default. Set RAY_DEDUP_LOGS=0 to disable log deduplication, or see "
-    "https://docs.ray.io/x#log-deduplication for more options."
-)
-
 
 def only(raw: str) -> ConsoleLine:
     (line,) = lines_of(raw, 1)
@@ -57,37 +45,6 @@ def test_a_prefix_is_set_apart_in_every_color(prefix: str, begin: str, end: str)
 
     assert (line.process, line.pid, line.ip) == PREFIXES[prefix]
     assert line.text == ("step:1 - a/b@1:0.5" if prefix else "step:1")
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
-def test_a_line_without_end_is_not_whole(end: str) -> None:
-    """Only the last line of a file may lack its end, and then it may be cut."""
-    assert (only(f"text{end}").text, only(f"text{end}").whole) == ("text", end != "")
-
-
-@pytest.mark.parametrize(
-    "count",
-    [
-        " [repeated 3x across cluster]",
-        "\x1b[32m [repeated 3x across cluster]\x1b[0m",
-        f" [repeated 3x across cluster] ({DEDUPLICATED})",
-    ],
-)
-def test_a_repeat_count_is_set_apart(count: str) -> None:
-    """Ray says once what several processes printed."""
-    line = only(f"(WorkerDict pid=7) loaded{count}\n")
-
-    assert (line.text, line.repeated) == ("loaded", 3)
-
-
-def test_lines_that_run_together_are_separated() -> None:
-    """Ray may put one process's line right behind another's that had no end yet."""
-    lines = list(lines_of("bar 3%(A pid=1) x:np.int64(0)(B pid=2, ip=h) INFO: y\n", 9))
-
-    assert [(line.process, line.text, line.before, line.number) for line in lines] == [
-        ("A", "x:np.int64(0)", "bar 3%", 9),
-        ("B", "INFO: y", "", 9),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -105,40 +62,12 @@ def test_a_process_that_a_line_speaks_of_is_no_prefix(text: str) -> None:
     assert (line.text, line.pid) == (text, 11227)
 
 
-def test_a_progress_bar_that_went_back_gives_a_line_each() -> None:
-    """tqdm writes a carriage return and no line end."""
-    lines = list(lines_of("\r 0%| 0/9\r11%| 1/9(A pid=1) step:1\n", 1))
-
-    assert [line.text for line in lines] == ["", " 0%| 0/9", "step:1"]
-
-
 @pytest.mark.parametrize(
     "text", ["rate(x[1m])", "a[0]", "[INFO] m", "list[int]", "x[36]m", "[3m 2s]"]
 )
 def test_brackets_that_are_no_colors_stay(text: str) -> None:
     """Only what a terminal would swallow is taken out."""
     assert clean(text) == text
-
-
-@given(st.text())
-def test_cleaning_is_done_once(text: str) -> None:
-    """No text is an error, and plain text comes through unchanged."""
-    assert all("\n" not in line.text for line in lines_of(text.replace("\n", "") + "\n", 1))
-    if not set(text) & set("[\x1b\r\n\0\u241b(\\#^"):
-        assert only(f"{text}\n").text == text
-
-
-def test_plain_and_compressed_files_read_the_same(tmp_path: Path) -> None:
-    """The file's content says whether it is compressed, not its name."""
-    text = "(A pid=1) one\ntwo \xff\n".encode("latin-1")
-    plain, packed = tmp_path / "a.log", tmp_path / "b.log"
-    plain.write_bytes(text)
-    packed.write_bytes(gzip.compress(text))
-    problems: list[str] = []
-
-    assert list(console_lines(plain, problems)) == list(console_lines(packed, problems))
-    assert [line.text for line in console_lines(plain, problems)] == ["one", "two \ufffd"]
-    assert problems == []
 
 
 def test_a_compressed_file_without_its_end_gives_what_is_there(tmp_path: Path) -> None:
@@ -153,23 +82,6 @@ def test_a_compressed_file_without_its_end_gives_what_is_there(tmp_path: Path) -
     assert [text for _, text in read] == lines.splitlines(keepends=True)[: len(read)]
     assert len(problems) == 1
     assert f"after line {len(read)}" in problems[0]
-
-
-def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`zcat log.gz | verl-profiler timing -`."""
-    stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"one\ntwo\n")))  # type: ignore[arg-type]
-    monkeypatch.setattr(sys, "stdin", stream)
-
-    assert [line.text for line in console_lines(STDIN, [])] == ["one", "two"]
-
-
-@pytest.mark.parametrize("name", ["missing.log", "."])
-def test_what_cannot_be_opened_is_an_error(tmp_path: Path, name: str) -> None:
-    """A missing file and a folder are the user's to mend."""
-    with pytest.raises(ReadingError, match="cannot be read") as error:
-        list(file_lines(tmp_path / name, []))
-
-    assert error.value.slug == "log-unreadable"
 
 
 @pytest.mark.timeout(60)
