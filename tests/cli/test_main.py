@@ -78,20 +78,6 @@ def test_the_traceback_is_shown_on_request(monkeypatch, capsys):
     assert "(no-such-run)" in err
 
 
-@pytest.mark.parametrize("command", [["summary"], ["memory"], ["diff", str(SMALL)]])
-def test_a_run_that_recorded_no_command_is_read_as_any_other(command, tmp_path, capsys):
-    """Older versions could leave keys of run.json out."""
-    run = tmp_path / "run"
-    shutil.copytree(SMALL, run)
-    launch = json.loads((run / "run.json").read_text())
-    for key in ("command", "cwd", "host"):
-        del launch[key]
-    (run / "run.json").write_text(json.dumps(launch))
-
-    assert 0 == main([command[0], str(run), *command[1:], "--no-cache"])
-    assert capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "slug", "says"),
     [
