@@ -1,5 +1,6 @@
 """Every test leaves nothing behind: no probe, no writer thread, no variable, no recording."""
 
+import functools
 import os
 import re
 import signal
@@ -54,10 +55,20 @@ _LONG = {
 }
 
 
+@functools.cache
+def _starts_ray(file):
+    return re.search(r"\bmark\.(ray|rehearsal)\b", file.read_text()) is not None
+
+
 def pytest_collection_modifyitems(items):
     """Put files of long tests first, then those of many."""
     tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path.name not in _LONG, -tests[item.path], str(item.path)))
+
+    def place(item):
+        long = item.path.name in _LONG or _starts_ray(item.path)
+        return not long, -tests[item.path], str(item.path)
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -65,14 +76,13 @@ def pytest_xdist_make_scheduler(config, log):
     """Give all files that start Ray to one worker, and to one all that share a process with verl in it."""
     from xdist.scheduler import LoadFileScheduling
 
-    starts_ray = re.compile(r"\bmark\.(ray|rehearsal)\b")
     # Files stay in the order in which they were collected.
     config.option.loadscopereorder = False
 
     class OneWorkerForRay(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            if starts_ray.search((config.rootpath / file).read_text()):
+            if _starts_ray(config.rootpath / file):
                 return "ray"
             return "verl" if file.startswith("tests/verl/") else file
 
