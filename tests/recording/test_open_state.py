@@ -181,19 +181,6 @@ def test_a_wait_for_samples_that_others_made_in_advance(watcher, capfd, gens, op
     assert stuck == ("gen of step 2 has taken" in capfd.readouterr().err)
 
 
-def test_a_long_checkpoint_in_a_short_step_is_not_announced(watcher, capfd):
-    """The innermost phase counts."""
-    for _ in range(3):
-        phase("step", 1, 0.01)
-    lengths = {"step": 0.4, "save_checkpoint": 0.3}
-    calls = [Call(event, now() - round(open_s * 1e9), step=2) for event, open_s in lengths.items()]
-    for call in calls:
-        open_calls.begin_phase(call)
-
-    assert [True, False] == [each["stuck"] for each in written(watcher)["phases"]]
-    assert "has taken" not in capfd.readouterr().err
-
-
 def test_the_file_is_replaced_less_often_the_older_it_gets(watcher):
     """Requests of many minutes are usual in some runs."""
     call = Call("gen", now() - 10**9, step=2)
