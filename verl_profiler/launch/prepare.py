@@ -180,10 +180,10 @@ def _note_missing_targets(config: Any, settings: Settings) -> None:
         unused.append("verl.experimental.agent_loop")
     lines = targets.unrecorded(tuple(sorted(settings.events.active_families())), tuple(unused))
     if lines:
-        listed = "\n  ".join(lines)
+        listed = f": {lines[0]}" if len(lines) == 1 else ", of\n  " + "\n  ".join(lines)
         recorder.say(
             "WARNING this verl lacks targets of probes; training is not affected (target-changed). "
-            f"Recorded are, of\n  {listed}"
+            f"Recorded{listed}"
         )
 
 
