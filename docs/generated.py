@@ -24,41 +24,14 @@ from verl_profiler.events.fields import (
 )
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.schemas import COLUMNS
-from verl_profiler.views.columns import COMMON, listed
-from verl_profiler.views.page_sections import SECTIONS
+from verl_profiler.views.columns import COMMON, column_texts, listed
 from verl_profiler.views.questions import VIEWS
-from verl_profiler.views.reference import entry
+from verl_profiler.views.reference import PROSE, entry
 
 __all__ = ["pages"]
 
 # Where the pages describe the columns that several tables have.
 _COMMON = "plots.md#columns-of-several-tables"
-
-
-_HEAD = """\
-# Plots
-
-Every question below has a plot and tables.
-`verl-profiler plot NAME logs/my-run` draws the plot, `--json` and `--csv` give its numbers:
-CSV has the table of the same name, JSON also those of other panels ([json](json.md)).
-`verl-profiler plot all logs/my-run --out figures` draws all of them.
-"""
-
-_OPTIONS = """\
-Options that all plots take: `--steps`, `--out`, `--format png|svg|pdf`, `--force`, `--json`, `--csv`.
-A percentile of too few values has no mark, and is empty in `--json` and `--csv`: \
-[metrics](metrics.md#quantiles).
-`--worker`, `--validate`, `--percentiles` and `--slowest` are refused by plots that do not honor them.
-
-The explanation of one step in a terminal: `verl-profiler why logs/my-run --steps 5`.
-What to do first: [findings](findings.md), at the top of the summary and of the report.
-One request in a terminal: `verl-profiler requests logs/my-run --step 5 --slowest 20`, then \
-`--request ID`.
-
-## Sections of the report page
-
-[Read a run](reading.md#the-report) describes the page.
-"""
 
 
 def pages() -> dict[str, str]:
@@ -77,19 +50,14 @@ def _plots() -> str:
         ("plot", "question"),
         [(f"[{name}](#{name})", view.question) for name, view in VIEWS.items()],
     )
-    sections = _two_columns(
-        ("section", "what to conclude from it"),
-        [(section.title, section.conclude) for section in SECTIONS.values()],
-    )
     columns = _two_columns(
-        ("column", "meaning"), [(f"`{name}`", text) for name, text in COMMON.items()]
+        ("column", "meaning"),
+        [(f"`{name}`", text) for name, text in column_texts()[COMMON].items()],
     )
+    head, _, _ = PROSE.read_text(encoding="utf-8").partition(f"\n## {next(iter(VIEWS))}\n")
     return "\n".join(
         (
-            _HEAD,
-            index,
-            _OPTIONS,
-            sections,
+            head.replace("<!-- index -->\n", index),
             *map(entry, VIEWS.values()),
             "## Columns of several tables\n",
             columns.rstrip("\n"),

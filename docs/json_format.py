@@ -226,7 +226,7 @@ def table_docs() -> dict[str, tuple[str, Mapping[str, str]]]:
     from verl_profiler.analysis import overview, tools
     from verl_profiler.analysis.registry import ANALYSES
     from verl_profiler.analysis.requests import request_timeline
-    from verl_profiler.views.questions import COLUMNS
+    from verl_profiler.views.columns import column_texts
 
     functions: list[Callable[..., Any]] = [
         *ANALYSES.values(),
@@ -237,7 +237,7 @@ def table_docs() -> dict[str, tuple[str, Mapping[str, str]]]:
         request_timeline,
     ]
     return {
-        function.__name__: (_described(function), COLUMNS[function.__name__])
+        function.__name__: (_described(function), column_texts()[function.__name__])
         for function in functions
     }
 

@@ -1,5 +1,6 @@
 """Each column of each table has one sentence."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from verl_profiler.analysis.registry import ANALYSES
 from verl_profiler.analysis.requests import request_timeline
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.views.columns import COMMON, common, described, listed
-from verl_profiler.views.questions import COLUMNS, VIEWS
+from verl_profiler.views import columns
+from verl_profiler.views.columns import COMMON, column_texts, described, listed, sections
+from verl_profiler.views.questions import VIEWS
+from verl_profiler.views.reference import PROSE
 
 DATA = Path(__file__).parent.parent / "data"
 RUNS = ("small_run", "rehearsal_run.tar.gz", "tq/run.tar.gz", "colocate_async_run.tar.gz")
@@ -49,13 +52,12 @@ def found():
     return columns
 
 
-def test_every_table_of_an_analysis_is_described_once():
-    """Of the view `slowest_requests`, the table is another one than that of the analysis."""
-    assert set(FUNCTIONS) == set(COLUMNS)
-    assert ["slowest_requests"] == [
-        name for name, view in VIEWS.items() if COLUMNS[name] is not view.columns
-    ]
-    assert COLUMNS["request_breakdown"] is VIEWS["slowest_requests"].columns
+def test_every_table_and_every_view_is_described_once():
+    assert {*FUNCTIONS, COMMON} == set(column_texts())
+    assert ["Sections of the report page", *VIEWS] == list(sections(PROSE))
+    assert {"slowest_requests": "request_breakdown"} == {
+        name: view.table for name, view in VIEWS.items() if view.table
+    }
 
 
 def covers(key, column):
@@ -69,12 +71,12 @@ def test_every_column_that_an_analysis_returns_has_a_sentence(found):
         (name, column)
         for name in FUNCTIONS
         for column in sorted(found[name])
-        if not any(covers(key, column) for key in COLUMNS[name])
+        if not any(covers(key, column) for key in column_texts()[name])
     ]
     stale = {
         (name, key)
         for name in FUNCTIONS
-        for key in COLUMNS[name]
+        for key in column_texts()[name]
         if not any(covers(key, column) for column in found[name])
     }
 
@@ -88,7 +90,7 @@ def test_a_sentence_has_the_unit():
     by_name = {"slope_s_per_step": "in s per step", "generated_tokens_per_s": "by the length"}
     wrong = []
     for name in FUNCTIONS:
-        for column, text in COLUMNS[name].items():
+        for column, text in column_texts()[name].items():
             ending = next((unit for end, unit in units.items() if column.endswith(end)), "")
             if by_name.get(column, ending) not in text or text.strip(" .") != text:
                 wrong.append((name, column, text))
@@ -96,30 +98,39 @@ def test_a_sentence_has_the_unit():
     assert [] == wrong
 
 
+def test_a_line_that_nothing_reads_is_an_error():
+    """Each line of a table's section is a column, or the list of those of several tables."""
+    path = Path(columns.__file__).with_name("columns.md")
+    lines = [line for text in sections(path).values() for line in text.splitlines() if line]
+    read = re.compile(r"- `[\w*]+`: .+|As in several tables: (`\w+`, )*`\w+`\.")
+
+    assert [] == [line for line in lines if not read.fullmatch(line)]
+
+
 def test_every_sentence_of_several_tables_is_that_of_one():
-    """What is listed as a column of several tables exists."""
-    assert {} == {
-        column: text
-        for column, text in COMMON.items()
-        if all(columns.get(column) != text for columns in COLUMNS.values())
-    }
+    """What is listed as a column of several tables exists, and a table has no copy of it."""
+    texts = column_texts()
+    path = Path(columns.__file__).with_name("columns.md")
+    lines = {line for line in path.read_text().splitlines() if line.startswith("As in")}
+
+    assert [] == [name for name in texts[COMMON] if not any(f"`{name}`" in each for each in lines)]
 
 
 def test_columns_are_described_by_name_and_by_prefix():
-    columns = {**common("run step"), "get_*": "of the stage get"}
+    columns = {"step": "of several", "get_*": "of the stage get"}
 
-    assert {"step": COMMON["step"], "get_p50_s": "of the stage get"} == described(
+    assert {"step": "of several", "get_p50_s": "of the stage get"} == described(
         columns, ["step", "get_p50_s"]
     )
     with pytest.raises(KeyError):
         described(columns, ["put_s"])
-    with pytest.raises(KeyError):
-        common("run nothing")
 
 
 def test_columns_are_listed_with_their_own_sentences_first():
+    common = {name: column_texts()[COMMON][name] for name in ("run", "step")}
+
     assert (
         "| column | meaning |\n| --- | --- |\n| `own` | of its own |\n\n"
         "Also, as [in several tables](page#several): `run`, `step`."
-    ) == listed({**common("run step"), "own": "of its own"}, "page#several")
-    assert "As [in several tables](#columns-of-several-tables): `run`." == listed(common("run"))
+    ) == listed({**common, "own": "of its own"}, "page#several")
+    assert "As [in several tables](#columns-of-several-tables): `run`, `step`." == listed(common)

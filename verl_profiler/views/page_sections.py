@@ -1,4 +1,4 @@
-"""The sections of the report page, in order: their titles, and what to conclude from them."""
+"""The sections of the report page, in order, and their tables."""
 
 from __future__ import annotations
 
@@ -9,84 +9,64 @@ from typing import Any
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import Section
 
-__all__ = ["SECTIONS", "TABLES", "page_sections", "section_of"]
+__all__ = ["SECTIONS", "page_sections", "section_of"]
 
 _LAID_OUT = (
     Section(
         "steps",
         "Steps",
-        "which phase to look at first. `unaccounted` is time that no timer of verl covers, `tail` "
-        "the time after 80 % of the requests finished, `after last` how long `gen` continued "
-        "after the last request",
     ),
     Section(
         "requests",
         "Timeline and requests",
-        "the timeline of a step; how requests spend their time; every request with its turns",
         link="Timeline",
     ),
     Section(
         "path",
         "Critical path",
-        "what each second of the steps waited for; what a change would save, from replays; "
-        "stragglers, and why",
         link="Path",
     ),
     Section(
         "devices",
         "Device time",
-        "how much of the device time is training and consumed generation, and what the rest waits "
-        "for; valid for asynchronous runs too",
         link="Devices",
     ),
     Section(
         "rollout",
         "Rollout",
-        "a long flat end of the curve, or a thin right side of the requests in flight, means that "
-        "a few requests keep the engines waiting. Engine calls are divided into queue, prefill, "
-        "decode, and time outside the engine",
     ),
     Section(
         "turns",
         "Turns",
-        "whether later turns become slower (longer prompts), and how many turns requests need",
     ),
     Section(
         "tools",
         "Tools",
-        "which tool takes the most time, and whether it is always slow or sometimes: compare P50 with "
-        "P99",
     ),
     Section(
         "workers",
         "Workers",
-        "which agent-loop worker was the last, how replicas share the load, which rank the others "
-        "waited for",
     ),
-    Section("transfers", "Transfers", "time and bytes of TransferQueue, by caller"),
+    Section("transfers", "Transfers"),
     Section(
         "weights",
         "Weights and memory",
-        "the weight sync; what releasing and resuming the engines' memory achieved and how long it took; memory by "
-        "phase, and device memory at its fullest",
         link="Weights",
     ),
-    Section("captures", "Captures", "the captured processes, and what their exports contain"),
+    Section("captures", "Captures"),
     Section(
         "lags",
         "Event-loop stalls",
-        "when an event loop was blocked. What was awaiting on it then appears slow but is not",
         link="Stalls",
     ),
-    Section("validation", "Validation", "separate: not included in any number above"),
+    Section("validation", "Validation"),
     Section(
         "problems",
         "Data-quality warnings",
-        "truncated files, dropped events, probes that were not installed",
         link="Warnings",
     ),
-    Section("cost", "Profiler cost", "what recording took", link="Cost"),
-    Section("launch", "Launch", "command, versions, settings"),
+    Section("cost", "Profiler cost", link="Cost"),
+    Section("launch", "Launch"),
 )
 # Sections by topic, in the order of the page; those of views that are not listed come last in the first.
 TOPICS = {

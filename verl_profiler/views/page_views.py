@@ -9,8 +9,8 @@ from typing import Any
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.reader import Run
 from verl_profiler.render.frames import frame
-from verl_profiler.views.columns import described
-from verl_profiler.views.questions import COLUMNS, VIEWS
+from verl_profiler.views.columns import column_texts, described
+from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import Choice, NothingToDraw, View, of_run
 
 __all__ = ["page_table", "page_views"]
@@ -39,7 +39,9 @@ def page_table(name: str, caption: str, table: dict[str, Any]) -> dict[str, Any]
         "charts": [],
         "missing": [],
         "table": table,
-        "columns": described(COLUMNS[name], names) if name in COLUMNS else dict.fromkeys(names, ""),
+        "columns": described(column_texts()[name], names)
+        if name in column_texts()
+        else dict.fromkeys(names, ""),
         "labels": {},
     }
 
@@ -63,6 +65,9 @@ def _shown(view: View, run: Run, steps: Steps, kept: Callable[[Rows], Rows]) -> 
         "charts": charts,
         "missing": missing,
         "table": table,
-        "columns": described(view.columns, [name for name in table["columns"] if name != "s"]),
+        "columns": described(
+            column_texts()[view.table or view.name],
+            [name for name in table["columns"] if name != "s"],
+        ),
         "labels": dict(view.labels),
     }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import re
+from pathlib import Path
 
-from verl_profiler.views.columns import listed
+from verl_profiler.views.columns import column_texts, listed, sections
 from verl_profiler.views.page_sections import SECTIONS, section_of
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import View
 
-__all__ = ["entry"]
+__all__ = ["PROSE", "entry"]
+
+# How to read each view, and what to conclude from it.
+PROSE = Path(__file__).with_name("plots.md")
 
 
 def entry(view: View) -> str:
@@ -22,20 +25,18 @@ def entry(view: View) -> str:
         view.question,
         f"    {command}",
         f"On the report page: {SECTIONS[section].title}." if section else "",
-        _prose(view.shows, view.name),
-        f"**What to conclude**\n\n{_prose(view.conclude, view.name)}",
-        f"**Limitations.** {_prose(view.limits, view.name)}",
-        listed(view.columns),
+        _linked(sections(PROSE)[view.name], view.name),
+        listed(column_texts()[view.table or view.name]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _prose(text: str, name: str) -> str:
+def _linked(text: str, name: str) -> str:
     """Link the names of other views."""
     return re.sub(
         r"`(\w+)`(?!\])",
         lambda match: (
             f"[{match[1]}](#{match[1]})" if match[1] in VIEWS and match[1] != name else match[0]
         ),
-        inspect.cleandoc(text),
+        text,
     )

@@ -77,19 +77,19 @@ class Section:
     Args:
         name: Of the page's element, for links.
         title: Its heading.
-        conclude: What to conclude from it, for the docs; Markdown.
         link: A shorter title for the list of sections.
     """
 
     name: str
     title: str
-    conclude: str
     link: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
     """A question to a run: the rows that answer it, and how every output shows them.
+
+    `columns.md` describes its columns, and `plots.md` how to read it.
 
     `plot --list`, the plot, its tables as JSON or CSV, the sections of the report page and
     the list of plots are made of views.
@@ -98,16 +98,12 @@ class View:
         name: Of the view, and of its own table.
         question: One sentence with a question mark.
         analysis: Gives the rows by table name; the view's own table comes first.
-        columns: What a column of its own table holds, one sentence with the unit, where
-            `columns.COMMON` lacks it.
         chart: Makes a Vega-Lite specification of the rows of one run (`render.charts.chart`), and
             computes nothing that they lack.
         empty: Why there may be no rows, and what to do about it.
         section: The section of the report page with these numbers: the name of one that
             `page_sections.SECTIONS` has, or a new one, which shows the table.
-        shows: How to read the plot; Markdown.
-        conclude: What to conclude from it, a list; Markdown.
-        limits: What it cannot show, and where the numbers come from; Markdown.
+        table: Whose columns its table has, where that is no table of its name.
         takes: Which of `worker`, `validate`, `percentiles` and `count` it honors.
         example: Options of the example command.
         labels: How the report page names columns whose own name does not suffice.
@@ -116,13 +112,10 @@ class View:
     name: str
     question: str
     analysis: Callable[[Tables, Choice], dict[str, Rows]]
-    columns: Mapping[str, str]
     chart: Callable[[DataTables, Choice], Spec]
     empty: str
     section: str | Section | None
-    shows: str
-    conclude: str
-    limits: str
+    table: str = ""
     takes: frozenset[str] = field(default_factory=frozenset[str])
     example: str = ""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -6,13 +6,9 @@ from verl_profiler.views.view import Choice
 view = VIEWS["request_duration_cdf"]
 choice = Choice(run="my-run", steps=(3, 10))
 picture = view.picture(view.analysis(run.tables, choice), choice, "png")
-
-The columns of every table of the analyses are described here too.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from verl_profiler.views.questions import (
     critical_cycle,
@@ -27,7 +23,6 @@ from verl_profiler.views.questions import (
     own_spans,
     pools,
     processes,
-    request_tables,
     requests,
     rollouts,
     routing,
@@ -36,7 +31,6 @@ from verl_profiler.views.questions import (
     stragglers,
     tools,
     tq,
-    tq_tables,
     training,
     transfers,
     turns,
@@ -44,7 +38,7 @@ from verl_profiler.views.questions import (
 )
 from verl_profiler.views.view import View
 
-__all__ = ["COLUMNS", "VIEWS"]
+__all__ = ["VIEWS"]
 
 VIEWS: dict[str, View] = {
     view.name: view
@@ -75,32 +69,4 @@ VIEWS: dict[str, View] = {
         processes,
     )
     for view in topic.VIEWS
-}
-
-# What each column of a table holds, by the table's name.  The view `slowest_requests` shows another
-# table than the analysis of that name.
-COLUMNS: dict[str, Mapping[str, str]] = {
-    **{name: view.columns for name, view in VIEWS.items()},
-    **{
-        name: columns
-        for topic in (
-            critical_path,
-            device_use,
-            devices,
-            engine_load,
-            engines,
-            memory,
-            processes,
-            request_tables,
-            rollouts,
-            steps,
-            stragglers,
-            tools,
-            tq_tables,
-            transfers,
-            turns,
-            workers,
-        )
-        for name, columns in topic.TABLES.items()
-    },
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
@@ -17,10 +16,9 @@ from verl_profiler.render.charts import Spec, chart, colored, layer, panel, quan
 from verl_profiler.render.colors import ACCENT, INK, color
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
-__all__ = ["TABLES", "VIEWS", "few_phases", "phase_bands", "with_phases"]
+__all__ = ["VIEWS", "few_phases", "phase_bands", "with_phases"]
 
 # Devices drawn: those with the most idle time; points of their lines in all; phases behind them.
 _DEVICES = 8
@@ -139,21 +137,6 @@ VIEWS = (
         name="device_use",
         question="How busy were the devices in each phase?",
         analysis=asking(device_use, device_use_over_time, phase_intervals, device_times),
-        columns=common("run step")
-        | {
-            "phase": "phase of the trainer; `unaccounted` is what of a step is in no phase",
-            "host": "host of the device",
-            "device": "its number there",
-            "users": "processes of the run that use it, as far as they are known",
-            "covered_s": "part of the phase with readings, in s",
-            "busy_share": "mean share of the time in which any kernel ran",
-            "idle_s": "(1 - busy_share) × covered_s, in s",
-            "energy_j": "power × time, in J",
-            "power_w": "mean power, in W",
-            "sm_mhz": "mean clock of the multiprocessors, in MHz",
-            "max_used_bytes": "maximum of its memory in use by all processes, in bytes",
-            "slowed_share": "part of the time with lowered clocks (power or temperature); empty if not reported",
-        },
         chart=_device_use,
         empty=(
             "no devices were sampled there. Install nvidia-ml-py on the nodes; "
@@ -162,27 +145,8 @@ VIEWS = (
         section=Section(
             "device-use",
             "Device utilization",
-            "in which phase the devices are idle, and whether one of them is slower or hotter than the others",
             link="Utilization",
         ),
-        shows="""
-            One panel per device: utilization and power (orange), with the phases of the
-            trainer behind them. With `--json`, also the host's and the device's time of the workers' calls.
-        """,
-        conclude="""
-            - Idle in `update_actor`, `old_log_prob` or `ref`: the host does not launch work fast
-              enough: small micro-batches, offload, data preparation, or waiting for the trainer.
-            - Idle in `gen`: see the critical path; usually the tail of the rollout, or tools.
-            - A high utilization with low power: small kernels, or waiting in NCCL.
-            - Lower clocks on one device: its cooling or its power limit. The other ranks wait for it.
-        """,
-        limits="""
-            Idle time is a lower bound: a device counts as busy while any kernel runs, also one that
-            waits for other ranks (NCCL). A sample stands for the interval before it, so phases
-            shorter than two intervals are rough. Memory is that of all processes of the device.
-            Phases are the trainer's: in asynchronous runs, devices of the rollout work beside them.
-            Source: `device` events; NVML.
-        """,
         labels={
             "max_used_bytes": "memory at most",
             "sm_mhz": "SM clock [MHz]",
@@ -191,29 +155,3 @@ VIEWS = (
         },
     ),
 )
-
-# Other tables of the topic's analyses: their columns by name.
-TABLES: dict[str, Mapping[str, str]] = {
-    "device_use_over_time": common("run step")
-    | {
-        "host": "host of the device",
-        "device": "its number there",
-        "begin_s": "start of the time that the reading stands for, in s after the run's first reading",
-        "end_s": "its end, in s",
-        "utilization": "share of the time in which any kernel ran",
-        "power_w": "power, in W",
-        "used_bytes": "memory in use by all processes, in bytes",
-    },
-    "device_times": common("run step name event calls")
-    | {
-        "host_s": "time of the calls on the host, in s",
-        "device_s": "their time on the device, between two CUDA events in their stream, in s",
-        "device_per_host": "device_s / host_s: above 1, the calls return before their work is done",
-    },
-    "phase_intervals": common("run step")
-    | {
-        "phase": "phase of the trainer; `unaccounted` is what of a step is in no phase",
-        "begin_s": "start, in s after the run's first reading of a device",
-        "end_s": "end, in s",
-    },
-}

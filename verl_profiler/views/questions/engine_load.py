@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
 from verl_profiler.render.colors import ENGINE_COLORS, PART_COLORS
 from verl_profiler.units import counted, share
-from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
-__all__ = ["TABLES", "VIEWS", "load_layers"]
+__all__ = ["VIEWS", "load_layers"]
 
 # Engines drawn: those with the longest queues, then the fullest.
 _ENGINES = 8
@@ -145,32 +144,6 @@ VIEWS = (
         name="engine_load",
         question="How full were the engines: running and waiting requests, and KV cache?",
         analysis=asking(engine_load, engine_load_over_time),
-        columns=common("run step dp_rank running_limit")
-        | {
-            "name": "process of the engine",
-            "replica": "number of the replica",
-            "readings": "number of readings",
-            "covered_s": "time covered by the readings, in s",
-            "running": "requests in the batch, time-weighted mean",
-            "max_running": "the maximum of running",
-            "waiting": "requests in the engine's queues, time-weighted mean",
-            "max_waiting": "the maximum of waiting",
-            "kv_share": "part of the KV cache in use, time-weighted mean",
-            "max_kv_share": "the maximum of kv_share",
-            "idle_share": "part of the time without a running request; empty if not reported",
-            "waiting_share": "part of the time with a waiting request; empty if not reported",
-            "iterations": "iterations of the engine (vLLM; empty of SGLang)",
-            "prefill_tokens": "prompt tokens computed in them (vLLM; empty of SGLang)",
-            "decode_tokens": "tokens generated in them (vLLM; empty of SGLang)",
-            "retractions": (
-                "preemptions: requests removed from its batch, to be recomputed (vLLM; empty of "
-                "SGLang)"
-            ),
-            "prefix_hit_share": (
-                "part of the prompt tokens looked up in its prefix cache that were found there "
-                "(vLLM; empty of SGLang)"
-            ),
-        },
         chart=_engine_load,
         empty=(
             "no load of engines was sampled there. Set profiler.events.engine_state=true; "
@@ -179,38 +152,7 @@ VIEWS = (
         section=Section(
             "engine-load",
             "Engine load",
-            "whether engines are idle while requests run elsewhere, or full with a queue",
             link="Load",
         ),
-        shows="""
-            One panel per engine: requests in its batch and queues; in the background, the share of
-            the KV cache in use.
-        """,
-        conclude="""
-            - Waiting requests and a full KV cache: memory limits the batch. More memory for the
-              engine (`gpu_memory_utilization`), more replicas, or shorter contexts.
-            - Waiting requests and free KV cache: `max_running_requests` limits the batch.
-            - One engine idle while another has a queue: see `routes`.
-            - Few running requests for a long time at the end of `gen`: the tail of the rollout.
-        """,
-        limits="""
-            Samples are taken twice a second; shorter peaks are missed. Engines do not have the
-            step: a reading belongs to the step whose weights the engine has. An engine that does
-            not respond has no readings, and the time until its next one is not counted. Source: `engine_state` events of SGLang
-            and vLLM.
-        """,
     ),
 )
-
-# Other tables of the topic's analyses: their columns by name.
-TABLES: dict[str, Mapping[str, str]] = {
-    "engine_load_over_time": common("run step dp_rank running_limit")
-    | {
-        "name": "process of the engine",
-        "at_s": "time of the reading, in s after the run's first of those selected",
-        "held_s": "until the next reading, in s; empty if none followed",
-        "running_requests": "requests in the batch",
-        "waiting_requests": "requests in the engine's queues",
-        "kv_share": "part of the KV cache in use",
-    },
-}

@@ -8,7 +8,6 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel, short, time_unit
 from verl_profiler.render.colors import CALL_PART_COLORS
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, column, known
 
 __all__ = ["VIEWS"]
@@ -73,80 +72,9 @@ VIEWS = (
         name="request_engine_time",
         question="How do the slowest requests spend the time of their generate calls?",
         analysis=_tables,
-        columns=common("run step name request_id")
-        | {
-            "calls": "number of generate calls",
-            "replicas": "number of replicas that served them",
-            "engine_s": "time of the generate calls, in s; the parts add up to it",
-            "outside_s": (
-                "outside the engine server, in s; like all parts, empty if not recorded, and of the calls "
-                "where it was"
-            ),
-            "parked_s": "the engine was paused for a weight sync, in s",
-            "queue_s": "in the engine's queue, in s",
-            "cold_s": (
-                "prefill of tokens that the previous call had cached, in s: in proportion to "
-                "cold_tokens (estimate)"
-            ),
-            "prefill_s": (
-                "prefill of new tokens, in s; all prefill if the engine did not report cached tokens"
-            ),
-            "recomputed_s": (
-                "lost to retractions, and prefill repeated after aborts, in s; of a retracted "
-                "call, how much longer its decoding took than its tokens at the speed of the "
-                "replica's other calls at that time (estimate)"
-            ),
-            "decode_s": "decoding, in s",
-            "undivided_s": (
-                "time of calls without queue and prefill times (`profiler.events.engine_timing`), in s"
-            ),
-            "mostly": "the largest part; empty without time",
-            "tokens": "generated tokens, without each call's first one",
-            "token_s": "decoding per token, in s; empty if the time of a call was not divided",
-            "batch": (
-                "requests in the replica's batch during decoding, mean by time; empty if the "
-                "engine's part was not recorded"
-            ),
-            "moved": "calls that another replica served than the request's previous call",
-            "cold_tokens": "prompt tokens computed again that the previous call had cached",
-            "retractions": (
-                "number of retractions: how often the engine removed the request from its batch"
-            ),
-        },
         chart=_draw,
         empty="no generate call was recorded there.",
         section="requests",
-        shows="""
-            A bar per request, the one with the longest generate calls on top.
-
-            | part | |
-            | --- | --- |
-            | `way` | load balancer, transport and event loops |
-            | `parked` | the call waited while the engine was paused, or between two attempts |
-            | `queue` | the engine had accepted the call but not started it |
-            | `cold` | prefill of the prefix that the request's previous call had left in a cache |
-            | `prefill` | prefill of new tokens |
-            | `recomputed` | the engine retracted the request, or aborted it |
-            | `decode` | decoding |
-            | `undivided` | calls whose queue and prefill times were not recorded |
-        """,
-        conclude="""
-            - `decode` with a batch far above that of other requests: the replica is too full
-              (`engine_load`, `routes`).
-            - `decode` with the same batch as others: the request is long.
-            - `cold`: calls of a conversation reach another replica, or its prefix was evicted.
-            - `recomputed` or `queue`: the KV cache is too small for so many requests.
-            - `parked`: weight syncs stop the request; see `staleness`.
-        """,
-        limits="""
-            Queue and prefill exist only where the engine reports them
-            (`profiler.events.engine_timing=true`); otherwise the call is `undivided`, and so is all of a
-            call whose engine was not recorded. `cold` is prefill in proportion to the tokens, and
-            needs cached tokens from the engine and less than half of the previous prompt in the
-            cache. For a retraction, `recomputed` is the decoding time beyond that at the speed of
-            the replica's other calls at that time; without such calls it stays in `decode`. The batch is
-            counted from the recorded calls, not from the engine's own readings.
-        """,
         takes=frozenset({"worker", "validate", "count"}),
         example="--steps 5 --slowest 30",
     ),

@@ -12,7 +12,6 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
 from verl_profiler.render.colors import CALL_PART_COLORS
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.columns import common
 from verl_profiler.views.questions.engine_load import load_layers
 from verl_profiler.views.view import Choice, DataTables, Section, View, column
 
@@ -150,54 +149,13 @@ VIEWS = (
         name="engine_lanes",
         question="What did each engine serve over time, and how full was it?",
         analysis=_tables,
-        columns=common("run step request_id turn validate")
-        | {
-            "name": "process of the engine",
-            "attempt": "number of the attempt of the generate call, from 0",
-            "lane": "number of the lane, from 0",
-            "begin_s": (
-                "arrival at the engine, in s after the first reading of the engines or the first call"
-            ),
-            "parked_s": "the engine was paused for a weight sync, in s",
-            "queue_s": "in the engine's queue, in s",
-            "cold_s": "prefill of tokens that the previous call had cached, in s (estimate)",
-            "prefill_s": "prefill of new tokens, in s",
-            "recomputed_s": "lost to retractions, and prefill repeated after aborts, in s (estimate)",
-            "decode_s": "decoding, in s",
-            "undivided_s": (
-                "in the engine without queue and prefill times, which are then empty, in s "
-                "(`profiler.events.engine_timing`)"
-            ),
-            "retractions": "how often the engine removed the call from its batch",
-        },
         chart=_draw,
         empty="no generate call with its engine's part was recorded there.",
         section=Section(
             "engine_lanes",
             "Engines over time",
-            "what each engine served in the longest step, how full its batch and its KV cache were, and who "
-            "waited meanwhile",
             link="Engines",
         ),
-        shows="""
-            Two panels per engine on one time axis. Above, a line per generate call from its arrival
-            at the engine, in the lowest free lane, colored by what it did. Below, the requests in
-            the batch and in the queue, the share of the KV cache in use, and calls that were
-            retracted. Without `--steps` it is the longest step.
-        """,
-        conclude="""
-            - Many lanes in `queue` while the KV cache is full: memory limits the batch; with free KV
-              cache, `max_running_requests` does.
-            - `recomputed` lines with a full KV cache: more requests were admitted than fit.
-            - One engine with free lanes while another one queues: see `routes`.
-            - A few long lines at the end: the tail of the rollout.
-        """,
-        limits="""
-            The parts of a call are drawn one after the other: what was recomputed lay between
-            decoding. Readings come twice a second (`profiler.events.engine_state=true`); queue and
-            prefill only where the engine reports them (`profiler.events.engine_timing=true`).
-            Readings belong to the step whose weights the engine has. At most three engines are drawn.
-        """,
         example="--steps 5",
     ),
 )

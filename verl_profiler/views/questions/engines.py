@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.engine import (
@@ -29,10 +28,9 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import GRID, PART_COLORS
 from verl_profiler.units import seconds, share
-from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
-__all__ = ["TABLES", "VIEWS"]
+__all__ = ["VIEWS"]
 
 _PARTS = ("queue", "prefill", "decode", "engine", "outside", "unseen")
 _COLORS = {**PART_COLORS, "unseen": PART_COLORS["tool_parsing"]}
@@ -225,43 +223,9 @@ VIEWS = (
         name="engine_parts",
         question="How long do generate calls queue, prefill and decode, and how much time is outside the engine?",
         analysis=asking(engine_parts),
-        columns=common("run step total_s mean_s p50_s p95_s p99_s max_s estimated")
-        | {
-            "part": (
-                "component: `queue`, `prefill` and `decode`, as the engine reports them; `engine`, "
-                "inside the engine but not reported in parts; `outside`, the call's time outside "
-                "the engine (transport, load balancing, waiting for the event loop); `unseen`, "
-                "calls whose engine was not recorded"
-            ),
-            "calls": "number of calls with this component",
-            "share": "part of all call time of the step",
-        },
         chart=_parts,
         empty="no generate call was recorded there.",
         section="rollout",
-        shows="""
-            Above: the time of all generate calls of each step; the components add up to it.
-            Below: percentiles of each component by call, one mark per step. `outside` is transport
-            from the agent loop's call to the engine and back; `engine` is inside the engine
-            but in no component that it reports; `unseen` are calls whose engine was not
-            recorded.
-        """,
-        conclude="""
-            - Much `queue`: more requests than the engines can hold. More replicas, more KV
-              cache, or a smaller batch.
-            - Much `prefill`: long prompts that are not cached; later turns of a conversation
-              should reach the same replica.
-            - Nearly all `decode`: the engine is busy decoding. Shorter responses, or a faster engine.
-            - Much `outside`: a busy agent loop (`loop_suspects`), the load balancer, the
-              network.
-        """,
-        limits="""
-            Components exist only where the engine reports them
-            (`profiler.events.engine_timing=true` with SGLang or vLLM); otherwise engine time is not
-            divided. Inside `decode` a request shares the GPU with its batch. The agent loop's calls
-            are joined with the engine's requests; step and validation come from the call, because
-            the engine does not have them.
-        """,
         takes=frozenset({"worker", "validate"}),
         example="--validate",
     ),
@@ -269,93 +233,9 @@ VIEWS = (
         name="token_rates",
         question="How many tokens, and how many per second, by step, replica and request?",
         analysis=asking(token_rates, replica_token_rates, request_token_rates),
-        columns=common(
-            "run step calls prompt_tokens generated_tokens cached_tokens busy_s call_tokens_per_s "
-            "estimated"
-        )
-        | {
-            "engine_tokens_per_s": (
-                "generated tokens per second with at least one call in progress, all replicas "
-                "together"
-            ),
-            "generated_tokens_per_s": (
-                "tokens of finished requests by the length of the whole step; empty for validation "
-                "and unfinished steps"
-            ),
-        },
         chart=_tokens,
         empty="no generate call was recorded there.",
         section="workers",
-        shows="""
-            Tokens of each step; generated tokens per second while generating and over the whole
-            step; each replica while it had a call in progress; percentiles over single
-            requests, by their time in generate calls.
-        """,
-        conclude="""
-            - A high rate while generating and a low one over the whole step: training takes most of
-              the time, not generation.
-            - The rate of single requests falls with many requests in flight: the engine is
-              saturated.
-            - One replica much slower than others: its GPU, or its requests.
-            - Few cached prompt tokens in multi-turn runs: conversations move between replicas, or
-              the cache is too small.
-        """,
-        limits="""
-            Tokens that were generated and discarded (canceled requests) count where the call
-            reports them. A conversation's tokens are prompt tokens again in every later turn.
-            Cached tokens are known only where the engine reports them. `replica_token_rates`
-            and `request_token_rates` have the other panels. Sources: token counts of generate
-            calls.
-        """,
         takes=frozenset({"validate"}),
     ),
 )
-
-_ENGINE_TIMES = common(
-    "calls total_s p50_s p95_s max_s outside_s prompt_tokens generated_tokens cached_tokens "
-    "engine_tokens_per_s estimated"
-) | {
-    "served": "number of calls whose engine was recorded too",
-    "queue_s": (
-        "time in the engine's queue, in s; empty, like prefill_s and decode_s, if the engine does "
-        "not report it"
-    ),
-    "prefill_s": "prefill time, in s",
-    "decode_s": "decode time, in s",
-    "retractions": (
-        "how often the engine removed requests from its batch to free KV cache, and computed them "
-        "again; empty if not reported"
-    ),
-    "draft_acceptance": (
-        "part of the draft tokens that were accepted; empty without speculative decoding"
-    ),
-}
-
-# Other tables of the topic's analyses: their columns by name.
-TABLES: dict[str, Mapping[str, str]] = {
-    "replica_token_rates": common(
-        "run calls prompt_tokens generated_tokens cached_tokens busy_s engine_tokens_per_s "
-        "call_tokens_per_s estimated"
-    )
-    | {
-        "replica": "process of the engine, or address of its server",
-    },
-    "request_token_rates": common("run step requests")
-    | {
-        "prompt_p50": "median of the prompt tokens",
-        "prompt_max": "most prompt tokens",
-        "generated_p50": "median of the generated tokens",
-        "generated_p95": "95th percentile of the generated tokens",
-        "generated_max": "most generated tokens",
-        "rate_p5": (
-            "5th percentile of a request's generated tokens per second in engine calls; the rates "
-            "are empty if engine calls were not recorded"
-        ),
-        "rate_p50": "median of the rates",
-        "rate_p95": "95th percentile of the rates",
-    },
-    "engine_times": common("run step validate") | _ENGINE_TIMES,
-    "replica_balance": common("run step")
-    | {"server": "process of the engine, or address of its server; empty if not recorded"}
-    | _ENGINE_TIMES,
-}

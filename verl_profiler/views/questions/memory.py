@@ -20,11 +20,10 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, ENGINE_COLORS, INK, MUTED, PHASE_COLORS
 from verl_profiler.units import size
-from verl_profiler.views.columns import common
 from verl_profiler.views.questions.device_use import few_phases, phase_bands, with_phases
 from verl_profiler.views.view import Choice, DataTables, View, asking, known
 
-__all__ = ["TABLES", "VIEWS"]
+__all__ = ["VIEWS"]
 
 # Processes drawn, the fullest first; points of their lines, and triangles, in all.
 _LINES = 6
@@ -256,153 +255,17 @@ VIEWS = (
         name="memory_phases",
         question="In which phase does each role use the most device memory?",
         analysis=asking(memory_phases),
-        columns=common("run step role readings processes lowest_used_bytes total_bytes")
-        | {
-            "used_bytes": "device memory in use, the highest of all processes' devices, in bytes",
-            "reserved_bytes": (
-                "device memory reserved by torch, the highest of all processes, in bytes"
-            ),
-            "allocated_bytes": (
-                "device memory allocated by torch, the highest of all processes, in bytes"
-            ),
-            "at": "verl's checkpoint, as verl names it",
-            "place": "order of the checkpoint in the step, from 1",
-            "fullest": "process with the highest reading",
-        },
         chart=_by_phase,
         empty="no reading of device memory was recorded there. A CPU has no memory counter.",
         section="weights",
-        shows="""
-            For each role, the readings at verl's own checkpoints in the step with the highest
-            one, and the highest reading of every step. Dashed: the memory of the device.
-        """,
-        conclude="""
-            - Close to the dashed line at one checkpoint: that phase limits the batch size.
-            - `reserved` far above `allocated`: fragmentation, or memory that the engine keeps
-              for its cache.
-            - A line that rises over steps: a leak, or longer sequences.
-        """,
-        limits="""
-            Peaks between checkpoints are missed. A CPU has no memory
-            counter. Values are the highest of all processes of the role.
-        """,
     ),
     View(
         name="memory_over_time",
         question="How much memory did devices, processes and hosts use, and what was the trainer doing?",
         analysis=asking(memory_over_time, phase_spans),
-        columns=common("run name role step readings total_bytes")
-        | {
-            "host_used_bytes": "memory in use on the host, the highest of the part, in bytes",
-            "rss_bytes": "host memory resident in the process, the highest of the part, in bytes",
-            "used_bytes": (
-                "device memory in use by all processes, the highest of the part, in bytes"
-            ),
-            "begin_s": (
-                "time of the part's reading with the highest used_bytes, or else rss_bytes, in s "
-                "after the run's first reading"
-            ),
-            "moves": (
-                "releases minus resumes of an engine's memory that ended in the part: positive "
-                "where memory was given back"
-            ),
-        },
         chart=_memory,
         empty="no memory was read there (or the memory family was off).",
         section="weights",
-        shows="""
-            One line per process. Above: device memory in use by all processes together; dashed,
-            the memory of the device. Below: host memory of the process. Triangles are releases
-            (down) and resumes (up) of an engine's memory; the shading is the trainer's phase.
-        """,
-        conclude="""
-            - A drop at each triangle that points down: the memory saver works, and the size of the
-              drop is what the trainer gains.
-            - No drop there: the saver is off or ineffective; `verl-profiler memory` has the
-              reason.
-            - Host memory rises at the first release and stays: the backup of the released
-              weights.
-            - The lowest device memory rises over steps: possibly a leak.
-            - A line above the dashed one, which the title states: the reading or the capacity is
-              wrong; do not conclude anything from either.
-        """,
-        limits="""
-            Peaks between readings are missed. Without `profiler.memory_saver.sample_interval_s`,
-            readings are taken only at verl's own checkpoints, releases and resumes. A CPU has no device,
-            and only host memory is drawn. For each process the time is divided into at most 600
-            intervals, each drawn with its highest reading in `memory_readings`.
-        """,
         example="--steps 10:12",
     ),
 )
-
-# Other tables of the topic's analyses: their columns by name.
-TABLES: dict[str, Mapping[str, str]] = {
-    "memory_peaks": common(
-        "run step role name readings allocated_bytes reserved_bytes used_bytes total_bytes"
-    )
-    | {
-        "name": "process with the highest reading",
-        "at": "verl's checkpoint of the highest reading",
-    },
-    "memory_timeline": common("run step role readings total_bytes")
-    | {
-        "phase": "phase of the trainer at that moment; empty outside of any",
-        "place": "order of the phase in the step, from 1",
-        "used_bytes": (
-            "device memory in use by all processes, the highest reading, in bytes; empty, as is "
-            "all of devices, if no device could be read"
-        ),
-        "used_share": "part of the device's memory in use at that reading",
-        "lowest_used_bytes": "lowest device memory in use, of all processes, in bytes",
-        "reserved_bytes": "highest device memory reserved by torch, of all processes, in bytes",
-        "fullest": "process of the highest reading",
-        "at": "verl's checkpoint of the highest reading; empty for a sample",
-        "rss_bytes": "host memory of the largest process, in bytes",
-        "host_used_bytes": "memory in use on the fullest host, in bytes",
-    },
-    "phase_spans": common("run step")
-    | {
-        "phase": "phase of the step, or `testing` or `init`",
-        "begin_s": "start, in s after the first reading of memory",
-        "end_s": "end, in s after the first reading of memory",
-    },
-    "release_effects": common("run role event calls total_bytes")
-    | {
-        "event": "`memory_release` or `memory_resume`",
-        "tags": "what was released or resumed, such as `kv_cache`",
-        "source": (
-            "`call`: read around the call itself; `checkpoint`: between verl's own checkpoints, so "
-            "that what else happened there counts too"
-        ),
-        "measured": "number of calls with readings of a device",
-        "moved_bytes": "memory freed by a release or taken by a resume, median, in bytes",
-        "least_bytes": "the least of it, in bytes",
-        "most_bytes": "the most of it, in bytes",
-        "used_before_bytes": "device memory in use before, median, in bytes",
-        "used_after_bytes": "device memory in use after, median, in bytes",
-        "p50_s": "median duration, in s; empty for checkpoints",
-        "max_s": "longest duration, in s; empty for checkpoints",
-        "rss_bytes": "largest change of the process's host memory, in bytes",
-        "host_used_bytes": "largest change of the host's memory in use, in bytes",
-        "effect": "`moved`, `nothing`, or `unknown` without a device that could be read",
-    },
-    "sleep_times": common("run step")
-    | {
-        "releases": "number of releases, all processes",
-        "resumes": "number of resumes, all processes",
-        "failed": "number of these calls that failed",
-        "release_s": "time of the releases, of the process with most, in s",
-        "resume_s": "time of the resumes, of the process with most, in s",
-        "slowest": "process with most time of both together",
-        "step_s": "length of the step, in s; empty if it was not recorded",
-        "share": "release_s and resume_s as part of the step",
-    },
-    "memory_findings": common("run")
-    | {
-        "slug": "name of the finding",
-        "fault": "whether something is wrong; false if it is only not known",
-        "message": "what was found",
-        "advice": "what to do about it",
-    },
-}

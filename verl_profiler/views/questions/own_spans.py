@@ -6,7 +6,6 @@ from verl_profiler.analysis.overview import own_spans
 from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
 from verl_profiler.render.colors import ACCENT
 from verl_profiler.units import counted, quantile_texts, seconds
-from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column
 
 __all__ = ["VIEWS"]
@@ -43,27 +42,8 @@ VIEWS = (
         name="own_spans",
         question="How long do the spans of your own code take, and which of them is the longest?",
         analysis=asking(own_spans),
-        columns=common("run calls failed total_s p50_s p95_s max_s slowest_step")
-        | {
-            "event": "name given to `span`",
-            "roles": "roles of the processes that recorded it, in alphabetical order",
-        },
         chart=_spans,
         empty="no span of your own code was recorded there; see docs/api.md.",
-        section=Section(
-            "spans", "Your own spans", "the time of the code that you instrumented with `span`"
-        ),
-        shows="""
-            A row per name, most time first: total time, number of calls, median and longest call.
-        """,
-        conclude="""
-            - A long span inside a tool or a reward function is the part of it to look at.
-            - A rare long call beside a short median: a timeout, a cold start, a retry.
-        """,
-        limits="""
-            Concurrent calls count each in the time of all calls; nested spans count in both.
-            Validation is included. Sources: events whose name is not one of the profiler's own, and
-            spans of the trainer that are not a phase of the step.
-        """,
+        section=Section("spans", "Your own spans"),
     ),
 )

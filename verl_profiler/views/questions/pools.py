@@ -97,44 +97,12 @@ VIEWS = (
         name="pools_over_time",
         question="What do trainer, queue and replicas of an asynchronous run do at the same time?",
         analysis=asking(pools_over_time),
-        columns={
-            "run": "label of the run",
-            "lane": "`trainer`, `queue`, or the pool of replicas: `hybrid`, `standalone`",
-            "phase": (
-                "the trainer's longest phase in that part of the time; `weight_sync` of a pool; else "
-                "empty"
-            ),
-            "weight_version": "version of the weights that answers, or that is synced",
-            "mean": (
-                "mean number of generate calls with that version, or of prompts that are ready in the "
-                "queue; empty for the trainer and for syncs"
-            ),
-            "begin_s": "start, after that of the first step, in s",
-            "end_s": "end, after the start of the first step, in s",
-        },
         chart=_pools,
         empty="no asynchronous training with a finished step.",
         section=Section(
             "pools",
             "Pools over time",
-            "trainer, queue and replicas over the same time, replicas in the colors of their weight "
-            "versions; asynchronous runs only",
             link="Pools",
         ),
-        shows="""
-            From top to bottom: the trainer's phases, the prompts that are ready in the queue, and
-            the generate calls of each pool of replicas, colored by the version of the weights.
-            Dotted lines: weight syncs.
-        """,
-        conclude="""
-            - The queue is empty while the trainer is in `gen`: the rollout bounds the run.
-            - The queue is full and the replicas have no calls: the trainer bounds it.
-            - Calls of one color continue after a sync: they were not aborted, or their engine
-              reports no new version.
-        """,
-        limits="""
-            Means over 160 equal parts of the time: in long runs, phases shorter than a part are
-            missing. Syncs are left out if there are more than 200. Calls include validation.
-        """,
     ),
 )

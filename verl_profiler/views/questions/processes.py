@@ -9,11 +9,10 @@ from verl_profiler.analysis.event_loop import loop_suspects
 from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.columns import common
 from verl_profiler.views.step_text import lag_weight
 from verl_profiler.views.view import Choice, DataTables, View, asking
 
-__all__ = ["TABLES", "VIEWS"]
+__all__ = ["VIEWS"]
 
 _BARS = 20
 # By kind of stall, the one to look at first.
@@ -97,102 +96,13 @@ def _several_loops(keys: list[tuple[str, str | None, str | None]], name: str) ->
     return len({loop for other, loop, _ in keys if other == name}) > 1
 
 
-_STALLS = {
-    "total_s": "sum of the stalls, in s",
-    "max_s": "longest stall, in s",
-}
-
 VIEWS = (
     View(
         name="loop_suspects",
         question="Did an event loop stall and make everything on it look slow?",
         analysis=asking(loop_suspects),
-        columns=common("run step name role loop lags during worst_begin_us")
-        | {
-            "code": "`file:line` of the blocking function; empty if it was not recorded",
-            "by_design": (
-                "whether it is a trainer worker, which computes in its event loop by design"
-            ),
-            **_STALLS,
-            "step_share": "total_s as part of the step; empty for unfinished steps",
-            "requests": (
-                "finished requests of the process that the stalls overlap; only of agent-loop "
-                "workers"
-            ),
-            "requests_s": "sum of these overlaps, in s; only of agent-loop workers",
-        },
         chart=_suspects,
         empty="no event loop stalled beyond the threshold (or the event_loop family was off).",
         section="lags",
-        shows="""
-            A bar per process and blocking call: how long its event loop was blocked, how often, and
-            the longest stall. Orange: suspects. Gray: trainer workers, which compute in
-            their event loops by design.
-        """,
-        conclude="""
-            - An agent-loop worker stalled while requests were in progress: any part of them that
-              overlaps the stall (a tool, a reward, an engine call) appears slow but is not.
-            - If the blocking function is named (`module:function`), make it asynchronous, or move
-              it to a thread or process.
-            - If it is not named, the loop was late while no callback ran, because the host was busy
-              or another thread held the GIL.
-            - An engine's loop stalled: its scheduler's messages wait, and all its requests with
-              them.
-        """,
-        limits="""
-            A stall below the threshold (20 ms by default) is not recorded. Its start lies
-            between two heartbeats (every 50 ms; every 200 ms in a loop without probed calls for
-            2 s) or the start of a probed coroutine; `begin_error_us` is the bound. A C function
-            that holds the GIL is named when it returns, unless another thread takes the GIL
-            first. On Python 3.10 and 3.11 the request is unknown where the
-            user's code blocks in a task of its own. The affected requests are known for agent
-            loops only, and only finished ones. Sources: `event_loop_lag` events. A thread in
-            each process samples the stack of the loop's thread while a heartbeat is late;
-            `during` is the probed synchronous call that ran there, otherwise the innermost
-            function of the user's code.
-        """,
     ),
 )
-
-# Other tables of the topic's analyses: their columns by name.
-TABLES: dict[str, Mapping[str, str]] = {
-    "profiler_cost": common("run step processes events")
-    | {
-        "size_bytes": "bytes written",
-        "dropped": "number of dropped events",
-        "wrapper_s": "time in wrappers, all processes, in s",
-        "wrapper_cpu_s": "CPU time in wrappers, all processes, in s",
-        "writer_s": "time of the writer threads, all processes, in s",
-        "writer_cpu_s": "CPU time of the writer threads, all processes, in s",
-        "costliest": "costliest process: the one with most time in wrappers",
-        "costliest_s": "its time in wrappers, in s",
-        "costliest_cpu_s": (
-            "for how much of costliest_s its threads ran, from samples, in s; empty if that "
-            "was not recorded"
-        ),
-        "share": "costliest_s as part of the step; empty for unfinished steps",
-    },
-    "loop_lags": common("run step name role loop lags worst_begin_us")
-    | {
-        **_STALLS,
-    },
-    "longest_lags": common("run step name role loop during duration_s")
-    | {
-        "at_s": "start of the stall, in s after the step's",
-    },
-    "clock_agreement": common("run calls")
-    | {
-        "host": "host of the agent loops",
-        "engine_host": "host of the engines",
-        "early": (
-            "calls that begin in the engine before they were made, or end in it after they came "
-            "back"
-        ),
-        "contradiction_us": (
-            "by how much at least the two clocks contradict each other, in µs; 0 if nothing does"
-        ),
-        "low_us": "least that could be added to the engines' times without a contradiction, in µs",
-        "high_us": "most that could be added, in µs; below low_us if no single amount would do",
-        "bound_us": "error of the times as stated by the clock alignment, in µs",
-    },
-}

@@ -26,8 +26,6 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.columns import common
-from verl_profiler.views.questions.request_tables import BREAKDOWN
 from verl_profiler.views.view import Choice, DataTables, View, column
 
 __all__ = ["VIEWS"]
@@ -279,61 +277,20 @@ VIEWS = (
         name="request_duration_cdf",
         question="How long did requests take, and how long were the slowest few percent?",
         analysis=_cdf_tables,
-        columns=common("run duration_s")
-        | {
-            "requests": "number of requests of the curve",
-            "step": "verl's global step; empty for all steps together",
-            "share": "part of the requests that took at most duration_s",
-        },
         chart=_cdf,
         empty=_NO_REQUESTS,
         section="rollout",
-        shows="""
-            The cumulative share of requests by duration, for all steps together, with the
-            percentiles marked; shaded, the range of the steps. Below it, the percentiles of each step.
-        """,
-        conclude="""
-            - P50 and P99 close together: requests are similar; a shorter step needs faster engines.
-            - P99 a multiple of P50: the tail determines the length of the step; see
-              `slowest_requests`.
-            - A plateau inside the curve: two kinds of requests, or a stall that released many
-              at once (`loop_suspects`).
-            - Percentiles that drift apart over steps: response lengths vary more and more.
-        """,
-        limits="""
-            Unfinished requests are left out and counted below the title. P95 needs 20 requests,
-            P99 100 and P99.9 1,000; with fewer it is left out, and the plot has a note. With more than
-            1,000 requests the curve has a point per 0.1 % and one for each of the 100 slowest;
-            every point is a real request. Percentiles are interpolated linearly, as in numpy.
-        """,
         takes=_BOTH | {"percentiles"},
         example="--steps 3:10 --worker 2 --percentiles 50,90,99",
     ),
     View(
         name="slowest_requests",
+        table="request_breakdown",
         question="Which requests were the slowest, and how did they spend their time?",
         analysis=_slowest_tables,
-        columns=BREAKDOWN,
         chart=_slowest,
         empty=_NO_REQUESTS,
         section="requests",
-        shows="""
-            A bar per request, the slowest on top, divided into its components. Where the engine
-            reports them, `queue`, `prefill`, `decode` and `outside` replace the generate calls.
-        """,
-        conclude="""
-            - One color dominates in all: that is what makes requests slow.
-            - They differ: look at one with `verl-profiler requests RUN --request ID`.
-            - Much `outside` or `other`: the agent loop's event loop was busy; see `loop_suspects`.
-            - All of one worker, or of one step: see `worker_phases` and `step_durations`.
-        """,
-        limits="""
-            Requests that never ended have no duration and are not drawn; `verl-profiler
-            requests` lists them last. Concurrent calls are counted separately: such a bar is longer
-            than its request, and the plot has a note. The engine's components are drawn only if it
-            reported them for every call of every request shown. The rows are those of
-            `request_breakdown`.
-        """,
         takes=_BOTH | {"count"},
         example="--steps 5 --slowest 30",
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 
 from verl_profiler.analysis.rollout import rollout_tail
@@ -18,10 +17,9 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, PHASE_COLORS
 from verl_profiler.units import seconds, share
-from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
-__all__ = ["TABLES", "VIEWS"]
+__all__ = ["VIEWS"]
 
 
 def _tails(data: DataTables, choice: Choice) -> Spec:
@@ -85,77 +83,10 @@ VIEWS = (
         name="rollout_tail",
         question="How much of each rollout goes to its last requests?",
         analysis=asking(rollout_tail),
-        columns=common("run step rollout_s")
-        | {
-            "requests": "number of finished requests",
-            "begin_us": "start of the first request on the run's clock, in µs",
-            "tail80_s": (
-                "from the time when 80 % of the requests had finished to the end, in s; empty for "
-                "too few"
-            ),
-            "tail95_s": "the same from 95 %, in s",
-            "tail99_s": "the same from 99 %, in s",
-            "tail80_share": "tail80_s as part of rollout_s",
-            "tail95_share": "tail95_s as part of rollout_s",
-            "tail99_share": "tail99_s as part of rollout_s",
-            "peak": "most requests in progress at once",
-            "bubble_share": "idle part of peak × rollout_s: 0 if all requests end together",
-            "workers": "number of agent-loop workers",
-            "idle_share": "part of the workers' time after their own last request",
-            "last_request_id": "id of the request that finished last",
-            "last_name": "its worker",
-        },
         chart=_tails,
         empty="no finished request of synchronous training was recorded there. Asynchronous training: bubble_ledger.",
         section="rollout",
-        shows="""
-            Left: each rollout, divided at the times when 80, 95 and 99 % of its requests had finished. Right:
-            idle slots and waiting workers.
-        """,
-        conclude="""
-            - A large dark part: the last 1 % of the requests determine the length of the step.
-              Shorter limits on response length or turns, or over-sampling with partial rollouts,
-              help.
-            - Idle slots without waiting workers: each worker has its own tail.
-            - Waiting workers: the load is not balanced over agent-loop workers; `worker_phases`
-              names the slow one.
-        """,
-        limits="""
-            Idle slots refer to the most requests at once, not to the engines' capacity. The last
-            1 % needs 100 requests in each rollout, the last 5 % 20 and the last 20 % 5. Requests
-            that never end are left out.
-        """,
         takes=frozenset({"worker", "validate"}),
         example="--validate",
     ),
 )
-
-# Other tables of the topic's analyses: their columns by name.
-TABLES: dict[str, Mapping[str, str]] = {
-    "requests_in_flight": common("run step")
-    | {
-        "at_s": "time, in s after the start of the step's first request",
-        "in_flight": (
-            "requests in progress from then on; in a step that is cut into spans of time, at the "
-            "end of the span"
-        ),
-        "fewest": "fewest requests in progress in the span, otherwise in_flight",
-        "most": "most requests in progress in the span, otherwise in_flight; no peak is lost",
-        "merged": "number of starts and ends that the row stands for; 1 without spans",
-    },
-    "step_tail": common("run step")
-    | {
-        "requests": "number of finished training requests",
-        "after_p80_s": (
-            "from the time when 80 % of the requests had finished to the end, in s; empty for too "
-            "few"
-        ),
-        "after_p95_s": "the same from 95 %, in s",
-        "after_p99_s": "the same from 99 %, in s",
-        "spread_s": "from the start of the first request to the end of the last, in s",
-        "poll_s": (
-            "from the end of the last request to the end of `gen`, in s (verl's replay buffer "
-            "polls every 2 s); empty if `gen` was not recorded"
-        ),
-    },
-}

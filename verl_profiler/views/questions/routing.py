@@ -7,7 +7,6 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.units import counted, share
-from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
 __all__ = ["VIEWS"]
@@ -80,51 +79,12 @@ VIEWS = (
         name="routes",
         question="Does the load balancer spread generate calls over the replicas, and why not?",
         analysis=asking(routes),
-        columns=common("run step calls estimated")
-        | {
-            "server": "address of the engine server",
-            "replica": "process of the engine server; empty if its calls were not recorded",
-            "share": "part of the step's calls",
-            "sticky": "calls that went to the replica of the request's previous call",
-            "least_loaded": (
-                "calls that went to a replica with the fewest in flight, as there was no earlier one; "
-                "empty, like the columns below, if the load balancer recorded no call; with sampled "
-                "details only unbalanced calls are recorded there"
-            ),
-            "by_hash": "calls whose replica a hash chose (full_determinism)",
-            "only_one": "calls that had no choice: one replica was there",
-            "unbalanced": "calls for which another replica had fewer in flight",
-            "excess": (
-                "calls in flight above those of the least loaded replica, mean over all its calls"
-            ),
-            "max_excess": "the maximum of excess",
-        },
         chart=_routes,
         empty="no choice of a replica was recorded there.",
         section=Section(
             "routing",
             "Routing",
-            "whether sticky sessions overload some replicas while others have few calls",
         ),
-        shows="""
-            Left: the generate calls of each replica; sticky ones went to the replica of their
-            request's previous call. Right: calls in flight on the chosen replica beyond those of
-            the least loaded one when a call was added; only where verl 0.9's load balancer was
-            recorded.
-        """,
-        conclude="""
-            - A large excess and mostly sticky calls: long conversations stay where they started.
-              This helps prefix caches and hurts the tail of the rollout; compare the replicas'
-              times in the same step.
-            - A large excess with few sticky calls: `full_determinism` chooses by a hash.
-            - One replica with few calls: it joined late, or it was paused.
-        """,
-        limits="""
-            A count of calls ignores their lengths, the KV cache and queues inside the engine.
-            Custom load balancers are not recorded; their calls are counted in the agent loops
-            only. Sources: `server_acquire`, and `server_route`
-            in the load balancer's process.
-        """,
         takes=frozenset({"worker", "validate"}),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from verl_profiler.analysis.selection import Rows, named, steady, warm_ups
@@ -19,10 +19,9 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import ACCENT, INK, MUTED, PHASE_COLORS
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
-from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
-__all__ = ["TABLES", "VIEWS"]
+__all__ = ["VIEWS"]
 
 _TRAINING_COLOR = PHASE_COLORS["update_actor"]
 _OTHER_COLOR = PHASE_COLORS["prepare_step"]
@@ -156,142 +155,9 @@ VIEWS = (
         name="step_durations",
         question="How long do rollout and training take in each step, and how long is it from one step to the next?",
         analysis=asking(step_durations, step_trend),
-        columns=common("run step unaccounted_s to_next_s")
-        | {
-            "finished": "whether the trainer recorded the step's end",
-            "validated": "whether validation ran in it",
-            "step_s": (
-                "length of the step by the trainer's timer, in s: gen_s, training_s, weights_s, "
-                "checkpoint_s, other_s and unaccounted_s together"
-            ),
-            "gen_s": "rollout, in s; without the trainer, that of the slowest worker",
-            "training_s": "rewards, log-probabilities, values, advantages and updates, in s",
-            "weights_s": "weight sync (`update_weights`, `sync_rollout_weights`, `param_sync`), in s",
-            "checkpoint_s": "`save_checkpoint`, in s",
-            "other_s": "other phases of the step, such as `prepare_step` (the next batch), in s",
-            "between_s": "from the end of the step to the start of the next one, in s",
-            "testing_s": "validation in that time, in s",
-            "between_other_s": "the rest of that time, in s",
-            "outside_gen_s": (
-                "without the trainer: the rest of to_next_s, whatever it was, in s; otherwise empty"
-            ),
-            "unusual": (
-                "whether its length, or gen_s without the trainer, is far from the median (4 "
-                "spreads and 30 %)"
-            ),
-        },
         chart=_durations,
         empty="no step has a rollout there.",
         section="steps",
-        shows="""
-            One bar per step. Pale, below zero: the time between it and the next one.
-            The dashed line is the trend of `gen`, the median slope over all pairs of steps, which
-            is robust to outliers. Triangles mark unusual steps. A missing step leaves a gap in the
-            axis, and the time across it is not counted as time between steps.
-        """,
-        conclude="""
-            - `gen` is most of the step: see `rollout_tail` first, then `engine_parts` and
-              `tool_latencies`.
-            - Training is most of the step: `worker_phases` shows whether ranks wait for each
-              other.
-            - If `gen` grows together with the tokens (`token_rates`), it does more work; if it
-              grows alone, it became slower.
-            - `gen` has only a few distinct lengths: verl polls for finished samples every 2 s, so
-              lengths are multiples of 2 s.
-            - Time in no timer is small in a healthy run. If it is large, the trainer runs code that
-              verl does not time.
-        """,
-        limits="""
-            Without the trainer's events (files of the original logger, or the family `trainer`
-            off), `gen` is the span of the requests, and the time until the next rollout is one
-            bar. The title reports a trend only from five steps on, if two thirds of all pairs of
-            steps agree and the change exceeds 5 % of the median. Sources: the trainer's timers (`timing_s/...`) and the start of the next
-            step.
-        """,
         example="--steps 10:60",
     ),
 )
-
-# Other tables of the topic's analyses: their columns by name.
-TABLES: dict[str, Mapping[str, str]] = {
-    "time_tree": common("run step")
-    | {
-        "phase": "phase of the step; empty for the step itself",
-        "component": "component of the requests in `gen`, or `idle slots`; empty above that level",
-        "tool": "tool in the component `tool`; empty above that level",
-        "duration_s": "duration, in s; those below a row add up to its own",
-    },
-    "validation_times": common("run unfinished mean_s p50_s p95_s p99_s max_s reward rollout_s")
-    | {
-        "step": "step during which it ran; 0 is before training",
-        "requests": "number of validation requests",
-        "turns": "mean number of turns",
-        "generated_tokens": "tokens generated in the validation",
-        "testing_s": "the trainer's timer, in s; empty if not recorded",
-        "share": (
-            "part of the time from the start of this step to the start of the next one that "
-            "the validation takes; empty if there is no next step"
-        ),
-    },
-    "step_times": common("run step begin_us requests unaccounted_s to_next_s")
-    | {
-        "finished": "whether the trainer recorded the step's end",
-        "requests": "number of training requests; empty if the family `rollout` was off",
-        "duration_s": "length of the step, in s; empty without an end",
-        "seen_s": "length of what was recorded of it, in s",
-        "gen_s": "sum of its `gen`, in s",
-        "unfinished_requests": "number of training requests without an end",
-        "validation_requests": "number of validation requests",
-        "generated_tokens_per_s": (
-            "tokens of finished training requests by the length of the whole step"
-        ),
-        "testing_s": "validation, in s",
-    },
-    "step_phases": common("run step duration_s")
-    | {
-        "phase": "phase of the step by the trainer's timer, or `unaccounted`",
-        "duration_s": "time of the phase in the step, in s",
-        "share": (
-            "part of the step; the shares of a finished step add up to 1; empty for unfinished "
-            "steps"
-        ),
-        "count": "number of intervals of the phase",
-    },
-    "phase_totals": common("run total_s")
-    | {
-        "phase": "phase of the step by the trainer's timer, or `unaccounted`",
-        "steps": "number of finished steps, without the warm-up",
-        "mean_s": "mean time per finished step, in s",
-        "share": "part of the time of these steps",
-        "count": "number of intervals of the phase",
-        "max_s": "longest time in one step, in s",
-        "max_step": "that step",
-    },
-    "step_metrics": common("step estimated")
-    | {
-        "name": "name of the metric",
-        "unit": "`s`, `/s`, or nothing for numbers",
-        "value": (
-            "the value, of metrics that occur once per step (the step, its phases, tails, tokens); "
-            "those that occur many times (requests, calls) have mean to count instead"
-        ),
-        "mean": "mean",
-        "p50": "median; quantiles are empty for too few values (p95 needs 20)",
-        "p90": "90th percentile",
-        "p95": "95th percentile",
-        "p99": "99th percentile",
-        "max": "the maximum",
-        "total": "sum, in s; 0 in steps without an occurrence",
-        "count": "number of occurrences; 0 in steps without any",
-    },
-    "step_trend": common("run")
-    | {
-        "measure": "`step`, `gen` or `training`",
-        "steps": "number of steps with this measure",
-        "median_s": "its median, in s",
-        "slope_s_per_step": "median of the slopes between every two steps, in s per step",
-        "change_s": "the slope times the number of steps passed, in s",
-        "change_share": "change_s as part of the median",
-        "rising": "share of pairs in which the later step is longer; 0.5 is no trend",
-    },
-}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import seconds, share
-from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, column
 
-__all__ = ["TABLES", "VIEWS"]
+__all__ = ["VIEWS"]
 
 # By the reason of a straggler: what the waiting is due to.
 _DUE_TO = {
@@ -89,108 +86,14 @@ def _stragglers(data: DataTables, choice: Choice) -> Spec:
     )
 
 
-_STRAGGLER_REASONS = """\
-A finished request waits for the last one of its step.
-Each moment of that waiting is attributed in equal parts to the requests that are still running.
-The same for workers (by their last request), replicas (by their last generate call) and ranks in \
-each phase of the trainer.
-Above: requests, by the reason why they finished later than the median one.
-Below: of each other kind, the one with most caused wait time.
-A tool is attributed its share of the request's delay.
-
-| reason | |
-| --- | --- |
-| `late` | it started later |
-| `queued` | it waited in the engine or on the way there |
-| `parked` | the engine was paused for a weight sync |
-| `cold` | tokens that its previous call had cached were prefilled again |
-| `prefill` | the prefill of new tokens took longer: longer prompts, or a busy engine |
-| `recomputed` | the engine retracted or aborted it; estimated from other calls' speed |
-| `undivided` | its generate calls took longer; the engine's queue, prefill and decode times were not recorded |
-| `long` | it generated more |
-| `slow` | it took longer per token |
-| `tool` | it waited for tools |
-| `other` | reward, post-processing, and what no event explains |"""
-
-
 VIEWS = (
     View(
         name="stragglers",
         question="Which requests, tools, workers and ranks do the others wait for, and why?",
         analysis=_straggler_tables,
-        columns=common("run")
-        | {
-            "kind": (
-                "`request`; `tool`, charged with a request's caused wait time in proportion to its "
-                "share of the request's delay; `worker` and `replica`, by the end of the last "
-                "request or generate call of each; or a phase of the trainer"
-            ),
-            "who": (
-                "the reason for requests, the rank's process for phases, otherwise the tool, "
-                "process or replica"
-            ),
-            "steps": "number of steps in which it caused waiting",
-            "of_steps": "number of steps",
-            "last": "number of steps in which it ended last",
-            "caused_wait_s": (
-                "caused wait time in all steps: the others' waiting attributed to it, in s"
-            ),
-            "per_step_s": "caused_wait_s divided by of_steps, in s",
-            "share": "part of the caused wait time of its kind",
-        },
         chart=_stragglers,
         empty="no waiting was recorded there.",
         section="path",
-        shows=_STRAGGLER_REASONS,
-        conclude="""
-            - `long`: limits on turns and response length, or more prompts than needed.
-            - `queued` or `slow`: too many requests per replica, or one slow replica; see the
-              replicas.
-            - `tool`: the tool named on the right.
-            - A rank or worker with nearly all of its kind's caused wait time in most steps:
-              check its host.
-            - A share close to even: no process stands out.
-        """,
-        limits="""
-            Caused wait time is waiting, not lost time: engines are busy while a long request
-            runs. 100 % of a short wait is still short: the label shows the seconds. Only
-            finished training requests count. Decoding is tokens times time per token; each of
-            the two is compared with the median request's. `straggler_requests` lists single
-            requests.
-        """,
         takes=frozenset({"count"}),
     ),
 )
-
-# Other tables of the topic's analyses: their columns by name.
-TABLES: dict[str, Mapping[str, str]] = {
-    "straggler_requests": common("run step name request_id sample")
-    | {
-        "caused_wait_s": "caused wait time: the others' waiting attributed to it, in s",
-        "share": "part of all waiting for requests in the step",
-        "behind_s": (
-            "how much later than the median request of the step it ended, in s; the components add "
-            "up to it"
-        ),
-        "because": "the largest component, such as `tool`",
-        "late_s": "component: it started later, in s",
-        "queued_s": "component: it waited in the engine's queue or on the way there, in s",
-        "parked_s": "component: it waited while the engine was paused for a weight sync, in s",
-        "cold_s": "component: its prefix was no longer cached and was prefilled again, in s",
-        "prefill_s": "component: the prefill of its new tokens took longer, in s",
-        "recomputed_s": "component: it was retracted, or aborted, and computed again, in s",
-        "undivided_s": (
-            "component: its generate calls without queue and prefill times took longer, in s "
-            "(`profiler.events.engine_timing`)"
-        ),
-        "long_s": "component: it generated more tokens, in s",
-        "slow_s": "component: it took longer per token, in s",
-        "tool_s": "component: it waited for tools, in s",
-        "other_s": "component: reward, postprocessing or unattributed time, in s",
-        "batch": (
-            "requests that ran on its replicas during its decoding, mean by time; empty if the "
-            "engine's part was not recorded"
-        ),
-        "typical_batch": "the same of the step's median request",
-    },
-}

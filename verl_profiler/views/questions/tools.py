@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies
 from verl_profiler.render.charts import (
@@ -18,11 +16,10 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import INK, PART_COLORS
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.columns import common
 from verl_profiler.views.questions.turns import spread_layers
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column, known
 
-__all__ = ["TABLES", "VIEWS"]
+__all__ = ["VIEWS"]
 
 _TOOLS = 20
 
@@ -132,39 +129,9 @@ VIEWS = (
         name="tool_latencies",
         question="Which tools take the most time, how long are their calls, and how often do they fail?",
         analysis=asking(tool_latencies),
-        columns=common(
-            "run calls failed total_s mean_s p50_s p80_s p95_s p99_s max_s tool slowest_step "
-            "estimated"
-        )
-        | {
-            "failed_share": "part of the calls that failed",
-            "errors": "types of errors with their counts, most frequent first",
-            "share": "part of the time of all tool calls",
-            "requests_share": (
-                "part of the time of all finished requests; calls made at the same time count each"
-            ),
-            "slowest_request_id": "request of the longest call",
-        },
         chart=_tools,
         empty="no tool call was recorded there.",
         section="tools",
-        shows="""
-            A row per tool, most time first: total time, calls, failures; percentiles and the
-            longest call. The lower axis is logarithmic, and labeled so, if tools differ by more
-            than 50 times.
-        """,
-        conclude="""
-            - A small P50 and a long `max`: a timeout, a cold start, a retry;
-              `slowest_request_id` in the table leads to it.
-            - A tool with many failures delays the request twice: its own time, and the turn that recovers from it.
-            - All tools are slow at the same times: the cause is the event loop (`loop_suspects`),
-              not the tools.
-        """,
-        limits="""
-            Concurrent calls count separately in the time of all calls, and once in the length of
-            the request. A tool that returns an error as text is not counted as
-            failed, because verl does not report it. Sources: `tool_call` events with their `status`.
-        """,
         takes=frozenset({"worker", "validate"}),
         example="--steps 3:10",
     ),
@@ -172,54 +139,9 @@ VIEWS = (
         name="reward_times",
         question="How long do scoring and post-processing take, and how high are the rewards?",
         analysis=asking(reward_times, rewards),
-        columns=common("run step count total_s mean_s p50_s p95_s p99_s max_s")
-        | {
-            "part": (
-                "`postprocess`, without the reward; `reward`, as the request waits for it; or "
-                "`score`, inside the reward function: part of `reward`, the rest of which is "
-                "waiting for a reward worker"
-            ),
-            "requests_share": "part of the time of all finished requests",
-        },
         chart=_rewards,
         empty="no reward or post-processing was recorded there.",
-        section=Section("rewards", "Rewards", "how long requests wait for their reward, and why"),
-        shows="""
-            The time after the conversation, mean and P99: post-processing without the reward,
-            waiting for the reward, and the reward function itself, which is part of that
-            waiting. Bottom: rewards, mean, P5 and P95.
-        """,
-        conclude="""
-            - `reward` far above `score`: requests wait for a reward worker; add reward workers.
-            - `score` itself is long: the reward function is slow.
-            - Both short on average, but long at P99 together with everything else: the cause is an
-              event-loop stall (`loop_suspects`), not the reward.
-        """,
-        limits="""
-            Rewards that the trainer computes for a whole batch are the phase `reward` of the
-            step, not here. Reward workers have neither the step nor the validation flag: both come
-            from the request with the same `uid`.
-        """,
+        section=Section("rewards", "Rewards"),
         takes=frozenset({"worker", "validate"}),
     ),
 )
-
-# Other tables of the topic's analyses: their columns by name.
-TABLES: dict[str, Mapping[str, str]] = {
-    "tool_times": common(
-        "run step validate tool calls failed total_s p50_s p95_s p99_s max_s estimated"
-    )
-    | {
-        "share": "part of all tool time of the step",
-    },
-    "rewards": common("run step requests")
-    | {
-        "scored": "number of requests with a reward",
-        "mean": "mean reward",
-        "p5": "5th percentile of the rewards",
-        "p50": "median reward",
-        "p95": "95th percentile of the rewards",
-        "lowest": "lowest reward",
-        "highest": "highest reward",
-    },
-}

@@ -21,8 +21,6 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS
 from verl_profiler.units import counted, rate, seconds, share, size
-from verl_profiler.views.columns import common
-from verl_profiler.views.questions.tq_tables import SUMS, WALL
 from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
 
 __all__ = ["VIEWS"]
@@ -258,84 +256,17 @@ VIEWS = (
         name="tq_functions",
         question="How much of each function's time goes to TransferQueue's gets and puts?",
         analysis=asking(tq_functions),
-        columns=common(
-            "run failed unfinished processes rows total_s mean_s p50_s p95_s max_s func traced"
-        )
-        | {
-            "calls": (
-                "number of calls, estimated where only every N-th was traced: each counts N times "
-                "here and in sums and shares; quantiles are of the traced calls"
-            ),
-            "sampled": "the largest N",
-            "estimated": "number of calls whose stages are computed, not recorded",
-            "waits": "whether it waits for other functions, whose time it contains",
-            "overhead_share": "get and put as part of the function's time",
-            "get_*": (
-                "of the stage get: calls, times in s, share of total_s, and variation (standard "
-                "deviation by mean)"
-            ),
-            "compute_*": "of the stage compute: the same, times in s",
-            "put_*": "of the stage put: the same, times in s",
-        }
-        | WALL,
         chart=_functions,
         empty=f"no traced function was recorded there. {_TRACE}",
         section="transfers",
-        shows="""
-            Top: the mean call of each traced function, divided into get, compute and put.
-            Bottom: the same as shares of the function's time. Training and validation together.
-        """,
-        conclude="""
-            - Compute is more than 80 %: TransferQueue is not the bottleneck there.
-            - Get and put are more than 30 %: larger batches, fewer transfers, or a faster
-              backend; `verl-profiler tq` has the evidence.
-            - Get is long and put is short: many processes read the same storage units at the
-              same time.
-        """,
-        limits="""
-            Concurrent calls of one process count separately: 100 rollouts of 10 s are 1000 s.
-            `verl-profiler tq` also has the time on the clock. Functions that wait for others
-            contain the others' time in compute. Sources: the events `tq_function`, or the log
-            records of a console log.
-        """,
     ),
     View(
         name="tq_over_time",
         question="When was TransferQueue slow, and which processes spend time on it?",
         analysis=asking(tq_over_time, transfer_totals),
-        columns=common("run")
-        | {
-            "part": "part of the run, from 0",
-            "begin_s": "its start, in s after the first call",
-            "end_s": "its end, in s after the first call",
-        }
-        | SUMS,
         chart=_over_time,
         empty="no get, put or traced function of TransferQueue was recorded there.",
         section="transfers",
-        shows="""
-            The run is divided into 60 equal intervals. Top: MiB/s of gets and puts, with the
-            thresholds of TransferQueue's guide. Middle: the share of get and put in the time of
-            traced functions. Bottom: the time in calls by role and kind, with counts and bytes.
-            Training and validation together.
-        """,
-        conclude="""
-            - Rates fall for a while and recover: other traffic on the network or the storage.
-            - Rates are always low: the backend, the network, or calls that each move too little
-              data.
-            - The share is high in the same phase of every step: that phase moves data and
-              computes little.
-            - `tq_meta` takes more time than `tq_put`: many small metadata queries; the controller
-              handles them one at a time.
-            - `tq_put` is long in agent loops: the storage units are slow, or the event loop is
-              busy.
-        """,
-        limits="""
-            A call belongs to the interval in which it starts, with all of its bytes and time. Each
-            rate is per call; concurrent calls move more together. Small transfers look
-            slow, because every call has fixed costs. Calls that do not report a size have no
-            bytes. The work of the storage units is not divided further.
-        """,
         example="--steps 3:10",
     ),
 )

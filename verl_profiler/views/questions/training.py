@@ -6,7 +6,6 @@ from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.render.charts import Spec, chart, panel, step_lines, time_unit
 from verl_profiler.render.colors import color
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
 __all__ = ["VIEWS"]
@@ -51,24 +50,6 @@ VIEWS = (
         name="phase_efficiency",
         question="Did a phase of the trainer become slower, or its sequences longer?",
         analysis=asking(phase_efficiency),
-        columns=common("run step duration_s")
-        | {
-            "phase": "phase of the trainer",
-            "batches": "mini-batches, or batches of log-probabilities, per rank",
-            "sequences": "number of sequences, all ranks together; each epoch counts",
-            "tokens": "number of their tokens, prompts and responses without padding",
-            "mean_length": "tokens per sequence",
-            "tokens_per_s": "tokens per second of the phase, all ranks together",
-            "s_per_1k_tokens": "time of the phase per 1,000 tokens, in s",
-            "tflop": (
-                "FLOPs of all ranks in 1e12, as verl's FlopsCounter estimates them; empty where "
-                "verl does not"
-            ),
-            "mfu": (
-                "model FLOPs utilization: that estimate as a share of what the devices promise in "
-                "the time of the batches; empty for devices that verl does not know"
-            ),
-        },
         chart=_efficiency,
         empty=(
             "no batches with tokens were recorded there. Sequences must not be padded "
@@ -77,26 +58,8 @@ VIEWS = (
         section=Section(
             "efficiency",
             "Training by tokens",
-            "whether a phase became slower, or only its sequences longer",
             link="Tokens",
         ),
-        shows="""
-            Time per 1,000 tokens and tokens per sequence, by phase; where verl estimates FLOPs, also
-            its MFU.
-        """,
-        conclude="""
-            - Both rise: sequences are longer, and attention grows with their square; expected.
-            - Only the time rises: the phase became slower. Compare `device_use`, `rank_balance`
-              and memory.
-            - Low MFU with a high utilization of the devices: small kernels, waiting in NCCL.
-              Larger micro-batches (`use_dynamic_bsz`, `ppo_max_token_len_per_gpu`).
-        """,
-        limits="""
-            The time is that of the trainer's phase, with dispatch, collection and offload. MFU is
-            verl's: its time is that of the batches alone, and its FLOPs are those of the model
-            without recomputation. verl 0.9.1 estimates them for updates. With padded batches, verl
-            0.7 and older, tokens are those of verl's estimate only.
-        """,
         labels={"s_per_1k_tokens": "per 1,000 tokens", "mfu": "MFU", "tflop": "TFLOP"},
     ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import fmean
 
 from verl_profiler.analysis.selection import Rows
@@ -10,10 +9,9 @@ from verl_profiler.analysis.transfers import weight_transfers
 from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
 from verl_profiler.render.colors import PHASE_COLORS
 from verl_profiler.units import counted, seconds, size
-from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
 
-__all__ = ["TABLES", "VIEWS"]
+__all__ = ["VIEWS"]
 
 _WAYS = {
     "send": ("sends", PHASE_COLORS["update_weights"]),
@@ -85,72 +83,13 @@ VIEWS = (
         name="weight_transfers",
         question="How fast does each rank send, receive or load new weights, and who waits for whom?",
         analysis=asking(weight_transfers),
-        columns=common("run step name role size_bytes")
-        | {
-            "way": (
-                "`send` or `receive` through a checkpoint engine; `load`: the adapter passes them "
-                "to its engine, with hybrid replicas from the trainer's own rank"
-            ),
-            "buckets": "number of buckets; empty where the engine has none or they are not recorded",
-            "tensors": "number of tensors",
-            "total_s": "the whole of it, in s",
-            "moving_s": (
-                "part of it in which buckets move: after all ranks have come, or their loading, in "
-                "s; empty without buckets"
-            ),
-            "waited_s": "part of it until all ranks take part in each bucket, in s",
-            "caused_wait_s": "how long the other ranks together waited for this one, in s",
-            "bytes_per_s": "bytes per second of `moving_s`, or else of `total_s`",
-        },
         chart=_weight_transfers,
         empty="no weights were sent there, or by an earlier version of the profiler.",
         section=Section(
             "weight_transfers",
             "Weight transfers",
-            "bytes and speed of each rank in the weight sync, and which rank the others wait for",
         ),
-        shows="""
-            The time of each process that sends, receives or loads weights, mean per step, with
-            bytes, speed, and waiting for the other ranks.
-        """,
-        conclude="""
-            - Nearly all of a sync (`step_durations`) is moving: bandwidth, or the bucket size. Much
-              less: sleep and wake-up of the engines, or waiting for one of them.
-            - The sender causes the waiting: it gathers the weights more slowly than they are sent;
-              larger buckets do not help.
-            - A receiver causes it: its engine loads a bucket more slowly than the next one comes, and
-              all others wait for it.
-            - No one waits and the speed is far below that of the network: larger buckets
-              (`actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes`), or a
-              faster checkpoint engine.
-        """,
-        limits="""
-            Buckets are recorded of the NCCL and HCCL engines, of the rehearsal's gloo engine, and where
-            SGLang's adapter passes them to its engine; of others (NIXL, Mooncake, Kimi) only the whole
-            is known, and of the `mooncake`, `kimi_ckpt_engine` and `delta_sharded` senders not the bytes.
-            With NCCL, a bucket ends when its broadcast is enqueued, not when it is on the other side.
-            Waiting is of the first 64 buckets of a sync; the later ones count as moving.
-            Ranks on other hosts: to the accuracy of the clocks' alignment.
-        """,
         labels={"way": "what", "moving_s": "moving", "caused_wait_s": "others waited for it"},
         example="--csv",
     ),
 )
-
-# Other tables of the topic's analyses: their columns by name.
-TABLES: dict[str, Mapping[str, str]] = {
-    "weight_sync": common("run step")
-    | {
-        "trainer_s": (
-            "the whole sync by the trainer's timer, in s; empty, like all columns, if not recorded"
-        ),
-        "slowest_rank_s": "the slowest rank's part, in s",
-        "slowest_rank": "process of that rank",
-        "transfer_s": "the transfer, slowest rank, in s",
-        "release_s": "release of device memory, slowest process, in s",
-        "resume_s": "resume of device memory, slowest process, in s",
-    },
-    "transfer_totals": common(
-        "run step role event calls failed total_s p95_s max_s size_bytes rows"
-    ),
-}

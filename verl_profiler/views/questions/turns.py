@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from verl_profiler.analysis.requests import turn_times, turns_per_request
 from verl_profiler.analysis.selection import Rows
@@ -22,10 +22,9 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import MUTED, PART_COLORS
 from verl_profiler.units import seconds, share
-from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, View, column, known
 
-__all__ = ["TABLES", "VIEWS", "spread_layers"]
+__all__ = ["VIEWS", "spread_layers"]
 
 
 def _turn_time_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
@@ -199,49 +198,14 @@ def _turns(data: DataTables, choice: Choice) -> Spec:
 _BOTH = frozenset({"worker", "validate"})
 
 
-_TURN_TIMES = common("total_s mean_s p50_s p80_s p95_s p99_s max_s turn estimated") | {
-    "unfinished": "number of turns without an end",
-    "turns": "number of finished turns with this index",
-    "share": "part of all turn time",
-    "engine_s": (
-        "mean time in generate calls, in s; empty, like the other components, if they were not "
-        "recorded; the components add up to mean_s plus overlap_s"
-    ),
-    "tool_s": "mean time in tool calls, in s",
-    "tool_parsing_s": "mean time spent parsing tool calls, in s",
-    "token_merge_s": "mean time spent merging tokens, in s",
-    "other_s": "mean time in no recorded event, in s",
-    "overlap_s": "mean time counted more than once because calls ran concurrently, in s",
-    "prompt_tokens": "mean number of prompt tokens",
-    "response_tokens": "mean number of generated tokens",
-}
-
 VIEWS = (
     View(
         name="turn_times",
         question="Do late turns take longer than early ones, and in which component?",
         analysis=_turn_time_tables,
-        columns=common("run") | _TURN_TIMES,
         chart=_turn_times,
         empty="no turn was recorded there. Single-turn agent loops of older versions have none.",
         section="turns",
-        shows="""
-            By the index of the turn, from 0: percentiles and the longest, the number of turns,
-            and the mean components.
-        """,
-        conclude="""
-            - Later turns take longer in `engine`: the context grows; see cached tokens in
-              `token_rates`.
-            - The first turn is the longest: it contains the reasoning, or queues with those of all
-              other requests.
-            - `tool` grows with the turn: late turns call other tools (`tool_latencies`).
-        """,
-        limits="""
-            Only few requests have late turns, and they may not be representative: compare n. A turn is an
-            assistant turn with its tools; verl's `num_turns` counts user turns too. Unfinished
-            turns are counted and left out. The first version of the original logger recorded
-            turns without components: then only the upper panel is drawn.
-        """,
         takes=_BOTH,
         example="--validate",
     ),
@@ -249,37 +213,9 @@ VIEWS = (
         name="turns_per_request",
         question="How many turns do requests take, and does that change over the run?",
         analysis=_turns_tables,
-        columns=common("run step validate")
-        | {
-            "turns": "number of turns of a request",
-            "requests": "number of requests with that many",
-            "share": "part of the step's requests",
-            "mean_s": "mean duration of these requests that finished, in s",
-        },
         chart=_turns,
         empty="no request with a number of turns was recorded there.",
         section="turns",
-        shows="""
-            Top: the requests of each step by their number of turns. Bottom: the mean duration
-            of whole requests with that many turns.
-        """,
-        conclude="""
-            - The stack becomes darker over the run: the model uses its tools more, and rollouts
-              become longer.
-            - It becomes lighter: the model stops calling tools.
-            - A steep lower panel: a limit on turns shortens the tail.
-        """,
-        limits="""
-            The lower panel is about whole requests, not about single turns; see `turn_times`.
-            More than ten numbers of turns are grouped, as the legend shows.
-        """,
         takes=frozenset({"validate"}),
     ),
 )
-
-# Other tables of the topic's analyses: their columns by name.
-TABLES: dict[str, Mapping[str, str]] = {
-    "step_turn_times": common("run step validate")
-    | _TURN_TIMES
-    | {"share": "part of the turn time of the step"},
-}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.workers import worker_balance, worker_phases
 from verl_profiler.render.charts import (
@@ -20,10 +18,9 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import GRID, color
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.columns import common
 from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking
 
-__all__ = ["TABLES", "VIEWS"]
+__all__ = ["VIEWS"]
 
 # Phases with less waiting than this part of the most are named, not drawn.
 _LITTLE = 0.05
@@ -221,73 +218,9 @@ VIEWS = (
         name="worker_phases",
         question="Which worker was the slowest in each phase, and how long did the others wait for it?",
         analysis=asking(worker_phases, worker_balance),
-        columns=common("run step role name")
-        | {
-            "phase": (
-                "what it did; of agent-loop workers `rollout`, from the step's first request to "
-                "the worker's last end"
-            ),
-            "duration_s": "time spent on it, in s",
-            "waited_s": (
-                "how much sooner than the slowest process of the role it finished, piece by piece, "
-                "in s: what it waits if the next piece needs all"
-            ),
-            "slowest": "whether it waits least of its role; one process per phase",
-        },
         chart=_workers,
         empty="no agent-loop worker or rank was recorded there.",
         section="workers",
-        shows="""
-            Of one step: a bar per process, phase by phase; pale, how much sooner it finished
-            than the slowest. Of several steps: a grid of processes (the latest on top) and steps for
-            up to three phases with the most waiting (the other phases are named below); dark is the
-            process that the others waited for. The phase `rollout` lasts from the step's first request to the end of
-            the worker's last one; ranks have their outermost intervals.
-        """,
-        conclude="""
-            - One dark row: the same process is always last. Compare its prompts, its GPU and its node
-              with the others'.
-            - Dark cells all over: the slow process differs between steps.
-            - Ranks differ at `update_actor`: compare their tokens.
-            - All ranks take equally long: a slow one cannot be seen, since collectives make the others
-              wait.
-        """,
-        limits="""
-            Waiting is not recorded but computed from the end times. It delays the step only if the
-            next phase needs all processes. Work inside a collective takes as long as its
-            slowest participant on every rank. In files of the original logger the phases
-            include `barrier_wait`.
-        """,
         example="--steps 7",
     ),
 )
-
-# Other tables of the topic's analyses: their columns by name.
-TABLES: dict[str, Mapping[str, str]] = {
-    "worker_balance": common("run step role processes")
-    | {
-        "phase": "what they did; of agent-loop workers `rollout`",
-        "slowest": "process that the others wait for most",
-        "slowest_s": "time of the slowest process at each piece of work, summed, in s",
-        "median_s": "time of the median process at each piece, summed, in s",
-        "fastest_s": "time of the fastest process at each piece, summed, in s",
-        "waited_s": "what all others together wait for the slowest, in s",
-        "waited_share": "waited_s as part of the time of all processes until the slowest was done",
-    },
-    "rank_balance": common("run step role event")
-    | {
-        "ranks": "number of ranks",
-        "slowest": "process that the others wait for most",
-        "slowest_s": "time of the slowest rank at each piece of work, summed, in s",
-        "median_s": "time of the median rank at each piece, summed, in s",
-        "fastest_s": "time of the fastest rank at each piece, summed, in s",
-        "waste_s": "what all ranks together wait for the slowest, if they wait, in s",
-    },
-    "rollout_balance": common("run step requests")
-    | {
-        "name": "agent-loop worker",
-        "busy_s": "from the start of the step's first request to the worker's last end, in s",
-        "mean_s": "mean duration of its requests, in s",
-        "behind_s": "how much longer than the median worker, in s",
-    },
-}
