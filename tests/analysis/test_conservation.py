@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from verl_profiler.analysis.engine import engine_parts, replica_token_rates, token_rates
+from verl_profiler.analysis.engine import replica_token_rates, token_rates
 from verl_profiler.analysis.requests import request_breakdown, turn_times
 from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
 from verl_profiler.analysis.steps import step_durations
@@ -36,22 +36,6 @@ def test_parts_of_a_request_add_up(run):
         engine = sum(row[f"{part}_s"] for part in ("queue", "prefill", "decode", "outside"))
         assert engine == near(row["engine_s"], 8)
     assert rows
-
-
-def test_parts_of_engine_calls_add_up(run):
-    """Queue, prefill, decode, the engine's rest and the way there are all the agent loops waited."""
-    for validate in (False, True):
-        rows = engine_parts(run.tables, validate=validate)
-        wholes = run.rows(
-            "SELECT step, sum(duration_us) / 1e6 AS whole_s FROM engine_calls "
-            f"WHERE validate = {validate} GROUP BY step"
-        )
-        for whole in wholes:
-            parts = [row for row in rows if row["step"] == whole["step"]]
-            assert sum(row["total_s"] for row in parts) == near(whole["whole_s"])
-            assert sum(row["share"] for row in parts) == pytest.approx(1)
-            assert all(row["total_s"] >= 0 for row in parts)
-        assert wholes
 
 
 def test_the_time_between_steps_adds_up(run):

@@ -139,8 +139,6 @@ FIGURES = [
     # The engine
     ("engine_times", TRAINING, "cached_tokens", 1626,
      lambda: sum(extra("cached_tokens", of("engine_request")))),
-    ("engine_parts", {"step": 1, "part": "queue"}, "p50_s", 0.016184,
-     lambda: median(extra("queue_s", of("engine_request")))),
     # Processes, weights, memory, the profiler itself
     ("worker_balance", {"step": 1, "phase": "update_actor"}, "waited_s", 0.241716,
      lambda: 2 * max(lengths(of("update_actor", 1, "actor")))
@@ -148,8 +146,6 @@ FIGURES = [
     ("weight_sync", ONE, "transfer_s", 0.306848, lambda: max(lengths(of("weight_transfer")))),
     ("loop_suspects", {"step": 2, "name": "worker_0"}, "step_share", 0.236212363,
      lambda: total(of("event_loop_lag", 2)) / trainer("step", step=2)),
-    ("memory_phases", ONE, "lowest_used_bytes", 6_002_000_000,
-     lambda: min(extra("used_bytes", of("memory")))),
     ("sleep_times", ONE, "share", 0.01199908,
      lambda: (total(of("memory_release")) + total(of("memory_resume"))) / total(of("step"))),
     ("profiler_cost", ONE, "events", 195, lambda: sum(extra("events", of("profiler_cost")))),

@@ -5,7 +5,6 @@ from picked import picked
 
 from verl_profiler.analysis.memory import (
     memory_findings,
-    memory_phases,
     memory_timeline,
     release_effects,
     sleep_times,
@@ -56,23 +55,6 @@ def sample(span, at_s, used, name="actor_0", **more):
     numbers = {"used_bytes": used * GB, "total_bytes": 80 * GB, "rss_bytes": 4 * GB}
     made = span("memory_sample", at_s, at_s, name=name, host_used_bytes=60 * GB, **numbers, **more)
     return {**made, "duration_us": None}
-
-
-def test_checkpoints_are_in_the_order_of_the_step(checkpoint, tables):
-    """With the fullest process of each; two ranks are one row, and a CPU's 1 byte of 1 is none."""
-    events = [
-        checkpoint(2, "after update", 30, allocated_bytes=15 * GB),
-        checkpoint(1, "before update", 10),
-        checkpoint(1.5, "before update", 20, name="actor_1"),
-        checkpoint(1, "x", 0, name="actor_2", total=1),
-    ]
-
-    first, second = memory_phases(tables(events))
-
-    assert ("before update", 1, 2, 2, 20 * GB, 10 * GB, "actor_1") == picked(
-        first, "at place readings processes used_bytes lowest_used_bytes fullest"
-    )
-    assert ("after update", 2, 15 * GB) == picked(second, "at place allocated_bytes")
 
 
 def test_peaks_are_told_by_the_trainers_phase(step, span, checkpoint, move, tables):

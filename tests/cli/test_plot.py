@@ -61,8 +61,8 @@ def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
     """Status 1, the reason, and no file."""
     path = tmp_path / "a.png"
 
-    assert 1 == run("memory_phases", REHEARSED, "--out", path)
-    assert "no reading of device memory was recorded there" in capsys.readouterr().err
+    assert 1 == run("memory_over_time", REHEARSED, "--out", path)
+    assert "no memory was read there" in capsys.readouterr().err
     assert not path.exists()
 
 

@@ -7,7 +7,6 @@ from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
-    "engine_parts",
     "engine_times",
     "replica_balance",
     "replica_token_rates",
@@ -81,50 +80,6 @@ def replica_balance(tables: Tables, steps: Steps = None) -> Rows:
     return tables.rows(
         f"SELECT run, step, nullif(place, '(not recorded)') AS server, {_PARTS} FROM {calls} "
         "ORDER BY run, step, total_s DESC, server"
-    )
-
-
-def engine_parts(
-    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
-) -> Rows:
-    """Divide the time of engine calls, as measured in agent loops, into components that add up to it.
-
-    An engine server has neither the step nor whether a request is of validation; both are those
-    of the agent loop's call.
-
-    Returns:
-        Table `engine_parts`: one row per run, step and part, in the order `queue`, `prefill`,
-        `decode`, `engine`, `outside`, `unseen`.  Parts that nobody recorded have no row.
-    """
-    return tables.rows(
-        f"""
-        WITH calls AS (
-            SELECT *, engine_duration_us IS NOT NULL AS served,
-                coalesce(queue_us, 0) + coalesce(prefill_us, 0) + coalesce(decode_us, 0) AS known_us
-            FROM {estimated("engine_calls")}
-            WHERE duration_us IS NOT NULL AND {rows_of(steps, worker=worker, validate=validate)}
-        ), parts AS (
-            SELECT run, step, 1 AS place, 'queue' AS part, queue_us AS us, sampled FROM calls WHERE served
-            UNION ALL SELECT run, step, 2, 'prefill', prefill_us, sampled FROM calls WHERE served
-            UNION ALL SELECT run, step, 3, 'decode', decode_us, sampled FROM calls WHERE served
-            UNION ALL SELECT run, step, 4, 'engine', engine_duration_us - known_us, sampled
-                FROM calls WHERE served
-            UNION ALL SELECT run, step, 5, 'outside', duration_us - engine_duration_us, sampled
-                FROM calls WHERE served
-            UNION ALL SELECT run, step, 6, 'unseen', duration_us, sampled FROM calls WHERE NOT served
-        ), summed AS (
-            SELECT run, step, place, part, count(*) AS calls, sum(us) AS total_us,
-                avg(us) AS mean_us, {quantiles("us", 0.5, 0.95, 0.99)} AS q, max(us) AS max_us,
-                bool_or(sampled > 1) AS estimated
-            FROM parts WHERE us IS NOT NULL
-            GROUP BY run, step, place, part HAVING count(*) FILTER (us <> 0) > 0
-        )
-        SELECT run, step, part, calls, total_us / 1e6 AS total_s,
-            total_us / nullif(sum(total_us) OVER (PARTITION BY run, step), 0) AS share,
-            mean_us / 1e6 AS mean_s, q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p95_s, q[3] / 1e6 AS p99_s,
-            max_us / 1e6 AS max_s, estimated
-        FROM summed ORDER BY run, step, place
-        """
     )
 
 

@@ -13,7 +13,6 @@ __all__ = [
     "memory_findings",
     "memory_over_time",
     "memory_peaks",
-    "memory_phases",
     "memory_timeline",
     "phase_spans",
     "release_effects",
@@ -99,37 +98,6 @@ def phase_spans(tables: Tables, steps: Steps = None) -> Rows:
         FROM phases AS p JOIN starts USING (run)
         WHERE (parent = 'step' OR (parent IS NULL AND phase <> 'step')) AND {in_steps(steps)}
         ORDER BY run, begin_s, phase
-        """
-    )
-
-
-def memory_phases(tables: Tables, steps: Steps = None) -> Rows:
-    """List the readings of device memory of each role, in the order of a step.
-
-    Devices without a memory counter (a CPU) have none.
-
-    Returns:
-        Table `memory_phases`: one row per run, step, role and checkpoint, in the order of the
-        step.
-    """
-    return tables.rows(
-        f"""
-        WITH known AS (
-            SELECT *, coalesce(used_bytes, reserved_bytes, allocated_bytes) AS measure_bytes
-            FROM memory WHERE coalesce(total_bytes, 2) > 1 AND {in_steps(steps)}
-        ), summed AS (
-            SELECT run, step, role, coalesce("at", '(no name)') AS "at", min(end_us) AS first_us,
-                count(*) AS readings, count(DISTINCT name) AS processes,
-                max(allocated_bytes) AS allocated_bytes, max(reserved_bytes) AS reserved_bytes,
-                max(used_bytes) AS used_bytes, min(used_bytes) AS lowest_used_bytes,
-                max(total_bytes) AS total_bytes,
-                arg_min(name, (-measure_bytes, name)) AS fullest
-            FROM known GROUP BY run, step, role, "at"
-        )
-        SELECT run, step, role, "at", row_number() OVER (PARTITION BY run, step, role
-                ORDER BY first_us, "at") AS place, readings, processes, allocated_bytes,
-            reserved_bytes, used_bytes, lowest_used_bytes, total_bytes, fullest
-        FROM summed ORDER BY run, step, role, place
         """
     )
 

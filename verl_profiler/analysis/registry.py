@@ -11,7 +11,6 @@ from verl_profiler.analysis.device_use import (
     phase_intervals,
 )
 from verl_profiler.analysis.engine import (
-    engine_parts,
     engine_times,
     replica_balance,
     replica_token_rates,
@@ -31,7 +30,6 @@ from verl_profiler.analysis.memory import (
     memory_findings,
     memory_over_time,
     memory_peaks,
-    memory_phases,
     memory_timeline,
     phase_spans,
     release_effects,
@@ -134,7 +132,6 @@ ANALYSES = {
         tool_times,
         tool_latencies,
         engine_times,
-        engine_parts,
         engine_lanes,
         engine_load,
         engine_load_over_time,
@@ -172,7 +169,6 @@ ANALYSES = {
         longest_lags,
         loop_suspects,
         memory_peaks,
-        memory_phases,
         range_times,
         span_kernels,
         top_kernels,

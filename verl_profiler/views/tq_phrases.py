@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from verl_profiler.reading.formats.tq_log import Note
 
-__all__ = ["LANGUAGES", "PHRASES", "note_text", "phrase"]
+__all__ = ["PHRASES", "note_text", "phrase"]
 
 # Data-quality warnings first, then findings, each with the guide's advice.
 _ENGLISH = {
@@ -148,7 +148,6 @@ _CHINESE = {
 
 # By language, then by key.
 PHRASES: dict[str, dict[str, str]] = {"en": _ENGLISH, "zh": _CHINESE}
-LANGUAGES = tuple(PHRASES)
 
 
 def note_text(note: Note, language: str = "en") -> str:

@@ -181,7 +181,7 @@ RULES: dict[str, Rule] = {
         "Prefill of each request's first call takes longer per token than that of later turns ({who}).",
         "Check what the engines do at the start of a rollout: compilation, CUDA graphs, loading of weights or "
         "caches, or all prompts at once.",
-        ("request_engine_time", "engine_parts"),
+        ("request_engine_time",),
         measured=True,
     ),
     "few_at_once": Rule(
@@ -230,7 +230,7 @@ RULES: dict[str, Rule] = {
     "engine_queue": Rule(
         "The last request to finish waits {lost_s} per step in the engine's queue.",
         "Raise the concurrency limit or the KV-cache memory; more replicas.",
-        ("engine_parts", "what_if"),
+        ("slowest_requests", "what_if"),
         change="no_queue",
         categories=("queue",),
         unseen=True,
@@ -297,7 +297,7 @@ RULES: dict[str, Rule] = {
         "(most: {who}).",
         "Check the event-loop stalls, the size of the prompts, and the load balancer, which is a single "
         "process.",
-        ("engine_parts", "loop_suspects"),
+        ("slowest_requests", "loop_suspects"),
         categories=("server_acquire", "transport"),
         without=("event_loop", "host_stall", "uneven_workers"),
     ),
@@ -390,7 +390,7 @@ RULES: dict[str, Rule] = {
     "engine_sleep": Rule(
         "Putting the engines to sleep takes {lost_s} per step.",
         "Keep the engines awake where memory allows (rollout.free_cache_engine=False).",
-        ("critical_path", "memory_phases"),
+        ("critical_path", "memory_over_time"),
         categories=("sleep_replicas",),
     ),
     "handover": Rule(
@@ -409,7 +409,7 @@ RULES: dict[str, Rule] = {
         "Ranks load and offload model or optimizer for {lost_s} per step ({lost_share}).",
         "Keep them on the devices where memory allows: param_offload and optimizer_offload of actor, ref and "
         "critic.",
-        ("critical_path", "memory_phases", "worker_phases"),
+        ("critical_path", "memory_over_time", "worker_phases"),
         categories=("offload",),
     ),
     "forward_only": Rule(
@@ -425,7 +425,7 @@ RULES: dict[str, Rule] = {
         "Prefill takes {lost_s} per step ({lost_share}) of the last request to finish (most: {who}).",
         "Compare it with the prompt's tokens: of a first call, look for warm-up or compilation in the "
         "engine's log; of later ones, for a prefix cache that is off or full.",
-        ("engine_parts", "request_engine_time"),
+        ("request_engine_time",),
         categories=("prefill",),
         least=0.1,
         without=("cold_prefix_cache",),
@@ -434,7 +434,7 @@ RULES: dict[str, Rule] = {
         "Host memory grows in each step: {who}.",
         "Look for what keeps references to batches, samples or logs; a process that is killed for it loses the "
         "run.",
-        ("memory_over_time", "memory_phases"),
+        ("memory_over_time",),
         measured=True,
         always=True,
     ),
@@ -465,7 +465,7 @@ RULES: dict[str, Rule] = {
         "Generate calls bound the step: {lost_s} per step ({lost_share}) of the critical path. Whether they "
         "queue, prefill or decode was not recorded (profiler.events.engine_timing).",
         "Record them: profiler.events.engine_timing=true (SGLang, vLLM), with the event family engine on.",
-        ("critical_path", "engine_parts"),
+        ("critical_path", "slowest_requests"),
         categories=("engine",),
         least=0.5,
         dominates=True,

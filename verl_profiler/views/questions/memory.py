@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler.analysis.memory import memory_over_time, memory_phases, phase_spans
+from verl_profiler.analysis.memory import memory_over_time, phase_spans
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.charts import (
     Spec,
     chart,
     colored,
     layer,
-    names,
     panel,
     quantity,
     size_unit,
-    step_lines,
 )
-from verl_profiler.render.colors import ACCENT, ENGINE_COLORS, INK, MUTED, PHASE_COLORS
+from verl_profiler.render.colors import ENGINE_COLORS, INK, MUTED, PHASE_COLORS
 from verl_profiler.units import size
 from verl_profiler.views.questions.device_use import few_phases, phase_bands, with_phases
 from verl_profiler.views.view import Choice, DataTables, View, asking, known
@@ -29,8 +26,6 @@ __all__ = ["VIEWS"]
 _LINES = 6
 _POINTS = 1_200
 _MARKS = 300
-# Roles with a panel, those with most memory first.
-_ROLES = 6
 _COLORS = (
     PHASE_COLORS["gen"],
     PHASE_COLORS["update_actor"],
@@ -171,94 +166,7 @@ def _capacity(totals: list[int], factor: float, **axis: Spec) -> list[Spec]:
     return [layer(rows, mark, **encoding)] if totals else []
 
 
-# Column, name, color, dashes over steps, and area of a checkpoint's point.
-_KINDS = (
-    ("used_bytes", "used on the device", ACCENT, [1, 0], 130),
-    ("reserved_bytes", "reserved", "#0072B2", [8, 3, 2, 3], 60),
-    ("allocated_bytes", "allocated", "#56B4E9", [2, 2], 25),
-)
-
-
-def _by_phase(data: DataTables, choice: Choice) -> Spec:
-    rows = data["memory_phases"]
-
-    def measure(row: Mapping[str, Any]) -> float:
-        return row["used_bytes"] or row["reserved_bytes"] or row["allocated_bytes"] or 0
-
-    worst = max(rows, key=lambda row: (measure(row), row["step"]))
-    head = f"Memory use is highest in {worst['fullest']}: {size(measure(worst))}"
-    if worst["total_bytes"]:
-        head += f" of {size(worst['total_bytes'])}"
-    head += f", {worst['at']} (step {worst['step']})"
-    steps = sorted({row["step"] for row in rows})
-    roles = sorted(
-        {row["role"] for row in rows},
-        key=lambda role: -max(measure(r) for r in rows if r["role"] == role),
-    )[:_ROLES]
-    panels: list[Spec] = []
-    for role in roles:
-        mine = [row for row in rows if row["role"] == role]
-        shown = worst["step"] if any(r["step"] == worst["step"] for r in mine) else mine[-1]["step"]
-        one = [row for row in mine if row["step"] == shown]
-        title = f"{role}, checkpoints of step {shown}"
-        panels.append(panel(_checkpoints(one), title=title, height=0))
-        if len(steps) > 1:
-            lines = _over_steps(mine, steps, _POINTS // len(roles))
-            panels.append(panel(lines, title=f"{role}, highest reading of each step", height=110))
-    return chart(
-        head,
-        f"{choice.text()}: {sum(row['readings'] for row in rows):,} readings at verl's own checkpoints; "
-        "the highest of all processes of the role",
-        *panels,
-        notes="Peaks between checkpoints are missed."
-        + (" Dashed: the memory of the device." if known(rows, "total_bytes") else ""),
-    )
-
-
-def _checkpoints(rows: Rows) -> list[Spec]:
-    """Draw the readings of a step, the first checkpoint on top; of equal ones both stay visible."""
-    factor, unit = size_unit(max(row[key] or 0 for row in rows for key, *_ in _KINDS))
-    points = [
-        {"at": row["at"], "what": name, "size": row[key] * factor, "area": area}
-        for key, name, _, _, area in _KINDS
-        for row in rows
-        if row[key] is not None
-    ]
-    x, y = quantity("size", f"device memory [{unit}]"), names("at", [row["at"] for row in rows])
-    code = colored("what", {name: code for _, name, code, *_ in _KINDS})
-    area = {"field": "area", "type": "quantitative", "scale": None}
-    mark = {"type": "point", "filled": True}
-    drawn = layer(points, mark, tip=("at", "what", "size"), x=x, y=y, color=code, size=area)
-    return [drawn, *_capacity(known(rows, "total_bytes"), factor, x=x)]
-
-
-def _over_steps(rows: Rows, steps: list[int], most: int) -> list[Spec]:
-    """Draw the highest reading of each step."""
-    tops: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        top = tops.setdefault(row["step"], {"step": row["step"]})
-        for key, *_ in _KINDS:
-            top[key] = max(top.get(key) or 0, row[key] or 0) or None
-    factor, unit = size_unit(max(top[key] or 0 for top in tops.values() for key, *_ in _KINDS))
-    lines = step_lines(
-        steps,
-        [(name, list(tops.values()), key, code, dashes) for key, name, code, dashes, _ in _KINDS],
-        f"device memory [{unit}]",
-        factor=factor,
-        most=most // len(_KINDS),
-    )
-    return [*lines, *_capacity(known(rows, "total_bytes"), factor, y=lines[0]["encoding"]["y"])]
-
-
 VIEWS = (
-    View(
-        name="memory_phases",
-        question="In which phase does each role use the most device memory?",
-        analysis=asking(memory_phases),
-        chart=_by_phase,
-        empty="no reading of device memory was recorded there. A CPU has no memory counter.",
-        section="weights",
-    ),
     View(
         name="memory_over_time",
         question="How much memory did devices, processes and hosts use, and what was the trainer doing?",
