@@ -4,7 +4,7 @@ __all__ = ["data_in", "panels_of", "title_of", "words"]
 
 
 def _inner(spec):
-    for key in ("layer", "hconcat", "vconcat"):
+    for key in ("layer", "vconcat"):
         for each in spec.get(key, ()):
             yield each
             yield from _inner(each)
@@ -17,7 +17,7 @@ def title_of(spec):
 
 def panels_of(spec):
     """Return the panels of a chart, the first on top."""
-    return spec.get("vconcat") or spec.get("hconcat") or [spec]
+    return spec.get("vconcat") or [spec]
 
 
 def data_in(spec, field=None):

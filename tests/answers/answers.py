@@ -32,7 +32,7 @@ COMMANDS = (
     ("plot", "all"),
 )
 # Of the page: what no command prints.
-PAGE = ("sentences", "findings", "notes", "problems", "critical_path", "steps")
+PAGE = ("sentences", "findings", "notes", "problems", "steps")
 
 
 def runs():

@@ -12,14 +12,14 @@ from verl_profiler.cli.report import write_report
 __all__ = ["conversation", "span", "tables"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser():
     started = Chromium()
     yield started
     started.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def small(tmp_path_factory):
     """The report of the small run, in a copy of its directory."""
     folder = tmp_path_factory.mktemp("report") / "small_run"

@@ -30,9 +30,7 @@ def test_axe_finds_no_violation(browser, small, axe, theme, width):
     try:
         browser.open(small, width=width, fragment="step=1&tool=search")
         unfold(browser)
-        browser.evaluate(
-            "document.querySelector('#icicle .pick').dispatchEvent(new Event('click'))"
-        )
+        browser.evaluate("document.querySelector('#icicle .block').click()")
         browser.evaluate("document.querySelector('.lane-canvas').focus()")
         for key in ("ArrowDown", "."):
             browser.press(key)

@@ -55,7 +55,7 @@ def test_the_first_screen_is_the_answer(browser, tmp_path):
     browser.open(path, width=1280, height=1000)
     bottom = "document.getElementById('timeline').getBoundingClientRect().top"
     assert browser.evaluate(bottom) < 1000
-    bar = "[...document.querySelectorAll('#mean-step .whole span')].map((s) => s.clientWidth)"
+    bar = "[...document.querySelectorAll('#mean-step .block')].map((s) => s.clientWidth)"
     widths, shares = (
         browser.evaluate(bar),
         browser.evaluate(
@@ -107,6 +107,9 @@ def test_it_draws_every_section_without_errors_or_requests(browser, small, tmp_p
     browser.open(small)
     browser.pdf(tmp_path / "r.pdf")
     browser.settle()
+    # Charts that were never in view are printed as well.
+    charts = "[...document.querySelectorAll('.vega')].map((box) => Boolean(box.firstChild))"
+    assert {True} == {*browser.evaluate(charts)}
     assert (tmp_path / "r.pdf").read_bytes().startswith(b"%PDF")
     # What was folded is printed, and folded again.
     assert len(browser.evaluate(f"{SHOWN}.filter(([, length]) => length)")) < len(SECTIONS)

@@ -11,7 +11,15 @@ from verl_profiler.analysis.requests import request_timeline
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.views import columns
-from verl_profiler.views.columns import COMMON, column_texts, described, listed, sections
+from verl_profiler.views.columns import (
+    COMMON,
+    column_texts,
+    described,
+    format_of,
+    heading,
+    listed,
+    sections,
+)
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.reference import PROSE
 
@@ -102,7 +110,7 @@ def test_a_line_that_nothing_reads_is_an_error():
     """Each line of a table's section is a column, or the list of those of several tables."""
     path = Path(columns.__file__).with_name("columns.md")
     lines = [line for text in sections(path).values() for line in text.splitlines() if line]
-    read = re.compile(r"- `[\w*]+`: .+|As in several tables: (`\w+`, )*`\w+`\.")
+    read = re.compile(r"- `[\w*]+`( \([^)]+\))?: .+|As in several tables: (`\w+`, )*`\w+`\.")
 
     assert [] == [line for line in lines if not read.fullmatch(line)]
 
@@ -134,3 +142,29 @@ def test_columns_are_listed_with_their_own_sentences_first():
         "Also, as [in several tables](page#several): `run`, `step`."
     ) == listed({**common, "own": "of its own"}, "page#several")
     assert "As [in several tables](#columns-of-several-tables): `run`, `step`." == listed(common)
+
+
+@pytest.mark.parametrize(
+    ("column", "table", "title", "form"),
+    [
+        ("duration_s", "", "duration", "s"),
+        ("p95_s", "", "P95", "q"),
+        ("used_bytes", "", "used", "bytes"),
+        ("begin_us", "", "begin", ""),
+        ("engine_tokens_per_s", "", "engine tokens/s", "n"),
+        ("get_mib_per_s", "", "get MiB/s", "n"),
+        ("overhead_share", "", "overhead share", "share"),
+        ("mfu", "phase_efficiency", "MFU", "share"),
+        ("waited", "staleness", "behind in queue", ""),
+        ("waited", "", "waited", ""),
+    ],
+)
+def test_a_title_has_words_and_the_format_has_the_unit(column, table, title, form):
+    """No reader meets the name of a column; where words do not suffice, `columns.md` has a title."""
+    assert (title, form) == (heading(column, table), format_of(column))
+
+
+def test_no_title_is_the_name_of_a_column():
+    titles = [heading(name, table) for table, own in column_texts().items() for name in own]
+
+    assert [] == [each for each in titles if "_" in each]

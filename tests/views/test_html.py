@@ -78,7 +78,7 @@ def test_the_file_names_no_address_and_only_its_own_script_may_run():
     outside = re.sub(r'(?s)<script type="application/json".*?</script>', "", html)
 
     addresses = set(re.findall(r"(?:https?:)?//[a-z][\w.]*\.[a-z]{2,}", outside))
-    assert {"http://www.w3.org"} == addresses
+    assert set() == addresses
     assert not re.search(r"@import|url\([^#]|<link rel=.stylesheet|<script src|<iframe", outside)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1]
     assert "default-src &#39;none&#39;" in policy
@@ -183,7 +183,7 @@ def test_a_view_with_a_section_of_its_own_brings_its_table():
 
     assert [VIEWS["reward_times"].question] == sections["rewards"]["questions"]
     assert ["reward_times"] == sections["rewards"]["views"]
-    assert {"s", *view["columns"]} == set(shown[0])
+    assert {"s", *(name for name, *_ in view["columns"])} == set(shown[0])
     with load(SMALL) as run:
         expected = reward_times(run.tables)
     assert [(row["part"], row["count"]) for row in expected] == [

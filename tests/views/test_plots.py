@@ -156,7 +156,7 @@ def test_every_chart_becomes_a_picture(kind, runs):
                 and len(each["scale"]["domain"]) < 30
             ):
                 assert set(each["scale"]["domain"]) <= set(svg.splitlines()), name
-        assert len(data_in(spec)) < 4_000, name
+        assert len(data_in(spec)) <= 2_000, name
         assert len(spec_text(spec)) < 500_000, name
     assert empty == ({"memory_over_time"} if kind == "rehearsed" else set())
 
@@ -255,6 +255,18 @@ def test_a_steps_bar_is_as_long_as_the_step(runs):
     assert dict(above) == pytest.approx(lengths, rel=2e-3)
     (validated,) = [row for row in data["step_durations"] if row["testing_s"]]
     assert -below[validated["step"]] >= validated["testing_s"] * 0.999
+
+
+def test_what_is_pale_is_pale_in_the_legend(runs):
+    """Its color has the opacity, not the mark: a legend shows colors."""
+    spec = VIEWS["step_durations"].spec(*data_of(runs["small"], "step_durations"))
+    channels = dict(every_channel(spec))
+    scale = channels["color"]["scale"]
+    codes = dict(zip(scale["domain"], scale["range"], strict=True))
+
+    assert "opacity" not in channels
+    assert {"validation"} <= {name for name, code in codes.items() if code.endswith("66")}
+    assert 7 == len(codes["gen"])
 
 
 def test_hostile_names_are_only_text():
@@ -414,10 +426,10 @@ def test_many_steps_share_bars_and_no_second_is_lost():
     (title,) = {each["title"] for name, each in every_channel(over) if name == "y"}
     each = int(re.search(r"mean of (\d+) steps", title).group(1))
 
-    assert 1 < each < 5
+    assert 1 < each < 6
     drawn = sum(row["value"] for row in data_in(over, "part")) * each
     assert drawn == pytest.approx(sum(row["duration_s"] for row in rows))
-    assert len(data_in(spec)) < 4_000
+    assert len(data_in(spec)) <= 2_000
     assert "step 77" == data_in(longest)[0]["at"]
     assert "2 min 8 s; kind_3 +49.9 s" in words(
         longest | {"title": spec["title"], "usermeta": spec["usermeta"]}

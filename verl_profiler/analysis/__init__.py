@@ -3,6 +3,6 @@
 A function is named after the table that it returns.  It reads no files, draws nothing and keeps
 nothing; rows come in a fixed order whatever the order of the events.
 
-A docstring states what one row is; `verl_profiler.views.questions.COLUMNS` describes the columns, and
+A docstring states what one row is; `verl_profiler/views/columns.md` describes the columns, and
 docs/generated.py lists both.
 """

@@ -78,10 +78,12 @@ _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 # From light to dark in even steps of lightness; the first is for maps in which the least is nothing.
 _WHITE_RAMP = ("#FFFFFF", "#8FBBDD", "#1B5A95", "#0B2A4F")
 _RAMP = ("#D6E6F2", *_WHITE_RAMP[1:2], "#4B8CC2", *_WHITE_RAMP[2:])
+# The opacity of what is pale, behind a color.
+_PALE = "66"
 # There is room for so many bars, their pieces, and points of a line, over steps.
-_BARS = 600
-_PIECES = 3_600
-_POINTS = 2_000
+_BARS = 250
+_PIECES = 1_400
+_POINTS = 250
 # More bars than this have no gaps; up to so many points of a line are marked.
 _TOUCHING = 60
 _MARKED = 30
@@ -145,7 +147,6 @@ def chart(
     about: str,
     *panels: Spec,
     notes: str | Sequence[str] = (),
-    across: bool = False,
 ) -> Spec:
     """Put panels together into a specification.
 
@@ -154,16 +155,13 @@ def chart(
         about: Run, steps and how many of what.
         panels: From `panel`, one below the other.
         notes: What the picture leaves out and how to read it; below the panels.
-        across: The panels stand side by side.
     """
     listed = [notes] if isinstance(notes, str) else list(notes)
     body: Spec
     if len(panels) == 1:
         body = {"width": WIDTH, **panels[0]}
     else:
-        wide = (WIDTH - 70 * (len(panels) - 1)) // len(panels) if across else WIDTH
-        body = {"hconcat" if across else "vconcat": [{"width": wide, **each} for each in panels]}
-        body["resolve"] = _APART
+        body = {"vconcat": [{"width": WIDTH, **each} for each in panels], "resolve": _APART}
     head: Spec = {
         "text": textwrap.wrap(title, 96, break_on_hyphens=False) or [""],
         "subtitle": textwrap.wrap(about, 130),
@@ -278,9 +276,10 @@ def quantity(
     """
     scale: Spec = {"type": "log"} if log else {"zero": ends[0] == 0}
     if ends[0] and not log:
-        scale["domainMin"] = ends[0]
+        scale["domainMin"] = _value(ends[0])
     if ends[1] is not None:
-        scale["domainMax"] = ends[1]
+        # Sums of floats differ in their last digits.
+        scale["domainMax"] = _value(ends[1])
     if form:
         axis["format"] = ".3~%" if form == "%" else form
     return {
@@ -308,13 +307,13 @@ def steps_axis(steps: Sequence[float], field: str = "step") -> Spec:
     }
 
 
-def names(field: str, order: Sequence[str], *, title: str | None = None) -> Spec:
+def names(field: str, order: Sequence[str]) -> Spec:
     """Return a vertical channel of names, the first on top; none is cut, of very many some are left out."""
     many = len(order) > _MANY_ROWS
     return {
         "field": field,
         "type": "nominal",
-        "title": title,
+        "title": None,
         "scale": {"domain": list(order)},
         "axis": {
             "domain": False,
@@ -339,14 +338,13 @@ def colored(field: str, colors: Mapping[str, str], *, legend: bool = True) -> Sp
     }
 
 
-def ramp(field: str, title: str, *, white: bool = False, top: float | None = None) -> Spec:
-    """Return a channel of shades, the darker the more; with `white`, nothing is white."""
+def ramp(field: str, title: str, top: float) -> Spec:
+    """Return a channel of shades from white, which is 0, to the darkest, which is `top`."""
     return {
         "field": field,
         "type": "quantitative",
         "title": title,
-        "scale": {"range": list(_WHITE_RAMP if white else _RAMP), "interpolate": "lab"}
-        | ({"domain": [0, top]} if top is not None else {"zero": False}),
+        "scale": {"range": list(_WHITE_RAMP), "interpolate": "lab", "domain": [0, top]},
         "legend": {"gradientLength": 200, "direction": "horizontal", "tickCount": 4},
     }
 
@@ -422,8 +420,7 @@ def step_bars(
             x2={"field": "to"},
             y=quantity("low", title + _mean_of(each), form=form),
             y2={"field": "high"},
-            color=colored("part", {name: code for name, _, code in listed}, legend=legend),
-            opacity=_pale(pale),
+            color=colored("part", _codes(parts, pale), legend=legend),
         )
     ]
 
@@ -442,11 +439,10 @@ def _mean_of(each: int) -> str:
     return f", mean of {each} steps each" if each > 1 else ""
 
 
-def _pale(pale: Iterable[str]) -> Any:
-    listed = list(pale)
-    if not listed:
-        return 1
-    return {"condition": {"test": {"field": "part", "oneOf": listed}, "value": 0.4}, "value": 1}
+def _codes(series: Iterable[Series], pale: Iterable[str]) -> dict[str, str]:
+    """Return the colors of parts; pale ones let the page shine through, in the legend too."""
+    lighter = set(pale)
+    return {name: code + _PALE * (name in lighter) for name, _, code in series}
 
 
 def name_bars(
@@ -488,8 +484,7 @@ def name_bars(
         x=x,
         x2={"field": "high"},
         y=y,
-        color=colored("part", {name: code for name, _, code in listed}, legend=legend),
-        opacity=_pale(pale),
+        color=colored("part", _codes(listed, pale), legend=legend),
     )
     if not texts:
         return [bars]

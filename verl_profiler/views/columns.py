@@ -1,18 +1,39 @@
-"""What the columns of every table hold, with the unit, from `columns.md`; how docs and pages list them."""
+"""What the columns of every table hold, from `columns.md`: their titles, formats and sentences."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-__all__ = ["COMMON", "column_texts", "described", "listed", "sections"]
+__all__ = [
+    "COMMON",
+    "column_texts",
+    "described",
+    "format_of",
+    "heading",
+    "listed",
+    "page_view",
+    "sections",
+]
 
 # The section of the columns that several tables have.
 COMMON = "several tables"
-_OWN = re.compile(r"^- `([\w*]+)`: (.+)$", re.MULTILINE)
+# A column, its title where its name does not make one, and its sentence.
+_OWN = re.compile(r"^- `([\w*]+)`(?: \((.+?)\))?: (.+)$", re.MULTILINE)
 _SHARED = re.compile(r"^As in several tables: (.+)\.$", re.MULTILINE)
+
+_WORDS = {
+    "dp": "DP",
+    "id": "ID",
+    "kv": "KV",
+    "mfu": "MFU",
+    "mib/s": "MiB/s",
+    "rss": "RSS",
+    "tflop": "TFLOP",
+}
 
 
 def sections(path: Path) -> dict[str, str]:
@@ -22,17 +43,85 @@ def sections(path: Path) -> dict[str, str]:
 
 
 @functools.cache
-def column_texts() -> dict[str, dict[str, str]]:
-    """Return a sentence for each column, by table; a name such as `get_*` stands for a prefix."""
-    found = {
-        table: (_SHARED.findall(text), dict(_OWN.findall(text)))
+def _columns() -> dict[str, tuple[list[str], list[tuple[str, str, str]]]]:
+    """Return what `columns.md` has of each table: shared names, and name, title and sentence of its own."""
+    return {
+        table: (re.findall(r"`(\w+)`", "".join(_SHARED.findall(text))), _OWN.findall(text))
         for table, text in sections(Path(__file__).with_name("columns.md")).items()
     }
-    common = found[COMMON][1]
+
+
+@functools.cache
+def column_texts() -> dict[str, dict[str, str]]:
+    """Return a sentence for each column, by table; a name such as `get_*` stands for a prefix."""
+    common = {name: text for name, _, text in _columns()[COMMON][1]}
     return {
-        table: {name: common[name] for line in shared for name in re.findall(r"`(\w+)`", line)}
-        | own
-        for table, (shared, own) in found.items()
+        table: {name: common[name] for name in shared} | {name: text for name, _, text in own}
+        for table, (shared, own) in _columns().items()
+    }
+
+
+def heading(column: str, table: str = "") -> str:
+    """Return the title of a column, without the unit that its values are shown with."""
+    _, own = _columns().get(table, ([], []))
+    title = next((title for name, title, _ in own if name == column), "")
+    if title:
+        return title
+    words = re.sub(r"(?<!_per)_(s|us|bytes)$", "", column).replace("_per_s", "/s").split("_")
+    return " ".join(
+        _WORDS.get(word) or (word.upper() if re.fullmatch(r"p\d+", word) else word)
+        for word in words
+    )
+
+
+def format_of(column: str) -> str:
+    """Return how values of a column are shown, by its name.
+
+    Returns:
+        `s` (seconds), `q` (seconds, of too few values none), `bytes`, `share`, `n`; empty if the name has no
+        unit.
+    """
+    if column.startswith("s_per_"):
+        return "s"
+    if column.endswith("_per_s"):
+        return "bytes" if column.endswith("bytes_per_s") else "n"
+    if column.endswith("_s"):
+        return "q" if re.fullmatch(r"p\d+_s", column) else "s"
+    if column.endswith("_bytes"):
+        return "bytes"
+    return "share" if column.endswith("share") or column == "mfu" else ""
+
+
+def page_view(
+    name: str,
+    question: str,
+    table: dict[str, Any],
+    charts: Sequence[Mapping[str, Any]] = (),
+    missing: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return what the page shows of a view or of a table.
+
+    Args:
+        name: Of the table in `columns.md`; without one, columns have no sentences.
+        question: That it answers.
+        table: Its frame.
+        charts: One per run that has one.
+        missing: Why another run has none.
+    """
+    names = [column for column in table["columns"] if column != "s"]
+    texts = column_texts().get(name)
+    sentences = described(texts, names) if texts else dict.fromkeys(names, "")
+    return {
+        "question": question,
+        "charts": [*charts],
+        "missing": [*missing],
+        "table": table,
+        # Times of the wall clock, in microseconds, are for programs.
+        "columns": [
+            [each, heading(each, name), format_of(each), text]
+            for each, text in sentences.items()
+            if not each.endswith("_us")
+        ],
     }
 
 

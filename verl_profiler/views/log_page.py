@@ -11,6 +11,7 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.colors import color
 from verl_profiler.render.frames import frame, short_text
+from verl_profiler.views.columns import page_view
 from verl_profiler.views.log_text import MORE, headline
 from verl_profiler.views.timing_figures import PICTURES
 from verl_profiler.views.view import NothingToDraw
@@ -89,7 +90,7 @@ def _picture(runs: Sequence[LoggedRun], name: str) -> dict[str, Any]:
             charts.append(PICTURES[name].spec(run))
         except NothingToDraw as reason:
             missing.append(short_text(f"{name}: {reason}"))
-    return _view("", charts, missing, [])
+    return page_view(name, "", frame([]), charts, missing)
 
 
 def _metrics(runs: Sequence[LoggedRun]) -> dict[str, Any]:
@@ -98,21 +99,7 @@ def _metrics(runs: Sequence[LoggedRun]) -> dict[str, Any]:
         for run in runs
         for row in metric_summary(run)
     ]
-    return _view("Each metric over the steps", [], [], rows)
-
-
-def _view(
-    question: str, charts: Sequence[Mapping[str, Any]], missing: Sequence[str], rows: Rows
-) -> dict[str, Any]:
-    table = frame(rows)
-    return {
-        "question": question,
-        "charts": charts,
-        "missing": missing,
-        "table": table,
-        "columns": dict.fromkeys(table["columns"], ""),
-        "labels": {},
-    }
+    return page_view(_METRICS, "Each metric over the steps", frame(rows))
 
 
 def _mean_step(run: LoggedRun) -> dict[str, Any]:

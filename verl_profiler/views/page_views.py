@@ -2,54 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.reader import Run
+from verl_profiler.render.charts import Spec
 from verl_profiler.render.frames import frame
-from verl_profiler.views.columns import column_texts, described
+from verl_profiler.views.columns import page_view
 from verl_profiler.views.questions import VIEWS
-from verl_profiler.views.view import Choice, NothingToDraw, View, of_run
+from verl_profiler.views.view import Asking, Choice, NothingToDraw, View, of_run
 
-__all__ = ["page_table", "page_views"]
+__all__ = ["page_views"]
 
 
-def page_views(run: Run, steps: Steps, kept: Callable[[Rows], Rows]) -> dict[str, dict[str, Any]]:
+def page_views(
+    run: Run, steps: Steps, kept: Callable[[Rows], Rows], known: Mapping[str, Rows]
+) -> dict[str, dict[str, Any]]:
     """Return what the page shows of each view.
 
     Args:
         run: An open run.
         steps: First and last step; all when None.
         kept: Names the step of rows by its place on the page, and bounds their number.
+        known: Rows of analyses of these steps, by name.
 
     Returns:
         By the view's name: question; charts, one per run that has one; missing, why another run has
-        none; table, the rows of its own table; columns and labels, the sentences and names of its columns.
+        none; table, the rows of its own table; columns, with name, title, format and sentence each.
     """
-    return {name: _shown(view, run, steps, kept) for name, view in VIEWS.items()}
+    return {name: _shown(view, run, steps, kept, known) for name, view in VIEWS.items()}
 
 
-def page_table(name: str, caption: str, table: dict[str, Any]) -> dict[str, Any]:
-    """Return what the page shows of a table that no view draws."""
-    names = [column for column in table["columns"] if column != "s"]
-    return {
-        "question": caption,
-        "charts": [],
-        "missing": [],
-        "table": table,
-        "columns": described(column_texts()[name], names)
-        if name in column_texts()
-        else dict.fromkeys(names, ""),
-        "labels": {},
-    }
-
-
-def _shown(view: View, run: Run, steps: Steps, kept: Callable[[Rows], Rows]) -> dict[str, Any]:
-    choice = Choice(steps=steps)
-    data = view.analysis(run.tables, choice)
-    charts: list[dict[str, Any]] = []
+def _shown(
+    view: View,
+    run: Run,
+    steps: Steps,
+    kept: Callable[[Rows], Rows],
+    known: Mapping[str, Rows],
+) -> dict[str, Any]:
+    choice, asking = Choice(steps=steps), view.analysis
+    data = (
+        asking(run.tables, choice, known)
+        if isinstance(asking, Asking)
+        else asking(run.tables, choice)
+    )
+    charts: list[Spec] = []
     missing: list[str] = []
     for label in run.labels:
         try:
@@ -60,14 +59,4 @@ def _shown(view: View, run: Run, steps: Steps, kept: Callable[[Rows], Rows]) -> 
     if rows and "step" in rows[0]:
         rows = kept(rows)
     table = frame(rows, drop=("run", "step") if len(run.labels) == 1 else ("step",))
-    return {
-        "question": view.question,
-        "charts": charts,
-        "missing": missing,
-        "table": table,
-        "columns": described(
-            column_texts()[view.table or view.name],
-            [name for name in table["columns"] if name != "s"],
-        ),
-        "labels": dict(view.labels),
-    }
+    return page_view(view.table or view.name, view.question, table, charts, missing)

@@ -24,10 +24,11 @@ from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.about_run import about_run, event_settings, recorded_events
+from verl_profiler.views.columns import page_view
 from verl_profiler.views.conclusions import conclusions, notes
 from verl_profiler.views.mean_step import mean_step
 from verl_profiler.views.page_sections import TABLES, page_sections
-from verl_profiler.views.page_views import page_table, page_views
+from verl_profiler.views.page_views import page_views
 from verl_profiler.views.timelines import timelines
 from verl_profiler.views.tq_text import finding_lines
 
@@ -40,6 +41,8 @@ _DETAILED_STEPS = 150
 _LONGEST_STEPS = 50
 _ROWS = 4_000
 _VIEW_ROWS = 1_000
+# Explanations that leave the warm-up out, where a view has all steps.
+_STEADY = frozenset({"stragglers", "straggler_requests"})
 # Tables that scripts of the page read.
 _READ = frozenset({"step_phases", "time_tree", "request_times", "request_parts"})
 
@@ -115,9 +118,10 @@ def document(
     data["notes"].setdefault("transfers", []).extend(
         short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
     )
-    views = page_views(run, steps, lambda rows: _placed(rows, places, detailed, _VIEW_ROWS))
+    known = found | {name: rows for name, rows in whys.items() if name not in _STEADY}
+    views = page_views(run, steps, lambda rows: _placed(rows, places, detailed, _VIEW_ROWS), known)
     views |= {
-        name: page_table(name, caption, data[name] if name in _READ else data.pop(name))
+        name: page_view(name, caption, data[name] if name in _READ else data.pop(name))
         for own in TABLES.values()
         for name, caption in own.items()
     }

@@ -13,12 +13,12 @@ from verl_profiler.render.charts import Spec
 
 __all__ = [
     "SPEC",
+    "Asking",
     "Choice",
     "DataTables",
     "NothingToDraw",
     "Section",
     "View",
-    "asking",
     "column",
     "known",
     "of_run",
@@ -106,7 +106,6 @@ class View:
         table: Whose columns its table has, where that is no table of its name.
         takes: Which of `worker`, `validate`, `percentiles` and `count` it honors.
         example: Options of the example command.
-        labels: How the report page names columns whose own name does not suffice.
     """
 
     name: str
@@ -118,7 +117,6 @@ class View:
     table: str = ""
     takes: frozenset[str] = field(default_factory=frozenset[str])
     example: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def spec(self, data: DataTables, choice: Choice) -> Spec:
         """Return the chart of the rows of one run as a Vega-Lite specification.
@@ -142,24 +140,33 @@ class View:
         return spec_text(spec).encode() if form == SPEC else render(spec, form)
 
 
-def asking(*analyses: Callable[..., Rows]) -> Callable[[Tables, Choice], dict[str, Rows]]:
-    """Return a function that gives the tables of these analyses, narrowed by the choice."""
+class Asking:
+    """Gives the tables of analyses, narrowed by a choice."""
 
-    def tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-        return {
-            analysis.__name__: analysis(
-                tables,
-                choice.steps,
-                **{
-                    key: getattr(choice, key)
-                    for key in ("worker", "validate", "count")
-                    if key in (analysis.__kwdefaults__ or {})
-                },
-            )
-            for analysis in analyses
-        }
+    def __init__(self, *analyses: Callable[..., Rows]) -> None:
+        self._analyses = analyses
 
-    return tables
+    def __call__(
+        self, tables: Tables, choice: Choice, known: Mapping[str, Rows] | None = None
+    ) -> dict[str, Rows]:
+        """Return the rows of each analysis, by its name.
+
+        Args:
+            tables: Of the runs.
+            choice: What to show.
+            known: Rows of analyses of the same steps that were not narrowed.
+        """
+        found: dict[str, Rows] = {}
+        for analysis in self._analyses:
+            name, usual = analysis.__name__, analysis.__kwdefaults__ or {}
+            narrowed = {
+                key: getattr(choice, key) for key in ("worker", "validate", "count") if key in usual
+            }
+            if known and name in known and narrowed.items() <= usual.items():
+                found[name] = known[name]
+            else:
+                found[name] = analysis(tables, choice.steps, **narrowed)
+        return found
 
 
 def of_run(data: DataTables, label: str) -> dict[str, Rows]:

@@ -115,10 +115,11 @@ interface Timelines {
   requests: Frame<DrawnRequest> & {spans: number[][]; calls: PackedCall[][]; servers: string[]};
 }
 
-/** A view's own table, and what its columns hold. */
+/** A view's own table, and how its columns are shown. */
 interface PageView {
   question: string; charts: Record<string, any>[]; missing: string[];
-  table: Frame<Record<string, any>>; columns: Record<string, string>; labels: Record<string, string>;
+  table: Frame<Record<string, any>>;
+  columns: [name: string, title: string, format: import('./table.js').Format | '', sentence: string][];
 }
 
 interface PageSection {

@@ -47,29 +47,16 @@ export function element(name, attributes = {}, ...children) {
 }
 
 /**
- * @template {keyof SVGElementTagNameMap} Name
- * @param {Name} name
- * @param {Record<string, string | number | null>} [attributes]
- * @param {Child[]} children
- * @returns {SVGElementTagNameMap[Name]}
- */
-export function svg(name, attributes = {}, ...children) {
-  const made = document.createElementNS('http://www.w3.org/2000/svg', name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (value !== null) made.setAttribute(key, String(value));
-  }
-  fill(made, children);
-  return made;
-}
-
-/**
- * Whether dark or light text can be read on a color.
+ * Black or white, whichever has the greater contrast to a color.
  * @param {string} color #RRGGBB
  */
 export function inkOn(color) {
-  const value = parseInt(color.slice(1), 16);
-  const light = 0.299 * (value >> 16) + 0.587 * ((value >> 8) & 255) + 0.114 * (value & 255);
-  return light > 140 ? '#1F2328' : '#FFFFFF';
+  const [red, green, blue] = [1, 3, 5].map((at) => {
+    const part = parseInt(color.slice(at, at + 2), 16) / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  const light = 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  return light > 0.179 ? '#000000' : '#FFFFFF';
 }
 
 /**
@@ -83,7 +70,7 @@ export function scrollTo(target) {
 
 /**
  * Make elements one tab stop: arrow keys, Home and End move the focus between them.
- * @param {SVGElement[]} items
+ * @param {HTMLElement[]} items
  * @param {number} first Which of them the tab key reaches.
  */
 export function rove(items, first) {
@@ -138,7 +125,7 @@ for (const kind of ['scroll', 'keydown', 'pointerdown', 'resize', 'hashchange'])
 }
 
 /**
- * @template {HTMLElement | SVGElement} Kind
+ * @template {HTMLElement} Kind
  * @param {Kind} node
  * @param {MaybeText[]} lines
  */

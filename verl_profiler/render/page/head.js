@@ -1,6 +1,7 @@
 // The first screen: facts about the run, where a mean step goes, and the fixes of findings to copy.
 
 import {note} from './blocks.js';
+import {partsBar, swatch} from './charts.js';
 import {DATA, several} from './data.js';
 import {byId, element, withTip} from './dom.js';
 import {clean, plural, seconds, share} from './format.js';
@@ -38,26 +39,12 @@ function meanStep({run, whole_s, parts}) {
   /** @type {MeanStep['parts']} */
   const others = [['others', rest, small.map(([name]) => clean(name)).join(', '), '#C9CED6']];
   const shown = small.length > 1 ? [...large, ...others] : parts;
-  const bar = element('div', {class: 'whole', 'aria-hidden': 'true'});
   const list = element('ul', {class: 'legend'});
   for (const [name, length, about, color] of shown) {
-    const lines = [clean(name), `${seconds(length)}, ${share(length / whole_s)}`, about];
-    const block = element('span');
-    block.style.flexGrow = String(length / whole_s);
-    block.style.background = color;
-    bar.append(withTip(block, lines));
-    const swatch = element('span', {class: 'swatch'});
-    swatch.style.background = color;
     const figures = element('strong', {}, seconds(length));
-    const item = element(
-      'li',
-      {},
-      swatch,
-      `${clean(name)} `,
-      figures,
-      ` ${share(length / whole_s)}`,
-    );
-    list.append(withTip(item, lines));
+    const part = ` ${share(length / whole_s)}`;
+    const item = element('li', {}, swatch(color), `${clean(name)} `, figures, part);
+    list.append(withTip(item, [clean(name), `${seconds(length)},${part}`, about]));
   }
   const of = several ? ` of ${clean(run)}` : '';
   return [
@@ -66,7 +53,7 @@ function meanStep({run, whole_s, parts}) {
       {},
       `Where a mean step${of} goes: ${seconds(whole_s)} from its start to the next`,
     ),
-    bar,
+    partsBar(shown.map(([name, value, about, color]) => ({name, value, about, color}))) ?? '',
     list,
   ];
 }

@@ -2,12 +2,11 @@
 // adds up to it.
 
 import {note} from './blocks.js';
-import {canvas, drawn, EDGE, fitting, onClass, rect, textAt} from './charts.js';
+import {block} from './charts.js';
 import {ALL, colorOf, shown, shownName, shownRows, shownStep} from './data.js';
-import {element, rove, svg, withTip} from './dom.js';
+import {element, rove, withTip} from './dom.js';
 import {clean, seconds, share, shorten} from './format.js';
 import {commandFor} from './slice.js';
-import {table} from './table.js';
 
 /** @typedef {TreeRow & {depth: number, name: string, begin: number, end: number}} Block */
 
@@ -65,87 +64,50 @@ export function icicle() {
   const blocks = blocksOf(rows);
   const whole = blocks[0].duration_s;
   const details = element('div', {id: 'icicle-events', 'aria-live': 'polite'});
-  const chart = drawn((width) => {
-    const depths = Math.max(...blocks.map((block) => block.depth)) + 1;
-    const made = canvas(width, depths * ROW);
-    const x = (/** @type {number} */ time) => (width * time) / whole;
-    /** @type {SVGElement[]} */
-    const items = [];
-    for (const block of blocks) {
-      const wide = x(block.end) - x(block.begin);
-      if (wide < 0.5) continue;
-      const item = bar(block, x(block.begin), wide, whole, details);
-      items.push(item);
-      made.append(item);
-    }
-    rove(items, 0);
-    made.setAttribute('role', 'group');
-    made.setAttribute('aria-label', 'Icicle; arrow keys move, Enter shows the events');
-    return made;
+  const chart = element('div', {
+    class: 'track',
+    id: 'icicle',
+    role: 'group',
+    'aria-label': 'Icicle; arrow keys move, Enter shows the events',
   });
-  const caption = 'Step time by phase, component and tool';
+  const wide = blocks.filter((each) => each.duration_s > whole / 2_000);
+  const items = wide.map((each) => bar(each, whole, details));
+  rove(items, 0);
+  chart.append(...items);
+  chart.style.height = `${(Math.max(...blocks.map((each) => each.depth)) + 1) * ROW}px`;
   return [
-    element('h3', {}, `${caption}, ${shownName()}`),
-    element('div', {class: 'icicle', id: 'icicle'}, chart),
+    element('h3', {}, `Step time by phase, component and tool, ${shownName()}`),
+    chart,
     details,
     note(
       'The bars below a bar add up to it. Requests run concurrently: a component is its request time ' +
         'divided by the max concurrency of the step; idle slots are the rest of gen.',
     ),
-    element(
-      'details',
-      {},
-      element('summary', {}, 'As a table'),
-      table({
-        caption,
-        rows: blocks.map((block) => ({...block, level: LEVELS[block.depth]})),
-        limit: 40,
-        columns: [
-          ['name', 'name', 'text'],
-          ['level', 'level', 'text'],
-          ['duration_s', 'time', 's', {bar: true}],
-        ],
-      }),
-    ),
   ];
 }
 
 /**
- * @param {Block} block
- * @param {number} left
- * @param {number} wide
+ * @param {Block} of
  * @param {number} whole
  * @param {HTMLElement} details
  */
-function bar(block, left, wide, whole, details) {
-  const fill = colorOfBlock(block);
-  const time = seconds(block.duration_s);
-  const name = clean(block.name);
-  const group = svg('g', {
-    class: 'pick',
-    role: 'button',
-    'aria-label': `${name} ${time}, ${LEVELS[block.depth]}, ${share(block.duration_s / whole)}`,
-  });
-  const top = block.depth * ROW;
-  group.append(rect(left, top, Math.max(wide - 1, 0.5), ROW - 3, fill, EDGE));
-  const text = fitting([`${shorten(name, 60)} ${time}`, shorten(name, 60)], wide - 10);
-  if (text) group.append(textAt(left + 5, top + 16, text, 'start', onClass(fill)));
-  const show = () => {
-    const command = eventsOf(block);
+function bar(of, whole, details) {
+  const {begin, depth, duration_s, phase, component, tool} = of;
+  const [name, time, part] = [clean(of.name), seconds(duration_s), share(duration_s / whole)];
+  const words = [shorten(of.name, 60), time];
+  const made = block({begin, length: duration_s, whole, fill: colorOfBlock(of), words}, 'button');
+  made.type = 'button';
+  made.ariaLabel = `${name} ${time}, ${LEVELS[depth]}, ${part}`;
+  made.style.top = `${depth * ROW}px`;
+  made.addEventListener('click', () => {
+    const command = eventsOf(of);
     details.replaceChildren(
-      element('p', {class: 'facts'}, `${name}: ${time}, ${share(block.duration_s / whole)} of all`),
+      element('p', {class: 'facts'}, `${name}: ${time}, ${part} of all`),
       command
         ? element('pre', {tabindex: '0', 'aria-label': 'Command'}, command)
         : note('No event covers this time; it is the remainder.'),
     );
-  };
-  group.addEventListener('click', show);
-  group.addEventListener('keydown', (event) => {
-    if (event.key !== 'Enter' && event.key !== ' ') return;
-    event.preventDefault();
-    show();
   });
-  const of = [block.phase, block.component, block.tool].filter((part) => part !== null);
-  const lines = [of.join(' › ') || name, `${time} · ${share(block.duration_s / whole)}`];
-  return withTip(group, lines.map(clean));
+  const path = [phase, component, tool].filter((each) => each !== null).join(' › ');
+  return withTip(made, [clean(path) || name, `${time} · ${part}`]);
 }

@@ -1,6 +1,5 @@
 // The page: its sections, the step that they show, and its theme.
 
-import {drawIn} from './charts.js';
 import {ALL, DATA, requests, several, shown, shownName, steps, timelines, trained} from './data.js';
 import {byId, element, find} from './dom.js';
 import {clean, number} from './format.js';
@@ -20,7 +19,7 @@ import {
 import {launchSection, problemsSection} from './section_run.js';
 import {stepsSection} from './section_steps.js';
 import {viewBlocks} from './section_view.js';
-import {redrawCharts, whenStepPicked} from './vega.js';
+import {drawCharts, redrawCharts, whenStepPicked} from './vega.js';
 
 const {sections} = DATA;
 
@@ -78,7 +77,6 @@ function choose(step, keepScene = false) {
   remember();
   if (!section || !label) return;
   // What had the focus was made anew.
-  drawIn(section);
   /** @type {NodeListOf<HTMLElement>} */
   const nodes = section.querySelectorAll('[aria-label]');
   const again = [...nodes].find((node) => node.getAttribute('aria-label') === label);
@@ -152,7 +150,6 @@ function lead(target) {
   const place = typeof target === 'string' ? byId(target) : target;
   const topic = /** @type {HTMLDetailsElement | null} */ (place.closest('details.topic'));
   if (topic) unfold(topic);
-  drawIn(topic ?? place);
   place.scrollIntoView();
 }
 
@@ -299,7 +296,7 @@ function startPrint() {
       (each) => /** @type {HTMLDetailsElement} */ (each),
     );
     opened.forEach(unfold);
-    drawIn(byId('main'));
+    drawCharts();
   });
   window.addEventListener('afterprint', () => opened.forEach((each) => (each.open = false)));
 }

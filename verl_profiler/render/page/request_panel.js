@@ -1,21 +1,10 @@
 // One request in detail: its parts, its turns on a time axis, and its turns in a table.
 
 import {note} from './blocks.js';
-import {
-  canvas,
-  drawn,
-  EDGE,
-  fitting,
-  legend,
-  onClass,
-  partsBar,
-  rect,
-  textAt,
-  timeAxis,
-} from './charts.js';
+import {block, legend, partsBar} from './charts.js';
 import {colorOf, DATA, steps, timelines} from './data.js';
-import {element, svg, withTip} from './dom.js';
-import {clean, number, plural, seconds} from './format.js';
+import {element, withTip} from './dom.js';
+import {clean, number, plural, seconds, tickLabel, ticks} from './format.js';
 import {
   callOf,
   callsOf,
@@ -198,78 +187,74 @@ function breakdown(request, spans, calls) {
     }
   }
   const high = rows.length > 24 ? 13 : 20;
-  const bottom = rows.reduce((sum, row) => sum + row.height * high + 5, 0);
-  const chart = drawn((width) => {
-    const left = 62;
-    const right = width - 12;
-    const made = canvas(width, bottom + 26);
-    const x = (/** @type {number} */ value) => left + ((right - left) * value) / length;
-    timeAxis(made, x, length, {top: 0, bottom, right});
-    let y = 2;
-    for (const row of rows) {
-      made.append(textAt(left - 8, y + high * 0.68, row.label, 'end', 'ink'));
-      for (const span of row.spans) {
-        if (span.event === 'server_acquire') continue;
-        const top = y + (row.lines.get(span) ?? 0) * high;
-        const call = span.event === 'engine_call' ? callOf(span, calls) : undefined;
-        made.append(withTip(bar(span, call, x, top, high - 3), spanLines(span, call)));
-      }
-      y += row.height * high + 5;
+  const drawn = rows.map((row) => {
+    const track = element('div', {class: 'track'});
+    track.style.height = `${row.height * high + 5}px`;
+    for (const span of row.spans) {
+      if (span.event === 'server_acquire') continue;
+      const call = span.event === 'engine_call' ? callOf(span, calls) : undefined;
+      const made = bar(span, call, length);
+      made.style.top = `${(row.lines.get(span) ?? 0) * high + 2}px`;
+      made.style.height = `${high - 3}px`;
+      track.append(withTip(made, spanLines(span, call)));
     }
-    return made;
-  }, 'Timeline of the request; the table below has the same numbers');
+    return [element('span', {}, row.label), track];
+  });
+  const label = 'Timeline of the request; the table below has the same numbers';
+  const chart = element(
+    'div',
+    {class: 'rows', role: 'img', 'aria-label': label},
+    drawn,
+    axis(length),
+  );
   return element('div', {}, legend([...names].map(([name, color]) => ({name, color}))), chart);
+}
+
+/** @param {number} length */
+function axis(length) {
+  const values = ticks(0, length, 6);
+  const marks = values.map((value) => {
+    const mark = element('span', {}, tickLabel(value, values[1] ?? length));
+    mark.style.left = `${(100 * value) / length}%`;
+    return mark;
+  });
+  return [element('span'), element('div', {class: 'track axis'}, marks)];
 }
 
 /**
  * @param {Span} span
  * @param {Call | undefined} call
- * @param {(value: number) => number} x
- * @param {number} top
- * @param {number} height
+ * @param {number} whole
  */
-function bar(span, call, x, top, height) {
-  const begin = x(span.begin);
-  const wide = Math.max(x(span.begin + span.length) - begin, 1);
-  const group = svg('g', {}, rect(begin, top, wide, height, span.color, EDGE));
+function bar(span, call, whole) {
+  const {begin, length, color: fill, tool, event, failed} = span;
+  const parts = call ? engineParts(span, call) : [];
+  const name = tool ? clean(tool) : event === 'engine_call' ? 'engine' : event;
+  const words = parts.length ? [] : [name, seconds(length)];
+  const made = block({begin, length, whole, fill: parts.length ? colorOf('outside') : fill, words});
   // The label names the widest part where the engine's parts are known.
-  const event = span.event === 'engine_call' ? 'engine' : span.event;
-  const name = span.tool ? clean(span.tool) : event;
-  const own = {name, length: span.length, fill: span.color, begin, wide};
-  const label = (call && engineParts(group, span, call, x, top, height)) ?? own;
-  const time = seconds(label.length);
-  const text = height > 12 ? fitting([`${label.name} ${time}`, time], label.wide - 10) : null;
-  if (text) {
-    const baseline = top + height * 0.72;
-    group.append(textAt(label.begin + 5, baseline, text, 'start', onClass(label.fill)));
+  const widest = Math.max(...parts.map((part) => part.length));
+  for (const part of parts) {
+    const own = part.length === widest ? [part.name, seconds(part.length)] : [];
+    made.append(block({...part, begin: part.begin - begin, whole: length, words: own}));
   }
-  if (span.failed) group.append(rect(begin + wide - 2, top, 2, height, 'var(--accent)'));
-  return group;
+  if (failed) made.classList.add('failed');
+  return made;
 }
 
 /**
- * Draw inside a call what the engine accounts for, and the rest of the call outside the engine;
- * return the widest part.
- * @param {SVGElement} group
+ * What the engine accounts for inside a call; the rest of the call is outside the engine.
  * @param {Span} span
  * @param {Call} call
- * @param {(value: number) => number} x
- * @param {number} top
- * @param {number} height
  */
-function engineParts(group, span, call, x, top, height) {
+function engineParts(span, call) {
   const known = ENGINE_PARTS.filter((key) => (call[key] ?? 0) > 0);
-  if (call.engine_begin === null || !known.length) return null;
-  const end = span.begin + span.length;
-  group.append(rect(x(span.begin), top, x(end) - x(span.begin), height, colorOf('outside')));
-  const until = Math.min(call.engine_begin + (call.engine_length ?? 0), end);
+  if (call.engine_begin === null) return [];
+  const until = Math.min(call.engine_begin + (call.engine_length ?? 0), span.begin + span.length);
   let at = call.engine_begin;
-  const parts = known.map((name) => {
-    const begin = x(at);
-    const length = call[name] ?? 0;
-    at = Math.min(at + length, until);
-    return {name, length, fill: colorOf(name), begin, wide: x(at) - begin};
+  return known.map((name) => {
+    const begin = at;
+    at = Math.min(at + (call[name] ?? 0), until);
+    return {name, begin, length: Math.max(at - begin, 0), fill: colorOf(name)};
   });
-  for (const part of parts) group.append(rect(part.begin, top, part.wide, height, part.fill));
-  return parts.reduce((widest, part) => (part.wide > widest.wide ? part : widest));
 }

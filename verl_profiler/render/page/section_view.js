@@ -40,14 +40,10 @@ function tableOfView(view) {
     .filter((row) => !stepped || whole || row.s === shown.step)
     .map((row) => (stepped && row.s !== ALL ? {label: steps[row.s].label, ...row} : row));
   if (!rows.length) return [note(`${view.question} Nothing in ${shownName()}.`), ...notKept()];
-  // Times of the wall clock, in microseconds, are for programs.
   /** @type {import('./table.js').Column<Row>[]} */
-  const columns = Object.entries(view.columns)
-    .filter(([key]) => !key.endsWith('_us') && rows.some((row) => !missing(row[key])))
-    .map(([key, title]) => {
-      const label = key.replace(/(?<!_per)_(s|bytes)$/, '').replaceAll('_', ' ');
-      return [key, view.labels[key] ?? label, formatOf(key, rows), {title}];
-    });
+  const columns = view.columns
+    .filter(([key]) => rows.some((row) => !missing(row[key])))
+    .map(([key, label, format, title]) => [key, label, format || plain(key, rows), {title}]);
   if (whole && stepped) columns.unshift(['label', 'step', 'text']);
   const made = table({caption: view.question, rows, limit: 12, columns});
   if (!view.charts.length) return [heading(view.question), made];
@@ -56,16 +52,11 @@ function tableOfView(view) {
 }
 
 /**
+ * The format of a column whose name has no unit.
  * @param {string} key
  * @param {Row[]} rows
- * @returns {import('./table.js').Format}
  */
-function formatOf(key, rows) {
-  if (key.startsWith('s_per_')) return 's';
-  if (key.endsWith('_per_s')) return key.endsWith('bytes_per_s') ? 'bytes' : 'n';
-  if (key.endsWith('_s')) return /^p\d+_s$/.test(key) ? 'q' : 's';
-  if (key.endsWith('_bytes')) return 'bytes';
-  if (key.endsWith('share') || key === 'mfu') return 'share';
+function plain(key, rows) {
   /** @param {Row} row */
   const texts = (row) => typeof row[key] === 'string' || Array.isArray(row[key]);
   return rows.some(texts) ? 'text' : 'n';

@@ -53,6 +53,14 @@ export function redrawCharts() {
   for (const [box, update] of boxes) if (box.firstChild) update();
 }
 
+/** Draw every chart, in view or not: nothing scrolls while the page is printed. */
+export function drawCharts() {
+  for (const update of boxes.values()) update();
+}
+
+// While it is loaded, no printer waits.
+window.requestIdleCallback?.(() => boxes.size && vega());
+
 /**
  * A chart with its title, its subtitle and its notes as text, which breaks where it has to.
  * @param {Spec} spec
@@ -90,7 +98,7 @@ export function chart(spec) {
  */
 function heightOf(spec) {
   let height = spec.height ?? 0;
-  for (const part of spec.vconcat ?? spec.hconcat ?? []) height += heightOf(part) + 60;
+  for (const part of spec.vconcat ?? []) height += heightOf(part) + 60;
   return height;
 }
 
@@ -127,7 +135,7 @@ async function draw(box, spec, width) {
 
 /** @param {Spec} spec */
 function isUnit(spec) {
-  return !spec.vconcat && !spec.hconcat;
+  return !spec.vconcat;
 }
 
 /**
@@ -137,9 +145,9 @@ function isUnit(spec) {
  * @param {number} width Of the box.
  */
 function fitted(spec, wide, width) {
-  const {title, hconcat, ...rest} = spec;
+  const {title, ...rest} = spec;
   /** @type {Spec} */
-  const made = colored(hconcat ? {...rest, vconcat: hconcat} : rest, isDark());
+  const made = colored(rest, isDark());
   made.config.background = 'transparent';
   made.config.font = getComputedStyle(document.body).fontFamily;
   made.config.padding = 0;
@@ -220,11 +228,11 @@ function colored(value, dark) {
 
 /** @param {string} text */
 function lightened(text) {
-  if (!/^#[0-9A-Fa-f]{6}$/.test(text)) return text;
+  if (!/^#[0-9A-Fa-f]{6}(66)?$/.test(text)) return text;
   const parts = [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
   if (0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2] > 70) return text;
   const light = parts.map((part) => Math.round(part * 0.5 + 255 * 0.5));
-  return `#${light.map((part) => part.toString(16).padStart(2, '0')).join('')}`;
+  return `#${light.map((part) => part.toString(16).padStart(2, '0')).join('')}${text.slice(7)}`;
 }
 
 /**

@@ -11,12 +11,12 @@ from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.cycle_text import BOUNDS, as_decoding
 from verl_profiler.views.questions.critical_path import savings
 from verl_profiler.views.view import (
+    Asking,
     Choice,
     DataTables,
     NothingToDraw,
     Section,
     View,
-    asking,
 )
 
 __all__ = ["VIEWS"]
@@ -73,7 +73,7 @@ VIEWS = (
     View(
         name="critical_cycle",
         question="Which loop of dependencies bounds the steps of an asynchronous run?",
-        analysis=asking(critical_cycle),
+        analysis=Asking(critical_cycle),
         chart=_cycle,
         empty="no asynchronous training with recorded samples.",
         section=Section(
@@ -84,18 +84,12 @@ VIEWS = (
     View(
         name="asynchronous_what_if",
         question="How long would the steps of an asynchronous run take after a change?",
-        analysis=asking(asynchronous_what_if),
+        analysis=Asking(asynchronous_what_if),
         chart=_replays,
         empty="no asynchronous training. Synchronous training: what_if.",
         section=Section(
             "async_what_if",
             "What if",
         ),
-        labels={
-            "expected_s": "saved",
-            "low_s": "from",
-            "high_s": "to",
-            "residual_share": "replay error",
-        },
     ),
 )

@@ -19,7 +19,7 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
 from verl_profiler.units import seconds, share
-from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking
+from verl_profiler.views.view import Asking, Choice, DataTables, NothingToDraw, View
 
 __all__ = ["VIEWS", "savings"]
 
@@ -59,7 +59,7 @@ def _path(data: DataTables, choice: Choice) -> Spec:
         more: Series = (f"{len(small)} more", spent(steps, small), _SMALL_COLOR)
         return [*made, more] if small else made
 
-    panels = [panel(step_bars(steps, series(steps), f"time [{unit}]", most=2_400), height=300)]
+    panels = [panel(step_bars(steps, series(steps), f"time [{unit}]", most=1_400), height=300)]
     if len(steps) > _MANY:
         worst = sorted(steps, key=lambda step: (-wholes[step], step))[:_LONGEST]
         texts: list[str] = []
@@ -158,7 +158,7 @@ VIEWS = (
     View(
         name="critical_path",
         question="What did each second of a step wait for?",
-        analysis=asking(critical_path),
+        analysis=Asking(critical_path),
         chart=_path,
         empty=_NO_STEP,
         section="path",
@@ -166,7 +166,7 @@ VIEWS = (
     View(
         name="what_if",
         question="How long would a step have taken after a change?",
-        analysis=asking(what_if),
+        analysis=Asking(what_if),
         chart=_what_if,
         empty=_NO_STEP,
         section="path",

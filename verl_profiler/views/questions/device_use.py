@@ -16,7 +16,7 @@ from verl_profiler.render.charts import Spec, chart, colored, layer, panel, quan
 from verl_profiler.render.colors import ACCENT, INK, color
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
+from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, known
 
 __all__ = ["VIEWS", "few_phases", "phase_bands", "with_phases"]
 
@@ -136,7 +136,7 @@ VIEWS = (
     View(
         name="device_use",
         question="How busy were the devices in each phase?",
-        analysis=asking(device_use, device_use_over_time, phase_intervals, device_times),
+        analysis=Asking(device_use, device_use_over_time, phase_intervals, device_times),
         chart=_device_use,
         empty=(
             "no devices were sampled there. Install nvidia-ml-py on the nodes; "
@@ -147,11 +147,5 @@ VIEWS = (
             "Device utilization",
             link="Utilization",
         ),
-        labels={
-            "max_used_bytes": "memory at most",
-            "sm_mhz": "SM clock [MHz]",
-            "power_w": "power [W]",
-            "energy_j": "energy [J]",
-        },
     ),
 )

@@ -15,7 +15,7 @@ from verl_profiler.render.colors import account_color
 from verl_profiler.render.text import without
 from verl_profiler.units import counted, share
 from verl_profiler.views.ledger_text import pool_text
-from verl_profiler.views.view import Choice, DataTables, View, asking
+from verl_profiler.views.view import Asking, Choice, DataTables, View
 
 __all__ = ["VIEWS"]
 
@@ -73,7 +73,7 @@ VIEWS = (
     View(
         name="bubble_ledger",
         question="How much of the device time is useful work, and what is the rest spent on?",
-        analysis=asking(bubble_ledger),
+        analysis=Asking(bubble_ledger),
         chart=_ledger,
         empty="no step finished there.",
         section="devices",

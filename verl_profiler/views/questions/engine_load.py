@@ -9,7 +9,7 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
 from verl_profiler.render.colors import ENGINE_COLORS, PART_COLORS
 from verl_profiler.units import counted, share
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
+from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, known
 
 __all__ = ["VIEWS", "load_layers"]
 
@@ -143,7 +143,7 @@ VIEWS = (
     View(
         name="engine_load",
         question="How full were the engines: running and waiting requests, and KV cache?",
-        analysis=asking(engine_load, engine_load_over_time),
+        analysis=Asking(engine_load, engine_load_over_time),
         chart=_engine_load,
         empty=(
             "no load of engines was sampled there. Set profiler.events.engine_state=true; "

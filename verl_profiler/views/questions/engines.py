@@ -19,7 +19,7 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.units import seconds, share
-from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
+from verl_profiler.views.view import Asking, Choice, DataTables, View, column, known
 
 __all__ = ["VIEWS"]
 
@@ -101,7 +101,7 @@ VIEWS = (
     View(
         name="token_rates",
         question="How many tokens, and how many per second, by step, replica and request?",
-        analysis=asking(token_rates, replica_token_rates, request_token_rates),
+        analysis=Asking(token_rates, replica_token_rates, request_token_rates),
         chart=_tokens,
         empty="no generate call was recorded there.",
         section="workers",

@@ -18,7 +18,7 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import ENGINE_COLORS, INK, MUTED, PHASE_COLORS
 from verl_profiler.units import size
 from verl_profiler.views.questions.device_use import few_phases, phase_bands, with_phases
-from verl_profiler.views.view import Choice, DataTables, View, asking, known
+from verl_profiler.views.view import Asking, Choice, DataTables, View, known
 
 __all__ = ["VIEWS"]
 
@@ -170,7 +170,7 @@ VIEWS = (
     View(
         name="memory_over_time",
         question="How much memory did devices, processes and hosts use, and what was the trainer doing?",
-        analysis=asking(memory_over_time, phase_spans),
+        analysis=Asking(memory_over_time, phase_spans),
         chart=_memory,
         empty="no memory was read there (or the memory family was off).",
         section="weights",

@@ -6,7 +6,7 @@ from verl_profiler.analysis.overview import own_spans
 from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
 from verl_profiler.render.colors import ACCENT
 from verl_profiler.units import counted, quantile_texts, seconds
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column
+from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, column
 
 __all__ = ["VIEWS"]
 
@@ -41,7 +41,7 @@ VIEWS = (
     View(
         name="own_spans",
         question="How long do the spans of your own code take, and which of them is the longest?",
-        analysis=asking(own_spans),
+        analysis=Asking(own_spans),
         chart=_spans,
         empty="no span of your own code was recorded there; see docs/api.md.",
         section=Section("spans", "Your own spans"),

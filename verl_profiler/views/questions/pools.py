@@ -7,7 +7,7 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.charts import Spec, chart, colored, layer, panel, quantity
 from verl_profiler.render.colors import INK, MUTED, VERSION_COLORS, color
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking
+from verl_profiler.views.view import Asking, Choice, DataTables, Section, View
 
 __all__ = ["VIEWS"]
 
@@ -96,7 +96,7 @@ VIEWS = (
     View(
         name="pools_over_time",
         question="What do trainer, queue and replicas of an asynchronous run do at the same time?",
-        analysis=asking(pools_over_time),
+        analysis=Asking(pools_over_time),
         chart=_pools,
         empty="no asynchronous training with a finished step.",
         section=Section(

@@ -10,7 +10,7 @@ from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.step_text import lag_weight
-from verl_profiler.views.view import Choice, DataTables, View, asking
+from verl_profiler.views.view import Asking, Choice, DataTables, View
 
 __all__ = ["VIEWS"]
 
@@ -100,7 +100,7 @@ VIEWS = (
     View(
         name="loop_suspects",
         question="Did an event loop stall and make everything on it look slow?",
-        analysis=asking(loop_suspects),
+        analysis=Asking(loop_suspects),
         chart=_suspects,
         empty="no event loop stalled beyond the threshold (or the event_loop family was off).",
         section="lags",

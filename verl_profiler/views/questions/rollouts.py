@@ -17,7 +17,7 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, PHASE_COLORS
 from verl_profiler.units import seconds, share
-from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
+from verl_profiler.views.view import Asking, Choice, DataTables, View, column, known
 
 __all__ = ["VIEWS"]
 
@@ -82,7 +82,7 @@ VIEWS = (
     View(
         name="rollout_tail",
         question="How much of each rollout goes to its last requests?",
-        analysis=asking(rollout_tail),
+        analysis=Asking(rollout_tail),
         chart=_tails,
         empty="no finished request of synchronous training was recorded there. Asynchronous training: bubble_ledger.",
         section="rollout",

@@ -9,7 +9,7 @@ from verl_profiler.render.charts import Spec, chart, name_bars, panel, step_bars
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import seconds, share
 from verl_profiler.views.staleness_text import by_cause, by_group, makers
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column
+from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, column
 
 __all__ = ["VIEWS"]
 
@@ -96,18 +96,8 @@ VIEWS = (
     View(
         name="staleness",
         question="How stale are the samples that an asynchronous run trains on?",
-        analysis=asking(staleness),
+        analysis=Asking(staleness),
         chart=_staleness,
-        labels={
-            "part": "grouped by",
-            "what": "group",
-            "waited": "behind in queue",
-            "spanned": "behind while generating",
-            "behind": "behind",
-            "max_behind": "at most",
-            "logged_waited": "verl's mean staleness",
-            "logged_behind": "verl's worst staleness",
-        },
         empty="no asynchronous training with recorded weight versions.",
         section=Section(
             "staleness",
@@ -117,16 +107,8 @@ VIEWS = (
     View(
         name="staleness_causes",
         question="What were samples in while they went stale?",
-        analysis=asking(staleness_causes),
+        analysis=Asking(staleness_causes),
         chart=_causes,
-        labels={
-            "part": "grouped by",
-            "what": "group",
-            "stale_samples": "stale samples",
-            "behind": "behind",
-            "earlier": "before the first token",
-            "age_s": "time",
-        },
         empty="no asynchronous training with recorded weight versions.",
         section=Section(
             "staleness_causes",

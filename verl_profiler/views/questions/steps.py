@@ -19,7 +19,7 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import ACCENT, INK, MUTED, PHASE_COLORS
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
-from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
+from verl_profiler.views.view import Asking, Choice, DataTables, View, column, known
 
 __all__ = ["VIEWS"]
 
@@ -154,7 +154,7 @@ VIEWS = (
     View(
         name="step_durations",
         question="How long do rollout and training take in each step, and how long is it from one step to the next?",
-        analysis=asking(step_durations, step_trend),
+        analysis=Asking(step_durations, step_trend),
         chart=_durations,
         empty="no step has a rollout there.",
         section="steps",

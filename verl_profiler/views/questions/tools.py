@@ -17,7 +17,7 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import INK, PART_COLORS
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.questions.turns import spread_layers
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking, column, known
+from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, column, known
 
 __all__ = ["VIEWS"]
 
@@ -128,7 +128,7 @@ VIEWS = (
     View(
         name="tool_latencies",
         question="Which tools take the most time, how long are their calls, and how often do they fail?",
-        analysis=asking(tool_latencies),
+        analysis=Asking(tool_latencies),
         chart=_tools,
         empty="no tool call was recorded there.",
         section="tools",
@@ -138,7 +138,7 @@ VIEWS = (
     View(
         name="reward_times",
         question="How long do scoring and post-processing take, and how high are the rewards?",
-        analysis=asking(reward_times, rewards),
+        analysis=Asking(reward_times, rewards),
         chart=_rewards,
         empty="no reward or post-processing was recorded there.",
         section=Section("rewards", "Rewards"),

@@ -21,7 +21,7 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS
 from verl_profiler.units import counted, rate, seconds, share, size
-from verl_profiler.views.view import Choice, DataTables, View, asking, column, known
+from verl_profiler.views.view import Asking, Choice, DataTables, View, column, known
 
 __all__ = ["VIEWS"]
 
@@ -255,7 +255,7 @@ VIEWS = (
     View(
         name="tq_functions",
         question="How much of each function's time goes to TransferQueue's gets and puts?",
-        analysis=asking(tq_functions),
+        analysis=Asking(tq_functions),
         chart=_functions,
         empty=f"no traced function was recorded there. {_TRACE}",
         section="transfers",
@@ -263,7 +263,7 @@ VIEWS = (
     View(
         name="tq_over_time",
         question="When was TransferQueue slow, and which processes spend time on it?",
-        analysis=asking(tq_over_time, transfer_totals),
+        analysis=Asking(tq_over_time, transfer_totals),
         chart=_over_time,
         empty="no get, put or traced function of TransferQueue was recorded there.",
         section="transfers",

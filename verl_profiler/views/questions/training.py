@@ -6,7 +6,7 @@ from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.render.charts import Spec, chart, panel, step_lines, time_unit
 from verl_profiler.render.colors import color
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
+from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, known
 
 __all__ = ["VIEWS"]
 
@@ -49,7 +49,7 @@ VIEWS = (
     View(
         name="phase_efficiency",
         question="Did a phase of the trainer become slower, or its sequences longer?",
-        analysis=asking(phase_efficiency),
+        analysis=Asking(phase_efficiency),
         chart=_efficiency,
         empty=(
             "no batches with tokens were recorded there. Sequences must not be padded "
@@ -60,6 +60,5 @@ VIEWS = (
             "Training by tokens",
             link="Tokens",
         ),
-        labels={"s_per_1k_tokens": "per 1,000 tokens", "mfu": "MFU", "tflop": "TFLOP"},
     ),
 )

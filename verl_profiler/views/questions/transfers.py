@@ -9,7 +9,7 @@ from verl_profiler.analysis.transfers import weight_transfers
 from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
 from verl_profiler.render.colors import PHASE_COLORS
 from verl_profiler.units import counted, seconds, size
-from verl_profiler.views.view import Choice, DataTables, Section, View, asking, known
+from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, known
 
 __all__ = ["VIEWS"]
 
@@ -82,14 +82,13 @@ VIEWS = (
     View(
         name="weight_transfers",
         question="How fast does each rank send, receive or load new weights, and who waits for whom?",
-        analysis=asking(weight_transfers),
+        analysis=Asking(weight_transfers),
         chart=_weight_transfers,
         empty="no weights were sent there, or by an earlier version of the profiler.",
         section=Section(
             "weight_transfers",
             "Weight transfers",
         ),
-        labels={"way": "what", "moving_s": "moving", "caused_wait_s": "others waited for it"},
         example="--csv",
     ),
 )

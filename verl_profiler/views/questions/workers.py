@@ -18,7 +18,7 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import GRID, color
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.view import Choice, DataTables, NothingToDraw, View, asking
+from verl_profiler.views.view import Asking, Choice, DataTables, NothingToDraw, View
 
 __all__ = ["VIEWS"]
 
@@ -183,7 +183,7 @@ def _heat(rows: Rows, role: str, phase: str) -> Spec:
         x=steps_axis(steps, "from"),
         x2={"field": "to"},
         y=names("process", processes),
-        color=ramp("later", f"later by [{unit}]", white=True, top=most * factor),
+        color=ramp("later", f"later by [{unit}]", most * factor),
     )
     title = f"{phase} of {role}: how much later than the first to finish{cut}"
     return {**panel(map_, title=title, height=0), "view": {"fill": GRID, "stroke": None}}
@@ -217,7 +217,7 @@ VIEWS = (
     View(
         name="worker_phases",
         question="Which worker was the slowest in each phase, and how long did the others wait for it?",
-        analysis=asking(worker_phases, worker_balance),
+        analysis=Asking(worker_phases, worker_balance),
         chart=_workers,
         empty="no agent-loop worker or rank was recorded there.",
         section="workers",
