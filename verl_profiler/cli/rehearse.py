@@ -301,11 +301,10 @@ def _check_installed(engine: str) -> None:
 def _summarize(run: Path, page: Path) -> None:
     """Print the summary and write the report, of what is in the run directory."""
     try:
-        summary = importlib.import_module("verl_profiler.cli.summary")
+        importlib.import_module("verl_profiler.cli.summary").summarize(run, sys.stdout)
     except ImportError as error:
         print(visible(f"No summary: {error}.  The events are in {_short(run)}"), flush=True)
         return
-    summary.summarize(run, sys.stdout)
     try:
         report = importlib.import_module("verl_profiler.cli.report")
         written = report.write_report(run, page, force=True)
