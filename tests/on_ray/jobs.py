@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from ray_nodes import at, until
 
 import verl_profiler
+from verl_profiler.launch import prepare
 
 
 @ray.remote(num_cpus=0)
@@ -49,6 +50,8 @@ def drive(folder, name):
         for number, node in enumerate(nodes)
     ]
     print("FOUND " + json.dumps(ray.get([actor.arrived.remote() for actor in actors])), flush=True)
+    # As verl's command ends: Ray may exit a process of which a thread calls it while it shuts down.
+    prepare.end(failed=False)
     ray.shutdown()
 
 
