@@ -31,29 +31,16 @@ def load(**fields):
     return {"engine": {"loads": [fields]}}
 
 
+def ranks_of(*rows):
+    names = ("running_requests", "waiting_requests", "kv_used_tokens", "kv_capacity_tokens")
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         (
-            {
-                "engine": {
-                    "requests": 8,
-                    "loads": [
-                        {
-                            "running_requests": 3,
-                            "waiting_requests": 4,
-                            "kv_used_tokens": 100,
-                            "kv_capacity_tokens": 1000,
-                        },
-                        {
-                            "running_requests": 2,
-                            "waiting_requests": 1,
-                            "kv_used_tokens": 20,
-                            "kv_capacity_tokens": 1000,
-                        },
-                    ],
-                }
-            },
+            {"engine": {"requests": 8, "loads": ranks_of((3, 4, 100, 1000), (2, 1, 20, 1000))}},
             "engine_0: 5 running, 5 waiting, KV cache 6 % of 2,000 tokens, 8 requests in its server",
         ),
         (

@@ -372,6 +372,15 @@ def test_a_request_start_without_its_request_is_unfinished(tmp_path):
     assert any(p.startswith("2 requests started but did not end (step 1") for p in problems)
 
 
+def wall_clock(begin_s, end_s, *, elapsed_s, readings=()):
+    """A clock whose wall and monotonic times ran apart."""
+    clock = {"wall_ns": begin_s * 10**9, "monotonic_ns": 0, "last_wall_ns": end_s * 10**9}
+    return {"clock": {**clock, "last_monotonic_ns": elapsed_s * 10**9, "readings": [*readings]}}
+
+
+STEPPED_TWICE = [[10**9, 10**9, 90], [0, 4 * 10**9, 90], [3]]
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -389,27 +398,9 @@ def test_a_request_start_without_its_request_is_unfinished(tmp_path):
         ({"written_events": 5}, "worker_0 wrote 5 events and 1 were found"),
         ({"format": 9}, "has format 9; this version of verl-profiler reads format 1"),
         ({"fallback": "disk full"}, "could not write into the run directory: worker_0 (disk full)"),
+        (wall_clock(0, 9, elapsed_s=1), "the wall clock of host n was changed by +8.000 s"),
         (
-            {
-                "clock": {
-                    "wall_ns": 0,
-                    "monotonic_ns": 0,
-                    "last_wall_ns": 9_000_000_000,
-                    "last_monotonic_ns": 1_000_000_000,
-                }
-            },
-            "the wall clock of host n was changed by +8.000 s during the run",
-        ),
-        (
-            {
-                "clock": {
-                    "wall_ns": 0,
-                    "monotonic_ns": 0,
-                    "readings": [[1_000_000_000, 1_000_000_000, 90], [0, 4_000_000_000, 90], [3]],
-                    "last_wall_ns": 9_000_000_000,
-                    "last_monotonic_ns": 9_000_000_000,
-                }
-            },
+            wall_clock(0, 9, elapsed_s=9, readings=STEPPED_TWICE),
             "the wall clock of host n was changed by -4.000 s during the run",
         ),
     ],
