@@ -1,8 +1,13 @@
 """Planted faults of a simulation of whole trainings: each is named first, and nobody innocent is named."""
 
+from dataclasses import replace
+
 import pytest
 from truth.planted import KINDS, findings_of, judge, pair
-from truth.simulated_training import Plan, Training
+from truth.simulated_training import Plan, Training, write
+
+from verl_profiler.analysis.explain.what_if import what_if
+from verl_profiler.reading.reader import load
 
 # On each push: kind, severity.
 QUICK = [
@@ -39,6 +44,20 @@ def test_a_planted_fault_is_named_first(kind, severity):
 
 def test_a_clean_run_blames_nobody():
     assert "clean" == judged("clean", 0)[0]
+
+
+@pytest.mark.parametrize(
+    "limit", [{"tools_at_once": 2}, {"reward": 3.0}, {"capacity": (5000,) * 4}], ids=str
+)
+def test_half_the_requests_wait_less_for_what_they_share(tmp_path, limit):
+    """Tools, reward workers and KV caches; the truth is a simulation of half the prompts."""
+    whole = Training(Plan(steps=6, **limit))
+    half = Training(replace(whole.plan, prompts=8))
+    run = load(write(whole, tmp_path / "run"), cache=False)
+    answers = {row["what"]: row["expected_s"] for row in what_if(run.tables)}
+    run.close()
+
+    assert 0.75 <= answers["half_the_requests"] / (whole.step_s - half.step_s) <= 1.25
 
 
 def test_a_simulated_run_keeps_its_books():

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from statistics import median
+from statistics import correlation, median
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.model import Call, Request, Stage, Tools, Work
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, by_run
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
+    "CROWDED",
+    "CROWDED_CALLS",
     "Prompt",
     "Recorded",
     "Stops",
@@ -23,11 +26,14 @@ __all__ = [
     "kv_tokens",
     "parked_us",
     "peak",
+    "pools_of",
     "prompts_of",
     "recorded",
     "requests_of",
 ]
 
+# Waiting for at least this share of the computing is for a pool; so few calls or moments do not count.
+_WAITS, _IGNORED = 0.05, 0.01
 # When the replicas run no calls: begins and ends in microseconds, in order and without overlaps.
 Stops = Sequence[tuple[int, int]]
 
@@ -49,6 +55,61 @@ class Prompt:
     ready_us: int | None
     taken_us: int | None = None
     dropped_us: int | None = None
+
+
+# Names of pools.
+_TOOLS_POOL, _REWARD_POOL = "tools", "reward"
+# Calls wait for each other if their number explains so much of the variance of so many.
+CROWDED, CROWDED_CALLS = 0.4, 20
+
+
+def pools_of(tables: Tables, own: str, tools: Rows) -> dict[str, dict[str, int]]:
+    """Return how many calls of tools and rewards run at once, by run, where others wait for them.
+
+    Adds to the calls of such tools which share of their time was no wait (`served`).
+
+    Args:
+        tables: Of the runs.
+        own: SQL condition of the steps.
+        tools: Rows of `recorded`.
+    """
+    found: dict[str, dict[str, int]] = {}
+    scores = tables.rows(
+        "SELECT run, wait_us, compute_us, begin_us + wait_us AS started_us, started_us + compute_us "
+        f"AS ended_us FROM reward_scores WHERE NOT validate AND wait_us + compute_us > 0 AND {own}"
+    )
+    for run, each in by_run(scores).items():
+        if sum(row["wait_us"] for row in each) > _WAITS * sum(row["compute_us"] for row in each):
+            found[run] = {_REWARD_POOL: peak(each, ignored=_IGNORED)}
+    for run, each in by_run(tools).items():
+        ordered = sorted(each, key=lambda row: row["begin_us"])
+        ends = sorted(row["end_us"] for row in ordered)
+        others = [n - bisect_right(ends, row["begin_us"]) for n, row in enumerate(ordered)]
+        lengths = [row["duration_us"] for row in ordered]
+        if len(each) < CROWDED_CALLS or min(len(set(others)), len(set(lengths))) < 2:
+            continue
+        if correlation(others, lengths) < CROWDED**0.5:
+            continue
+        # At least as many at once as let each call take some time.
+        for most in range(1, max(others) + 2):
+            served = _served_us(ordered, most)
+            if sum(each <= 0 for each in served) <= _IGNORED * len(served):
+                found.setdefault(run, {})[_TOOLS_POOL] = most
+                for row, own_us in zip(ordered, served, strict=True):
+                    row["served"] = min(max(own_us / max(row["duration_us"], 1), 0.0), 1.0)
+                break
+    return found
+
+
+def _served_us(calls: Rows, most: int) -> list[float]:
+    """Return what calls take without waiting, in FIFO order with so many at once."""
+    found: list[float] = []
+    last: list[int] = []
+    for row in calls:
+        full = len(last) == most
+        found.append(row["end_us"] - max(last[0] if full else 0, row["begin_us"]))
+        (heapq.heappushpop if full else heapq.heappush)(last, row["end_us"])
+    return found
 
 
 def engine_interval(call: Mapping[str, Any]) -> tuple[int, int]:
@@ -221,7 +282,9 @@ def _request(
             (call["begin_us"] - first, call["duration_us"], call["tool"] or "tool")
             for call in together
         )
-        items.append((first, last, Tools(lengths, turn)))
+        served = together[0].get("served")
+        shared = (_TOOLS_POOL, served) if served is not None and len(together) == 1 else (None, 1.0)
+        items.append((first, last, Tools(lengths, turn, *shared)))
     stages: list[Stage] = []
     cursor = row["begin_us"]
     for first, last, stage in sorted(items, key=lambda item: item[:2]):
@@ -236,7 +299,10 @@ def _request(
         cursor = end
     rest = row["end_us"] - cursor
     reward = min(row["reward_us"] or 0, rest)
-    stages += [Work(rest - reward, own=True), Work(reward, own=False)]
+    waited = min(row["reward_wait_us"] or 0, reward)
+    stages.append(Work(rest - reward, own=True))
+    shared = (_REWARD_POOL, 1 - waited / reward) if waited else (None, 1.0)
+    stages.append(Work(reward, False, *shared))
     generated = sum(stage.tokens or 0 for stage in stages if isinstance(stage, Call))
     return Request(
         begin_us,
@@ -307,11 +373,13 @@ _REQUESTS = """
 WITH dispatched AS (
     SELECT run, uid, min(begin_us) AS at_us FROM event_fields
     WHERE event = 'dispatch' AND uid IS NOT NULL GROUP BY run, uid
+), waited AS (
+    SELECT run, uid, session, sum(wait_us) AS reward_wait_us FROM reward_scores GROUP BY ALL
 )
 SELECT run, step, uid, name, request_id, begin_us, end_us, duration_us, finished, turns, reward_us,
-    prompt_tokens, response_tokens, coalesce(at_us, begin_us) AS dispatched_us
+    reward_wait_us, prompt_tokens, response_tokens, coalesce(at_us, begin_us) AS dispatched_us
 FROM (SELECT * FROM requests WHERE begin_us IS NOT NULL AND NOT validate AND {own})
-    LEFT JOIN dispatched USING (run, uid)
+    LEFT JOIN dispatched USING (run, uid) LEFT JOIN waited USING (run, uid, session)
 ORDER BY run, begin_us, name, request_id
 """
 _FATES = """

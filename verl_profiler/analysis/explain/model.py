@@ -62,10 +62,15 @@ class Call(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """The tool calls of one turn: start (relative to the first), duration and tool of each."""
+    """The tool calls of one turn: start (relative to the first), duration and tool of each.
+
+    All but `served` of the time is a wait for the `pool`, if requests share one.
+    """
 
     calls: tuple[tuple[float, float, str], ...]
     turn: int | None
+    pool: str | None = None
+    served: float = 1.0
 
     @property
     def length_us(self) -> float:
@@ -91,10 +96,12 @@ class Tools(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Time between calls; `own` if the worker's event loop was busy with it."""
+    """Time between calls; `own` if the worker's event loop was busy with it; `pool` and `served` as of tools."""
 
     length_us: float
     own: bool
+    pool: str | None = None
+    served: float = 1.0
 
 
 Stage = Call | Tools | Work
@@ -195,6 +202,7 @@ class Model:
         most_running: Maximum number of concurrent calls of each replica, as recorded.
         peak: That of any replica.
         limits: Of each replica, if calls queued because of them.
+        pools: How many calls of tools or rewards run at once, if others waited for them.
         routing: Where calls go: each to the recorded replica (None), to the one with the fewest calls
             (`call`), or all calls of a request to the one with the fewest when it begins, as verl's load
             balancer does (`request`).
@@ -224,6 +232,7 @@ class Model:
     most_running: Mapping[str, int] = field(default_factory=dict[str, int])
     peak: int = 0
     limits: Limits = field(default_factory=Limits)
+    pools: Mapping[str, int] = field(default_factory=dict[str, int])
     routing: str | None = None
     redo: bool = False
     parked_us: float = 0.0

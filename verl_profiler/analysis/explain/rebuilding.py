@@ -10,6 +10,7 @@ So an unchanged replay reproduces the measured times, and in a changed one the r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -21,6 +22,7 @@ from verl_profiler.analysis.explain.calls import (
     by_call,
     kv_tokens,
     peak,
+    pools_of,
     recorded,
     requests_of,
 )
@@ -56,6 +58,7 @@ _POLL_US = 2_000_000
 # is accepted if a replay with it ends within this share of the measured time.
 _QUEUED_SHARE = 0.05
 _SLOTS_FIT = 0.05
+_TRIES = 7
 # Overlaps of calls that last for less than this share of the time are no concurrency.
 _IGNORED_SHARE = 0.001
 # The share of the phases after `gen` that is proportional to tokens has this prior (mean and standard
@@ -94,7 +97,9 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[Model]:
         ORDER BY s.run, s.step
         """
     )
-    rollouts = _by_step(recorded(tables, within))
+    rows = recorded(tables, within)
+    pools = pools_of(tables, within, rows.tools)
+    rollouts = _by_step(rows)
     poll_times = polls_of(tables, steps)
     uneven = uneven_us(tables, steps)
     phases = after_us(tables, steps)
@@ -119,6 +124,7 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[Model]:
                 prepared.get(key, {}),
                 poll_times.get(key, []),
                 uneven.get(key, 0.0),
+                pools.get(key[0], {}),
                 memory_bound=key in memory_bound,
             )
         )
@@ -170,6 +176,7 @@ def _model(
     groups: Mapping[str, Sequence[dict[str, Any]]],
     poll_times: Sequence[int],
     uneven_us: float,
+    pools: Mapping[str, int],
     *,
     memory_bound: bool,
 ) -> Model:
@@ -209,23 +216,38 @@ def _model(
             lambda row: row["begin_us"] - begin,
             queued=limits is None,
         )
-        return replace(empty.with_requests(requests), limits=limits or Limits())
+        return replace(empty.with_requests(requests), limits=limits or Limits(), pools=pools)
 
-    queued = sum(
-        sum(call["started_us"] - call["arrived_us"] for call in group)
-        if memory_bound
-        else _waited_us(group, most)
-        for group in groups.values()
-    )
-    served = sum(call["engine_duration_us"] or 0 for call in rollout.calls)
     free = with_requests()
-    if not most or queued <= _QUEUED_SHARE * served:
+    measured_us = lengths_us(replace(free, pools={}), polls=False)[0]
+
+    def off_us(model: Model) -> float:
+        return lengths_us(model, polls=False)[0] - measured_us
+
+    if pools and abs(off_us(free)) > _SLOTS_FIT * (last - begin):
+        pools = {}
+        free = with_requests()
+    queued = sum(
+        call["started_us"] - call["arrived_us"] for group in groups.values() for call in group
+    )
+    served = _QUEUED_SHARE * sum(call["engine_duration_us"] or 0 for call in rollout.calls)
+    if not most or queued <= served:
         return free
     tokens = max((peak(group, kv_tokens, _IGNORED_SHARE) for group in groups.values()), default=0)
-    full = Limits(kv_tokens=tokens) if memory_bound and tokens else Limits(calls=most)
-    limited = with_requests(full)
-    off_us = lengths_us(limited, polls=False)[0] - lengths_us(free, polls=False)[0]
-    return limited if abs(off_us) <= _SLOTS_FIT * (last - begin) else free
+    full = sum(_waited_us(group, most) for group in groups.values()) > served
+    possible = [Limits(calls=most)] if full and not memory_bound else []
+    possible += [Limits(kv_tokens=tokens)] if tokens else [Limits(calls=most)] * memory_bound
+    for limits in possible:
+        # A call takes its tokens one after the other: fewer than those of all calls fit at once.
+        below, room, above = 0.0, limits.kv_tokens, limits.kv_tokens
+        for _ in range(1 if math.isinf(room) else _TRIES):
+            limited = with_requests(limits._replace(kv_tokens=room))
+            longer_us = off_us(limited)
+            if abs(longer_us) <= _SLOTS_FIT * (last - begin):
+                return limited
+            below, above = (below, room) if longer_us < 0 else (room, above)
+            room = (below + above) / 2
+    return free
 
 
 def _polled(

@@ -75,6 +75,7 @@ class _Request:
     stages: Iterator[Stage]
     home: _Replica | None = None
     replica: _Replica | None = None
+    pool: _Pool | None = None
     call: Call = _NO_CALL
     left: float = 0.0
     target: float | None = None
@@ -136,6 +137,14 @@ class _Replica:
         self.at_us = now_us
 
 
+@dataclass(eq=False, slots=True)
+class _Pool:
+    """What runs so many calls at once; others wait in FIFO order, with the time that they take."""
+
+    free: int
+    waiting: deque[tuple[_Request, float]] = field(default_factory=deque["tuple[_Request, float]"])
+
+
 class _Simulation:
     """One replay; see `replay`."""
 
@@ -153,6 +162,7 @@ class _Simulation:
             self.replicas[name] = _Replica(times, prefill, times[0], times[0])
         ranges = {(min(each.times), max(each.times)) for each in self.replicas.values()}
         self.limited = model.limits != _NO_LIMITS
+        self.pools = {name: _Pool(most) for name, most in model.pools.items()}
         # Then a call takes as long as it takes alone.
         self.alone = (
             not self.limited
@@ -253,6 +263,10 @@ class _Simulation:
         """Advance a request to its next generate call or its end."""
         for stage in request.stages:
             if not isinstance(stage, Call):
+                if stage.pool in self.pools:
+                    request.pool = self.pools[stage.pool]
+                    self._at(now_us, self._join, (request, stage.length_us * stage.served))
+                    return
                 now_us += stage.length_us
                 continue
             if stage.replica is not None and not self.alone:
@@ -262,6 +276,23 @@ class _Simulation:
             per_work = 1.0 if stage.replica is None else self.replicas[stage.replica].base
             now_us += stage.before_us + stage.fixed_us + stage.work * per_work + stage.after_us
         self._at(now_us, self._end, request.flight)
+
+    def _join(self, what: tuple[_Request, float]) -> None:
+        """Run a call of a pool, or let it wait."""
+        pool = what[0].pool
+        if pool is None or not pool.free:
+            (pool or _Pool(0)).waiting.append(what)
+            return
+        pool.free -= 1
+        self._at(self.now + what[1], self._leave, what[0])
+
+    def _leave(self, request: _Request) -> None:
+        pool, request.pool = request.pool, None
+        if pool is not None:
+            pool.free += 1
+            if pool.waiting:
+                self._join(pool.waiting.popleft())
+        self._go_on(self.now, request)
 
     def _end(self, flight: _Flight) -> None:
         flight.open -= 1

@@ -11,6 +11,7 @@ from dataclasses import replace
 from statistics import linear_regression, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from verl_profiler.analysis.explain.calls import CROWDED, CROWDED_CALLS
 from verl_profiler.analysis.explain.concentration import Culprit, Place, identity, places_of
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
@@ -43,8 +44,6 @@ _LONGER, _OFTEN = 1.5, 3
 # A tool is slow among others if it has at most a quarter of the calls and so many times the
 # median of each other, with at least so many calls.
 _SLOWER_TOOL, _CALLS = 5, 5
-# Calls of a tool wait for each other if their number explains so much of the variance of so many.
-_CROWDED, _CROWDED_CALLS = 0.4, 20
 # Few requests at once: at most this share of a step's requests.
 _FEW = 0.25
 
@@ -270,7 +269,7 @@ def tool_work(tables: Tables, steps: Steps) -> Found:
             WHERE NOT failed GROUP BY ALL
         ), fitted AS (
             SELECT run, tool, regr_slope(own_us, others) AS more_us FROM loaded GROUP BY run, tool
-            HAVING count(*) >= {_CROWDED_CALLS} AND regr_r2(own_us, others) >= {_CROWDED} AND more_us > 0
+            HAVING count(*) >= {CROWDED_CALLS} AND regr_r2(own_us, others) >= {CROWDED} AND more_us > 0
         ), whole AS (SELECT run, string_agg(tool, ', ' ORDER BY tool) AS who FROM fitted GROUP BY run)
         SELECT c.*, who, greatest(own_us - coalesce(more_us * others, 0), 0) AS left_us
         FROM loaded AS c JOIN whole USING (run) LEFT JOIN fitted USING (run, tool)
