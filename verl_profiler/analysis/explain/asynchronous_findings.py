@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from verl_profiler.analysis.explain.concentration import Culprit
 from verl_profiler.analysis.explain.engine_culprits import lost_by_engine
@@ -76,35 +77,34 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
     Returns:
         Most recoverable time first, of each run.
     """
-    recorded, listed = tables.rows(ASYNCHRONOUS), list[Finding]()
+    recorded, listed = {row["run"] for row in tables.rows(ASYNCHRONOUS)}, list[Finding]()
     if not recorded:
         return listed
-    queues, stale = queue_times(tables, steps), staleness(tables, steps)
+    queues, stale = by_run(queue_times(tables, steps)), by_run(staleness(tables, steps))
     # Without the syncs' own events it is not known when a sample became older.
     synced = {row["run"] for row in tables.rows(_SYNCED)}
-    causes = [row for row in staleness_causes(tables, steps) if row["run"] in synced]
-    for found in recorded:
-        run = found["run"]
-        window = steps_of(steps, run)
-        own = [
-            row
-            for row in ledger
-            if row["run"] == run and (window is None or window[0] <= row["step"] <= window[1])
-        ]
-        if not own:
-            continue
-        pools = _Pools(run, own)
-        named = [
-            *_split_off(pools),
-            *_of_queue(pools, [row for row in queues if row["run"] == run]),
-            *_of_staleness(
-                pools, *([row for row in each if row["run"] == run] for each in (stale, causes))
-            ),
-            *_of_devices(pools, lends=fits("hybrid_switch", Facts(tables, run))),
-            *_of_engines(pools, _lost_in_engines(tables, run, (pools.steps[0], pools.steps[-1]))),
-        ]
-        listed += sorted(named, key=lambda each: (each.rule.dominates, -_rank_s(each, pools)))
+    causes = by_run(row for row in staleness_causes(tables, steps) if row["run"] in synced)
+    for run, pools in _pools_of(ledger, steps).items():
+        if run in recorded:
+            named = [
+                *_split_off(pools),
+                *_of_queue(pools, queues.get(run, [])),
+                *_of_staleness(pools, stale.get(run, []), causes.get(run, [])),
+                *_of_devices(pools, lends=fits("hybrid_switch", Facts(tables, run))),
+                *_of_engines(tables, pools),
+            ]
+            listed += sorted(named, key=lambda each: (each.rule.dominates, -_rank_s(each, pools)))
     return listed
+
+
+def _pools_of(ledger: Rows, steps: Steps) -> dict[str, _Pools]:
+    found: dict[str, _Pools] = {}
+    for run, own in by_run(ledger).items():
+        window = steps_of(steps, run)
+        rows = [row for row in own if window is None or window[0] <= row["step"] <= window[1]]
+        if rows:
+            found[run] = _Pools(run, rows)
+    return found
 
 
 def with_the_rest(listed: Sequence[Finding], ledger: Rows, steps: Steps = None) -> list[Finding]:
@@ -119,48 +119,35 @@ def with_the_rest(listed: Sequence[Finding], ledger: Rows, steps: Steps = None) 
         The findings by run, each with what it accounts for; what is work comes last.
     """
     found: list[Finding] = []
-    for run, own in by_run(ledger).items():
-        window = steps_of(steps, run)
-        rows = [r for r in own if window is None or window[0] <= r["step"] <= window[1]]
-        if rows:
-            of_run = [each for each in listed if each.run == run]
-            found += _with_the_rest(of_run, _Pools(run, rows), rows)
+    for run, pools in _pools_of(ledger, steps).items():
+        pool, rest = pools.trainer, dict(pools.means)
+        own: list[Finding] = []
+        for each in listed:
+            if each.run == run:
+                account = _EXPLAINED.get(each.name)
+                accounts = {account: rest.pop(account)} if account in rest else {}
+                own.append(replace(each, accounts=accounts))
+        large = {each: spent for each, spent in rest.items() if spent >= _LEAST * pool.step_s > 0}
+        works = {each for of in _WORK.values() for each in of}
+        for account, spent in sorted(large.items(), key=lambda each: -each[1]):
+            if account not in works:
+                about = f"{account.replace('_', ' ')}: {ACCOUNTS[account]}"
+                rule = Rule(
+                    f"The trainer's devices spend {{lost_s}} per step ({{lost_share}}) on {about}.",
+                    _TRY.get(account, ""),
+                    ("bubble_ledger",),
+                    pooled=True,
+                )
+                made = _row(account, pool, pool.by_step(account), spent, account, rule=rule)
+                own.append(replace(made, accounts={account: spent}))
+        work = {each: spent for each, spent in large.items() if each in works}
+        if work:
+            text, whole = shares_of_work(work, pool.step_s, _WORK), sum(work.values())
+            made = _row("pool_work", pool, pool.by_step(*work), whole, "", reason=text)
+            own.append(replace(made, accounts=work, culprit=NOBODY))
+        ranks = {id(each): _rank_s(each, pools) for each in own}
+        found += sorted(own, key=lambda e: (e.name == "pool_work", e.rule.dominates, -ranks[id(e)]))
     return found
-
-
-def _with_the_rest(listed: Sequence[Finding], pools: _Pools, rows: Rows) -> list[Finding]:
-    pool = pools.trainer
-    accounts = dict.fromkeys(row["account"] for row in rows)
-    rest = {each: pool.of(each) for each in accounts if pool.of(each)}
-    found: list[Finding] = []
-    for each in listed:
-        account = _EXPLAINED.get(each.name, "")
-        own = {account: rest.pop(account)} if account in rest else {}
-        found.append(replace(each, accounts=own))
-    large = {each: spent for each, spent in rest.items() if spent >= _LEAST * pool.step_s > 0}
-    works = {each for of in _WORK.values() for each in of}
-    for account, spent in sorted(large.items(), key=lambda each: -each[1]):
-        if account not in works:
-            name = account.replace("_", " ")
-            rule = Rule(
-                f"The trainer's devices spend {{lost_s}} per step ({{lost_share}}) on {name}: {ACCOUNTS[account]}.",
-                _TRY.get(account, ""),
-                ("bubble_ledger",),
-                pooled=True,
-            )
-            by_step = pool.by_step(account)
-            made = _row(account, pool, by_step, spent, account, rule=rule)
-            found.append(replace(made, accounts={account: spent}))
-    work = {each: spent for each, spent in large.items() if each in works}
-    if work:
-        text, whole = shares_of_work(work, pool.step_s, _WORK), sum(work.values())
-        made = _row("pool_work", pool, pool.by_step(*work), whole, "", reason=text)
-        found.append(replace(made, accounts=work, culprit=NOBODY))
-
-    def place(each: Finding) -> tuple[bool, bool, float]:
-        return each.name == "pool_work", each.rule.dominates, -_rank_s(each, pools)
-
-    return sorted(found, key=place)
 
 
 def _rank_s(finding: Finding, pools: _Pools) -> float:
@@ -202,6 +189,9 @@ class _Pools:
         self.shared = "shared" in pools
         self.idle = self.trainer.of("waiting_for_samples")
         self.ahead = self.rollout.of("staleness_limit") if self.rollout else 0.0
+        accounts = dict.fromkeys(row["account"] for row in ledger)
+        of_trainer = {each: self.trainer.of(each) for each in accounts}
+        self.means = {each: spent for each, spent in of_trainer.items() if spent}
 
     @property
     def in_turn(self) -> bool:
@@ -246,20 +236,32 @@ def _of_devices(pools: _Pools, *, lends: bool) -> list[Finding]:
     ]
 
 
-def _of_engines(pools: _Pools, lost: Mapping[str, Any]) -> list[Finding]:
+def _of_engines(tables: Tables, pools: _Pools) -> list[Finding]:
     """Return what the generating devices lose inside the engines, if the trainer waits for them."""
     pool = pools.rollout or pools.trainer
     generating = pool.by_step(*_GENERATING)
     waited = pools.trainer.of("waiting_for_samples", *(_GENERATING if pools.shared else ()))
-    found: list[Finding] = []
-    for name, each in lost.items():
-        rule = replace(RULES[name], sentence=_LOST_IN_ENGINES[name])
-        by_step = {step: each.shares.get(step, 0.0) * generating[step] for step in pool.steps}
+    steps = pools.steps[0], pools.steps[-1]
+    rows = lost_by_engine(tables, steps, last_only=False)
+    calls_s, found = defaultdict[int, float](float), list[Finding]()
+    own = [row for row in rows if row["run"] == pool.run and row["step"] in generating]
+    for row in own:
+        calls_s[row["step"]] += row["calls_s"]
+    for name, sentence in _LOST_IN_ENGINES.items():
+        rule = replace(RULES[name], sentence=sentence)
+        by_engine, by_step = defaultdict[str, float](float), dict.fromkeys(pool.steps, 0.0)
+        for row in own:
+            if row[name] and calls_s[row["step"]]:
+                by_engine[row["engine_name"]] += row[name]
+                part = row[name] / calls_s[row["step"]]
+                by_step[row["step"]] += part * generating[row["step"]]
         whole = sum(by_step.values()) / len(pool.steps)
         enough = waited >= rule.least * pools.trainer.step_s and waited > 0
-        if whole >= rule.least * pool.step_s and enough:
-            kind = "replica" if each.engine else ""
-            found.append(_row(name, pool, by_step, waited, each.engine, kind=kind, rule=rule))
+        if whole >= rule.least * pool.step_s and enough and by_engine:
+            most, lost_s = max(by_engine.items(), key=lambda each: (each[1], each[0]))
+            engine = most if lost_s > sum(by_engine.values()) / 2 else ""
+            kind = "replica" if engine else ""
+            found.append(_row(name, pool, by_step, waited, engine, kind=kind, rule=rule))
     return found
 
 
@@ -411,42 +413,6 @@ _LOST_IN_ENGINES = {
         "Generate calls spend {lost_share} of the rollout's time on prefill of tokens that were cached before."
     ),
 }
-
-
-class _Lost(NamedTuple):
-    """What a finding is about: its share of the calls' time by step, and the engine with over half of it."""
-
-    shares: dict[int, float]
-    engine: str
-
-
-def _lost_in_engines(tables: Tables, run: str, steps: Steps) -> dict[str, _Lost]:
-    """Return the losses of a run's generate calls, by finding."""
-    rows = [row for row in lost_by_engine(tables, steps, last_only=False) if row["run"] == run]
-    found: dict[str, _Lost] = {}
-    for finding in _LOST_IN_ENGINES:
-        lost = [row for row in rows if row[finding]]
-        if not lost:
-            continue
-        whole: dict[int, float] = {}
-        for row in rows:
-            whole[row["step"]] = whole.get(row["step"], 0.0) + row["calls_s"]
-        shares = {
-            step: sum(row[finding] for row in lost if row["step"] == step) / seconds
-            for step, seconds in whole.items()
-            if seconds
-        }
-        found[finding] = _Lost(shares, _most(lost, finding))
-    return found
-
-
-def _most(rows: Rows, finding: str) -> str:
-    """Return the engine with more than half of the loss, if there is one."""
-    by_engine: dict[str, float] = {}
-    for row in rows:
-        by_engine[row["engine_name"]] = by_engine.get(row["engine_name"], 0.0) + row[finding]
-    worst = max(by_engine, key=lambda name: (by_engine[name], name))
-    return worst if by_engine[worst] > sum(by_engine.values()) / 2 else ""
 
 
 # Tokens more versions behind than this are stale: a step is one or two behind by design.
