@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,14 +90,17 @@ def pools_of(tables: Tables, own: str, tools: Rows) -> dict[str, dict[str, int]]
             continue
         if correlation(others, lengths) < CROWDED**0.5:
             continue
-        # At least as many at once as let each call take some time.
-        for most in range(1, max(others) + 2):
+
+        def takes_time(most: int, ordered: Rows = ordered) -> bool:
             served = _served_us(ordered, most)
-            if sum(each <= 0 for each in served) <= _IGNORED * len(served):
-                found.setdefault(run, {})[_TOOLS_POOL] = most
-                for row, own_us in zip(ordered, served, strict=True):
-                    row["served"] = min(max(own_us / max(row["duration_us"], 1), 0.0), 1.0)
-                break
+            return sum(each <= 0 for each in served) <= _IGNORED * len(served)
+
+        # At least as many at once as let each call take some time.
+        possible = range(1, max(others) + 2)
+        most = possible[min(bisect_left(possible, True, key=takes_time), max(others))]
+        found.setdefault(run, {})[_TOOLS_POOL] = most
+        for row, own_us in zip(ordered, _served_us(ordered, most), strict=True):
+            row["served"] = min(max(own_us / max(row["duration_us"], 1), 0.0), 1.0)
     return found
 
 
