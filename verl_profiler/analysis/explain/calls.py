@@ -418,7 +418,7 @@ WITH attempts AS MATERIALIZED (
     SELECT run, step, name, request_id, turn, 0 AS attempt, begin_us AS whole_us, server, begin_us,
         end_us, duration_us, prompt_tokens, response_tokens, false AS aborted, false AS lost, engine_name,
         engine_begin_us, engine_duration_us, parked_us, queue_us, prefill_us, decode_us, cached_tokens,
-        cold_us
+        retractions, cold_us
     FROM (SELECT * FROM engine_calls WHERE duration_us IS NOT NULL AND {_OWN})
         ANTI JOIN attempts USING (run, request_id, turn)
         LEFT JOIN cold USING (run, name, request_id, turn, begin_us)

@@ -233,10 +233,13 @@ def _model(
     served = _QUEUED_SHARE * sum(call["engine_duration_us"] or 0 for call in rollout.calls)
     if not most or queued <= served:
         return free
-    tokens = max((peak(group, kv_tokens, _IGNORED_SHARE) for group in groups.values()), default=0)
     full = sum(_waited_us(group, most) for group in groups.values()) > served
     possible = [Limits(calls=most)] if full and not memory_bound else []
-    possible += [Limits(kv_tokens=tokens)] if tokens else [Limits(calls=most)] * memory_bound
+    if memory_bound or any(call["retractions"] for call in rollout.calls):
+        # Retracted calls had no space.
+        sizes = (peak(group, kv_tokens, _IGNORED_SHARE) for group in groups.values())
+        tokens = max(sizes, default=0)
+        possible += [Limits(kv_tokens=tokens)] if tokens else [Limits(calls=most)] * memory_bound
     for limits in possible:
         # A call takes its tokens one after the other: fewer than those of all calls fit at once.
         below, room, above = 0.0, limits.kv_tokens, limits.kv_tokens
