@@ -3,15 +3,65 @@
 import errno
 import json
 import os
+import socket
 
 import pytest
 
 from verl_profiler.events.files import (
     UnusableFileError,
+    open_regular,
     parse_json,
     read_bounded,
+    read_json,
     reason_of,
+    status_of_regular,
 )
+
+
+def a_pipe(folder):
+    os.mkfifo(folder / "pipe")
+    return folder / "pipe", "a named pipe"
+
+
+def a_device(folder):
+    (folder / "zero").symlink_to("/dev/zero")
+    return folder / "zero", "a device"
+
+
+def a_socket(folder):
+    at = os.open(folder, os.O_RDONLY)
+    try:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"/proc/self/fd/{at}/socket")
+        listener.close()
+    finally:
+        os.close(at)
+    return folder / "socket", "a socket"
+
+
+def a_folder(folder):
+    return folder, "a directory"
+
+
+def ten_gigabytes_of_nothing(folder):
+    path = folder / "sparse"
+    with path.open("wb") as file:
+        file.write(b"{}")
+        file.truncate(10 << 30)
+    return path, "a sparse file"
+
+
+KINDS = [a_pipe, a_device, a_socket, a_folder, ten_gigabytes_of_nothing]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("read", [open_regular, status_of_regular, read_json])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, read):
+    path, kind = make(tmp_path)
+
+    with pytest.raises(UnusableFileError, match=kind if make is not KINDS[-1] else "sparse|larger"):
+        read(path)
 
 
 def test_a_small_hole_is_no_fault(tmp_path):
