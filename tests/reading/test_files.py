@@ -13,6 +13,7 @@ from verl_profiler.events.files import (
     parse_json,
     read_bounded,
     read_json,
+    read_object,
     reason_of,
     status_of_regular,
 )
@@ -104,6 +105,22 @@ def test_json_holds_only_what_can_be_written_again(text, value):
 def test_deep_nesting_is_a_value_error(depth, opening):
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json(opening * depth + "1" + {"[": "]"}.get(opening, "}") * depth)
+
+
+def test_names_that_no_file_can_have_are_an_os_error():
+    for name in ("a\0b", "x" * 5000, "/dev/null/x"):
+        with pytest.raises(OSError):
+            open_regular(name)
+        with pytest.raises(OSError):
+            status_of_regular(name)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"7", b"null", b'"text"', b"{", b"\0" * 100])
+def test_what_is_no_object_is_a_value_error(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+
+    with pytest.raises(ValueError, match=r"not (a )?JSON"):
+        read_object(tmp_path / "file")
 
 
 def test_a_file_that_its_server_dropped_comes_with_advice():
