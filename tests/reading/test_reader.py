@@ -372,6 +372,27 @@ def test_a_request_start_without_its_request_is_unfinished(tmp_path):
     assert any(p.startswith("2 requests started but did not end (step 1") for p in problems)
 
 
+def test_reading_the_same_id_in_two_steps_gives_two_requests(tmp_path):
+    """Under full_determinism verl gives requests the same ids in every step."""
+    for step in (1, 2):
+        write_run(
+            tmp_path,
+            [
+                line(
+                    1,
+                    "request",
+                    extra={"request_id": "det-0", "sample": 0, "session": 0},
+                    step=step,
+                )
+            ],
+            step=step,
+        )
+
+    rows, problems = read(tmp_path, "SELECT step FROM requests ORDER BY step")
+
+    assert ([{"step": 1}, {"step": 2}], []) == (rows, problems)
+
+
 def wall_clock(begin_s, end_s, *, elapsed_s, readings=()):
     """A clock whose wall and monotonic times ran apart."""
     clock = {"wall_ns": begin_s * 10**9, "monotonic_ns": 0, "last_wall_ns": end_s * 10**9}

@@ -32,6 +32,12 @@ COLORS = [("", ""), ("\x1b[36m", "\x1b[0m"), ("[36m", "[0m"), ("^[[36m", "^[[0m"
 COLORS += [("#033[36m", "#033[0m"), ("\\u001b[36m", "\\u001b[0m"), ("\x1b[1;36m", "\x1b[0m")]
 
 
+DEDUPLICATED = (
+    "Ray deduplicates logs by default. Set RAY_DEDUP_LOGS=0 to disable log deduplication, or see "
+    "https://docs.ray.io/x#log-deduplication for more options."
+)
+
+
 def only(raw: str) -> ConsoleLine:
     (line,) = lines_of(raw, 1)
     return line
@@ -48,6 +54,21 @@ def test_a_prefix_is_set_apart_in_every_color(prefix: str, begin: str, end: str)
 
 
 @pytest.mark.parametrize(
+    "count",
+    [
+        " [repeated 3x across cluster]",
+        "\x1b[32m [repeated 3x across cluster]\x1b[0m",
+        f" [repeated 3x across cluster] ({DEDUPLICATED})",
+    ],
+)
+def test_a_repeat_count_is_set_apart(count: str) -> None:
+    """Ray says once what several processes printed."""
+    line = only(f"(WorkerDict pid=7) loaded{count}\n")
+
+    assert (line.text, line.repeated) == ("loaded", 3)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "INFO:2026-11-21 01:48:15,971:Task compute_log_prob (pid=11227) is writing, cost time: 0.03s)",
@@ -60,6 +81,13 @@ def test_a_process_that_a_line_speaks_of_is_no_prefix(text: str) -> None:
     line = only(f"\x1b[36m(WorkerDict pid=11227)\x1b[0m {text}\n")
 
     assert (line.text, line.pid) == (text, 11227)
+
+
+def test_a_progress_bar_that_went_back_gives_a_line_each() -> None:
+    """tqdm writes a carriage return and no line end."""
+    lines = list(lines_of("\r 0%| 0/9\r11%| 1/9(A pid=1) step:1\n", 1))
+
+    assert [line.text for line in lines] == ["", " 0%| 0/9", "step:1"]
 
 
 @pytest.mark.parametrize(
