@@ -690,6 +690,20 @@ def test_a_run_named_twice_or_copied_is_read_once(tmp_path):
     assert any("is a copy of the run in" in problem for problem in problems)
 
 
+def test_converted_events_open_without_their_files(tmp_path):
+    """A Parquet file of events is a run of its own."""
+    write_run(tmp_path / "run", [line(1), line(2)])
+    with load(tmp_path / "run"):
+        pass
+    (part,) = (tmp_path / "run" / ".cache" / "events-1").glob("part-*.parquet")
+    copy = tmp_path / "events.parquet"
+    copy.write_bytes(part.read_bytes())
+
+    rows, _ = read(copy, "SELECT count(*) AS n FROM events")
+
+    assert [{"n": 2}] == rows
+
+
 def test_a_parquet_file_of_something_else_is_refused(tmp_path):
     """The message says what is missing in it."""
     with reader.duckdb.connect() as connection:
