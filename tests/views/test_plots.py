@@ -247,7 +247,8 @@ def test_a_steps_bar_is_as_long_as_the_step(runs):
     data = VIEWS["step_durations"].analysis(runs["small"].tables, Choice())
     spec = VIEWS["step_durations"].spec(data, Choice())
     above, below = collections.Counter(), collections.Counter()
-    for bar in data_in(spec, "part"):
+    durations, components = spec["vconcat"]
+    for bar in data_in(durations, "part"):
         (above if bar["high"] > 0 else below)[bar["step"]] += bar["high"] - bar["low"]
 
     steps = step_times(runs["small"].tables)
@@ -256,11 +257,23 @@ def test_a_steps_bar_is_as_long_as_the_step(runs):
     (validated,) = [row for row in data["step_durations"] if row["testing_s"]]
     assert -below[validated["step"]] >= validated["testing_s"] * 0.999
 
+    # The percentage of each component in each step, from the requests themselves.
+    wanted = runs["small"].rows(
+        "SELECT step, 100.0 * sum(engine_us) / sum(duration_us) AS engine, "
+        "100.0 * sum(tool_us) / sum(duration_us) AS tool "
+        "FROM requests WHERE finished AND NOT validate GROUP BY step"
+    )
+    drawn = {(bar["step"], bar["part"]): bar["value"] for bar in data_in(components, "part")}
+    for row in wanted:
+        assert row["engine"] == pytest.approx(drawn[row["step"], "engine"], rel=2e-3)
+        assert row["tool"] == pytest.approx(drawn[row["step"], "tool"], rel=2e-3)
+    assert {row["step"] for row in wanted} <= {step for step, _ in drawn}
+
 
 def test_what_is_pale_is_pale_in_the_legend(runs):
     """Its color has the opacity, not the mark: a legend shows colors."""
     spec = VIEWS["step_durations"].spec(*data_of(runs["small"], "step_durations"))
-    channels = dict(every_channel(spec))
+    channels = dict(every_channel(spec["vconcat"][0]))
     scale = channels["color"]["scale"]
     codes = dict(zip(scale["domain"], scale["range"], strict=True))
 

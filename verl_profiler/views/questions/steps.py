@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from verl_profiler.analysis.requests import request_parts
 from verl_profiler.analysis.selection import Rows, named, steady, warm_ups
 from verl_profiler.analysis.steps import step_durations, step_trend
 from verl_profiler.render.charts import (
@@ -16,7 +17,7 @@ from verl_profiler.render.charts import (
     step_bars,
     time_unit,
 )
-from verl_profiler.render.colors import ACCENT, INK, MUTED, PHASE_COLORS
+from verl_profiler.render.colors import ACCENT, INK, MUTED, PHASE_COLORS, color
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
 from verl_profiler.views.view import Asking, Choice, DataTables, View, column, known
@@ -112,7 +113,25 @@ def _durations(data: DataTables, choice: Choice) -> Spec:
         }
         more.append(layer(tops, mark, tip=("step",), x=x, y=y, color=ACCENT))
     title = _duration_title(rows, data["step_trend"], choice)
-    return chart(title, about, panel(bars, more, height=300), notes=notes)
+    return chart(
+        title, about, panel(bars, more, height=300), *_components(data, steps), notes=notes
+    )
+
+
+def _components(data: DataTables, steps: Sequence[int]) -> list[Spec]:
+    """Return a panel with the share of each component of the requests in each step."""
+    shares: dict[str, dict[int, float]] = {}
+    for row in data["request_parts"]:
+        if not row["validate"] and row["share"]:
+            shares.setdefault(row["part"], {})[row["step"]] = 100 * row["share"]
+    ordered = sorted(shares, key=lambda part: (-sum(shares[part].values()), part))
+    series: list[Series] = [
+        (part, [shares[part].get(step, 0.0) for step in steps], color(part)) for part in ordered
+    ]
+    if not series:
+        return []
+    bars = step_bars(steps, series, "of the requests' time [%]")
+    return [panel(bars, title="Components of the requests, added up over each step", height=180)]
 
 
 def _duration_title(rows: Rows, trends: Rows, choice: Choice) -> str:
@@ -154,7 +173,7 @@ VIEWS = (
     View(
         name="step_durations",
         question="How long do rollout and training take in each step, and how long is it from one step to the next?",
-        analysis=Asking(step_durations, step_trend),
+        analysis=Asking(step_durations, step_trend, request_parts),
         chart=_durations,
         empty="no step has a rollout there.",
         section="steps",
