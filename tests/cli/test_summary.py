@@ -49,7 +49,7 @@ def test_every_part_of_a_step_is_there(capsys):
         "gen |update_actor|unaccounted|requests |turns |components|tail |slowest |engine |tools |"
         "workers |ranks |weight sync|TransferQueue|memory peak|profiler |"
         "event loop    worker_0 stalled 1 time, longest 1.50 s|"
-        "validation (apart from the steps above)"
+        "validation (not included above)"
     )
     assert [] == [part for part in parts.split("|") if part not in text]
     assert "step 1" not in text

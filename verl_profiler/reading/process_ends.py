@@ -123,7 +123,7 @@ def _of_run(
     if old:
         yield (
             f"{len(old)} of {len(members)} processes were killed; up to 0.5 s of events each may be "
-            "lost (their headers, of an older version, do not show whether any is)"
+            "lost (their headers, of an older version, do not show whether any are)"
         )
 
 

@@ -245,7 +245,7 @@ class _Watcher(threading.Thread):
                 self.silent_ns = since_ns
                 say(
                     f"WARNING {self.signs.name} has written nothing for "
-                    f"{(at_ns - since_ns) / 1e9:.0f} s, and may stand still. What is known of it: "
+                    f"{(at_ns - since_ns) / 1e9:.0f} s, and may not be running. Details: "
                     f"verl-profiler stuck {self.active.directory} (trainer-silent)",
                 )
 

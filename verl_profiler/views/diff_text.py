@@ -24,7 +24,7 @@ _ESTIMATED = (
     "error is part of the variation between steps."
 )
 _LAUNCHES = (
-    "What differs between two launches of the same (another node, another hour) is in no interval; "
+    "What differs between two launches of the same command (another node, another hour) is in no interval; "
     "diff A1,A2 B1,B2 includes it."
 )
 # The time between steps is reported where its change is this share of the time from step to step.

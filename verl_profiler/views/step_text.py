@@ -257,7 +257,7 @@ def _other_lines(
         if cost["share"] is not None:
             text += f", {share(cost['share'])} of the step"
         if cost["costliest_cpu_s"] is not None:
-            text += f" ({seconds(cost['costliest_cpu_s'])} of it on a core)"
+            text += f" ({seconds(cost['costliest_cpu_s'])} of CPU time)"
         text += f"; {seconds(cost['wrapper_s'])} in all {cost['processes']} processes"
         if cost["events"] is not None:
             text += f", {cost['events']:,} events"

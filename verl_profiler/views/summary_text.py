@@ -216,11 +216,9 @@ def _validation(tables: Mapping[str, Rows], *, several: bool) -> str:
     if len(lines) == 1:
         return ""
     shown = [[name, *line] for name, line in zip(names, lines, strict=True)]
-    title = "validation (apart from the steps above)"
+    title = "validation (not included above)"
     if len(shown) > 1 + _VALIDATIONS:
-        title = (
-            f"validation (apart from the steps above), the last {_VALIDATIONS} of {len(shown) - 1}"
-        )
+        title = f"validation (not included above), the last {_VALIDATIONS} of {len(shown) - 1}"
         shown[1:] = shown[-_VALIDATIONS:]
     return f"{title}\n{align(shown, left=(0,))}"
 

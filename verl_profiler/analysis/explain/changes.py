@@ -560,7 +560,7 @@ CHANGES: dict[str, Change] = {
         asynchronous=True,
     ),
     "no_prompt_build": Change(
-        "build each request's prompt in no time",
+        "skip prompt building",
         _model(lambda model: model.mapped(_without_build)),
         beyond=True,
     ),

@@ -199,7 +199,7 @@ RULES: dict[str, Rule] = {
         measured=True,
     ),
     "stalled_step": Rule(
-        "One step stands still: {who}.",
+        "One step stalled: {who}.",
         "Look at this time in the logs of the trainer and of the nodes. The settings of the other steps are no "
         "remedy; the timeline of the report has what the processes do meanwhile.",
         ("step_durations", "worker_phases"),

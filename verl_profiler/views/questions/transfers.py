@@ -16,7 +16,7 @@ __all__ = ["VIEWS"]
 _WAYS = {
     "send": ("sends", PHASE_COLORS["update_weights"]),
     "receive": ("receives", "#0072B2"),
-    "load": ("passes to its engine", "#E69F00"),
+    "load": ("loads into the engine", "#E69F00"),
 }
 _PROCESSES = 16
 
