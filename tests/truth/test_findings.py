@@ -3,6 +3,7 @@
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from truth.event_loops import blocked
@@ -11,8 +12,11 @@ from truth.test_culprits import PLANTED
 
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.what_if import chosen_steps
+from verl_profiler.reading.reader import load
 from verl_profiler.units import seconds
 from verl_profiler.views.findings import RULES, finding_list, finding_texts
+
+DATA = Path(__file__).parent.parent / "data"
 
 # Forty requests that take nearly the same time, in two workers and two replicas; even ranks.
 QUIET = Step(
@@ -307,3 +311,14 @@ def test_start_up_is_not_blamed_on_a_run_of_one_step():
     assert ("dispatch", []) == (told["culprit"], told["overrides"])
     assert "agent-loop workers" not in told["advice"]
     assert blamed[0]["accounts"]["dispatch"] == told["accounts"]["dispatch"]
+
+
+def test_start_up_is_not_blamed_on_two_steps_of_a_gpu():
+    """The first prepare_step took 19.0 s there, the second less than a hundredth of that."""
+    with load(DATA / "h100.tar.gz") as run:
+        rows = explanations(run.tables)["findings"]
+    (told,) = [row for row in rows if "prepare_step" in (row["accounts"] or {})]
+
+    assert "prepare_step" == told["finding"]
+    assert "in the first step, in which workers and agent loops start" in told["message"]
+    assert not told["overrides"]

@@ -210,8 +210,12 @@ class _Account:
         for row in segments:
             self.segments.setdefault(row["category"], []).append(row)
         self.steps = sorted({row["step"] for row in segments})
-        # Whether there is no other step than that in which the run starts.
-        self.only_starts = self.steps == [start]
+        # Whether what precedes requests is that of the run's start, and no steps without it are enough.
+        late = self.by_step(self.segments.keys() & RULES[_LATE_START].categories)
+        others_s = sum(spent for step, spent in late.items() if step != start)
+        self.only_starts = (
+            start in self.steps and len(self.steps) < 3 and others_s < sum(late.values()) / 10
+        )
         gaps = {row["step"] for row in segments if row["phase"] == BETWEEN}
         gaps |= {step for step in self.steps if step + 1 in self.steps}
         self._counts = {True: len(gaps), False: len(self.steps)}
