@@ -85,7 +85,8 @@ def _of_verl(config: Any) -> list[str]:
         if settings and settings.get("enable"):
             ranks = "all" if settings.all_ranks else ", ".join(map(str, settings.ranks)) or "none"
             lines.append(f"  {name}, ranks: {ranks}")
-    if own.tool == "nsys":
+    tool = tools.find(own.tool)
+    if tool is not None and tool.command({}):
         # verl 0.9.1 single_controller/ray/base.py: capture-range-end=repeat-shutdown:N.
         lines.append("A worker's report appears when its process ends.")
     return lines
