@@ -22,7 +22,7 @@ REAL := verl or ray or rehearsal
 REAL_FILES = tests/verl $$(grep -lrE '\bmark\.(verl|ray|rehearsal)\b' tests --include='test_*.py')
 # What `make test` leaves to `make test-all`.
 LESS := and not nightly
-PYTEST := $(VENV)/bin/python -m pytest --dist loadfile -rfEs --durations=15 --durations-min=5
+PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile -rfEs --durations=15 --durations-min=5
 # The checkers of the report page's JavaScript, and the node that runs them, which pip installs.
 PAGE_CHECKS := $(VENV)/page-checks
 SCRIPTS := $(wildcard verl_profiler/render/page/*.js tests/js/*.js)
@@ -75,12 +75,11 @@ lint-then-quick:
 test-all:
 	$(MAKE) --no-print-directory test LESS=
 
-# Three processes: some tests wait for a browser or a process.
 test-quick: $(VENV)/installed-dev
-	$(PYTEST) -n 3 -m "not ($(REAL)) $(LESS)" --ignore=tests/verl
+	$(PYTEST) -m "not ($(REAL)) $(LESS)" --ignore=tests/verl
 
 test-real: $(VENV)/installed-dev
-	$(PYTEST) -n 2 -m "($(REAL)) $(LESS)" $(REAL_FILES)
+	$(PYTEST) -m "($(REAL)) $(LESS)" $(REAL_FILES)
 
 $(VENV)/installed-dev: $(INSTALLED)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --upgrade 'pip >= 25.1'

@@ -153,7 +153,7 @@ def test_headers_of_older_versions_give_one_line(tmp_path):
     (text,) = problems(tmp_path)
     assert text == (
         "5 of 6 processes were killed; up to 0.5 s of events each may be lost (their headers, of an "
-        "older version, do not show whether any is)"
+        "older version, do not show whether any are)"
     )
 
 
