@@ -11,6 +11,7 @@ import pytest
 from verl_profiler.cli import main
 from verl_profiler.cli import rehearsal_command as command_module
 from verl_profiler.cli.rehearse import _summarize
+from verl_profiler.launch.command_line import parse
 from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION, environment
 
 
@@ -196,3 +197,16 @@ def test_where_runs_cannot_be_read_the_events_are_named(monkeypatch, tmp_path, c
     _summarize(tmp_path, tmp_path / "report.html")
     printed = capsys.readouterr().out
     assert f"No summary: No module named 'duckdb'.  The events are in {tmp_path}" in printed
+
+
+def test_a_script_s_python_is_caught_by_whatever_path_it_is_called(tmp_path):
+    """Otherwise the training would run."""
+    ran, main_file = tmp_path / "ran", tmp_path / "main_mine.py"
+    main_file.write_text(f"open({str(ran)!r}, 'w')\n")
+    script = tmp_path / "train.sh"
+    script.write_text(f"{sys.executable} -c 1\n{sys.executable} -u {main_file} trainer.nnodes=$1\n")
+
+    command = parse(["bash", str(script), "2"])
+
+    assert (str(main_file), ["trainer.nnodes=2"]) == (command.entry, command.overrides)
+    assert not ran.exists()

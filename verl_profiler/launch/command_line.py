@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,19 +23,22 @@ _OPTIONS = {
     **dict.fromkeys(("--config-path", "-cp"), "path"),
     **dict.fromkeys(("--config-dir", "-cd"), "dir"),
 }
-# What a script is answered in their place; the first line that starts a training is kept.
-_CATCH = """#!{python}
-import json, os, sys
-name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
+# Each Python of a script reads this first, by whatever path it is called: what trains is kept and not run.
+_SITE = """import json, os, sys
+words = sys.orig_argv[1:]
 entry = next((w for b, w in zip(["", *words], words) if b == "-m" or w.endswith(".py") and "=" not in w), "")
-if entry and ("main" in entry or "trainer" in entry or "fully_async" in entry):
-    with open({caught!r}, "a") as file:
-        file.write(json.dumps([name, *words]) + chr(10))
-elif name.startswith("python"):
-    os.execv({python!r}, [{python!r}, *words])
+trains = "main" in entry or "trainer" in entry or "fully_async" in entry
+if trains:
+    with open({kept!r}, "a") as file:
+        file.write(json.dumps(words) + chr(10))
+if trains or words and os.path.basename(words[0]) in {never}:
+    os._exit(0)
 """
-# `ray` and `pip` would change the machine.
-_CAUGHT = ("python", "python3", "uv", "ray", "torchrun", "accelerate", "pip", "pip3")
+# They would change the machine, or start what is in their arguments.
+_NEVER = (
+    *("uv", "ray", "torchrun", "accelerate", "pip", "pip3"),
+    *("srun", "sbatch", "mpirun", "docker", "kubectl", "ssh"),
+)
 _SCRIPT_S = 60
 
 
@@ -106,26 +111,44 @@ def _of_script(words: Sequence[str]) -> list[str]:
     """
     command = list(words) if words[0] in ("bash", "sh") else ["bash", *words]
     with tempfile.TemporaryDirectory(prefix="verl-profiler-") as folder:
-        caught = Path(folder, "caught")
-        for name in _CAUGHT:
-            program = Path(folder, name)
-            program.write_text(_CATCH.format(python=sys.executable, caught=str(caught)))
-            program.chmod(0o755)
-        path = os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])
+        kept = Path(folder, "kept")
+        Path(folder, "sitecustomize.py").write_text(_SITE.format(kept=str(kept), never=_NEVER))
+        programs = dict.fromkeys(_NEVER, f"#!{sys.executable}\n")
+        for name in ("python", "python3"):
+            programs[name] = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
+        for name, text in programs.items():
+            Path(folder, name).write_text(text)
+            Path(folder, name).chmod(0o755)
+        before = {"PATH": os.defpath, "PYTHONPATH": ""}
+        found = {key: os.environ.get(key, usual) for key, usual in before.items()}
+        first = {
+            key: os.pathsep.join([folder, *filter(None, [each])]) for key, each in found.items()
+        }
         try:
-            subprocess.run(  # noqa: S603  the user asks for it
-                command, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_SCRIPT_S, check=False,
-            )  # fmt: skip
+            _run(command, {**os.environ, **first})
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(
                 f"`{' '.join(words)}` cannot be run: {error}.\nGive the Python command that it runs",
                 "config-value",
             ) from None
-        lines = caught.read_text().splitlines() if caught.exists() else []
+        lines = kept.read_text().splitlines() if kept.exists() else []
     if not lines:
         raise ConfigError(
             f"`{' '.join(words)}` starts no training in Python.\nGive the Python command that it runs",
             "config-value",
         )
     return json.loads(lines[0])
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run a program without input and output; end all that it started if it takes long."""
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen(  # noqa: S603  the user asks for it
+        command, env=environment, stdin=nothing, stdout=nothing, stderr=nothing,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            process.wait(_SCRIPT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
