@@ -199,6 +199,15 @@ def test_where_runs_cannot_be_read_the_events_are_named(monkeypatch, tmp_path, c
     assert f"No summary: No module named 'duckdb'.  The events are in {tmp_path}" in printed
 
 
+@pytest.mark.parametrize("name", [(), ("--config-name", "mine")])
+def test_a_config_folder_that_is_here_is_rehearsed(tmp_path, capsys, name):
+    words = ["python", "-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", *name]
+    assert 0 == main(["rehearse", "--print-command", "--", *words])
+    printed = capsys.readouterr().out
+    assert f"--config-path={tmp_path}" in printed
+    assert bool(name) == ("--config-name=mine" in printed)
+
+
 def test_a_script_s_python_is_caught_by_whatever_path_it_is_called(tmp_path):
     """Otherwise the training would run."""
     ran, main_file = tmp_path / "ran", tmp_path / "main_mine.py"

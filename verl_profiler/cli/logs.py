@@ -18,7 +18,7 @@ from verl_profiler.render.visible import visible
 if TYPE_CHECKING:
     from verl_profiler.reading.formats.console_steps import LoggedRun
 
-__all__ = ["are_logs", "chosen", "ends_of", "summarize_logs"]
+__all__ = ["are_logs", "chosen", "ends_of", "opened", "summarize_logs"]
 
 
 def are_logs(paths: Sequence[Path]) -> bool:
@@ -45,17 +45,22 @@ def ends_of(paths: Sequence[Path]) -> list[str]:
     return [f"{path}: {end}" if named else end for path, end in ends if end]
 
 
+def opened(
+    paths: Sequence[Path], steps: tuple[int, int] | None
+) -> tuple[list[LoggedRun], list[str], list[str]]:
+    """Return the runs of logs, of these steps, what ended them, and what is wrong with the logs."""
+    problems: list[str] = []
+    runs = logged_runs(paths, problems)
+    return runs if steps is None else chosen(runs, steps), ends_of(paths), problems
+
+
 def summarize_logs(
     paths: Sequence[Path], *, steps: tuple[int, int] | None, as_json: bool, verbose: bool
 ) -> int:
     """Print the headline, where a mean step goes, and what to change first; return 0, or 1 without steps."""
     from verl_profiler.analysis.log_findings import log_findings, log_phases
 
-    problems: list[str] = []
-    runs = logged_runs(paths, problems)
-    if steps is not None:
-        runs = chosen(runs, steps)
-    ends = ends_of(paths)
+    runs, ends, problems = opened(paths, steps)
     found = [log_findings(run) for run in runs]
     if as_json:
         from verl_profiler.analysis.console_timers import logged_steps

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from verl_profiler.launch.command_line import CommandLine
 from verl_profiler.rehearsal.environment import environment
@@ -166,16 +165,12 @@ def _leaves_of_rehearsal() -> Iterator[str]:
     """Yield the keys that the rehearsal's config group sets, but for what a user rehearses."""
     from omegaconf import OmegaConf
 
-    def leaves(node: Any, prefix: str) -> Iterator[str]:
-        for key, value in node.items():
-            if isinstance(value, dict):
-                yield from leaves(value, f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}"
+    from verl_profiler.launch.dry_run import leaves
 
     file = importlib.resources.files("verl_profiler.configs") / "rehearsal" / "cpu.yaml"
-    content: Any = OmegaConf.to_container(OmegaConf.create(file.read_text()))
-    yield from (key for key in leaves(content, "") if not key.startswith("algorithm."))
+    for key, _ in leaves(OmegaConf.create(file.read_text())):
+        if not key.startswith("algorithm."):
+            yield key
 
 
 def _quoted(path: Path) -> str:

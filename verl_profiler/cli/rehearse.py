@@ -166,11 +166,12 @@ def _take_over(args: argparse.Namespace) -> None:
             "Rehearse its overrides: verl-profiler rehearse OVERRIDE …",
             "config-value",
         )
-    folder = Path(command.config.get("path", ""))
-    config = []
-    if command.config and folder.is_dir() and "path" in command.config:
-        config = [f"--config-path={folder.absolute()}", f"--config-name={command.config['name']}"]
-    elif command.config:
+    given = dict(command.config)
+    config: list[str] = []
+    if "path" in given and Path(given["path"]).is_dir():
+        given["path"] = str(Path(given["path"]).absolute())
+        config = [f"--config-{option}={value}" for option, value in given.items()]
+    elif given:
         print_error(
             "not rehearsed: the config of --config-name, whose folder is not here; verl's own is used"
         )

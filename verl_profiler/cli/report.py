@@ -148,17 +148,12 @@ def _write_of_logs(
 ) -> Path | None:
     """Write the report of logs: what their timers show, and what ended them."""
     from verl_profiler.analysis.log_findings import log_findings
-    from verl_profiler.cli.logs import chosen, ends_of
-    from verl_profiler.reading.formats.console_steps import logged_runs
+    from verl_profiler.cli.logs import opened
     from verl_profiler.views.log_page import SECTION, log_document
     from verl_profiler.views.report_page import page
 
     target = target_of(paths, out, "report.html", force=force, mark=_MARK)
-    problems: list[str] = []
-    logged = logged_runs(paths, problems)
-    if steps is not None:
-        logged = chosen(logged, steps)
-    ends = ends_of(paths)
+    logged, ends, problems = opened(paths, steps)
     if not logged:
         print_error(*(ends or ("nothing to report:", *problems)))
         return None

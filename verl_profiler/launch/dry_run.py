@@ -17,7 +17,7 @@ from verl_profiler.capture import tools
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch.command_line import is_command, parse
 
-__all__ = ["explain"]
+__all__ = ["explain", "leaves"]
 
 _MODULE = "verl.trainer.main_ppo"
 
@@ -40,13 +40,13 @@ def explain(argv: Sequence[str]) -> list[str]:
     from verl_profiler.launch.prepare import settings_of
 
     settings = settings_of(config)
-    before = dict(_leaves(config))
+    before = dict(leaves(config))
     with open_dict(config):
         capture = verl_keys.translate(config, settings.nsight.tool, settings.nsight.roles.workers)
         plan = None
         if capture is not None:
             plan = make_plan(config, capture, settings.nsight, Path(settings.local_dir).absolute())
-    after = dict(_leaves(config))
+    after = dict(leaves(config))
     lines = [
         f"{key}={_text(value)} removed (translated)"
         for key, value in before.items()
@@ -172,7 +172,7 @@ def _compose(name: str, folder: str, overrides: list[str]) -> Any:
         raise ConfigError(f"Hydra cannot compose this command:\n{error}", "config-value") from None
 
 
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every value of a config that can be resolved, by dotted path."""
     for key in node:
         path = f"{prefix}{key}"
@@ -181,7 +181,7 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         except Exception:  # noqa: BLE001, S112  an interpolation that only a run can resolve
             continue
         if hasattr(value, "keys"):
-            yield from _leaves(value, f"{path}.")
+            yield from leaves(value, f"{path}.")
         else:
             yield path, list(value) if hasattr(value, "_iter_ex") else value
 
