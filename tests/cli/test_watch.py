@@ -90,6 +90,14 @@ def summarized(path, capsys):
     return capsys.readouterr().out
 
 
+def kept_events(path):
+    """Return the number of events of each part of tables in the cache."""
+    parts = [
+        json.loads(file.read_text().splitlines()[0]) for file in path.glob(".cache/*/part-*.json")
+    ]
+    return [sum(part["note"]["counts"].values()) for part in parts]
+
+
 def test_at_each_moment_the_screen_is_the_summary(recorded_run, tmp_path, capsys):
     """While files grow, a line is torn, and a step is compressed; the phase is the one in progress."""
     path = tmp_path / "run"
@@ -139,7 +147,7 @@ def test_a_run_is_followed_on_a_terminal_until_it_ends(recorded_run, tmp_path, c
         grow(path, ordered[:half])
         head = summarized(path, capsys).splitlines()[0][:80]
         terminal.wait_for(head)
-        first = {file.name for file in path.glob(".cache/*/part-*")}
+        assert sum(kept_events(path)) > 0
         path.rename(tmp_path / "away")
         terminal.wait_for("cannot be read now: ", head)
         (tmp_path / "away").rename(path)
@@ -159,10 +167,8 @@ def test_a_run_is_followed_on_a_terminal_until_it_ends(recorded_run, tmp_path, c
     assert len(lines) <= 23
     assert terminal.written.count(b"\x1b[?25l") == terminal.written.count(b"\x1b[?25h") == 1
     assert b"Traceback" not in terminal.written
-    kept = {file.name for file in path.glob(".cache/*/part-*")}
-    assert first
-    assert kept
-    assert not first & kept
+    assert sum(kept_events(path)) == len(ordered)
+    assert len(kept_events(path)) == len(list(path.glob(".cache/*/part-*.parquet")))
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
