@@ -121,7 +121,7 @@ def _json() -> str:
         ]
         blocks.append("\n".join(lines))
     blocks.append(
-        "## Tables\n\nThe same rows as the functions in `verl_profiler.analysis.registry` return in Python."
+        "## Tables\n\nThe same rows as the functions of these names in `verl_profiler.analysis` return in Python."
     )
     for name, (about, columns) in sorted(table_docs().items()):
         blocks.append(f"### {name}\n\n{about}\n\n{listed(columns, _COMMON)}")

@@ -223,17 +223,15 @@ def schema(command: str) -> dict[str, Any]:
 
 def table_docs() -> dict[str, tuple[str, Mapping[str, str]]]:
     """Return what each table holds, one row of it, and its columns with a sentence for each."""
-    from verl_profiler.analysis import overview, tools
-    from verl_profiler.analysis.registry import ANALYSES
+    from analyses import ANALYSES
+
+    from verl_profiler.analysis import overview
     from verl_profiler.analysis.requests import request_timeline
     from verl_profiler.views.columns import column_texts
 
     functions: list[Callable[..., Any]] = [
         *ANALYSES.values(),
         overview.phase_totals,
-        overview.request_totals,
-        overview.own_spans,
-        tools.tool_latencies,
         request_timeline,
     ]
     return {

@@ -7,7 +7,7 @@ import pytest
 from cached_runs import SMALL
 from picked import picked
 
-from verl_profiler.analysis.registry import ANALYSES, SUMMARY
+from verl_profiler.analysis.registry import summarized
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import SCHEMAS, Tables
 
@@ -20,7 +20,7 @@ def events():
 
 
 def results(tables, steps=None):
-    made = {name: ANALYSES[name](tables, steps) for name in SUMMARY}
+    made = summarized(tables, steps)
     return json.loads(json.dumps(made, default=str), parse_float=lambda text: round(float(text), 9))
 
 

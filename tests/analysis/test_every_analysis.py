@@ -1,14 +1,10 @@
 """What holds for every analysis: nothing in, nothing out; no order; validation apart."""
 
-import importlib
-import inspect
 import math
-import pkgutil
 
 import pytest
+from analyses import ANALYSES
 
-from verl_profiler import analysis
-from verl_profiler.analysis.registry import ANALYSES
 from verl_profiler.reading.tables.tables import Tables
 
 NOT_IN_A_REHEARSAL = (
@@ -130,28 +126,3 @@ def mixed(name, training, validation):
         yield "no first validation"
     if any(row.get("step") == 0 for row in training):
         yield "training before the first step"
-
-
-def test_every_analysis_of_the_package_is_here():
-    """What takes tables and steps and returns rows is listed, and so tested like the others."""
-    found = set()
-    for info in pkgutil.walk_packages(analysis.__path__, "verl_profiler.analysis."):
-        # Parts of the findings, which `explanations` puts together, and of comparisons.
-        parts = (
-            *(".explain.asynchronous_findings", ".explain.culprits", ".explain.fixes"),
-            *(".explain.queues", ".compare.asynchronous_metrics"),
-        )
-        if info.ispkg or info.name.endswith(parts):
-            continue
-        module = importlib.import_module(info.name)
-        for function in filter(inspect.isfunction, map(vars(module).get, module.__all__)):
-            signature = inspect.signature(function)
-            steps = signature.parameters.get("steps")
-            if (
-                "Rows" == signature.return_annotation
-                and steps is not None
-                and steps.default is None
-            ):
-                found.add(function.__name__)
-
-    assert set(ANALYSES) == found

@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import pytest
-
-from verl_profiler.analysis.registry import ANALYSES
+from analyses import ANALYSES
 
 LINES = [
     {**json.loads(text), "process": path.stem}
@@ -116,8 +115,6 @@ FIGURES = [
     ("slowest_requests", ONE, "engine_s", 0.906883, lambda: total(of_last_request("engine_call"))),
     ("turns_per_request", {**TRAINING, "turns": 1}, "requests", 5,
      lambda: extra("turns", of("request")).count(1)),
-    ("step_turn_times", {"step": 1, "turn": 0}, "total_s", 3.891698,
-     lambda: total(line for line in of("turn") if line["extra"]["turn"] == 0)),
     # The tail
     ("step_tail", ONE, "poll_s", 1.528337, lambda: ends(of("gen"))[0] - max(ends(of("request")))),
     ("rollout_tail", ONE, "bubble_share", 0.592012015,

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from analyses import ANALYSES
 from cached_runs import REHEARSED, SMALL, cached
 
-from verl_profiler.analysis.registry import ANALYSES
 from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading import convert

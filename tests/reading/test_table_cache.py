@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from analyses import ANALYSES
 
 from verl_profiler.analysis.explain.findings import explanations
-from verl_profiler.analysis.registry import ANALYSES
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.table_cache import TableCache
 

@@ -1,13 +1,13 @@
 """Steps that consume what earlier steps dispatched: nothing is explained by the wrong requests."""
 
 import pytest
+from analyses import ANALYSES
 from truth.asynchronous_runs import Plan, Simulation
 from truth.asynchronous_runs import events_of as events_of_run
 from truth.synthetic import events_of, tables_of
 from truth.test_culprits import STEPS, healthy
 
 from verl_profiler.analysis.explain.findings import explanations
-from verl_profiler.analysis.registry import ANALYSES
 from verl_profiler.views.findings import RULES
 
 JOINED = (

@@ -135,6 +135,25 @@ ROWS = {
         unread_by=("sync", "colocate_async", "legacy"),
     ),
 }
+_V1_TRAINER = "trainer/ppo/v1/trainer_base.py"
+_VLLM = "workers/rollout/vllm_rollout/vllm_async_server.py"
+_SGLANG = "workers/rollout/sglang_rollout/async_sglang_server.py"
+# Where verl 0.9.1 reads each fix.
+READ_AT = {
+    "fast_poll": [f"{_V1_TRAINER}:151"],
+    "agent_workers": ["experimental/agent_loop/agent_loop.py:1210"],
+    "spread_calls": ["workers/rollout/llm_server.py:511"],
+    "running_limit": [f"{_VLLM}:333", f"{_SGLANG}:329"],
+    "engine_memory": [f"{_VLLM}:340", f"{_SGLANG}:317"],
+    "prefix_caching": [f"{_VLLM}:336"],
+    "reward_workers": ["experimental/reward_loop/reward_loop.py:326"],
+    "rarer_validation": [f"{_V1_TRAINER}:492"],
+    "rarer_checkpoints": [f"{_V1_TRAINER}:482"],
+    "larger_bucket": ["workers/engine_workers.py:681"],
+    # A setting of the profiler.
+    "engine_timing": [],
+    "hybrid_switch": ["trainer/ppo/v1/trainer_separate_async.py:95"],
+}
 # What is trained: the data, its filters, its lengths and turns, its loss.
 TRAINED = (
     *("data.", "algorithm.", "critic.", "actor_rollout_ref.actor", "actor_rollout_ref.model"),
@@ -205,7 +224,7 @@ def test_verl_reads_a_fix_where_the_table_has_it(name):
     verl = pytest.importorskip("verl")
     if importlib.metadata.version("verl") != "0.9.1":
         pytest.skip("the lines are of verl 0.9.1")
-    for place in filter(None, FIXES[name].read_at.values()):
+    for place in READ_AT[name]:
         file, _, line = place.rpartition(":")
         text = (Path(verl.__file__).parent / file).read_text().splitlines()[int(line) - 1]
 

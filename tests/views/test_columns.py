@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from analyses import ANALYSES
 
 from verl_profiler.analysis.overview import phase_totals
-from verl_profiler.analysis.registry import ANALYSES
 from verl_profiler.analysis.requests import request_timeline
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables

@@ -17,7 +17,6 @@ __all__ = [
     "request_timeline",
     "request_times",
     "slowest_requests",
-    "step_turn_times",
     "summed_requests",
     "turn_times",
     "turns_per_request",
@@ -344,32 +343,18 @@ def turn_times(
     Returns:
         Table `turn_times`: one row per run and turn.
     """
-    return _summarized(tables, ("run",), rows_of(steps, worker=worker, validate=validate))
-
-
-def step_turn_times(tables: Tables, steps: Steps = None) -> Rows:
-    """Summarize the turns of each step by their index, training and validation apart.
-
-    Returns:
-        Table `step_turn_times`: one row per run, step, validate and turn.
-    """
-    return _summarized(tables, ("run", "step", "validate"), rows_of(steps))
-
-
-def _summarized(tables: Tables, keys: tuple[str, ...], selection: str) -> Rows:
-    by = ", ".join(keys)
     means = ", ".join(f"avg({part}_us) FILTER (finished) / 1e6 AS {part}_s" for part in _TURN_PARTS)
     listed = ", ".join(f"{part}_s" for part in _TURN_PARTS)
     known = " + ".join(f"{part}_us" for part in _TURN_PARTS)
     return tables.rows(
         f"""
-        SELECT {by}, turn, turns, unfinished, total_us / 1e6 AS total_s,
-            total_us / nullif(sum(total_us) OVER (PARTITION BY {by}), 0) AS share,
+        SELECT run, turn, turns, unfinished, total_us / 1e6 AS total_s,
+            total_us / nullif(sum(total_us) OVER (PARTITION BY run), 0) AS share,
             mean_us / 1e6 AS mean_s, q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p80_s, q[3] / 1e6 AS p95_s,
             q[4] / 1e6 AS p99_s, max_us / 1e6 AS max_s, {listed}, overlap_s, prompt_tokens,
             response_tokens, estimated
         FROM (
-            SELECT {by}, turn, count(*) FILTER (finished) AS turns,
+            SELECT run, turn, count(*) FILTER (finished) AS turns,
                 count(*) FILTER (NOT finished) AS unfinished,
                 coalesce(sum(duration_us), 0) AS total_us, avg(duration_us) AS mean_us,
                 {quantiles("duration_us", 0.5, 0.8, 0.95, 0.99)} AS q, max(duration_us) AS max_us,
@@ -377,7 +362,8 @@ def _summarized(tables: Tables, keys: tuple[str, ...], selection: str) -> Rows:
                 avg(prompt_tokens) FILTER (finished) AS prompt_tokens,
                 avg(response_tokens) FILTER (finished) AS response_tokens,
                 bool_or(sampled > 1) AS estimated
-            FROM {estimated("turns")} WHERE {selection} GROUP BY {by}, turn
-        ) ORDER BY {by}, turn
+            FROM {estimated("turns")} WHERE {rows_of(steps, worker=worker, validate=validate)}
+            GROUP BY run, turn
+        ) ORDER BY run, turn
         """
     )

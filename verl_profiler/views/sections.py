@@ -12,13 +12,26 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
-from verl_profiler.analysis import registry as analysis
+from verl_profiler.analysis.captures import gpu_idle, range_times, top_kernels
+from verl_profiler.analysis.engine import engine_times, replica_balance
+from verl_profiler.analysis.event_loop import longest_lags, loop_lags
 from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.memory import (
+    memory_findings,
+    memory_peaks,
+    memory_timeline,
+    release_effects,
+    sleep_times,
+)
 from verl_profiler.analysis.overview import headline, phase_totals
+from verl_profiler.analysis.registry import summarized
+from verl_profiler.analysis.requests import request_parts, request_times
 from verl_profiler.analysis.selection import LeftOut, Rows, Steps, in_steps, left_out
 from verl_profiler.analysis.steps import validation_times
-from verl_profiler.analysis.time_tree import whole_time_tree
+from verl_profiler.analysis.time_tree import time_tree, whole_time_tree
 from verl_profiler.analysis.tq_findings import tq_findings
+from verl_profiler.analysis.transfers import transfer_totals
+from verl_profiler.analysis.workers import rank_balance
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
@@ -63,17 +76,17 @@ def document(
     """
     tables = run.tables
     with _explaining(tables, steps) as explained:
-        found = analysis.summarized(tables, steps)
+        found = summarized(tables, steps)
         whole = _whole(tables, steps)
         listed = found["step_times"]
-        found["memory_timeline"] = analysis.memory_timeline(tables, steps)
-        found["sleep_times"] = analysis.sleep_times(tables, steps)
+        found["memory_timeline"] = memory_timeline(tables, steps)
+        found["sleep_times"] = sleep_times(tables, steps)
         found["captures"] = _captures(tables, steps)
-        for name in ("range_times", "top_kernels", "gpu_idle"):
-            found[name] = analysis.ANALYSES[name](tables, steps)
+        for each in (range_times, top_kernels, gpu_idle):
+            found[each.__name__] = each(tables, steps)
         warm_up = left_out(tables, steps)
         whole["step_phases"] = _whole_phases(found["step_phases"], warm_up)
-        found["time_tree"] = analysis.time_tree(tables, steps)
+        found["time_tree"] = time_tree(tables, steps)
         whole["time_tree"] = whole_time_tree(found["time_tree"])
         several = len(run.labels) > 1
         places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
@@ -103,17 +116,17 @@ def document(
     data["straggler_requests"] = frame(whys["straggler_requests"], drop=() if several else ("run",))
     data["findings"] = whys["findings"]
     every = set(places.values())
-    lags = _placed(analysis.longest_lags(tables, steps), places, every, _ROWS)
+    lags = _placed(longest_lags(tables, steps), places, every, _ROWS)
     data["longest_lags"] = frame(lags, drop=("run", "step"))
     data["release_effects"] = frame(
-        analysis.release_effects(tables, steps), drop=() if several else ("run",)
+        release_effects(tables, steps), drop=() if several else ("run",)
     )
     validations = _placed(validation_times(tables, steps), places, every, _ROWS)
     data["validation_times"] = frame(validations, drop=("run", "step"))
     data["notes"] = notes(found, recorded, event_settings(run), FAMILIES)
     data["notes"]["memory_saver"] = [
         f"{row['message']} {row['advice']}".strip()
-        for row in analysis.memory_findings(tables, steps, launches=run.launches)
+        for row in memory_findings(tables, steps, launches=run.launches)
     ]
     data["notes"].setdefault("transfers", []).extend(
         short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
@@ -151,24 +164,24 @@ def _explaining(tables: Tables, steps: Steps) -> Generator[Future[dict[str, Rows
         own.connection.close()
 
 
-_WHOLE: dict[str, tuple[Callable[[Tables], Rows], tuple[str, ...]]] = {
-    # Name of the analysis → what it reads.
-    "request_times": (analysis.request_times, ("requests",)),
-    "request_parts": (analysis.request_parts, ("requests",)),
-    "engine_times": (analysis.engine_times, ("engine_calls",)),
-    "replica_balance": (analysis.replica_balance, ("engine_calls",)),
-    "rank_balance": (analysis.rank_balance, ("rank_spans",)),
-    "transfer_totals": (analysis.transfer_totals, ("transfers",)),
-    "loop_lags": (analysis.loop_lags, ("lags",)),
-    "memory_peaks": (analysis.memory_peaks, ("memory",)),
-    "memory_timeline": (analysis.memory_timeline, ("memory_readings",)),
-}
+# Analyses, by the table that each reads.
+_WHOLE: tuple[tuple[Callable[[Tables], Rows], str], ...] = (
+    (request_times, "requests"),
+    (request_parts, "requests"),
+    (engine_times, "engine_calls"),
+    (replica_balance, "engine_calls"),
+    (rank_balance, "rank_spans"),
+    (transfer_totals, "transfers"),
+    (loop_lags, "lags"),
+    (memory_peaks, "memory"),
+    (memory_timeline, "memory_readings"),
+)
 
 
 def _whole(tables: Tables, steps: Steps) -> dict[str, Rows]:
     """Ask the same questions of all steps together."""
     with _merged(tables, steps) as merged:
-        return {name: ask(merged) for name, (ask, _) in _WHOLE.items()}
+        return {ask.__name__: ask(merged) for ask, _ in _WHOLE}
 
 
 def _whole_phases(rows: Rows, warm_up: LeftOut) -> Rows:
@@ -182,7 +195,7 @@ def _whole_phases(rows: Rows, warm_up: LeftOut) -> Rows:
 @contextmanager
 def _merged(tables: Tables, steps: Steps) -> Generator[Tables, None, None]:
     """Give tables in which all steps are one."""
-    names = sorted({name for _, reads in _WHOLE.values() for name in reads})
+    names = sorted({name for _, name in _WHOLE})
     tables.make(*names)
     connection = tables.connection
     connection.execute("CREATE SCHEMA whole")

@@ -51,8 +51,6 @@ _STEPS = 40
 _CALLS = 3_000
 _LEAST_STEPS = 3
 _WAITING = "waiting_for_samples"
-# Consumed samples are noted up to this long after the timer of the wait.
-_NOTED_US = 1_000
 
 
 class RefusedError(ValueError):

@@ -62,7 +62,6 @@ SELECT run FROM processes WHERE role = 'rollouter'
 UNION SELECT run FROM event_fields WHERE event = 'dispatch' AND uid IS NOT NULL
 """
 _ROLLOUT = "actor_rollout_ref.rollout"
-_V1_TRAINER = "trainer/ppo/v1/trainer_base.py"
 
 
 class Facts:
@@ -122,17 +121,16 @@ class Fix:
         values: Returns the values by verl's key, or None if they are pointless in this run, change what
             is trained, or if the run did not record what would show that.
         keys: The keys of those values.
-        read_at: Where verl 0.9.1 reads them (file:line), by engine; an empty name for all engines, an
-            empty place for a setting of the profiler.
-        trainers: The trainers to which that code belongs.
+        trainers: The trainers that read them.
+        engines: The engines for which they are read; empty for all.
         since: The first version of verl that reads them.
         files: Names of `FILES` that the values refer to.
     """
 
     values: Callable[[Facts], Values | None]
     keys: tuple[str, ...]
-    read_at: Mapping[str, str]
     trainers: tuple[str, ...]
+    engines: tuple[str, ...] = ()
     since: tuple[int, ...] = (0, 9, 0)
     files: tuple[str, ...] = ()
 
@@ -273,26 +271,21 @@ def _engine_timing(facts: Facts) -> Values | None:
     return {key: "true"} if facts.setting(key) is False else None
 
 
-_VLLM = "workers/rollout/vllm_rollout/vllm_async_server.py"
-_SGLANG = "workers/rollout/sglang_rollout/async_sglang_server.py"
 FIXES: dict[str, Fix] = {
     "fast_poll": Fix(
         _fast_poll,
         (f"{_CUSTOM_SAMPLER}.path", f"{_CUSTOM_SAMPLER}.name"),
-        {"": f"{_V1_TRAINER}:151"},
         SYNC_MODES,
         files=("fast_poll.py",),
     ),
     "agent_workers": Fix(
         _agent_workers,
         (f"{_ROLLOUT}.agent.num_workers",),
-        {"": "experimental/agent_loop/agent_loop.py:1210"},
         SYNC_MODES,
     ),
     "spread_calls": Fix(
         _spread_calls,
         (f"{_ROLLOUT}.router_config_path",),
-        {"": "workers/rollout/llm_server.py:511"},
         _V1,
         since=(0, 9, 1),
         files=("spread_calls.yaml", "spread_calls.py"),
@@ -300,55 +293,50 @@ FIXES: dict[str, Fix] = {
     "running_limit": Fix(
         _running_limit,
         (f"{_ROLLOUT}.max_num_seqs",),
-        {"vllm": f"{_VLLM}:333", "sglang": f"{_SGLANG}:329"},
         _ALL,
+        engines=("vllm", "sglang"),
     ),
     "engine_memory": Fix(
         _engine_memory,
         (f"{_ROLLOUT}.gpu_memory_utilization",),
-        {"vllm": f"{_VLLM}:340", "sglang": f"{_SGLANG}:317"},
         _ALL,
+        engines=("vllm", "sglang"),
     ),
     "prefix_caching": Fix(
         _prefix_caching,
         (f"{_ROLLOUT}.enable_prefix_caching",),
-        {"vllm": f"{_VLLM}:336"},
         _ALL,
+        engines=("vllm",),
     ),
     "reward_workers": Fix(
         _reward_workers,
         ("reward.num_workers",),
-        {"": "experimental/reward_loop/reward_loop.py:326"},
         _ALL,
     ),
     "rarer_validation": Fix(
         _rarer("trainer.test_freq"),
         ("trainer.test_freq",),
-        {"": f"{_V1_TRAINER}:492"},
         _V1,
     ),
     "rarer_checkpoints": Fix(
         _rarer("trainer.save_freq"),
         ("trainer.save_freq",),
-        {"": f"{_V1_TRAINER}:482"},
         _V1,
     ),
     "larger_bucket": Fix(
         _larger_bucket,
         (f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",),
-        {"": "workers/engine_workers.py:681"},
         _ALL,
     ),
     "engine_timing": Fix(
         _engine_timing,
         ("profiler.events.engine_timing",),
-        {"vllm": "", "sglang": ""},
         (*_ALL, "experimental"),
+        engines=("vllm", "sglang"),
     ),
     "hybrid_switch": Fix(
         _hybrid_switch,
         ("trainer.v1.separate_async.hybrid_rollout.enable_switch",),
-        {"": "trainer/ppo/v1/trainer_separate_async.py:95"},
         ("separate_async",),
         since=(0, 9, 1),
     ),
@@ -382,5 +370,5 @@ def fixes_of(names: Iterable[str], facts: Facts) -> tuple[list[str], dict[str, s
 
 def _values(fix: Fix, facts: Facts) -> Values | None:
     known = facts.version is not None and fix.since <= facts.version < _UNKNOWN_FROM
-    reads = facts.trainer in fix.trainers and ("" in fix.read_at or facts.engine in fix.read_at)
+    reads = facts.trainer in fix.trainers and (not fix.engines or facts.engine in fix.engines)
     return fix.values(facts) if known and reads else None

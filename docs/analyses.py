@@ -1,0 +1,33 @@
+"""Every analysis of the package by name: what takes tables and steps, and returns rows."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from verl_profiler import analysis
+
+__all__ = ["ANALYSES"]
+
+# Parts of the findings, which `explanations` puts together, and of comparisons.
+_PARTS = (
+    *(".explain.asynchronous_findings", ".explain.culprits", ".explain.fixes"),
+    *(".explain.queues", ".compare.asynchronous_metrics"),
+)
+
+
+def _analyses() -> Iterator[Callable[..., Any]]:
+    for info in pkgutil.walk_packages(analysis.__path__, "verl_profiler.analysis."):
+        if info.ispkg or info.name.endswith(_PARTS):
+            continue
+        module = importlib.import_module(info.name)
+        for function in filter(inspect.isfunction, map(vars(module).get, module.__all__)):
+            signature = inspect.signature(function)
+            steps = signature.parameters.get("steps")
+            rows = signature.return_annotation == "Rows"
+            if rows and steps is not None and steps.default is None:
+                yield function
+
+
+ANALYSES = {function.__name__: function for function in _analyses()}
