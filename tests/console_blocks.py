@@ -6,15 +6,22 @@ runs the commands of a page in a copy of a folder, and writes what they print in
 translations.
 """
 
+import contextlib
+import io
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from verl_profiler.cli import main
+
 _BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
+# A command of this package, and what a shell does with its output or after it.
+_OWN = re.compile(r"(?:(verl-profiler (?:[^'|;]|'[^']*')+)(?:([|;])|$))?(.*)", re.DOTALL)
 
 
 def replayed(page: Path, folder: Path) -> str:
@@ -35,26 +42,50 @@ def _session(block: str, place: Path) -> str:
 
 
 def _output(command: str, place: Path) -> str:
-    """Return what a command prints, on either stream.
+    """Return what a command prints, on either stream; `verl-profiler` runs in this process.
 
     Raises:
         RuntimeError: It failed; a page shows a failure as `command; echo "exit status $?"`.
     """
     # The width and the colors of whoever runs this are not the page's.
     kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "FORCE_COLOR")}
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command],
-        cwd=place,
-        env={**kept, "PATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{command}: exit status {done.returncode}\n{done.stdout}")
-    return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+    own, separator, after = _OWN.fullmatch(command).groups()
+    printed, status, shell = "", 0, after
+    if own:
+        printed, status = _called(shlex.split(own)[1:], place, kept)
+        shell = f"(exit {status}); {after}" if separator == ";" else after
+    if shell:
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", shell],
+            cwd=place,
+            env=kept,
+            input=printed if separator == "|" else "",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        printed = done.stdout if separator == "|" else printed + done.stdout
+        status = done.returncode if separator == ";" else status or done.returncode
+    if status:
+        raise RuntimeError(f"{command}: exit status {status}\n{printed}")
+    return "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
+
+
+def _called(words: list[str], place: Path, environment: dict[str, str]) -> tuple[str, int]:
+    """Return what a command of this package prints, and its exit status."""
+    text, before, variables = io.StringIO(), Path.cwd(), dict(os.environ)
+    try:
+        os.chdir(place)
+        os.environ.clear()
+        os.environ.update(environment)
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            status = main(words)
+    finally:
+        os.chdir(before)
+        os.environ.clear()
+        os.environ.update(variables)
+    return text.getvalue(), status
 
 
 if __name__ == "__main__":

@@ -229,8 +229,7 @@ def test_a_translation_has_the_code_the_headings_and_the_tables_of_its_original(
     assert f"]({original.name})" in pages[1]
 
 
-# A dozen commands, each in a process of its own.
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(600)
 def test_the_tutorial_prints_what_its_commands_print():
     """If outputs change: tests/console_blocks.py docs/tutorial.md examples/tutorial docs/tutorial.zh.md."""
     pytest.importorskip("vl_convert")
