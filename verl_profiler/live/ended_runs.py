@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.live.host_facts import free_bytes, is_alive, kernel_kill, state_of
+from verl_profiler.live.host_facts import free_bytes, is_alive, state_of
 from verl_profiler.live.open_processes import Link, Process, Verdict, phase_text, standing
 from verl_profiler.units import seconds, size
 
@@ -81,8 +81,6 @@ def failed(
     because = f": {reason}" if reason else ""
     if died:
         found.culprit = f"{named}, which died{because}"
-        if who is not None and kernel_kill(who.header):
-            found.culprit = f"{named}, which the kernel killed for lack of memory"
     else:
         found.culprit = f"{named} raised {error}{because}"
     found.confidence = "high" if who is not None or pid is None else "medium"

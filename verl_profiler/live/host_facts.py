@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -19,7 +18,6 @@ __all__ = [
     "STOPPED",
     "free_bytes",
     "is_alive",
-    "kernel_kill",
     "native_stack",
     "own_pid",
     "state_of",
@@ -35,8 +33,6 @@ _STATES = {
     b"X": "has died",
     b"D": "waits for a disk or a driver, in the kernel",
 }
-_KMSG_BYTES = 4 << 20
-_KILLED = re.compile(r"[Oo]ut of memory: Killed process ([0-9]+) \(")
 # py-spy stops the process for as long as it reads.
 _SPY_S = 10.0
 _SPY_LINES = 60
@@ -85,39 +81,6 @@ def free_bytes(directory: Path) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
-
-
-def _kernel_log() -> str:
-    """Return the last 4 MiB of the kernel's log; empty if it may not be read."""
-    read = b""
-    try:
-        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        while len(read) < _KMSG_BYTES:
-            try:
-                read += os.read(log, 8192)
-            except BrokenPipeError:
-                # Overwritten meanwhile; the next read has the oldest record that is left.
-                continue
-    except OSError:
-        # All has been read.
-        pass
-    finally:
-        os.close(log)
-    return read.decode("utf-8", "replace")
-
-
-def kernel_kill(header: Mapping[str, Any]) -> bool:
-    """Whether the kernel's log has it that this process was killed for lack of memory.
-
-    False also where the log may not be read, and in a container with process ids of its own.
-    """
-    pid = own_pid(header)
-    if pid is None:
-        return False
-    return str(pid) in _KILLED.findall(_kernel_log())
 
 
 def native_stack(header: Mapping[str, Any]) -> list[str]:

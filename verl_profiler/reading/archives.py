@@ -1,19 +1,15 @@
-"""Unpack archives of runs: `.tar`, compressed with gzip, bzip2 or zstd or not at all.
+"""Unpack archives of runs: `.tar`, compressed with gzip or zstd or not at all.
 
-What an archive may cost is bounded before and while it is read: the bytes that come out of it, the
-number and the names of its files, and the share of the disk that they take.
+Only regular files of a run come out, below the folder that they are unpacked to, and together they take at
+most half of the free disk space.
 """
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import errno
 import importlib
-import io
-import os
 import shutil
-import subprocess
 import tarfile
 import zlib
 from collections.abc import Generator
@@ -21,15 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.events.files import (
-    EXPANSION_FROM_BYTES,
-    Expanded,
-    UnusableFileError,
-    expanded,
-    open_regular,
-    reason_of,
-    status_of_regular,
-)
+from verl_profiler.events.files import UnusableFileError, expanded, open_regular, reason_of
 from verl_profiler.reading.formats.registry import suffixes
 
 __all__ = ["unpack"]
@@ -40,28 +28,7 @@ _WANTED = (".json", *suffixes("events", "parquet"))
 _CACHE = ".cache"
 # What the files may take of the disk that they are unpacked to.
 _DISK_SHARE = 0.5
-# A file of a run takes more than so many bytes of a compressed archive.
-_MEMBERS_FROM, _BYTES_PER_MEMBER = 100_000, 100
-_HEADER_LIMIT_BYTES = 1 << 20
-_PATH_LIMIT, _PARTS_LIMIT = 1_024, 20
-_TAR_BZ2 = b"BZh"
-_TAR_ZST = b"\x28\xb5\x2f\xfd"
-
-
-class _Member(tarfile.TarInfo):
-    """A header of an archive; long names and extended headers are read into memory whole."""
-
-    def _proc_member(self, tar: tarfile.TarFile) -> Any:
-        inner = self.type in (
-            tarfile.XHDTYPE,
-            tarfile.XGLTYPE,
-            tarfile.SOLARIS_XHDTYPE,
-            tarfile.GNUTYPE_LONGNAME,
-            tarfile.GNUTYPE_LONGLINK,
-        )
-        if self.size < 0 or (inner and self.size > _HEADER_LIMIT_BYTES):
-            raise tarfile.ReadError("a header of it is too large")
-        return super()._proc_member(tar)  # type: ignore[misc]
+_ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 def unpack(archive: Path, target: Path, problems: list[str]) -> None:
@@ -73,23 +40,16 @@ def unpack(archive: Path, target: Path, problems: list[str]) -> None:
         problems: Takes sentences about what was left out, and where the archive breaks off.
 
     Raises:
-        ReadingError: It is no regular file, needs more room than it may take, or holds too much.
+        ReadingError: It is no regular file, or needs more room than it may take.
     """
-    try:
-        size = status_of_regular(archive).st_size
-    except OSError as error:
-        raise ReadingError(f"{archive} cannot be read: {reason_of(error)}", "unreadable") from error
     target.mkdir(parents=True)
-    most = _MEMBERS_FROM + size // _BYTES_PER_MEMBER
     room = int(shutil.disk_usage(target).free * _DISK_SHARE)
     skipped = 0
     try:
-        with _stream(archive) as stream, _opened(stream) as tar:
-            for number, member in enumerate(tar):
+        with _stream(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+            for member in tar:
                 # tarfile keeps every header.
                 tar.members = []  # type: ignore[attr-defined]
-                if number >= most:
-                    raise _too_much(archive, f"holds more than {most} files")
                 if member.isdir() or _CACHE in PurePosixPath(member.name).parts:
                     continue
                 if not _is_safe(member):
@@ -101,24 +61,12 @@ def unpack(archive: Path, target: Path, problems: list[str]) -> None:
                     skipped += not _write(tar, member, target)
     except UnusableFileError as error:
         raise _too_much(archive, reason_of(error)) from None
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except (tarfile.TarError, EOFError, ValueError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _too_much(archive, f"does not fit: {error.strerror}") from error
-        problems.append(_breaks_off(archive, error))
-    except (
-        tarfile.TarError,
-        EOFError,
-        ValueError,
-        zlib.error,
-        RecursionError,
-        OverflowError,
-    ) as error:
-        problems.append(_breaks_off(archive, error))
-    except Exception as error:
-        # Each module for zstd has an error class of its own.
-        if type(error).__name__ != "ZstdError":
-            raise
-        problems.append(_breaks_off(archive, error))
+        problems.append(
+            f"{archive.name} breaks off ({reason_of(error)}); the readable part is used"
+        )
     if skipped:
         problems.append(f"{archive.name}: {skipped} links or unsafe paths were left out")
 
@@ -131,8 +79,6 @@ def _is_safe(member: tarfile.TarInfo) -> bool:
         and not path.is_absolute()
         and ".." not in path.parts
         and "\0" not in member.name
-        and 0 < len(path.parts) <= _PARTS_LIMIT
-        and len(member.name) <= _PATH_LIMIT
     )
 
 
@@ -150,13 +96,8 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> bool:
             raise
         return False
     with file:
-        while content is not None and (block := content.read(1 << 20)):
-            file.write(block)
+        shutil.copyfileobj(cast("IO[bytes]", content), file, 1 << 20)
     return True
-
-
-def _breaks_off(archive: Path, error: BaseException) -> str:
-    return f"{archive.name} breaks off ({reason_of(error)}); the readable part is used"
 
 
 def _too_much(archive: Path, why: str) -> ReadingError:
@@ -166,53 +107,31 @@ def _too_much(archive: Path, why: str) -> ReadingError:
     )
 
 
-def _opened(stream: IO[bytes]) -> tarfile.TarFile:
-    return tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member)
-
-
 @contextlib.contextmanager
 def _stream(archive: Path) -> Generator[IO[bytes], None, None]:
-    """Give the archive without its compression, as much as `Expanded` allows."""
-    with open_regular(archive) as file:
-        begin = cast("Any", file).peek(4)[:4]
-        if begin[:3] == _TAR_BZ2:
-            yield _buffered(bz2.BZ2File(file), file)
-        elif begin == _TAR_ZST or archive.name.endswith(".zst"):
-            with _zstd_stream(file, archive) as stream:
-                yield _buffered(stream, file)
-        else:
-            with expanded(file, EXPANSION_FROM_BYTES) as stream:
+    """Give the archive without its compression.
+
+    Raises:
+        ReadingError: It cannot be opened, or the module for its compression is not installed.
+    """
+    try:
+        opened = open_regular(archive)
+    except OSError as error:
+        raise ReadingError(f"{archive} cannot be read: {reason_of(error)}", "unreadable") from error
+    with opened as file:
+        if cast("Any", file).peek(4)[:4] != _ZSTD:
+            with expanded(file) as stream:
                 yield stream
-
-
-def _buffered(stream: Any, file: IO[bytes]) -> IO[bytes]:
-    return io.BufferedReader(Expanded(stream, file, EXPANSION_FROM_BYTES), 1 << 18)
-
-
-def _zstd_stream(file: IO[bytes], archive: Path) -> Any:
-    for name in ("compression.zstd", "zstandard", "backports.zstd"):
-        with contextlib.suppress(ImportError):
-            zstd: Any = importlib.import_module(name)
-            if name == "zstandard":
-                return zstd.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-            return zstd.ZstdFile(file)
-    if program := shutil.which("zstd"):
-        return _output_of([program, "--decompress", "--stdout", "--quiet"], file)
-    raise ReadingError(
-        f"{archive} is compressed with zstd, and neither a Python module nor a program for it is "
-        "installed.\npip install zstandard",
-        "no-zstd",
-    )
-
-
-@contextlib.contextmanager
-def _output_of(command: list[str], file: IO[bytes]) -> Generator[IO[bytes], None, None]:
-    # What was looked at is in the reader's buffer; the program moves the file's own position.
-    os.lseek(file.fileno(), 0, os.SEEK_SET)
-    with subprocess.Popen(  # noqa: S603
-        command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
+            return
         try:
-            yield cast("IO[bytes]", process.stdout)
-        finally:
-            process.kill()
+            zstandard: Any = importlib.import_module("zstandard")
+        except ImportError as error:
+            raise ReadingError(
+                f"{archive} is compressed with zstd, and the module for it is not installed.\n"
+                "pip install zstandard",
+                "no-zstd",
+            ) from error
+        try:
+            yield zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        except zstandard.ZstdError as error:
+            raise EOFError(error) from error

@@ -24,7 +24,6 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import UnusableFileError, expanded, open_regular, reason_of
 from verl_profiler.reading.cache_folder import Draft
 from verl_profiler.reading.event_sql import AS_PARQUET, event_query, list_files
-from verl_profiler.reading.left_out import leave_out
 from verl_profiler.reading.listing import EventFile
 from verl_profiler.reading.processes import Process
 from verl_profiler.reading.salvage import repair
@@ -50,7 +49,6 @@ class Part:
 
     Args:
         counts: Events by process name.
-        copies: Lines that are copies of others and are not counted, by process name.
         problems: Sentences about files and lines.
         complete: Every file could be read, whatever was in it.
         gone: Files that are no longer there.
@@ -58,7 +56,6 @@ class Part:
     """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
-    copies: dict[str, int] = field(default_factory=dict[str, int])
     problems: list[str] = field(default_factory=list[str])
     complete: bool = True
     gone: list[EventFile] = field(default_factory=list[EventFile])
@@ -139,7 +136,11 @@ def build_part(
             if sum(row[3] for row in counts) > _MANY * sum(row[1] for row in counts):
                 others = _other_fields(connection, target.path, fields)
         except duckdb.OutOfMemoryException as error:
-            raise _too_large(error) from error
+            raise ReadingError(
+                f"the events do not fit into the memory limit: {reason_of(error)}\n"
+                "Give more, for example memory_limit='4GB'",
+                "memory-limit",
+            ) from error
         except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException):
             # The query itself is wrong, not the files.
             raise
@@ -173,37 +174,11 @@ def build_part(
     for number, count, *_ in counts if paths else []:
         name = group[number].name
         result.counts[name] = result.counts.get(name, 0) + count
-    if paths:
-        headed = {name for name in result.counts if processes[name].has_header}
-        _leave_out(connection, target, headed, result)
     for pattern in ("repaired-*.jsonl", "unpacked-*.jsonl"):
         for leftover in scratch.glob(pattern):
             leftover.unlink()
     result.empty = not paths
     return result
-
-
-def _leave_out(
-    connection: duckdb.DuckDBPyConnection, target: Draft, headed: set[str], result: Part
-) -> None:
-    try:
-        left = leave_out(connection, target.path, headed)
-    except duckdb.OutOfMemoryException as error:
-        raise _too_large(error) from error
-    except duckdb.IOException as error:
-        raise OSError(reason_of(error)) from error
-    result.copies = left.copies
-    result.problems += left.problems
-    for name, lines in (*left.copies.items(), *left.early.items()):
-        result.counts[name] -= lines
-
-
-def _too_large(error: Exception) -> ReadingError:
-    return ReadingError(
-        f"the events do not fit into the memory limit: {reason_of(error)}\n"
-        "Give more, for example memory_limit='4GB'",
-        "memory-limit",
-    )
 
 
 def _unpacked(group: list[EventFile], scratch: Path, result: Part) -> list[EventFile]:

@@ -43,7 +43,7 @@ from verl_profiler.units import some
 __all__ = ["CONVERSION", "EXPANSION", "Converted", "convert", "groups_within"]
 
 # Parts that another conversion made are made again; the number counts changes of `salvage`.
-_CONVERSION = json.dumps([7, event_query([]), vocabulary()])
+_CONVERSION = json.dumps([8, event_query([]), vocabulary()])
 CONVERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 _PART_BYTES = 128 << 20
 # A compressed file counts as so many times its size.
@@ -58,7 +58,6 @@ class Converted:
     Args:
         parts: Parquet files with the columns of `event_sql.PART_COLUMNS`.
         counts: Events by process name.
-        copies: Lines that are copies of others and are not counted, by process name.
         problems: Sentences about files and lines.
         original: The files are in a vocabulary of the original logger.
         cache: Where what is made of the events may be kept; None where nothing may.
@@ -66,7 +65,6 @@ class Converted:
 
     parts: list[Kept] = field(default_factory=list[Kept])
     counts: dict[str, int] = field(default_factory=dict[str, int])
-    copies: dict[str, int] = field(default_factory=dict[str, int])
     problems: list[str] = field(default_factory=list[str])
     original: bool = False
     cache: CacheFolder | None = None
@@ -114,9 +112,8 @@ def convert(
                 kept, part = _built(build, name, result, scratch)
         result.problems += part.problems
         gone.extend(part.gone)
-        for total, own in ((result.counts, part.counts), (result.copies, part.copies)):
-            for process, count in own.items():
-                total[process] = total.get(process, 0) + count
+        for process, count in part.counts.items():
+            result.counts[process] = result.counts.get(process, 0) + count
         if kept.path is not None:
             result.parts.append(kept)
 
@@ -173,7 +170,7 @@ def _built(
         with folder.new() as draft:
             part = build(draft, scratch.path)
             if part.complete or folder is scratch:
-                note = {"counts": part.counts, "copies": part.copies, "problems": part.problems}
+                note = {"counts": part.counts, "problems": part.problems}
                 return draft.publish(name, note, empty=part.empty), part
     except OSError as error:
         if folder is scratch:
@@ -254,12 +251,10 @@ def _digest(prints: list[Any]) -> str:
 
 def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:
     """Return what a part from the cache holds; None if it is not a part of events."""
-    counts, copies = kept.note.get("counts"), kept.note.get("copies")
-    problems = kept.note.get("problems")
+    counts, problems = kept.note.get("counts"), kept.note.get("problems")
     if not (
         is_object(counts)
-        and is_object(copies)
-        and all(type(count) is int for each in (counts, copies) for count in each.values())
+        and all(type(count) is int for count in counts.values())
         and is_list(problems)
         and all(isinstance(problem, str) for problem in problems)
     ):
@@ -278,7 +273,7 @@ def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:
             known.get(name, "") not in (None, kind) for name, kind in PART_COLUMNS.items()
         ):
             return None
-    return Part(counts, copies, problems, empty=kept.path is None)
+    return Part(counts, problems, empty=kept.path is None)
 
 
 def _named_together(names: list[str], one: str, many: str) -> list[str]:

@@ -47,7 +47,6 @@ from verl_profiler.reading.listing import (
     event_file,
     event_files,
     usable,
-    without_copies,
 )
 
 __all__ = ["Source", "find_sources", "role_and_rank", "run_directory"]
@@ -176,7 +175,6 @@ def _directory(root: Path, problems: list[str]) -> Source:
     source = _described(root, problems)
     folders = _step_folders(root, problems)
     source.files = event_files(folders or [(None, root)], root, problems)
-    source.files = without_copies(source.files, source.headers, problems)
     if not source.files:
         found = sorted(path for pattern in _PARQUET for path in root.glob(pattern))
         source.parquet = usable(found, root, problems)
@@ -193,7 +191,6 @@ def _single_step(folder: Path, problems: list[str]) -> Source:
     source = _described(folder.parent, problems)
     source.whole = False
     source.files = event_files([(_step_of(folder), folder)], folder.parent, problems)
-    source.files = without_copies(source.files, source.headers, problems)
     return source
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from verl_profiler.events.files import expanded, open_regular, reason_of, status_of_regular
-from verl_profiler.units import some
 
 __all__ = [
     "EventFile",
@@ -19,7 +18,6 @@ __all__ = [
     "event_files",
     "may_hold",
     "usable",
-    "without_copies",
 ]
 
 _SHOWN = 5
@@ -101,45 +99,6 @@ def _is_copy(path: Path) -> bool:
     except (OSError, EOFError, zlib.error):
         # Cut short while it was written, before the other one would have been removed.
         return bool(first)
-
-
-def without_copies(
-    files: Iterable[EventFile], headed: Container[str], problems: list[str]
-) -> list[EventFile]:
-    """Leave out files that begin like another one, and whose name has no header.
-
-    Args:
-        files: Of one run.
-        headed: The names that have a header.
-        problems: What is left out is appended here.
-    """
-    listed = list(files)
-    strange = [file for file in listed if file.name not in headed]
-    if not strange or len(strange) == len(listed):
-        # Nothing has a header, and copies of files cannot be told from the files.
-        return listed
-    own = {_head(file): file for file in reversed(listed) if file.name in headed}
-    copies = {file: own[head] for file in strange if (head := _head(file)) and head in own}
-    shown = [f"{copy.shown} (of {file.shown})" for copy, file in copies.items()]
-    if shown:
-        many = len(shown) > 1
-        problems.append(
-            f"{'copies' if many else 'a copy'} of other event files {'are' if many else 'is'} left out: "
-            f"{some(shown, _SHOWN)}"
-        )
-    return [file for file in listed if file not in copies]
-
-
-def _head(file: EventFile) -> bytes:
-    """Return the begin of a file; nothing where it cannot be read."""
-    try:
-        with open_regular(file.path) as opened:
-            if not file.is_packed:
-                return opened.readline(_COMPARED_BYTES)
-            with expanded(opened) as lines:
-                return lines.readline(_COMPARED_BYTES)
-    except (OSError, EOFError, zlib.error):
-        return b""
 
 
 def event_file(path: Path, root: Path, step: int | None) -> EventFile:

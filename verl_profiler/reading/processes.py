@@ -136,7 +136,6 @@ def process_problems(
     source: Source,
     found: dict[str, Process],
     counts: dict[str, int] | None,
-    copies: Mapping[str, int],
     *,
     original: bool,
 ) -> Iterator[str]:
@@ -146,7 +145,6 @@ def process_problems(
         source: The run.
         found: Its processes.
         counts: Events read, by process name; None where not all were read.
-        copies: Lines that were read and not counted, by process name.
         original: The files are the original logger's, which wrote no headers.
     """
     if original:
@@ -155,7 +153,7 @@ def process_problems(
         yield "run.json is missing, so the launch is unknown"
     yield from _not_uploaded(source, found, counts if source.whole else None)
     if source.whole and counts is not None:
-        yield from _missing_files(source, found, counts, copies)
+        yield from _missing_files(source, found, counts)
         yield from _surplus(found, counts)
     yield from _hosts(found)
     yield from _losses(found.values())
@@ -286,7 +284,7 @@ def _not_uploaded(
 
 
 def _missing_files(
-    source: Source, found: dict[str, Process], counts: dict[str, int], copies: Mapping[str, int]
+    source: Source, found: dict[str, Process], counts: dict[str, int]
 ) -> Iterator[str]:
     headless = [name for name, process in found.items() if not process.has_header]
     if headless:
@@ -303,8 +301,7 @@ def _missing_files(
             for name, each in found.items()
             if each.has_header and name not in unsent
         }
-        read = {name: count + copies.get(name, 0) for name, count in counts.items()}
-        yield from _unread(recorded, read, found)
+        yield from _unread(recorded, counts, found)
     ranks = {p.rank for p in found.values() if p.role == WORKER_ROLE and p.rank is not None}
     # Whoever claims a rank in the millions did not count from 0.
     highest = max(ranks, default=-1)

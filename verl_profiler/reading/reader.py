@@ -232,9 +232,7 @@ class Run:
             counts = None if steps is not None else converted.counts
             problems = [
                 *converted.problems,
-                *process_problems(
-                    source, found, counts, converted.copies, original=converted.original
-                ),
+                *process_problems(source, found, counts, original=converted.original),
             ]
             if converted.original:
                 self.original.append(source.label)

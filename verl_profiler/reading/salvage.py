@@ -117,14 +117,6 @@ def repair(
 
 def _lines(file: IO[bytes], complaints: Complaints) -> Iterator[tuple[int, bytes, bool]]:
     """Yield number, bytes and whether the line has its end, with bounded memory."""
-    start = file.read(4)
-    file.seek(0)
-    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        complaints.add(1, "the file is UTF-16, not UTF-8; it is read as such")
-        text = file.read(1 << 30).decode("utf-16", "replace")
-        for number, part in enumerate(text.splitlines(), 1):
-            yield number, part.encode("utf-8", "replace"), True
-        return
     number = 0
     while line := file.readline(LINE_LIMIT_BYTES):
         number += 1
