@@ -1,13 +1,10 @@
 """What goes wrong around a recorder: every event taken is written once or counted, nothing is raised."""
 
 import asyncio
-import ctypes
 import errno
 import json
 import os
-import shutil
 import stat
-import subprocess
 import threading
 import time
 import weakref
@@ -91,46 +88,25 @@ def test_more_than_may_wait_for_a_disk_is_counted(worker_config, monkeypatch, ca
     assert "dropped and counted" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("disk", ["file size limit", "small file system"])
-def test_a_disk_that_is_really_full_and_then_has_room(worker_config, tmp_path, disk):
+def test_a_disk_that_is_really_full_and_then_has_room(worker_config):
     """The kernel cuts writes where it likes; afterwards every line is there, once and whole."""
-    room = tmp_path / "room"
-    room.mkdir()
-    if disk == "small file system":
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(room)],
-            capture_output=True,
-            check=False,
-        )
-        if mounted.returncode != 0:
-            pytest.skip(f"cannot mount a file system: {mounted.stderr!r}")
-        fill = "filler.write_bytes(b'x' * (250 << 10))"
-        free = "filler.unlink()"
-    else:
-        fill = "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))"
-        free = "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))"
-    try:
-        finished = run_child(
-            msgspec.structs.replace(worker_config, directory=str(room)),
-            f"""
-            import pathlib, resource
-            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-            filler = pathlib.Path({str(room)!r}, "filler")
-            {fill}
-            for n in range(1000):
-                recorder.record("turn", 0, 1, {{"n": n}}, 1)
-                time.sleep(0.0005)
-            {free}
-            recorder.stop()
-            """,
-        )
-        assert list(range(1000)) == numbers(room), finished.stderr
-        counters = header_of(room)["counters"]
-        assert counters["write_errors"] > 3
-        assert 0 == counters["dropped"]
-    finally:
-        if disk == "small file system":
-            subprocess.run(["umount", str(room)], check=True)
+    finished = run_child(
+        worker_config,
+        """
+        import resource
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+        for n in range(1000):
+            recorder.record("turn", 0, 1, {"n": n}, 1)
+            time.sleep(0.0005)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        recorder.stop()
+        """,
+    )
+    assert list(range(1000)) == numbers(worker_config.directory), finished.stderr
+    counters = header_of(worker_config.directory)["counters"]
+    assert counters["write_errors"] > 3
+    assert 0 == counters["dropped"]
 
 
 def test_a_write_that_fails_and_cannot_be_taken_back_writes_nothing_twice(
@@ -164,9 +140,8 @@ def test_a_write_that_fails_and_cannot_be_taken_back_writes_nothing_twice(
     assert list(range(1049)) == numbers(worker_config.directory)
 
 
-@pytest.mark.parametrize("others", [b"", b'{"n": "other"}\n'])
-def test_a_torn_line_in_a_file_of_the_callers_choice(worker_config, tmp_path, monkeypatch, others):
-    """It is taken back unless somebody else has appended meanwhile; then it stays, and nothing else."""
+def test_a_torn_line_in_a_file_of_the_callers_choice(worker_config, tmp_path, monkeypatch):
+    """Somebody else may have appended meanwhile: it stays as a line of its own, and nothing else."""
     write = os.write
     torn = []
 
@@ -175,7 +150,7 @@ def test_a_torn_line_in_a_file_of_the_callers_choice(worker_config, tmp_path, mo
         if not torn and b'"mine"' in data:
             torn.append(write(descriptor, data[: len(data) // 2]))
             with (tmp_path / "shared.jsonl").open("ab") as file:
-                file.write(others)
+                file.write(b'{"n": "other"}\n')
             return torn[0]
         if len(torn) == 1:
             torn.append(0)
@@ -190,10 +165,8 @@ def test_a_torn_line_in_a_file_of_the_callers_choice(worker_config, tmp_path, mo
     recorder.stop()
 
     lines = [line for line in (tmp_path / "shared.jsonl").read_bytes().splitlines() if line]
-    damaged = [] if not others else lines[:-2]
     assert [1, 2] == [json.loads(line)["extra"]["n"] for line in lines[-2:]]
-    assert (1 if others else 0) == len(damaged)
-    assert len(lines) == 2 + len(damaged)
+    assert 3 == len(lines)
 
 
 def test_a_disk_that_hangs_at_the_end_is_reported(worker_config, monkeypatch, capsys):
@@ -279,10 +252,9 @@ BY_PROBES = [
 ]
 
 
-@pytest.mark.parametrize("steps", [None, (1,)])
-def test_a_bad_event_is_counted_and_costs_no_other(worker_config, capsys, steps):
+def test_a_bad_event_is_counted_and_costs_no_other(worker_config, capsys):
     """The first of its kind is printed; the host sees nothing."""
-    events = msgspec.structs.replace(worker_config.events, steps=steps)
+    events = msgspec.structs.replace(worker_config.events, steps=(1,))
     active = start(msgspec.structs.replace(worker_config, events=events))
     count = 0
     for case, changes in NOT_RECORDED.items():
@@ -436,28 +408,6 @@ def test_nothing_of_the_callers_outlives_its_event(worker_config, way):
 # The writer
 
 
-def test_the_writer_survives_what_is_thrown_into_it(worker_config):
-    """As debuggers and time limits do; 30 times, wherever the thread is.
-
-    One at a time: a second one during the handling of the first may end the thread.
-    """
-    active = start(worker_config)
-    kinds = (SystemExit, KeyboardInterrupt, asyncio.CancelledError)
-    for n in range(3000):
-        recorder.record("turn", 0, 1, {"n": n}, 1)
-        if n % 100 == 0:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(active._writer._thread.ident), ctypes.py_object(kinds[n // 100 % 3])
-            )
-            time.sleep(0.03)
-    recorder.stop()
-
-    written = numbers(worker_config.directory)
-    assert len(set(written)) == len(written)
-    assert 3000 == len(written) + header_of(worker_config.directory)["counters"]["dropped"]
-    assert len(written) > 2800
-
-
 def test_what_is_encoded_is_written_soon(worker_config, monkeypatch):
     """A kill costs a batch, not all that a busy host left waiting."""
     disk = Disk(monkeypatch)
@@ -470,19 +420,18 @@ def test_what_is_encoded_is_written_soon(worker_config, monkeypatch):
     assert list(range(20_000)) == numbers(worker_config.directory)
 
 
-@pytest.mark.parametrize("ending", ["recorder.stop()", "sys.exit()"])
-def test_threads_that_record_to_the_end(worker_config, ending):
+def test_threads_that_record_to_the_end(worker_config):
     """What they recorded while a recorder was active is written or counted."""
     finished = run_child(
         msgspec.structs.replace(worker_config, max_pending=20_000),
-        f"""
+        """
         import atexit
-        counts = {{}}
+        counts = {}
 
         def work(name):
             n = 0
             while recorder.active() is not None:
-                recorder.record("turn", 0, 1, {{"n": n}}, 1)
+                recorder.record("turn", 0, 1, {"n": n}, 1)
                 n += 1
                 counts[name] = n
             while True:
@@ -495,7 +444,7 @@ def test_threads_that_record_to_the_end(worker_config, ending):
         for name in range(2):
             threading.Thread(target=work, args=(name,), daemon=True).start()
         time.sleep(0.3)
-        {ending}
+        sys.exit()
         """,
     )
     offered = int(finished.stdout)
@@ -671,15 +620,6 @@ def test_a_child_of_multiprocessing_writes_what_it_has(worker_config):
 # Where files go
 
 
-@pytest.fixture
-def unwritable(tmp_path, monkeypatch, worker_config):
-    """A run directory that cannot be made, and a temporary folder of the test's own."""
-    (tmp_path / "file").write_text("in the way")
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    return msgspec.structs.replace(worker_config, directory=str(tmp_path / "file" / "run"))
-
-
 def record_one(worker_config, n):
     active = start(worker_config)
     recorder.record("turn", 0, 1, {"n": n}, 1)
@@ -687,43 +627,21 @@ def record_one(worker_config, n):
     return active.directory
 
 
-def test_fallback_folders_of_two_launches_are_two(unwritable, capsys):
-    """Also where both runs have the same name; processes of one launch share theirs.
+def test_where_the_run_directory_cannot_be_made_events_go_to_a_folder_of_the_user_s(
+    worker_config, tmp_path, monkeypatch, capsys
+):
+    """Its header and the console have where they were meant to go."""
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    wanted = str(tmp_path / "file" / "run")
+    folder = record_one(msgspec.structs.replace(worker_config, directory=wanted), 0)
 
-    Their headers and the console say where the events were meant to go.
-    """
-    other = msgspec.structs.replace(
-        unwritable, clock=msgspec.structs.replace(unwritable.clock, wall_ns=1)
-    )
-    folders = [record_one(each, n) for n, each in enumerate((unwritable, other, unwritable))]
-
-    assert folders[0] == folders[2] != folders[1]
-    assert [0, 2] == sorted(numbers(folders[0]))
-    assert 0o700 == stat.S_IMODE(folders[0].stat().st_mode)
-    for header in headers_of(folders[0]).values():
-        assert "cannot be written" in header["fallback"]
-    assert f"go to {folders[0]}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("planted", ["link", "open folder", "file"])
-def test_a_fallback_folder_that_another_user_prepared_is_not_used(unwritable, tmp_path, planted):
-    """Nothing is appended to a file behind a link."""
-    folder = record_one(unwritable, 0)
-    shutil.rmtree(folder)
-    bait = tmp_path / "bait"
-    bait.mkdir()
-    if planted == "link":
-        folder.symlink_to(bait)
-    elif planted == "file":
-        folder.touch()
-    else:
-        folder.mkdir()
-        folder.chmod(0o777)
-    used = record_one(unwritable, 1)
-
-    assert used not in (folder, bait)
-    assert [] == list(bait.iterdir())
-    assert [1] == numbers(used)
+    assert [0] == numbers(folder)
+    assert tmp_path / "tmp" == folder.parent
+    assert 0o700 == stat.S_IMODE(folder.stat().st_mode)
+    assert f"{wanted} cannot be written" in header_of(folder)["fallback"]
+    assert f"go to {folder}" in capsys.readouterr().err
 
 
 def test_an_event_file_that_is_a_link_is_not_followed(worker_config, tmp_path):
@@ -739,9 +657,9 @@ def test_an_event_file_that_is_a_link_is_not_followed(worker_config, tmp_path):
     assert 1 == header_of(worker_config.directory)["counters"]["dropped"]
 
 
-@pytest.mark.parametrize("mask", [0o002, 0o077])
-def test_file_modes_follow_the_umask(worker_config, mask):
+def test_file_modes_follow_the_umask(worker_config):
     """As those of every other program."""
+    mask = 0o027
     before = os.umask(mask)
     try:
         record_one(worker_config, 0)
@@ -783,27 +701,3 @@ def test_samples_do_not_wait_for_flushes(worker_config):
     # Not more often than asked either.
     assert len(samples) <= 2 + passed / 0.05
     assert not any("memory" in thread.name for thread in threading.enumerate())
-
-
-@pytest.mark.parametrize("thrown", [SystemExit, RuntimeError])
-def test_what_is_thrown_in_while_kept_lines_are_written_again_costs_none(
-    tmp_path, monkeypatch, thrown
-):
-    """They were kept because the disk was full; the second try is interrupted, the third works."""
-    from verl_profiler.recording.writer import EventFiles
-
-    files = EventFiles(100, 10_000, lambda *_: None)
-    path = tmp_path / "worker_0.jsonl"
-    write = os.write
-    errors = [OSError(errno.ENOSPC, "full"), thrown("from outside")]
-    monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(errors.pop(0)))
-    files.append(path, [b"1\n", b"2\n"])
-    with pytest.raises(thrown):
-        files.retry()
-    assert 2 == files.waiting
-
-    monkeypatch.setattr(os, "write", write)
-    files.retry()
-
-    assert (b"1\n2\n", 2, 0) == (path.read_bytes(), files.events, files.waiting)
-    files.close()

@@ -1,8 +1,6 @@
 """The run directory: one per launch."""
 
 import json
-import os
-import stat
 import threading
 
 import pytest
@@ -62,17 +60,3 @@ def test_a_path_that_cannot_be_made_says_so(tmp_path, path):
 
     with pytest.raises(ConfigError, match=r"profiler.output_dir=DIR.* \(output-dir\)"):
         make(tmp_path / path)
-
-
-def test_run_json_follows_the_umask(tmp_path):
-    """A group that shares a disk reads it where the user says so, and nobody does where not."""
-    modes = []
-    for umask in (0o077, 0o002):
-        before = os.umask(umask)
-        try:
-            directory = make(tmp_path / f"name{umask}" / "run")
-        finally:
-            os.umask(before)
-        modes += [stat.S_IMODE(path.stat().st_mode) for path in (directory, directory / "run.json")]
-
-    assert [0o700, 0o600, 0o775, 0o664] == modes

@@ -1,15 +1,10 @@
 """The files of a run in storage, and of the one that was uploaded."""
 
 import json
-import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 from verl_profiler.events.remote import connect
-from verl_profiler.storage.remote_files import RemoteFiles
-from verl_profiler.storage.upload import claim
 
-__all__ = ["another_line", "contents", "local", "taken_by_two_at_once"]
+__all__ = ["another_line", "contents", "local"]
 
 
 def another_line(text):
@@ -35,31 +30,3 @@ def local(run, *without):
         for path in run.rglob("*")
         if path.is_file() and not {*without} & {*path.parts}
     }
-
-
-def taken_by_two_at_once(run, wanted, folder, monkeypatch):
-    """Let a run and another one claim a URL after both have seen that it is free, and check the names."""
-    other = folder / "other" / run.name
-    shutil.copytree(run, other)
-    launch = json.loads((other / "run.json").read_text())
-    (other / "run.json").write_text(json.dumps({**launch, "pid": launch["pid"] + 1}))
-    both = threading.Barrier(2)
-    waited = threading.local()
-    read = RemoteFiles.read
-
-    def read_together(files, name):
-        try:
-            return read(files, name)
-        finally:
-            if not vars(waited):
-                waited.once = True
-                both.wait(30)
-
-    with monkeypatch.context() as patched, ThreadPoolExecutor(2) as pool:
-        patched.setattr(RemoteFiles, "read", read_together)
-        taken = list(pool.map(claim, [wanted, wanted], [run, other]))
-
-    assert 2 == len({*taken})
-    for url, launched in zip(taken, (run, other), strict=True):
-        assert url.startswith(wanted)
-        assert (launched / "run.json").read_bytes() == contents(url)["run.json"]

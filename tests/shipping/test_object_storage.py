@@ -12,13 +12,17 @@ import time
 from pathlib import Path
 
 import pytest
-from shipping.copies import another_line, contents, local, taken_by_two_at_once
+from shipping.copies import another_line, contents, local
 
+from verl_profiler import log_manager
 from verl_profiler.cli import main
 from verl_profiler.errors import ConfigError, ReadingError
-from verl_profiler.events.remote import RemoteError, connect, has_folders, name_of
+from verl_profiler.events.remote import RemoteError, connect, name_of
 from verl_profiler.launch import remote_output
 from verl_profiler.reading.reader import load
+from verl_profiler.recording import recorder
+from verl_profiler.recording.identity import Identity
+from verl_profiler.storage import upload
 from verl_profiler.storage.upload import Upload, claim
 
 SMALL = Path(__file__).parents[1] / "data" / "small_run"
@@ -52,10 +56,16 @@ def files_at(url):
 
 
 def uploaded(run, url):
-    filesystem, target = connect(url)
-    upload = Upload(filesystem, target, run, folders=has_folders(url))
-    assert [] == upload.round(final=True)
-    return upload
+    made = Upload(url, run)
+    assert [] == made.round(final=True)
+    return made
+
+
+def looked(where):
+    """Return how many events of the test a reader has, and what it reports of the upload."""
+    with load(str(where), cache=False) as opened:
+        rows = opened.rows("SELECT count(*) AS n FROM event_fields WHERE event = 'looked'")
+        return rows[0]["n"], [each for each in opened.problems if "upload" in each]
 
 
 def printed(capsys, *argv):
@@ -67,31 +77,21 @@ def printed(capsys, *argv):
     return status, text
 
 
-def test_an_uploaded_run_is_read_with_the_same_answers(run, storage, capsys, monkeypatch, tmp_path):
+def test_an_uploaded_run_is_read_with_the_same_answers(run, s3, capsys, monkeypatch, tmp_path):
     """Every byte is there, and `summary` prints the same of the URL; a report of it is written here."""
-    url = f"{storage}/deep/my-run"
+    url = f"{s3}/deep/my-run"
     uploaded(run, url)
     assert local(run, ".cache") == files_at(url)
 
     expected = printed(capsys, "summary", str(run), "--json")
-    assert expected == printed(capsys, "summary", url, "--json")
     assert expected == printed(capsys, "summary", f"{url}/", "--json")
     assert 0 == expected[0]
-    assert printed(capsys, "requests", str(run)) == printed(capsys, "requests", url)
-    compared = printed(capsys, "diff", f"{run}@1:1", f"{run}@2:2")[1].replace(str(run), url)
-    assert compared == printed(capsys, "diff", f"{url}@1:1", f"{url}@2:2")[1]
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert 0 == main(["report", url])
     assert ["my-run-report.html"] == os.listdir(tmp_path / "here")
-    assert 2 == main(["summary", f"{storage}/none"])
+    assert 2 == main(["summary", f"{s3}/none"])
     assert "does not exist, or is empty" in capsys.readouterr().err
-
-
-def test_the_python_api_takes_urls_steps_and_files(run, storage):
-    """The same rows as those of the folder and file on this disk."""
-    url = f"{storage}/my-run"
-    uploaded(run, url)
     for part in ("", "/step_2", "/step_2/worker_0.jsonl"):
         with load(f"{run}{part}", cache=False) as here, load(f"{url}{part}", cache=False) as there:
             query = "SELECT * EXCLUDE (run) FROM event_fields ORDER BY ALL"
@@ -99,12 +99,12 @@ def test_the_python_api_takes_urls_steps_and_files(run, storage):
             assert here.rows("SELECT count(*) AS n FROM event_fields")[0]["n"] > 0
 
 
-def test_only_a_part_is_downloaded_and_only_what_has_changed(run, storage, monkeypatch):
+def test_only_a_part_is_downloaded_and_only_what_has_changed(run, s3, monkeypatch):
     """A step's folder, the headers and run.json; the second time what a third upload changed."""
-    url = f"{storage}/my-run"
+    url = f"{s3}/my-run"
     (run / "nsight").mkdir()
     (run / "nsight" / "actor_0.step1.nsys-rep").write_bytes(b"x" * 1000)
-    upload = uploaded(run, url)
+    earlier = uploaded(run, url)
     filesystem, _ = connect(url)
     taken = []
     original = filesystem.get_file
@@ -129,7 +129,7 @@ def test_only_a_part_is_downloaded_and_only_what_has_changed(run, storage, monke
     taken.clear()
     path = run / "step_2" / "worker_0.jsonl"
     path.write_text(path.read_text() + another_line(path.read_text()))
-    upload.round(final=True)
+    earlier.round(final=True)
     with load(url) as opened:
         assert before + 1 == opened.rows("SELECT count(*) AS n FROM event_fields")[0]["n"]
     assert ["worker_0.jsonl"] == [path.rpartition("/")[2] for path in taken]
@@ -138,27 +138,26 @@ def test_only_a_part_is_downloaded_and_only_what_has_changed(run, storage, monke
 def test_a_file_that_grows_is_uploaded_when_it_is_worth_it(run, storage, monkeypatch):
     """Whole lines; again with a quarter more, or once it no longer grows."""
     url = f"{storage}/my-run"
-    filesystem, target = connect(url)
-    upload = Upload(filesystem, target, run, folders=has_folders(url))
+    earlier = Upload(url, run)
     path = run / "step_3" / "worker_0.jsonl"
     path.parent.mkdir()
     path.write_text("x\n" * 100 + "cut")
-    upload.round()
+    earlier.round()
     assert b"x\n" * 100 == files_at(url)["step_3/worker_0.jsonl"]
 
     with path.open("a") as file:
         file.write("\n")
-    upload.round()
+    earlier.round()
     assert 200 == len(files_at(url)["step_3/worker_0.jsonl"])
     with path.open("a") as file:
         file.write("x\n" * 30)
-    upload.round()
+    earlier.round()
     assert path.read_bytes() == files_at(url)["step_3/worker_0.jsonl"]
     with path.open("a") as file:
         file.write("x\n")
     old = time.time() - 100
     os.utime(path, (old, old))
-    upload.round()
+    earlier.round()
     assert path.read_bytes() == files_at(url)["step_3/worker_0.jsonl"]
 
 
@@ -167,14 +166,14 @@ def test_what_was_compressed_and_what_is_over_is_removed_there_and_nothing_else(
     url = f"{storage}/my-run"
     (run / "open").mkdir()
     (run / "open" / "worker_0.json").write_text("{}")
-    upload = uploaded(run, url)
+    earlier = uploaded(run, url)
     plain = run / "step_2" / "worker_0.jsonl"
     plain.with_name("worker_0.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
     plain.unlink()
     (run / "open" / "worker_0.json").unlink()
     shutil.rmtree(run / "step_1")
 
-    upload.round()
+    earlier.round()
 
     there = files_at(url)
     assert "step_2/worker_0.jsonl.gz" in there
@@ -205,95 +204,173 @@ def test_collect_uploads_the_rest_and_refuses_another_runs_place(run, storage, c
     assert before == files_at(url)
 
 
-def test_two_launches_at_the_same_moment_take_two_names(run, storage, tmp_path, monkeypatch):
-    """Both find nothing before either has written; a later one gets the next, as on a disk."""
-    later = f"{storage}/later"
-    assert [later, f"{later}-2", f"{later}-3"] == [claim(later, run) for _ in range(3)]
-    taken_by_two_at_once(run, f"{storage}/my-run", tmp_path, monkeypatch)
+def test_a_name_that_is_taken_gets_a_random_end(run, storage, monkeypatch):
+    """Also where another launch has found it free, too, and writes last."""
+    url = f"{storage}/my-run"
+    filesystem, target = connect(url)
+    other = [b'{"pid": 1}']
+
+    def wait(_seconds):
+        if other:
+            filesystem.pipe_file(f"{target}/run.json", other.pop())
+
+    monkeypatch.setattr(time, "sleep", wait)
+    taken = [claim(url, run) for _ in range(2)]
+    monkeypatch.undo()
+
+    assert 3 == len({url, *taken})
+    for each in taken:
+        assert each.startswith(f"{url}-")
+        assert (run / "run.json").read_bytes() == contents(each)["run.json"]
+    assert b'{"pid": 1}' == contents(url)["run.json"]
 
 
-def test_a_driver_uploads_while_it_runs_and_at_its_end(run, storage, capfd):
-    """In a process beside it, which ends with it."""
-    url = remote_output.claim(f"{storage}/my-run", run)
-    remote_output.start(run, url, 0.3)
+def wait_until(holds):
     end = time.monotonic() + 60
-    while "step_1/worker_0.jsonl" not in files_at(url):
+    while not holds():
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+def test_a_driver_uploads_while_it_runs_and_at_its_end(run, s3, capfd, monkeypatch):
+    """In a process beside it, which ends with it, and is started again where it is killed."""
+    monkeypatch.setattr(remote_output, "_RESTART_S", 0.1)
+    url = remote_output.claim(f"{s3}/my-run", run)
+    remote_output.start(run, url, 0.3)
+    first = remote_output._uploader._process
+    wait_until(lambda: "step_1/worker_0.jsonl" in files_at(url))
+    first.kill()
     (run / "step_9").mkdir()
     (run / "step_9" / "worker_0.jsonl").write_text("{}\n")
+    wait_until(lambda: "step_9/worker_0.jsonl" in files_at(url))
+    # Once more, and at the end.
+    monkeypatch.setattr(remote_output, "_RESTART_S", 600.0)
+    second = remote_output._uploader._process
+    second.kill()
+    second.wait()
+    (run / "step_9" / "worker_1.jsonl").write_text("{}\n")
 
     remote_output.finish()
 
+    assert first is not second
     assert local(run, ".cache") == files_at(url)
-    assert f"the run was uploaded to {url}" in capfd.readouterr().err
+    err = capfd.readouterr().err
+    assert "was killed (SIGKILL), and is started again in 0 s" in err
+    assert f"the run was uploaded to {url}" in err
 
 
-def test_after_a_killed_driver_the_rest_is_uploaded(run, storage, tmp_path):
+def test_an_upload_that_did_not_end_is_named_and_collect_brings_the_rest(
+    worker_config, storage, capsys
+):
+    """As after a power cut: how much is known to be missing, and the command that brings it."""
+    active = recorder.start(worker_config, lambda: Identity("trainer", 0))
+    run, url = active.directory, f"{storage}/my-run"
+    shutil.copy(SMALL / "run.json", run)
+
+    def write(count):
+        for number in range(count):
+            log_manager.log(None, event="looked", extra={"number": number, "x": "y" * 99}, step=1)
+        wait_until(lambda: not active.waiting())
+        wait_until(lambda: json.loads(header.read_text())["written_events"] >= count)
+
+    header = run / "processes" / "trainer_0.json"
+    earlier = Upload(url, run, 1.0)
+    write(500)
+    assert [] == earlier.round_with_account()
+    # Less than a quarter more: its header comes, its events do not.
+    write(50)
+    wait_until(lambda: json.loads(header.read_text())["written_events"] >= 550)
+    assert [] == earlier.round_with_account()
+    count, (problem,) = looked(url)
+    assert (500, True) == (count, "still being uploaded" in problem)
+
+    # The driver and its upload are killed, an hour ago.
+    filesystem, target = connect(url)
+    draft = f"{target}/.{header.name}.12345678.part"
+    filesystem.pipe_file(draft, b"half")
+    account = json.loads(contents(url)["upload.json"])
+    account |= dict.fromkeys(("uploaded", "updated"), "2026-01-01T10:00:00.000000+00:00")
+    filesystem.pipe_file(f"{target}/upload.json", json.dumps(account).encode())
+    count, (problem,) = looked(url)
+    for text in (
+        "did not end",
+        "10:00:00 UTC",
+        "50 events that its processes had written by their last headers",
+        f"verl-profiler collect {run} --to {url}",
+        "if that directory is lost, so is the rest",
+    ):
+        assert text in problem
+    with load(url, cache=False) as opened:
+        # Nothing else is printed of these events, such as that they were left on a host.
+        assert [problem] == opened.problems
+    with load(f"{url}/step_1") as part:
+        assert [each for each in part.problems if "did not end" in each]
+    recorder.stop()
+
+    for _ in range(2):
+        assert 0 == main(["collect", str(run), "--to", url])
+        there = contents(url)
+        assert json.loads(there.pop("upload.json"))["ended"]
+        assert local(run, ".cache", ".disk") == there
+    assert (550, []) == looked(url)
+
+
+def test_after_a_killed_driver_the_rest_is_uploaded(run, s3):
     """The process ends with the driver, whatever ended it, after a last upload."""
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from verl_profiler.launch import remote_output\n"
         "run = Path(sys.argv[1])\n"
-        "url = remote_output.claim(sys.argv[2], run)\n"
-        "remote_output.start(run, url, 3600)\n"
+        "remote_output.start(run, sys.argv[2], 3600)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    url = f"{storage}/my-run"
+    url = f"{s3}/my-run"
     done = subprocess.run([sys.executable, "-c", script, str(run), url], check=False)
     assert -9 == done.returncode
 
-    end = time.monotonic() + 60
-    while local(run, ".cache") != files_at(url):
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    wait_until(lambda: local(run, ".cache") == files_at(url))
 
 
-def test_storage_that_fails_costs_a_line_and_the_files_stay(run, s3, capfd):
+def test_storage_that_fails_costs_a_line_and_the_files_stay(run, s3, capfd, monkeypatch):
     """The bucket is deleted during the run; the line has the command for later."""
-    # Each file is tried for seconds.
-    for folder in ("processes", "step_1", "step_2"):
-        shutil.rmtree(run / folder)
-    url = remote_output.claim(f"{s3}/my-run", run)
+    url = claim(f"{s3}/my-run", run)
     before = local(run, ".cache")
     filesystem, target = connect(s3)
     for path in filesystem.find(target):
         filesystem.rm_file(path)
     filesystem.rmdir(target)
 
-    remote_output.start(run, url, 3600)
-    remote_output.finish()
+    monkeypatch.setattr(upload, "_WAIT_S", 0.0)
+    monkeypatch.setattr(os, "nice", lambda _more: 0)
+    with open(os.devnull) as ended:
+        monkeypatch.setattr(sys, "stdin", ended)
+        assert 1 == upload.main([str(run), url])
 
-    err = capfd.readouterr().err
-    (line,) = [line for line in err.splitlines() if "not-uploaded" in line]
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "not-uploaded" in line]
     assert f"Run: verl-profiler collect {run} --to {url}" in line
     assert "NoSuchBucket" in line or "bucket does not exist" in line
     assert before == local(run, ".cache")
 
 
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("s3://no-such-bucket-{id}/my-run", "nothing can be written to"),
+def test_a_url_that_cannot_be_written_ends_the_command_before_training(run, s3):
+    """With the reason; a bucket that was misspelled is not made."""
+    missing = f"no-such-bucket-{s3[-6:]}"
+    with pytest.raises(ConfigError, match="nothing can be written to") as caught:
+        remote_output.claim(f"s3://{missing}/my-run", run)
+    assert "output-url" == caught.value.slug
+    filesystem, _ = connect(s3)
+    assert not filesystem.exists(missing)
+    for url, problem in (
         ("memory://x/my-run", "exists in one process only"),
         ("s3://bucket", "has no folder for the run"),
         ("nope://x/y", "cannot be used"),
-    ],
-)
-def test_a_url_that_cannot_be_written_ends_the_command_before_training(run, s3, url, says):
-    """With the reason."""
-    with pytest.raises(ConfigError) as caught:
-        remote_output.claim(url.format(id=s3[-6:]), run)
-
-    assert "output-url" == caught.value.slug
-    assert says in str(caught.value)
+    ):
+        with pytest.raises(RemoteError, match=problem):
+            claim(url, run)
     with pytest.raises(RemoteError) as caught:
         name_of("sftp://me:hunter22@host")
     assert "hunter22" not in str(caught.value)
-    filesystem, _ = connect(s3)
-    # A bucket that was misspelled is not made.
-    assert not filesystem.exists(f"no-such-bucket-{s3[-6:]}")
 
 
 def test_a_missing_package_is_named_with_its_command(run, monkeypatch, tmp_path):

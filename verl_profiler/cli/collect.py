@@ -19,7 +19,6 @@ import contextlib
 import importlib
 import os
 import sys
-import time
 from collections.abc import Generator
 from dataclasses import asdict
 from pathlib import Path
@@ -132,19 +131,15 @@ def _ship(run: Path, stream: TextIO) -> list[str]:
 
 def _upload(run: Path, url: str, stream: TextIO) -> list[str]:
     """Upload what is not there; print how much that was, return what failed."""
-    from verl_profiler.events.remote import RemoteError, connect, has_folders
-    from verl_profiler.storage.upload import Upload, other_run
-    from verl_profiler.storage.upload_account import UploadAccount
+    from verl_profiler.events.remote import RemoteError
+    from verl_profiler.storage.upload import Upload
 
     try:
-        filesystem, target = connect(url)
-        upload = Upload(filesystem, target, run, folders=has_folders(url))
-        account = UploadAccount(upload.there, run, url, None)
-        other = other_run(filesystem, target, run)
+        upload = Upload(url, run)
+        other = upload.holds_run_of()
         if not other:
-            account.take_over()
-            account.write()
             upload.resume()
+            upload.account.write()
     except RemoteError as error:
         raise ReadingError(str(error), "remote-run") from None
     except Exception as error:
@@ -158,9 +153,7 @@ def _upload(run: Path, url: str, stream: TextIO) -> list[str]:
             f"{public(url)} holds another run, launched {other}.\nName another folder",
             "output-exists",
         )
-    begun_s = time.time()
-    failed = upload.round(final=True)
-    failed += account.try_write(None if failed else begun_s, ended=True, failed=failed)
+    failed = upload.finish()
     print(visible(f"{size(upload.size_bytes):>10}  in {upload.files} files uploaded"), file=stream)
     for problem in failed:
         print(visible(f"WARNING not uploaded: {problem} (not-uploaded)"), file=stream)

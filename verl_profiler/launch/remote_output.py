@@ -39,7 +39,7 @@ def claim(url: str, run: Path) -> str:
     """Take a free folder for the run at a URL; its run.json is uploaded.
 
     Returns:
-        The URL, with a number if another run is there.
+        The URL, with a random end if another run is there.
 
     Raises:
         ConfigError: A package is missing, or nothing can be written there.

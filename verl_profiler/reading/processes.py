@@ -41,7 +41,7 @@ _DROPPED = {
     "budget": "its byte budget (profiler.events.max_gb) was used up",
     "bad_event": "they could not be encoded",
     "bad_path": "their file could not be opened",
-    "removed": "their file was removed or truncated during the run",
+    "removed": "their file was removed during the run",
     "late": "they were recorded after its end, or could not be written within the time limit at exit",
 }
 # Where several processes did.
@@ -50,7 +50,7 @@ _DROPPED_BY_MANY = {
     "queue_full": "their queues were full",
     "budget": "their byte budgets (profiler.events.max_gb) were used up",
     "bad_path": "their files could not be opened",
-    "removed": "their files were removed or truncated during the run",
+    "removed": "their files were removed during the run",
     "late": "they were recorded after the end of their process, or could not be written within the time "
     "limit at exit",
 }

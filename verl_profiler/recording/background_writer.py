@@ -26,7 +26,7 @@ from verl_profiler.recording.complaints import Complaints, say
 from verl_profiler.recording.details import SLOWEST, Details, are_held, one_in
 from verl_profiler.recording.encoding import LineEncoder
 from verl_profiler.recording.identity import Identity
-from verl_profiler.recording.process_header import Mark, ProcessHeader, fallback_directory
+from verl_profiler.recording.process_header import Mark, ProcessHeader
 from verl_profiler.recording.writer import EventFiles
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class BackgroundWriter:
                     self._finish()
                 else:
                     self._write_out()
-            except BaseException as error:  # noqa: BLE001  also what is thrown into the thread from outside
+            except Exception as error:  # noqa: BLE001  whatever the disk does; the next flush tries again
                 failures += self.closing
                 self.write_errors += 1
                 self.complaints.make("flush", f"a flush failed: {error!r} (writer-failed)")
@@ -244,8 +244,6 @@ class BackgroundWriter:
             return
         self._check_files()
         self.files.retry()
-        # Left behind by a flush that something interrupted.
-        self._write_batch()
         until = now()
         # No longer than what is there now: a busy host must not keep the writer in here.
         left = len(self._recorder.taken)
@@ -253,7 +251,8 @@ class BackgroundWriter:
         while left > 0 and not self.hurry:
             left -= self._encode_batch(min(left, most))
             self._write_batch()
-        self._write_held(final=final)
+        self._encode_held(final=final)
+        self._write_batch()
         self._keep_to_budget()
         self._check_files()
         if not self.files.waiting and not left:
@@ -308,21 +307,10 @@ class BackgroundWriter:
                 except Exception as error:  # noqa: BLE001  as below
                     self._recorder.refuse(f"{type(error).__name__} in the writer")
                     continue
-                size += self._encode_all(list(items))
+                size += sum(map(self._encode, items))
         if full:
             time.sleep(0)
         return count
-
-    def _encode_all(self, items: list[tuple[Any, ...]]) -> int:
-        """Put the lines of events into the batch; return their bytes."""
-        size = place = 0
-        try:
-            for place, item in enumerate(items, 1):  # noqa: B007  what an exception leaves over is counted
-                size += self._encode(item)
-        except BaseException:
-            self._recorder.bad_events += len(items) - place
-            raise
-        return size
 
     def _encode(self, item: tuple[Any, ...]) -> int:
         """Put the line of an event into the batch; return its bytes, 0 where there is none."""
@@ -342,18 +330,14 @@ class BackgroundWriter:
         except Exception as error:  # noqa: BLE001  a fault of one event must not cost another
             self._recorder.refuse(f"{type(error).__name__} in the writer")
             return 0
-        except BaseException:
-            # Thrown into the thread from outside.
-            self._recorder.bad_events += 1
-            raise
         return len(line)
 
-    def _write_held(self, *, final: bool) -> None:
-        """Write the details of steps that are over; at the end, all."""
+    def _encode_held(self, *, final: bool) -> None:
+        """Put the details of steps that are over into the batch; at the end, all."""
         if self._details is None or self.hurry:
             return
-        self._encode_all(self._details.close() if final else self._details.quiet(now()))
-        self._write_batch()
+        for item in self._details.close() if final else self._details.quiet(now()):
+            self._encode(item)
 
     def _keep_to_budget(self) -> None:
         budget = self._budget
@@ -473,9 +457,7 @@ class BackgroundWriter:
             self.name = self._header.claim(self.directory, base)
         except OSError as error:
             try:
-                directory = fallback_directory(
-                    self._recorder.config.directory, self._recorder.config.clock
-                )
+                directory = Path(tempfile.mkdtemp(prefix="verl_profiler_"))
                 self.name = self._header.claim(directory, base)
             except OSError:
                 self.complaints.make(

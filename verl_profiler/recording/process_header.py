@@ -7,20 +7,16 @@ overwritten in place after every flush, so that the header of a killed process i
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from verl_profiler.recording.clock import Anchor
 from verl_profiler.recording.values import plain
 
-__all__ = ["Mark", "ProcessHeader", "fallback_directory"]
+__all__ = ["Mark", "ProcessHeader"]
 
 _NAMES = 10_000
 _WRITE_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -140,27 +136,6 @@ class ProcessHeader:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
             self._fd = None
-
-
-def fallback_directory(wanted: str, clock: Anchor | None) -> Path:
-    """Make the folder for a host on which the run directory cannot be written.
-
-    The processes of one launch and user share it.  Its name cannot be guessed before the launch, and a
-    folder that is a link, of another user, or writable for others is not used.
-
-    Raises:
-        OSError: If it cannot be made.
-    """
-    if clock is not None:
-        launch = hashlib.sha256(f"{wanted}\0{clock}".encode("utf-8", "replace")).hexdigest()[:16]
-        path = Path(tempfile.gettempdir()) / f"verl_profiler_{os.getuid()}_{launch}"
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        found = path.lstat()
-        private = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and private:
-            return path
-    return Path(tempfile.mkdtemp(prefix="verl_profiler_"))
 
 
 def _create(path: Path) -> None:

@@ -41,34 +41,6 @@ _LASTING = frozenset(
 _STALE = frozenset({errno.EBADF, errno.EIO, errno.ENODEV, errno.ENXIO, errno.ESTALE})
 
 
-def _whole_lines(path: Path, expected: int) -> tuple[int | None, int]:
-    """Return how many lines a file has left and their bytes, without a torn last one, which is removed.
-
-    Args:
-        path: The file.
-        expected: Its bytes as they were; with as many, or compressed meanwhile, the first is None.
-    """
-    try:
-        with path.open("rb+") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size >= expected:
-                return None, size
-            lines = end = at = 0
-            while block := file.read(_BATCH_BYTES):
-                lines += block.count(b"\n")
-                if b"\n" in block:
-                    end = at + block.rindex(b"\n") + 1
-                at += len(block)
-            if end < at:
-                file.truncate(end)
-            return lines, end
-    except (FileNotFoundError, NotADirectoryError):
-        packed = path.with_name(f"{path.name}.gz").exists()
-        return (None, 0) if packed else (0, 0)
-    except OSError:
-        return None, 0
-
-
 class _File:
     """One open event file and how much of it is whole lines."""
 
@@ -93,29 +65,20 @@ class _File:
         """Append lines; on an error leave in `lines` what is not in the file."""
         data = b"".join(lines)
         sent = 0
-        if not self.owned:
-            # Others may have appended since.
-            self.size = os.fstat(self.fd).st_size
         try:
             while sent < len(data):
                 sent += os.write(self.fd, memoryview(data)[sent:])
-        except BaseException as error:
-            # Also one that is thrown into the thread from outside.
+        except OSError as error:
             self._take_back(lines, sent)
-            if isinstance(error, OSError):
-                return error
-            raise
+            return error
         self.size += len(data)
         lines.clear()
         return None
 
     def _take_back(self, lines: list[bytes], sent: int) -> None:
-        end = self.size + sent
-        with contextlib.suppress(OSError):
-            end = os.fstat(self.fd).st_size
-        alone = self.owned or end == self.size + sent
         if self.owned:
-            sent = end - self.size
+            with contextlib.suppress(OSError):
+                sent = os.fstat(self.fd).st_size - self.size
         whole = count = 0
         for line in lines:
             if whole + len(line) > sent:
@@ -127,8 +90,8 @@ class _File:
         torn = sent - whole
         if torn <= 0 or not lines:
             return
-        if not alone:
-            # The piece stays as a line of its own, since others' lines follow it.
+        if not self.owned:
+            # The piece stays as a line of its own, since others' lines may follow it.
             lines[0] = b"\n" + lines[0]
             return
         try:
@@ -138,23 +101,20 @@ class _File:
             self.size += torn
 
     def place(self, path: Path) -> str:
-        """Return whether what was written is still at `path`: `here`, `moved` or `lost`."""
+        """Return whether what was written is still at `path`: `here`, `moved`, `lost` or `stale`."""
         try:
             found = os.fstat(self.fd)
         except OSError:
             # Unmounted by force, or a stale handle of a network file system.
-            return "lost"
+            return "stale"
         if found.st_nlink == 0:
             return "lost"
         try:
-            there = os.stat(path)
+            return "here" if os.path.samestat(found, os.stat(path)) else "moved"
         except (FileNotFoundError, NotADirectoryError):
             return "moved"
         except OSError:
             return "here"
-        if not os.path.samestat(found, there):
-            return "moved"
-        return "lost" if self.owned and found.st_size < self.size else "here"
 
     def close(self) -> None:
         os.close(self.fd)
@@ -173,7 +133,7 @@ class EventFiles:
         bytes: Their bytes.
         errors: Failed attempts to open, write or close.
         dropped: Lines given up, by reason: `disk` (more than may wait), `bad_path`, or `removed` (written to a
-            file that somebody removed or truncated).
+            file that somebody removed).
         waiting: Lines that wait to be tried again.
     """
 
@@ -224,20 +184,17 @@ class EventFiles:
             while kept and not (owned and self._refuses):
                 batch = self._take(kept)
                 before = len(batch)
-                try:
-                    self._try(path, batch, owned)
-                finally:
-                    # Also where something was thrown into the thread.
-                    kept.extendleft(reversed(batch))
-                    self.waiting += len(batch)
-                    self._kept_bytes += sum(map(len, batch))
+                self._try(path, batch, owned)
+                kept.extendleft(reversed(batch))
+                self.waiting += len(batch)
+                self._kept_bytes += sum(map(len, batch))
                 if len(batch) == before:
                     break
             if not kept:
                 del self._kept[path]
 
     def check(self) -> None:
-        """Count the lines of files that somebody removed or truncated as dropped.
+        """Count the lines of files that somebody removed as dropped.
 
         A file that is not where it was is made again with its next line.
         """
@@ -248,36 +205,27 @@ class EventFiles:
             if place == "moved":
                 # Whoever moved the file has its lines.
                 del self._written[path]
-        if away:
-            lost = "lost" in away.values()
-            for path in [path for path in self._written if path not in self._files]:
-                self._recount(path, moved=not lost)
+            elif place == "lost":
+                self._count_lost(path)
+        moved = {*away.values()} <= {"moved"}
+        for path in [path for path in self._written if path not in self._files] if away else ():
+            # Others were closed before; one that was compressed is not gone.
+            if os.path.exists(path) or os.path.exists(f"{path}.gz"):
+                continue
+            if moved:
+                del self._written[path]
+            else:
+                self._count_lost(path)
 
-    def _recount(self, path: Path, *, moved: bool) -> None:
-        """Compare a file that is closed with what was written to it."""
-        events, size = self._written[path]
-        left_events, left_size = _whole_lines(path, size)
-        if left_events is None:
-            return
-        del self._written[path]
-        if left_size:
-            self._written[path] = (min(events, left_events), min(size, left_size))
-        lost = events - left_events
-        if moved or lost <= 0:
-            return
+    def _count_lost(self, path: Path) -> None:
+        lost, size = self._written.pop(path)
         self.events -= lost
-        self.bytes -= max(size - left_size, 0)
+        self.bytes -= size
         self.dropped["removed"] += lost
         self._complain(
             "removed",
-            f"{path} was removed or truncated by another program: {lost:,} events in it are lost "
-            "(events-lost)",
+            f"{path} was removed by another program: {lost:,} events in it are lost (events-lost)",
         )
-
-    def forget(self, path: Path) -> None:
-        """Close a file that is deleted on purpose."""
-        self.release(path)
-        self._written.pop(path, None)
 
     def release(self, path: Path) -> None:
         """Close a file; further lines open it again."""
@@ -322,13 +270,12 @@ class EventFiles:
             error = self._open(path, owned).write(lines)
         except (OSError, ValueError) as failed:
             error = failed
-        finally:
-            written, written_bytes = count - len(lines), size - sum(map(len, lines))
-            self.events += written
-            self.bytes += written_bytes
-            before = self._written.get(path, (0, 0))
-            if written or path in self._files:
-                self._written[path] = before[0] + written, before[1] + written_bytes
+        written, written_bytes = count - len(lines), size - sum(map(len, lines))
+        self.events += written
+        self.bytes += written_bytes
+        before = self._written.get(path, (0, 0))
+        if written or path in self._files:
+            self._written[path] = before[0] + written, before[1] + written_bytes
         if error is None:
             return
         self.errors += 1

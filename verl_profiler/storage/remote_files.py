@@ -41,25 +41,16 @@ class RemoteFiles:
         # Another process may write the same file: two launches, or `collect` beside an upload.
         self._draft_end = f".{secrets.token_hex(4)}{_DRAFT}"
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file."""
+    def write(self, name: str, content: bytes | Path) -> None:
+        """Write a file: these bytes, or those of a file that is too large for memory."""
         path = joined(self._target, name)
-        if self._folders:
-            draft = self._draft(path)
-            self._filesystem.pipe_file(draft, data)
-            self._filesystem.mv(draft, path)
+        place = self._draft(path) if self._folders else path
+        if isinstance(content, bytes):
+            self._filesystem.pipe_file(place, content)
         else:
-            self._filesystem.pipe_file(path, data)
-
-    def copy(self, source: Path, name: str) -> None:
-        """Write a file that is too large for memory."""
-        path = joined(self._target, name)
-        if self._folders:
-            draft = self._draft(path)
-            self._filesystem.put_file(str(source), draft)
-            self._filesystem.mv(draft, path)
-        else:
-            self._filesystem.put_file(str(source), path)
+            self._filesystem.put_file(str(content), place)
+        if place != path:
+            self._filesystem.mv(place, path)
 
     def remove(self, name: str) -> None:
         """Remove a file that may be gone already."""

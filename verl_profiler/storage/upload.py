@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import secrets
 import select
 import sys
 import time
@@ -29,7 +30,6 @@ from verl_profiler.events.remote import (
     RemoteError,
     connect,
     has_folders,
-    joined,
     listing,
     name_of,
 )
@@ -39,7 +39,7 @@ from verl_profiler.recording.complaints import say
 from verl_profiler.storage.remote_files import RemoteFiles, is_draft
 from verl_profiler.storage.upload_account import UploadAccount
 
-__all__ = ["Upload", "claim", "main", "other_run"]
+__all__ = ["Upload", "claim", "main"]
 
 # A file that grows is uploaded again when it has this many times its size, or after so many rounds.
 _GROWTH = 1.25
@@ -49,7 +49,6 @@ _FINAL_ROUNDS = 3
 _WAIT_S = 1.0
 # Read at once; larger files are sent in pieces by the client, with a line that may be cut.
 _WHOLE_BYTES = 64 << 20
-_LAUNCHES = 1000
 _CLAIMED_S = 0.5
 _FAILURES = 20
 
@@ -67,33 +66,34 @@ class Upload:
     """Keeps a copy of a run directory elsewhere.
 
     Args:
-        filesystem: fsspec's.
-        target: Where to, a path in it.
+        url: Where to.
         run: The run directory.
-        folders: Whether folders must be made.
+        every_s: The interval between two uploads; None where a command uploads once.
         progress: Called after each file.
 
     Attributes:
         there: What writes there.
+        account: Writes `upload.json` there.
         files: Files uploaded.
         size_bytes: Their bytes.
+
+    Raises:
+        RemoteError: The URL cannot be used.
     """
 
     def __init__(
         self,
-        filesystem: Any,
-        target: str,
+        url: str,
         run: Path,
-        *,
-        folders: bool = False,
+        every_s: float | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
-        self._filesystem = filesystem
-        self._target = target
+        self._filesystem, self._target = connect(url)
         self._run = run
         self._progress = progress
         self._sent: dict[str, _Sent] = {}
-        self.there = RemoteFiles(filesystem, target, folders=folders)
+        self.there = RemoteFiles(self._filesystem, self._target, folders=has_folders(url))
+        self.account = UploadAccount(self.there, run, url, every_s)
         self.files = 0
         self.size_bytes = 0
 
@@ -125,16 +125,48 @@ class Upload:
         # What replaces them is there.
         gone = [] if failed else [name for name in self._sent if name not in found]
         for name in gone:
-            if self._was_replaced(name, found):
+            # It was compressed, or is over; others were deleted to make room.
+            if name.startswith(f"{OPEN}/") or f"{name}.gz" in found:
                 try:
                     self.there.remove(name)
+                    del self._sent[name]
                 except Exception as error:  # noqa: BLE001  any client's
                     failed.append(f"{name}: {problem_of(error)}")
-                    if len(failed) >= _FAILURES:
-                        break
-                    continue
-                del self._sent[name]
         return failed
+
+    def round_with_account(self) -> list[str]:
+        """Upload what is worth it, and write up to when the run is complete there; return what failed."""
+        begun_s = time.time()
+        return self.round() or self._write_account(begun_s)
+
+    def finish(self) -> list[str]:
+        """Upload all that is left, and end the account; return what failed, as sentences."""
+        begun_s = time.time()
+        failed: list[str] = []
+        for _ in range(_FINAL_ROUNDS):
+            # Processes that still run write a line now and then.
+            before = self.files
+            failed = self.round(final=True)
+            if failed or self.files == before:
+                break
+        return failed + self._write_account(None if failed else begun_s, ended=True, failed=failed)
+
+    def _write_account(self, uploaded_s: float | None, **more: Any) -> list[str]:
+        try:
+            self.account.write(uploaded_s, **more)
+        except Exception as error:  # noqa: BLE001  any client's
+            return [f"{UPLOAD_FILE}: {problem_of(error)}"]
+        return []
+
+    def holds_run_of(self) -> str:
+        """Return when the run that is there was launched, if it is another one; else nothing."""
+        try:
+            there = json.loads(self.there.read(RUN_FILE))
+        except (FileNotFoundError, ValueError):
+            return ""
+        here = json.loads((self._run / RUN_FILE).read_bytes())
+        same = all(there.get(key) == here.get(key) for key in ("launched", "host", "pid"))
+        return "" if same else str(there.get("launched"))
 
     def resume(self) -> None:
         """Continue an earlier upload.
@@ -142,6 +174,7 @@ class Upload:
         Files of the same size that are there are taken for uploaded; headers are not among them.  What
         was replaced since is then removed there, too.
         """
+        self.account.take_over()
         try:
             there = listing(self._filesystem, self._target)
         except FileNotFoundError:
@@ -187,10 +220,6 @@ class Upload:
         quiet_s = time.time() - status.st_mtime
         return status.st_size >= _GROWTH * known.size or known.rounds >= _ROUNDS or quiet_s > 60
 
-    def _was_replaced(self, name: str, found: dict[str, os.stat_result]) -> bool:
-        """Whether a file that is gone was compressed, or is over; others were deleted to make room."""
-        return name.startswith(f"{OPEN}/") or f"{name}.gz" in found
-
     def _put(self, name: str, tries: int) -> str:
         """Upload a file; return why that failed, or an empty string."""
         path = self._run / name
@@ -207,7 +236,7 @@ class Upload:
                     self.there.write(name, data)
                     size = len(data)
                 else:
-                    self.there.copy(path, name)
+                    self.there.write(name, path)
                 self._sent[name] = _Sent(before.st_size, before.st_mtime_ns)
                 self.files += 1
                 self.size_bytes += size
@@ -230,73 +259,44 @@ def _same(known: _Sent, status: os.stat_result) -> bool:
     return (known.size, known.modified_ns) == (status.st_size, status.st_mtime_ns)
 
 
-def other_run(filesystem: Any, target: str, run: Path) -> str:
-    """Return when the run that is at `target` was launched, if it is another one; else nothing."""
-    try:
-        there = json.loads(filesystem.cat_file(joined(target, RUN_FILE)))
-    except (FileNotFoundError, ValueError):
-        return ""
-    here = json.loads((run / RUN_FILE).read_bytes())
-    same = all(there.get(key) == here.get(key) for key in ("launched", "host", "pid"))
-    return "" if same else str(there.get("launched"))
-
-
 def claim(url: str, run: Path) -> str:
-    """Take the first free folder for a run, by uploading its run.json, which shows that writing works.
+    """Take a folder for a run, by uploading its run.json, which shows that writing works.
 
     Returns:
-        The URL, with a number if another run is there.
+        The URL, with a random end if another run is there.
 
     Raises:
         RemoteError: The URL cannot be used, or nothing can be written there.
     """
     name_of(url)
-    for number in range(1, _LAUNCHES):
-        wanted = url.rstrip("/") if number == 1 else f"{url.rstrip('/')}-{number}"
-        filesystem, target = connect(wanted)
+    url = url.rstrip("/")
+    for wanted in (url, f"{url}-{secrets.token_hex(3)}"):
+        upload = Upload(wanted, run)
         try:
-            files = RemoteFiles(filesystem, target, folders=has_folders(wanted))
-            with contextlib.suppress(FileNotFoundError):
-                # Clients' `exists` is false for what they may not read, too.
-                files.read(RUN_FILE)
-                continue
-            if not _takes(files, (run / RUN_FILE).read_bytes()):
-                continue
-            UploadAccount(files, run, wanted, None).write()
+            if _takes(upload, (run / RUN_FILE).read_bytes()):
+                return wanted
         except Exception as error:
             raise RemoteError(
                 f"nothing can be written to {public(wanted)}: {problem_of(error)}"
             ) from error
-        return wanted
-    raise RemoteError(
-        f"{public(url)} and {_LAUNCHES:,} of its names with a number hold runs already"
-    )
+    raise RemoteError(f"{public(url)} holds another run, as does a random name beside it")
 
 
-def _takes(files: RemoteFiles, launch: bytes) -> bool:
-    """Write a run.json where there was none; return whether it is the one that is there in the end.
+def _takes(upload: Upload, launch: bytes) -> bool:
+    """Write a run.json where there is none; return whether it is the one that is there in the end.
 
-    Of launches that found none at the same moment, the last one to write has the name.  They may also
-    fail, as they rename each other's files.
-
-    Raises:
-        Exception: The storage's, if there is no other run.
+    Of launches that find none at the same moment, the last one to write has the name.
     """
-    failure: Exception | None = None
-    try:
-        files.write(RUN_FILE, launch)
-    except Exception as error:  # noqa: BLE001  any client's
-        failure = error
+    with contextlib.suppress(FileNotFoundError):
+        # Clients' `exists` is false for what they may not read, too.
+        upload.there.read(RUN_FILE)
+        return False
+    upload.there.write(RUN_FILE, launch)
     time.sleep(_CLAIMED_S)
-    try:
-        return files.read(RUN_FILE) == launch
-    except Exception as error:
-        if failure is not None:
-            raise failure from None
-        if isinstance(error, FileNotFoundError):
-            # Another launch is replacing it.
-            return False
-        raise
+    if upload.there.read(RUN_FILE) != launch:
+        return False
+    upload.account.write()
+    return True
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -311,26 +311,18 @@ def main(argv: list[str] | None = None) -> int:
         if args.claim:
             print(claim(args.target, args.run))
             return 0
-        filesystem, target = connect(args.target)
+        upload = Upload(args.target, args.run, args.every, _progress)
     except RemoteError as error:
         print(error, file=sys.stderr)
         return 2
     with contextlib.suppress(OSError):
         os.nice(10)
-    upload = Upload(
-        filesystem, target, args.run, folders=has_folders(args.target), progress=_progress
-    )
-    account = UploadAccount(upload.there, args.run, args.target, args.every)
     # An earlier process may have been killed.
-    account.take_over()
     with contextlib.suppress(Exception):
         upload.resume()
     complained = False
     while not _input_ended(args.every):
-        begun_s = time.time()
-        failed = upload.round()
-        if not failed:
-            failed = account.try_write(begun_s)
+        failed = upload.round_with_account()
         if failed and not complained:
             say(
                 f"WARNING uploading to {args.target} fails, and is tried again: {failed[0]}; the files "
@@ -343,15 +335,7 @@ def main(argv: list[str] | None = None) -> int:
             with contextlib.suppress(Exception):
                 upload.there.remove(name)
         return 0
-    begun_s = time.time()
-    failed: list[str] = []
-    for _ in range(_FINAL_ROUNDS):
-        # Processes that still run write a line now and then.
-        before = upload.files
-        failed = upload.round(final=True)
-        if failed or upload.files == before:
-            break
-    failed += account.try_write(None if failed else begun_s, ended=True, failed=failed)
+    failed = upload.finish()
     if failed:
         say(
             f"WARNING {len(failed)} files were not uploaded to {args.target} ({failed[0]}); they stay in "

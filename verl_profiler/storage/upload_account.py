@@ -15,7 +15,7 @@ from typing import Any
 
 from verl_profiler.events.files import parse_json, read_object
 from verl_profiler.events.json_values import mapping_or_empty
-from verl_profiler.events.redaction import problem_of, public
+from verl_profiler.events.redaction import public
 from verl_profiler.events.shipping import UPLOAD_FILE, UPLOAD_FORMAT_VERSION, iso
 from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.storage.remote_files import RemoteFiles
@@ -87,17 +87,3 @@ class UploadAccount:
             "problems": [each[:_LINE] for each in failed[:_SHOWN]],
         }
         self._files.write(UPLOAD_FILE, (json.dumps(content, indent=1) + "\n").encode())
-
-    def try_write(
-        self,
-        uploaded_s: float | None = None,
-        *,
-        ended: bool = False,
-        failed: Sequence[str] = (),
-    ) -> list[str]:
-        """Replace it as `write` does; return why that failed, as a sentence, if it did."""
-        try:
-            self.write(uploaded_s, ended=ended, failed=failed)
-        except Exception as error:  # noqa: BLE001  any client's
-            return [f"{UPLOAD_FILE}: {problem_of(error)}"]
-        return []
