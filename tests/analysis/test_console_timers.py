@@ -13,7 +13,6 @@ from verl_profiler.analysis.console_timers import (
     logged_phases,
     logged_steps,
     metric_summary,
-    per_token_times,
 )
 from verl_profiler.analysis.timer_places import COUNTS, timer_places
 from verl_profiler.reading.formats.console_steps import LoggedRun, StepLine, logged_runs
@@ -159,16 +158,6 @@ def test_counts_are_no_times():
     assert not any(count in row["metric"] for row in metric_summary(run) for count in COUNTS)
 
 
-def test_timers_that_run_at_once_leave_no_negative_rest():
-    """Asynchronous trainers overlap them; by how much is said."""
-    run = run_of({1: {"gen": 5.0, "update_actor": 4.0, "step": 6.0}})
-    (step,) = logged_steps(run)
-    rest = logged_phases(run)[-1]
-
-    assert (3.0, 9.0) == (step["overlap_s"], step["accounted_s"])
-    assert ("unaccounted", 0.0) == (rest["phase"], rest["duration_s"])
-
-
 def test_each_launch_places_its_timers_on_its_own():
     """verl may have been upgraded before training was resumed."""
     old = {"gen": 5.0, "step": 8.0, "testing": 3.0}
@@ -180,26 +169,6 @@ def test_each_launch_places_its_timers_on_its_own():
     ]
 
 
-def test_a_metric_that_some_steps_lack_keeps_its_steps():
-    """update_actor begins after critic_warmup."""
-    with_it, without = {"gen": 5.0, "update_actor": 3.0, "step": 8.0}, {"gen": 5.0, "step": 5.0}
-    run = run_of({1: without, 2: without, 3: with_it, 5: with_it})
-
-    assert [3, 5] == [row["step"] for row in logged_phases(run) if row["phase"] == "update_actor"]
-    assert 2 == next(
-        row["steps"] for row in metric_summary(run) if row["metric"] == "timing_s/update_actor"
-    )
-
-
-def test_a_log_without_the_step_s_own_time_has_timers_and_no_rest():
-    """Forks drop metrics."""
-    (row,) = logged_phases(run_of({1: {"gen": 5.0}}))
-    (step,) = logged_steps(run_of({1: {"gen": 5.0}}))
-
-    assert ("gen", None) == (row["phase"], row["share"])
-    assert (None, 5.0, None, None) == picked(step, "step_s accounted_s gpus tokens_per_s")
-
-
 @pytest.mark.parametrize("name", FORMS)
 def test_the_number_of_gpus_follows_from_the_throughput(name):
     """Also where numbers have three decimals."""
@@ -208,27 +177,6 @@ def test_the_number_of_gpus_follows_from_the_throughput(name):
     assert {form.gpus} == {row["gpus"] for row in logged_steps(run)}
     for row in logged_steps(run):
         assert row["tokens_per_s"] == pytest.approx(row["total_tokens"] / row["step_s"], rel=1e-3)
-
-
-def test_gpus_that_make_no_whole_number_are_not_told():
-    """Another definition of throughput than verl's."""
-    values = {
-        "perf/total_num_tokens": 1000.0,
-        "perf/time_per_step": 10.0,
-        "perf/throughput": 66.0,
-        "timing_s/step": 10.0,
-    }
-    (row,) = logged_steps(LoggedRun("a", [StepLine(1, values, SOURCE, 1)], [1], SOURCE))
-
-    assert (66.0, None, None) == (row["tokens_per_s_per_gpu"], row["gpus"], row["tokens_per_s"])
-
-
-def test_times_per_token_say_which_tokens():
-    """verl divides gen by the tokens of the responses."""
-    rows = per_token_times(fixture("verl-0.3-ppo"))
-
-    assert {("gen", "response"), ("values", "all"), ("adv", "all"), ("update_critic", "all"),
-            ("update_actor", "all")} == {(row["timer"], row["tokens"]) for row in rows}  # fmt: skip
 
 
 def test_the_summary_has_population_statistics():
@@ -284,3 +232,25 @@ def test_resumed_logs_keep_their_launches(tmp_path):
 
     assert [1, 1, 2, 2, 2, 2] == [row["launch"] for row in rows]
     assert [1, 3] == [row["step"] for row in rows if row["first_of_launch"]]
+
+
+def test_a_log_without_the_step_s_own_time_has_timers_and_no_rest():
+    """Forks drop metrics."""
+    (row,) = logged_phases(run_of({1: {"gen": 5.0}}))
+    (step,) = logged_steps(run_of({1: {"gen": 5.0}}))
+
+    assert ("gen", None) == (row["phase"], row["share"])
+    assert (None, 5.0, None, None) == picked(step, "step_s accounted_s gpus tokens_per_s")
+
+
+def test_gpus_that_make_no_whole_number_are_not_told():
+    """Another definition of throughput than verl's."""
+    values = {
+        "perf/total_num_tokens": 1000.0,
+        "perf/time_per_step": 10.0,
+        "perf/throughput": 66.0,
+        "timing_s/step": 10.0,
+    }
+    (row,) = logged_steps(LoggedRun("a", [StepLine(1, values, SOURCE, 1)], [1], SOURCE))
+
+    assert (66.0, None, None) == (row["tokens_per_s_per_gpu"], row["gpus"], row["tokens_per_s"])

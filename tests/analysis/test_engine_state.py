@@ -2,7 +2,7 @@
 
 from picked import picked
 
-from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
+from verl_profiler.analysis.engine_state import engine_load
 
 # Seconds, then running and waiting requests and tokens in use.
 READINGS = [(0.0, 0, 0, 0), (1.0, 8, 2, 900), (3.0, 4, 0, 300), (4.0, 0, 0, 0), (60.0, 1, 0, 10)]
@@ -38,17 +38,6 @@ def test_means_are_by_time(span, tables):
         row, "readings covered_s running max_running waiting max_waiting running_limit"
     )
     assert (0.525, 0.9, 0.25, 0.5) == picked(row, "kv_share max_kv_share idle_share waiting_share")
-
-
-def test_readings_are_in_order_and_gaps_are_not_filled(span, tables):
-    """By engine; the last reading before a gap holds for no known time."""
-    rows = engine_load_over_time(engine(span, tables, "engine_1", "engine_0"))
-
-    assert ["engine_0"] * 5 + ["engine_1"] * 5 == [row["name"] for row in rows]
-    assert [(0.0, 1.0), (1.0, 2.0), (3.0, 1.0), (4.0, None), (60.0, None)] == [
-        (row["at_s"], row["held_s"]) for row in rows[:5]
-    ]
-    assert [0.0, 0.9, 0.3, 0.0, 0.01] == [row["kv_share"] for row in rows[:5]]
 
 
 def test_counts_that_an_engine_does_not_report_are_unknown(span, tables):

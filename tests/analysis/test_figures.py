@@ -173,11 +173,3 @@ def test_a_figure_is_what_the_lines_give(small):
             wrong.append((analysis, column, figure, by_hand(), first[column]))
 
     assert [] == wrong
-
-
-def test_the_critical_path_is_as_long_as_its_step(small):
-    """Every second of a step has one category."""
-    rows = ANALYSES["critical_path"](small.tables)
-    for step in (1, 2):
-        path_s = sum(row["duration_s"] for row in rows if step == row["step"])
-        assert total(of("step", step)) == pytest.approx(path_s)

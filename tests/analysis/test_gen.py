@@ -2,10 +2,8 @@
 
 import pytest
 
-from verl_profiler.analysis.captures import gpu_idle
 from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.steps import step_durations, step_phases, step_times
-from verl_profiler.reading.tables.tables import Tables
 
 GENS = ((0, 5), (10, 30), (40, 52))
 TOTAL_S = 5 + 20 + 12
@@ -47,25 +45,3 @@ def test_of_several_workers_it_is_the_one_that_takes_longest(span, tables):
     assert TOTAL_S == one(step_times(made))["gen_s"]
     assert TOTAL_S == one(step_durations(made))["gen_s"]
     assert TOTAL_S == one(step_phases(made), phase="gen")["duration_s"]
-
-
-def test_a_gpus_time_in_gen_is_that_of_all_gens(span, tables):
-    """Not from the first one's begin to the last one's end: the update between them is no `gen`."""
-    window = {"run": "r", "step": 1, "host": "h", "file": "f", "begin_ns": 0, "end_ns": 50 * 10**9}
-    busy = [
-        {"run": "r", "step": 1, "host": "h", "gpu": "0", "name": "a", "file": "f", "kind": "kernel",
-         "begin_ns": begin * 10**9, "end_ns": end * 10**9}
-        for begin, end in ((1, 2), (20, 45))
-    ]  # fmt: skip
-    made = Tables.of(
-        {
-            "events": events(span),
-            "processes": [{"run": "r", "name": "trainer_0", "role": "trainer", "rank": 0}],
-            "captures": [window],
-            "capture_work": busy,
-        }
-    )
-    row = one(gpu_idle(made))
-
-    # Of the third only 10 s lie within the capture; 1 s, 10 s and 5 s of the three are busy.
-    assert (5 + 20 + 10, 1 + 10 + 5) == (row["gen_s"], row["gen_busy_s"])

@@ -74,15 +74,6 @@ def test_steps_without_overlap_differ():
     assert all(4 < each <= 9 for each in found.effective)
 
 
-def test_the_same_series_fail_a_test_that_takes_steps_for_independent():
-    """So the test above can fail."""
-    source = np.random.default_rng(20)
-    pairs = zip(*(series(source, 150, 20, 0.8) for _ in range(2)), strict=True)
-    alarms = sum(stats.ttest_ind(a, b).pvalue <= 0.05 for a, b in pairs)
-
-    assert alarms > 50
-
-
 @pytest.mark.parametrize(
     ("steps", "rho"), [(3, 0.0), (3, 0.5), (5, 0.5), (8, 0.0), (8, 0.5), (20, 0.5), (20, 0.8)]
 )
@@ -151,25 +142,6 @@ def test_an_interval_excludes_zero_just_where_p_is_small(level):
         low, high = found.interval(level)
         assert (found.p <= 1 - level) == (low > 0 or high < 0)
         assert low < found.value < high
-
-
-def test_independent_steps_are_worth_themselves_and_others_fewer():
-    """Effective steps: 200 of no autocorrelation, and 200 at 0.8, worth 200 / 9 in the limit."""
-    source = np.random.default_rng(6)
-    free, tied = (mean(series(source, 1, 200, rho)[0].tolist()).effective[0] for rho in (0.0, 0.8))
-
-    assert 150 < free <= 200.1
-    assert 12 < tied < 40
-
-
-def test_gaps_between_steps_make_them_less_alike():
-    """The same values every tenth step are worth more than in a row."""
-    values = series(np.random.default_rng(8), 1, 12, 0.8)[0].tolist()
-    near, far = (
-        mean(values, [place * apart for place in range(12)]).effective[0] for apart in (1, 10)
-    )
-
-    assert near < far
 
 
 def test_series_that_do_not_vary():

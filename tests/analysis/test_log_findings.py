@@ -60,12 +60,12 @@ def found(path):
     ("changes", "expected"),
     [
         # One of the 29 steps that count, 19 times its median.
-        ({"gen": lambda step: 7600.0 if step == 23 else GEN}, ("stood_still", "gen", 7200 / 29)),
+        ({"gen": lambda step: 7600.0 if step == 23 else GEN}, ("stalled_step", "gen", 7200 / 29)),
         # From 260 by 18 s a step.
         ({"update_actor": lambda step: UPDATE + 18 * step}, ("grows", "update_actor", 18 * 13.0)),
-        ({"param_sync": lambda step: 6.0 if step < 21 else 1500.0}, ("since_step", "param_sync", 1494 * 10 / 29)),
+        ({"param_sync": lambda step: 6.0 if step < 21 else 1500.0}, ("changed", "param_sync", 1494 * 10 / 29)),
         ({"adv": lambda _step: 340.0}, ("adv", "adv", 340.0)),
-        ({"old_log_prob": lambda _step: 250.0}, ("forward_pass", "old_log_prob", 250 - UPDATE / 3)),
+        ({"old_log_prob": lambda _step: 250.0}, ("forward_only", "old_log_prob", 250 - UPDATE / 3)),
         ({"testing": lambda step: 900.0 if step % 5 == 0 else None}, ("validation", "testing", 900 * 6 / 29)),
         ({"save_checkpoint": lambda step: 300.0 if step % 2 else None}, ("checkpoint", "save_checkpoint", 300 * 14 / 29)),
         ({}, ("rollout_bound", "gen", GEN)),
@@ -79,7 +79,7 @@ def test_the_planted_cause_is_first(tmp_path, changes, expected):
     assert first[2] == pytest.approx(seconds, rel=0.1)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_steady_log_has_no_anomaly(tmp_path, seed):
     assert [("rollout_bound", "gen")] == [
         each[:2] for each in found(console(tmp_path / "train.log", steps(20, seed=seed)))
@@ -90,10 +90,12 @@ def test_growth_with_the_tokens_is_told_from_growth_without(tmp_path, capsys):
     growing = {"update_actor": lambda step: UPDATE * (1 + step / 10)}
     with_tokens = steps(20, tokens=lambda step: 3.2e6 * (1 + step / 10), **growing)
     assert 0 == main(["summary", str(console(tmp_path / "a.log", with_tokens))])
-    assert "update_actor grows during the run with the tokens: from" in capsys.readouterr().out
+    assert "3,840,000 to 9,600,000 tokens per step in update_actor" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert 0 == main(["summary", str(console(tmp_path / "b.log", steps(20, **growing)))])
     out = " ".join(capsys.readouterr().out.split())
-    assert "while the tokens of a step stay about the same" in out
+    assert "ms per token, tokens as before" in out
     assert "8 GPUs" in out
 
 

@@ -82,30 +82,6 @@ def test_peaks_are_told_by_the_trainers_phase(step, span, checkpoint, move, tabl
     assert [1, 1, 2, 3] == [row["place"] for row in memory_timeline(tables(events))]
 
 
-def test_the_host_is_there_without_any_device(step, checkpoint, tables):
-    """verl says 0 of 1 byte on a CPU; that is no reading of a device."""
-    (row,) = memory_timeline(tables([*step, checkpoint(5, "x", 0, total=1)]))
-
-    assert (None, None, GB) == (row["used_bytes"], row["used_share"], row["rss_bytes"])
-
-
-def test_sleep_and_wake_are_those_of_the_slowest_process(step, move, tables):
-    """They happen at the same time; failed calls are counted."""
-    events = [
-        *step,
-        move("memory_release", 3, 3.5),
-        move("memory_release", 3, 4, name="engine_1", status="error"),
-        move("memory_resume", 8, 8.25, ("weights",)),
-        move("memory_resume", 9, 9.5, ("kv_cache",)),
-    ]
-
-    (row,) = sleep_times(tables(events))
-
-    assert (2, 2, 1) == (row["releases"], row["resumes"], row["failed"])
-    assert (1.0, 0.75, "engine_0") == (row["release_s"], row["resume_s"], row["slowest"])
-    assert (10.0, 0.175) == (row["step_s"], row["share"])
-
-
 def test_what_moved_is_the_difference_on_the_device(step, move, tables):
     """A release frees, a resume takes; both are positive where they did what they should."""
     events = [
@@ -192,13 +168,6 @@ def test_what_cannot_be_told_is_said_with_its_reason(step, move, tables, memory,
     assert says in found["message"]
 
 
-def test_no_release_at_all_is_said(step, tables):
-    """The family was off, or the engine is none that releases."""
-    (found,) = memory_findings(tables(step))
-
-    assert "not-recorded" == found["slug"]
-
-
 def test_other_tags_than_promised_are_a_fault(step, move, tables):
     """An adapter keeps its weights; then nobody should count on that memory."""
     launches = {"r": {"training": {"memory": {"tags": ["weights"]}}}}
@@ -206,3 +175,20 @@ def test_other_tags_than_promised_are_a_fault(step, move, tables):
     (found,) = memory_findings(tables(events), launches=launches)
 
     assert ("other-tags", True) == (found["slug"], found["fault"])
+
+
+def test_sleep_and_wake_are_those_of_the_slowest_process(step, move, tables):
+    """They happen at the same time; failed calls are counted."""
+    events = [
+        *step,
+        move("memory_release", 3, 3.5),
+        move("memory_release", 3, 4, name="engine_1", status="error"),
+        move("memory_resume", 8, 8.25, ("weights",)),
+        move("memory_resume", 9, 9.5, ("kv_cache",)),
+    ]
+
+    (row,) = sleep_times(tables(events))
+
+    assert (2, 2, 1) == (row["releases"], row["resumes"], row["failed"])
+    assert (1.0, 0.75, "engine_0") == (row["release_s"], row["resume_s"], row["slowest"])
+    assert (10.0, 0.175) == (row["step_s"], row["share"])

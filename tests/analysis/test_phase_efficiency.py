@@ -3,7 +3,6 @@
 import pytest
 from picked import picked
 
-from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
 
 
@@ -93,26 +92,3 @@ def test_of_an_unknown_device_there_is_no_mfu(span, tables):
     rows = phase_efficiency(tables(step(span, 1, 0, 4, 100, **estimate)))
 
     assert [(None, None), (80.0, None)] == [(row["tflop"], row["mfu"]) for row in rows]
-
-
-def test_longer_sequences_are_told_from_a_slower_phase(span, tables):
-    """Twice the time with twice the tokens, then with the same tokens; as metrics of a comparison."""
-    events = [
-        *step(span, 1, 0, 4, 100),
-        *step(span, 2, 10, 8, 200),
-        *step(span, 3, 30, 8, 100),
-    ]
-    found = {
-        (row["name"], row["step"]): row["value"]
-        for row in step_metrics(tables(events))
-        if row["name"].startswith("update_actor_")
-    }
-
-    assert {
-        ("update_actor_per_1k_tokens", 1): 10.0,
-        ("update_actor_per_1k_tokens", 2): 10.0,
-        ("update_actor_per_1k_tokens", 3): 20.0,
-        ("update_actor_tokens", 1): 400.0,
-        ("update_actor_tokens", 2): 800.0,
-        ("update_actor_tokens", 3): 400.0,
-    } == found

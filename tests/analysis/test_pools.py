@@ -3,7 +3,7 @@
 import pytest
 from picked import picked
 
-from verl_profiler.analysis.pools import PARTS, pools_over_time
+from verl_profiler.analysis.pools import pools_over_time
 from verl_profiler.reading.tables.tables import Tables
 
 
@@ -78,14 +78,3 @@ def test_syncs_are_where_they_were(rows):
     (sync,) = [row for row in rows if row["phase"] == "weight_sync"]
 
     assert ("standalone", 1, 5.0, 6.0) == picked(sync, "lane weight_version begin_s end_s")
-
-
-def test_there_are_no_more_rows_than_parts_and_versions(rows):
-    """However long the run."""
-    assert len([row for row in rows if row["lane"] == "trainer"]) == PARTS
-    assert len(rows) <= PARTS * (2 + 3) + 1
-
-
-def test_synchronous_runs_have_none(span, tables):
-    """All their replicas work at the same time, and the trainer does not."""
-    assert [] == pools_over_time(tables([span("step", 0, 1, name="trainer_0")]))

@@ -3,13 +3,10 @@
 import pytest
 from picked import picked
 
-from verl_profiler.analysis.engine import engine_times, replica_balance
-from verl_profiler.analysis.event_loop import loop_lags
+from verl_profiler.analysis.engine import engine_times
 from verl_profiler.analysis.memory import memory_peaks
 from verl_profiler.analysis.profiler import profiler_cost
-from verl_profiler.analysis.tools import tool_times
 from verl_profiler.analysis.transfers import weight_sync
-from verl_profiler.analysis.workers import rollout_balance
 from verl_profiler.reading.tables.tables import Tables
 
 SECOND = 1_000_000
@@ -19,26 +16,6 @@ def row(duration_s=None, **more):
     length = None if duration_s is None else round(duration_s * SECOND)
     times = {"begin_us": 0, "end_us": length or 0, "duration_us": length}
     return {"run": "r", "step": 1, "name": "worker_0", **times, **more}
-
-
-def values(rows, names):
-    return [picked(each, names) for each in rows]
-
-
-def test_tools_are_told_apart_with_their_failures():
-    """Shares of a step's tool time sum to 1."""
-    calls = [
-        row(1.0, tool="calc", validate=False),
-        row(5.0, tool="search", validate=False, status="error"),
-        row(2.0, tool=None, validate=False),
-        row(9.0, tool="calc", validate=True),
-    ]
-    rows = tool_times(Tables.of({"tool_calls": calls}))
-
-    assert [("search", 1, 5.0), ("(no name)", 0, 2.0), ("calc", 0, 1.0), ("calc", 0, 9.0)] == (
-        values(rows, "tool failed max_s")
-    )
-    assert 1.0 == pytest.approx(sum(each["share"] for each in rows if not each["validate"]))
 
 
 CALLS = [
@@ -64,21 +41,6 @@ def test_what_the_engine_does_not_report_is_not_zero():
     assert (2, 0.5) == (some["retractions"], some["draft_acceptance"])
 
 
-def test_replicas_and_workers_are_compared_with_the_last_first():
-    """By the time of their calls; from the step's first request to a worker's last end."""
-    replicas = replica_balance(Tables.of({"engine_calls": CALLS}))
-    requests = [
-        row(end, name=name, validate=False, finished=True, request_id=name)
-        for name, end in (("worker_0", 1.0), ("worker_1", 5.0), ("worker_2", 2.0))
-    ]
-    workers = rollout_balance(Tables.of({"requests": requests}))
-
-    assert [("engine_1", 4.0), ("engine_0", 2.0)] == values(replicas, "server total_s")
-    assert [("worker_1", 5.0, 3.0), ("worker_2", 2.0, 0.0), ("worker_0", 1.0, -1.0)] == values(
-        workers, "name busy_s behind_s"
-    )
-
-
 def test_a_weight_sync_without_the_trainer_is_still_one():
     """What was not recorded is None."""
     spans = [
@@ -89,20 +51,6 @@ def test_a_weight_sync_without_the_trainer_is_still_one():
 
     assert (None, 2.0, "actor_0", None, 0.5, None) == picked(
         sync, "trainer_s slowest_rank_s slowest_rank transfer_s release_s resume_s"
-    )
-
-
-def test_the_worst_loop_comes_first():
-    """With the moment of its longest stop."""
-    lags = [
-        row(0.1, role="agent_loop", loop="main"),
-        row(1.5, role="agent_loop", loop="main", begin_us=77),
-        row(0.2, name="engine_0", role="engine", loop="main"),
-    ]
-    rows = loop_lags(Tables.of({"lags": lags}))
-
-    assert [("worker_0", 2, 1.5, 77), ("engine_0", 1, 0.2, 0)] == values(
-        rows, "name lags max_s worst_begin_us"
     )
 
 
@@ -120,7 +68,9 @@ def test_memory_peaks_name_where_and_leave_cpus_out():
 
     rows = memory_peaks(Tables.of({"memory": readings}))
 
-    assert [("actor_1", "after", 30, 2)] == values(rows, "name at used_bytes readings")
+    assert [("actor_1", "after", 30, 2)] == [
+        picked(row, "name at used_bytes readings") for row in rows
+    ]
 
 
 def test_the_cost_is_that_of_the_costliest_process():

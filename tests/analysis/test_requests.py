@@ -2,17 +2,21 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from picked import picked
 
+from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.requests import (
     request_breakdown,
     request_duration_cdf,
+    request_percentiles,
     request_timeline,
     request_times,
     slowest_requests,
     turn_times,
 )
+from verl_profiler.analysis.rollout import rollout_tail
 from verl_profiler.reading.tables.tables import Tables
 
 SECOND = 1_000_000
@@ -34,27 +38,6 @@ def call(number, event, duration_s, turn, *, begin_s=0.0, tool=None):
     about = {"event": event, "family": "rollout", "role": "agent_loop", "turn": turn}
     extra = None if tool is None else {"tool": tool}
     return {**WHO, "request_id": f"q{number}", **about, **times, "extra": extra}
-
-
-def test_percentiles_are_of_finished_requests():
-    """Unfinished requests are counted and not measured; validation is apart."""
-    tables = Tables.of(
-        {
-            "requests": [
-                request(0, 1.0),
-                request(1, 3.0, turns=4, status="error"),
-                request(2, None),
-                request(3, 50.0, validate=True),
-            ]
-        }
-    )
-
-    train, validation = request_times(tables)
-
-    assert (3, 1, 1, 2.0, 2.0, 3.0, 4) == picked(
-        train, "requests unfinished failed mean_s p50_s max_s max_turns"
-    )
-    assert (1, 50.0, None) == picked(validation, "requests p50_s p999_s")
 
 
 def test_the_slowest_are_the_slowest_and_say_what_took_longest():
@@ -114,19 +97,6 @@ def requests(durations_s, **more):
     return [request(number, duration_s, **more) for number, duration_s in enumerate(durations_s)]
 
 
-def test_the_curve_has_a_point_for_each_request():
-    """Of a step, and of all steps together."""
-    tables = Tables.of({"requests": requests([3, 1, None]) + requests([2], step=2)})
-
-    rows = request_duration_cdf(tables)
-
-    assert [(None, 1.0), (None, 2.0), (None, 3.0), (1, 1.0), (1, 3.0), (2, 2.0)] == [
-        (row["step"], row["duration_s"]) for row in rows
-    ]
-    assert [1 / 3, 2 / 3, 1, 1 / 2, 1, 1] == pytest.approx([row["share"] for row in rows])
-    assert [3, 3, 3, 2, 2, 1] == [row["requests"] for row in rows]
-
-
 def test_a_long_curve_keeps_its_tail():
     """Beyond 1,000 requests, the 100 slowest are all there, and no kept point is moved."""
     tables = Tables.of({"requests": requests([number / 100 for number in range(5000)])})
@@ -171,25 +141,6 @@ def served(span, request_id, turn, begin, *, name="engine_0", step=1, times=(0.5
     )
 
 
-def test_the_slowest_are_the_slowest_of_all_steps_and_workers(tables, conversation):
-    """Not of the first step, not of the first worker, and not the fastest."""
-    events = [
-        event
-        for number, scale in enumerate((1.0, 5.0, 0.5, 4.0, 3.0))
-        for event in conversation(
-            f"q{number}", scale=scale, step=number % 2, name=f"worker_{number}"
-        )
-    ]
-
-    rows = request_breakdown(tables(events), count=3)
-
-    assert [("q1", 50.0), ("q3", 40.0), ("q4", 30.0)] == [
-        (row["request_id"], row["duration_s"]) for row in rows
-    ]
-    assert ["q3"] == [r["request_id"] for r in request_breakdown(tables(events), worker=3)]
-    assert ["q1", "q3"] == [r["request_id"] for r in request_breakdown(tables(events), (1, 1))]
-
-
 def test_the_engines_parts_are_shown_when_every_call_has_them(tables, conversation, span):
     """They add up to the engine's part; `outside` is what the engine does not account for."""
     events = conversation()
@@ -212,16 +163,6 @@ def test_unfinished_requests_come_last(tables, conversation):
 
     assert [("done", 10.0), ("killed", None)] == [(r["request_id"], r["duration_s"]) for r in rows]
     assert 85.5 == rows[1]["seen_s"]
-
-
-def test_a_beginning_of_an_id_finds_the_request(tables, conversation):
-    """In training and in validation, when both are asked for."""
-    events = conversation("abc") + conversation("abd", validate=True) + conversation("xyz")
-
-    found = request_breakdown(tables(events), request_id="ab", validate=None, count=None)
-
-    assert {("abc", False), ("abd", True)} == {(r["request_id"], r["validate"]) for r in found}
-    assert [] == request_breakdown(tables(events), request_id="%", validate=None)
 
 
 def test_the_timeline_is_in_order_with_the_engines_side(tables, conversation, span):
@@ -270,3 +211,26 @@ def test_an_unfinished_turn_is_counted_and_not_measured(tables, conversation, sp
     first, _ = turn_times(tables(events))
 
     assert (1, 1, 5.0) == (first["turns"], first["unfinished"], first["mean_s"])
+
+
+@pytest.mark.parametrize("number", [4, 12, 120])
+def test_a_quantile_is_numpys_and_none_of_too_few(number):
+    """In every table that has it; so many values lie, one of them, beyond the quantile."""
+    lengths = np.random.default_rng(7).lognormal(1.0, 0.7, number).round(6).tolist()
+    step = {"run": "r", "step": 1, "finished": True, "begin_us": 0, "end_us": 90 * SECOND}
+    tables = Tables.of({"requests": requests(lengths), "steps": [step]})
+    (times,) = request_times(tables)
+    (metric,) = (row for row in step_metrics(tables) if row["name"] == "request")
+    marks = {
+        row["percentile"]: row["duration_s"]
+        for row in request_percentiles(tables)
+        if row["step"] == 1
+    }
+    tail = rollout_tail(tables)[0]
+
+    for level, least in ((50, 1), (80, 5), (90, 10), (95, 20), (99, 100)):
+        truth = np.quantile(lengths, level / 100) if number >= least else None
+        shown = [times[f"p{level}_s"], marks[level]]
+        shown += [metric[f"p{level}"]] if level != 80 else []
+        assert shown == [truth and pytest.approx(truth, abs=2e-6)] * len(shown), level
+        assert level in (50, 90) or (tail[f"tail{level}_s"] is None) == (truth is None)

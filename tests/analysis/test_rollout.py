@@ -29,16 +29,6 @@ def requests(intervals, **more):
     )
 
 
-def test_the_curve_counts_up_and_down():
-    """One that begins where another ends does not make a peak."""
-    rows = requests_in_flight(requests([(5, 8), (6, 9), (8, 10)]))
-
-    assert [(0.0, 1), (1.0, 2), (3.0, 2), (4.0, 1), (5.0, 0)] == [
-        (row["at_s"], row["in_flight"]) for row in rows
-    ]
-    assert {1} == {row["merged"] for row in rows}
-
-
 def test_a_long_curve_keeps_its_peaks():
     """Ten thousand requests, and for a moment a hundred at once."""
     calm = [(number, number + 0.5) for number in range(5000)]
@@ -74,10 +64,3 @@ def test_the_tail_is_what_follows_most_requests():
     )
     # worker_1 had nothing to do after 4 s.
     assert row["idle_share"] == pytest.approx(6 / 20)
-
-
-def test_a_full_rollout_has_no_bubble():
-    """All requests begin and end together."""
-    (row,) = rollout_tail(requests([(0, 3)] * 5))
-
-    assert (0.0, 0.0, 0.0) == (row["bubble_share"], row["idle_share"], row["tail80_share"])

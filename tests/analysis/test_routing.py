@@ -76,23 +76,6 @@ def test_calls_are_counted_by_replica_with_their_loads(span, tables):
     )
 
 
-def test_loads_of_all_replicas_are_with_each_call(span, tables):
-    """The replicas' names are in the balancer's first line only."""
-    rows = tables(choices(span)).rows(
-        "SELECT request_id, turn, reason, loads FROM server_routes ORDER BY at_us"
-    )
-
-    assert [
-        ("a", 0, "least_loaded", {"east": 0, "west": 0}),
-        ("b", 0, "least_loaded", {"east": 0, "west": 0}),
-        ("c", 0, "least_loaded", {"east": 1, "west": 1}),
-        ("a", 1, "sticky", {"east": 1, "west": 0}),
-        ("c", 1, "sticky", {"east": 2, "west": 0}),
-        ("d", 0, "least_loaded", {"east": 0, "west": 0}),
-        ("a", 2, "least_loaded", {"east": 0, "west": 1}),
-    ] == [(row["request_id"], row["turn"], row["reason"], json.loads(row["loads"])) for row in rows]
-
-
 def test_unbalanced_calls_alone_give_the_same_loads(span, tables):
     """As they are recorded with sampled details."""
     east, _ = routes(tables(choices(span, loads="unbalanced")))
@@ -121,3 +104,20 @@ def test_validation_is_apart(span, tables):
 
     assert [] == routes(validating)
     assert [4, 3] == [row["calls"] for row in routes(validating, validate=True)]
+
+
+def test_loads_of_all_replicas_are_with_each_call(span, tables):
+    """The replicas' names are in the balancer's first line only."""
+    rows = tables(choices(span)).rows(
+        "SELECT request_id, turn, reason, loads FROM server_routes ORDER BY at_us"
+    )
+
+    assert [
+        ("a", 0, "least_loaded", {"east": 0, "west": 0}),
+        ("b", 0, "least_loaded", {"east": 0, "west": 0}),
+        ("c", 0, "least_loaded", {"east": 1, "west": 1}),
+        ("a", 1, "sticky", {"east": 1, "west": 0}),
+        ("c", 1, "sticky", {"east": 2, "west": 0}),
+        ("d", 0, "least_loaded", {"east": 0, "west": 0}),
+        ("a", 2, "least_loaded", {"east": 0, "west": 1}),
+    ] == [(row["request_id"], row["turn"], row["reason"], json.loads(row["loads"])) for row in rows]

@@ -38,21 +38,6 @@ def test_what_occurs_once_and_what_occurs_often(tables, span, conversation):
     assert [None, None] == [rows["request"][statistic] for statistic in ("p95", "p99")]
 
 
-def test_steps_without_end_and_validation_are_left_out(tables, span, conversation):
-    """Half a step is no step to compare."""
-    events = [
-        span("step", 0, 14, name="trainer_0"),
-        *conversation("q"),
-        *conversation("v", validate=True),
-        *conversation("r", step=2),
-    ]
-    rows = step_metrics(tables(events))
-
-    assert {1} == {row["step"] for row in rows}
-    assert {1} == {row["count"] for row in rows if row["name"] == "request"}
-    assert [] == step_metrics(tables(events), (2, 2))
-
-
 def test_steps_without_something_have_none_of_it(tables, span, conversation):
     """A phase and calls of the first step only: zeros in the second, and no mean of nothing."""
     events = [

@@ -13,7 +13,6 @@ from verl_profiler.analysis.steps import (
     step_phases,
     step_times,
     step_trend,
-    validation_times,
 )
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
@@ -41,15 +40,6 @@ STEP = [
     span("testing", 10, 12),
     span("my_timer", 7, 8),
 ]
-
-
-def test_phases_and_the_rest_add_up_to_the_step():
-    """Timers inside timers and outside the step do not count twice."""
-    rows = step_phases(Tables.of({"events": STEP}))
-
-    assert [("gen", 6.0, 0.6), ("update_actor", 3.0, 0.3), ("unaccounted", 1.0, 0.1)] == [
-        (row["phase"], row["duration_s"], row["share"]) for row in rows
-    ]
 
 
 def test_equal_intervals_do_not_contain_each_other():
@@ -151,15 +141,6 @@ def test_phases_in_turn_do_not_nest(span, tables):
     }
 
 
-def test_a_missing_step_is_no_gap(span, tables):
-    """From step 1 to step 3 lies more than the time between two steps."""
-    events = [each for each in run(span, [4, 4, 4]) if each["step"] != 2]
-
-    first, _ = step_durations(tables(events))
-
-    assert (1, None, None) == (first["step"], first["between_s"], first["to_next_s"])
-
-
 def test_without_the_trainer_the_gap_is_everything_else(span, tables):
     """Then only the rollout is known, by its requests."""
     events = [
@@ -198,26 +179,6 @@ def test_the_trend_is_the_median_slope(span, tables):
     assert trends["training"]["rising"] == 0.5
     # A line goes through any two points.
     assert [] == step_trend(tables(run(span, [4, 5])))
-
-
-def test_a_validation_by_its_requests_and_timer(tables, conversation, span):
-    """`testing` contains `validation`, which is not counted again."""
-    events = [
-        span("step", 0, 20, name="trainer_0"),
-        span("testing", 20, 35, name="trainer_0"),
-        span("validation", 20.5, 35, name="trainer_0", validate=True),
-        span("step", 40, 60, name="trainer_0", step=2),
-        *conversation("t"),
-        *conversation("a", begin=21.0, validate=True),
-        *conversation("b", begin=23.0, scale=0.5, validate=True),
-    ]
-
-    (row,) = validation_times(tables(events))
-    assert [] == validation_times(tables(conversation()))
-
-    assert (1, 2, 15.0, 10.0, 7.5, 10.0, 2.0, 60, 0.5, 0.375) == picked(
-        row, "step requests testing_s rollout_s mean_s max_s turns generated_tokens reward share"
-    )
 
 
 @pytest.mark.parametrize(("probes", "requests"), [(("timer",), None), (("timer", "request"), 0)])

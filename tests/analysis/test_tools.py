@@ -3,7 +3,7 @@
 import pytest
 from picked import picked
 
-from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies
+from verl_profiler.analysis.tools import reward_times, tool_latencies
 
 
 def test_tools_by_time(tables, conversation, span):
@@ -26,13 +26,6 @@ def test_tools_by_time(tables, conversation, span):
     assert [6 / 11, 5 / 11] == pytest.approx([search["share"], calc["share"]])
     assert 6 / 30 == pytest.approx(search["requests_share"])
     assert (2, "b", 4.0, 3.0) == picked(search, "slowest_step slowest_request_id max_s p50_s")
-
-
-def test_a_tool_without_a_name_is_shown(tables, span):
-    """Rather than left out of the sum."""
-    (row,) = tool_latencies(tables([span("tool_call", 0, 1, request_id="q", turn=0)]))
-
-    assert ("(no name)", 1.0, None) == (row["tool"], row["total_s"], row["requests_share"])
 
 
 def test_the_score_is_of_the_request_with_its_uid(tables, conversation, span):
@@ -73,26 +66,3 @@ def test_a_score_is_the_functions_own_time_where_that_is_recorded(tables, conver
 
     assert {"wait_us": 300_000, "compute_us": 100_000} == score
     assert (0.5, 0.1) == (times["reward"], times["score"])
-
-
-def test_rewards_of_a_step(tables, conversation, span):
-    """Requests without a reward are counted apart; validation is not in it."""
-    events = conversation("a") + conversation("v", validate=True)
-    events.append(span("request", 0, 1, request_id="b"))
-
-    (row,) = rewards(tables(events))
-
-    assert (2, 1, 0.5, 0.5, 0.5) == picked(row, "requests scored mean lowest highest")
-
-
-def test_scores_of_validation_are_told_by_their_requests(rehearsed):
-    """Reward workers are not told what a request is for: its other events are."""
-    counts = {
-        table: rehearsed.rows(
-            f"SELECT step, validate, count(*) AS n FROM {table} GROUP BY ALL ORDER BY ALL"
-        )
-        for table in ("requests", "reward_scores")
-    }
-
-    assert counts["requests"] == counts["reward_scores"]
-    assert {False, True} == {row["validate"] for row in counts["requests"]}

@@ -47,18 +47,6 @@ def made(*calls, transfers=(), shuffled=0):
 PARTS = {"get": 1.0, "compute": 2.0, "put": 1.0}
 
 
-@pytest.mark.parametrize("ask", ALL)
-def test_the_order_of_rows_does_not_matter(ask):
-    """Also with ties."""
-    calls = [(n % 3, PARTS, {"func": "fg"[n % 2], "trace_id": f"t{n % 2}"}) for n in range(6)]
-    moves = [("tq_get", 0.5, 3, {}), ("tq_put", 0.1, 80, {"func": "f"}), ("tq_put", 0.2, 1, {})]
-
-    straight = ask(made(*calls, transfers=moves))
-
-    assert straight
-    assert straight == ask(made(*calls, transfers=moves, shuffled=3))
-
-
 def test_functions_have_their_stages_and_shares():
     """Shares are of the time of all calls; a call without an end is in no time."""
     tables = made(
@@ -219,32 +207,3 @@ def test_calls_that_handled_the_same_data_are_joined():
     assert (2, 4, 8.0) == (path["trace_ids"], path["calls"], path["max_s"])
     assert ["a"] == [row["trace_id"] for row in tq_traces(tables, trace_id="a")]
     assert 3 == count["trace_ids"]
-
-
-def test_events_of_a_run_are_the_same_tables():
-    """What the tracing records as events is read like its lines."""
-    who = {"run": "r", "name": "actor_0", "role": "actor", "family": "transfer_queue", "step": 2}
-    about = {"func": "update_actor", "call": "c1", "trace_id": "N/A"}
-
-    def event(name, begin_s, end_s, **extra):
-        begin_us, end_us = round(begin_s * 1e6), round(end_s * 1e6)
-        times = {"begin_us": begin_us, "end_us": end_us, "duration_us": end_us - begin_us}
-        return {**who, "event": name, **times, "extra": {**about, **extra}}
-
-    events = [
-        event("tq_function", 0, 4, get_s=1.0, compute_s=3.0, put_s=0.0, rows=8),
-        event("tq_function_get", 0, 1),
-        event("tq_function_compute", 1, 4),
-        event("tq_get", 0, 1, size_bytes=50 * MIB),
-    ]
-    tables = Tables.of({"events": events})
-
-    (row,) = tq_functions(tables)
-    rates = tq_throughput(tables)
-
-    assert ("update_actor", 1, 4.0, 0.25, None) == picked(
-        row, "func calls total_s get_share put_share"
-    )
-    assert (0.25, 1.0) == (row["wall_share"], row["concurrency"])
-    assert [None, "update_actor"] == [each["caller"] for each in rates]
-    assert 50.0 == rates[0]["mib_per_s"]

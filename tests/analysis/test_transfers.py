@@ -2,25 +2,7 @@
 
 from picked import picked
 
-from verl_profiler.analysis.transfers import transfer_totals, weight_transfers
-
-
-def test_calls_of_a_role_are_summed_by_kind(span, tables):
-    """Of two processes, also at the same time; bytes are of the calls that say how much they moved."""
-    events = [
-        span("step", 0, 10, name="trainer_0"),
-        span("tq_put", 0, 2, size_bytes=100),
-        span("tq_put", 1, 3, size_bytes=50, status="error"),
-        span("tq_put", 5, 6, name="worker_1"),
-        span("tq_meta", 0, 1, name="trainer_0", family="transfer_queue", op="kv_list"),
-    ]
-
-    meta, put = sorted(transfer_totals(tables(events)), key=lambda row: row["event"])
-
-    assert ("agent_loop", 3, 1, 5.0, 2.0, 150) == picked(
-        put, "role calls failed total_s max_s size_bytes"
-    )
-    assert ("trainer", 1.0, None) == (meta["role"], meta["total_s"], meta["size_bytes"])
+from verl_profiler.analysis.transfers import weight_transfers
 
 
 def test_ranks_wait_for_the_last_to_take_part_in_a_bucket(span, tables):

@@ -1,7 +1,6 @@
 """Who waits for whom: processes by phase, and ranks piece by piece."""
 
 import pytest
-from picked import picked
 
 from verl_profiler.analysis.workers import rank_balance, worker_balance, worker_phases
 
@@ -24,16 +23,6 @@ def test_a_worker_is_busy_from_the_first_request_of_the_step(span, tables):
     ] == [(r["name"], r["phase"], r["duration_s"], r["waited_s"], r["slowest"]) for r in rows]
 
 
-def test_the_balance_names_the_slowest(span, tables):
-    """Nine seconds of thirty were waited."""
-    (row,) = worker_balance(tables(rollout(span, 4, 10, 7)))
-
-    assert (3, "worker_1", 10.0, 7.0, 4.0, 9.0) == picked(
-        row, "processes slowest slowest_s median_s fastest_s waited_s"
-    )
-    assert 0.3 == round(row["waited_share"], 9)
-
-
 def test_only_the_outermost_work_of_a_rank_counts(span, tables):
     """A mini-batch is part of the update, and a second update adds to the first."""
     events = [
@@ -49,19 +38,6 @@ def test_only_the_outermost_work_of_a_rank_counts(span, tables):
     assert [("actor_0", "update_actor", 5.0, 2.0), ("actor_1", "update_actor", 7.0, 0.0)] == [
         (r["name"], r["phase"], r["duration_s"], r["waited_s"]) for r in rows
     ]
-
-
-def test_validation_keeps_nobody_waiting(span, tables):
-    """It is apart from training."""
-    events = [
-        *rollout(span, 4, 10),
-        span("request", 20, 90, name="worker_0", request_id="v", validate=True),
-        span("request", -9, -1, name="worker_1", request_id="w", validate=True),
-    ]
-
-    rows = worker_phases(tables(events))
-
-    assert [4.0, 10.0] == [row["duration_s"] for row in rows]
 
 
 def test_the_original_loggers_phases_are_per_worker(span, tables):
@@ -113,11 +89,3 @@ def test_waits_are_counted_where_ranks_wait(span, tables, analysis, per_step, me
 
     assert {waits} == {round(row[column], 6) for row in rows}
     assert {6.0 * per_step * (10 if merged else 1)} == {round(row["slowest_s"], 6) for row in rows}
-
-
-def test_a_process_waited_as_often_as_the_other_was_late(span, tables):
-    """Twice per step, each once."""
-    rows = worker_phases(late(span, tables, 2))
-
-    assert {5.0} == {row["waited_s"] for row in rows}
-    assert 10 == sum(row["slowest"] for row in rows)

@@ -27,11 +27,11 @@ def loop_lags(tables: Tables, steps: Steps = None) -> Rows:
     )
 
 
-def longest_lags(tables: Tables, steps: Steps = None, *, count: int = 40) -> Rows:
+def longest_lags(tables: Tables, steps: Steps = None) -> Rows:
     """List the longest event-loop lags, without those of loops that compute by design.
 
     Returns:
-        Table `longest_lags`: one row per lag, longest first, at most `count`.
+        Table `longest_lags`: one row per lag, longest first, at most 40.
     """
     return tables.rows(
         f"""
@@ -39,7 +39,7 @@ def longest_lags(tables: Tables, steps: Steps = None, *, count: int = 40) -> Row
             (l.begin_us - s.begin_us) / 1e6 AS at_s
         FROM lags AS l JOIN steps AS s USING (run, step)
         WHERE coalesce(l.role, '') NOT IN ({_COMPUTING}) AND {in_steps(steps, "l.step")}
-        ORDER BY l.duration_us DESC, l.begin_us, l.name LIMIT {int(count)}
+        ORDER BY l.duration_us DESC, l.begin_us, l.name LIMIT 40
         """
     )
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from verl_profiler.analysis.console_timers import logged_phases, logged_steps
-from verl_profiler.analysis.explain.finding import Finding, in_order
+from verl_profiler.analysis.explain.concentration import Culprit
+from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_order
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
-from verl_profiler.analysis.explain.over_time import shape_of, stalled_in
+from verl_profiler.analysis.explain.over_time import changes_in, shape_of
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
@@ -21,46 +22,23 @@ __all__ = ["log_findings", "log_phases"]
 _LEAST = 0.03
 # The slowest request of a batch against the mean one, above which it is a tail.
 _TAIL = 4.0
+# Phases whose time is compared with the tokens of their step.
+_OF_TOKENS = frozenset({"gen", *FORWARD, *FORWARD.values()})
 _GENERATE = "timing_s/agent_loop/generate_sequences/"
 
-_STOOD = Rule(
-    "{who} stood still in {reason}.",
-    "Look at what that host, its network and its disks did at that time; leave the step out of comparisons.",
-    ("step_timing_breakdown",),
-)
-_JUMPED = Rule(
-    "{who} takes longer since {reason}.",
-    "Look at what changed then: another host after a restart, a setting that depends on the step, a disk "
-    "or a cache that filled up.",
-    ("step_timing_breakdown",),
-)
-_GREW = Rule(
-    "{who} grows during the run: {reason}.",
-    "Look for what grows with the steps: fragmented or leaking memory, clocks that fall as devices get "
-    "warm, growing files or caches. A restart from a checkpoint shows whether it starts over.",
-    ("step_timing_breakdown", "per_token_timing"),
-)
-_GREW_WITH_TOKENS = Rule(
-    "{who} grows during the run with the tokens: {reason}.",
-    "Longer responses cost this time. A limit of their length changes what is trained.",
-    ("step_timing_breakdown", "throughput"),
-)
-_FORWARD_PASS = Rule(
-    "{who} takes {lost_s}, {reason}; it is a forward pass only, for which about a third is usual.",
-    "Larger micro-batches for it: log_prob_micro_batch_size_per_gpu, or log_prob_use_dynamic_bsz with "
-    "log_prob_max_token_len_per_gpu; no offload of its parameters where memory allows.",
-    ("step_timing_breakdown", "per_token_timing"),
-)
+# The figures of a log with the evidence.
+_SHOWS = ("step_timing_breakdown", "per_token_timing", "generation_timing")
+
 _TAIL_RULE = Rule(
     "The slowest request of a batch generates for {lost_s} longer than the mean one ({reason}).",
     "A log has no requests. `+profiler=multiturn` records them: which are slow, and whether their tokens, "
     "turns, tools or engines make them so.",
-    ("generation_timing",),
+    _SHOWS,
 )
 _ROLLOUT_BOUND = Rule(
     "{who} bounds the step: {lost_s} per step ({lost_share}){reason}.",
     "A log does not show what is in it. `+profiler=multiturn` records requests, turns, tools and engines.",
-    ("step_timing_breakdown", "generation_timing"),
+    _SHOWS,
     least=0.4,
     dominates=True,
 )
@@ -68,18 +46,17 @@ _TRAINER_BOUND = replace(
     RULES["trainer_bound"],
     least=0.4,
     sentence="{who} bounds the step: {lost_s} per step ({lost_share}){reason}.",
-    shows=("step_timing_breakdown", "per_token_timing"),
 )
 _PHASE = Rule(
     "{who} takes {lost_s} per step ({lost_share}){reason}.",
     "A log does not show what is in it; `+profiler=multiturn` records the phase's parts and ranks.",
-    ("step_timing_breakdown",),
+    _SHOWS,
 )
 _UNACCOUNTED = Rule(
     "{lost_s} per step ({lost_share}) are in no timer{reason}.",
     "A log does not show what it is; `+profiler=multiturn` records what lies between the timers, and "
     "`span(…)` your own code.",
-    ("step_timing_breakdown",),
+    _SHOWS,
 )
 _LOG_RULES = {
     "rollout_bound": _ROLLOUT_BOUND,
@@ -146,11 +123,12 @@ def log_findings(run: LoggedRun) -> Rows:
         return []
     least_s = _LEAST * series.whole_s
     found = [each for each in _in_time(series) if each.lost_s >= least_s]
-    taken = {each.who: each.lost_s for each in found}
+    taken = {phase: lost_s for each in found for phase, lost_s in each.accounts.items()}
     found += [
         each
         for each in (*_forwards(series), *_tail(series, kept), *_phases(series, kept))
-        if each.recoverable_s >= least_s and each.lost_s - taken.get(each.who, 0.0) >= least_s
+        if each.recoverable_s >= least_s
+        and each.lost_s - taken.get(next(iter(each.accounts)), 0.0) >= least_s
     ]
     return [each.row() for each in in_order(found)]
 
@@ -183,66 +161,39 @@ class _Series:
 
     def found(
         self, name: str, rule: Rule, phase: str, lost_s: float, *,
-        recoverable_s: float | None = None, reason: str = "", step: int | None = None,
+        reason: str = "", step: int | None = None, culprit: Culprit | None = None,
     ) -> Finding:  # fmt: skip
-        gain = lost_s if recoverable_s is None else recoverable_s
         return Finding(
-            run=self.run, name=name, rule=rule, steps=len(self.steps), step_s=self.whole_s,
-            recoverable_s=gain, lost_s=lost_s, accounts={phase: lost_s}, who=phase, reason=reason,
-            mostly_step=step,
+            run=self.run, name=name, rule=replace(rule, shows=_SHOWS), steps=len(self.steps),
+            step_s=self.whole_s, recoverable_s=lost_s, lost_s=lost_s, accounts={phase: lost_s}, reason=reason,
+            culprit=culprit or NOBODY, who=None if culprit else phase, mostly_step=step,
         )  # fmt: skip
 
 
 def _in_time(series: _Series) -> Iterator[Finding]:
-    """Name what differs between the steps: one that stood still, a change since a step, growth."""
-    stalls: dict[str, dict[int, float]] = {}
-    for step, phase, excess_s in stalled_in(series.phases, {}):
-        stalls.setdefault(phase, {})[step] = excess_s
-    for phase, by_step in series.phases.items():
-        own = stalls.get(phase, {})
-        if own:
-            worst = max(own, key=lambda step: own[step])
-            usual = by_step[worst] - own[worst]
-            reason = f"step {worst}: {seconds(by_step[worst])}"
-            if usual:
-                reason += f", {by_step[worst] / usual:.0f} times its median of {seconds(usual)}"
-            if len(own) > 1:
-                reason += f", and in {len(own) - 1} more"
-            lost_s = sum(own.values()) / len(series.steps)
-            yield series.found("stood_still", _STOOD, phase, lost_s, reason=reason, step=worst)
-        yield from _change(series, phase, {s: each for s, each in by_step.items() if s not in own})
-
-
-def _change(series: _Series, phase: str, by_step: Mapping[int, float]) -> Iterator[Finding]:
-    found = shape_of(by_step, series.steps[0]) if by_step else None
-    if found is None:
-        return
-    lost_s = sum(each * (1 - found.kept[step]) for step, each in by_step.items())
-    lost_s /= len(series.steps)
-    if found.since is not None:
-        reason = f"step {found.since}: {seconds(found.last)}, before {seconds(found.first)}"
-        yield series.found("since_step", _JUMPED, phase, lost_s, reason=reason)
-        return
-    reason, rule = f"from {seconds(found.first)} to {seconds(found.last)}", _GREW
-    if all(step in series.tokens for step in by_step):
-        rate = {step: each / series.tokens[step] * 1e3 for step, each in by_step.items()}
-        last = max(rate)
-        reason += f", {rate[min(rate)]:.3g} to {rate[last]:.3g} ms per token"
-        if shape_of(rate, series.steps[0]) is None:
-            rule = _GREW_WITH_TOKENS
-        elif shape_of({s: series.tokens[s] for s in by_step}, series.steps[0]) is None:
-            reason += ", while the tokens of a step stay about the same"
-    yield series.found("grows", rule, phase, lost_s, reason=reason)
+    """Name what differs between the steps, as of a recorded run; a step's tokens are those of all phases."""
+    tokens = series.tokens if len(series.tokens) == len(series.steps) else dict[int, float]()
+    work = {
+        phase: {step: (tokens[step], each / tokens[step] * 1e3) for step, each in by_step.items()}
+        for phase, by_step in series.phases.items()
+        if tokens and phase in _OF_TOKENS and shape_of(by_step, series.steps[0]) is not None
+    }
+    for name, lost_s, culprit in changes_in(series.phases, work, {}, series.steps[0]):
+        stalled = name == "stalled_step"
+        (first, *_) = culprit.evidence or [{"step": None, "who": culprit.who}]
+        yield series.found(
+            name, RULES[name], first["who"], lost_s / len(series.steps),
+            culprit=culprit, step=first["step"] if stalled else None,
+        )  # fmt: skip
 
 
 def _forwards(series: _Series) -> Iterator[Finding]:
     for phase, more in forward_losses(series.phases).items():
-        update, own_s = FORWARD[phase], series.mean(phase)
-        yield series.found(
-            "forward_pass", _FORWARD_PASS, phase, own_s,
-            recoverable_s=sum(more.values()) / len(series.steps),
-            reason=f"{own_s / series.mean(update):.2g} times {update}",
-        )  # fmt: skip
+        phases = phase, FORWARD[phase]
+        text = ", ".join(f"{each} {seconds(series.mean(each))}" for each in phases)
+        lost_s = sum(more.values()) / len(series.steps)
+        culprit = Culprit("phase", phase, text)
+        yield series.found("forward_only", RULES["forward_only"], phase, lost_s, culprit=culprit)
 
 
 def _tail(series: _Series, run: LoggedRun) -> Iterator[Finding]:

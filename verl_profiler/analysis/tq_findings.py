@@ -19,23 +19,14 @@ _ENOUGH_CALLS = 10
 SMALL_BYTES = 1 << 20
 
 
-def tq_findings(
-    tables: Tables,
-    steps: Steps = None,
-    *,
-    function: str | None = None,
-    functions: Rows | None = None,
-) -> Rows:
+def tq_findings(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
     """Compare functions and transfers with the guide's bounds.
-
-    `functions` are the rows of `tq_functions` for the same steps and function, where they are known.
 
     Returns:
         Table `tq_findings`: one row per finding, most important first (of high overheads, the
         one that takes most time), with the numbers that it rests on.
     """
-    if functions is None:
-        functions = tq_functions(tables, steps, function=function)
+    functions = tq_functions(tables, steps, function=function)
     rates = tq_throughput(tables, steps, function=function)
     wholes: dict[str, float] = {}
     for row in functions:

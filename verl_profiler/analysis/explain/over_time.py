@@ -6,7 +6,7 @@ Time per token and tokens are told apart: either grows, or the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import StatisticsError, correlation, fmean, linear_regression, median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +19,7 @@ from verl_profiler.units import seconds
 if TYPE_CHECKING:
     from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Shape", "over_time", "shape_of", "stalled_in"]
+__all__ = ["Shape", "changes_in", "over_time", "shape_of"]
 
 # A step stands out if a phase takes so many times the median, and so many times what the others vary by.
 _TIMES, _SPREADS = 3, 8
@@ -40,6 +40,9 @@ class Shape(NamedTuple):
     kept: Mapping[int, float]
 
 
+_Series = Mapping[int, float]
+
+
 def over_time(tables: Tables, steps: Steps) -> Found:
     """Find what makes some steps of a run longer than others."""
     lengths = _lengths(tables, steps)
@@ -47,33 +50,50 @@ def over_time(tables: Tables, steps: Steps) -> Found:
     longest = _longest(tables, steps)
     found: Found = {}
     for run, phases in lengths.items():
+
+        def last_of(step: int, phase: str, run: str = run) -> str:
+            return _last_of(tables, run, step, phase)
+
         first = _first_step(tables, run)
-        own_work = work.get(run, {})
-        demands = {
-            phase: {s: tokens for s, (tokens, _) in each.items()}
-            for phase, each in own_work.items()
-        }
-        stalled = stalled_in(phases, {**demands, "gen": longest.get(run, {})})
-        own: dict[str, list[tuple[float, Culprit]]] = {}
-        for step, phase, lost_s in stalled:
-            own.setdefault("stalled_step", []).append(
-                (lost_s, _of_stall(tables, run, step, phase, phases[phase]))
-            )
-        without = {step for step, *_ in stalled}
-        for finding, lost_s, culprit in _changes(phases, own_work, without, first):
-            own.setdefault(finding, []).append((lost_s, culprit))
-        for finding, each in own.items():
-            lost_s, culprit = max(each, key=lambda one: one[0])
-            found.setdefault(run, {})[finding] = culprit, lost_s
+        changes = changes_in(phases, work.get(run, {}), longest.get(run, {}), first, last_of)
+        for finding, lost_s, culprit in changes:
+            own = found.setdefault(run, {})
+            if finding not in own or lost_s > (own[finding][1] or 0.0):
+                own[finding] = culprit, lost_s
     return found
 
 
-_Series = dict[int, float]
+def changes_in(
+    phases: Mapping[str, _Series],
+    work: Mapping[str, Mapping[int, tuple[float, float]]],
+    longest: _Series,
+    first: int,
+    last_of: Callable[[int, str], str] = lambda _step, _phase: "",
+) -> list[tuple[str, float, Culprit]]:
+    """Return finding, lost seconds and culprit of what makes some steps longer than others.
+
+    Args:
+        phases: Seconds by phase and step.
+        work: Tokens and milliseconds per token by phase and step, where known.
+        longest: Tokens of the longest request by step, where known.
+        first: The run's first step.
+        last_of: Returns what is known of who ended last in a step's phase, as the end of a sentence.
+    """
+    demands = {
+        phase: {s: tokens for s, (tokens, _) in each.items()} for phase, each in work.items()
+    }
+    stalled = _stalled_in(phases, {**demands, "gen": longest})
+    found = [
+        ("stalled_step", lost_s, _of_stall(step, phase, phases[phase], last_of(step, phase)))
+        for step, phase, lost_s in stalled
+    ]
+    without = {step for step, *_ in stalled}
+    return found + _changes(phases, work, without, first)
 
 
-def _lengths(tables: Tables, steps: Steps) -> dict[str, dict[str, _Series]]:
+def _lengths(tables: Tables, steps: Steps) -> dict[str, dict[str, dict[int, float]]]:
     """Return the seconds of each of the trainer's phases by run, phase and step."""
-    found: dict[str, dict[str, _Series]] = {}
+    found: dict[str, dict[str, dict[int, float]]] = {}
     for row in tables.rows(
         f"""
         SELECT p.run, p.phase, p.step, sum(p.end_us - p.begin_us) / 1e6 AS length_s
@@ -106,9 +126,9 @@ def _work(tables: Tables, steps: Steps) -> dict[str, dict[str, dict[int, tuple[f
     return found
 
 
-def _longest(tables: Tables, steps: Steps) -> dict[str, _Series]:
+def _longest(tables: Tables, steps: Steps) -> dict[str, dict[int, float]]:
     """Return the most tokens of a request by run and step."""
-    found: dict[str, _Series] = {}
+    found: dict[str, dict[int, float]] = {}
     for row in tables.rows(
         f"SELECT run, step, max(tokens) AS tokens FROM (SELECT run, step, name, request_id, "
         f"sum(response_tokens) AS tokens FROM engine_calls WHERE NOT validate AND {in_steps(steps)} "
@@ -125,8 +145,8 @@ def _first_step(tables: Tables, run: str) -> int:
     return int(row["first"])
 
 
-def stalled_in(
-    phases: Mapping[str, Mapping[int, float]], demands: Mapping[str, Mapping[int, float]]
+def _stalled_in(
+    phases: Mapping[str, _Series], demands: Mapping[str, _Series]
 ) -> list[tuple[int, str, float]]:
     """Return step, phase and excess of the phases that take many times as long in few steps.
 
@@ -150,7 +170,7 @@ def stalled_in(
     return found
 
 
-def _of_stall(tables: Tables, run: str, step: int, phase: str, series: _Series) -> Culprit:
+def _last_of(tables: Tables, run: str, step: int, phase: str) -> str:
     (row,) = tables.rows(
         """
         WITH ends AS (
@@ -174,14 +194,16 @@ def _of_stall(tables: Tables, run: str, step: int, phase: str, series: _Series) 
         """,
         {"run": run, "step": step, "phase": phase},
     )
-    ranks, kind = "", "replicas" if phase == "gen" else "ranks"
+    kind = "replicas" if phase == "gen" else "ranks"
     if row["ranks"] > 1 and row["behind"] > 0.5:
-        ranks = f"; {row['who']} ends last of {row['ranks']} {kind}"
-    elif row["ranks"] > 1 and row["apart"] < 0.1:
-        ranks = f", all {row['ranks']} {kind} at once"
+        return f"; {row['who']} ends last of {row['ranks']} {kind}"
+    return f", all {row['ranks']} {kind} at once" if row["ranks"] > 1 and row["apart"] < 0.1 else ""
+
+
+def _of_stall(step: int, phase: str, series: _Series, last: str) -> Culprit:
     typical = median(series.values())
     times = f", {series[step] / typical:,.0f} times the median" if typical else ""
-    text = f"{phase} took {seconds(series[step])} in step {step}{times}{ranks}"
+    text = f"{phase} took {seconds(series[step])} in step {step}{times}{last}"
     evidence: Rows = [{"step": step, "who": phase, "seconds": series[step], "what": None}]
     return Culprit("step", f"step {step}", text, evidence=evidence)
 

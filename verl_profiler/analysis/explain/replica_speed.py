@@ -7,7 +7,7 @@ line of all replicas.  The work of a call is the integral of that speed over its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -86,10 +86,10 @@ def _speeds_of_calls(steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]]) ->
         seen: dict[str, list[_Seen]] = {}
         for groups in steps:
             for replica, group in groups.items():
-                a, b = found.slowness_of.get(replica, found.slowness)
-                _integrate(group, _loads(a, b))
+                speed = found.slowness_of.get(replica, found.slowness)
+                _integrate(group, speed, by_load=True)
                 loads = [call["work"] for call in group]
-                _integrate(group, _passes(a, b))
+                _integrate(group, speed)
                 known = seen.setdefault(replica, [])
                 known += [
                     _Seen(load / call["work"], _decoded_tokens(call), _decoded_us(call))
@@ -101,7 +101,8 @@ def _speeds_of_calls(steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]]) ->
             break
     for groups in steps:
         for replica, group in groups.items():
-            _integrate(group, _passes(*found.slowness_of.get(replica, found.slowness)))
+            speed = found.slowness_of.get(replica, found.slowness)
+            _integrate(group, speed)
     return found
 
 
@@ -138,7 +139,7 @@ def _speeds_of_passes(
     _, share = min((_unequal(steps, passes, share), share) for share in _DURING_PREFILL)
     for groups in steps:
         for replica, group in groups.items():
-            _integrate_passes(group, passes[replica].speed, share)
+            _integrate(group, passes[replica].speed, share)
             _share_prefill(group, passes[replica].prefill_token_us)
     slowest = max(used, key=lambda name: time_us(used[name].speed, used[name].most))
     return Speeds(
@@ -179,7 +180,7 @@ def _unequal(
     works: list[tuple[float, float]] = []
     for groups in steps:
         for replica, group in groups.items():
-            _integrate_passes(group, passes[replica].speed, share)
+            _integrate(group, passes[replica].speed, share)
             works += [
                 (call["work"], _decoded_tokens(call))
                 for call in group
@@ -190,37 +191,6 @@ def _unequal(
     if not mean:
         return float("inf")
     return sum(abs(work - mean * each) for work, each in works) / (mean * tokens)
-
-
-def _integrate_passes(calls: Sequence[dict[str, Any]], speed: Speed, share: float) -> None:
-    """Set each call's `work` to the passes of its replica during its decoding."""
-    points = sorted(
-        (call[moment], order, place)
-        for place, call in enumerate(calls)
-        for order, moment in enumerate(("started_us", "decoding_us", "ended_us"))
-    )
-    done, decoding, prefilling, before = 0.0, 0, 0, points[0][0] if points else 0
-    for moment, order, place in points:
-        if decoding:
-            done += (moment - before) / time_us(speed, decoding) * (share if prefilling else 1.0)
-        before = moment
-        if order == 0:
-            prefilling += 1
-        elif order == 1:
-            prefilling -= 1
-            decoding += 1
-            calls[place]["work"] = done
-        else:
-            decoding -= 1
-            calls[place]["work"] = done - calls[place]["work"]
-
-
-def _passes(a: float, b: float) -> Callable[[int], float]:
-    return lambda running: 1 / (a + b * running)
-
-
-def _loads(a: float, b: float) -> Callable[[int], float]:
-    return lambda running: running / (a + b * running)
 
 
 def _decoded_us(call: Mapping[str, Any]) -> float:
@@ -306,22 +276,40 @@ def _own_line(
     return line
 
 
-def _integrate(calls: Sequence[dict[str, Any]], speed: Callable[[int], float]) -> None:
-    """Set each call's `work` to the integral of speed(running calls) over its decoding."""
+def _integrate(
+    calls: Sequence[dict[str, Any]],
+    speed: Speed,
+    during_prefill: float | None = None,
+    *,
+    by_load: bool = False,
+) -> None:
+    """Set each call's `work` to the forward passes of its replica during its decoding.
+
+    Args:
+        calls: Of one replica and step.
+        speed: By the number of calls that run; with `during_prefill`, of those that decode.
+        during_prefill: The factor by which passes are fewer while a call is in prefill.
+        by_load: Count each pass as often as calls run.
+    """
     points = sorted(
         (call[moment], order, place)
         for place, call in enumerate(calls)
         for order, moment in enumerate(("started_us", "decoding_us", "ended_us"))
     )
-    done, running, before = 0.0, 0, points[0][0] if points else 0
+    done, decoding, prefilling, before = 0.0, 0, 0, points[0][0] if points else 0
     for moment, order, place in points:
+        factor = 1.0 if during_prefill is None or not prefilling else during_prefill
+        running = decoding if during_prefill is not None else decoding + prefilling
         if running:
-            done += (moment - before) * speed(running)
+            passes = (moment - before) / time_us(speed, running) * factor
+            done += passes * running if by_load else passes
         before = moment
         if order == 0:
-            running += 1
+            prefilling += 1
         elif order == 1:
+            prefilling -= 1
+            decoding += 1
             calls[place]["work"] = done
         else:
-            running -= 1
+            decoding -= 1
             calls[place]["work"] = done - calls[place]["work"]

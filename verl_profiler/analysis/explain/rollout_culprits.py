@@ -108,12 +108,12 @@ def requests(tables: Tables, steps: Steps) -> Found:
         best = min(named, key=lambda each: each.chance or 0.0, default=None)
         if best is None:
             text = "no single prompt group, worker or replica"
-            evidence = [
-                evidence_of(
-                    [Place(r["step"], {"": r["behind_us"] / 1e6}, r["request_id"])], r["name"]
-                )[0]
-                for r in sorted(own, key=lambda row: -row["behind_us"])[:_EXAMPLES]
-            ]
+            latest = sorted(own, key=lambda row: -row["behind_us"])[:_EXAMPLES]
+            evidence: Rows = [
+                {"step": row["step"], "who": row["name"], "seconds": row["behind_us"] / 1e6,
+                 "what": row["request_id"]}
+                for row in latest
+            ]  # fmt: skip
             best = Culprit("request", None, text, evidence=evidence)
         # Measured where few requests have much longer responses; else from a replay.
         because, lost_s = longer.get(run, ("", None))

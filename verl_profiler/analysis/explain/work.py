@@ -12,7 +12,13 @@ from statistics import linear_regression, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_profiler.analysis.explain.calls import CROWDED, CROWDED_CALLS
-from verl_profiler.analysis.explain.concentration import Culprit, Place, identity, places_of
+from verl_profiler.analysis.explain.concentration import (
+    EVIDENCE,
+    Culprit,
+    Place,
+    identity,
+    places_of,
+)
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.units import seconds, share
@@ -139,13 +145,13 @@ def prompts(tables: Tables, steps: Steps) -> Found:
     return found
 
 
-def evidence_of(places: Sequence[Place], who: str, count: int = 5) -> list[dict[str, Any]]:
+def evidence_of(places: Sequence[Place], who: str) -> list[dict[str, Any]]:
     """Return rows of step, who, seconds and what of the places with the most time."""
     rows: Rows = [
         {"step": place.step, "who": who, "seconds": lost_in([place]), "what": place.what}
         for place in places
     ]
-    return sorted(rows, key=lambda row: -row["seconds"])[:count]
+    return sorted(rows, key=lambda row: -row["seconds"])[:EVIDENCE]
 
 
 # A call is long among those of its step if its tokens are so many times the spread of the shorter half above
