@@ -161,7 +161,7 @@ def test_one_step_is_shown_in_full(long_run, capsys):
 
     assert out.startswith("long_run: 1 step, 12.0 s\n")
     assert "\nstep 41  12.0 s\n" in out
-    assert "requests      4 requests  p50 7.84 s" in out
+    assert "requests      requests 4, P50 7.84 s" in out
     assert "\nstep 41  " not in printed(capsys, "summary", long_run, "--steps", "41:43")
 
 

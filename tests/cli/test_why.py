@@ -30,9 +30,9 @@ def test_one_step_of_a_real_run(capsys, tmp_path):
             "Findings of one step\n1. Validation takes 4.25 s per step, 17 % of the time from step to step.",
             "2. The trainer noticed rollout completion 1.51 s late.",
             "critical path of step 2: 20.1 s, every second attributed to one cause",
-            "in order\n",
+            "in order (",
             "replay accuracy\n",
-            "what if (mean per step, 1 step replayed; gains are not additive)",
+            "what if (mean per step, 1 step replayed; 90 % intervals from three steps on; gains are not additive)",
             "stragglers (",
             "straggler requests",
         )

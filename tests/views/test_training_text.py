@@ -59,7 +59,7 @@ def test_devices_by_phase():
     lines = device_text(rows).splitlines()
 
     assert "1 device, all together, per step" in lines[0]
-    assert ["gen", "60 min 0 s", "75 %", "15 min 0 s", "100 W", "360,000 J"] == [
+    assert ["gen", "60 min 0 s", "75 %", "15 min 0 s", "100", "360,000"] == [
         word.strip() for word in lines[2].split("  ") if word.strip()
     ]
     assert "" == device_text([])
@@ -89,4 +89,4 @@ def test_a_phase_that_grows_is_explained(steps, expected):
 def test_mfu_is_shown_where_verl_has_it():
     """Weighted by time: 1 s at 20 %, 3 s at 40 %."""
     assert "35 %" in efficiency_text([efficiency(1, 1, 10, mfu=0.2), efficiency(2, 3, 10, mfu=0.4)])
-    assert efficiency_text([efficiency(1, 1, 10)]).splitlines()[2].endswith("-")
+    assert "MFU" not in efficiency_text([efficiency(1, 1, 10)])

@@ -117,7 +117,7 @@ def write_summary(
     from verl_profiler.reading.progress import doing
     from verl_profiler.views.about_run import recorded_events
     from verl_profiler.views.findings import finding_list
-    from verl_profiler.views.overview_text import TABLES, overview_text, totals_text
+    from verl_profiler.views.overview_text import TABLES, head_text, overview_text, totals_text
     from verl_profiler.views.summary_text import step_blocks, summary
 
     check_steps(opened, steps)
@@ -156,6 +156,7 @@ def write_summary(
         rows = shown({name: rows[name] for name in TABLES})
         tables, found, about, problems = shown((tables, found, about, opened.problems))
         if verbose:
+            about["head"] = head_text(rows, about["runs"], warm_up)
             about["findings"] = finding_list(found, warm_up)
             about["totals"] = totals_text(rows, about["runs"], warm_up)
             stream.write(summary(tables, about, problems))

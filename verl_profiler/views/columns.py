@@ -64,7 +64,8 @@ def column_texts() -> dict[str, dict[str, str]]:
 def heading(column: str, table: str = "") -> str:
     """Return the title of a column, without the unit that its values are shown with."""
     _, own = _columns().get(table, ([], []))
-    title = next((title for name, title, _ in own if name == column), "")
+    titles = (title for name, title, _ in [*own, *_columns()[COMMON][1]] if name == column)
+    title = next(titles, "")
     if title:
         return title
     words = re.sub(r"(?<!_per)_(s|us|bytes)$", "", column).replace("_per_s", "/s").split("_")

@@ -7,13 +7,13 @@ from typing import Any
 
 from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL, account_totals
 from verl_profiler.analysis.selection import NOTHING, LeftOut, named, steady
-from verl_profiler.render.text import align, without
+from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
+from verl_profiler.views.text_tables import bar_table
 
 __all__ = ["bound_text", "ledger_lines", "ledger_text", "pool_text"]
 
 _Rows = Sequence[Mapping[str, Any]]
-_BAR = 30
 # Accounts below this share are left out of the line.
 _SMALL = 0.01
 _NAMED = 3
@@ -40,22 +40,13 @@ def ledger_text(rows: _Rows, left_out: LeftOut = NOTHING) -> str:
         steps = len({row["step"] for row in own})
         sums = account_totals(own)
         total = sum(sums.values())
-        lines = [
-            [
-                account,
-                seconds(spent / steps),
-                share(spent / total),
-                "#" * round(_BAR * spent / max(sums.values())),
-                ACCOUNTS[account],
-            ]
-            for account, spent in sums.items()
-        ]
         title = (
             f"device time, {pool_text(own[0])}: {seconds(total / steps)} per step over all of them"
             f"{without(named(left_out, rows))}, "
             "every second attributed to one account"
         )
-        blocks.append(f"{title}\n{align(lines, left=(0, 3, 4))}")
+        accounts = [(name, spent / steps, ACCOUNTS[name]) for name, spent in sums.items()]
+        blocks.append(bar_table(title, accounts, total / steps))
     bound = bound_text(rows)
     return "\n\n".join(blocks) + (f"\n  {bound}" if bound else "")
 

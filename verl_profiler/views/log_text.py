@@ -9,10 +9,10 @@ from verl_profiler.analysis.console_timers import logged_steps
 from verl_profiler.analysis.log_findings import log_phases
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
-from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
-from verl_profiler.units import counted, seconds, share
+from verl_profiler.units import counted, seconds
 from verl_profiler.views.findings import finding_texts
+from verl_profiler.views.text_tables import table_text
 
 __all__ = ["MORE", "headline", "log_changes", "log_overview"]
 
@@ -35,17 +35,11 @@ def log_overview(run: LoggedRun, findings: Rows, *, verbose: bool = False) -> st
     """
     phases = log_phases(run)
     shown = [row for row in phases if verbose or (row["share"] or 0) >= _SMALL]
-    table = [
-        [
-            row["phase"] + ("" if row["place"] == "step" else " (outside the step)"),
-            seconds(row["mean_s"]),
-            share(row["share"]),
-            f"{seconds(row['longest_s'])} (step {row['longest_step']})",
-        ]
-        for row in shown
-    ]
-    lines = align([["phase", "mean", "share", "longest"], *table], left=(0, 3))
-    return "\n".join([headline(run), lines, *log_changes(findings, verbose=verbose)])
+    outside = {"step": "", "outside": " (outside the step)"}
+    table = [{**row, "phase": row["phase"] + outside[row["place"]]} for row in shown]
+    columns = ("phase", "mean_s", "share", "longest_s", "longest_step")
+    lines = table_text(headline(run), table, columns, most=len(table))
+    return "\n".join([lines, *log_changes(findings, verbose=verbose)])
 
 
 def log_changes(findings: Rows, *, verbose: bool = False) -> list[str]:

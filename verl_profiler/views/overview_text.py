@@ -15,7 +15,7 @@ from verl_profiler.views.ledger_text import ledger_lines
 from verl_profiler.views.step_text import of_which
 from verl_profiler.views.training_text import device_line
 
-__all__ = ["LINES", "TABLES", "overview_text", "totals_text"]
+__all__ = ["LINES", "TABLES", "head_text", "overview_text", "totals_text"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -119,6 +119,11 @@ def overview_text(
         _lines(item for item in (*facts, quality) if item in kept),
     ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
+
+
+def head_text(found: Mapping[str, Rows], runs: Sequence[str], left_out: LeftOut) -> str:
+    """Return a line for each run: its steps and how long they took."""
+    return "\n".join(visible(_headline(run, _of_run(found, run), left_out)) for run in runs)
 
 
 def totals_text(found: Mapping[str, Rows], runs: Sequence[str], left_out: LeftOut) -> str:

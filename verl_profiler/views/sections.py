@@ -42,6 +42,7 @@ from verl_profiler.views.conclusions import conclusions, notes
 from verl_profiler.views.mean_step import mean_step
 from verl_profiler.views.page_sections import TABLES, page_sections
 from verl_profiler.views.page_views import page_views
+from verl_profiler.views.step_rows import step_rows
 from verl_profiler.views.timelines import timelines
 from verl_profiler.views.tq_text import finding_lines
 
@@ -98,7 +99,7 @@ def document(
     found["step_replays"] = whys["step_replays"]
     data: dict[str, Any] = {
         "about": about_run(run, recorded),
-        "steps": _steps(listed, found, several=several),
+        "steps": _steps(found, several=several),
         "detailed": sorted(detailed),
         "computing": list(COMPUTING_ROLES),
         "timelines": drawn,
@@ -243,47 +244,14 @@ def _placed(
     return placed
 
 
-def _steps(listed: Rows, found: Mapping[str, Rows], *, several: bool) -> dict[str, Any]:
+def _steps(found: Mapping[str, Rows], *, several: bool) -> dict[str, Any]:
     """Collect what the overview shows of each step."""
-
-    def by_step(name: str, **equal: Any) -> dict[tuple[Any, Any], Mapping[str, Any]]:
-        chosen: dict[tuple[Any, Any], Mapping[str, Any]] = {}
-        for row in found[name]:
-            if all(row[key] == value for key, value in equal.items()):
-                chosen.setdefault((row["run"], row["step"]), row)
-        return chosen
-
-    times = by_step("request_times", validate=False)
-    tails = by_step("step_tail")
-    phases = by_step("step_phases")
-    engines = by_step("engine_times", validate=False)
-    costs = by_step("profiler_cost")
     rows: Rows = []
-    for place, row in enumerate(listed):
-        key = (row["run"], row["step"])
-        time, tail, phase = times.get(key, {}), tails.get(key, {}), phases.get(key, {})
-        engine, cost = engines.get(key, {}), costs.get(key, {})
-        name = str(row["step"]) if row["step"] is not None else "none"
-        rows.append(
-            {
-                "s": place,
-                "label": f"{name} of {row['run']}" if several else name,
-                **{key: value for key, value in row.items() if key != "run"},
-                **{
-                    key: time.get(key) for key in ("p50_s", "p95_s", "p99_s", "max_s", "mean_turns")
-                },
-                "failed_requests": time.get("failed"),
-                **{key: tail.get(key) for key in ("after_p80_s", "after_p95_s", "after_p99_s")},
-                "spread_s": tail.get("spread_s"),
-                "poll_s": tail.get("poll_s"),
-                "longest_phase": phase.get("phase"),
-                "longest_share": phase.get("share"),
-                **{key: time.get(key) for key in ("generated_tokens", "tool_tokens")},
-                "engine_tokens_per_s": engine.get("engine_tokens_per_s"),
-                "profiler_share": cost.get("share"),
-            }
-        )
-    return frame(rows)
+    for place, row in enumerate(step_rows(found)):
+        name = "none" if row["step"] is None else str(row["step"])
+        label = f"{name} of {row.pop('run')}" if several else name
+        rows.append({"s": place, "label": label, **row})
+    return frame(rows, drop=("run",))
 
 
 def _captures(tables: Tables, steps: Steps) -> Rows:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.staleness_causes import CAUSES
-from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
-from verl_profiler.units import seconds, share
+from verl_profiler.units import seconds
+from verl_profiler.views.text_tables import table_text
 
 __all__ = ["by_cause", "by_group", "causes_text", "makers", "staleness_text"]
 
@@ -61,21 +61,10 @@ def staleness_text(rows: _Rows) -> str:
     """Return how stale a run's samples were, by lengths and by aborts; empty without any."""
     if not rows:
         return ""
-    lines = [["", "samples", "behind", "in queue", "generating", "at most", "off-policy tokens"]]
-    lines += [
-        [
-            row["what"],
-            str(row["samples"]),
-            f"{row['behind']:.2f}",
-            f"{row['waited']:.2f}",
-            f"{row['spanned']:.2f}",
-            str(row["max_behind"]),
-            "-" if row["off_policy_share"] is None else share(row["off_policy_share"]),
-        ]
-        for row in (*by_group(rows, "all"), *makers(rows))
-    ]
     title = "weight versions behind the trainer when the samples were consumed (means)"
-    return f"{title}\n{align(lines)}{_logged(rows)}"
+    columns = ("what", "samples", "behind", "waited", "spanned", "max_behind", "off_policy_share")
+    groups = [*by_group(rows, "all"), *makers(rows)]
+    return table_text(title, groups, columns, "staleness") + _logged(rows)
 
 
 def _logged(rows: _Rows) -> str:
@@ -115,21 +104,13 @@ def causes_text(rows: _Rows) -> str:
     if not rows:
         return ""
     causes = by_cause(rows)
-    behind = sum(row["behind"] for row in causes)
-    lines = [["", "time", "behind", "share", "stale samples", ""]]
-    lines += [
-        [
-            row["cause"],
-            seconds(row["age_s"]),
-            f"{row['behind']:.2f}",
-            share(row["behind"] / behind) if behind else "-",
-            str(row["stale_samples"]),
-            CAUSES[row["cause"]],
-        ]
-        for row in causes
+    behind = sum(row["behind"] for row in causes) or 1.0
+    shown = [
+        {**row, "share": row["behind"] / behind, "about": CAUSES[row["cause"]]} for row in causes
     ]
     title = "what samples were in from dispatch to consumption, and while they went stale (means)"
-    return "\n".join([title, align(lines, left=(0, 5)), *_stalest(rows)])
+    columns = ("cause", "age_s", "behind", "share", "stale_samples", "about")
+    return "\n".join([table_text(title, shown, columns, "staleness_causes"), *_stalest(rows)])
 
 
 def _stalest(rows: _Rows) -> list[str]:

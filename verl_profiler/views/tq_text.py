@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.reading.tables.schemas import TQ_STAGES
-from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
-from verl_profiler.units import quantile_texts, rate, seconds, share, size
+from verl_profiler.units import rate, seconds, share, size
+from verl_profiler.views.text_tables import table_text
 from verl_profiler.views.tq_phrases import phrase
 
 __all__ = ["finding_lines", "tq_report"]
@@ -22,7 +22,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 _WIDTH = 80
 _CONCURRENT = 1.005
-_STEPS = 30
+_ROWS = 30
 _PATHS = 8
 _CALLERS = 8
 
@@ -69,29 +69,40 @@ _LABELS = {
         "all": "全部",
     },
 }
-_SPEEDS = {
-    "en": {"good": "good", "fair": "fair", "poor": "poor", None: "-"},
-    "zh": {"good": "良好", "fair": "一般", "poor": "可能有性能问题", None: "-"},
-}
-# Column titles of each table.
-_TITLES = {
-    "en": {
-        "functions": "function|calls|failed|total|mean|p50|p95|max|get|compute|put|get+put",
-        "stages": "function|stage|calls|mean|p50|p95|max|share|variation",
-        "wall": "function|busy|get or put|share|no compute|share|concurrency",
-        "rates": "|calls|moved|per call|MiB/s|p5|p50|class|good|fair|poor",
-        "steps": "step|calls|time|get|compute|put|get+put|moved|get MiB/s|put MiB/s",
-        "over_time": "from|calls|time|get|compute|put|get+put|moved|get MiB/s|put MiB/s",
-    },
-    "zh": {
-        "functions": "函数|调用次数|出错|总耗时|平均|p50|p95|最大|GET|COMPUTE|PUT|TQ总开销",
-        "stages": "函数|阶段|次数|平均|p50|p95|最大|占比|波动",
-        "wall": "函数|有调用|GET/PUT|占比|仅GET/PUT|占比|并发数",
-        "rates": "|次数|数据量|每次|MiB/s|p5|p50|等级|良好|一般|偏低",
-        "steps": "训练步|次数|耗时|GET|COMPUTE|PUT|TQ总开销|数据量|GET MiB/s|PUT MiB/s",
-        "over_time": "开始|次数|耗时|GET|COMPUTE|PUT|TQ总开销|数据量|GET MiB/s|PUT MiB/s",
-    },
-}
+_QUANTILES = ("p50_s", "p95_s", "max_s")
+_LOAD = (
+    "total_s",
+    "get_s",
+    "compute_s",
+    "put_s",
+    "overhead_share",
+    "size_bytes",
+    "get_mib_per_s",
+    "put_mib_per_s",
+)
+# What is shown of each table, below its label.
+_TABLES = {
+    "tq_functions": (
+        "functions",
+        ("func", "calls", "failed", "total_s", "mean_s", *_QUANTILES, "get_share", "compute_share",
+         "put_share", "overhead_share"),
+    ),
+    "stages": (
+        "stages",
+        ("func", "stage", "calls", "mean_s", *_QUANTILES, "share", "variation"),
+    ),
+    "tq_wall": (
+        "wall",
+        ("func", "busy_s", "tq_busy_s", "wall_share", "tq_alone_s", "alone_share", "concurrency"),
+    ),
+    "tq_throughput": (
+        "rates",
+        ("event", "caller", "calls", "size_bytes", "mean_bytes", "mib_per_s", "p5_mib_per_s",
+         "p50_mib_per_s", "speed", "good_share", "fair_share", "poor_share"),
+    ),
+    "tq_steps": ("steps", ("step", "calls", "transfers", *_LOAD)),
+    "tq_over_time": ("over_time", ("begin_s", "calls", "transfers", *_LOAD)),
+}  # fmt: skip
 
 
 def tq_report(
@@ -109,15 +120,19 @@ def tq_report(
     functions = tables["tq_functions"]
     blocks = [_headline(tables, run)] if language == "en" else [_guide_report(tables)]
     blocks.append(_findings(tables, language, labels))
-    if language == "en":
-        blocks.append(_table("functions", language, map(_function_cells, functions)))
-    blocks += [
-        _table("stages", language, _stage_rows(functions), left=(0, 1)),
-        _wall(tables["tq_wall"], functions, language, labels),
-        _table("rates", language, _rate_rows(tables["tq_throughput"], language), left=(0, 7)),
-        _steps(tables, language),
-        _paths(tables["tq_paths"], language),
-    ]
+    steps = [row for row in tables["tq_steps"] if row["step"] is not None]
+    shown = {
+        "tq_functions": [_named(row, labels) for row in functions] if language == "en" else [],
+        "stages": _stage_rows(functions),
+        "tq_wall": _wall(tables["tq_wall"], functions, labels),
+        "tq_throughput": _few_callers(tables["tq_throughput"]),
+        "tq_steps": steps,
+        "tq_over_time": [] if steps else tables["tq_over_time"],
+    }
+    for name, rows in shown.items():
+        label, columns = _TABLES[name]
+        blocks.append(table_text(labels[label], rows, columns, name, _ROWS))
+    blocks.append(_paths(tables["tq_paths"], language))
     noted = [visible(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
     blocks.append("\n".join([labels["problems"], *noted]) if noted else labels["no_problems"])
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -244,120 +259,38 @@ def _shown(key: str, value: Any) -> str:
     return seconds(value) if key.endswith("_s") else f"{value:,.6g}"
 
 
-def _table(
-    name: str, language: str, rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,)
-) -> str:
-    cells = list(rows)
-    if not cells:
-        return ""
-    return f"{_LABELS[language][name]}\n" + align(
-        [_TITLES[language][name].split("|"), *cells], left=left
-    )
+def _named(row: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
+    return {**row, "func": f"{row['func']} ({labels['waits']})"} if row["waits"] else {**row}
 
 
-def _function_cells(row: Mapping[str, Any]) -> list[str]:
-    name = row["func"] + (f" ({_LABELS['en']['waits']})" if row["waits"] else "")
+def _stage_rows(functions: Rows) -> list[dict[str, Any]]:
+    """Return a row per function and stage."""
+    keys = ("calls", "mean_s", *_QUANTILES, "share", "variation")
     return [
-        name,
-        f"{row['calls']:,}",
-        str(row["failed"] or "-"),
-        *(seconds(row[key]) for key in ("total_s", "mean_s")),
-        *quantile_texts(row, "p50", "p95", "max"),
-        *(share(row[f"{stage}_share"]) for stage in TQ_STAGES),
-        share(row["overhead_share"]),
+        {"func": row["func"], "stage": stage} | {key: row[f"{stage}_{key}"] for key in keys}
+        for row in functions
+        for stage in TQ_STAGES
+        if row[f"{stage}_calls"]
     ]
 
 
-def _stage_rows(functions: Rows) -> list[list[str]]:
-    rows: list[list[str]] = []
-    for row in functions:
-        name = row["func"]
-        for stage in TQ_STAGES:
-            if not row[f"{stage}_calls"]:
-                continue
-            rows.append(
-                [
-                    name,
-                    stage,
-                    f"{row[f'{stage}_calls']:,}",
-                    seconds(row[f"{stage}_mean_s"]),
-                    *quantile_texts(row, *(f"{stage}_{key}" for key in ("p50", "p95", "max"))),
-                    share(row[f"{stage}_share"]),
-                    share(row[f"{stage}_variation"]),
-                ]
-            )
-            name = ""
-    return rows
-
-
-def _wall(rows: Rows, functions: Rows, language: str, labels: Mapping[str, str]) -> str:
+def _wall(rows: Rows, functions: Rows, labels: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return wall-clock time of functions whose calls overlapped; for others it is the total."""
     known = [row for row in rows if row["busy_s"] is not None]
     if not any((row["concurrency"] or 0) > _CONCURRENT for row in known):
-        return ""
+        return []
     order = {row["func"]: place for place, row in enumerate(functions)}
     known.sort(key=lambda row: order.get(row["func"], len(order)))
-    return _table(
-        "wall",
-        language,
-        [
-            [
-                row["func"] or labels["all"],
-                seconds(row["busy_s"]),
-                seconds(row["tq_busy_s"]),
-                share(row["wall_share"]),
-                seconds(row["tq_alone_s"]),
-                share(row["alone_share"]),
-                f"{row['concurrency'] or 0:.1f}",
-            ]
-            for row in known
-        ],
-    )
+    return [{**row, "func": row["func"] or labels["all"]} for row in known]
 
 
-def _rate_rows(rates: Rows, language: str) -> list[list[str]]:
-    callers: dict[str, int] = {}
-    rows: list[list[str]] = []
-    for row in rates:
-        event, caller = row["event"], row["caller"]
-        if caller is not None:
-            callers[event] = callers.get(event, 0) + 1
-            if callers[event] > _CALLERS:
-                continue
-        rows.append(
-            [
-                event.removeprefix("tq_") if caller is None else f"  {caller}",
-                f"{row['calls']:,}",
-                size(row["size_bytes"]),
-                size(row["mean_bytes"]),
-                *(rate(row[key]) for key in ("mib_per_s", "p5_mib_per_s", "p50_mib_per_s")),
-                _SPEEDS[language][row["speed"]],
-                *(share(row[key]) for key in ("good_share", "fair_share", "poor_share")),
-            ]
-        )
-    return rows
-
-
-def _steps(tables: Mapping[str, Rows], language: str) -> str:
-    """Return a table of the steps, or of time intervals if no step is known."""
-    name, rows = "steps", [row for row in tables["tq_steps"] if row["step"] is not None]
-    if not rows:
-        name, rows = "over_time", list(tables["tq_over_time"])
-    shown = rows[:_STEPS]
-    cells = [
-        [
-            str(row["step"]) if name == "steps" else seconds(row["begin_s"]),
-            f"{row['calls'] or row['transfers']:,}",
-            *(seconds(row[key]) for key in ("total_s", "get_s", "compute_s", "put_s")),
-            share(row["overhead_share"]),
-            size(row["size_bytes"]),
-            rate(row["get_mib_per_s"]),
-            rate(row["put_mib_per_s"]),
-        ]
-        for row in shown
-    ]
-    text = _table(name, language, cells)
-    return text + f"\n  … {len(rows)}" if len(rows) > len(shown) else text
+def _few_callers(rates: Rows) -> list[Mapping[str, Any]]:
+    """Leave out the callers of an operation after the first ones."""
+    callers = {
+        event: [row for row in own if row["caller"] is not None][_CALLERS:]
+        for event, own in itertools.groupby(rates, lambda row: row["event"])
+    }
+    return [row for row in rates if not any(row is each for each in callers[row["event"]])]
 
 
 def _paths(paths: Rows, language: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.render.text import align
-from verl_profiler.units import counted, rate, seconds, share
+from verl_profiler.units import added, counted, share
+from verl_profiler.views.text_tables import table_text
 
 __all__ = [
     "device_line",
@@ -62,53 +62,54 @@ def device_text(rows: _Rows) -> str:
     if not rows:
         return ""
     steps = len({row["step"] for row in rows})
-    lines = [["", "device time", "utilization", "idle", "power", "energy"]]
+    shown: list[dict[str, Any]] = []
     for phase, own in _by_phase(rows).items():
         covered = sum(row["covered_s"] for row in own)
         idle = _idle_s(own)
-        watts = [row["energy_j"] for row in own if row["energy_j"] is not None]
-        line = [
-            phase,
-            seconds(covered / steps),
-            "-" if idle is None else share(1 - idle / covered) if covered else "-",
-            "-" if idle is None else seconds(idle / steps),
-            f"{rate(sum(watts) / covered)} W" if watts and covered else "-",
-            f"{rate(sum(watts) / steps)} J" if watts else "-",
-        ]
-        lines.append(line)
+        joules = added(row["energy_j"] for row in own)
+        shown.append(
+            {
+                "phase": phase,
+                "covered_s": covered / steps,
+                "busy_share": None if idle is None or not covered else 1 - idle / covered,
+                "idle_s": None if idle is None else idle / steps,
+                "power_w": joules / covered if joules and covered else None,
+                "energy_j": None if joules is None else joules / steps,
+            }
+        )
     devices = len({(row["host"], row["device"]) for row in rows})
     title = f"device utilization by phase ({counted(devices, 'device')}, all together, per step)"
-    return f"{title}\n{align(lines, left=(0,))}"
+    return table_text(title, shown, [*shown[0]], "device_use")
 
 
 def efficiency_text(rows: _Rows) -> str:
     """Return the training phases of a run by tokens; empty without recorded tokens."""
     if not rows:
         return ""
-    lines = [["", "time", "tokens", "per sequence", "per 1,000 tokens", "tokens/s", "MFU"]]
+    shown: list[dict[str, Any]] = []
     sentences: list[str] = []
     for phase, own in _by_phase(rows).items():
         spent = sum(row["duration_s"] for row in own)
         tokens = sum(row["tokens"] for row in own)
         sequences = sum(row["sequences"] or 0 for row in own)
         utilized = [row for row in own if row["mfu"] is not None]
-        mfu = sum(row["mfu"] * row["duration_s"] for row in utilized) / (
-            sum(row["duration_s"] for row in utilized) or 1
-        )
-        lines.append(
-            [
-                phase,
-                seconds(spent / len(own)),
-                rate(tokens / len(own)),
-                rate(tokens / sequences) if sequences else "-",
-                seconds(spent / tokens * 1000) if tokens else "-",
-                rate(tokens / spent) if spent else "-",
-                share(mfu) if utilized else "-",
-            ]
+        weights = sum(row["duration_s"] for row in utilized)
+        mfu = sum(row["mfu"] * row["duration_s"] for row in utilized)
+        shown.append(
+            {
+                "phase": phase,
+                "duration_s": spent / len(own),
+                "tokens": tokens / len(own),
+                "mean_length": tokens / sequences if sequences else None,
+                "s_per_1k_tokens": spent / tokens * 1000 if tokens else None,
+                "tokens_per_s": tokens / spent if spent else None,
+                "mfu": mfu / weights if weights else None,
+            }
         )
         sentences += _growth(phase, own)
     title = "training phases by tokens (mean per step)"
-    return "\n".join([title, align(lines, left=(0,)), *(f"  {each}" for each in sentences)])
+    table = table_text(title, shown, [*shown[0]], "phase_efficiency")
+    return "\n  ".join([table, *sentences])
 
 
 def _growth(phase: str, rows: _Rows) -> list[str]:

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED
 from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, named, steady
-from verl_profiler.render.text import align, without
+from verl_profiler.render.text import without
 from verl_profiler.render.visible import visible
-from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.cycle_text import cycle_replays_text, cycle_text
+from verl_profiler.units import counted, seconds
+from verl_profiler.views.cycle_text import cycle_replays_text, cycle_text, replays_table
 from verl_profiler.views.findings import brief_findings, finding_list
 from verl_profiler.views.ledger_text import ledger_text
 from verl_profiler.views.staleness_text import causes_text, staleness_text
+from verl_profiler.views.text_tables import bar_table, table_text
 from verl_profiler.views.training_text import device_text, efficiency_text
 
 __all__ = ["why"]
 
 # Categories with less than this share of the steps are combined into one line.
 _SMALL = 0.002
-_BAR = 30
-# Segments of the path below this share of the step are combined.
+# Segments of the path below this share of the step are left out.
 _STRETCH = 0.005
 _NAMES = 5
 # Maximum number of steps with a line each.
 _STEPS = 20
 _STRAGGLERS = 14
+# What causes less of the waiting for its kind is left out.
+_LITTLE = 0.01
 # The brief form fits on one screen: lines of each block without its titles.
 _BRIEF = {"path": 6, "ledger": 8, "cycle": 6, "what_if": 7, "stragglers": 4}
 
@@ -91,7 +92,7 @@ def _brief(own: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
         blocks.append(_first(cycle_text(own["critical_cycle"]), _BRIEF["cycle"]))
     blocks.append(_first(cycle_replays_text(own["asynchronous_what_if"]), _BRIEF["what_if"] + 1))
     if own["step_replays"]:
-        blocks.append(_replays(own, _BRIEF["what_if"]))
+        blocks.append(_replays(own, _BRIEF["what_if"], brief=True))
     return [*blocks, _stragglers(own["stragglers"], _BRIEF["stragglers"])]
 
 
@@ -119,26 +120,22 @@ def _path(own: Mapping[str, Rows], left_out: LeftOut, count: int | None = None) 
     order = sorted(sums, key=lambda category: (category == UNEXPLAINED, -sums[category]))
     large = [each for each in order if sums[each] >= _SMALL * total and each != UNEXPLAINED]
     shown = [*large[:count], *(each for each in order if each == UNEXPLAINED)]
-    lines: list[list[str]] = []
+    parts: list[tuple[str, float, str]] = []
     for category in shown:
         longest = max(categories[category], key=lambda row: row["longest_s"])
-        bar = "#" * round(_BAR * sums[category] / max(sums.values()))
-        most = f"{seconds(longest['longest_s'])} in {longest['longest_what']}"
-        per_step = sums[category] / len(steps)
-        lines.append([category, seconds(per_step), share(sums[category] / total), bar, most])
+        most = f"longest {seconds(longest['longest_s'])} in {longest['longest_what']}"
+        parts.append((category, sums[category] / len(steps), most))
     small = [category for category in order if category not in shown]
     if small:
         rest = sum(sums[category] for category in small)
-        name = f"{len(small)} more"
         names = ", ".join(small[:_NAMES]) + ", …" * (len(small) > _NAMES)
-        lines.append([name, seconds(rest / len(steps)), share(rest / total), "", names])
+        parts.append((f"{len(small)} more", rest / len(steps), names))
     which = f"step {min(steps)}" if len(steps) == 1 else f"{len(steps)} steps, mean"
     title = (
         f"critical path of {which}{without(named(left_out, rows))}: {seconds(total / len(steps))}, "
         "every second attributed to one cause"
     )
-    header = ["", "time", "share", "", "longest segment"]
-    return f"{title}\n{align([header, *lines], left=(0, 3, 4))}{_between(own['between_path'])}"
+    return bar_table(title, parts, total / len(steps)) + _between(own["between_path"])
 
 
 def _between(rows: Rows) -> str:
@@ -155,144 +152,78 @@ def _between(rows: Rows) -> str:
 
 
 def _chain(rows: Rows) -> str:
-    """Return the path of one step in order, with short segments combined."""
+    """Return the path of one step in order, without short segments."""
     if len({row["step"] for row in rows}) != 1:
         return ""
-    least = _STRETCH * sum(row["duration_s"] for row in rows)
-    lines = [["at", "for", "", "", ""]]
-    short: list[str] = []
-    since = 0.0
-
-    def flush(until: float) -> None:
-        if short:
-            names = ", ".join(list(dict.fromkeys(short))[:_NAMES])
-            names += ", …" * (len(set(short)) > _NAMES)
-            lines.append([seconds(since), seconds(until - since), "…", "", names])
-            short.clear()
-
-    for row in rows:
-        if row["duration_s"] < least:
-            if not short:
-                since = row["begin_s"]
-            short.append(row["category"])
-            continue
-        flush(row["begin_s"])
-        turn = "" if row["turn"] is None else f", turn {row['turn']}"
-        what = row["what"] or row["event"]
-        where = f"{row['name']}{turn}" if what == row["name"] else f"{what} in {row['name']}{turn}"
-        at, length = seconds(row["begin_s"]), seconds(row["duration_s"])
-        lines.append([at, length, row["category"], row["phase"] or "", where])
-    flush(rows[-1]["begin_s"] + rows[-1]["duration_s"])
-    return f"in order\n{align(lines, left=(2, 3, 4))}"
+    whole = sum(row["duration_s"] for row in rows)
+    long = [row for row in rows if row["duration_s"] >= _STRETCH * whole]
+    left = seconds(whole - sum(row["duration_s"] for row in long))
+    title = (
+        f"in order ({counted(len(rows) - len(long), 'short segment')} left out, {left} together)"
+    )
+    columns = ("begin_s", "duration_s", "category", "phase", "event", "what", "name", "turn")
+    return table_text(title, long, columns, "critical_segments", len(long))
 
 
 def _replay_errors(rows: Rows) -> str:
-    unchanged = [row for row in rows if row["what"] == UNCHANGED]
-    lines = [
-        [
-            "step",
-            "measured",
-            "unchanged replay",
-            "replay error",
-            "token-model error",
-            "engine speed",
-        ]
+    unchanged = [
+        {**row, "engine": f"from {row['engine']}"} for row in rows if row["what"] == UNCHANGED
     ]
-    lines += [
-        [
-            str(row["step"]),
-            seconds(row["duration_s"]),
-            seconds(row["replayed_s"]),
-            share(abs(row["residual_share"])),
-            "-" if row["tokens_share"] is None else share(abs(row["tokens_share"])),
-            f"from {row['engine']}",
-        ]
-        for row in unchanged[:_STEPS]
-    ]
-    note = f"\n  and {len(unchanged) - _STEPS} more steps" if len(unchanged) > _STEPS else ""
-    return f"replay accuracy\n{align(lines, left=())}{note}"
+    columns = ("step", "duration_s", "replayed_s", "residual_share", "tokens_share", "engine")
+    return table_text("replay accuracy", unchanged, columns, "step_replays", _STEPS)
 
 
-def _replays(own: Mapping[str, Rows], count: int | None = None) -> str:
-    """Return what each change would save; with `count`, those that save most."""
+def _replays(own: Mapping[str, Rows], count: int = 40, *, brief: bool = False) -> str:
+    """Return what each change would save and, unless it is to be brief, what the intervals leave out."""
     rows = own["what_if"]
-    lines = [["", "saved", "share", "90 % interval", "in these steps"]]
-    every = rows
-    rows = [row for row in rows if row["what"] != UNCHANGED]
-    if count is not None:
-        rows = sorted(rows, key=lambda row: -(row["expected_s"] or 0.0))[:count]
-    for row in rows:
-        if row["expected_s"] is None:
-            lines.append([row["about"], "too few", "requests", "", ""])
-            continue
-        known = row["low_s"] is not None
-        between = (
-            f"{seconds(row['low_s'])} to {seconds(row['high_s'])}" if known else "too few steps"
-        )
-        expected, here = seconds(row["expected_s"]), seconds(row["saved_s"])
-        lines.append([row["about"], expected, share(row["share"]), between, here])
-    between = next((r["between_runs_s"] for r in every if r["between_runs_s"] is not None), None)
-    noise = (
-        ""
-        if between is None
-        else f"\n  two runs with the same settings differ by up to {seconds(between)} per step in nine of "
-        "ten pairs;\n  with one run each, smaller gains cannot be distinguished from noise"
-    )
-    note = (
-        "\n  load not observed: the interval ranges from no additional tokens per second (saturated "
-        "replicas)\n  to no additional slowdown per call (with speeds from iterations: to the slowdown at "
-        "the highest batch)"
-    )
-    categories = {row["category"] for row in own["steady_path"]}
-    as_decoding = "engine" in categories and "decode" not in categories
-    undivided = (
-        "\n  time in the engines is replayed as decoding: queue and prefill times were not recorded"
-        "\n  (profiler.events.engine_timing=true)"
-    )
+    notes: list[str] = []
+    few = [row["about"] for row in rows if row["expected_s"] is None and row["what"] != UNCHANGED]
+    if few:
+        notes.append(f"too few requests to replay: {', '.join(few)}")
     beyond = {name for name, change in CHANGES.items() if change.beyond}
-    shown = any(row["what"] in beyond for row in rows if row["saved_s"])
-    steps = counted(every[0]["steps"], "step")
-    return f"what if (mean per step, {steps} replayed; gains are not additive)\n{align(lines)}{note * shown}{undivided * as_decoding}{noise}"
+    if not brief and any(row["what"] in beyond for row in rows if row["saved_s"]):
+        notes += [
+            "load not observed: the interval ranges from no additional tokens per second (saturated",
+            "replicas) to no additional slowdown per call (with speeds from iterations: to the slowdown",
+            "at the highest batch)",
+        ]
+    categories = {row["category"] for row in own["steady_path"]}
+    if "engine" in categories and "decode" not in categories:
+        notes += [
+            "time in the engines is replayed as decoding: queue and prefill times were not recorded",
+            "(profiler.events.engine_timing=true)",
+        ]
+    between = next((r["between_runs_s"] for r in rows if r["between_runs_s"] is not None), None)
+    if between is not None:
+        notes += [
+            f"two runs with the same settings differ by up to {seconds(between)} per step in nine of ten",
+            "pairs; with one run each, smaller gains cannot be distinguished from noise",
+        ]
+    steps = counted(rows[0]["steps"], "step")
+    title = f"what if (mean per step, {steps} replayed; 90 % intervals from three steps on; gains are not additive)"
+    known = [row for row in rows if row["expected_s"] is not None]
+    return "\n  ".join([replays_table(title, known, count), *notes])
 
 
 def _stragglers(rows: Rows, count: int = _STRAGGLERS) -> str:
-    if not rows:
-        return ""
-    lines = [["", "", "caused wait time per step", "share of kind", "last in"]]
-    lines += [
-        [
-            row["kind"],
-            row["who"],
-            seconds(row["per_step_s"]),
-            share(row["share"]),
-            f"{row['last']} of {row['of_steps']} steps",
-        ]
-        for row in rows
-        if row["share"] is not None and row["share"] >= 0.01
-    ][:count]
-    return f"stragglers (requests: by reason)\n{align(lines, left=(0, 1))}"
-
-
-def _batch(row: Mapping[str, Any]) -> str:
-    """Return a slow request's batch and the median request's, if there is one."""
-    if row["because"] != "slow" or row["batch"] is None or row["typical_batch"] is None:
-        return ""
-    return f" (batch {row['batch']:.1f}, median request {row['typical_batch']:.1f})"
+    kept = [row for row in rows if row["share"] is not None and row["share"] >= _LITTLE]
+    columns = ("kind", "who", "per_step_s", "share", "last", "of_steps")
+    return table_text("stragglers (requests: by reason)", kept, columns, "stragglers", count)
 
 
 def _requests(rows: Rows) -> str:
-    if not rows:
-        return ""
-    lines = [["request", "step", "worker", "caused wait time", "behind the median", "because"]]
-    lines += [
-        [
-            (row["request_id"] or "(no id)")[:8],
-            str(row["step"]),
-            row["name"],
-            seconds(row["caused_wait_s"]),
-            seconds(row["behind_s"]),
-            f"{row['because']} {seconds(row[row['because'] + '_s'])}{_batch(row)}",
-        ]
+    reasons = [
+        {**row, "because": f"{row['because']} {seconds(row[row['because'] + '_s'])}"}
         for row in rows
     ]
-    return f"straggler requests\n{align(lines, left=(0, 2, 5))}"
+    columns = (
+        "request_id",
+        "step",
+        "name",
+        "caused_wait_s",
+        "behind_s",
+        "because",
+        "batch",
+        "typical_batch",
+    )
+    return table_text("straggler requests", reasons, columns, "straggler_requests")

@@ -1,0 +1,95 @@
+"""Rows of a table as text for a terminal, with the titles and units that the page has, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_profiler.events.json_values import is_list, is_tuple
+from verl_profiler.render.text import align
+from verl_profiler.units import seconds, share, size
+from verl_profiler.views.columns import format_of, heading
+
+__all__ = ["bar_table", "cell", "facts", "table_text"]
+
+_Row = Mapping[str, Any]
+_BAR = 30
+_FORMATS = {"s": seconds, "q": seconds, "share": share, "bytes": size}
+
+
+def table_text(
+    title: str, rows: Sequence[_Row], columns: Sequence[str], table: str = "", most: int = 40
+) -> str:
+    """Return rows as a table below its title; empty without rows.
+
+    Args:
+        title: Of the table.
+        rows: Of an analysis, or sums of them.
+        columns: To show; those without any value are left out.
+        table: Whose titles the columns have, as in `columns.md`.
+        most: Rows to show; what is left out is counted.
+    """
+    kept = [name for name in columns if any(cell(row, name) != "-" for row in rows)]
+    if not kept:
+        return ""
+    left = [at for at, name in enumerate(kept) if any(_is_text(row[name]) for row in rows)]
+    lines = [[heading(name, table) for name in kept]]
+    lines += [[cell(row, name) for name in kept] for row in rows[:most]]
+    more = f"\n  and {len(rows) - most} more" if len(rows) > most else ""
+    return f"{title}\n{align(lines, left=left)}{more}"
+
+
+def bar_table(title: str, parts: Sequence[tuple[str, float, str]], whole_s: float) -> str:
+    """Return parts of a time below its title, with a bar for each.
+
+    Args:
+        title: Of the table.
+        parts: Name, seconds and what it is.
+        whole_s: Their sum.
+    """
+    longest = max(spent for _, spent, _ in parts) or 1.0
+    lines = [
+        [name, seconds(spent), share(spent / whole_s), "#" * round(_BAR * spent / longest), about]
+        for name, spent, about in parts
+    ]
+    return f"{title}\n{align(lines, left=(0, 3, 4))}"
+
+
+def facts(row: _Row, columns: Sequence[str], table: str = "", *, missing: bool = False) -> str:
+    """Return values of a row in a line, each with its title; counts of nothing are left out.
+
+    Args:
+        row: Of an analysis.
+        columns: To show.
+        table: Whose titles they have.
+        missing: Name those without a value.
+    """
+    shown = [
+        f"{heading(name, table)} {cell(row, name)}"
+        for name in columns
+        if cell(row, name) != "-" and (isinstance(row[name], float) or row[name] != 0)
+    ]
+    absent = [heading(name, table) for name in columns if cell(row, name) == "-"]
+    return ", ".join(shown) + f"; not recorded: {', '.join(absent)}" * bool(absent and missing)
+
+
+def cell(row: _Row, name: str) -> str:
+    """Return a value with the unit that its column's name has; `-` where there is none."""
+    value, form = row[name], format_of(name)
+    if name == "request_id":
+        return (value or "(no id)")[:8]
+    if value is None:
+        return "too few" if form == "q" and row.get("max_s") is not None else "-"
+    about = "≈ " if row.get("estimated") and name in ("calls", "total_s") else ""
+    if form in _FORMATS:
+        return about + _FORMATS[form](value)
+    if is_list(value) or is_tuple(value):
+        return ", ".join(map(str, value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    digits = 0 if isinstance(value, int) or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return about + (str(value) if name == "step" else f"{value:,.{digits}f}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) or is_list(value) or is_tuple(value)
