@@ -5,8 +5,8 @@ import random
 
 import pytest
 from cached_runs import REHEARSED, SMALL
+from truth.rows import event_row, role_of
 
-from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
@@ -15,33 +15,14 @@ def _us(moment_s):
     return round(moment_s * 1_000_000)
 
 
-def _role(name):
-    return {"worker": "agent_loop"}.get(name.rpartition("_")[0], name.rpartition("_")[0])
-
-
 @pytest.fixture(scope="session")
 def span():
     """A function that makes an event: `span("turn", 0, 1.5, request_id="q", turn=0)`, in seconds."""
 
     def make(event, begin_s, end_s, *, name="worker_0", **more):
-        columns = {"step", "request_id", "turn", "validate", "status", "error", "sample", "session"}
-        identity = {key: more.pop(key) for key in list(more) if key in columns}
-        family = "trainer" if name == "trainer_0" else EVENTS[event].family
-        return {
-            "run": "r",
-            "name": name,
-            "role": _role(name),
-            "rank": int(name.rpartition("_")[2]),
-            "step": 1,
-            "event": event,
-            "family": more.pop("family", family),
-            "begin_us": _us(begin_s),
-            "end_us": _us(end_s),
-            "duration_us": _us(end_s) - _us(begin_s),
-            "validate": False,
-            **identity,
-            "extra": more or None,
-        }
+        if name == "trainer_0":
+            more.setdefault("family", "trainer")
+        return event_row(name, event, _us(begin_s), _us(end_s), run="r", **more)
 
     return make
 
@@ -56,7 +37,7 @@ def tables():
             random.Random(shuffled).shuffle(events)
         names = dict.fromkeys(event["name"] for event in events)
         processes = [
-            {"run": "r", "name": name, "role": _role(name), "rank": int(name.rpartition("_")[2])}
+            {"run": "r", "name": name, "role": role_of(name), "rank": int(name.rpartition("_")[2])}
             for name in names
         ]
         return Tables.of({"events": events, "processes": processes})

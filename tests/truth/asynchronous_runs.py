@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from truth.engine_readings import reading
-
-from verl_profiler.events.vocabulary import EVENTS
+from truth.rows import event_row
 
 __all__ = ["Call", "Plan", "Sample", "Simulation", "events_of", "iterations_of"]
 
@@ -38,7 +37,6 @@ class Plan:
         stale: Samples that the trainer drops instead of consuming; each is replaced.
         redo: Whether a call that was aborted begins anew; otherwise it continues.
         separate: Whether the replicas, of one device each, have devices of their own.
-        queue: The capacity of a message queue that notes its depth; None for a replay buffer.
         sync_every: Steps from one weight sync to the next.
         rollouter: Whether samples are dispatched after a weight sync, by a process of its own.
         pause_ms: From when aborted calls could go on until they are sent again.
@@ -61,7 +59,6 @@ class Plan:
     stale: frozenset[int] = frozenset()
     redo: bool = False
     separate: bool = True
-    queue: int | None = None
     sync_every: int = 1
     slowdown: float = 0.0
     rollouter: bool = False
@@ -142,8 +139,7 @@ class Simulation:
     """One run: `seconds` by (pool, step, account), `timers` of the trainer, and the samples.
 
     `passes` are, by replica, the milliseconds in which it was busy: when, its passes, the tokens that they
-    gave, and whether it was in prefill.  `depths` are (time, finished samples that no step has taken) at each change; `empty_s` and `full_s`
-    by step, how long there were none, or as many as the queue holds.
+    gave, and whether it was in prefill.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -155,9 +151,6 @@ class Simulation:
         self.timers: list[tuple[str, int, int, int]] = []
         self.seconds: dict[tuple[str, int, str], float] = {}
         self.passes: dict[int, list[tuple[int, float, float, bool]]] = {}
-        self.depths: list[tuple[int, int]] = []
-        self.empty_s: dict[int, float] = {}
-        self.full_s: dict[int, float] = {}
         self.now = 0
         self.step = 1
         self.version = 0
@@ -260,16 +253,8 @@ class Simulation:
             self._advance(calls_of)
 
     def _account(self, trainer: str, calls_of: dict[int, list[Call]]) -> None:
-        """Charge the next millisecond of every device, and of the queue."""
+        """Charge the next millisecond of every device."""
         plan = self.plan
-        ready = sum(sample.end is not None for sample in self.untaken)
-        if not self.depths or self.depths[-1][1] != ready:
-            self.depths.append((self.now, ready))
-        for found, holds in (
-            (self.empty_s, not ready),
-            (self.full_s, ready >= (plan.queue or 1 << 62)),
-        ):
-            found[self.step] = found.get(self.step, 0.0) + holds / 1000
         if plan.separate:
             self._add("trainer", self.step, trainer, plan.trainer_devices / 1000)
         open_ = any(sample.end is None for sample in self.untaken)
@@ -387,37 +372,16 @@ def events_of(run: Simulation) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
 
     def span(name: str, event: str, step: int, begin: int, end: int | None, **more: Any) -> None:
-        role, _, rank = name.rpartition("_")
-        own = ("request_id", "turn", "status", "session")
-        known = {key: more.pop(key) for key in own if key in more}
-        events.append(
-            {
-                "run": "made",
-                "name": name,
-                "role": "agent_loop" if role == "worker" else role,
-                "rank": int(rank),
-                "host": "one",
-                "step": step,
-                "event": event,
-                "family": "trainer" if role == "trainer" else EVENTS[event].family,
-                "begin_us": EPOCH + begin * MS,
-                "end_us": EPOCH + (begin if end is None else end) * MS,
-                "duration_us": None if end is None else (end - begin) * MS,
-                "validate": False,
-                **known,
-                "extra": more or None,
-            }
-        )
+        family = "trainer" if name.startswith("trainer") else None
+        first, last = EPOCH + begin * MS, EPOCH + (begin if end is None else end) * MS
+        made = event_row(name, event, first, last, step=step, family=family, **more)
+        events.append(made if end is not None else made | {"duration_us": None})
 
     plan = run.plan
     if plan.separate:
         replicas = list(range(plan.replicas))
         pool = {"pool": "standalone", "replicas": replicas, "devices": plan.replicas}
         span("trainer_0", "replica_pool", 0, 0, None, **pool)
-    if plan.queue is not None:
-        for now, ready in run.depths:
-            depth = {"queue": "message_queue", "ready": ready, "capacity": plan.queue}
-            span("message_queue_0", "queue_depth", 0, now, None, **depth)
     for event, step, begin, end in run.timers:
         span("trainer_0", event, step, begin, end)
         if plan.rollouter and event == "update_weights":

@@ -1,5 +1,7 @@
 """Headers and events of sampled devices."""
 
+from truth.rows import event_row
+
 
 def sampler(name="actor_0", host="one", *, devices=1, interval_s=1.0, run="made"):
     """Return the row of a process that samples so many devices of its host."""
@@ -33,17 +35,5 @@ def process(name, host="one", *, run="made", **header):
 
 def reading(at_us, utilization, *, device=0, name="actor_0", step=1, run="made", **fields):
     """Return a device's reading."""
-    return {
-        "run": run,
-        "name": name,
-        "role": name.rpartition("_")[0],
-        "rank": int(name.rpartition("_")[2]),
-        "step": step,
-        "event": "device",
-        "family": "devices",
-        "begin_us": None,
-        "end_us": at_us,
-        "duration_us": None,
-        "validate": False,
-        "extra": {"device": device, "utilization": utilization, **fields},
-    }
+    extra = {"device": device, "utilization": utilization, **fields}
+    return event_row(name, "device", None, at_us, step=step, run=run, **extra)

@@ -1,21 +1,14 @@
 """One planted fault at a time, of many kinds, severities and seeds, and how the findings name it.
 
 The truth is the same simulated run without the fault: `simulated_training`.
-
-`python tests/truth/planted.py [KIND...] [SEED...]` prints each problem worth 3 % of a step: named first, later,
-wrongly or not, and recoverable / truth.
 """
 
 import re
-import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-try:
-    from truth.simulated_training import Plan, Training, write
-except ImportError:
-    from simulated_training import Plan, Training, write
+from truth.simulated_training import Plan, Training, write
 
 
 @dataclass(frozen=True)
@@ -183,30 +176,3 @@ def findings_of(training):
             return explanations(run.tables)["findings"]
         finally:
             run.close()
-
-
-def main(arguments):
-    seeds = [int(each) for each in arguments if each.isdigit()] or [0, 1]
-    kinds = [each for each in arguments if not each.isdigit()] or list(KINDS)
-    counts, ratios = {}, []
-    for kind in kinds:
-        for severity, seed in ((s, n) for s in range(len(KINDS[kind].severities)) for n in seeds):
-            planted, sound = pair(kind, severity, seed)
-            cost, step_s = planted.step_s - sound.step_s, planted.step_s
-            if kind != "clean" and cost < 0.03 * step_s:
-                continue
-            rows = findings_of(planted)
-            verdict, ratio = judge(kind, rows, cost)
-            counts[verdict] = counts.get(verdict, 0) + 1
-            if verdict == "first":
-                ratios.append(ratio)
-            first = f"{rows[0]['finding']} ({rows[0]['culprit_text']})" if rows else "nothing"
-            shown = "" if ratio is None else f"{ratio:.2f}"
-            line = f"{kind:14} {severity} {seed} {cost:7.1f} of {step_s:7.1f} s  {verdict:8} {shown:5} {first:.70}"
-            print(line, flush=True)
-    near = sum(0.8 <= each <= 1.25 for each in ratios)
-    print(counts, f"recoverable within 0.8-1.25 of the truth: {near} of {len(ratios)}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from verl_profiler.events.vocabulary import EVENTS
+from truth.rows import event_row, role_of
+
 from verl_profiler.reading.tables.tables import Tables
 
 SECOND = 1_000_000
@@ -128,7 +129,6 @@ RANK_EVENTS = {
     "update_actor": "update_actor",
     "update_weights": "update_weights",
 }
-ROLES = {"worker": "agent_loop"}
 
 
 class Writer:
@@ -140,31 +140,8 @@ class Writer:
         self.events: list[dict[str, Any]] = []
 
     def span(self, name: str, event: str, begin: int, end: int, **more: Any) -> None:
-        kind = name.rpartition("_")[0]
-        own = ("request_id", "turn", "status", "error", "session")
-        identity = {key: more.pop(key) for key in own if key in more}
-        trains = name == "trainer_0" and EVENTS.get(event) is None
-        family = "trainer" if trains else EVENTS[event].family
-        if name == "trainer_0" and family in ("workers", "weights"):
-            family = "trainer"
-        self.events.append(
-            {
-                "run": "made",
-                "name": name,
-                "role": ROLES.get(kind, kind),
-                "rank": int(name.rpartition("_")[2]),
-                "host": "one",
-                "step": self.step,
-                "event": event,
-                "family": family,
-                "begin_us": self.begin_us + begin,
-                "end_us": self.begin_us + end,
-                "duration_us": end - begin,
-                "validate": False,
-                **identity,
-                "extra": more or None,
-            }
-        )
+        begin_us, end_us = self.begin_us + begin, self.begin_us + end
+        self.events.append(event_row(name, event, begin_us, end_us, step=self.step, **more))
 
 
 def run_of(*steps: Step, hosts: Mapping[str, str] | None = None) -> tuple[Tables, list[Truth]]:
@@ -193,7 +170,7 @@ def tables_of(events: list[dict[str, Any]], hosts: Mapping[str, str] | None = No
         {
             "run": "made",
             "name": name,
-            "role": ROLES.get(name.rpartition("_")[0], name.rpartition("_")[0]),
+            "role": role_of(name),
             "rank": int(name.rpartition("_")[2]),
             "host": (hosts or {}).get(name),
             "replica": int(name.rpartition("_")[2]) if name.startswith("engine") else None,

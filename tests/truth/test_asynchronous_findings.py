@@ -55,9 +55,9 @@ PAIRS = {
 }
 # A sync stops the rollout as well, which then may be the one that is waited for.
 ALSO = {
-    "waits_for_rollout": {"split_off", "queue_empty"},
+    "waits_for_rollout": {"split_off"},
     "waits_for_trainer": {"split_off"},
-    "wasted_aborts": {"waits_for_rollout", "waits_in_turn", "split_off", "queue_empty"},
+    "wasted_aborts": {"waits_for_rollout", "waits_in_turn", "split_off"},
     "stale_samples": {"waits_for_rollout", "waits_in_turn", "split_off"},
     "sync_bound": {"waits_for_rollout", "waits_for_trainer"},
 }
@@ -143,16 +143,6 @@ PLANTED = {
         Plan(stages=fast, train_ms=2700, replicas=6),
         Plan(stages=third, train_ms=900, replicas=2, trainer_devices=6, batch=8, ahead=8),
         "rollout's devices",
-    ),
-    "queue_full": (
-        Plan(stages=fast, train_ms=1800, ahead=8, queue=8, replicas=1, trainer_devices=1),
-        Plan(stages=even, train_ms=900, sync_ms=30, ahead=8, batch=8, queue=16),
-        "message queue (capacity 8)",
-    ),
-    "queue_empty": (
-        Plan(stages=late, train_ms=300, sync_ms=20, queue=12, trainer_devices=1),
-        Plan(stages=even, train_ms=900, sync_ms=30, ahead=8, batch=8, queue=16),
-        "message queue",
     ),
     "too_stale, queue": (
         Plan(sync_ms=20, ahead=14, steps=8, replicas=1, trainer_devices=1),
@@ -290,13 +280,6 @@ def test_a_finding_is_written_with_its_fix():
     assert "A larger num_warmup_batches" in text
     assert "paste:" not in text
     assert "{" not in text
-
-
-def test_the_split_of_devices_is_named():
-    """Two trainer devices that wait most of the time, one replica that never does."""
-    rows, _, _ = found_in(Plan(stages=slow, train_ms=200, trainer_devices=4, replicas=2))
-
-    assert "of the trainer's" in rows["waits_for_rollout"]["values"]["who"]
 
 
 def quick(number):

@@ -109,20 +109,24 @@ def step_s_of(plan):
     return (window[-1] - window[0]) / 1000 / (len(window) - 1)
 
 
+@cache
 def answers_of(plan):
     rows = asynchronous_what_if(tables_of(events_of(Simulation(plan))))
     return {row["what"]: row for row in rows}
 
 
-@pytest.fixture(scope="module")
-def answers():
-    return {name: answers_of(plan) for name, plan in BASES.items()}
+# On each push: every change in one of them at least; the others each night.
+QUICK = ("rollout, loaded", "in turn", "redone", "rollouter", "parked", "seldom synced")
 
 
-@pytest.mark.parametrize("name", BASES)
-def test_an_unchanged_replay_is_as_long_as_the_steps(answers, name):
+def each_night(name, *more):
+    return pytest.param(name, *more, marks=() if name in QUICK else pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("name", map(each_night, BASES))
+def test_an_unchanged_replay_is_as_long_as_the_steps(name):
     """Within 3 % of those that the run settles to; the error is against all that were replayed."""
-    unchanged = answers[name]["unchanged"]
+    unchanged = answers_of(BASES[name])["unchanged"]
 
     assert unchanged["refused"] is None
     assert unchanged["replayed_s"] == pytest.approx(step_s_of(BASES[name]), rel=0.03)
@@ -132,7 +136,7 @@ def test_an_unchanged_replay_is_as_long_as_the_steps(answers, name):
 
 
 CASES = [
-    (name, what)
+    each_night(name, what)
     for name in BASES
     for what in CHANGED
     if what != "weight_sync_twice_as_often"
@@ -146,13 +150,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "what"), CASES)
-def test_the_saving_is_that_of_the_changed_run(answers, name, what):
+def test_the_saving_is_that_of_the_changed_run(name, what):
     """Within 5 % of the step, and inside the interval; which request gets a moved replica is not known."""
     plan = BASES[name]
     part = 0.07 if "replica" in what else 0.05
     step_s = step_s_of(plan)
     saved = step_s - step_s_of(CHANGED[what](plan))
-    row = answers[name][what]
+    row = answers_of(plan)[what]
 
     assert row["expected_s"] == pytest.approx(saved, abs=part * step_s)
     # Steps that begin at a whole number of polls and batches are not known better than this.

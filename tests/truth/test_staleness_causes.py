@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from truth.asynchronous_runs import EPOCH, MS, Plan, Simulation, events_of
+from truth.rows import event_row
 from truth.synthetic import tables_of
 from truth.test_staleness import PLANS
 
@@ -74,18 +75,11 @@ def test_seconds_and_versions_of_each_state(plan):
 # One prompt with two requests, by hand; in ms.  The first waits for a tool; the second is aborted at
 # 900 after three tokens and sent again at 1000, which a paused engine parks until 1400.
 def by_hand():
-    def event(name, kind, begin, end=None, **more):
-        extra = (
-            {"uid": "p", **more.pop("extra", {})} if kind != "weight_sync" else more.pop("extra")
-        )
-        role, _, rank = name.rpartition("_")
-        return {
-            "run": "hand", "name": name, "role": "agent_loop" if role == "worker" else role,
-            "rank": int(rank), "host": "one", "step": 1, "event": kind, "family": "rollout",
-            "begin_us": EPOCH + begin * MS, "end_us": EPOCH + (begin if end is None else end) * MS,
-            "duration_us": None if end is None else (end - begin) * MS, "validate": False,
-            "extra": extra, **more,
-        }  # fmt: skip
+    def event(name, kind, begin, end=None, *, extra=None, **more):
+        extra = {"uid": "p", **(extra or {})} if kind != "weight_sync" else extra
+        times = EPOCH + begin * MS, EPOCH + (begin if end is None else end) * MS
+        made = event_row(name, kind, *times, run="hand", family="rollout", **more, **extra)
+        return made if end is not None else made | {"duration_us": None}
 
     def call(kind, who, turn, begin, end, **extra):
         return event(

@@ -81,7 +81,7 @@ def durations(archive):
     return found
 
 
-@pytest.mark.parametrize("name", ["rehearsal_run", "one_step_off_run", "separate_async_run"])
+@pytest.mark.parametrize("name", ["rehearsal_run", "separate_async_run"])
 def test_every_command_has_the_same_headline(name, capsys, tmp_path):
     """Two steps of which both count, and more of which the first does not."""
     from verl_profiler.cli.publishing import _profile

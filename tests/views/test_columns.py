@@ -27,7 +27,7 @@ DATA = Path(__file__).parent.parent / "data"
 RUNS = ("small_run", "rehearsal_run.tar.gz", "tq/run.tar.gz", "colocate_async_run.tar.gz")
 # One query each; no recorded run has rows there.
 ONE_QUERY = {
-    *("own_spans", "engine_load", "engine_load_over_time", "clock_agreement"),
+    *("own_spans", "engine_load", "engine_load_over_time"),
     *("phase_efficiency", "device_use", "device_use_over_time", "device_times", "phase_intervals"),
     *("range_times", "span_kernels", "top_kernels", "gpu_idle"),
 }

@@ -1,12 +1,11 @@
-"""What the profiler itself cost, and whether the clocks of its hosts agree."""
+"""What the profiler itself cost."""
 
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
-from verl_profiler.reading.clock_contradictions import contradictions_query
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["clock_agreement", "profiler_cost"]
+__all__ = ["profiler_cost"]
 
 _SUMS = ", ".join(
     f"sum({name}) AS {name}" for name in ("wrapper_s", "wrapper_cpu_s", "writer_s", "writer_cpu_s")
@@ -36,12 +35,3 @@ def profiler_cost(tables: Tables, steps: Steps = None) -> Rows:
         GROUP BY e.run, e.step ORDER BY e.run, e.step
         """
     )
-
-
-def clock_agreement(tables: Tables, steps: Steps = None) -> Rows:
-    """Hold generate calls against what their engines saw of them, where those are on other hosts.
-
-    Returns:
-        Table `clock_agreement`: one row per run, agent loops' host and engines' host.
-    """
-    return tables.rows(contradictions_query(in_steps(steps, "c.step")))

@@ -5,13 +5,9 @@ from __future__ import annotations
 __all__ = ["contradictions_query"]
 
 
-def contradictions_query(steps: str = "true") -> str:
-    """Return the SQL that holds generate calls against what engines of other hosts saw of them.
-
-    Args:
-        steps: A condition on `c.step`.
-    """
-    return f"""
+def contradictions_query() -> str:
+    """Return the SQL that holds generate calls against what engines of other hosts saw of them."""
+    return """
     WITH calls AS (
         SELECT c.run, p.host AS host, e.host AS engine_host,
             c.begin_us - c.engine_begin_us AS before_us, c.end_us - c.engine_end_us AS after_us,
@@ -19,7 +15,7 @@ def contradictions_query(steps: str = "true") -> str:
         FROM engine_calls AS c
         JOIN processes AS p ON p.run = c.run AND p.name = c.name
         JOIN processes AS e ON e.run = c.run AND e.name = c.engine_name
-        WHERE p.boot_id <> e.boot_id AND {steps}
+        WHERE p.boot_id <> e.boot_id
     )
     SELECT run, host, engine_host, count(*) AS calls,
         count(*) FILTER (before_us > 0 OR after_us < 0) AS early,

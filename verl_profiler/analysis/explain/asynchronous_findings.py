@@ -12,7 +12,6 @@ from verl_profiler.analysis.explain.engine_culprits import lost_by_engine
 from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_few, shares_of_work
 from verl_profiler.analysis.explain.fixes import Facts, fits
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
-from verl_profiler.analysis.explain.queues import queue_times
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.selection import Rows, Steps, by_run, steps_of
 from verl_profiler.analysis.staleness import staleness
@@ -36,7 +35,6 @@ _EXPLAINED = {
     "waits_for_rollout": "waiting_for_samples",
     "waits_in_turn": "waiting_for_samples",
     "split_off": "waiting_for_samples",
-    "queue_empty": "waiting_for_samples",
     "sync_bound": "weight_sync",
     "stale_samples": "generating_dropped",
     "wasted_aborts": "generating_aborted",
@@ -80,7 +78,7 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
     recorded, listed = {row["run"] for row in tables.rows(ASYNCHRONOUS)}, list[Finding]()
     if not recorded:
         return listed
-    queues, stale = by_run(queue_times(tables, steps)), by_run(staleness(tables, steps))
+    stale = by_run(staleness(tables, steps))
     # Without the syncs' own events it is not known when a sample became older.
     synced = {row["run"] for row in tables.rows(_SYNCED)}
     causes = by_run(row for row in staleness_causes(tables, steps) if row["run"] in synced)
@@ -88,7 +86,6 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
         if run in recorded:
             named = [
                 *_split_off(pools),
-                *_of_queue(pools, queues.get(run, [])),
                 *_of_staleness(pools, stale.get(run, []), causes.get(run, [])),
                 *_of_devices(pools, lends=fits("hybrid_switch", Facts(tables, run))),
                 *_of_engines(tables, pools),
@@ -218,7 +215,6 @@ def _of_devices(pools: _Pools, *, lends: bool) -> list[Finding]:
             ("wasted_aborts", "generating_aborted"),
         )
     ]
-    split = _split(trainer, rollout) if rollout and not pools.shared else ""
     return [
         _row(
             name,
@@ -226,7 +222,6 @@ def _of_devices(pools: _Pools, *, lends: bool) -> list[Finding]:
             pool.by_step(*accounts),
             gain,
             accounts[0],
-            who=split if name.startswith("waits_for") else "",
             reason=_LEND if lends and rollout else "",
             pastes=rollout is not None,
         )
@@ -314,28 +309,6 @@ def _split_off(pools: _Pools) -> list[Finding]:
     ]
 
 
-def _of_queue(pools: _Pools, queues: Rows) -> list[Finding]:
-    """Return whether the queue is full or empty most of the time."""
-    found: list[Finding] = []
-    total_s = sum(row["step_s"] for row in queues)
-    for name, column in (("queue_full", "full_s"), ("queue_empty", "empty_s")):
-        by_step = {row["step"]: row[column] for row in queues}
-        if not total_s or sum(by_step.values()) < RULES[name].least * total_s:
-            continue
-        # The trainer's devices that generate while it waits leave nothing ready either.
-        waits = (
-            pools.rollout and pools.idle >= RULES["waits_for_rollout"].least * pools.trainer.step_s
-        )
-        if name == "queue_empty" and not waits:
-            continue
-        queue = queues[0]["queue"].replace("_", " ")
-        if name == "queue_full":
-            queue += f" (capacity {queues[0]['capacity']})"
-        gain = pools.idle if name == "queue_empty" else 0.0
-        found.append(_row(name, pools.trainer, by_step, gain, "", who=queue))
-    return found
-
-
 def _of_staleness(pools: _Pools, rows: Rows, causes: Rows) -> list[Finding]:
     """Return whether the trained tokens are too old, and what made them so."""
     stale = _stale_share(rows)
@@ -347,19 +320,6 @@ def _of_staleness(pools: _Pools, rows: Rows, causes: Rows) -> list[Finding]:
         rule = replace(rule, cause=maker.cause, advice=maker.advice)
     row = _row("too_stale", pools.trainer, {}, 0.0, maker.name, who=maker.name, rule=rule)
     return [replace(row, lost_share=stale)]
-
-
-def _split(trainer: _Pool, rollout: _Pool) -> str:
-    """Return how many devices the other pool lacks if work divides evenly over devices."""
-    training = trainer.of("training") * trainer.devices
-    generating = rollout.of(*_GENERATING) * rollout.devices
-    devices = trainer.devices + rollout.devices
-    wanted = round(devices * training / max(training + generating, _NOTHING))
-    moved = min(max(wanted, 1), int(devices) - 1) - int(trainer.devices)
-    if not moved:
-        return ""
-    less = "rollout" if moved > 0 else "trainer"
-    return f" (about {abs(moved)} of the {less}'s, if both scale linearly)"
 
 
 def _row(

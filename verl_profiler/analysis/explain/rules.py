@@ -503,21 +503,6 @@ RULES: dict[str, Rule] = {
         least=0.05,
         pooled=True,
     ),
-    "queue_full": Rule(
-        "The {who} is full for {lost_s} per step, {lost_share} of the time.",
-        "More devices for the trainer. Fewer samples in flight (num_warmup_batches; staleness_threshold "
-        "in verl.experimental) make the samples less stale, which changes what is trained.",
-        ("bubble_ledger", "staleness"),
-        least=0.5,
-        pooled=True,
-    ),
-    "queue_empty": Rule(
-        "The {who} is empty for {lost_s} per step, {lost_share} of the time, and the trainer waits.",
-        "A faster rollout: more devices or replicas, more concurrent samples.",
-        ("bubble_ledger", "requests_in_flight"),
-        least=0.5,
-        pooled=True,
-    ),
     "too_stale": Rule(
         "{lost_share} of the trained tokens are more than 2 weight versions behind; largest cause: {who}.",
         "Fewer samples in flight: fewer num_warmup_batches, a smaller staleness_threshold.",
@@ -527,7 +512,7 @@ RULES: dict[str, Rule] = {
     ),
     "waits_for_rollout": Rule(
         "The trainer waits {lost_s} per step for samples, {lost_share} of its time.",
-        "More devices for the rollout{who}{reason}.",
+        "More devices for the rollout{reason}.",
         ("bubble_ledger",),
         least=0.05,
         fixes=("hybrid_switch",),
@@ -536,7 +521,7 @@ RULES: dict[str, Rule] = {
     "waits_for_trainer": Rule(
         "The rollout's devices are idle for {lost_s} per step, {lost_share} of their time, because "
         "no more samples are dispatched.",
-        "More devices for the trainer{who}; larger micro-batches (actor.use_dynamic_bsz).",
+        "More devices for the trainer; larger micro-batches (actor.use_dynamic_bsz).",
         ("bubble_ledger",),
         least=0.1,
         dominates=True,
