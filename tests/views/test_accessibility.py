@@ -30,7 +30,6 @@ def test_axe_finds_no_violation(browser, small, axe, theme, width):
     try:
         browser.open(small, width=width, fragment="step=1&tool=search")
         unfold(browser)
-        browser.evaluate("document.querySelector('#icicle .block').click()")
         browser.evaluate("document.querySelector('.lane-canvas').focus()")
         for key in ("ArrowDown", "."):
             browser.press(key)
@@ -46,40 +45,19 @@ def test_axe_finds_no_violation(browser, small, axe, theme, width):
     assert [] == found
 
 
-def test_a_table_is_one_tab_stop(browser, small):
-    """Its headings and rows together; arrow keys, Home and End move within them."""
+def test_a_row_is_chosen_by_the_keyboard(browser, small):
+    """Its name is a button, which keeps the focus; so do headings, which sort."""
     browser.open(small)
-    unfold(browser)
-    browser.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
-    stops = browser.evaluate(
-        "[...document.querySelectorAll('.table')].map((table) => "
-        "[...table.querySelectorAll('*')].filter((n) => n.tabIndex >= 0 && n.className !== 'more').length)"
-    )
-    assert {1} == {*stops}
-    rows = "[...document.querySelectorAll('#request-table tbody tr')]"
-    heads = "[...document.querySelectorAll('#request-table thead button')]"
-    focused = f"[{rows}.indexOf(document.activeElement), {heads}.indexOf(document.activeElement)]"
-    count = browser.evaluate(f"{rows}.length")
-    assert count > 3
-
-    browser.evaluate("document.querySelector('#request-table [tabindex=\"0\"]').focus()")
-    chosen = browser.evaluate(f"{rows}.findIndex((row) => row.ariaSelected === 'true')")
-    assert [chosen, -1] == browser.evaluate(focused)
-    places = [count - 1, count - 2, 0, 1, 0]
-    for key, place in zip(("End", "ArrowUp", "Home", "ArrowDown", "ArrowUp"), places, strict=True):
-        browser.press(key)
-        assert [place, -1] == browser.evaluate(focused), key
-    places = [0, 1, 0, 0]
-    for key, place in zip(("ArrowUp", "ArrowRight", "ArrowLeft", "Home"), places, strict=True):
-        browser.press(key)
-        assert [-1, place] == browser.evaluate(focused), key
+    for table in ("#steps", "#request-table"):
+        browser.evaluate("location.hash = 'steps'")
+        names = f"[...document.querySelectorAll('{table} tbody button')]"
+        browser.evaluate(f"{names}[1].focus()")
+        browser.press("Enter", "\r")
+        browser.settle()
+        assert browser.evaluate(f"document.activeElement === {names}[1]")
+        chosen = f"{names}.map((name) => name.closest('tr').ariaCurrent === 'true')"
+        assert [1] == [at for at, each in enumerate(browser.evaluate(chosen)) if each]
+    browser.evaluate("document.querySelector('#request-table thead button').focus()")
     browser.press("Enter", "\r")
-    assert [-1, 0] == browser.evaluate(focused)
-    browser.press("ArrowDown")
-    browser.press("ArrowDown")
-    browser.press("Enter", "\r")
-    assert [1, -1] == browser.evaluate(focused)
-    assert ["true"] == browser.evaluate(
-        f"{rows}.map((row) => row.ariaSelected).filter((each) => each !== 'false')"
-    )
-    assert 1 == browser.evaluate(f"[...{rows}, ...{heads}].filter((n) => n.tabIndex === 0).length")
+    head = "document.activeElement.closest('th').ariaSort"
+    assert "ascending" == browser.evaluate(head)

@@ -1,4 +1,4 @@
-"""The report of a large run: workers by step, folded engines, requests that are loaded on demand."""
+"""The report of a large run: workers by step, and the order of lanes."""
 
 from statistics import median
 
@@ -131,34 +131,16 @@ def test_a_click_on_the_map_shows_the_step(browser, report):
 
 
 @pytest.mark.browser
-def test_engines_are_folded_to_the_fullest_and_workers_to_the_last_to_end(browser, run, report):
-    """The last worker first; a request of a folded worker gets its lane when a link names it."""
+def test_engines_are_the_fullest_and_the_last_worker_to_end_is_first(browser, run, report):
     ends = {}
     for place, (step, request, length_s, _) in enumerate(run[1]):
         if step == 2:
             ends.setdefault(place % WORKERS, []).append((length_s, request))
-    first, *_, last = sorted(ends, key=lambda worker: max(ends[worker]))
-
-    def opened_at(worker):
-        """Open the report at a request of a worker; return how many lanes there are, and what is folded."""
-        browser.open(report, fragment=f"step=2&worker=worker_{worker}")
-        request = browser.evaluate(
-            "document.querySelector('#request-table tbody tr').ariaLabel.match(/^Request (.*), /)[1]"
-        )
-        browser.open(report, fragment=f"step=2&request={request}")
-        return shown()
-
-    def shown():
-        lanes = browser.evaluate(f"Number(/(\\d+) lanes/.exec({CANVAS}.ariaLabel)[1])")
-        text = "document.querySelector('.fold').innerText.replace(/\\s+/g, ' ')"
-        return lanes, browser.evaluate(text)
-
-    pinned, line = opened_at(first)
-    assert "11 of 20 workers" in line
-    folded, line = opened_at(last)
-    assert folded == pinned - 1
-    assert "10 of 20 workers: those that end last." in line
-    assert "10 of 14 engines: the fullest" in line
+    last = max(ends, key=lambda worker: max(ends[worker]))
+    browser.open(report, fragment="step=2")
+    lanes = browser.evaluate(f"Number(/(\\d+) lanes/.exec({CANVAS}.ariaLabel)[1])")
+    # And the trainer.
+    assert lanes == CARRIED + WORKERS + 1
     browser.evaluate(
         f"for (let i = 0; i < 400; i++) {CANVAS}.dispatchEvent("
         "new KeyboardEvent('keydown', {key: 'ArrowUp'}))"
@@ -166,9 +148,3 @@ def test_engines_are_folded_to_the_fullest_and_workers_to_the_last_to_end(browse
     browser.settle()
     selected = browser.evaluate("location.hash").split("request=")[1]
     assert any(request.startswith(selected) for _, request in ends[last])
-    browser.evaluate("document.querySelector('.fold button').click()")
-    browser.settle()
-    lanes, line = shown()
-    assert lanes == folded + (CARRIED - 10) + (WORKERS - 10)
-    assert "All 20 workers, the last to end first" in line
-    assert "the 13 fullest of 14 engines" in line

@@ -91,7 +91,7 @@ def _breakdown(data: DataTables, label: str) -> Spec:
     notes: list[str] = []
     if outside:
         notes.append(
-            f"Pale: {', '.join(outside)} ran outside timing_s/step and are not part of the step's time."
+            f"Faint: {', '.join(outside)} ran outside timing_s/step and are not part of the step's time."
         )
     if apart:
         notes.append(
@@ -117,7 +117,7 @@ def _breakdown(data: DataTables, label: str) -> Spec:
         label,
         steps,
         [panel(bars, _step_times(totals, factor, steps, bars[0]), _marked(steps), height=380)],
-        [*notes, *["Black: the time of the step (timing_s/step)."] * bool(totals)],
+        [*notes, *["Lines: the time of the step (timing_s/step)."] * bool(totals)],
     )
 
 

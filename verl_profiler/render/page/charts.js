@@ -22,13 +22,10 @@ export function swatch(color) {
 
 /**
  * A block of a track; words that it has no room for are hidden.
- * @template {'span' | 'button'} [Kind='span']
  * @param {{begin: number, length: number, whole: number, fill: string, words?: string[]}} part
- * @param {Kind} [kind]
- * @returns {HTMLElementTagNameMap[Kind]}
  */
-export function block({begin, length, whole, fill, words = []}, kind) {
-  const made = element(/** @type {Kind} */ (kind ?? 'span'), {class: 'block'});
+export function block({begin, length, whole, fill, words = []}) {
+  const made = element('span', {class: 'block'});
   // Read aloud, they are words of their own.
   made.append(...words.flatMap((word) => [element('span', {}, word), ' ']));
   made.style.left = `${(100 * begin) / whole}%`;

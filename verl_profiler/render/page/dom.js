@@ -68,35 +68,6 @@ export function scrollTo(target) {
   target.scrollIntoView({block: 'center', behavior: still ? 'auto' : 'smooth'});
 }
 
-/**
- * Make elements one tab stop: arrow keys, Home and End move the focus between them.
- * @param {HTMLElement[]} items
- * @param {number} first Which of them the tab key reaches.
- */
-export function rove(items, first) {
-  /** @type {Record<string, (place: number) => number>} */
-  const keys = {
-    ArrowLeft: (place) => place - 1,
-    ArrowUp: (place) => place - 1,
-    ArrowRight: (place) => place + 1,
-    ArrowDown: (place) => place + 1,
-    Home: () => 0,
-    End: () => items.length - 1,
-  };
-  items.forEach((item, place) => {
-    item.setAttribute('tabindex', place === Math.max(0, first) ? '0' : '-1');
-    item.addEventListener('focus', () => {
-      for (const each of items) each.setAttribute('tabindex', each === item ? '0' : '-1');
-    });
-    item.addEventListener('keydown', (event) => {
-      const next = keys[event.key]?.(place);
-      if (next === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
-      event.preventDefault();
-      items[Math.max(0, Math.min(items.length - 1, next))].focus();
-    });
-  });
-}
-
 const tip = byId('tip');
 
 /**

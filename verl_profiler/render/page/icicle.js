@@ -3,19 +3,14 @@
 
 import {note} from './blocks.js';
 import {block} from './charts.js';
-import {ALL, colorOf, shown, shownName, shownRows, shownStep} from './data.js';
-import {element, rove, withTip} from './dom.js';
+import {colorOf, shownName, shownRows} from './data.js';
+import {element, withTip} from './dom.js';
 import {clean, seconds, share, shorten} from './format.js';
-import {commandFor} from './slice.js';
 
 /** @typedef {TreeRow & {depth: number, name: string, begin: number, end: number}} Block */
 
 const ROW = 27;
-/** What no event covers. */
-const LEFT = ['unaccounted', 'idle slots', 'other'];
 const LEVELS = ['step', 'phase', 'request component', 'tool'];
-/** @type {Record<string, string>} */
-const EVENTS = {engine: 'engine_call', tool: 'tool_call'};
 
 /**
  * Rows come in preorder: each begins where what lies before it, on its level, has ended.
@@ -42,43 +37,24 @@ function colorOfBlock({depth, name}) {
   return colorOf(depth === 3 && name !== 'other' ? 'tool' : name);
 }
 
-/**
- * The command that prints the events behind a block; null where no event is.
- * @param {Block} block
- */
-function eventsOf({phase, component, tool, depth, name}) {
-  if (LEFT.includes(name)) return null;
-  const step = shown.step === ALL ? '*' : String(shownStep().step);
-  if (!depth) return commandFor(step, 'trainer_*', [['.event', 'step']]);
-  if (component === null) return commandFor(step, 'trainer_*', [['.event', phase]]);
-  /** @type {[string, string | null][]} */
-  const equal = [['.event', EVENTS[component] ?? component]];
-  if (tool !== null && tool !== '(no name)') equal.push(['.extra.tool', tool]);
-  return commandFor(step, 'worker_*', equal);
-}
-
 /** The icicle of what is shown; nothing where no step has finished. */
 export function icicle() {
   const rows = shownRows('time_tree');
   if (!rows.length) return [];
   const blocks = blocksOf(rows);
   const whole = blocks[0].duration_s;
-  const details = element('div', {id: 'icicle-events', 'aria-live': 'polite'});
   const chart = element('div', {
     class: 'track',
     id: 'icicle',
     role: 'group',
-    'aria-label': 'Icicle; arrow keys move, Enter shows the events',
+    'aria-label': 'Icicle',
   });
   const wide = blocks.filter((each) => each.duration_s > whole / 2_000);
-  const items = wide.map((each) => bar(each, whole, details));
-  rove(items, 0);
-  chart.append(...items);
+  chart.append(...wide.map((each) => bar(each, whole)));
   chart.style.height = `${(Math.max(...blocks.map((each) => each.depth)) + 1) * ROW}px`;
   return [
     element('h3', {}, `Step time by phase, component and tool, ${shownName()}`),
     chart,
-    details,
     note(
       'The bars below a bar add up to it. Requests run concurrently: a component is its request time ' +
         'divided by the max concurrency of the step; idle slots are the rest of gen.',
@@ -89,25 +65,15 @@ export function icicle() {
 /**
  * @param {Block} of
  * @param {number} whole
- * @param {HTMLElement} details
  */
-function bar(of, whole, details) {
+function bar(of, whole) {
   const {begin, depth, duration_s, phase, component, tool} = of;
   const [name, time, part] = [clean(of.name), seconds(duration_s), share(duration_s / whole)];
   const words = [shorten(of.name, 60), time];
-  const made = block({begin, length: duration_s, whole, fill: colorOfBlock(of), words}, 'button');
-  made.type = 'button';
+  const made = block({begin, length: duration_s, whole, fill: colorOfBlock(of), words});
+  made.role = 'img';
   made.ariaLabel = `${name} ${time}, ${LEVELS[depth]}, ${part}`;
   made.style.top = `${depth * ROW}px`;
-  made.addEventListener('click', () => {
-    const command = eventsOf(of);
-    details.replaceChildren(
-      element('p', {class: 'facts'}, `${name}: ${time}, ${part} of all`),
-      command
-        ? element('pre', {tabindex: '0', 'aria-label': 'Command'}, command)
-        : note('No event covers this time; it is the remainder.'),
-    );
-  });
   const path = [phase, component, tool].filter((each) => each !== null).join(' › ');
   return withTip(made, [clean(path) || name, `${time} · ${part}`]);
 }

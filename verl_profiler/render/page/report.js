@@ -19,7 +19,7 @@ import {
 import {launchSection, problemsSection} from './section_run.js';
 import {stepsSection} from './section_steps.js';
 import {viewBlocks} from './section_view.js';
-import {drawCharts, redrawCharts, whenStepPicked} from './vega.js';
+import {drawCharts, whenStepPicked} from './vega.js';
 
 const {sections} = DATA;
 
@@ -94,32 +94,27 @@ function move(by) {
   choose(place < 0 ? ALL : trained[Math.min(place, trained.length - 1)].s);
 }
 
+/** The system's theme, until the other one is chosen; paper is light. */
 function startTheme() {
   const root = document.documentElement;
   const button = byId('theme');
   const system = window.matchMedia('(prefers-color-scheme: dark)');
-  const dark = () => (root.dataset.theme ? root.dataset.theme === 'dark' : system.matches);
-  /** @param {string | undefined} name The system's where undefined. */
-  const set = (name) => {
-    if (name === undefined) delete root.dataset.theme;
-    else root.dataset.theme = name;
-    update();
-  };
-  const update = () => {
-    button.textContent = dark() ? 'Light' : 'Dark';
+  const isDark = () => root.dataset.theme === 'dark';
+  /** @param {boolean} dark */
+  const set = (dark) => {
+    root.dataset.theme = dark ? 'dark' : 'light';
+    button.textContent = dark ? 'Light' : 'Dark';
     redrawTimeline();
-    redrawCharts();
   };
-  button.addEventListener('click', () => set(dark() ? 'light' : 'dark'));
-  system.addEventListener('change', update);
-  /** @type {string | undefined} */
-  let before;
+  button.addEventListener('click', () => set(!isDark()));
+  system.addEventListener('change', () => set(system.matches));
+  let before = false;
   window.addEventListener('beforeprint', () => {
-    before = root.dataset.theme;
-    set('light');
+    before = isDark();
+    set(false);
   });
   window.addEventListener('afterprint', () => set(before));
-  update();
+  set(system.matches);
 }
 
 /** Keep what is shown in the address, so that a link leads to it. */

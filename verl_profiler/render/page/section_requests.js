@@ -319,7 +319,7 @@ function pick(request, from) {
 function pickBox(box) {
   if (!timeline) return;
   if (box.request) pick(box.request, 'timeline');
-  const {node, text} = sliceDetails(timeline.scene, box);
+  const {node, text} = sliceDetails(box);
   byId('slice').replaceChildren(node);
   byId('slice').hidden = false;
   const ofRequest = box.request ? ` of request ${clean(box.request.request_id)}` : '';

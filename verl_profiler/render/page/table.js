@@ -76,102 +76,46 @@ export function table(options) {
     });
     const ordered = sortKey === null ? rows : sorted(rows, sortKey, descending);
     const first = everything ? ordered : ordered.slice(0, limit);
-    body.replaceChildren(...first.map((row, place) => line(row, place + 2)));
-    oneTabStop(made);
+    body.replaceChildren(...first.map(line));
     more.hidden = rows.length <= limit;
     more.textContent = everything ? 'Show fewer' : `Show all ${number(rows.length)}`;
   }
 
-  /**
-   * @param {Row} row
-   * @param {number} place Of the line, from 1 for the headings.
-   */
-  function line(row, place) {
+  /** @param {Row} row */
+  function line(row) {
     const made = element('tr', {}, ...cells.map((cell) => cell(row)));
-    if (!options.onRow) return made;
-    made.setAttribute('aria-rowindex', String(place));
-    choosable(made, row, options);
+    if (options.onRow) choosable(made, row, options);
     return made;
   }
 
   const head = element('thead', {}, element('tr', {}, heads));
-  /** @type {Record<string, string>} */
-  const grid = options.onRow ? {role: 'grid', 'aria-rowcount': String(rows.length + 1)} : {};
-  const made = element('table', grid, element('caption', {}, options.caption), head, body);
-  made.addEventListener('keydown', moveFocus);
-  made.addEventListener('focusin', () => oneTabStop(made));
+  const made = element('table', {}, element('caption', {}, options.caption), head, body);
   update();
   const scroll = {class: 'scroll', role: 'region', 'aria-label': `Table: ${options.caption}`};
   return element('div', {class: 'table'}, element('div', scroll, made), more);
 }
 
-/** @param {HTMLTableElement} made */
-function focusable(made) {
-  return {
-    heads: [...(made.tHead?.querySelectorAll('button') ?? [])],
-    rows: /** @type {HTMLElement[]} */ ([...made.querySelectorAll('tr.choice')]),
-  };
-}
-
 /**
- * Let the tab key reach what has the focus, or the chosen row, the first one, the first heading.
- * @param {HTMLTableElement} made
- */
-function oneTabStop(made) {
-  const {heads, rows} = focusable(made);
-  const every = [...rows, ...heads];
-  const stop =
-    every.find((each) => each === document.activeElement) ??
-    rows.find((row) => row.ariaSelected === 'true') ??
-    every[0];
-  for (const each of every) each.tabIndex = each === stop ? 0 : -1;
-}
-
-/**
- * Arrow keys, Home and End move within the headings and within the rows that can be chosen.
- * @param {KeyboardEvent} event
- */
-function moveFocus(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const {heads, rows} = focusable(/** @type {HTMLTableElement} */ (event.currentTarget));
-  const target = /** @type {HTMLElement} */ (event.target);
-  const inRows = rows.includes(target);
-  const line = inRows ? rows : /** @type {HTMLElement[]} */ (heads);
-  const place = line.indexOf(target);
-  if (place < 0) return;
-  /** @type {Record<string, HTMLElement | undefined>} */
-  const keys = inRows
-    ? {ArrowUp: rows[place - 1] ?? heads[0], ArrowDown: rows[place + 1]}
-    : {ArrowLeft: heads[place - 1], ArrowRight: heads[place + 1], ArrowDown: rows[0]};
-  const next = {...keys, Home: line[0], End: line[line.length - 1]}[event.key];
-  if (!next) return;
-  event.preventDefault();
-  next.focus();
-}
-
-/**
- * Make a row one that a click, Enter or the space bar chooses.
+ * Let a click on a row choose it; for the keyboard, its name is a button.
  * @template Row
  * @param {HTMLTableRowElement} made
  * @param {Row} row
  * @param {TableOptions<Row>} options
  */
 function choosable(made, row, {onRow, label, selected}) {
+  const [name] = made.cells;
+  const button = element('button', {
+    type: 'button',
+    class: 'name',
+    'aria-label': label?.(row) ?? null,
+  });
+  button.append(...name.childNodes);
+  name.append(button);
   made.classList.add('choice');
-  if (label) made.setAttribute('aria-label', label(row));
-  made.setAttribute('aria-selected', String(selected?.(row) ?? false));
-  /** @param {Event} event */
-  const choose = (event) => {
-    event.preventDefault();
+  made.ariaCurrent = String(selected?.(row) ?? false);
+  made.addEventListener('click', () => {
     onRow?.(row);
-    for (const each of made.parentElement?.children ?? []) {
-      each.setAttribute('aria-selected', 'false');
-    }
-    made.setAttribute('aria-selected', 'true');
-  };
-  made.addEventListener('click', choose);
-  made.addEventListener('keydown', (event) => {
-    if (event.key === 'Enter' || event.key === ' ') choose(event);
+    for (const each of made.parentElement?.children ?? []) each.ariaCurrent = String(each === made);
   });
 }
 

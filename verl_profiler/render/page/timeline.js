@@ -6,8 +6,7 @@ import {seconds} from './format.js';
 import {requestLines} from './request.js';
 import {shownSpans, sliceLines} from './slice.js';
 import {listenToKeys} from './timeline_keys.js';
-import {foldTexts, isEngine, isWorker, placeLanes} from './timeline_lanes.js';
-import {Minimap} from './timeline_minimap.js';
+import {placeLanes} from './timeline_lanes.js';
 import {Painter} from './timeline_painter.js';
 
 /**
@@ -38,15 +37,7 @@ export class Timeline {
     });
     this.ruler = element('div', {class: 'ruler', hidden: ''});
     this.lanesBox = element('div', {class: 'lanes'}, this.canvas, this.ruler);
-    this.minimap = new Minimap((from, to) => this.look(from, to));
-    this.everyWorker = false;
-    this.folded = element('span', {role: 'status'});
-    this.unfold = element('button', {type: 'button', onclick: () => this.toggleWorkers()});
-    this.fold = element('p', {class: 'fold'}, this.folded, this.unfold);
-    box.append(
-      element('div', {class: 'frame'}, this.minimap.canvas, axis, this.lanesBox),
-      this.fold,
-    );
+    box.append(element('div', {class: 'frame'}, axis, this.lanesBox));
     this.painter = new Painter(axis, this.canvas);
     /** @type {RequestRow | null} */
     this.selected = null;
@@ -83,10 +74,8 @@ export class Timeline {
 
   /** Place the lanes and requests that the filter leaves. */
   place() {
-    const fold = {all: this.everyWorker, pinned: this.selected?.name};
-    const {lanes, height, workers, engines} = placeLanes(this.scene, this.filter, fold);
+    const {lanes, height} = placeLanes(this.scene, this.filter);
     this.lanes = lanes;
-    this.showFold(lanes.filter(isWorker).length, workers, lanes.filter(isEngine).length, engines);
     this.height = height;
     this.order = lanes.flatMap((lane) =>
       lane.kind === 'requests' ? lane.rows.flat().sort((a, b) => a.begin - b.begin) : [],
@@ -99,36 +88,14 @@ export class Timeline {
     this.canvas.setAttribute('aria-label', label);
   }
 
-  /**
-   * Offer the lanes that are left out.
-   * @param {number} drawn
-   * @param {number} workers
-   * @param {number} drawnEngines
-   * @param {number} engines
-   */
-  showFold(drawn, workers, drawnEngines, engines) {
-    const all = this.everyWorker;
-    this.fold.hidden = drawn === workers && drawnEngines === engines && !all;
-    const texts = foldTexts(all, [drawn, workers], [drawnEngines, engines]);
-    this.folded.textContent = texts.folded;
-    this.unfold.textContent = texts.unfold;
-  }
-
-  toggleWorkers() {
-    this.everyWorker = !this.everyWorker;
-    this.place();
-  }
-
   layout() {
     const width = Math.max(320, this.lanesBox.clientWidth);
     this.painter.resize(width, this.height, this.lanes);
-    this.minimap.resize(width, this.painter.gutter);
     this.draw();
   }
 
   draw() {
     this.painter.draw(this.scene, this.lanes, this.view, this.selected, this.span);
-    this.minimap.draw(this.lanes, this.home, this.view);
     const [from, to] = this.view.map((time) => time * timelines.unit_s);
     this.canvas.dataset.from = String(from);
     this.canvas.dataset.to = String(to);
@@ -209,11 +176,8 @@ export class Timeline {
    * @param {number | null} [span]
    */
   select(request, span = null) {
-    const before = this.selected?.name;
-    const folds = !this.fold.hidden && !this.everyWorker;
     this.selected = request;
     this.span = span;
-    if (folds && before !== request.name) this.place();
     for (const lane of this.lanes) {
       if (lane.kind !== 'requests') continue;
       const row = lane.rows.findIndex((requests) => requests.includes(request));
@@ -259,7 +223,7 @@ export class Timeline {
     const frame = this.canvas.getBoundingClientRect();
     const [x, y] = [event.clientX - frame.left, event.clientY - frame.top];
     const box = this.painter.hit(x, y);
-    this.canvas.style.cursor = box?.request || box?.origin ? 'pointer' : '';
+    this.canvas.style.cursor = box ? 'pointer' : '';
     if (!box) {
       hideTip();
       return;

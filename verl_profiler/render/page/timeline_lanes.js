@@ -8,12 +8,8 @@ export const COUNTS = 160;
 export const LANE_GAP = 7;
 const SPAN_ROW = 17;
 const COUNT_ROW = 34;
-/**
- * Of more workers than this, only those that end last have lanes, unless all are asked for; of more
- * engines, only those with the most requests at once.
- */
+/** From so many on, workers that end last and engines with the most requests at once come first. */
 const MANY = 12;
-const KEPT = 10;
 
 /**
  * @typedef {object} Place Where a lane is, in pixels from the top, and how high its rows are.
@@ -30,20 +26,15 @@ const KEPT = 10;
  * @property {(lane: Lane) => boolean} shows
  * @property {() => boolean} narrows Whether it leaves out any request.
  *
- * @typedef {object} Fold
- * @property {boolean} all Whether every worker and every engine has a lane.
- * @property {string | undefined} pinned A worker that has one in any case.
- *
  * @typedef {PlacedSpans | PlacedRequests | PlacedCounts} PlacedLane
  */
 
 /**
  * @param {Scene} scene
  * @param {LaneFilter} filter
- * @param {Fold} fold
- * @returns {{lanes: PlacedLane[], height: number, workers: number, engines: number}} With folded ones.
+ * @returns {{lanes: PlacedLane[], height: number}}
  */
-export function placeLanes(scene, filter, fold) {
+export function placeLanes(scene, filter) {
   const drawn = requestsOf(scene).filter(filter.keeps);
   const narrows = filter.narrows();
   const place = {top: 0, height: 0, row: SPAN_ROW};
@@ -61,8 +52,16 @@ export function placeLanes(scene, filter, fold) {
   const left = all.filter((lane) => !narrows || lane.kind !== 'requests' || lane.rows.length);
   const workers = left.filter(isWorker);
   const engines = left.filter(isEngine);
-  const unfolded = workers.length > MANY ? withoutFolded(left, workers, fold) : left;
-  const lanes = engines.length > MANY ? withFullest(unfolded, engines, fold) : unfolded;
+  if (workers.length > MANY) workers.sort((a, b) => b.last - a.last);
+  if (engines.length > MANY) engines.sort((a, b) => b.most - a.most);
+  // In the places that lanes of their kind have.
+  const lanes = left.map((lane) =>
+    isWorker(lane)
+      ? /** @type {PlacedLane} */ (workers.shift())
+      : isEngine(lane)
+        ? /** @type {PlacedLane} */ (engines.shift())
+        : lane,
+  );
   let requestRows = 0;
   for (const lane of lanes) if (lane.kind === 'requests') requestRows += lane.rows.length;
   const requestRow = requestRows <= 40 ? 13 : requestRows <= 110 ? 9 : 6;
@@ -75,16 +74,14 @@ export function placeLanes(scene, filter, fold) {
     lane.height = Math.max(height, lane.second ? 30 : 17);
     y += lane.height + LANE_GAP;
   }
-  // The page does not have the lanes of all engines, where there are very many.
-  const there = engines.find((lane) => lane.role_of)?.role_of?.[1] ?? engines.length;
-  return {lanes, height: y, workers: workers.length, engines: there};
+  return {lanes, height: y};
 }
 
 /**
  * @param {PlacedLane} lane
  * @returns {lane is PlacedRequests}
  */
-export function isWorker(lane) {
+function isWorker(lane) {
   return lane.kind === 'requests';
 }
 
@@ -92,46 +89,8 @@ export function isWorker(lane) {
  * @param {PlacedLane} lane
  * @returns {lane is PlacedCounts}
  */
-export function isEngine(lane) {
+function isEngine(lane) {
   return lane.kind === 'count' && lane.role.startsWith('engine');
-}
-
-/**
- * Engines by the most requests that they had at once, where the first one was.
- * @param {PlacedLane[]} lanes
- * @param {PlacedCounts[]} engines
- * @param {Fold} fold
- */
-function withFullest(lanes, engines, {all}) {
-  const kept = engines
-    .slice()
-    .sort((a, b) => b.most - a.most)
-    .filter((_, place) => all || place < KEPT);
-  const first = lanes.findIndex(isEngine);
-  return [
-    ...lanes.slice(0, first),
-    ...kept,
-    ...lanes.slice(first).filter((each) => !isEngine(each)),
-  ];
-}
-
-/**
- * Workers by their end, the last one first; of the others, those before and those after them.
- * @param {PlacedLane[]} lanes
- * @param {PlacedRequests[]} workers
- * @param {Fold} fold
- */
-function withoutFolded(lanes, workers, {all, pinned}) {
-  const kept = workers
-    .slice()
-    .sort((a, b) => b.last - a.last)
-    .filter(({name}, place) => all || place < KEPT || name === pinned);
-  const first = lanes.findIndex(isWorker);
-  return [
-    ...lanes.slice(0, first),
-    ...kept,
-    ...lanes.slice(first).filter((each) => !isWorker(each)),
-  ];
 }
 
 /**
@@ -185,37 +144,20 @@ function nested(spans) {
 
 /** @param {Lane} lane */
 function secondLine(lane) {
-  if (lane.kind === 'count') return `up to ${number(lane.most)} at once`;
+  const shown = lane.role_of
+    ? `${number(lane.role_of[0])} of ${number(lane.role_of[1])} shown`
+    : '';
+  if (lane.kind === 'count') {
+    const most = `up to ${number(lane.most)} at once`;
+    return shown && lane.role.startsWith('engine') ? `${most}, ${shown}` : most;
+  }
   if (lane.kind === 'requests') {
     return lane.drawn < lane.of
       ? `${number(lane.drawn)} of ${number(lane.of)} requests`
       : plural(lane.of, 'request');
   }
   if (lane.of > lane.spans.length) return `longest ${lane.spans.length} of ${number(lane.of)}`;
-  return lane.role_of ? `${lane.role_of[0]} of ${lane.role_of[1]} shown` : '';
-}
-
-/**
- * What is left out of the timeline, and what the button that shows it is called.
- * @param {boolean} all Whether everything is shown.
- * @param {number[]} workers How many are drawn, and how many there are.
- * @param {number[]} engines
- */
-export function foldTexts(all, workers, engines) {
-  const left = [];
-  if (workers[0] < workers[1]) {
-    left.push(`${number(workers[0])} of ${number(workers[1])} workers: those that end last`);
-  }
-  if (engines[0] < engines[1]) {
-    left.push(`${number(engines[0])} of ${number(engines[1])} engines: the fullest`);
-  }
-  const every = engines[0] < engines[1] ? `the ${number(engines[0])} fullest of` : 'all';
-  const further = engines[1] > MANY ? `; ${every} ${number(engines[1])} engines` : '';
-  const folded = all
-    ? `All ${number(workers[1])} workers, the last to end first${further}.`
-    : `${left.join('. ')}.`;
-  const few = engines[0] < engines[1] ? 'Show all workers and engines' : 'Show all workers';
-  return {folded, unfold: all ? 'Show only the last to finish' : few};
+  return shown;
 }
 
 /**

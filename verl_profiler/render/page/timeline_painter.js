@@ -19,7 +19,6 @@ import {drawStalls} from './timeline_stalls.js';
  * @property {number} height
  * @property {RequestRow} [request]
  * @property {number} [span] Place of the slice in the request's spans; none: the request itself.
- * @property {import('./slice.js').Origin} [origin] Which events are behind it.
  * @property {(x: number) => MaybeText[]} [lines]
  * @property {boolean} [stall] Whether it is a band over the bars of what an event-loop stall stopped.
  */
@@ -244,8 +243,7 @@ export class Painter {
           `${seconds(length * UNIT)}, from ${seconds(begin * UNIT)}`,
           clean(lane.name),
         ];
-        const origin = {event, name: lane.name, length, role: lane.role};
-        this.boxes.push({x: box[0], width: box[1], y, height, lines: () => lines, origin});
+        this.boxes.push({x: box[0], width: box[1], y, height, lines: () => lines});
       }
     });
   }
@@ -342,8 +340,7 @@ export class Painter {
       return [clean(lane.name), `${plural(value, 'open call')} at most`, `around ${time}`];
     };
     const {top: y, height} = lane;
-    const origin = {event: lane.role, name: lane.name, role: lane.role};
-    this.boxes.push({x: this.gutter, width: this.width, y, height, lines, origin});
+    this.boxes.push({x: this.gutter, width: this.width, y, height, lines});
   }
 
   /**

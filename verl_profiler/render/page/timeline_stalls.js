@@ -34,9 +34,8 @@ export function drawStalls(painter, lane) {
       expected ? 'It computes inside its loop: expected' : 'Nothing else in this process went on',
       clean(lane.name),
     ];
-    const origin = {event: 'event_loop_lag', name: lane.name, length, role: lane.role};
     const wide = Math.max(width, 3);
-    painter.boxes.push({x: left, width: wide, y, height, lines: () => lines, origin, stall: true});
+    painter.boxes.push({x: left, width: wide, y, height, lines: () => lines, stall: true});
   }
 }
 

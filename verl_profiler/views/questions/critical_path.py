@@ -88,7 +88,7 @@ def _path(data: DataTables, choice: Choice) -> Spec:
         *panels,
         notes=(
             "Every second of a step is attributed to one category: what the step waited for. "
-            "Pale: the trainer's phases."
+            "Faint: the trainer's phases."
         ),
     )
 

@@ -50,7 +50,7 @@ def _durations(data: DataTables, choice: Choice) -> Spec:
         notes.append(
             "training: rewards, log-probabilities, values, advantages and updates. "
             "other phases: prepare_step (the next batch is loaded), profiling, switches. "
-            "Below zero, pale: after the step, before the next one (validation is verl's testing)."
+            "Below zero, faint: after the step, before the next one (validation is verl's testing)."
         )
         if len(finished) < len(rows):
             notes.append(f"{len(rows) - len(finished)} unfinished steps show gen alone.")

@@ -136,7 +136,7 @@ def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -
         ],
         notes=[
             (
-                "Dark: the others waited for this process. White: it finished first and waited the "
+                "Strong: the others waited for this process. Faint: it finished first and waited the "
                 "longest. Gray: not recorded. The latest process is on top."
             ),
             *([f"Not drawn, less waiting: {', '.join(rest)}."] if rest else []),
