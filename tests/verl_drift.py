@@ -42,18 +42,18 @@ class NoWheel(Exception):
     """A wheel is not in the cache and cannot be downloaded."""
 
 
-def folder_of(version):
+def folder_of(version, package="verl"):
     """Return the folder of a version's sources, from its wheel; downloaded once."""
-    folder = CACHE / f"verl-{version}"
+    folder = CACHE / f"{package}-{version}"
     if not folder.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", CACHE]
         done = subprocess.run(
-            [*command, f"verl=={version}"], check=False, capture_output=True, text=True
+            [*command, f"{package}=={version}"], check=False, capture_output=True, text=True
         )
-        wheels = list(CACHE.glob(f"verl-{version}-*.whl"))
+        wheels = list(CACHE.glob(f"{package.lower()}-{version}-*.whl"))
         if done.returncode or not wheels:
-            raise NoWheel(f"no wheel of verl {version}: {done.stderr.strip()[-300:]}")
+            raise NoWheel(f"no wheel of {package} {version}: {done.stderr.strip()[-300:]}")
         made = folder.with_suffix(f".{os.getpid()}")
         zipfile.ZipFile(wheels[0]).extractall(made)
         made.replace(folder)

@@ -44,7 +44,7 @@ def test_a_step_is_told_with_its_phases():
         # The V0 trainer names its turns otherwise; a validation's are not those of the step.
         (
             "(TaskRunner pid=11) step:2 - val-aux/num_turns/mean:9 - num_turns/mean:3.0 - a:1\n",
-            "step 2 of 0, 1.5 turns per request",
+            "step 2, 1.5 turns per request",
         ),
         # verl logs the validation before training as step 0.
         (

@@ -18,8 +18,10 @@ __all__ = ["ENGINES", "TRAINERS", "Command", "build", "trainer_of", "without_siz
 
 _MAIN = "verl.trainer.main_ppo"
 _TO_URL = re.compile(r"""\+*profiler\.output_dir=["']?[a-z][a-z0-9+.-]+://""")
-# Trainers of verl.experimental: their main modules, and overrides for a small run.
-_EXPERIMENTAL = {
+# Trainers with main modules of their own, and overrides for a small run.
+_OTHERS = {
+    # Of verl 0.8 only.
+    "main_ppo_sync": ("verl.trainer.main_ppo_sync", ()),
     "one_step_off": (
         "verl.experimental.one_step_off_policy.main_ppo",
         (
@@ -41,7 +43,7 @@ _EXPERIMENTAL = {
     ),
 }
 # The others are verl's `trainer.v1.trainer_mode`.
-TRAINERS = ("sync", "colocate_async", "separate_async", *_EXPERIMENTAL)
+TRAINERS = ("sync", "colocate_async", "separate_async", *_OTHERS)
 
 # Sizes, machines and places of a real training, besides what the rehearsal group sets.
 _SIZES = re.compile(
@@ -118,7 +120,7 @@ def build(
     """
     option, _ = ENGINES[engine]
     mode = [] if trainer == "sync" else [f"trainer.v1.trainer_mode={trainer}"]
-    main, needed = _EXPERIMENTAL.get(trainer, (_MAIN, mode))
+    main, needed = _OTHERS.get(trainer, (_MAIN, mode))
     arguments = [sys.executable, "-m", main, f"+rehearsal={option}"]
     if profiler != "none":
         arguments += [f"+profiler={profiler}", f"profiler.output_dir={_quoted(output)}"]
@@ -138,7 +140,7 @@ def build(
 
 def trainer_of(command: CommandLine) -> str | None:
     """Return the trainer that a command starts, one of `TRAINERS`; None if no rehearsal knows its module."""
-    names = {main: name for name, (main, _) in _EXPERIMENTAL.items()}
+    names = {main: name for name, (main, _) in _OTHERS.items()}
     return names.get(command.entry, "sync" if command.entry == _MAIN else None)
 
 

@@ -27,7 +27,9 @@ def _learn_step(call: Call) -> None:
     context.process.begin_work()
     if context.process.step_known:
         return
-    tags = getattr(call.arguments.get("data"), "tags", None)
+    data = call.arguments.get("data")
+    # verl 0.8's main_ppo_sync passes TransferQueue's own kind, and names no step with its weights.
+    tags = getattr(data, "tags", None) or getattr(data, "custom_meta", None)
     if not tags:
         return
     steps = [tag.get("global_steps") for tag in tags if is_object(tag)]

@@ -11,6 +11,7 @@ and starts Ray, whose processes inherit the environment that is set here.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -57,18 +58,10 @@ def prepare(config: DictConfig) -> None:
         # The processes that Ray starts inherit it.
         os.environ[REHEARSAL_POLL_INTERVAL] = str(float(seconds))
 
-    from verl_profiler.rehearsal.platform import CpuPlatform
-
     # Its import registers the patches.
     importlib.import_module("verl_profiler.rehearsal.worker")
-    platform_manager: Any = importlib.import_module("verl.plugin.platform.platform_manager")
-    if os.environ["VERL_PLATFORM"] != "cpu":
-        # verl selects it by its name.
-        platform_manager._current_platform = None
-    elif platform_manager._current_platform is None:
-        platform_manager.set_platform(CpuPlatform())
-    elif not isinstance(platform_manager._current_platform, CpuPlatform):
-        platform_manager._current_platform = CpuPlatform()
+    if importlib.util.find_spec("verl.plugin") is not None:
+        _select_platform()
 
     with open_dict(config):
         mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
@@ -77,6 +70,20 @@ def prepare(config: DictConfig) -> None:
         if "rollout" in config:
             _experimental(config)
         _fill_in(config)
+
+
+def _select_platform() -> None:
+    """Make the CPU the platform of the driver, where verl has platforms (0.9 and newer)."""
+    from verl_profiler.rehearsal.platform import CpuPlatform
+
+    platform_manager: Any = importlib.import_module("verl.plugin.platform.platform_manager")
+    if os.environ["VERL_PLATFORM"] != "cpu":
+        # verl selects it by its name.
+        platform_manager._current_platform = None
+    elif platform_manager._current_platform is None:
+        platform_manager.set_platform(CpuPlatform())
+    elif not isinstance(platform_manager._current_platform, CpuPlatform):
+        platform_manager._current_platform = CpuPlatform()
 
 
 def _separate(config: DictConfig) -> None:

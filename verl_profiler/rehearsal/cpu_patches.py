@@ -1,4 +1,4 @@
-"""Compatibility patches for verl 0.9 on a CPU, applied when the patched module is imported.
+"""Compatibility patches for verl 0.8 and 0.9 on a CPU, applied when the patched module is imported.
 
 The trainer, Ray, TransferQueue, FSDP2, the agent loop, the tool parser, the reward loop, SGLang and vLLM
 remain the real ones.  `install` registers the patches as post-import hooks.
@@ -49,6 +49,43 @@ def _gloo(module: Any) -> None:
         return original(timeout_second=timeout_second, backend=backend or "gloo")
 
     module.initialize_global_process_group_ray = initialize
+
+
+def _cpu_as_device(module: Any) -> None:
+    """Do for verl 0.8, which has no platforms, what `rehearsal.platform` does for newer ones."""
+    if hasattr(module, "get_platform"):
+        return
+    from verl_profiler.rehearsal.device_module import DEVICE_MODULE
+
+    module.get_torch_device = lambda: DEVICE_MODULE
+    module.get_nccl_backend = lambda: "gloo"
+    module.get_resource_name = lambda: "GPU"
+
+
+def _padding_without_flash_attention(module: Any) -> None:
+    """Let verl 0.8 pad with what it has for NPUs, in plain torch; newer ones fall back by themselves."""
+    if hasattr(module, "_fallback_unpad_input"):
+        return
+
+    def functions() -> tuple[Any, ...]:
+        plain: Any = importlib.import_module("verl.utils.npu_flash_attn_utils")
+        return plain.index_first_axis, plain.pad_input, plain.rearrange, plain.unpad_input
+
+    module._get_attention_functions = functions
+
+
+def _fake_gpus(module: Any) -> None:
+    """Place ranks on Ray's fake GPUs where verl 0.8 would reserve a resource `cpu`."""
+    pool = module.RayResourcePool
+    original = pool.get_placement_groups
+
+    @functools.wraps(original)
+    def reserve(
+        self: Any, strategy: str = "STRICT_PACK", name: Any = None, device_name: str = ""
+    ) -> Any:
+        return original(self, strategy, name, "GPU" if device_name == "cpu" else device_name)
+
+    pool.get_placement_groups = reserve
 
 
 def _poll_interval(module: Any) -> None:
@@ -133,6 +170,9 @@ def _unpacked_weights(module: Any) -> None:
 ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("importlib.metadata", _vllm_built_for_cpus),
     ("verl.trainer.ppo.v1.replay_buffer", _poll_interval),
+    ("verl.single_controller.ray.base", _fake_gpus),
+    ("verl.utils.attention_utils", _padding_without_flash_attention),
+    ("verl.utils.device", _cpu_as_device),
     ("verl.utils.distributed", _gloo),
     ("verl.workers.engine.fsdp.transformer_impl", _engines_for_cpu),
     ("verl.workers.engine.fsdp.transformer_impl", _pageable_offload),
@@ -141,7 +181,7 @@ ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("verl.workers.rollout.sglang_rollout.sglang_rollout", _sglang_adapter),
     ("vllm.model_executor.layers.utils", _unpacked_weights),
 )
-_FOR_RANKS = (_gloo, _engines_for_cpu, _pageable_offload)
+_FOR_RANKS = (_cpu_as_device, _gloo, _engines_for_cpu, _pageable_offload)
 
 
 def install() -> None:

@@ -15,33 +15,11 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 
 from verl_profiler.capture import session
+from verl_profiler.rehearsal.device_module import DEVICE_MODULE
 
 __all__ = ["CpuPlatform"]
 
 _seed: Callable[[int], Any] = torch.manual_seed  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-
-
-class _DeviceModule(types.ModuleType):
-    """`torch.cpu`, with the functions that verl calls on `torch.cuda`; memory statistics are zero."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if hasattr(torch.cpu, name):
-            return getattr(torch.cpu, name)
-        # verl's FLOPs counter looks this name up, so it must be a string.
-        answers: dict[str, Any] = {"get_device_name": "CPU", "mem_get_info": (0, 1)}
-        if name.startswith(("memory_", "max_memory_")):
-            answers[name] = 0
-        answer = answers.get(name)
-
-        def function(*_args: Any, **_kwargs: Any) -> Any:
-            return answer
-
-        return function
-
-
-_DEVICE_MODULE = _DeviceModule("verl_profiler_rehearsal_cpu")
 
 
 class CpuPlatform(PlatformBase):
@@ -60,7 +38,7 @@ class CpuPlatform(PlatformBase):
     @property
     def device_module(self) -> types.ModuleType:
         """Stand-in for `torch.cuda`."""
-        return _DEVICE_MODULE
+        return DEVICE_MODULE
 
     def is_available(self) -> bool:
         """Always true: every machine has a CPU."""

@@ -87,15 +87,16 @@ class Progress:
             self.stage = "first training step"
             return f"validation before training{_turns(text, 'val-aux/num_turns/mean')}"
         self.steps_done = number
-        last = number == self._total
-        self.stage = "ending" if last else f"step {number + 1} of {self._total}"
+        # verl 0.8's main_ppo_sync does not print how many there will be.
+        of = f" of {self._total}" if self._total else ""
+        self.stage = "ending" if number == self._total else f"step {number + 1}{of}"
         seconds = _metric(text, "timing_s/step")
         parts = [
             f"{phase} {value:.1f}"
             for phase in _PHASES
             if (value := _metric(text, f"timing_s/{phase}")) is not None
         ]
-        message = f"step {number} of {self._total}"
+        message = f"step {number}{of}"
         if seconds is not None:
             message += f": {seconds:.1f} s ({', '.join(parts)})"
         # Names in the V1 trainer, and in V0.

@@ -393,14 +393,17 @@ WITH attempts AS MATERIALIZED (
         request_id IS NULL, NULL
     FROM calls WHERE end_us IS NOT NULL AND run NOT IN (SELECT run FROM engine_requests)
 ), fates AS (
-    SELECT r.run, r.request_id, any_value(s.consumed_step) AS consumed_step, bool_or(s.fate = 'dropped') AS dropped
-    FROM requests AS r JOIN samples AS s
+    SELECT r.run, r.request_id, any_value(r.uid) AS uid,
+        any_value(s.consumed_step) AS consumed_step, bool_or(s.fate = 'dropped') AS dropped
+    FROM requests AS r LEFT JOIN samples AS s
         ON s.run = r.run AND s.uid = r.uid AND (s.fate = 'dropped' OR s.session IS NOT DISTINCT FROM r.session)
     GROUP BY r.run, r.request_id
 ), charged AS (
+    -- verl 0.8's fully asynchronous rollouter names its samples only after their requests.
     SELECT s.*, CASE WHEN s.validate THEN 'overhead'
         WHEN s.lost THEN 'generating_aborted'
-        WHEN s.loose OR s.run NOT IN (SELECT run FROM samples) THEN 'generating'
+        WHEN s.loose OR s.run NOT IN (SELECT run FROM samples)
+            OR (f.request_id IS NOT NULL AND f.uid IS NULL) THEN 'generating'
         WHEN f.consumed_step IS NOT NULL THEN 'generating'
         WHEN f.dropped THEN 'generating_dropped'
         ELSE 'generating_unconsumed' END AS account

@@ -62,8 +62,8 @@ RULES: dict[str, Rule] = {
     "polling": Rule(
         "The trainer noticed rollout completion {lost_s} late.",
         "Poll more often: in verl 0.9, whose replay buffer polls every 2 s by default, "
-        "subclass ReplayBuffer and pass poll_interval=0.2. A custom sampler gets no group filter and "
-        "no refills from verl; pass them on where they are used.",
+        "subclass ReplayBuffer and pass poll_interval=0.2 (verl 0.8 polls each second, and has no setting). "
+        "A custom sampler gets no group filter and no refills from verl; pass them on where they are used.",
         ("critical_path", "rollout_tail"),
         change="no_polling",
         categories=("polling",),
