@@ -20,8 +20,15 @@ from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import all_probes
 from verl_profiler.recording import context, loop_watchdog
+from verl_profiler.transfer_queue import calls
+from verl_profiler.transfer_queue.probes import with_tracing
+from verl_profiler.transfer_queue.switches import Switches
 
-PROBED = [*all_probes(), *CAPTURE_PROBES]
+# Those of TransferQueue tracing too, but for the decorator that makes others.
+PROBED = [
+    *(probe for probe in with_tracing(all_probes()) if probe.result is None),
+    *CAPTURE_PROBES,
+]
 
 
 class Anything(dict):
@@ -30,6 +37,14 @@ class Anything(dict):
     def __init__(self, **fields):
         super().__init__(fields)
         self.__dict__.update(fields)
+
+
+class KVBatchMeta(Anything):
+    """By its name the metadata of a batch."""
+
+
+class AgentLoopWorkerTQ:
+    """By its name a worker of verl's."""
 
 
 class Rows(list):
@@ -122,7 +137,9 @@ def suitable():
         "data": Anything(
             _tensordict={}, batch_size=(2,), non_tensor_batch={"index": [1]}, tags=None
         ),
-        "metadata": Anything(partition_ids=["train"], size=2),
+        "metadata": KVBatchMeta(
+            partition_ids=["train"], partition_id="train", size=2, tags=[{"global_steps": 7}]
+        ),
         "head": Text("before"),
         "name": Text("gen"),
         "obj": Anything(tags=["weights"]),
@@ -180,7 +197,7 @@ class Host:
             await asyncio.sleep(0)
 
     def coroutine(self):
-        async def function(**arguments):
+        async def function(_worker, **arguments):
             kept = self.held(arguments)
             await self._wait()
             return self.end(), kept
@@ -191,13 +208,13 @@ class Host:
         function = self.coroutine()
 
         @functools.wraps(function)
-        def handing_out(**arguments):
-            return function(**arguments)
+        def handing_out(worker, **arguments):
+            return function(worker, **arguments)
 
         return handing_out
 
     def items(self):
-        async def function(**arguments):
+        async def function(_worker, **arguments):
             kept = self.held(arguments)
             item = Anything(meta_info={})
             self.watch(item)
@@ -209,7 +226,7 @@ class Host:
         return function
 
     def generator(self):
-        def function(**arguments):
+        def function(_worker, **arguments):
             kept = self.held(arguments)
             item = Anything()
             self.watch(item)
@@ -220,7 +237,7 @@ class Host:
         return function
 
     def plain(self):
-        def function(**arguments):
+        def function(_worker, **arguments):
             kept = self.held(arguments)
             if self.ending == "cancel":
                 error = asyncio.CancelledError()
@@ -242,7 +259,7 @@ async def exhaust(items):
 async def use_async(kind, ending, function, arguments):
     """Begin a call and end it as asked."""
     if kind == "items":
-        items = function(**arguments)
+        items = function(AgentLoopWorkerTQ(), **arguments)
         del arguments
         if ending in ("dropped", "closed"):
             await items.__anext__()
@@ -255,7 +272,7 @@ async def use_async(kind, ending, function, arguments):
         coroutine = exhaust(items)
         del items
     else:
-        coroutine = function(**arguments)
+        coroutine = function(AgentLoopWorkerTQ(), **arguments)
         del arguments
     if ending in ("dropped", "closed"):
         coroutine.send(None)
@@ -282,7 +299,7 @@ async def use_async(kind, ending, function, arguments):
 def use_plain(kind, ending, function, arguments):
     """The same for functions and generators outside a loop."""
     with contextlib.suppress(Stop, asyncio.CancelledError):
-        got = function(**arguments)
+        got = function(AgentLoopWorkerTQ(), **arguments)
         del arguments
         if kind != "generator":
             return
@@ -346,6 +363,14 @@ def device(monkeypatch):
 
 
 @pytest.fixture
+def tracing():
+    """TransferQueue tracing of everything."""
+    calls.start(Switches(trace=True, detail=True), "run", records=True)
+    yield
+    calls.stop()
+
+
+@pytest.fixture
 def manual_gc():
     """No collection but by the test."""
     gc.collect()
@@ -365,7 +390,17 @@ def named(numbers):
 )
 @pytest.mark.parametrize(("kind", "ending"), CASES)
 def test_nothing_of_a_call_outlives_it(
-    kind, ending, hooks, with_ranges, recording, device, nvtx, manual_gc, capsys, monkeypatch
+    kind,
+    ending,
+    hooks,
+    with_ranges,
+    recording,
+    tracing,
+    device,
+    nvtx,
+    manual_gc,
+    capsys,
+    monkeypatch,
 ):
     """Without a garbage collection, which the host's own code needs neither."""
     # The frame of a stalled loop that the watchdog takes a sample of is freed by the collector.

@@ -1,7 +1,6 @@
 """The cache of the generated model and prompts: made once, whole or not at all."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -67,22 +66,3 @@ def test_whoever_is_second_takes_what_the_first_made(tmp_path, monkeypatch):
 
     assert ["theirs"] == [file.name for file in folder.iterdir()]
     assert [folder] == list(tmp_path.iterdir())
-
-
-def test_the_cache_can_be_put_elsewhere(monkeypatch):
-    """A home directory may be small, or not writable; where readers keep tables is another setting."""
-    for choice in ("beside", "home", "off"):
-        monkeypatch.setenv("VERL_PROFILER_CACHE", choice)
-        assert assets.default_cache() == Path("~/.cache/verl_profiler").expanduser()
-    monkeypatch.setenv("VERL_PROFILER_REHEARSAL_CACHE", "/elsewhere")
-
-    assert "/elsewhere" == str(assets.default_cache())
-
-
-def test_prompts_are_written(tmp_path):
-    """Both files of a seed lie in one folder."""
-    pytest.importorskip("pyarrow")
-    folder = assets.prompts(tmp_path, 0)
-
-    assert {"train.parquet", "validation.parquet"} == {file.name for file in folder.iterdir()}
-    assert folder == assets.prompts(tmp_path, 0)

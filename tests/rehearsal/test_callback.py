@@ -80,12 +80,6 @@ def test_a_failure_ends_the_command_with_its_reason(config, monkeypatch):
         callback.RehearsalCallback().on_run_start(config)
 
 
-def test_a_sweep_is_refused(config):
-    """Hydra does not prepare the runs of a sweep."""
-    with pytest.raises(SystemExit, match="sweep"):
-        callback.RehearsalCallback().on_multirun_start(config)
-
-
 def test_a_running_cluster_keeps_its_resources(config):
     """Ray refuses numbers for a cluster that it only joins."""
     config.ray_kwargs.ray_init.address = "auto"
@@ -94,38 +88,3 @@ def test_a_running_cluster_keeps_its_resources(config):
 
     assert config.ray_kwargs.ray_init.num_gpus is None
     assert config.ray_kwargs.ray_init.num_cpus is None
-
-
-@pytest.fixture
-def experimental(config):
-    """The nodes that the trainers of verl.experimental add."""
-    config.rollout = {"nnodes": 1, "n_gpus_per_node": 1, "total_rollout_steps": None}
-    config.actor_rollout_ref.hybrid_engine = True
-    config.actor_rollout_ref.rollout.checkpoint_engine = {"backend": "nccl"}
-    config.actor_rollout_ref.actor = {"ppo_mini_batch_size": 4}
-    config.trainer.total_training_steps = 3
-    config.data.train_batch_size = 8
-    return config
-
-
-def test_an_experimental_trainer_has_a_replica_of_its_own(experimental):
-    """It is counted among Ray's devices, and gets its weights over gloo."""
-    callback._experimental(experimental)
-    callback._fill_in(experimental)
-
-    rollout = experimental.actor_rollout_ref.rollout
-    assert experimental.actor_rollout_ref.hybrid_engine is False
-    assert "gloo" == rollout.checkpoint_engine.backend
-    assert 8 == experimental.data.train_batch_size
-    assert 3 == experimental.ray_kwargs.ray_init.num_gpus
-    assert experimental.ray_kwargs.ray_init.num_cpus >= 3 * 3 + 2 + 22
-
-
-def test_a_rollouter_makes_as_many_samples_as_the_steps_need(experimental):
-    """A step is one version of the weights: here two batches of four prompts."""
-    experimental.async_training = {"require_batches": 1, "trigger_parameter_sync_step": 2}
-
-    callback._experimental(experimental)
-
-    assert 24 == experimental.rollout.total_rollout_steps
-    assert (0, 1) == (experimental.data.train_batch_size, experimental.data.gen_batch_size)

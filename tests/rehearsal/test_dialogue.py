@@ -4,8 +4,7 @@ import json
 import random
 import re
 
-from verl_profiler.rehearsal import data
-from verl_profiler.rehearsal.dialogue import Question, dialogue, question, tools_of
+from verl_profiler.rehearsal.dialogue import dialogue, tools_of
 
 CALL = re.compile(r"<tool_call>(.*)</tool_call>")
 
@@ -38,18 +37,6 @@ def _calls(tools, seeds=200):
             found = CALL.search(content)
             if role == "assistant" and found:
                 yield json.loads(found[1])
-
-
-def test_the_same_seed_gives_the_same_questions_dialogues_and_rows():
-    """Wherever it runs; validation asks other questions than training."""
-    tools = tools_of([SCHEMA])
-    train = data.rows("train", 8, seed=0)
-
-    assert question(random.Random(7)) == question(random.Random(7)) != question(random.Random(8))
-    assert dialogue(random.Random(7), tools) == dialogue(random.Random(7), tools)
-    assert train == data.rows("train", 8, seed=0) != data.rows("train", 8, seed=1)
-    assert train[0]["prompt"] != data.rows("validation", 8, seed=0)[0]["prompt"]
-    assert 12 == Question("…", 5, 7).answer
 
 
 def test_every_call_is_json_with_the_declared_types():

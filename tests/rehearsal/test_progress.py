@@ -1,29 +1,15 @@
 """What is told of a console: milestones, steps, and the end of one that failed."""
 
 import json
-from collections import deque
 
 import pytest
 
-from verl_profiler.rehearsal.progress import Progress, plain, relevant_tail
+from verl_profiler.rehearsal.progress import Progress
 
 STEP = (
     "\x1b[36m(TaskRunnerV1 pid=11)\x1b[0m step:{} - training/num_turns/mean:np.float64(3.75) - "
     "timing_s/gen:4.02 - timing_s/update_actor:np.float64(2.25) - timing_s/step:7.5{}\n"
 )
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("\x1b[36m(TaskRunnerV1 pid=11)\x1b[0m hello\n", "hello"),
-        ("\x1b[36m(WorkerDict pid=1, ip=192.0.2.1)\x1b[0m hello\n", "hello"),
-        # tqdm writes one state over the other.
-        ("0%\r50%\r100%\n", "100%"),
-    ],
-)
-def test_colors_rays_prefix_and_earlier_states_of_a_progress_bar_are_removed(line, text):
-    assert text == plain(line)
 
 
 def test_a_step_is_told_with_its_phases():
@@ -65,40 +51,6 @@ def test_a_line_of_the_console_is_told_or_not(line, told):
     assert told == Progress().read(line)
 
 
-def test_the_validation_of_a_step_is_told():
-    """It is not part of the step's own time."""
-    told = Progress().read(STEP.format(3, " - timing_s/testing:2.1"))
-
-    assert told.endswith("; then validation, 2.1 s")
-
-
-def test_a_milestone_is_told_once():
-    """Two ranks may print the same line."""
-    progress = Progress()
-    line = "2026-11-21 INFO worker.py:2038 -- Started a local Ray instance.\n"
-
-    assert progress.read(line) is not None
-    assert progress.read(line) is None
-
-
-@pytest.mark.parametrize(
-    ("lines", "tail"),
-    [
-        # What came before a traceback is not why the run ended.
-        (
-            ["early\n", "Traceback (most recent call last):\n", "  File …\n", "ValueError: a\n"],
-            ["Traceback (most recent call last):", "  File …", "ValueError: a"],
-        ),
-        # A process that was killed leaves none.
-        ([f"line {n}\n" for n in range(100)], [f"line {n}" for n in range(90, 100)]),
-        # Repetitions and blank lines hide the reason.
-        (["", "x [repeated 3x across cluster]\n", "   ^^^^\n", "reason\n"], ["reason"]),
-    ],
-)
-def test_the_tail_has_why_a_run_ended(lines, tail):
-    assert tail == relevant_tail(deque(lines), limit=10)
-
-
 def test_a_step_whose_console_line_was_dropped_is_told_from_its_events(tmp_path):
     """Ray drops the last lines of a program that ends, at times; those that came are not repeated."""
     progress = Progress()
@@ -113,11 +65,3 @@ def test_a_step_whose_console_line_was_dropped_is_told_from_its_events(tmp_path)
 
     assert ["step 2 of 2: 7.2 s (gen 4.0), 2.5 turns per request"] == [*progress.recorded(tmp_path)]
     assert [] == [*progress.recorded(tmp_path)]
-
-
-def test_where_the_run_was_uploaded_to_is_told():
-    """A name that was taken has a number."""
-    progress = Progress()
-    line = "[verl-profiler] the run was uploaded to s3://bucket/my-run-2\n"
-
-    assert "the run was uploaded to s3://bucket/my-run-2" == progress.read(line)

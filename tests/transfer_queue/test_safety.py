@@ -1,7 +1,6 @@
 """Tracing keeps nothing of a call, is bounded when its lines cannot be printed, and ends when it is told to."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import re
@@ -101,70 +100,6 @@ TRACES = {
 def around(kind, function):
     """Return the function, traced."""
     return wrapping.wrap(probes.traced("f", *TRACES[kind]), function)
-
-
-@pytest.mark.parametrize("ending", ["return", "raise", "cancel", "closed", "dropped", "timeout"])
-@pytest.mark.parametrize("kind", TRACES)
-def test_nothing_of_a_call_outlives_it(kind, ending, tracing):
-    """Without a garbage collection; what is to be printed holds texts and numbers."""
-    watched = []
-
-    async def function(*arguments):
-        watched.extend(
-            weakref.ref(each) for each in arguments if not isinstance(each, types.MappingProxyType)
-        )
-        if ending == "raise":
-            error = Stop()
-            watched.append(weakref.ref(error))
-            try:
-                raise error
-            finally:
-                del error
-        if ending != "return":
-            await asyncio.Event().wait()
-        result = Data()
-        watched.append(weakref.ref(result))
-        return result
-
-    async def call():
-        outer = around("direct", use)
-        with contextlib.suppress(Stop):
-            await outer(KVBatchMeta())
-        # The loop holds what has woken this task.
-        await asyncio.sleep(0)
-        return [each() for each in watched]
-
-    async def use(_meta):
-        coroutine = around(kind, function)(*arguments_of(kind))
-        if ending in ("closed", "dropped"):
-            coroutine.send(None)
-            if ending == "closed":
-                coroutine.close()
-        elif ending == "cancel":
-            task = asyncio.ensure_future(coroutine)
-            del coroutine
-            await asyncio.sleep(0)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                try:
-                    await task
-                finally:
-                    del task
-        elif ending == "timeout":
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(coroutine, 0.001)
-        else:
-            await coroutine
-
-    gc.disable()
-    try:
-        alive = asyncio.run(call())
-    finally:
-        gc.enable()
-
-    assert alive
-    assert {None} == set(alive)
-    assert {} == dict(status.errors)
 
 
 def test_a_task_that_outlives_a_traced_call_keeps_nothing_of_its_caller(tracing):

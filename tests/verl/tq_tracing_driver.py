@@ -1,16 +1,14 @@
 """A small run on the real TransferQueue: rollouts put, workers behind verl's bridge compute, the driver trains.
 
-    python tq_tracing_driver.py MEGABYTES
+    python tq_tracing_driver.py
 
 Two raylets that have none of this process's environment, as on a cluster that runs already.  What
 is switched on comes from the environment alone.  Prints one line of JSON: what training saw.
 """
 
 import asyncio
-import importlib.util
 import json
 import os
-import sys
 import time
 
 OURS = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("TQ_")}
@@ -76,10 +74,9 @@ class Worker:
 
 def main():
     """Two steps of one batch; the report at the end."""
-    megabytes = float(sys.argv[1])
     with hydra.initialize(version_base=None):  # as verl's commands; loads the plugin before 0.9
         hydra.compose()
-    length = max(1, int(megabytes * 2**20 / 8 / SAMPLES))
+    length = 2**20 // 8 // SAMPLES
     ray.init(address=cluster.address, logging_level="ERROR")
     tq.init({"backend": {"SimpleStorage": {"num_data_storage_units": 2}}})
     rollouts = [Rollout.options(scheduling_strategy="SPREAD").remote() for _ in range(2)]
@@ -109,9 +106,7 @@ def main():
     except ValueError as error:
         failures.append(type(error.cause).__name__ if hasattr(error, "cause") else "ValueError")
     data = tq.kv_batch_get(keys=keys, partition_id="train")
-    wanted = ("tensorboard", "wandb") if "TENSORBOARD_DIR" in os.environ else ()
-    backends = [name for name in wanted if importlib.util.find_spec(name)]
-    logger = Tracking("project", "experiment", ["console", *backends])
+    logger = Tracking("project", "experiment", ["console"])
     logged = []
     logger.logger["console"] = type(
         "Logger", (), {"log": lambda self, data, step: logged.append(data)}

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
+import importlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
 __all__ = ["Children"]
 
@@ -33,7 +32,10 @@ class Children:
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         if sys.platform == "linux":
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._before = set(_descendants(os.getpid()))
+        # Of the environment of a rehearsal: verl needs accelerate, which needs it.
+        self._psutil: Any = importlib.import_module("psutil")
+        self._before: list[Any] = []
+        self._before = self.living()
         # A new session: Ctrl-C at the terminal reaches this process only, which then stops
         # the program in order.
         self.program = subprocess.Popen(
@@ -50,9 +52,14 @@ class Children:
         """The output lines of the program and its descendants."""
         return self.program.stdout or ()
 
-    def living(self) -> list[int]:
-        """Return the pids of the program and its descendants that are still running."""
-        return [pid for pid in _descendants(os.getpid()) if pid not in self._before]
+    def living(self) -> list[Any]:
+        """Return the program and its descendants, as far as they are still running."""
+        found: list[Any] = []
+        for process in self._psutil.Process().children(recursive=True):
+            with contextlib.suppress(self._psutil.NoSuchProcess):
+                if process.status() != self._psutil.STATUS_ZOMBIE and process not in self._before:
+                    found.append(process)
+        return found
 
     def interrupt(self, grace_s: float) -> None:
         """Send SIGINT to the program, and wait for it."""
@@ -64,35 +71,8 @@ class Children:
     def end(self, grace_s: float = 5.0) -> None:
         """Stop all remaining processes: SIGTERM, wait, then SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
-            deadline = time.monotonic() + grace_s
-            pids = self.living()
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
-            while pids and time.monotonic() < deadline:
-                time.sleep(0.05)
-                self.program.poll()
-                pids = self.living()
-            if not pids:
-                return
-
-
-def _descendants(ancestor: int) -> list[int]:
-    """Return the pids of a process's descendants without zombies; empty without /proc."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name, in parentheses, may contain any character; state and parent follow it.
-            state, parent = entry.read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if state not in "ZX":
-            parents[int(entry.parent.name)] = int(parent)
-    found: list[int] = []
-    for pid in parents:
-        above = parents.get(pid)
-        while above is not None and above != ancestor:
-            above = parents.get(above)
-        if above == ancestor:
-            found.append(pid)
-    return found
+            processes = self.living()
+            for process in processes:
+                with contextlib.suppress(self._psutil.Error):
+                    process.send_signal(number)
+            self._psutil.wait_procs(processes, grace_s)

@@ -95,8 +95,9 @@ def begin_rollout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> EndTrace | N
     step = kwargs.get("global_steps", trajectory.get("step"))
     # As verl's agent_loop_tq.py files them (verl 0.9.1).
     partition = "val" if trajectory.get("validate") else "train"
+    step = None if step is None else int(step)
     ids = () if step is None else (of_batch(partition, step),)
-    origin = Origin(ids, step if isinstance(step, int) else None, 1)
+    origin = Origin(ids, step, 1)
     return FunctionCall("_run_agent_loop", origin, bridged=False, waits=False).begin().end
 
 
