@@ -22,9 +22,7 @@ from omegaconf import OmegaConf, open_dict
 from verl_profiler.analysis.explain.fixes import FIXES
 from verl_profiler.capture.probes import PROBES as CAPTURES
 from verl_profiler.capture.verl_keys import translate
-from verl_profiler.launch import prepare, training_facts
-from verl_profiler.launch.memory_saver import translate as memory_saver
-from verl_profiler.launch.memory_saver.host_config import Host, Plan
+from verl_profiler.launch import memory_saver, prepare, training_facts
 from verl_profiler.launch.settings import MemorySaverSettings
 from verl_profiler.launch.targets import Sources, find_targets
 from verl_profiler.probes import all_probes
@@ -181,7 +179,7 @@ def save_memory(config):
         enable_memory_saver=True, gpu_memory_utilization=0.123, param_offload=True, optimizer_offload=True,
         **opposite,
     )  # fmt: skip
-    list(memory_saver._translate(Plan(config, requested, Host(True, False, True))))
+    list(memory_saver._translate(config, requested))
 
 
 def time_engine(config):

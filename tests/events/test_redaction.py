@@ -154,7 +154,6 @@ def test_a_number_of_a_users_own_key_is_not_written():
         "+trainer.pin=483920",
         "pin=483920",
         "reward.custom_reward_function.reward_kwargs.pin=483920",
-        "profiler.memory_saver.environment.PIN=483920",
         "profiler.nsight.options.pin=483920",
     ]
 

@@ -1,18 +1,15 @@
 """Memory settings: each becomes keys of the host; pitfalls are errors or warnings."""
 
+import importlib.util
 import os
 
 import pytest
 
 from verl_profiler.errors import ConfigError
-from verl_profiler.launch.memory_saver.host_config import Host
-from verl_profiler.launch.memory_saver.translate import apply, facts
+from verl_profiler.launch.memory_saver import apply, facts
 from verl_profiler.launch.settings import MemorySaverSettings
 
 omegaconf = pytest.importorskip("omegaconf")
-
-TODAY = Host(backs_up_hybrid_weights=True, honors_multi_stage_wake_up=False, has_memory_saver=True)
-OLD = Host(backs_up_hybrid_weights=False, honors_multi_stage_wake_up=True, has_memory_saver=True)
 
 
 def config(engine="sglang", device="cuda", overrides=(), **rollout):
@@ -24,7 +21,6 @@ def config(engine="sglang", device="cuda", overrides=(), **rollout):
                     "name": engine,
                     "free_cache_engine": True,
                     "gpu_memory_utilization": 0.5,
-                    "multi_stage_wake_up": False,
                     "engine_kwargs": {"vllm": {}, "sglang": {}, "trtllm": {}},
                     **rollout,
                 },
@@ -40,11 +36,23 @@ def config(engine="sglang", device="cuda", overrides=(), **rollout):
     )
 
 
+@pytest.fixture(autouse=True)
+def saver(monkeypatch):
+    """`torch_memory_saver` is installed, or what the returned function is called with."""
+    find, found = importlib.util.find_spec, [True]
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: found[-1] if name == "torch_memory_saver" else find(name),
+    )
+    return found.append
+
+
 def test_by_default_no_setting_changes():
     """Profiling alone leaves every memory setting as it is, without a warning."""
     given = config()
 
-    assert [] == apply(given, MemorySaverSettings(), TODAY)
+    assert [] == apply(given, MemorySaverSettings())
     assert config() == given
 
 
@@ -54,43 +62,35 @@ def test_each_setting_becomes_the_hosts_own():
     requested = MemorySaverSettings(
         enable_memory_saver=True,
         free_cache_engine=True,
-        tags=("weights", "kv_cache"),
-        weights_cpu_backup=True,
         gpu_memory_utilization=0.4,
         param_offload=True,
         optimizer_offload=True,
-        environment={"TMS_INIT_ENABLE_CPU_BACKUP": True, "TMS_DISK_BACKUP_CHUNK_MB": 64},
     )
 
-    assert [] == apply(given, requested, TODAY)
+    assert [] == apply(given, requested)
     rollout = given["actor_rollout_ref"]["rollout"]
     offload = {"param_offload": True, "optimizer_offload": True}
-    variables = {"TMS_INIT_ENABLE_CPU_BACKUP": "1", "TMS_DISK_BACKUP_CHUNK_MB": "64"}
 
     assert {"enable_memory_saver": True} == rollout["engine_kwargs"]["sglang"]
     assert 0.4 == rollout["gpu_memory_utilization"]
     assert offload == given["actor_rollout_ref"]["actor"]["fsdp_config"]
     assert offload == given["actor_rollout_ref"]["ref"]["fsdp_config"]
     assert offload == given["critic"]["fsdp"]
-    assert variables == given["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"]
-    assert variables.items() <= os.environ.items()
 
 
 def test_keys_of_another_version_or_engine_are_found_too():
     """verl up to 0.7 has the critic's below the model; for vLLM the switch is its sleep mode."""
     given, vllm = config(), config("vllm")
     given["critic"] = {"model": {"fsdp_config": {"param_offload": False}}}
-    apply(given, MemorySaverSettings(param_offload=True), TODAY)
+    apply(given, MemorySaverSettings(param_offload=True))
     # verl has no key in its YAML for it, but its dataclass takes it.
-    apply(vllm, MemorySaverSettings(enable_memory_saver=True), TODAY)
+    apply(vllm, MemorySaverSettings(enable_memory_saver=True))
 
     assert given["critic"]["model"]["fsdp_config"]["param_offload"] is True
     assert vllm["actor_rollout_ref"]["rollout"]["enable_sleep_mode"] is True
-    # Older verl honors staged wake-up, so there is no warning.
-    assert [] == apply(config(multi_stage_wake_up=True), MemorySaverSettings(), OLD)
 
 
-SAVER = {"enable_memory_saver": True, "free_cache_engine": True, "tags": ("kv_cache", "weights")}
+SAVER = {"enable_memory_saver": True, "free_cache_engine": True}
 
 
 @pytest.mark.parametrize("own", [(), ("profiler.memory_saver.{}={}",)])
@@ -107,7 +107,7 @@ def test_verls_own_key_overrides_ours_with_a_line(name, value, theirs, own):
     key = f"actor_rollout_ref.rollout.{name}"
     words = [f"{key}={theirs}", *(word.format(name, value) for word in own)]
     given = config(overrides=words, **{name: theirs})
-    warnings = apply(given, MemorySaverSettings(**{**SAVER, name: value}), TODAY)
+    warnings = apply(given, MemorySaverSettings(**{**SAVER, name: value}))
 
     assert theirs == given["actor_rollout_ref"]["rollout"][name]
     assert [f"is overridden by {key}={str(theirs).lower()}" in each for each in warnings] == [True]
@@ -118,76 +118,52 @@ def test_one_step_off_refuses_a_release():
     given = config(free_cache_engine=False)
     given["rollout"] = {"nnodes": 1, "n_gpus_per_node": 8}
     with pytest.raises(ConfigError, match="weights cannot be synchronized"):
-        apply(given, MemorySaverSettings(free_cache_engine=True), TODAY)
+        apply(given, MemorySaverSettings(free_cache_engine=True))
 
     assert given["actor_rollout_ref"]["rollout"]["free_cache_engine"] is False
-    assert [] == apply(given, MemorySaverSettings(), TODAY)
+    assert [] == apply(given, MemorySaverSettings())
     given["async_training"] = {}
-    apply(given, MemorySaverSettings(free_cache_engine=True), TODAY)
+    apply(given, MemorySaverSettings(free_cache_engine=True))
 
 
 @pytest.mark.parametrize(
-    ("requested", "given", "host", "text"),
+    ("requested", "given", "text"),
     [
-        ({"enable_memory_saver": False}, config(), TODAY, "nothing will be freed"),
+        ({"enable_memory_saver": False}, config(), "nothing will be freed"),
         (
             {"free_cache_engine": True},
             config(engine_kwargs={"sglang": {"enable_memory_saver": False}}),
-            TODAY,
             "nothing will be freed",
         ),
-        ({"enable_memory_saver": False}, config("vllm"), TODAY, "rollout.enable_sleep_mode"),
+        ({"enable_memory_saver": False}, config("vllm"), "rollout.enable_sleep_mode"),
         (
             {"enable_memory_saver": True, "free_cache_engine": False},
             config(),
-            TODAY,
             "verl would never use it",
         ),
-        ({"enable_memory_saver": True}, config("standin"), TODAY, "has no memory saver"),
-        ({"enable_memory_saver": True}, config(device="cpu"), TODAY, "memory_saver_rehearsal"),
-        ({"tags": ("kv_cache",)}, config(), TODAY, "this verl releases [kv_cache,weights]"),
-        ({"tags": ("kv_cache", "wieghts")}, config(), TODAY, "there is no 'wieghts'"),
-        ({"tags": ("kv_cache",)}, config(free_cache_engine=False), TODAY, "releases []"),
-        ({"weights_cpu_backup": False}, config(), TODAY, "verl sets it to true for sglang"),
-        ({"weights_cpu_backup": True}, config(), OLD, "verl sets it to false for sglang"),
-        ({"weights_cpu_backup": True}, config("vllm"), TODAY, "verl sets it to false for vllm"),
-        ({"multi_stage_wake_up": False}, config(), TODAY, "always wakes up in stages"),
-        ({"environment": {"TMS_INIT_ENABEL": 1}}, config(), TODAY, "Did you mean TMS_INIT_ENABLE?"),
-        ({"environment": {"HOME": "x"}}, config(), TODAY, "It accepts NCCL_GRAPH_REGISTER"),
+        ({"enable_memory_saver": True}, config("standin"), "has no memory saver"),
+        ({"enable_memory_saver": True}, config(device="cpu"), "memory_saver_rehearsal"),
     ],
 )
-def test_a_requested_setting_without_effect_is_an_error(requested, given, host, text):
+def test_a_requested_setting_without_effect_is_an_error(requested, given, text):
     """The message has what would happen instead, and what to set."""
     with pytest.raises(ConfigError) as caught:
-        apply(given, MemorySaverSettings(**requested), host)
+        apply(given, MemorySaverSettings(**requested))
 
     assert text in str(caught.value)
     assert "\n" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("given", "host", "text"),
-    [
-        (config(multi_stage_wake_up=True), TODAY, "this verl does not read it"),
-        (
-            config(engine_kwargs={"sglang": {"enable_memory_saver": False}}),
-            TODAY,
-            "nothing will be freed",
-        ),
-        (
-            config(engine_kwargs={"sglang": {"enable_weights_cpu_backup": False}}),
-            TODAY,
-            "verl overwrites it with true",
-        ),
-        (config(), Host(True, False, False), "torch_memory_saver is not installed"),
-    ],
-)
-def test_pitfalls_of_the_hosts_own_settings_are_warnings(given, host, text):
+def test_pitfalls_of_the_hosts_own_settings_are_warnings(saver):
     """The run continues as it would without the profiler."""
-    (warning,) = apply(given, MemorySaverSettings(), host)
+    given = config(engine_kwargs={"sglang": {"enable_memory_saver": False}})
+    (nothing_freed,) = apply(given, MemorySaverSettings())
+    saver(None)
+    (not_installed,) = apply(config(), MemorySaverSettings())
 
-    assert text in warning
-    assert warning.endswith("(memory-saver)")
+    assert "nothing will be freed" in nothing_freed
+    assert "torch_memory_saver is not installed" in not_installed
+    assert not_installed.endswith("(memory-saver)")
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
@@ -201,23 +177,12 @@ def test_expandable_segments_are_found_wherever_they_are_set(name, place):
     else:
         given["ray_kwargs"]["ray_init"]["runtime_env"] = {"env_vars": {name: value}}
 
-    (warning,) = apply(given, MemorySaverSettings(), TODAY)
+    (warning,) = apply(given, MemorySaverSettings())
     with pytest.raises(ConfigError, match="expandable_segments:True"):
-        apply(given, MemorySaverSettings(enable_memory_saver=True), TODAY)
+        apply(given, MemorySaverSettings(enable_memory_saver=True))
 
     assert name in warning
-    assert [] == apply(config(device="cpu"), MemorySaverSettings(), TODAY)
-
-
-def test_variables_of_the_saver():
-    """Ray would reject one of two values; verl releases cache and weights only, no graphs."""
-    os.environ["NCCL_GRAPH_REGISTER"] = "1"
-    with pytest.raises(ConfigError, match="the environment has 1"):
-        apply(config(), MemorySaverSettings(environment={"NCCL_GRAPH_REGISTER": 0}), TODAY)
-    requested = MemorySaverSettings(environment={"SGLANG_MEMORY_SAVER_CUDA_GRAPH": True})
-    (warning,) = apply(config(), requested, TODAY)
-
-    assert "never releases the tag cuda_graph" in warning
+    assert [] == apply(config(device="cpu"), MemorySaverSettings())
 
 
 def test_offload_policy_overrides_the_offloads():
@@ -225,7 +190,7 @@ def test_offload_policy_overrides_the_offloads():
     given = config()
     given["actor_rollout_ref"]["actor"]["fsdp_config"]["offload_policy"] = True
     with pytest.raises(ConfigError, match="turns param_offload and optimizer_offload off"):
-        apply(given, MemorySaverSettings(param_offload=True), TODAY)
+        apply(given, MemorySaverSettings(param_offload=True))
 
 
 def test_an_adapter_keeps_its_base_weights():

@@ -743,8 +743,7 @@ RUN = {
     "settings": Field(
         "object",
         "",
-        "The settings under `profiler:`; texts of `nsight.options` and `memory_saver.environment` are "
-        "omitted.",
+        "The settings under `profiler:`; texts of `nsight.options` are omitted.",
     ),
     "training.model": _text("`actor_rollout_ref.model.path`."),
     "training.rollout": _text("Name of the engine."),

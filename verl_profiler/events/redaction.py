@@ -35,7 +35,7 @@ _RUN_TEXTS = _set(
     """
     experiment launched host cwd settings.output_dir settings.spool_dir
     settings.events.exclude
-    settings.memory_saver.tags settings.nsight.tool settings.nsight.directory
+    settings.nsight.tool settings.nsight.directory
     settings.nsight.on_missing settings.nsight.nvtx
     training.model training.rollout training.agent_loop training.strategy training.trainer_mode
     training.project_name training.experiment_name training.logger training.memory.device
@@ -86,7 +86,7 @@ _COMMAND_TEXTS = _set(
     data.audio_key data.custom_cls.name data.custom_cls.path data.image_key data.prompt_key
     data.reward_fn_key data.train_files data.truncation data.val_files data.video_key
     distillation.distillation_loss.loss_mode global_profiler.save_path global_profiler.tool
-    hydra.run.dir model_engine profiler profiler.events.exclude profiler.memory_saver.tags
+    hydra.run.dir model_engine profiler profiler.events.exclude
     profiler.nsight.directory profiler.nsight.tool profiler.output_dir
     profiler.spool_dir rehearsal
     reward.custom_reward_function.name reward.custom_reward_function.path

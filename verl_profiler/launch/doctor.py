@@ -206,7 +206,7 @@ def _of_family(family: str, rows: list[Found]) -> Finding:
 
 def _memory() -> Finding:
     """Check whether engines could release memory here, and whether it would be measured."""
-    from verl_profiler.launch.memory_saver.pitfalls import expandable_segments
+    from verl_profiler.launch.memory_saver import expandable_segments
 
     details: list[str] = []
     gpus = shutil.which("nvidia-smi") is not None

@@ -28,8 +28,7 @@ from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.redaction import public
 from verl_profiler.events.remote import is_url
 from verl_profiler.instrumentation import worker_setup_hook
-from verl_profiler.launch import conclusion, remote_output, targets
-from verl_profiler.launch.memory_saver import translate
+from verl_profiler.launch import conclusion, memory_saver, remote_output, targets
 from verl_profiler.launch.settings import Settings, parse
 from verl_profiler.launch.training_facts import selected, training_facts
 from verl_profiler.nodes import thread as nodes
@@ -127,7 +126,7 @@ def _translate_keys(config: Any, settings: Settings) -> verl_keys.Capture | None
     """Turn the Nsight guide's keys and the memory settings into verl's own."""
     nsight = settings.nsight
     capture = verl_keys.translate(config, nsight.tool, nsight.roles.workers)
-    for warning in translate.apply(config, settings.memory_saver):
+    for warning in memory_saver.apply(config, settings.memory_saver):
         recorder.say(f"WARNING {warning}")
     return capture
 

@@ -28,33 +28,25 @@ __all__ = [
 
 
 class MemorySaverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`profiler.memory_saver`, which `launch.memory_saver.translate` turns into the host's settings.
+    """`profiler.memory_saver`, which `launch.memory_saver` turns into the host's settings.
 
     None leaves the host's setting as it is.
 
     Args:
         enable_memory_saver: Start the engine so that its memory can be released.
         free_cache_engine: Release it between rollouts.
-        tags: What must be released; checked, since verl decides.
-        weights_cpu_backup: Keep released weights in host memory; checked, since verl decides.
         gpu_memory_utilization: Share of the device for the engine, 0.01 to 1.
         param_offload: Keep the training models in host memory while they are not in use.
         optimizer_offload: Keep the optimizers there.
-        multi_stage_wake_up: Resume the weights before the cache; older verl only.
-        environment: Variables of the memory saver, for all processes.
         sample_interval_s: Read memory this often, 0.05 to 3600 s; None for the host's own checkpoints
             only.
     """
 
     enable_memory_saver: bool | None = None
     free_cache_engine: bool | None = None
-    tags: tuple[str, ...] | None = None
-    weights_cpu_backup: bool | None = None
     gpu_memory_utilization: Annotated[float, Meta(ge=0.01, le=1)] | None = None
     param_offload: bool | None = None
     optimizer_offload: bool | None = None
-    multi_stage_wake_up: bool | None = None
-    environment: dict[str, bool | int | str] | None = None
     sample_interval_s: Annotated[float, Meta(ge=0.05, le=3600)] | None = None
 
 

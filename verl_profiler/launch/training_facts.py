@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from verl_profiler.events.json_values import is_list
 from verl_profiler.events.vocabulary import TRACKERS
-from verl_profiler.launch.memory_saver import translate
+from verl_profiler.launch import memory_saver
 
 __all__ = ["selected", "training_facts"]
 
@@ -49,7 +49,7 @@ def training_facts(config: Any) -> dict[str, Any]:
         "project_name": pick("trainer.project_name"),
         "experiment_name": pick("trainer.experiment_name"),
         "logger": list(_trackers_of(pick("trainer.logger"))),
-        "memory": translate.facts(config),
+        "memory": memory_saver.facts(config),
     }
 
 

@@ -1,1 +1,0 @@
-"""Memory-saver settings, translated into verl's configuration."""
