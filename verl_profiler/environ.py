@@ -25,7 +25,6 @@ UNDER_NSYS = "VERL_PROFILER_UNDER_NSYS"
 TRANSFER_QUEUE_SWITCHES = (
     "TQ_TRACE_ENABLED",
     "TQ_TRACE_DETAIL_ENABLED",
-    "TQ_PROFILER_ENABLED",
     "TQ_METRICS_ENABLED",
 )
 # A tool's own: the library that takes NVTX ranges in this process.

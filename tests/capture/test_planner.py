@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from verl_profiler.capture.plan import NsightSettings, raw_directory
-from verl_profiler.capture.planner import captures_per_process, make_plan, remarks
+from verl_profiler.capture.planner import captures_per_process, make_plan
 from verl_profiler.capture.verl_keys import Capture
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch.settings import parse
@@ -72,14 +72,6 @@ def test_workers_get_verls_options_with_the_count_filled_in():
         "kill": "none",
         "o": "/runs/one/nsight/raw/actor_%h_%p",
     } == plan().roles["actor"].options
-
-
-def test_the_platform_of_cuda_is_called_nvidia(monkeypatch):
-    """verl 0.9.1's name of it (plugin/platform/platform_cuda.py); `cpu` has no `cudaProfilerApi`."""
-    monkeypatch.setenv("VERL_PLATFORM", "nvidia")
-    assert "cudaProfilerApi" == plan().roles["actor"].options["capture-range"]
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    assert "nvtx" == plan().roles["actor"].options["capture-range"]
 
 
 def test_the_controller_waits_for_our_range():
@@ -197,24 +189,3 @@ def test_runs_do_not_share_a_folder_on_the_nodes():
     """The reports of one would be taken for those of the other."""
     assert Path("/scratch/one") == raw_directory(RUN, "/scratch")
     assert Path("/data/me/scratch/one") == raw_directory(RUN, "scratch", "/data/me")
-
-
-@pytest.mark.parametrize(
-    ("changes", "ranks", "discrete", "slugs"),
-    [
-        ({}, WORKERS, False, []),
-        ({}, {}, False, ["no-ranks"]),
-        ({"trainer__total_training_steps": 1}, WORKERS, False, ["step-never-comes"]),
-        ({}, {**WORKERS, "reward_model": (0,)}, False, ["no-worker-group"]),
-        ({}, {"rollout": (0,)}, False, ["engine-apart"]),
-        ({}, WORKERS, True, ["one-per-step"]),
-    ],
-)
-def test_what_is_not_captured_as_requested_is_a_warning(changes, ranks, discrete, slugs):
-    """Before training, and by the dry run."""
-    made = config(**changes)
-    capture = Capture((1, 2), ranks, discrete)
-    plan = make_plan(made, capture, NsightSettings(), RUN)
-    found = [remark.rpartition("(")[2].rstrip(")") for remark in remarks(made, capture, plan)]
-
-    assert slugs == found

@@ -30,47 +30,6 @@ def config(**changes):
     return made
 
 
-def test_keys_become_verls_own_settings():
-    """The hybrid worker reads the actor's node, so the ranks of its parts are united there."""
-    made = config(
-        trainer__profile_steps=[5, 1, 2],
-        actor_rollout_ref__actor__profile_ranks=[0, 1],
-        actor_rollout_ref__rollout__profile_ranks=[3],
-        actor_rollout_ref__actor__profile_discrete=True,
-        critic__profile_ranks_all=True,
-    )
-
-    capture = translate(made)
-
-    assert Capture((1, 2, 5), {"actor": (0, 1), "rollout": (3,), "critic": None}, True) == capture
-    assert [1, 2, 5] == made.global_profiler.steps
-    assert "nsys" == made.global_profiler.tool
-    assert made.global_profiler.global_tool_config.nsys.discrete
-    assert {
-        "enable": True,
-        "all_ranks": False,
-        "ranks": [0, 1, 3],
-    } == made.actor_rollout_ref.actor.profiler
-    assert {"enable": True, "all_ranks": True, "ranks": []} == made.critic.profiler
-
-
-def test_verl_never_sees_our_keys():
-    """Its dataclasses reject unknown keys."""
-    made = config(
-        actor_rollout_ref__actor__profile_ranks=[0],
-        actor_rollout_ref__actor__profile_ranks_all=False,
-        actor_rollout_ref__ref__profile_discrete=False,
-        actor_rollout_ref__critic__profile_ranks=[0],
-        actor_rollout_ref__rm__profile_discrete=False,
-        reward_model__profile_ranks=None,
-    )
-
-    translate(made)
-
-    assert "profile_" not in omegaconf.OmegaConf.to_yaml(made)
-    assert {"actor", "rollout", "ref"} == set(made.actor_rollout_ref)
-
-
 def test_null_and_empty_mean_no_ranks():
     """The guide's prose wins over the comment in its example."""
     made = config(

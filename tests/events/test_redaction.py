@@ -85,7 +85,6 @@ def places(secret):
     settings = {
         "output_dir": "logs/x",
         "nsight": {"options": {"e": f"NOTE={secret}", "note": secret}},
-        "memory_saver": {"environment": {"NOTE": secret}},
     }
     config = {
         "actor_rollout_ref": {"model": {"path": f"https://u:{secret}@h/m?note={secret}"}},

@@ -29,12 +29,10 @@ def test_all_families_are_on_unless_excluded():
     ("node", "slug", "says"),
     [
         ({"output_dir": "x", "evnts": {}}, "unknown-key", "Did you mean profiler.events?"),
-        ({"output_dir": "x", "spool_dri": "y"}, "unknown-key", "Did you mean profiler.spool_dir?"),
         ({"output_dir": "x", "zzz": 1}, "unknown-key", "profiler has: events, "),
         ({"output_dir": 3}, "config-value", "profiler.output_dir: Expected `str`, got `int`"),
         ({}, "config-value", "output_dir"),
         ("multiturn", "config-group-not-found", "Hydra did not find verl-profiler's configs"),
-        (None, "config-group-not-found", "hydra.searchpath"),
     ],
 )
 def test_an_invalid_setting_names_its_place_and_the_fix(node, slug, says):
@@ -52,15 +50,8 @@ def test_an_invalid_setting_names_its_place_and_the_fix(node, slug, says):
     [
         ("events", {"exclude": ["memry"]}, "exclude[0]: Invalid enum value 'memry'"),
         ("events", {"steps": [1, "a"]}, "steps[1]: Expected `int`, got `str`"),
-        ("events", {"steps": [-1]}, "steps[0]: Expected `int` >= 0"),
         ("events", {"detail_share": 2}, "detail_share: Expected `float` <= 1"),
-        ("events", {"detail_share": float("nan")}, "detail_share: Expected `float`"),
-        ("events", {"max_gb": 0}, "max_gb: Expected `float` >= 0.001"),
-        ("events", {"ship_every_s": 0.5}, "ship_every_s: Expected `float` >= 1"),
         ("nsight", {"options": {"all": {"trace": "x"}}}, "options[...]: Expected `bool | int | fl"),
-        ("memory_saver", {"gpu_memory_utilization": 40}, "gpu_memory_utilization: Expected `float"),
-        ("memory_saver", {"sample_interval_s": 0.001}, "sample_interval_s: Expected `float` >= 0"),
-        ("memory_saver", {"tags": "weights"}, "tags: Expected `array | null`"),
     ],
 )
 def test_an_invalid_value_names_its_place(group, changes, says):

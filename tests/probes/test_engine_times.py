@@ -18,18 +18,9 @@ CASES = {
         fake_vllm_answer(queued_ts=5.0, scheduled_ts=5.5, first_token_ts=6.0, last_token_ts=9.0),
         {"cached_tokens": 32, "queue_s": 0.5, "prefill_s": 0.5, "decode_s": 3.0},
     ),
-    "vllm, aborted in its queue": (fake_vllm_answer(queued_ts=5.0), {"cached_tokens": 32}),
     "vllm, aborted in its prefill": (
         fake_vllm_answer(queued_ts=5.0, scheduled_ts=5.5),
         {"cached_tokens": 32, "queue_s": 0.5},
-    ),
-    "vllm with disable_log_stats": (
-        SimpleNamespace(num_cached_tokens=0, metrics=None),
-        {"cached_tokens": 0},
-    ),
-    "vllm of another version": (
-        SimpleNamespace(num_cached_tokens=None, metrics=SimpleNamespace(queued_ts=5.0)),
-        {},
     ),
     "sglang": (
         {
@@ -64,16 +55,6 @@ CASES = {
             "accepted_draft_tokens": 21,
         },
     ),
-    "sglang without any of them": (
-        {
-            "meta_info": {
-                "cached_tokens": 0,
-                "cached_tokens_details": None,
-                "num_retractions": 0,
-            }
-        },
-        {"cached_tokens": 0},
-    ),
     "vllm with preemptions and drafts": (
         fake_vllm_answer(
             num_preemptions=3,
@@ -81,11 +62,6 @@ CASES = {
         ),
         {"cached_tokens": 32, "retractions": 3, "draft_tokens": 9, "accepted_draft_tokens": 4},
     ),
-    "sglang without enable_metrics": (
-        {"meta_info": {"cached_tokens": 8, "e2e_latency": 3.5}},
-        {"cached_tokens": 8, "e2e_s": 3.5},
-    ),
-    "sglang without meta_info": ({"text": ""}, {}),
     "something else": (object(), {}),
 }
 

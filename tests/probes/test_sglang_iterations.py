@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 from picked import picked
 from reading_back import lines_of
@@ -227,25 +226,6 @@ def test_sglangs_own_publisher_is_read(recording, sglang_metrics, server, monkey
         )
 
 
-def test_fields_that_a_later_version_adds_are_skipped():
-    """Messages are maps; one without a field has its default."""
-    message = {
-        "version": 2,
-        "wall_time": 0.5,
-        "further": {"any": [1, 2]},
-        "scheduled_requests": {"num_decode_requests": 7, "further": 1},
-    }
-
-    each = sglang_iterations._decoder.decode(msgspec.msgpack.encode(message))
-
-    assert (0, 0.5, 7, 0) == (
-        each.dp_rank,
-        each.wall_time,
-        each.scheduled_requests.num_decode_requests,
-        each.queued_requests.num_decode_requests,
-    )
-
-
 def test_a_version_without_them_is_reported_and_left_alone(recording, server, monkeypatch, capfd):
     """One line, and the engine is launched as before."""
     recording.start()
@@ -286,14 +266,3 @@ def test_sockets_have_short_paths_wherever_files_go(
     assert path.parent.is_dir()
     assert (options["sglang"].get("device") == "cpu") is (len(options["sglang"]) == 3)
     path.parent.rmdir()
-
-
-def test_an_endpoint_of_the_user_stays(recording, server):
-    """Somebody else may read there as well."""
-    own = {"enable_forward_pass_metrics": True, "forward_pass_metrics_ipc_name": "ipc:///tmp/mine"}
-    server.config.engine_kwargs = {"sglang": dict(own)}
-    recording.start()
-    sglang_iterations.begin_launch(server)
-
-    assert {"sglang": own} == server.config.engine_kwargs
-    assert "ipc:///tmp/mine" == sglang_iterations._base

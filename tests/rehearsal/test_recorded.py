@@ -124,30 +124,6 @@ def test_every_event_is_of_the_vocabulary_or_the_users_own(run):
     assert own == unknown
 
 
-# How many lines of these there are follows the time that a run takes, not the work: a slow machine
-# writes more of them.  One line of metrics per step holds all of verl's.
-OF_TIME = {"engine_state", "event_loop_lag", "memory", "metrics", "profiler_cost"}
-
-
-# What tracing adds to the transfers of a function.
-TRACED = ("func", "call", "trace_id")
-
-
-def test_lines_are_short(run):
-    """On average, as recorded by default, of what requests and steps write."""
-    # `profiler.events.engine_timing` asks for more, and the stand-in tells it unasked; without it an
-    # engine's line is 60 bytes shorter.  Tracing, of SGLang's run, has events and fields of its own.
-    sizes = [
-        line["size"]
-        - 60 * (line["event"] == "engine_request")
-        - sum(len(f',"{key}":"{line["extra"].get(key)}"') for key in TRACED if key in line["extra"])
-        for line in run.lines
-        if line["event"] not in OF_TIME and not line["event"].startswith("tq_function")
-    ]
-
-    assert sum(sizes) / len(sizes) <= 220
-
-
 def test_every_request_ended_and_is_whole(run):
     """Nothing is left open; each has a start, one conversation, one result."""
     starts = run.of("request_start")

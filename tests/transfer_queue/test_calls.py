@@ -469,31 +469,6 @@ def test_the_request_is_in_the_events_of_a_rollout(hosts, trace, worker_config):
     assert ("r1", 5) == (event["extra"]["request_id"], event["step"])
 
 
-def test_ranges_are_closed_also_by_an_exception(hosts, trace, monkeypatch):
-    """`TQ_GET:` and `TQ_PUT:` with the function's name, as the guide has them."""
-    queue, bridge = hosts
-    opened, closed = [], []
-    profiler = types.SimpleNamespace(
-        mark_start_range=lambda message: opened.append(message) or message,
-        mark_end_range=closed.append,
-    )
-    monkeypatch.setitem(sys.modules, "verl.utils.profiler", profiler)
-    printed = trace(ranges=True)
-
-    def update_actor(data):
-        return {"a": data["ids"]}
-
-    work = bridge.tqbridge()(update_actor)
-    work(meta_of(queue, 1))
-    monkeypatch.setattr(queue.client, "fails", True)
-    with pytest.raises(ConnectionError):
-        work(meta_of(queue, 1))
-
-    assert ["TQ_GET:update_actor", "TQ_PUT:update_actor", "TQ_GET:update_actor"] == opened
-    assert opened == closed
-    assert [] == printed()
-
-
 def test_no_target_has_two_probes():
     """Of those that are measured and traced, one probe does both."""
     calls.start(Switches(trace=True), "run", records=True)

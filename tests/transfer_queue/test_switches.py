@@ -4,7 +4,7 @@ import pytest
 
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch.settings import parse
-from verl_profiler.transfer_queue.switches import RUN_VARIABLE, Switches, TracingSettings, variables
+from verl_profiler.transfer_queue.switches import Switches, TracingSettings, variables
 
 
 def test_the_environment_wins():
@@ -24,7 +24,7 @@ def test_the_environment_wins():
     [
         Switches(),
         Switches(trace=True),
-        Switches(detail=True, ranges=True, metrics=False, sample_every=10),
+        Switches(detail=True, metrics=False, sample_every=10),
         Switches(metrics=True),
     ],
 )
@@ -33,54 +33,14 @@ def test_the_switches_arrive_in_other_processes(switches):
     assert switches == Switches().under(variables(switches, {}))
 
 
-def test_the_log_level_goes_along():
-    """And every launch has a name of its own."""
-    first = variables(Switches(trace=True), {"VERL_LOGGING_LEVEL": "DEBUG"})
-    second = variables(Switches(trace=True), {})
-
-    assert "DEBUG" == first["VERL_LOGGING_LEVEL"]
-    assert "VERL_LOGGING_LEVEL" not in second
-    assert first[RUN_VARIABLE] != second[RUN_VARIABLE]
-
-
-@pytest.mark.parametrize(
-    ("switches", "any_", "metrics"),
-    [
-        (Switches(), False, False),
-        (Switches(trace=True), True, True),
-        (Switches(trace=True, metrics=False), True, False),
-        (Switches(metrics=True), True, True),
-    ],
-)
-def test_metrics_come_with_the_others_unless_said_otherwise(switches, any_, metrics):
-    """`metrics: null` follows."""
-    assert (any_, metrics) == (switches.any, switches.wants_metrics)
-
-
-@pytest.mark.parametrize(("rate", "every"), [(1, 1), (0.1, 10), (0.3, 3), (0.001, 1000)])
-def test_a_rate_is_every_nth_call(rate, every):
-    """Rounded; the lines say the N that is used."""
-    environment = {"TQ_TRACE_SAMPLE_RATE": str(rate)}
-    switches = Switches().under(environment)
-    assert every == switches.sample_every
-    # In a job that has the rate, its processes get both.
-    assert switches == Switches().under({**variables(switches, {}), **environment})
-
-
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
         ({"TQ_TRACE_ENABLED": "ja"}, "TQ_TRACE_ENABLED=ja in the environment: use 1 or 0"),
-        ({"TQ_TRACE_SAMPLE_EVERY": "often"}, "use 1 for all calls, 10 for every tenth"),
         (
             {"TQ_TRACE_SAMPLE_EVERY": "0"},
             "TQ_TRACE_SAMPLE_EVERY=0 in the environment: use 1 for all calls",
         ),
-        (
-            {"TQ_TRACE_SAMPLE_RATE": "10"},
-            "TQ_TRACE_SAMPLE_RATE=10 in the environment: it must be above 0",
-        ),
-        ({"TQ_TRACE_SAMPLE_RATE": "0.1", "TQ_TRACE_SAMPLE_EVERY": "2"}, "Keep one of them"),
     ],
 )
 def test_a_variable_that_cannot_be_read_names_itself_and_the_mend(environment, says):

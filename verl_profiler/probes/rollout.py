@@ -7,6 +7,7 @@ for other loops each engine call that follows a finished one begins the next tur
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_tuple
@@ -75,14 +76,19 @@ def with_request(call: Call) -> Request | None:
     return request
 
 
+def _take_request(call: Call) -> None:
+    with_request(call)
+
+
+def _begin_merge(of: str, call: Call) -> None:
+    with_request(call)
+    call.extra = {"of": of}
+
+
 def _keep_request_id(_call: Call, result: Any) -> None:
     request = context.current_request.get()
     if request is not None and request.request_id is None and isinstance(result, str):
         request.request_id = plain(result)
-
-
-def _begin_agent_loop(call: Call) -> None:
-    with_request(call)
 
 
 def _end_agent_loop(call: Call, _result: Any) -> None:
@@ -90,10 +96,6 @@ def _end_agent_loop(call: Call, _result: Any) -> None:
     if request is not None:
         close_turn(request, call.end_ns, call.error)
         request.turn = None
-
-
-def _begin_prompt(call: Call) -> None:
-    with_request(call)
 
 
 def _end_prompt(call: Call, result: Any) -> None:
@@ -132,20 +134,6 @@ def _end_processing_tools(call: Call, _result: Any) -> None:
         )
         request.tool_begin_ns = None
     close_turn(request, call.end_ns, call.error)
-
-
-def _begin_merge_response(call: Call) -> None:
-    with_request(call)
-    call.extra = {"of": "response"}
-
-
-def _begin_merge_tools(call: Call) -> None:
-    with_request(call)
-    call.extra = {"of": "tool_response"}
-
-
-def _begin_parsing(call: Call) -> None:
-    with_request(call)
 
 
 def _end_parsing(call: Call, result: Any) -> None:
@@ -246,7 +234,7 @@ PROBES = (
             f"{_TOOL_LOOP}.run",
             "verl.experimental.agent_loop.single_turn_agent_loop:SingleTurnAgentLoop.run",
         ),
-        enter=_begin_agent_loop,
+        enter=_take_request,
         leave=_end_agent_loop,
     ),
     # verl before 0.9.1 makes the id in `run`: then it is read in the first turn.
@@ -264,7 +252,7 @@ PROBES = (
             f"{_LOOP}:AgentLoopBase.ct_build_initial_tokens",
             f"{_LOOP}:AgentLoopBase.apply_chat_template",
         ),
-        enter=_begin_prompt,
+        enter=_take_request,
         leave=_end_prompt,
     ),
     Probe(
@@ -285,7 +273,7 @@ PROBES = (
         "token_merge",
         "rollout",
         (f"{_LOOP}:AgentLoopBase.ct_merge_assistant_token",),
-        enter=_begin_merge_response,
+        enter=functools.partial(_begin_merge, "response"),
     ),
     Probe(
         "token_merge",
@@ -294,14 +282,14 @@ PROBES = (
             f"{_LOOP}:AgentLoopBase.ct_merge_context_msg",
             f"{_LOOP}:AgentLoopBase.ct_merge_non_assistant_msg",
         ),
-        enter=_begin_merge_tools,
+        enter=functools.partial(_begin_merge, "tool_response"),
     ),
     *(
         Probe(
             "tool_parsing",
             "rollout",
             (f"verl.experimental.agent_loop.tool_parser:{parser}.extract_tool_calls",),
-            enter=_begin_parsing,
+            enter=_take_request,
             leave=_end_parsing,
             optional=True,
         )

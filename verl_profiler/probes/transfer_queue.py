@@ -6,6 +6,7 @@ All of TransferQueue's interfaces, synchronous ones too, end in these coroutines
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_tuple
@@ -72,57 +73,23 @@ def end_get(call: Call, result: Any) -> None:
     call.extra = {**_fields_of(result), **_partition(call.arguments["metadata"])}
 
 
-def _question(call: Call, op: str) -> None:
+def _count_rows(call: Call) -> None:
     arguments = call.arguments
-    extra: dict[str, Any] = {"op": op}
+    extra = call.extra = call.extra or {}
     keys = arguments.get("keys") or arguments.get("global_indexes")
     if is_list(keys) or is_tuple(keys):
         extra["rows"] = len(keys)
-    metadata = arguments.get("metadata")
-    size = getattr(metadata, "size", None)
+    size = getattr(arguments.get("metadata"), "size", None)
     if isinstance(size, int):
         extra["rows"] = size
-    call.extra = extra
 
 
-def _begin_get_meta(call: Call) -> None:
-    _question(call, "get_meta")
+def _begin_query(op: str, call: Call) -> None:
+    call.extra = {"op": op}
+    _count_rows(call)
 
 
-def _begin_set_custom_meta(call: Call) -> None:
-    _question(call, "set_custom_meta")
-
-
-def _begin_kv_retrieve_meta(call: Call) -> None:
-    _question(call, "kv_retrieve_meta")
-
-
-def _begin_kv_retrieve_keys(call: Call) -> None:
-    _question(call, "kv_retrieve_keys")
-
-
-def _begin_kv_list(call: Call) -> None:
-    _question(call, "kv_list")
-
-
-def _begin_clear_samples(call: Call) -> None:
-    _question(call, "clear_samples")
-    (call.extra or {}).pop("op")
-
-
-def _begin_clear_partition(call: Call) -> None:
-    _question(call, "clear_partition")
-    (call.extra or {}).pop("op")
-
-
-# Hooks must be importable by name: wrappers travel to other processes with them.
-_QUESTIONS = {
-    "async_get_meta": _begin_get_meta,
-    "async_set_custom_meta": _begin_set_custom_meta,
-    "async_kv_retrieve_meta": _begin_kv_retrieve_meta,
-    "async_kv_retrieve_keys": _begin_kv_retrieve_keys,
-    "async_kv_list": _begin_kv_list,
-}
+_QUERIES = ("get_meta", "set_custom_meta", "kv_retrieve_meta", "kv_retrieve_keys", "kv_list")
 
 PROBES = (
     Probe("tq_put", "transfer_queue", (f"{_CLIENT}.async_put",), reads=("data",), enter=_begin_put),
@@ -134,19 +101,17 @@ PROBES = (
         leave=end_get,
     ),
     *(
-        Probe("tq_meta", "transfer_queue", (f"{_CLIENT}.{method}",), enter=hook, optional=True)
-        for method, hook in _QUESTIONS.items()
+        Probe(
+            "tq_meta",
+            "transfer_queue",
+            (f"{_CLIENT}.async_{op}",),
+            enter=functools.partial(_begin_query, op),
+            optional=True,
+        )
+        for op in _QUERIES
     ),
-    Probe(
-        "tq_clear",
-        "transfer_queue",
-        (f"{_CLIENT}.async_clear_samples",),
-        enter=_begin_clear_samples,
-    ),
-    Probe(
-        "tq_clear",
-        "transfer_queue",
-        (f"{_CLIENT}.async_clear_partition",),
-        enter=_begin_clear_partition,
+    *(
+        Probe("tq_clear", "transfer_queue", (f"{_CLIENT}.async_{op}",), enter=_count_rows)
+        for op in ("clear_samples", "clear_partition")
     ),
 )

@@ -15,7 +15,7 @@ from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 
-__all__ = ["PROBES", "begin_counting", "counted"]
+__all__ = ["PROBES", "begin_loading", "begin_receiving", "end_loading", "end_receiving"]
 
 # Buckets of one sync that get a line each; the others of the sync share one.
 LIMIT = 64
@@ -89,14 +89,6 @@ def begin_counting(call: Call) -> None:
         call.bind(_counted, call.state)
 
 
-def counted(call: Call) -> dict[str, Any]:
-    """Return the number and size of the weights that went by in a call."""
-    found: _Counted = call.state
-    if not found.tensors:
-        return {}
-    return {"tensors": found.tensors, "size_bytes": found.size_bytes}
-
-
 def _begin_iterating(call: Call) -> None:
     found = _counted.get()
     if found is not None and found.iterator is None:
@@ -129,11 +121,10 @@ def _begin_send(call: Call) -> None:
 
 def _end_send(call: Call, _result: Any) -> None:
     # Ranks below 0 only take part in gathering the weights, those above 0 relay them.
-    rank = getattr(call.arguments["self"], "rank", None)
-    if rank == 0:
-        buckets = {"buckets": _moved.count} if _moved.count else {}
-        call.extra = {**(call.extra or {}), **counted(call), **buckets}
-    _moved.end_sync(call.step)
+    if getattr(call.arguments["self"], "rank", None) == 0:
+        _end_sync(call, _moved)
+    else:
+        _moved.end_sync(call.step)
 
 
 def begin_receiving(call: Call) -> None:
@@ -142,24 +133,31 @@ def begin_receiving(call: Call) -> None:
     begin_counting(call)
 
 
-def end_receiving(call: Call) -> None:
-    """End a receiver's sync."""
-    buckets = {"buckets": _moved.count} if _moved.count else {}
-    call.extra = {**(call.extra or {}), **counted(call), **buckets}
-    _moved.end_sync(call.step)
-
-
 def begin_loading(call: Call) -> None:
     """Begin to pass the weights of a sync to an engine."""
     _loaded.begin_sync()
     begin_counting(call)
 
 
-def end_loading(call: Call) -> None:
+def end_receiving(call: Call) -> None:
+    """End a receiver's sync."""
+    _end_sync(call, _moved)
+
+
+def end_loading(call: Call, _result: Any) -> None:
     """End passing the weights of a sync to an engine."""
-    buckets = {"buckets": _loaded.count} if _loaded.count else {}
-    call.extra = {**(call.extra or {}), **counted(call), **buckets}
-    _loaded.end_sync(call.step)
+    _end_sync(call, _loaded)
+
+
+def _end_sync(call: Call, buckets: _Buckets) -> None:
+    found: _Counted = call.state
+    extra = dict(call.extra or {})
+    if found.tensors:
+        extra |= {"tensors": found.tensors, "size_bytes": found.size_bytes}
+    if buckets.count:
+        extra["buckets"] = buckets.count
+    call.extra = extra
+    buckets.end_sync(call.step)
 
 
 def _end_operation(call: Call, _result: Any) -> None:

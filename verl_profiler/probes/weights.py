@@ -64,10 +64,6 @@ def _begin_transfer(call: Call) -> None:
     weight_transfers.begin_loading(call)
 
 
-def _end_transfer(call: Call, _result: Any) -> None:
-    weight_transfers.end_loading(call)
-
-
 def _begin_move(call: Call) -> None:
     """Read memory before an engine gives it back or takes it again."""
     server = call.arguments.get("self")
@@ -155,7 +151,7 @@ PROBES = (
         "weights",
         tuple(f"{adapter}.update_weights" for adapter in _ADAPTERS),
         enter=_begin_transfer,
-        leave=_end_transfer,
+        leave=weight_transfers.end_loading,
     ),
     _moves("memory_resume", *(f"{adapter}.resume" for adapter in _ADAPTERS), reads=("tags",)),
     _moves("memory_release", *(f"{adapter}.release" for adapter in _ADAPTERS)),

@@ -1,11 +1,7 @@
-"""Write the rehearsal's prompts: small Parquet files in the shape of verl's GSM8K example.
-
-Command: `python -m verl_profiler.rehearsal.data --out DIR`.
-"""
+"""Write the rehearsal's prompts: small Parquet files in the shape of verl's GSM8K example."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import random
 from pathlib import Path
@@ -51,17 +47,3 @@ def write(directory: Path, seed: int) -> None:
     for split, count in (("train", TRAIN_ROWS), ("validation", VALIDATION_ROWS)):
         table = pa.Table.from_pylist(rows(split, count, seed))
         parquet.write_table(table, directory / f"{split}.parquet")
-
-
-def main() -> None:
-    """Write the files requested on the command line."""
-    parser = argparse.ArgumentParser(prog="python -m verl_profiler.rehearsal.data")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write into")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the questions")
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    write(args.out, args.seed)
-
-
-if __name__ == "__main__":
-    main()

@@ -143,7 +143,6 @@ def _announce(switches: Switches, v1: bool | None) -> None:
     parts = {
         "TRACE lines": switches.trace,
         "DETAIL lines": switches.detail,
-        "profiler ranges": switches.ranges,
         "tq/* metrics": switches.wants_metrics,
     }
     text = ", ".join(part for part, on in parts.items() if on)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import sys
 from collections import defaultdict
 from contextvars import ContextVar, Token
 from typing import Any
@@ -164,7 +163,6 @@ class FunctionCall(_Traced):
         self._depth = 0
         self._ended = False
         self._request = context.current_request.get()
-        self._range: Any = None
         self._token: Token[FunctionCall | None] | None = None
 
     def _leave_context(self) -> None:
@@ -254,8 +252,6 @@ class FunctionCall(_Traced):
     def _open(self, stage: str) -> None:
         self.stage = stage
         self._stage_begin_ns = begin = now()
-        if switches.ranges and stage != "COMPUTE":
-            self._range = _start_range(f"TQ_{stage}:{self.name}")
         rows = self.origin.rows
         fields = f"batch_size={rows} | " if stage == "GET" and rows is not None else ""
         self._say(self._before, f"{stage}_START", fields, begin)
@@ -264,9 +260,6 @@ class FunctionCall(_Traced):
         stage, self.stage = self.stage, None
         if stage is None:
             return
-        if self._range is not None:
-            _end_range(self._range)
-            self._range = None
         begin = self._stage_begin_ns
         extra = {"func": self.name, "call": self.id, "trace_id": self.trace_id}
         end = self._record(f"tq_function_{stage.lower()}", begin, extra, error)
@@ -381,12 +374,3 @@ class ClientCall(_Traced):
             self._who,
             status="ok" if error is None else "error",
         )
-
-
-def _start_range(message: str) -> Any:
-    profiler = sys.modules.get("verl.utils.profiler")
-    return None if profiler is None else profiler.mark_start_range(message=message)
-
-
-def _end_range(handle: Any) -> None:
-    sys.modules["verl.utils.profiler"].mark_end_range(handle)

@@ -40,12 +40,10 @@ class TracingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         trace: `[TQ-TRACE]` lines and events of the traced functions and their stages.
         detail: `[TQ-DETAIL]` lines of the client's gets and puts.
-        ranges: NVTX or MSTX ranges `TQ_GET:<function>` and `TQ_PUT:<function>`.
     """
 
     trace: bool = False
     detail: bool = False
-    ranges: bool = False
 
     def under(self, environment: Mapping[str, str]) -> Switches:
         """Return these settings with the values of the environment instead.
@@ -64,15 +62,6 @@ class TracingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(
                     f"{variable}={text} in the environment: {expected}.", "config-value"
                 ) from None
-        rate, every = environment.get(_RATE, "").strip(), environment.get(_EVERY)
-        if rate:
-            changes["sample_every"] = _every_of(rate)
-            # A job's own rate stands beside the number that the driver made of it.
-            if every not in (None, "1", str(changes["sample_every"])):
-                raise ConfigError(
-                    f"{_EVERY} and {_RATE} are both in the environment.\nKeep one of them.",
-                    "config-value",
-                )
         return Switches(**{**msgspec.structs.asdict(self), **changes})
 
 
@@ -90,7 +79,7 @@ class Switches(TracingSettings, frozen=True):
     @property
     def any(self) -> bool:
         """Whether anything is on."""
-        return self.trace or self.detail or self.ranges or bool(self.metrics)
+        return self.trace or self.detail or bool(self.metrics)
 
     @property
     def wants_metrics(self) -> bool:
@@ -116,30 +105,16 @@ def _read_every(text: str) -> int:
     return every
 
 
-def _every_of(rate: str) -> int:
-    """Return N of every N-th call for a share of the calls; rounded."""
-    try:
-        share = float(rate)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise ConfigError(
-            f"{_RATE}={rate} in the environment: it must be above 0 and at most 1, for example 0.1 for "
-            "every tenth call.",
-            "config-value",
-        )
-    return round(1 / share)
-
-
-_EVERY = "TQ_TRACE_SAMPLE_EVERY"
-_RATE = "TQ_TRACE_SAMPLE_RATE"
 # Variables that set one field each: how they are read, and what is expected.
 _VARIABLES = {
     "TQ_TRACE_ENABLED": ("trace", _read_switch, "use 1 or 0"),
     "TQ_TRACE_DETAIL_ENABLED": ("detail", _read_switch, "use 1 or 0"),
-    "TQ_PROFILER_ENABLED": ("ranges", _read_switch, "use 1 or 0"),
     "TQ_METRICS_ENABLED": ("metrics", _read_optional_switch, "use 1 or 0"),
-    _EVERY: ("sample_every", _read_every, "use 1 for all calls, 10 for every tenth"),
+    "TQ_TRACE_SAMPLE_EVERY": (
+        "sample_every",
+        _read_every,
+        "use 1 for all calls, 10 for every tenth",
+    ),
 }
 
 
@@ -150,8 +125,7 @@ def variables(switches: Switches, environment: Mapping[str, str]) -> dict[str, s
         switches: What is on.
         environment: The driver's; its log level goes along.
     """
-    # The rate has become a number of calls; Ray adds the driver's variables to these.
-    passed_on: dict[str, str] = {_RATE: ""}
+    passed_on: dict[str, str] = {}
     for variable, (field, _, _) in _VARIABLES.items():
         value = getattr(switches, field)
         passed_on[variable] = "" if value is None else str(int(value) if value in (0, 1) else value)
