@@ -105,53 +105,15 @@ def test_an_error_of_the_scheduler_passes_and_the_range_ends(nvtx):
     assert ("pop", "verl_profiler") == nvtx.calls[-1]
 
 
-def test_a_batch_of_another_kind_runs_without_a_range(nvtx):
-    """A later SGLang may call it otherwise."""
-    hook = sglang_scheduler._in_range(nvtx, sglang_scheduler._forward)
-
-    assert 7 == hook(lambda _scheduler, _batch: 7, "scheduler", object())
-    assert [] == nvtx.calls
-
-
+# SGLang loads its plugins; then a scheduler's metrics begin as on an engine without CUDA.
 SGLANG = """
 import inspect, json
+from types import SimpleNamespace
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.plugins import load_plugins
 before = {name: inspect.signature(vars(Scheduler)[name]) for name in METHODS}
 load_plugins()
 after = {name: vars(Scheduler)[name] for name in METHODS}
-print(json.dumps({name: [hasattr(each, "__wrapped__"), inspect.signature(each) == before[name]]
-                  for name, each in after.items()}))
-"""
-
-
-@pytest.mark.usefixtures("_settings")
-def test_the_real_sglang_puts_the_ranges_on_its_scheduler(nsys, tmp_path):
-    """By its own loading of plugins; the methods keep their signatures."""
-    if importlib.util.find_spec("sglang") is None:
-        pytest.skip("needs sglang")
-    methods = ("run_batch", "process_batch_result")
-    inherited = {**os.environ, **nsys}
-    done = subprocess.run(
-        [sys.executable, "-c", SGLANG.replace("METHODS", repr(methods))],
-        env={**inherited, **environment("sglang", inherited)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert 0 == done.returncode, done.stderr[-3000:]
-
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert {name: [True, True] for name in methods} == found, done.stderr[-2000:]
-
-
-CLOCK = """
-import json
-from types import SimpleNamespace
-from sglang.srt.managers.scheduler import Scheduler
-from sglang.srt.plugins import load_plugins
-load_plugins()
 arguments = SimpleNamespace(
     enable_forward_pass_metrics=True,
     forward_pass_metrics_worker_id="",
@@ -165,20 +127,32 @@ scheduler.draft_worker = None
 Scheduler._init_fpm(scheduler)
 Scheduler.install_device_timer_on_runners(scheduler)
 timer = scheduler.tp_worker.model_runner.device_timer
-print(json.dumps([scheduler.enable_fpm, scheduler._fpm_uses_device_timer, timer is None]))
+print(json.dumps({
+    "wrapped": [hasattr(each, "__wrapped__") for each in after.values()],
+    "changed": [name for name, each in after.items() if inspect.signature(each) != before[name]],
+    "clock": [scheduler.enable_fpm, scheduler._fpm_uses_device_timer, timer is None],
+}))
 scheduler._fpm_publisher.shutdown()
 """
 
 
-def test_the_real_sglang_times_iterations_by_its_clock_on_a_cpu(tmp_path):
-    """Its device timer makes CUDA events in each forward pass, which ends a scheduler without CUDA."""
+def test_the_real_sglang_has_ranges_under_a_tool_and_on_a_cpu_times_iterations_by_its_clock(
+    nsys_or_reason, tmp_path
+):
+    """By its own loading of plugins; its device timer's CUDA events would end a scheduler on a CPU."""
     if importlib.util.find_spec("sglang") is None:
         pytest.skip("needs sglang")
-    events = EventSettings(engine_iterations=True)
-    config = WorkerConfig("/run", "run", events, take_anchor())
-    inherited = {**os.environ, SETTINGS: config.encode()}
+    # With nsys comes the nvtx that opens the ranges; any file stands for the library of a tool.
+    tool = {} if isinstance(nsys_or_reason, str) else nsys_or_reason
+    tool = {**tool, "NVTX_INJECTION64_PATH": __file__} if tool else {}
+    config = WorkerConfig("/run", "run", EventSettings(engine_iterations=True), take_anchor())
+    inherited = {**os.environ, **tool, SETTINGS: config.encode()}
     done = subprocess.run(
-        [sys.executable, "-c", CLOCK],
+        [
+            sys.executable,
+            "-c",
+            SGLANG.replace("METHODS", "('run_batch', 'process_batch_result')"),
+        ],
         env={**inherited, **environment("sglang", inherited)},
         cwd=tmp_path,
         capture_output=True,
@@ -187,4 +161,6 @@ def test_the_real_sglang_times_iterations_by_its_clock_on_a_cpu(tmp_path):
     )
     assert 0 == done.returncode, done.stderr[-3000:]
 
-    assert [True, False, True] == json.loads(done.stdout.splitlines()[-1]), done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert ([True, False, True], []) == (found["clock"], found["changed"]), done.stderr[-2000:]
+    assert [bool(tool)] * 2 == found["wrapped"], done.stderr[-2000:]

@@ -323,12 +323,3 @@ def test_what_an_old_verl_lacks_is_printed_before_training(tmp_path, monkeypatch
     assert "workers: 0 of 12 kinds; none of its events is recorded" == legacy["workers"]
     assert legacy["rollout"].startswith("rollout: 0 of 11")
     targets.unrecorded.cache_clear()
-
-
-def test_the_config_of_an_sft_trainer_is_refused(tmp_path, ray):
-    """Nothing of it would be recorded."""
-    config = {"optim": {}, "model": {}, "profiler": {"output_dir": str(tmp_path / "run")}}
-    with pytest.raises(ConfigError, match="SFT trainer"):
-        launch.prepare(omegaconf.OmegaConf.create(config))
-
-    assert not (tmp_path / "run").exists()

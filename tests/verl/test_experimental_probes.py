@@ -42,45 +42,11 @@ def test_steps_are_those_of_the_weights(report):
     assert 1 == len(named(report, "testing"))
 
 
-def test_each_sample_is_dispatched_once(report):
-    """With the version that the engines then have."""
-    dispatched = [
-        (step, x["uid"], x["weight_version"])
-        for step, x in named(report, "dispatch")
-        if fully_async(x["uid"])
-    ]
-
-    assert [
-        (1, "uid_sample_0_1", 0),
-        (1, "uid_sample_0_2", 0),
-        (2, "uid_sample_0_3", 1),
-    ] == dispatched
-
-
 def test_a_full_queue_drops_its_oldest_sample(report):
     """Which the queue has only as bytes."""
     assert [(1, {"uid": "uid_sample_0_1", "reason": "queue_full", "dropped_step": 2})] == named(
         report, "sample_dropped"
     )
-
-
-def test_staleness_of_consumed_samples_is_verls(report):
-    """Of those two prompts that are left, in the order of their sessions."""
-    consumed = [
-        (step, x["uid"][-1], x["session"], x["min_weight_version"], x["max_weight_version"])
-        for step, x in named(report, "sample_consumed")
-        if fully_async(x["uid"])
-    ]
-    common = {
-        (x["consumed_step"], x["trainer_version"], x["mini_batch"])
-        for _, x in named(report, "sample_consumed")
-        if fully_async(x["uid"])
-    }
-
-    assert [(1, "2", 0, 0, 1), (1, "2", 1, 0, 2), (2, "3", 0, 1, 1), (2, "3", 1, 2, 2)] == consumed
-    assert {(3, 2, 2)} == common
-    assert report["staleness"] == sum(2 - newest >= 1 for *_, newest in consumed) == 2
-    assert [(3, {"samples": 4})] == named(report, "sample_wait")
 
 
 def test_a_batch_of_one_step_off_is_consumed_by_the_next_step(report):

@@ -65,12 +65,6 @@ CASES = {
         "profiler.output_dir=FOLDER/logs/run",
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
     ],
-    "memory saver, contradiction": [
-        *ENOUGH,
-        *ON,
-        "profiler.memory_saver.enable_memory_saver=true",
-        "profiler.memory_saver.free_cache_engine=false",
-    ],
     "memory saver on a CPU": ["+rehearsal=standin", "+profiler=memory_saver"],
     "memory saver rehearsed": [
         "+rehearsal=cpu",
@@ -263,6 +257,7 @@ def test_our_keys_show_in_the_printed_config(became):
         ("unwritable", ["/proc/nope cannot be written", "profiler.output_dir=DIR"]),
         ("wrong ranks", ["critic.profile_ranks is [7]", "ranks go from 0 to 1"]),
         ("sweep", ["multirun", "one by one"]),
+        ("memory saver on a CPU", ["+profiler=memory_saver_rehearsal"]),
     ],
 )
 def test_a_wrong_input_ends_the_command_before_training(became, case, says):
@@ -332,26 +327,6 @@ def test_a_key_of_the_command_wins_over_the_preset_and_it_is_said(became):
 
     assert 0.6 == config["actor_rollout_ref"]["rollout"]["gpu_memory_utilization"]
     assert "is overridden by" in case["err"]
-
-
-@pytest.mark.parametrize(
-    ("case", "says"),
-    [
-        (
-            "memory saver, contradiction",
-            "Set profiler.memory_saver.free_cache_engine=true. (memory-saver)",
-        ),
-        ("memory saver on a CPU", "+profiler=memory_saver_rehearsal"),
-    ],
-)
-def test_memory_settings_that_cannot_hold_end_the_command(became, case, says):
-    """Before training, with the mend and status 2; no run directory is left."""
-    ended = became[case]
-
-    assert 2 == ended["status"], ended["err"]
-    assert says in ended["err"]
-    assert None is ended["seen"]
-    assert not [file for file in ended["files"] if file.startswith("logs")]
 
 
 def test_the_rehearsal_of_the_preset_leaves_the_saver_off(became):
