@@ -485,9 +485,6 @@ def _replace_by(path, kind):
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
-    elif kind == "sparse":
-        with path.open("wb") as file:
-            file.truncate(10 << 30)
     elif kind == "socket":
         with socket.socket(socket.AF_UNIX) as made:
             here = os.open(path.parent, os.O_DIRECTORY)
@@ -502,7 +499,7 @@ def _replace_by(path, kind):
 
 
 KINDS = (
-    "fifo", "folder", "sparse", "socket", "/dev/zero", "/dev/full", "/dev/stdin", "/dev/tty", "/dev/urandom",
+    "fifo", "folder", "socket", "/dev/zero", "/dev/full", "/dev/stdin", "/dev/tty", "/dev/urandom",
     "nowhere", ".", "/proc/self/mem", "/proc/kmsg", "CANARY",
 )  # fmt: skip
 

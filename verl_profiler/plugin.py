@@ -150,9 +150,7 @@ def _describe() -> dict[str, Any]:
 
     clock = sys.modules.get("verl_profiler.nodes.clock")
     devices = sys.modules.get("verl_profiler.recording.device_sampler")
-    watcher = sys.modules.get("verl_profiler.recording.open_state")
     return {
-        **(watcher.account() if watcher is not None else {}),
         **(clock.account() if clock is not None else {}),
         **(devices.account() if devices is not None else {}),
         "versions": _versions(),

@@ -73,7 +73,7 @@ NO_FIELDS = {"GET", "COMPUTE", "PUT", "uuid", "bus_id", "power_limit_w"} | {
 
 
 # In headers of runs that were recorded before.
-GONE = {"pruned_events"}
+GONE = {"pruned_events", "looks"}
 
 
 def described(value, known, prefix=""):

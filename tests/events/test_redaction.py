@@ -28,21 +28,11 @@ from verl_profiler.recording.clock import take_anchor
 DATA = Path(__file__).parents[1] / "data"
 # What services issue, in short; words are written by an allow-list, so that their form does not matter.
 CREDENTIALS = [
-    "hf_AbCdEfGhIjKlMnOpQrStUvWxYz01234567",
-    "sk-proj-9f8e7d6c5b4a39281706",
-    "wandb_v1_0123456789abcdef",
-    "AKIAIOSFODNN7EXAMPLE",
     "0123456789abcdef0123456789abcdef01234567",
-    "correct horse battery",
     "p@ss:w0rd/x",
     "-pS3cr3tPW",
-    "\u043f\u0430\u0440\u043e\u043b\u044c-7",
-    "123456789:AAbcdefghijklmnopqrstuvwxyz0123456",
-    "dXNlcjpzZWNyZXQtcGFzc3dvcmQ=",
-    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ4In0.MDAwMDAwMDAwMDAw",
     "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----",
     "https://hooks.slack.com/services/T0/B0/Zq9secretsecret",
-    "https://api.telegram.org/bot123456789:AAsecret/sendMessage",
     "https://oapi.dingtalk.com/robot/send?access_token=0a1b2c3d4e5f",
     "postgresql://trainer:hunter2hunter2@db.internal:5432/x",
     "s3://bucket/x?X-Amz-Credential=AKIAX&X-Amz-Signature=0a1b2c3d4e5f",

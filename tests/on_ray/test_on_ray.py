@@ -237,12 +237,3 @@ def test_reports_of_another_node_arrive_and_a_node_without_nsys_is_reported(nsys
     assert "node-two" not in found["refused"]
     # `collect --ray` restored what had been deleted here.
     assert (0, True) == (found["status"], found["back"])
-
-
-@pytest.mark.nightly
-def test_the_settings_reach_the_processes_of_a_job(namespaces):
-    """Ray refuses two hooks: the job's own one runs, and processes that import verl are recorded then."""
-    with run_script(namespaces, "jobs.py", VERL_PLATFORM="cpu") as (found, _):
-        plain = {"settings": True, "recording": True, "users_hook": None}
-        assert [plain] * 2 == found["plain"]
-        assert [(True, "yes")] * 2 == [(x["settings"], x["users_hook"]) for x in found["hook"]]

@@ -44,15 +44,7 @@ def a_folder(folder):
     return folder, "a directory"
 
 
-def ten_gigabytes_of_nothing(folder):
-    path = folder / "sparse"
-    with path.open("wb") as file:
-        file.write(b"{}")
-        file.truncate(10 << 30)
-    return path, "a sparse file"
-
-
-KINDS = [a_pipe, a_device, a_socket, a_folder, ten_gigabytes_of_nothing]
+KINDS = [a_pipe, a_device, a_socket, a_folder]
 
 
 @pytest.mark.timeout(20)
@@ -61,7 +53,7 @@ KINDS = [a_pipe, a_device, a_socket, a_folder, ten_gigabytes_of_nothing]
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, read):
     path, kind = make(tmp_path)
 
-    with pytest.raises(UnusableFileError, match=kind if make is not KINDS[-1] else "sparse|larger"):
+    with pytest.raises(UnusableFileError, match=kind):
         read(path)
 
 

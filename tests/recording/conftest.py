@@ -1,8 +1,7 @@
 """What tests of open calls share."""
 
-import time
-
 import pytest
+from recording.children import until
 
 from verl_profiler.recording import open_calls, open_state, recorder
 
@@ -11,9 +10,7 @@ from verl_profiler.recording import open_calls, open_state, recorder
 def watcher(recording):
     """One that looks when it is told to; what is open for 50 ms is long."""
     active = recorder.active()
-    until = time.monotonic() + 5
-    while active.name is None and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: active.name is not None)
     # Phases of earlier tests, which ran without a watcher.
     open_calls.forget()
     yield open_state._Watcher(active, 0.05)

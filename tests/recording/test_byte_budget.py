@@ -143,16 +143,3 @@ def test_within_its_budget_details_do_not_wait_for_the_end_of_their_request(work
     recorder.close("exit")
     (line,) = (line for line in lines_of(worker_config.directory) if line["event"] == "request")
     assert (1, 3) == (line["extra"]["one_in"], line["extra"]["engine_calls"])
-
-
-def test_a_share_that_goes_up_and_down_is_printed_once():
-    """As compression gives bytes back: each lower share once, no higher one."""
-    budget = ByteBudget(100_000_000_000)
-    changes = []
-    for used_gb in (44, 46, 44, 46, 70, 44, 46, 70, 95, 70, 95):
-        budget.used_bytes = used_gb * 1_000_000_000
-        changes.append(budget.update(0))
-
-    shown = [change.partition("1/")[2].partition(" ")[0] for change in changes if change]
-    assert ["2", "4", ""] == shown
-    assert [1, 4, 8] == [place for place, change in enumerate(changes) if change]

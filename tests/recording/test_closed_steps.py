@@ -3,11 +3,11 @@
 import errno
 import gzip
 import os
-import time
 from pathlib import Path
 
 import msgspec
 import pytest
+from recording.children import until
 
 from verl_profiler.reading.reader import load
 from verl_profiler.recording import background_writer, recorder
@@ -43,16 +43,9 @@ def no_accounts(monkeypatch):
     monkeypatch.setattr(background_writer, "_COST_INTERVAL_S", 600.0)
 
 
-def wait_for(holds):
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def written(active, step):
     """Wait until a step's lines are on the disk, so that each step is written in turn."""
-    wait_for(lambda: active.account()["waiting"] == 0 and folder(active, step).exists())
+    until(lambda: active.account()["waiting"] == 0 and folder(active, step).exists())
 
 
 def folder(active, step):
@@ -82,7 +75,7 @@ def test_steps_that_are_over_are_compressed(recording):
     for step in STEPS:
         record(step)
         written(recording, step)
-    wait_for(lambda: all(names(recording, step) == ["worker_0.jsonl.gz"] for step in OVER))
+    until(lambda: all(names(recording, step) == ["worker_0.jsonl.gz"] for step in OVER))
     recorder.stop()
 
     assert all(names(recording, step) == ["worker_0.jsonl"] for step in STEPS if step not in OVER)
@@ -91,26 +84,14 @@ def test_steps_that_are_over_are_compressed(recording):
     assert EVENTS == sum(b'"looked"' in line for line in lines.splitlines())
 
 
-def test_small_files_stay(recording):
-    """They take a block on most disks in any case."""
-    for step in STEPS:
-        record(step, 3)
-        written(recording, step)
-    record(99)
-    written(recording, 99)
-    recorder.stop()
-
-    assert all(names(recording, step) == ["worker_0.jsonl"] for step in STEPS)
-
-
 def test_late_lines_go_to_a_file_beside(recording):
     """And are read with the others."""
     for step in STEPS:
         record(step)
         written(recording, step)
-    wait_for(lambda: names(recording, 1) == ["worker_0.jsonl.gz"])
+    until(lambda: names(recording, 1) == ["worker_0.jsonl.gz"])
     record(1, 2)
-    wait_for(lambda: len(names(recording, 1)) == 2)
+    until(lambda: len(names(recording, 1)) == 2)
     recorder.stop()
 
     assert {**ALL, 1: sorted([*range(EVENTS), 0, 1])} == numbers(recording.directory)
@@ -133,7 +114,7 @@ def test_where_a_disk_refuses_files_stay(recording, monkeypatch, capsys, failing
     for step in STEPS:
         record(step)
         written(recording, step)
-    wait_for(lambda: "(not-compressed)" in capsys.readouterr().err)
+    until(lambda: "(not-compressed)" in capsys.readouterr().err)
     recorder.stop()
     monkeypatch.undo()
 

@@ -253,32 +253,6 @@ def test_an_id_of_the_users_own_is_nobodys_detail(share):
     assert [] == details.close()
 
 
-def test_beyond_its_limit_each_request_is_visited_once():
-    """An event must not go through all requests whose details were written before."""
-    visits = []
-
-    class Counting(dict):
-        def __iter__(self):
-            for key in super().__iter__():
-                visits.append(key)
-                yield key
-
-        def items(self):
-            for key in self:
-                yield key, self[key]
-
-    details = Details(0.0, 1, 10, 0)
-    details._held = Counting()
-    written = 0
-    for number in range(500):
-        details.take(("request_start", None, 0, {"request_id": f"r{number}"}, 1))
-    for number in range(1000):
-        written += len(list(details.take(("turn", 0, 1, {"request_id": f"r{number % 500}"}, 1))))
-
-    assert 1000 - 10 == written
-    assert len(visits) <= 1000
-
-
 def test_with_no_more_room_the_request_that_began_first_is_written(worker_config):
     worker = warmed_up(Worker(worker_config, max_pending=1000))
     details = worker.recorder._writer._details

@@ -3,12 +3,14 @@
 import sys
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from fake_cuda import FakeCuda
 
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes.workers import PROBES
-from verl_profiler.recording import device_timing
+from verl_profiler.recording import device_timing, recorder
+from verl_profiler.recording.identity import Identity
 
 (FORWARD,) = [probe for probe in PROBES if probe.event == "forward_backward"]
 
@@ -18,6 +20,14 @@ def _nothing_waiting(monkeypatch):
     monkeypatch.setattr(device_timing, "_failed", False)
     yield
     device_timing.forget()
+
+
+@pytest.fixture
+def recording(worker_config):
+    """A recorder whose events stay in its queue."""
+    config = msgspec.structs.replace(worker_config, flush_interval_s=60)
+    yield recorder.start(config, lambda: Identity("actor", 0))
+    recorder.stop()
 
 
 @pytest.fixture
@@ -53,9 +63,8 @@ def timed(recording):
     ]
 
 
-def test_a_call_is_timed_when_the_device_has_passed_it(cuda, recording, monkeypatch):
+def test_a_call_is_timed_when_the_device_has_passed_it(cuda, recording):
     """At a later call; the time is that of its own work, although the device began late."""
-    monkeypatch.setattr(recording, "queue", _Kept(recording))
     cuda.work(500)
     assert "result" == forward(cuda, 70)
     forward(cuda, 30)
@@ -140,21 +149,3 @@ def test_when_cuda_refuses_it_is_one_line(cuda, recording, capfd, monkeypatch):
     printed = [line for line in capfd.readouterr().err.splitlines() if "device time" in line]
     assert 1 == len(printed)
     assert "(device-time-failed)" in printed[0]
-
-
-class _Kept:
-    """A queue whose items stay, beside the recorder's own."""
-
-    def __init__(self, recording):
-        self.own = recording.queue
-        self.items = []
-
-    def append(self, item):
-        self.items.append(item)
-        self.own.append(item)
-
-    def __len__(self):
-        return max(len(self.own), 1)
-
-    def __iter__(self):
-        return iter(self.items)

@@ -8,6 +8,7 @@ import time
 
 import msgspec
 import pytest
+from recording.children import until
 
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.instrumentation.probe import Probe
@@ -240,9 +241,7 @@ def test_a_failure_is_written_at_once(recording, watcher):
     open_state.begin()
     phase("update_actor", 4, 0.01, ValueError("my secret"))
     path = recording.directory / "open" / f"{recording.name}.json"
-    until = time.monotonic() + 5
-    while not path.exists() and time.monotonic() < until:
-        time.sleep(0.01)
+    until(path.exists)
 
     assert 10 < open_state._watcher.period_s, "it looks every 15 s"
     failed = json.loads(path.read_text())["failed"]
@@ -367,20 +366,3 @@ def test_a_rollouter_without_progress_is_announced(watcher, capfd):
     assert "has taken" not in capfd.readouterr().err, "six times 0.6 s are not over"
     open_calls.idle_ns = None
     assert written(watcher) is None
-
-
-def test_looks_account_for_themselves(recording, watcher, monkeypatch):
-    """The header has how many there were, and their time on a core."""
-    monkeypatch.setattr(open_state, "_LOOKS", 1000)
-    assert {} == open_state.account()
-    open_state.begin()
-    until = time.monotonic() + 60
-    while open_state.account()["looks"]["count"] < 2 and time.monotonic() < until:
-        # After a look that was costly, the next one waits longer than a test may.
-        open_state._watcher.woken.set()
-        time.sleep(0.01)
-
-    looks = open_state.account()["looks"]
-    assert looks["count"] >= 2
-    assert 0 < looks["cpu_s"]
-    assert looks["cpu_s"] * 1e9 <= recorder.active().wrapper_cpu_ns

@@ -15,7 +15,7 @@ from reading_back import headers_of, lines_of
 from recording.children import PATIENCE_S, run_child, until
 
 from verl_profiler import log_manager, span
-from verl_profiler.recording import background_writer, memory_sampler, recorder
+from verl_profiler.recording import background_writer, recorder
 from verl_profiler.recording.identity import Identity
 
 
@@ -644,19 +644,6 @@ def test_where_the_run_directory_cannot_be_made_events_go_to_a_folder_of_the_use
     assert f"go to {folder}" in capsys.readouterr().err
 
 
-def test_an_event_file_that_is_a_link_is_not_followed(worker_config, tmp_path):
-    """The file of a process's own name is its own."""
-    victim = tmp_path / "victim"
-    victim.write_text("mine\n")
-    folder = tmp_path / "run" / "step_1"
-    folder.mkdir()
-    (folder / "worker_0.jsonl").symlink_to(victim)
-    record_one(worker_config, 0)
-
-    assert "mine\n" == victim.read_text()
-    assert 1 == header_of(worker_config.directory)["counters"]["dropped"]
-
-
 def test_file_modes_follow_the_umask(worker_config):
     """As those of every other program."""
     mask = 0o027
@@ -677,27 +664,3 @@ def test_file_modes_follow_the_umask(worker_config):
 
     assert {0o666 & ~mask} == modes
     assert {0o777 & ~mask} == folders
-
-
-# Samples
-
-
-def test_samples_do_not_wait_for_flushes(worker_config):
-    """An interval below that of the flushes is kept."""
-    asked = msgspec.structs.replace(
-        worker_config, flush_interval_s=60, memory_sample_interval_s=0.05
-    )
-    active = start(asked)
-    memory_sampler.begin()
-    begin = time.monotonic()
-    until(lambda: len(active.queue) >= 8)
-    passed = time.monotonic() - begin
-    recorder.stop()
-
-    samples = [
-        line for line in lines_of(worker_config.directory) if line["event"] == "memory_sample"
-    ]
-    assert len(samples) >= 8
-    # Not more often than asked either.
-    assert len(samples) <= 2 + passed / 0.05
-    assert not any("memory" in thread.name for thread in threading.enumerate())

@@ -50,10 +50,6 @@ def test_planted_hangs_are_named(tmp_path):
     details = "\n".join(found["tool"]["details"])
     for text in ("tasks in rehearsal_hangs:wait_at", "trainer_0:"):
         assert text in details, details
-    # Others request evidence while the trainer's process is stopped.
-    assert "worker_0:" in found["stopped_trainer"]["details"], found["stopped_trainer"]
-    assert console.count("(trainer-silent)") >= 1, console[-3000:]
-    # One line for each hang, and one for its end; another process announces a trainer's that stands still.
+    # One line for each hang, and one for its end; the trainer announces none while it is stopped itself.
     assert console.count("(phase-stuck)") >= len(plants) - 1, console[-3000:]
     assert console.count(" is over after ") >= len(plants) - 1, console[-3000:]
-    assert console.count("trainer_0 goes on after ") >= 1, console[-3000:]

@@ -3,9 +3,7 @@
 tests/on_ray has a real cluster.
 """
 
-import contextlib
 import json
-import threading
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +12,6 @@ import pytest
 
 from verl_profiler.nodes import actor, clock, rounds
 from verl_profiler.nodes import thread as ship
-from verl_profiler.nodes.account import earlier_directory
 from verl_profiler.nodes.rounds import Nodes
 from verl_profiler.recording.clock import now
 
@@ -207,22 +204,6 @@ def test_two_nodes_that_share_a_disk_ship_it_once(cluster, tmp_path):
     assert {"worker_a": "worker_a"} == rows(run)[second]["processes"]
 
 
-def test_a_node_without_a_run_directory_is_visited_again(cluster, tmp_path):
-    """It may record later; its actor makes no directory there."""
-    run, ray = cluster
-    ray.directories["a"] = tmp_path / "later"
-    shipments = Nodes(ray, run)
-    shipments.round()
-    shipments.round()
-    assert 3 == len(ray.actors)
-    assert not (tmp_path / "later").exists()
-
-    write(tmp_path / "later", "processes/worker_a.json", "{}")
-    write(tmp_path / "later", "step_1/worker_a.jsonl", "a\n")
-    assert [] == shipments.finish()
-    assert EVERYTHING == content(run)
-
-
 def test_a_failing_node_costs_the_others_nothing_and_comes_back(cluster, tmp_path):
     """Its new actor continues where the old one ended."""
     run, ray = cluster
@@ -275,7 +256,7 @@ def test_a_second_driver_process_continues(cluster, tmp_path):
     for place in ("a", "b"):
         write(tmp_path / place, "step_1/worker_same.jsonl", f"{place}2\n")
 
-    shipments = Nodes(ray, run, directory=earlier_directory(run))
+    shipments = Nodes(ray, run)
     assert [] == shipments.finish()
 
     second = content(run)
@@ -321,29 +302,6 @@ def test_after_ray_was_shut_down_the_end_is_a_line(cluster, monkeypatch, capsys)
     (line,) = capsys.readouterr().err.splitlines()
     assert "Ray has been shut down" in line
     assert f"verl-profiler collect --ray {run} (not-shipped)" in line
-
-
-def test_a_full_disk_of_the_driver_is_a_problem_and_leaves_whole_lines(cluster, monkeypatch):
-    """The next round continues."""
-    run, ray = cluster
-    shipments = Nodes(ray, run)
-    original = rounds.Receiver.accept
-    full = threading.Event()
-    full.set()
-
-    def accept(self, piece):
-        if full.is_set() and piece.name.endswith(".jsonl"):
-            raise OSError(28, "No space left on device")
-        original(self, piece)
-
-    monkeypatch.setattr(rounds.Receiver, "accept", accept)
-    assert not shipments.round()
-    assert all("No space left on device" in each for each in shipments.problems())
-    full.clear()
-    with contextlib.suppress(Exception):
-        shipments.round()
-    assert [] == shipments.finish()
-    assert EVERYTHING == content(run)
 
 
 @pytest.fixture
@@ -430,13 +388,11 @@ def test_an_actor_that_never_starts_is_ended_and_tried_less_and_less_often(clock
 
 
 def test_samples_of_a_node_that_left_stay(clocks):
-    """They place its events; a few are enough."""
+    """They place its events."""
     run, ray = clocks
     nodes = Nodes(ray, run, clocks=True)
-    for _ in range(40):
-        nodes.round(light=True)
+    nodes.round(light=True)
     ray.alive["a"] = False
     nodes.round()
 
-    assert 40 == compared()["host-c"] - 1
-    assert 8 <= compared()["host-a"] <= 16
+    assert {"host-a": 1, "host-c": 2} == compared()

@@ -117,10 +117,9 @@ def _ship(run: Path, stream: TextIO) -> list[str]:
     """Copy what the event files of other nodes have gained; print what came, return the problems."""
     import ray
 
-    from verl_profiler.nodes.account import earlier_directory
     from verl_profiler.nodes.rounds import Nodes
 
-    nodes = Nodes(ray, run, directory=earlier_directory(run))
+    nodes = Nodes(ray, run)
     problems = nodes.finish(_START_S)
     for host, size_bytes in nodes.sent():
         print(visible(f"{size(size_bytes):>10}  of events came from {host}"), file=stream)

@@ -705,8 +705,6 @@ HEADER = {
     "counters.wrapper_cpu_s": _seconds("CPU time inside wrappers."),
     "counters.writer_s": _seconds("Time of the writer thread."),
     "counters.writer_cpu_s": _seconds("CPU time of the writer thread."),
-    "looks.count": _count("Looks at what is open."),
-    "looks.cpu_s": _seconds("CPU time of looks at what is open."),
     "steps": Field("list", "", "Steps with events of this process."),
     "started": _text("When recording began, UTC."),
     "updated": _text("When the header was written, UTC."),

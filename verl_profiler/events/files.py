@@ -1,7 +1,7 @@
 """Open the files of a run: the only place where the reading half does.
 
 A run directory may come from anywhere.  What is opened is a regular file of bounded size, so that a
-named pipe, a device, a sparse file of 10 GiB, or 100,000 nested brackets cost a message and no time.
+named pipe, a device, or 100,000 nested brackets cost a message and no time.
 Links are followed: a directory may hold links to files elsewhere.
 """
 
@@ -10,22 +10,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import gzip
-import io
 import json
 import math
 import os
 import stat
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 from verl_profiler.events.json_values import is_list, is_object
 from verl_profiler.units import size
 
 __all__ = [
-    "EXPANSION_FROM_BYTES",
     "JSON_LIMIT_BYTES",
-    "Expanded",
     "UnusableFileError",
     "cleaned_text",
     "expanded",
@@ -50,11 +47,6 @@ JSON_LIMIT_BYTES = 8 << 20
 _DEPTH_LIMIT = 60
 # int64 has up to 19 digits and a sign.
 _DIGITS = 20
-# Holes of a file that was written in order, and whose machine lost power, are small.
-_HOLES_LIMIT_BYTES = 64 << 20
-# Text compresses to a tenth, repeated lines to a hundredth.
-_EXPANSION = 200
-EXPANSION_FROM_BYTES = 1 << 30
 _OWN_PIPES = Path("/dev/fd")
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -66,7 +58,6 @@ _KINDS = (
 
 
 _REASON_SHOWN = 200
-_NO_FILE = "cannot be read as a file on a disk"
 
 
 class UnusableFileError(OSError):
@@ -102,8 +93,7 @@ def status_of_regular(path: str | os.PathLike[str]) -> os.stat_result:
     """Return the status of a file that something else will open, such as duckdb.
 
     Raises:
-        OSError: It is not there, not a regular file on a disk, or mostly holes
-            (`UnusableFileError`).
+        OSError: It is not there, or not a regular file on a disk (`UnusableFileError`).
     """
     try:
         status = os.stat(path)
@@ -111,8 +101,6 @@ def status_of_regular(path: str | os.PathLike[str]) -> os.stat_result:
         # A name with a NUL byte.
         raise UnusableFileError(str(error)) from None
     _check_kind(status)
-    if _may_have_holes(status) or not status.st_size:
-        open_regular(path).close()
     return status
 
 
@@ -124,8 +112,8 @@ def open_regular(path: str | os.PathLike[str], limit_bytes: int | None = None) -
         limit_bytes: The largest size that is accepted; None for any.
 
     Raises:
-        OSError: It cannot be opened, is not a regular file, is mostly holes, or is too large
-            (the last three as `UnusableFileError`).
+        OSError: It cannot be opened, is not a regular file, or is too large (the last two as
+            `UnusableFileError`).
     """
     try:
         # Before it is opened, because opening a device may do something.
@@ -138,25 +126,10 @@ def open_regular(path: str | os.PathLike[str], limit_bytes: int | None = None) -
         _check_kind(status)
         if limit_bytes is not None and status.st_size > limit_bytes:
             raise UnusableFileError(f"is larger than {size(limit_bytes)}")
-        if _may_have_holes(status):
-            _check_holes(descriptor, status.st_size)
-        if not status.st_size:
-            _check_empty(descriptor)
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
-
-
-def _check_empty(descriptor: int) -> None:
-    """Refuse what passes for an empty regular file and is none, such as /proc/kmsg, which waits."""
-    try:
-        # A file of a run may have grown meanwhile.
-        if os.read(descriptor, 1) and not os.fstat(descriptor).st_size:
-            raise UnusableFileError(_NO_FILE)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-    except OSError:
-        raise UnusableFileError(_NO_FILE) from None
 
 
 def open_log(path: Path) -> BinaryIO:
@@ -239,65 +212,18 @@ def cleaned_text(text: str) -> str:
     return text
 
 
-class Expanded(io.RawIOBase):
-    """What comes out of a decompressor, up to a multiple of what went in.
-
-    Args:
-        expanded: Gives the decompressed bytes.
-        packed: The compressed file; its position is how much went in.
-        from_bytes: So much is always given.
-
-    `read` raises `UnusableFileError` beyond that.
-    """
-
-    def __init__(
-        self, expanded: Any, packed: IO[bytes], from_bytes: int = EXPANSION_FROM_BYTES
-    ) -> None:
-        # `read` would lose what precedes the place where the data is damaged.
-        self._read = getattr(expanded, "read1", expanded.read)
-        self._packed = packed
-        self._from_bytes = from_bytes
-        self._given = 0
-        self._taken = 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read the next bytes."""
-        view = memoryview(buffer).cast("B")
-        content = self._read(len(view))
-        view[: len(content)] = content
-        self._given += len(content)
-        if self._given > self._from_bytes:
-            with contextlib.suppress(OSError, ValueError):
-                self._taken = max(self._taken, self._packed.tell())
-            if self._given > self._from_bytes + _EXPANSION * self._taken:
-                raise UnusableFileError(
-                    f"expands to more than {size(self._given)} from {size(self._taken)}"
-                )
-        return len(content)
-
-
 @contextlib.contextmanager
-def expanded(file: IO[bytes], from_bytes: int | None = None) -> Generator[IO[bytes], None, None]:
+def expanded(file: IO[bytes]) -> Generator[IO[bytes], None, None]:
     """Give the content of an open file, decompressed if it is gzip's.
 
     Args:
         file: At its beginning; a buffered reader.
-        from_bytes: See `Expanded`; `EXPANSION_FROM_BYTES` when None.
 
-    Reading raises `OSError`, `EOFError` or `zlib.error` where the compressed data is damaged, and
-    `UnusableFileError` where it is much larger than compressed data of a run is.
+    Reading raises `OSError`, `EOFError` or `zlib.error` where the compressed data is damaged.
     """
     peek = getattr(file, "peek", None)
-    if peek is None or peek(2)[:2] != b"\x1f\x8b":
-        yield file
-        return
-    unpacked = gzip.GzipFile(fileobj=file)
-    from_bytes = EXPANSION_FROM_BYTES if from_bytes is None else from_bytes
-    yield io.BufferedReader(Expanded(unpacked, file, from_bytes), 1 << 16)
+    packed = peek is not None and peek(2)[:2] == b"\x1f\x8b"
+    yield cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if packed else file
 
 
 def limited_lines(file: IO[bytes], limit_bytes: int) -> Iterator[tuple[bytes, bool]]:
@@ -315,33 +241,6 @@ def _check_kind(status: os.stat_result) -> None:
         return
     kind = next((name for test, name in _KINDS if test(status.st_mode)), "something else")
     raise UnusableFileError(f"is {kind}, not a regular file")
-
-
-def _may_have_holes(status: os.stat_result) -> bool:
-    # File systems that compress hold less than the size too.
-    return status.st_size - 512 * status.st_blocks > _HOLES_LIMIT_BYTES
-
-
-def _check_holes(descriptor: int, size_bytes: int) -> None:
-    place = holes = 0
-    try:
-        while place < size_bytes:
-            try:
-                data = os.lseek(descriptor, place, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno != errno.ENXIO:
-                    raise
-                data = size_bytes
-            holes += data - place
-            if holes > _HOLES_LIMIT_BYTES:
-                raise UnusableFileError(
-                    f"is a sparse file: {size(size_bytes)} in name, mostly holes"
-                )
-            if data >= size_bytes:
-                break
-            place = os.lseek(descriptor, data, os.SEEK_HOLE)
-    finally:
-        os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 def whole(digits: str) -> int | float | None:

@@ -13,25 +13,20 @@ from verl_profiler.events.files import read_object
 from verl_profiler.events.shipping import FORMAT_VERSION, SHIPPING_FILE, iso
 from verl_profiler.events.whole_files import replace_file
 
-__all__ = ["earlier_directory", "earlier_nodes", "write_account"]
+__all__ = ["earlier", "write_account"]
 
 
-def earlier_directory(run: Path) -> str | None:
-    """Return where a run's directory was on the nodes; None where no node had a disk of its own."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        directory = read_object(run / SHIPPING_FILE)["directory"]
-        return directory if isinstance(directory, str) else None
-    return None
-
-
-def earlier_nodes(run: Path) -> dict[str, dict[str, Any]]:
-    """Return the nodes of an earlier `shipping.json`, by disk."""
+def earlier(run: Path) -> tuple[str | None, dict[str, dict[str, Any]]]:
+    """Return what an earlier `shipping.json` has: where the run directory was on the nodes, and these by disk."""
     found: dict[str, dict[str, Any]] = {}
+    directory = None
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        for row in read_object(run / SHIPPING_FILE)["nodes"]:
+        content = read_object(run / SHIPPING_FILE)
+        directory = str(content["directory"])
+        for row in content["nodes"]:
             processes = {str(name): str(here) for name, here in row["processes"].items()}
             found[str(row["disk"])] = {**row, "processes": processes}
-    return found
+    return directory, found
 
 
 def write_account(

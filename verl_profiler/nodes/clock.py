@@ -11,12 +11,10 @@ from typing import Any
 
 from verl_profiler.recording.clock import boot_id, now
 
-__all__ = ["account", "begin", "exchange", "keep", "thin"]
+__all__ = ["account", "begin", "exchange", "keep"]
 
 _BURST = 48
 _KEPT = 128
-# Samples of a node that left.
-_KEPT_AFTER_LEAVING = 16
 # Nodes whose samples are kept; autoscaling clusters have new ones every hour.
 _PEERS = 256
 # Two clocks drift apart by at most one nanosecond in this many: the limit of kernel corrections.
@@ -80,11 +78,3 @@ def keep(boot: str, host: str, sample: list[int]) -> None:
     about["samples"] = kept if len(kept) <= _KEPT else [kept[0], *kept[1:-1:2], kept[-1]]
     if len(_samples) > _PEERS:
         del _samples[min(_samples, key=lambda each: _samples[each]["samples"][-1][0])]
-
-
-def thin(boot: str) -> None:
-    """Keep a few samples of a node that left, which place its events."""
-    about = _samples.get(boot)
-    if about is not None:
-        samples = about["samples"]
-        about["samples"] = samples[:: max(1, -(-len(samples) // _KEPT_AFTER_LEAVING))]

@@ -55,36 +55,29 @@ class Piece:
     last: bool = True
 
 
-def disk_of(directory: Path, *, create: bool = True) -> str | None:
-    """Return the random name of the disk that a run directory is on.
-
-    Args:
-        directory: The run directory.
-        create: Choose a name where there is none.
+def disk_of(directory: Path) -> str | None:
+    """Return the random name of the disk that a run directory is on; it gets one where it has none.
 
     Returns:
-        None where there is no such directory, or no name.
+        None where there is no such directory.
 
     Raises:
         OSError: It cannot be read or written.
     """
     path = directory / DISK_FILE
-    if create and directory.is_dir():
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        draft = directory / f"{DISK_FILE}.{secrets.token_hex(8)}"
-        if not path.exists():
-            with os.fdopen(os.open(draft, flags, 0o666), "w") as file:
-                file.write(secrets.token_hex(16))
-            try:
-                # Unlike a rename, this fails where another process was faster.
-                with contextlib.suppress(FileExistsError):
-                    os.link(draft, path)
-            finally:
-                draft.unlink()
-    try:
-        return path.read_text().strip() or None
-    except FileNotFoundError:
+    if not directory.is_dir():
         return None
+    if not path.exists():
+        draft = directory / f"{DISK_FILE}.{secrets.token_hex(8)}"
+        with draft.open("x") as file:
+            file.write(secrets.token_hex(16))
+        try:
+            # Unlike a rename, this fails where another process was faster.
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            draft.unlink()
+    return path.read_text().strip() or None
 
 
 def hangs_of(directory: Path) -> int:
@@ -246,12 +239,14 @@ class NodeFiles:
                 break
             data += more
             whole = data.find(b"\n") + 1
+        # What is left is sent with the next piece, if there is another whole line in it.
+        last = offset + len(data) >= size and b"\n" not in data[whole:]
         data = data[:whole]
         end = offset + len(data)
         self._known[name] = _Known(end, size, status.st_mtime_ns, status.st_ino)
         if not data:
             return None
-        return Piece(name, offset, data, last=end >= size or not _has_line(file, end, size))
+        return Piece(name, offset, data, last)
 
     def _part(self, name: str, file: BinaryIO, status: os.stat_result, room: int) -> Piece | None:
         """Read the next part of a file that is replaced as a whole."""
@@ -275,14 +270,3 @@ class NodeFiles:
         else:
             self._partial = name, end, status
         return Piece(name, offset, data, last)
-
-
-def _has_line(file: BinaryIO, begin: int, end: int) -> bool:
-    """Whether a file has another whole line between these offsets."""
-    file.seek(begin)
-    while begin < end:
-        block = file.read(min(CHUNK_BYTES, end - begin))
-        if not block or b"\n" in block:
-            return bool(block)
-        begin += len(block)
-    return False

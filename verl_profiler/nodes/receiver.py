@@ -15,11 +15,10 @@ from pathlib import Path, PurePosixPath
 
 from verl_profiler.events.shipping import SUFFIXES, process_of, travels
 from verl_profiler.nodes.files import Piece
+from verl_profiler.recording.process_header import claim_name
 
 __all__ = ["Names", "Receiver"]
 
-_NAMES = 10_000
-_PROCESSES = "processes"
 _PACKED = ".gz"
 
 
@@ -45,22 +44,11 @@ class Names:
         Raises:
             OSError: The run directory cannot be written, or all names are taken.
         """
-        folder = self._run / _PROCESSES
-        folder.mkdir(parents=True, exist_ok=True)
         with self._lock:
-            for number in range(1, _NAMES):
-                name = process if number == 1 else f"{process}-{number}"
-                if name in self._taken:
-                    continue
-                # Processes of this node claim theirs in the same way.
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                try:
-                    os.close(os.open(folder / f"{name}.json", flags, 0o666))
-                except FileExistsError:
-                    continue
-                self._taken.add(name)
-                return name
-        raise FileExistsError(f"{folder} has {_NAMES:,} headers of {process}")
+            # Processes of this node claim theirs in the same way.
+            name = claim_name(self._run, process, self._taken)
+            self._taken.add(name)
+            return name
 
 
 class Receiver:

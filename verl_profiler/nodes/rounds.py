@@ -24,7 +24,7 @@ from typing import Any
 from verl_profiler.events.redaction import problem_of
 from verl_profiler.events.shipping import iso
 from verl_profiler.nodes import clock
-from verl_profiler.nodes.account import earlier_nodes, write_account
+from verl_profiler.nodes.account import earlier, write_account
 from verl_profiler.nodes.actor import NodeActor, as_connected
 from verl_profiler.nodes.files import CHUNK_BYTES, Piece, disk_of, hangs_of
 from verl_profiler.nodes.receiver import Names, Receiver
@@ -106,7 +106,6 @@ class Nodes:
     Args:
         ray: The module.
         run: The run directory of this process.
-        directory: The run directory on the nodes; None for the same path.
         every_s: The interval between two shipments of events, for `shipping.json`.
         clocks: Compare the clocks.
         files: Bring the event files.
@@ -117,13 +116,14 @@ class Nodes:
         ray: Any,
         run: Path,
         *,
-        directory: str | None = None,
         every_s: float | None = None,
         clocks: bool = False,
         files: bool = True,
     ) -> None:
         self._ray = ray
         self._run = run
+        # Where a driver began to ship, it was elsewhere than a copy that is completed.
+        directory, self._earlier = earlier(run)
         self._directory = directory or str(run.absolute())
         self._every_s = every_s
         self._clocks = clocks
@@ -138,7 +138,6 @@ class Nodes:
         self._writing = threading.Lock()
         self._heard_s = 0.0
         self._closed = False
-        self._earlier = earlier_nodes(run)
         for row in self._earlier.values():
             self._names.hold(row["processes"].values())
 
@@ -265,7 +264,6 @@ class Nodes:
 
     def _left(self, node: _Node, now_s: float) -> None:
         node.left_s, node.state = now_s, "left"
-        clock.thin(node.boot or "")
         # Another node that shares its disk ships from now on.
         for other in self._nodes.values():
             if other.state == "shared" and other.disk == node.disk:

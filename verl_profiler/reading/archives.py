@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.events.files import UnusableFileError, expanded, open_regular, reason_of
+from verl_profiler.events.files import expanded, open_regular, reason_of
 from verl_profiler.reading.formats.registry import suffixes
 
 __all__ = ["unpack"]
@@ -59,8 +59,6 @@ def unpack(archive: Path, target: Path, problems: list[str]) -> None:
                     if room < 0:
                         raise _too_much(archive, "needs more than half of the free disk space")
                     skipped += not _write(tar, member, target)
-    except UnusableFileError as error:
-        raise _too_much(archive, reason_of(error)) from None
     except (tarfile.TarError, EOFError, ValueError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _too_much(archive, f"does not fit: {error.strerror}") from error

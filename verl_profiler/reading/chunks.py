@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import duckdb
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.events.files import UnusableFileError, expanded, open_regular, reason_of
+from verl_profiler.events.files import expanded, open_regular, reason_of
 from verl_profiler.reading.cache_folder import Draft
 from verl_profiler.reading.event_sql import AS_PARQUET, event_query, list_files
 from verl_profiler.reading.listing import EventFile
@@ -37,8 +37,6 @@ __all__ = ["Part", "build_part"]
 _LOOK_BYTES = 8 << 10
 _LOOK_FILES = 8
 _MANY = 0.05
-# A compressed file may always expand to this.
-_UNPACKED_BYTES = 1 << 28
 _KEY = re.compile(rb'"(\w+)":')
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./ ,:+@=%~-]+")
 
@@ -193,8 +191,6 @@ def _unpacked(group: list[EventFile], scratch: Path, result: Part) -> list[Event
             try:
                 with open_regular(file.path) as stored:
                     _expand(stored, out)
-            except UnusableFileError as error:
-                result.problems.append(f"{file.shown} {error}; what lies behind is not read")
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 result.problems.append(f"{file.shown} is damaged ({error}); it is read up to there")
             except OSError as error:
@@ -204,7 +200,7 @@ def _unpacked(group: list[EventFile], scratch: Path, result: Part) -> list[Event
 
 
 def _expand(packed: BinaryIO, out: BinaryIO) -> None:
-    with expanded(packed, _UNPACKED_BYTES) as lines:
+    with expanded(packed) as lines:
         # Gives what precedes the place where the file is damaged.
         read = getattr(lines, "read1", lines.read)
         while content := read(1 << 16):

@@ -189,7 +189,6 @@ HEADER: Mapping[str, Any] = {
         "wrapper_s": _seconds,
         "writer_s": _seconds,
     },
-    "looks": {"count": _COUNT, "cpu_s": _seconds},
     "flush_interval_s": _seconds,
     "longest_flush_s": _seconds,
     "complete_until": _moment,

@@ -123,12 +123,16 @@ def _name(event: Any) -> str:
     return values.text(event, EVENT_NAME_LIMIT)
 
 
-def _step(step: Any) -> int:
+def _whole(number: Any, problem: str) -> int:
     try:
-        whole = type(step) is float and step.is_integer()
-        number = int(step) if whole else int(operator.index(step))  # type: ignore[arg-type]
+        whole = type(number) is float and number.is_integer()
+        return int(number) if whole else int(operator.index(number))  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001  a conversion of the caller's
-        raise _BadArgumentError("its step is not a whole number") from None
+        raise _BadArgumentError(problem) from None
+
+
+def _step(step: Any) -> int:
+    number = _whole(step, "its step is not a whole number")
     if not -STEP_LIMIT <= number < STEP_LIMIT:
         raise _BadArgumentError("its step does not fit into 32 bits")
     return number
@@ -149,10 +153,7 @@ def _workid(workid: Any) -> int | str | None:
         return workid
     if issubclass(type(workid), str):
         return values.text(workid, EVENT_NAME_LIMIT)
-    try:
-        return int(operator.index(workid))
-    except Exception:  # noqa: BLE001  a conversion of the caller's
-        raise _BadArgumentError("its workid is neither a whole number nor text") from None
+    return _whole(workid, "its workid is neither a whole number nor text")
 
 
 def _path(log_path: Any) -> Path:

@@ -23,6 +23,7 @@ __all__ = [
     "take_anchor",
 ]
 
+_READINGS = 32
 # perf_counter and monotonic are the same clock on Linux.
 now = time.perf_counter_ns
 
@@ -85,8 +86,7 @@ def anchor_for_this_boot(driver: Anchor | None) -> Anchor:
 class Readings:
     """Anchors that are taken again as a process goes on, thinned so that they stay few."""
 
-    def __init__(self, limit: int = 32) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._interval_ns = 0
         self._taken: list[tuple[int, int, int]] = []
 
@@ -96,8 +96,8 @@ class Readings:
         if not self._taken or moment - self._taken[-1][1] >= self._interval_ns:
             anchor = take_anchor(tries=4)
             self._taken.append((anchor.wall_ns, anchor.monotonic_ns, anchor.uncertainty_ns))
-            if len(self._taken) > self._limit:
-                self._interval_ns = 2 * (self._taken[-1][1] - self._taken[0][1]) // self._limit
+            if len(self._taken) > _READINGS:
+                self._interval_ns = 2 * (self._taken[-1][1] - self._taken[0][1]) // _READINGS
                 self._taken = [*self._taken[:-1:2], self._taken[-1]]
         return list(self._taken)
 

@@ -17,7 +17,7 @@ from typing import Any
 from verl_profiler.recording import event_loop_lag
 from verl_profiler.recording.stacks import all_threads, frames_of, running_frames, tasks_by_stack
 
-__all__ = ["add_source", "add_source_of", "gather", "on_loop"]
+__all__ = ["add_source_of", "gather", "on_loop"]
 
 # All sources together.
 _PATIENCE_S = 6.0
@@ -32,23 +32,14 @@ _sources: dict[str, Callable[[], Any]] = {}
 _running: dict[str, threading.Thread] = {}
 
 
-def add_source(name: str, source: Callable[[], Any]) -> None:
-    """Add to the evidence of this process what a function returns.
-
-    Args:
-        name: Key of it. A later source of the same name replaces it.
-        source: Returns a dict of plain values, empty for nothing; called in a thread of its own.
-    """
-    _sources[name] = source
-
-
 def add_source_of(name: str, owner: Any, source: Callable[[Any], Any]) -> None:
     """Add what a function returns for an object of the host, as long as the object is there.
 
     Args:
-        name: Key of it.
+        name: Key of it.  A later source of the same name replaces it.
         owner: Is not kept alive; one that takes no weak reference is left out.
-        source: Gets `owner`; otherwise as for `add_source`.
+        source: Gets `owner`, and returns a dict of plain values, empty for nothing; called in a thread of
+            its own.
     """
     with contextlib.suppress(TypeError):
         reference = weakref.ref(owner)

@@ -27,8 +27,7 @@ from verl_profiler.recording.failures import failure_of
 from verl_profiler.recording.stacks import (
     Stack,
     awaited_by,
-    frames_of,
-    running_frames,
+    other_threads,
     tasks_of,
 )
 from verl_profiler.recording.values import text
@@ -233,12 +232,8 @@ def _open_request(request: Request) -> OpenCall:
 
 def _running() -> Iterator[tuple[Call, OpenCall]]:
     """Find the calls that a thread is in."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    own = threading.get_ident()
-    for ident, innermost in running_frames().items():
-        name = names.get(ident, "")
-        if ident != own and not name.startswith("verl-profiler "):
-            yield from _calls_in(frames_of(innermost), name)
+    for _, name, frames in other_threads():
+        yield from _calls_in(frames, name)
 
 
 def _suspended(loops: Iterable[Any]) -> Iterator[tuple[Call, OpenCall]]:
@@ -292,13 +287,10 @@ def _identity(call: Call) -> dict[str, Any]:
 
 def user_threads(loops: Collection[int]) -> list[tuple[str, Stack]]:
     """Return name and stack of threads that run the user's code, event loops and probed calls aside."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found: list[tuple[str, Stack]] = []
-    for ident, innermost in running_frames().items():
-        name = names.get(ident, "")
-        if ident in loops or ident == threading.get_ident() or name.startswith("verl-profiler "):
-            continue
-        frames = frames_of(innermost)
-        if any(map(loop_watchdog.is_users, frames)) and not any(map(_call_of, frames)):
-            found.append((name, Stack.of(frames)))
-    return found
+    return [
+        (name, Stack.of(frames))
+        for ident, name, frames in other_threads()
+        if ident not in loops
+        and any(map(loop_watchdog.is_users, frames))
+        and not any(map(_call_of, frames))
+    ]

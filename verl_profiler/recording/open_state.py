@@ -37,9 +37,8 @@ from verl_profiler.recording.clock import Timestamps, now
 from verl_profiler.recording.complaints import say
 from verl_profiler.recording.open_calls import FailedPhase, OpenCall, OpenPhase
 from verl_profiler.recording.stacks import Stack
-from verl_profiler.recording.trainer_signs import TrainerSigns
 
-__all__ = ["account", "begin"]
+__all__ = ["begin"]
 
 # Looks per `after`, and the seconds between two of them.
 _LOOKS = 4
@@ -77,11 +76,6 @@ class _Watcher(threading.Thread):
         self.kept: FailedPhase | None = None
         # Hangs of the run that this process has written evidence of, or that were before its time.
         self.hangs = 0
-        self.gathered_ns = 0
-        self.signs = TrainerSigns(active.directory, self.after_ns, round(self.period_s * 1e9))
-        # Since when the trainer's process is silent, if this one has announced it.
-        self.silent_ns: int | None = None
-        self.looks = self.cpu_ns = 0
 
     def run(self) -> None:
         wait_s = self.period_s
@@ -98,13 +92,9 @@ class _Watcher(threading.Thread):
             with contextlib.suppress(Exception):
                 self.look()
             with contextlib.suppress(Exception):
-                self.look_at_trainer()
-            with contextlib.suppress(Exception):
                 self.add_evidence()
             spent_ns = time.thread_time_ns() - begin_ns
             self.active.wrapper_cpu_ns += spent_ns
-            self.looks += 1
-            self.cpu_ns += spent_ns
             wait_s = max(self.period_s, spent_ns / 1e9 / _SHARE)
 
     def look(self) -> None:
@@ -221,41 +211,13 @@ class _Watcher(threading.Thread):
         """Return the folder for the evidence of the next hang."""
         return self.active.directory / EVIDENCE_FOLDER / str(self.hangs + 1)
 
-    def look_at_trainer(self) -> None:
-        """Request evidence if the trainer's process stands still, which cannot do so itself.
-
-        All other processes look; the one that makes the folder announces it.
-        """
-        if context.process.is_trainer:
-            return
-        if self.hangs >= _EVIDENCE_HANGS:
-            return
-        at_ns = now()
-        since_ns = self.signs.silent_since(at_ns)
-        if since_ns is None:
-            if self.silent_ns is not None:
-                length = f"{(at_ns - self.silent_ns) / 1e9:.0f} s"
-                self.silent_ns = None
-                say(f"{self.signs.name} goes on after {length}")
-        elif since_ns > self.gathered_ns:
-            folder = self.hang()
-            folder.parent.mkdir(exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir()
-                self.silent_ns = since_ns
-                say(
-                    f"WARNING {self.signs.name} has written nothing for "
-                    f"{(at_ns - since_ns) / 1e9:.0f} s, and may not be running. Details: "
-                    f"verl-profiler stuck {self.active.directory} (trainer-silent)",
-                )
-
     def add_evidence(self) -> None:
         """Write what this process shows of itself, if the trainer's has found that the run is stuck."""
         folder, name = self.hang(), self.active.name
         if name is None or self.hangs >= _EVIDENCE_HANGS or not folder.is_dir():
             return
         self.hangs += 1
-        self.gathered_ns = at_ns = now()
+        at_ns = now()
         found = evidence.gather()
         head = {"format": FORMAT_VERSION, "name": name, "at": self.time(at_ns)}
         _replace(folder / f"{name}.json", {**head, **found})
@@ -330,13 +292,6 @@ def _named(phase: OpenPhase) -> str:
     if phase.event == NO_PROGRESS:
         return "the wait for the next sample to be dispatched or finished"
     return phase.event if phase.step is None else f"{phase.event} of step {phase.step}"
-
-
-def account() -> dict[str, Any]:
-    """Return what the looks of this process took, for its header; empty if it makes none."""
-    if _watcher is None:
-        return {}
-    return {"looks": {"count": _watcher.looks, "cpu_s": _watcher.cpu_ns / 1e9}}
 
 
 def begin() -> None:

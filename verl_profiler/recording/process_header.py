@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 
 from verl_profiler.recording.values import plain
 
-__all__ = ["Mark", "ProcessHeader"]
+__all__ = ["Mark", "ProcessHeader", "claim_name"]
 
 _NAMES = 10_000
 _WRITE_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -73,15 +73,8 @@ class ProcessHeader:
         Raises:
             OSError: If no file can be made there.
         """
-        folder = directory / "processes"
-        for name in _numbered(base):
-            try:
-                _create(folder / f"{name}.json")
-            except FileExistsError:
-                continue
-            self.directory, self.name = directory, name
-            return name
-        raise FileExistsError(f"{folder} has {_NAMES:,} headers of {base}")
+        self.directory, self.name = directory, claim_name(directory, base)
+        return self.name
 
     def write(self, content: dict[str, Any], mark: Mark) -> None:
         """Replace the header.
@@ -138,6 +131,27 @@ class ProcessHeader:
             self._fd = None
 
 
+def claim_name(directory: Path, base: str, taken: Collection[str] = ()) -> str:
+    """Take the first free name for a process of a run, by creating its header.
+
+    Args:
+        directory: The run directory.
+        base: The name, which gets a number if it is taken.
+        taken: Names that are taken without a header.
+
+    Raises:
+        OSError: If no file can be made there.
+    """
+    folder = directory / "processes"
+    for number in range(1, _NAMES):
+        name = base if number == 1 else f"{base}-{number}"
+        with contextlib.suppress(FileExistsError):
+            if name not in taken:
+                _create(folder / f"{name}.json")
+                return name
+    raise FileExistsError(f"{folder} has {_NAMES:,} headers of {base}")
+
+
 def _create(path: Path) -> None:
     """Create a file, and its folder if that is not there."""
     flags = _WRITE_FLAGS | os.O_CREAT | os.O_EXCL
@@ -146,9 +160,3 @@ def _create(path: Path) -> None:
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, flags, 0o666))
-
-
-def _numbered(base: str) -> Iterator[str]:
-    yield base
-    for number in range(2, _NAMES):
-        yield f"{base}-{number}"

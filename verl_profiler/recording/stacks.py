@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import itertools
 import sys
 import threading
 from collections import Counter
@@ -22,6 +23,7 @@ __all__ = [
     "all_threads",
     "awaited_by",
     "frames_of",
+    "other_threads",
     "place",
     "running_frames",
     "tasks_by_stack",
@@ -95,6 +97,15 @@ def frames_of(frame: FrameType | None) -> list[FrameType]:
     return frames[::-1]
 
 
+def other_threads() -> Iterator[tuple[int, str, list[FrameType]]]:
+    """Give `threading.get_ident`, name and frames of the threads that run Python, this one and ours aside."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, innermost in running_frames().items():
+        name = names.get(ident, "")
+        if ident != threading.get_ident() and not name.startswith(_OWN):
+            yield ident, name, frames_of(innermost)
+
+
 def tasks_of(loop: Any) -> list[Any]:
     """Return the tasks of an event loop, at most 5000."""
     tasks: Iterable[Any] = ()
@@ -129,15 +140,10 @@ def _is_driven(awaited: Any) -> bool:
 
 def all_threads(most: int, places: int) -> list[dict[str, Any]]:
     """Return name and stack of the threads that run Python, ours aside."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    rows: list[dict[str, Any]] = []
-    for ident, innermost in running_frames().items():
-        name = names.get(ident, "")
-        if not name.startswith(_OWN) and len(rows) < most:
-            rows.append(
-                {"thread": name, "stack": [place(each) for each in frames_of(innermost)[-places:]]}
-            )
-    return rows
+    return [
+        {"thread": name, "stack": list(map(place, frames[-places:]))}
+        for _, name, frames in itertools.islice(other_threads(), most)
+    ]
 
 
 def tasks_by_stack(loops: Iterable[Any], most: int, places: int) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import enum
 import pathlib
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -119,16 +119,18 @@ class _Bounded:
             return f"<{_name(kind)} object>"
 
     def _container(self, value: Any, kind: type[Any], depth: int) -> Any:
-        size = _size(value, kind)
+        # A subclass may have methods of its own.
+        base: Any = next(base for base in _CONTAINERS if issubclass(kind, base))
+        size = base.__len__(value)
         if id(value) in self._open:
             return "<cycle>"
         if depth >= _DEPTH_LIMIT:
             return f"<{kind.__name__} of {size:,}, nested too deeply>"
         self._open.add(id(value))
         try:
-            if issubclass(kind, dict):
+            if base is dict:
                 return self._mapping(_items_of_dict(value), size, depth)
-            return self._sequence(_items(value, kind), size, depth)
+            return self._sequence(base.__iter__(value), size, depth)
         finally:
             self._open.discard(id(value))
 
@@ -213,22 +215,6 @@ def _integer(value: int) -> int | str:
     if bits <= 63:
         return value
     return str(value) if bits <= 256 else f"<integer of {bits:,} bits>"
-
-
-def _size(value: Any, kind: type[Any]) -> int:
-    bases: tuple[Any, ...] = (dict, list, tuple, set, frozenset)
-    for base in bases:
-        if issubclass(kind, base):
-            return base.__len__(value)
-    return 0
-
-
-def _items(value: Any, kind: type[Any]) -> Iterator[Any]:
-    bases: tuple[Any, ...] = (list, tuple, set, frozenset)
-    for base in bases:
-        if issubclass(kind, base):
-            return base.__iter__(value)
-    return iter(())
 
 
 def _name(kind: type[Any]) -> str:

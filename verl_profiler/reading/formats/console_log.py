@@ -22,7 +22,6 @@ from typing import BinaryIO, NamedTuple, cast
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import (
-    UnusableFileError,
     expanded,
     limited_lines,
     open_log,
@@ -117,10 +116,6 @@ def file_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, str]]:
                 f"{path}: {long} line{'s are' if long > 1 else ' is'} longer than "
                 f"{LINE_LIMIT_BYTES >> 20} MiB; what follows in them is not read."
             )
-    except UnusableFileError as error:
-        if not number:
-            raise _unreadable(path, error) from error
-        problems.append(f"{path} {error} after line {number}; the rest is not read.")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problems.append(
             f"{path} is compressed and cannot be read after line {number} "

@@ -30,7 +30,6 @@ _TIME_OF_DAY_US = 10**14
 _HEAD_BYTES = 1 << 16
 # Read whole; decoded, it takes several times as much.
 _LIMIT_BYTES = 1 << 30
-_EXPANSION_FROM_BYTES = 64 << 20
 _LAST_NS = (1 << 63) - 1
 _NAME_LIMIT = 4_096
 _DEPTH_LIMIT = 60
@@ -64,14 +63,14 @@ def read(path: Path, *, found: bool = False) -> ForeignTrace | None:
 def is_trace(path: Path) -> bool:
     """Whether a file begins as a trace of torch.profiler does."""
     try:
-        with open_regular(path) as file, expanded(file, _EXPANSION_FROM_BYTES) as opened:
+        with open_regular(path) as file, expanded(file) as opened:
             return b'"traceEvents"' in opened.read(_HEAD_BYTES)
     except (OSError, EOFError, zlib.error):
         return False
 
 
 def _content(path: Path) -> bytes:
-    with open_regular(path, _LIMIT_BYTES) as file, expanded(file, _EXPANSION_FROM_BYTES) as opened:
+    with open_regular(path, _LIMIT_BYTES) as file, expanded(file) as opened:
         text = bytearray()
         while block := opened.read(1 << 20):
             text += block
