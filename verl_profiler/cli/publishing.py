@@ -139,7 +139,7 @@ def _markdown(
 
     lines = [f"# Profile of {_cell(experiment)}", ""]
     if rows:
-        lines += ["| finding | recoverable | who | try |", "| --- | --- | --- | --- |"]
+        lines += ["| finding | gain | culprit | fix |", "| --- | --- | --- | --- |"]
         lines += [
             f"| {' | '.join(_cell(text[key]) for key in ('message', 'gain', 'who', 'try'))} |"
             for text in texts

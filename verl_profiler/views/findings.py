@@ -98,10 +98,10 @@ def finding_list(rows: Rows, left_out: LeftOut = NOTHING) -> str:
     for number, text in enumerate(finding_texts(rows), 1):
         lines += textwrap.wrap(f"{number}. {text['message']}", _WIDTH, subsequent_indent="   ")
         parts = {
-            "recoverable": text["gain"],
-            "who": text["who"],
+            "gain": text["gain"],
+            "culprit": text["who"],
             "why": text["why"],
-            "try": text["try"],
+            "fix": text["try"],
             "see": ", ".join(text["see"]),
         }
         for label, each in parts.items():
