@@ -128,6 +128,7 @@ TRAINING = [
     "+ray_kwargs.ray_init.runtime_env.py_executable=uv run", "trainer.logger=['console','wandb']",
     "trainer.n_gpus_per_node=8", "trainer.nnodes=4", "+profiler=multiturn",
     "actor_rollout_ref.rollout.multi_turn.tool_config_path=/data/tools.yaml",
+    "reward.reward_model.enable=True", "reward.reward_model.rollout.tensor_model_parallel_size=2",
 ]  # fmt: skip
 KEPT = {
     "algorithm.adv_estimator=rloo",
@@ -166,7 +167,8 @@ def test_a_whole_command_is_rehearsed_with_its_rewards_and_small_sizes(tmp_path,
 
     assert 0 == main(words)
 
-    replaced, _, rest = capsys.readouterr().out.partition("\n")
+    replaced, apart, rest = capsys.readouterr().out.split("\n", 2)
+    assert apart.startswith("not rehearsed: the reward model")
     printed = shlex.split(rest.replace("\\\n", " "))
     assert {*KEPT, own, "+rehearsal=standin", "trainer.n_gpus_per_node=2"} <= {*printed}
     assert not {*printed} & ({*TRAINING} - KEPT - {"+profiler=multiturn"})

@@ -56,6 +56,7 @@ _SIZES = re.compile(
     r"|actor_rollout_ref\.rollout\.(prompt_length|response_length|max_\w+|engine_kwargs\..+|mode|nnodes"
     r"|n_gpus_per_node|free_cache_engine|enable_\w+|checkpoint_engine\..+)"
     r"|rollout\.(nnodes|n_gpus_per_node|total_rollout_steps)"
+    r"|(reward\.)?reward_model\..+|distillation\..+"
     r"|ray_kwargs\..+|profiler(\..+)?|rehearsal(\..+)?|global_profiler\..+|hydra\.run\.dir"
 )
 # Kept where the user's file is on this machine.

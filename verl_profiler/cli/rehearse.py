@@ -23,6 +23,7 @@ import importlib
 import importlib.util
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -181,6 +182,14 @@ def _take_over(args: argparse.Namespace) -> None:
     args.overrides = [*config, *kept]
     if replaced:
         print(visible(f"replaced by small ones, or absent here: {' '.join(replaced)}"))
+    if any(
+        re.match(r"\+*((reward\.)?reward_model|distillation)\.enabled?=true", each, re.IGNORECASE)
+        for each in replaced
+    ):
+        print(
+            "not rehearsed: the reward model and the teachers of a distillation, which are engines with "
+            "models of their own"
+        )
 
 
 def _what_failed(console: Path) -> str:
