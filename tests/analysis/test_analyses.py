@@ -43,18 +43,6 @@ def test_a_large_run_is_derived_in_chunks_with_the_same_answers(events, monkeypa
     assert whole == results(Tables.of(events))
 
 
-def test_only_the_steps_that_are_asked_for_are_in_the_answers(events):
-    """`steps` includes both ends and nothing else; it does not change what is in them."""
-    tables = Tables.of(events)
-    whole = results(tables)
-    part = results(tables, (1, 1))
-
-    for name, rows in part.items():
-        expected = [row for row in whole[name] if row["step"] == 1]
-        assert expected == rows, name
-        assert rows or not [row for row in whole[name] if row["step"] == 1], name
-
-
 def test_every_derived_table_has_the_columns_that_are_documented(events):
     """`SCHEMAS` and the tables that are made agree in names, order and types."""
     tables = Tables.of(events)

@@ -45,10 +45,3 @@ def test_a_step_with_too_many_calls_is_left_out_with_a_note(run, monkeypatch):
     assert note.startswith(
         f"What-if leaves out step {largest} with {calls[largest]:,} generate calls"
     )
-
-
-def test_all_steps_may_be_left_out(run, monkeypatch):
-    monkeypatch.setattr(detail_notes, "REPLAYED_CALLS", 0)
-
-    assert step_replays(run.tables) == []
-    assert f"{len(calls_of(run)) - 1} other step" in run.notes[0]

@@ -179,16 +179,6 @@ def test_the_timeline_is_in_order_with_the_engines_side(tables, conversation, sp
     assert 9.5 == rows[-2]["end_s"]
 
 
-def test_ids_that_repeat_are_told_apart(tables, conversation):
-    """verl's full_determinism gives the same ids in every step."""
-    events = conversation("same", step=1) + conversation("same", step=2, begin=50.0)
-
-    rows = request_timeline(tables(events), "same", 2)
-
-    assert {2} == {row["step"] for row in rows}
-    assert 0.0 == rows[0]["begin_s"]
-
-
 def test_a_request_says_how_long_its_loop_stood_still(tables, conversation, span):
     """Of its own worker, and only while it ran; no part gets longer."""
     lags = [
@@ -234,3 +224,13 @@ def test_a_quantile_is_numpys_and_none_of_too_few(number):
         shown += [metric[f"p{level}"]] if level != 80 else []
         assert shown == [truth and pytest.approx(truth, abs=2e-6)] * len(shown), level
         assert level in (50, 90) or (tail[f"tail{level}_s"] is None) == (truth is None)
+
+
+def test_ids_that_repeat_are_told_apart(tables, conversation):
+    """verl's full_determinism gives the same ids in every step."""
+    events = conversation("same", step=1) + conversation("same", step=2, begin=50.0)
+
+    rows = request_timeline(tables(events), "same", 2)
+
+    assert {2} == {row["step"] for row in rows}
+    assert 0.0 == rows[0]["begin_s"]

@@ -82,18 +82,6 @@ def test_summary(run, capsys):
     same(engines, truth, RATES[1:])
 
 
-def test_why(run, capsys):
-    """`why --json`: the path covers the step, and the replays start from its length."""
-    tables = printed(capsys, "why", run, "--json")["tables"]
-    truth = truth_of(run)
-    paths = {step: {"step": 0.0} for step in truth}
-    for row in tables["critical_path"]:
-        paths[row["step"]]["step"] += row["duration_s"]
-
-    same(paths, truth, ("step",))
-    same(by_step(tables["step_replays"], step="duration_s"), truth, ("step",))
-
-
 def test_report(run):
     """The document of the page."""
     with load(run) as opened:
@@ -122,32 +110,3 @@ def test_diff(run, capsys):
         shown[step] = {name: found[name] for name in names}
 
     same(shown, truth, names)
-
-
-def test_timing(run, capsys, tmp_path):
-    """verl's own numbers stay verl's: `timing` repeats what verl logged for each step."""
-    lines = [
-        json.loads(text)
-        for path in sorted(run.glob("step_*/*.jsonl"))
-        for text in path.read_text().splitlines()
-    ]
-    logged = {
-        line["step"]: line["extra"]["metrics"]
-        for line in lines
-        if line["event"] == "metrics" and "timing_s/step" in line["extra"]["metrics"]
-    }
-    assert logged
-    log = tmp_path / "console.log"
-    text = "".join(
-        f"step:{step} - " + " - ".join(f"{name}:{value}" for name, value in metrics.items()) + "\n"
-        for step, metrics in logged.items()
-    )
-    log.write_text(text)
-    (shown,) = printed(capsys, "timing", log, "--json")["runs"]
-
-    for row in shown["logged_steps"]:
-        metrics = logged.pop(row["step"])
-        assert metrics["timing_s/step"] == row["step_s"]
-        assert metrics["perf/throughput"] == row["tokens_per_s_per_gpu"]
-        assert metrics["perf/total_num_tokens"] == row["total_tokens"]
-    assert {} == logged

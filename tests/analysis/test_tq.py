@@ -180,13 +180,6 @@ def test_findings_are_the_guides():
     assert [] == [text for text in texts if causes.search(text)], "which were not measured"
 
 
-def test_exactly_at_the_bounds_nothing_is_found():
-    """30 % is not more than 30 %, and 100 MB/s is fair."""
-    calls = [(n, {"get": 0.2, "compute": 0.7, "put": 0.1}, {}) for n in range(10)]
-
-    assert [] == tq_findings(made(*calls, transfers=[("tq_get", 1.0, 100, {})]))
-
-
 def test_calls_that_handled_the_same_data_are_joined():
     """By each of a batch's ids; `+2` stands for ids that are not listed."""
     tables = made(

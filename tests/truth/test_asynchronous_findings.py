@@ -11,7 +11,6 @@ from verl_profiler.analysis.explain.asynchronous_findings import asynchronous_fi
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
-from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.views.findings import finding_list
 
 
@@ -259,27 +258,6 @@ def test_a_balanced_run_has_no_findings():
     rows, _, _ = found_in(Plan(stages=even, train_ms=900, sync_ms=30, ahead=8, steps=6, batch=8))
 
     assert {} == rows
-
-
-def test_synchronous_runs_have_none_of_these():
-    """Their steps have a critical path."""
-    rows, _, _ = found_in(Plan(separate=False, ahead=0))
-
-    assert {} == rows
-
-
-def test_a_finding_is_written_with_its_fix():
-    """As those of synchronous runs; what is on the critical path of no step is left out."""
-    tables = tables_of(events_of(Simulation(PAIRS["waits_in_turn"][0])))
-    rows = explanations(tables)["findings"]
-    text = finding_list(rows)
-
-    assert all(RULES[row["finding"]].pooled for row in rows)
-    assert "alternately wait for each other" in text
-    # More warm-up batches make samples staler: words, nothing to paste.
-    assert "A larger num_warmup_batches" in text
-    assert "paste:" not in text
-    assert "{" not in text
 
 
 def quick(number):

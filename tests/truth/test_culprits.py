@@ -7,7 +7,6 @@ from truth.synthetic import SECOND, Phase, Request, Step, Turn, run_of
 
 from verl_profiler.analysis.explain.concentration import Place, concentration, identity
 from verl_profiler.analysis.explain.findings import explanations
-from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.views.findings import finding_list
 
 # The first one is warm-up; of two alike, eight steps name the one that always leads.
@@ -392,28 +391,6 @@ def test_a_late_worker_is_described_by_its_requests(change, reason):
             assert "ore agent-loop workers" not in each["advice"]
 
 
-# Sentences on causes that were printed whatever was measured, and inputs of which they are false.
-CONSTANT = (
-    *("about equally slow", "no outliers", "is an outlier", "long latency tail", "slow or shared"),
-    *("nearly idle", "Sticky routing", "regardless of the batch", "slow file system"),
-    *("compute-bound", "host memory", "The responses are long", "busy almost all the time"),
-    *(
-        "Different sequence lengths",
-        "single storage unit",
-        "Loading the next batch",
-        "gains nothing",
-    ),
-)
-
-
-def test_a_cause_is_measured_or_not_printed():
-    """A rule has none of its own unless it is what the rule measures."""
-    assert {"kv_bound"} == {name for name, rule in RULES.items() if rule.cause}
-    for rule in RULES.values():
-        texts = (rule.sentence, rule.cause, rule.advice, rule.named_advice or "")
-        assert not [each for each in CONSTANT if any(each in text for text in texts)]
-
-
 def test_what_dominates_comes_after_what_is_out_of_the_ordinary():
     """A slow rank in a run that training bounds is named first."""
 
@@ -477,14 +454,6 @@ def test_what_has_an_identity_needs_most_of_the_time():
     """Sixty percent, by the seconds."""
     assert identity("tool", [Place(1, {"a": 6.0, "b": 4.0})]).who == "a"
     assert identity("tool", [Place(1, {"a": 5.9, "b": 4.1})]).who is None
-
-
-def test_every_rule_can_be_told():
-    """Each has what a finding needs; sentences name only what is filled in."""
-    filled = {"lost_s": "1 s", "lost_share": "3 %", "who": "x", "reason": "y"}
-    for rule in RULES.values():
-        for text in (rule.sentence, rule.cause, rule.advice, rule.named_advice):
-            assert text is None or "{" not in text.format(**filled)
 
 
 def test_a_blocked_loop_has_a_bound_beside_its_estimate():

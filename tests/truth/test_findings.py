@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from truth.event_loops import blocked
 from truth.synthetic import Phase, Request, Step, Turn, events_of, run_of, tables_of
-from truth.test_culprits import PLANTED
 
 from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.what_if import chosen_steps
 from verl_profiler.reading.reader import load
 from verl_profiler.units import seconds
-from verl_profiler.views.findings import RULES, finding_list, finding_texts
+from verl_profiler.views.findings import RULES, finding_list
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -112,21 +111,6 @@ CASES = {
 }
 
 
-# Planted in simulations of whole trainings.
-WHOLE = (
-    *(
-        "long_prompts",
-        "skewed_routing",
-        "slow_prefill",
-        "slow_host",
-        "few_at_once",
-        "uneven_tokens",
-        "stalled_step",
-    ),
-    *("grows", "changed", "more_tokens"),
-)
-
-
 def found_in(*steps):
     tables, truths = run_of(*steps)
     return explanations(tables)["findings"], truths
@@ -135,22 +119,6 @@ def found_in(*steps):
 def anomalies(rows):
     """Return the findings but the one that accounts for work in which nothing was found."""
     return [row for row in rows if row["finding"] != "work"]
-
-
-def test_every_rule_is_shown_somewhere():
-    """Here on one step, or planted in a run of several (`test_culprits`)."""
-    planted = {finding for _, finding, _ in PLANTED.values()}
-    planted |= {name for name, rule in RULES.items() if rule.pooled}  # test_asynchronous_findings
-    planted |= {"kv_bound", "unbalanced_replicas", "retractions", "cold_prefix_cache"}
-    planted |= {"small_batches"}  # like those above: test_engine_findings
-    planted |= {"gpu_idle"}  # test_device_findings
-    planted |= {"failing_tools", "tool_time", "decode_bound", "engine_bound", "trainer_bound"}
-    planted |= {"work", "offload", "prefill", "forward_only", "host_memory"}  # test_account
-    planted |= {"prompt_build"}  # test_account
-
-    planted |= set(WHOLE)  # test_planted
-
-    assert set(RULES) == set(CASES) | planted
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -227,32 +195,6 @@ def test_the_costs_are_the_true_ones():
     told = run_of(QUIET)[1][0]
 
     assert row["recoverable_s"] * 1e6 == pytest.approx(truth.duration_us - told.duration_us, abs=1)
-
-
-def test_findings_are_ranked_and_written():
-    """The most recoverable first, numbered, with where to look."""
-    step = replace(CASES["late_start"][0], poll_us=2_000_000, save_us=600_000)
-    rows, _ = found_in(step)
-    text = finding_list(rows)
-    unwrapped = " ".join(text.split())
-
-    gains = [row["recoverable_s"] for row in anomalies(rows)]
-    assert sorted(gains, reverse=True) == gains
-    assert {"checkpoint", "late_start"} <= {row["finding"] for row in rows}
-    assert text.splitlines()[0] == "Findings of one step"
-    for number, row in enumerate(rows, 1):
-        assert f"{number}. {row['message']}" in unwrapped
-    assert all(each["see"] for each in finding_texts(rows))
-
-
-def test_several_runs_are_named():
-    """Two parts of a resumed run have findings of their own."""
-    rows, _ = found_in(CASES["polling"][0])
-    both = [*rows, *({**row, "run": "second"} for row in rows)]
-
-    assert "of made" not in finding_list(rows)
-    assert " of made" in finding_list(both)
-    assert " of second" in finding_list(both)
 
 
 def test_a_finding_states_how_many_steps_its_replay_used(monkeypatch):

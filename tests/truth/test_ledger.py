@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from chart_reading import words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from truth.asynchronous_runs import Plan, Simulation, events_of
@@ -15,8 +14,6 @@ from truth.test_culprits import healthy
 from verl_profiler.analysis.explain.device_time import Group, Span, innermost, integrate
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.views.ledger_text import bound_text, ledger_lines
-from verl_profiler.views.questions import VIEWS
-from verl_profiler.views.view import Choice
 
 PLANS = {
     "synchronous": Plan(separate=False, ahead=0),
@@ -94,15 +91,6 @@ def test_the_first_step_does_not_decide_what_bounds_a_run():
         == bound
     )
     assert "bounded by the rollout" in bound_text([row for row in rows if row["step"] < 3])
-
-
-def test_one_device_is_no_plural():
-    """In the terminal and below the plot's title."""
-    rows = bubble_ledger(tables_of(events_of(Simulation(Plan(replicas=1)))))
-    spec = VIEWS["bubble_ledger"].spec({"bubble_ledger": rows}, Choice())
-
-    assert "1 device of the rollout" in words(spec)
-    assert "1 device of the rollout" in "".join(ledger_lines(rows))
 
 
 def test_validation_and_checkpoints_are_overhead():

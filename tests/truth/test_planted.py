@@ -53,31 +53,6 @@ def test_half_the_requests_wait_less_for_what_they_share(tmp_path, limit):
     assert 0.75 <= answers["half_the_requests"] / (whole.step_s - half.step_s) <= 1.25
 
 
-def test_a_simulated_run_keeps_its_books():
-    """Tokens are conserved, a limit limits, and a fault costs time."""
-    plain, limited = Training(Plan(steps=3)), Training(Plan(steps=3, slots=2))
-    tokens = [
-        sum(
-            extra["response_tokens"]
-            for _, _, event, *_, extra in run.events
-            if event == "engine_call"
-        )
-        for run in (plain, limited)
-    ]
-    calls = [
-        (process, round(begin + extra["queue_s"], 6), round(end, 6))
-        for process, _, event, begin, end, extra in limited.events
-        if event == "engine_request"
-    ]
-    running = max(
-        sum(own[0] == other[0] and own[1] <= other[1] < own[2] for own in calls) for other in calls
-    )
-
-    assert tokens[0] == tokens[1] > 0
-    assert 2 == running
-    assert limited.step_s > 1.5 * plain.step_s
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_severity_of_a_planted_fault_is_named_first(kind):
