@@ -66,7 +66,6 @@ class Culprit:
         where: How often it led: `last in 9 of 9 phases of 3 steps`.
         chance: p-value of leading this often if all members were alike; None for
             members that differ by nature.
-        leads: Share of places in which it led.
         evidence: Rows of step, who, seconds and what, most time first.
         because: A sentence on what was measured of it; empty if nothing was.
         fixable: Whether the fixes of the finding's rule are for this culprit.
@@ -78,7 +77,6 @@ class Culprit:
     text: str
     where: str = ""
     chance: float | None = None
-    leads: float = 0.0
     evidence: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     because: str = ""
     fixable: bool = True
@@ -115,7 +113,7 @@ def concentration(
     where = _where(verb, often, places, unit)
     level = _CHANCE_IF_CLEAR if clear else _CHANCE
     if len(shares) > 1 and chance < level and part >= _MOST and often >= _LEADS * len(places):
-        return Culprit(kind, top, top, where, chance, often / len(places), evidence)
+        return Culprit(kind, top, top, where, chance, evidence)
     mostly = f"{top} {where}"
     if len(shares) < 2:
         text = f"{top}, the only {kind}"
@@ -123,7 +121,7 @@ def concentration(
         text = f"not significant: {mostly}, possibly by chance"
     else:
         text = f"no single {kind}: spread over {len(shares)} ({mostly})"
-    return Culprit(kind, None, text, where, chance, often / len(places), evidence)
+    return Culprit(kind, None, text, where, chance, evidence)
 
 
 def identity(kind: str, places: Sequence[Place], *, verb: str = "most time") -> Culprit:
@@ -140,7 +138,7 @@ def identity(kind: str, places: Sequence[Place], *, verb: str = "most time") -> 
     listed = ", ".join(f"{who} {totals[who] / whole:.0%}".replace("%", " %") for who in ranked[:3])
     named = totals[top] >= _OWN * whole
     who, text = (top, top) if named else (None, f"no single {kind}: {listed}")
-    return Culprit(kind, who, text, where, None, leads / len(places), evidence)
+    return Culprit(kind, who, text, where, None, evidence)
 
 
 def _totals(places: Iterable[Place]) -> dict[str, float]:

@@ -225,7 +225,7 @@ def tools(tables: Tables, steps: Steps) -> Found:
             [run, culprit.who],
         )
         found.setdefault(run, {})["slow_tools"] = (
-            replace(culprit, leads=0.0, evidence=slowest, because=because),
+            replace(culprit, evidence=slowest, because=because),
             None,
         )
     work = tool_work(tables, steps)
