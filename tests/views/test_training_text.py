@@ -1,7 +1,5 @@
 """Devices and tokens as text, against sums by hand."""
 
-import pytest
-
 from verl_profiler.views.training_text import (
     device_line,
     device_text,
@@ -63,27 +61,6 @@ def test_devices_by_phase():
         word.strip() for word in lines[2].split("  ") if word.strip()
     ]
     assert "" == device_text([])
-
-
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        ([(10, 1000)] * 6, None),
-        ([(10, 1000)] * 2 + [(11, 1100)] * 2 + [(13, 1300)] * 2, "more tokens, not a slower phase"),
-        ([(10, 1000)] * 2 + [(11, 1000)] * 2 + [(13, 1000)] * 2, "a slower phase"),
-        ([(10, 1000)] * 3 + [(20, 1300)] * 3, "a slower phase, and more tokens"),
-        ([(10, 1000), (20, 2000)], None),
-    ],
-)
-def test_a_phase_that_grows_is_explained(steps, expected):
-    """By its tokens; not of few steps."""
-    rows = [efficiency(number, *each) for number, each in enumerate(steps, 1)]
-
-    sentences = [line for line in efficiency_text(rows).splitlines() if "grew" in line]
-
-    assert (expected is not None) == bool(sentences)
-    if expected is not None:
-        assert f"the steps: {expected} (" in sentences[0]
 
 
 def test_mfu_is_shown_where_verl_has_it():

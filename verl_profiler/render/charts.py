@@ -209,7 +209,6 @@ def layer(
     mark: str | Spec,
     *,
     tip: Sequence[str] = (),
-    keep: Sequence[str] = (),
     **channels: Any,
 ) -> Spec:
     """Draw a mark per row.
@@ -218,14 +217,13 @@ def layer(
         rows: Their fields that channels name are kept.
         mark: Of Vega-Lite: its name, or a dict with a type and looks.
         tip: Fields that the page shows of what is pointed at.
-        keep: Further fields.
         channels: x, y, x2, y2, color, opacity, text, …: a channel (`quantity`, …), or a constant.
     """
     encoding: Spec = {
         name: each if is_mapping(each) else {"value": each} for name, each in channels.items()
     }
     fields = {each["field"]: None for each in encoding.values() if "field" in each}
-    fields |= dict.fromkeys((*tip, *keep))
+    fields |= dict.fromkeys(tip)
     if tip:
         encoding["tooltip"] = [
             {"field": name}

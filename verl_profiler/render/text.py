@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from verl_profiler.render.visible import visible
 
-__all__ = ["align", "without"]
+__all__ = ["align", "clipped", "without"]
 
 
 def align(rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,), indent: str = "  ") -> str:
@@ -45,3 +45,9 @@ def _width(text: str) -> int:
 def without(steps: Sequence[int]) -> str:
     """Return which steps a mean leaves out, to be appended: `, without step 1`; empty for none."""
     return f", without step {', '.join(map(str, steps))}" if steps else ""
+
+
+def clipped(text: str, width: int = 120) -> str:
+    """Return a text as one line; what was cut off is marked."""
+    text = visible(text)
+    return text if len(text) <= width else text[: width - 2].rstrip(" ,;") + " …"

@@ -9,14 +9,13 @@ from typing import Any
 from verl_profiler.analysis.explain.fixes import FILES
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, named
-from verl_profiler.render.text import without
+from verl_profiler.render.text import clipped, without
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share
 
-__all__ = ["RULES", "brief_findings", "finding_list", "finding_texts"]
+__all__ = ["RULES", "brief_findings", "finding_list", "finding_texts", "short_findings"]
 
 _WIDTH = 92
-_BRIEF = 3
 
 
 def finding_texts(rows: Rows) -> list[dict[str, Any]]:
@@ -119,21 +118,30 @@ def finding_list(rows: Rows, left_out: LeftOut = NOTHING) -> str:
     return _titled(lines, rows, left_out)
 
 
-def brief_findings(rows: Rows, left_out: LeftOut = NOTHING) -> str:
-    """Return the first findings for a terminal, each with its gain and culprit; empty without findings."""
-    lines: list[str] = []
-    for number, text in enumerate(finding_texts(rows[:_BRIEF]), 1):
+def short_findings(rows: Rows, most: int = 3) -> list[list[str]]:
+    """Return the first findings as lines: the message, the gain with the culprit, and the fix."""
+    found: list[list[str]] = []
+    for number, text in enumerate(finding_texts(rows[:most]), 1):
+        lines = textwrap.wrap(
+            visible(f"{number}. {text['message']}"), 100, subsequent_indent="   ",
+            max_lines=2, placeholder=" …",
+        )  # fmt: skip
         culprit = f"; culprit: {text['who']}" if text["who"] else ""
-        for each, before in (
-            (text["message"], f"{number}. "),
-            (text["gain"] + culprit, "   gain: "),
-        ):
-            lines += textwrap.wrap(
-                each, _WIDTH, initial_indent=before, subsequent_indent="   ",
-                max_lines=2, placeholder=" …",
-            )  # fmt: skip
-    of = f"; {_BRIEF} of {len(rows)}" if len(rows) > _BRIEF else ""
-    return _titled(lines, rows, left_out, of)
+        lines.append(clipped(f"   gain: {text['gain']}{culprit}"))
+        names = " and ".join(name for name, _ in text["files"])
+        # What can be pasted is never cut off.
+        fix = " ".join(text["paste"]) + f"  ({names}: summary -v)" * bool(names)
+        if fix or text["try"]:
+            lines.append(visible(f"   fix: {fix}") if fix else clipped(f"   fix: {text['try']}"))
+        found.append(lines)
+    return found
+
+
+def brief_findings(rows: Rows, left_out: LeftOut = NOTHING) -> str:
+    """Return the first findings for a terminal; empty without findings."""
+    short = short_findings(rows)
+    of = f"; {len(short)} of {len(rows)}" if len(rows) > len(short) else ""
+    return _titled([line for lines in short for line in lines], rows, left_out, of)
 
 
 def _titled(lines: list[str], rows: Rows, left_out: LeftOut, of: str = "") -> str:

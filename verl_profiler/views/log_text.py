@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from statistics import fmean
 
 from verl_profiler.analysis.console_timers import logged_steps
@@ -11,7 +10,7 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.findings import finding_texts
+from verl_profiler.views.findings import short_findings
 from verl_profiler.views.text_tables import table_text
 
 __all__ = ["MORE", "headline", "log_changes", "log_overview"]
@@ -20,7 +19,6 @@ MORE = (
     "This is from the log alone, which has no requests, tools, engines or ranks. "
     "To record them: the same command with +profiler=multiturn"
 )
-_WIDTH = 92
 _FIRST = 3
 _SMALL = 0.02
 
@@ -44,19 +42,10 @@ def log_overview(run: LoggedRun, findings: Rows, *, verbose: bool = False) -> st
 
 def log_changes(findings: Rows, *, verbose: bool = False) -> list[str]:
     """Return the findings as lines, at most three unless all are asked for."""
-    texts = finding_texts(findings if verbose else findings[:_FIRST])
-    of = f"; {len(texts)} of {len(findings)}, -v has all" if len(texts) < len(findings) else ""
-    lines = [f"What to change first (gains per step, not additive){of}"] if texts else []
-    for number, text in enumerate(texts, 1):
-        for before, each in (
-            (f"{number}. ", text["message"]),
-            ("   gain: ", text["gain"]),
-            ("   fix: ", text["try"]),
-        ):
-            lines += textwrap.wrap(
-                visible(each), _WIDTH, initial_indent=before, subsequent_indent="   "
-            )
-    return lines
+    shown = short_findings(findings, len(findings) if verbose else _FIRST)
+    of = f"; {len(shown)} of {len(findings)}, -v has all" if len(shown) < len(findings) else ""
+    title = [f"What to change first (gains per step, not additive){of}"] if shown else []
+    return title + [line for lines in shown for line in lines]
 
 
 def headline(run: LoggedRun) -> str:

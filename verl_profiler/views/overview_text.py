@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.selection import NOTHING, LeftOut, steady
-from verl_profiler.render.text import align
+from verl_profiler.render.text import align, clipped
 from verl_profiler.render.visible import visible
 from verl_profiler.units import quantile_texts, seconds, share
-from verl_profiler.views.findings import finding_texts
+from verl_profiler.views.findings import short_findings
 from verl_profiler.views.ledger_text import ledger_lines
 from verl_profiler.views.step_text import of_which
 from verl_profiler.views.training_text import device_line
@@ -39,13 +38,9 @@ TABLES = (
 # At most so many lines, whatever the size of the run.
 LINES = 20
 _RUNS = 5
-_FINDINGS = 3
-_MESSAGE_LINES = 2
 _PHASES = 3
 _TOOLS = 3
 _FACTS = 4
-_WIDTH = 100
-_FACT_WIDTH = 120
 # Phases below this share of the steps are combined into one line.
 _SMALL = 0.02
 # The time from step to step is shown where it is longer than the steps by this share.
@@ -90,14 +85,14 @@ def overview_text(
     facts: list[_Item] = []
     for run in runs[:_RUNS]:
         own = _of_run(found, run)
-        heads.append(paint(_clipped(_headline(run, own, left_out)), _BOLD))
+        heads.append(paint(clipped(_headline(run, own, left_out)), _BOLD))
         if len(runs) == 1:
             facts = [_fact(*each) for each in _facts(own, left_out)]
         elif own["phase_totals"]:
-            heads.append(_clipped(f"  {_phase_line(own['phase_totals'])}"))
+            heads.append(clipped(f"  {_phase_line(own['phase_totals'])}"))
     if len(runs) > _RUNS:
         heads.append(f"and {len(runs) - _RUNS} more runs: summary -v")
-    facts += [_Item("note", [_clipped(f"Note: {note}")]) for note in about["notes"][:1]]
+    facts += [_Item("note", [clipped(f"Note: {note}")]) for note in about["notes"][:1]]
     title, changes = _changes(findings, found, about, paint)
     quality = _Item("quality", [_quality(problems)])
 
@@ -156,14 +151,8 @@ def _of_run(found: Mapping[str, Rows], run: str) -> dict[str, Rows]:
     return {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
 
 
-def _clipped(text: str, width: int = _FACT_WIDTH) -> str:
-    """Return the text as one line; what was cut off is marked."""
-    text = visible(text)
-    return text if len(text) <= width else text[: width - 2].rstrip(" ,;") + " …"
-
-
 def _fact(rank: str, label: str, text: str) -> _Item:
-    return _Item(rank, [_clipped(f"{label:<12}{text}")])
+    return _Item(rank, [clipped(f"{label:<12}{text}")])
 
 
 def _plain(text: str, _code: str) -> str:
@@ -186,27 +175,11 @@ def _changes(
         # Notes state what could not be replayed, or was not recorded.
         none += ", as far as the notes below allow." if about["notes"] else "."
         return [paint(none, _BOLD)], []
-    texts = finding_texts([dict(row) for row in findings])
     items: list[_Item] = []
-    for number, text in enumerate(texts[:_FINDINGS], 1):
-        message = textwrap.wrap(
-            visible(f"{number}. {text['message']}"), _WIDTH, subsequent_indent="   ",
-            max_lines=_MESSAGE_LINES, placeholder=" …",
-        )  # fmt: skip
-        gain = f"   gain: {text['gain']}"
-        if text["who"]:
-            gain += f"; culprit: {text['who']}"
-        lines = [*(paint(line, _YELLOW) for line in message), _clipped(gain)]
-        # Never cut off, so that it can be pasted.
-        fix = " ".join(text["paste"])
-        if text["files"]:
-            names = " and ".join(name for name, _ in text["files"])
-            fix += f"  ({names}: summary -v)"
-        if fix:
-            lines.append(visible(f"   fix: {fix}"))
-        elif text["try"]:
-            lines.append(_clipped(f"   fix: {text['try']}"))
-        items.append(_Item(f"finding {number}", lines))
+    for number, lines in enumerate(short_findings([{**row} for row in findings]), 1):
+        beside = ("   gain: ", "   fix: ")
+        shown = [line if line.startswith(beside) else paint(line, _YELLOW) for line in lines]
+        items.append(_Item(f"finding {number}", shown))
     return [paint("What to change first (gains per step, not additive)", _BOLD)], items
 
 
@@ -379,4 +352,4 @@ def _quality(problems: Sequence[str]) -> str:
         return "Data quality: no problems found in the files."
     many = len(problems)
     title = f"Data quality, 1 of {many} warnings (-v has all)" if many > 1 else "Data quality"
-    return _clipped(f"{title}: {problems[0]}")
+    return clipped(f"{title}: {problems[0]}")

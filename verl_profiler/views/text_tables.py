@@ -10,7 +10,7 @@ from verl_profiler.render.text import align
 from verl_profiler.units import seconds, share, size
 from verl_profiler.views.columns import format_of, heading
 
-__all__ = ["bar_table", "cell", "facts", "table_text"]
+__all__ = ["bar_table", "cell", "facts", "fitting_table", "table_text"]
 
 _Row = Mapping[str, Any]
 _BAR = 30
@@ -29,14 +29,25 @@ def table_text(
         table: Whose titles the columns have, as in `columns.md`.
         most: Rows to show; what is left out is counted.
     """
-    kept = [name for name in columns if any(cell(row, name) != "-" for row in rows)]
-    if not kept:
-        return ""
-    left = [at for at, name in enumerate(kept) if any(_is_text(row[name]) for row in rows)]
-    lines = [[heading(name, table) for name in kept]]
-    lines += [[cell(row, name) for name in kept] for row in rows[:most]]
+    table, _ = fitting_table(rows[:most], columns, table)
     more = f"\n  and {len(rows) - most} more" if len(rows) > most else ""
-    return f"{title}\n{align(lines, left=left)}{more}"
+    return f"{title}\n{table}{more}" if table else ""
+
+
+def fitting_table(
+    rows: Sequence[_Row], columns: Sequence[str], table: str = "", width: int | None = None
+) -> tuple[str, list[str]]:
+    """Return a table without its last columns that do not fit, and the titles of those."""
+    kept = [name for name in columns if any(cell(row, name) != "-" for row in rows)]
+    left_out: list[str] = []
+    while kept:
+        left = [at for at, name in enumerate(kept) if any(_is_text(row[name]) for row in rows)]
+        lines = [[heading(name, table) for name in kept]]
+        text = align([*lines, *([cell(row, name) for name in kept] for row in rows)], left=left)
+        if width is None or max(map(len, text.split("\n"))) <= width:
+            return text, left_out
+        left_out.insert(0, heading(kept.pop(), table))
+    return "", left_out
 
 
 def bar_table(title: str, parts: Sequence[tuple[str, float, str]], whole_s: float) -> str:

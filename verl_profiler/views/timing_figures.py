@@ -34,7 +34,7 @@ from verl_profiler.views.view import DataTables, NothingToDraw, known
 
 __all__ = ["PICTURES", "Picture"]
 
-# Up to so many steps, points and single strokes are drawn.
+# Up to so many marks of steps are large.
 _MARKED_POINTS = 80
 _OUTSIDE = "{}, outside"
 # Of timers inside gen, by the last or the middle part of their names.
@@ -122,24 +122,14 @@ def _breakdown(data: DataTables, label: str) -> Spec:
 
 
 def _step_times(rows: Rows, factor: float, steps: Rows, bars: Spec) -> list[Spec]:
-    """Draw how long each step took on the axis of the bars: a stroke each, or one line for many."""
-    y = bars["encoding"]["y"]
-    if len(rows) > _MARKED_POINTS:
-        lines = step_lines(
-            [row["step"] for row in steps], [("", rows, "step_s", INK)], "", factor=factor
-        )
-        (line,) = lines
-        del line["encoding"]["color"]
-        line["mark"] = {"type": "line", "strokeWidth": 0.7, "color": INK}
-        line["encoding"]["y"] = y | {"field": "value"}
-        return lines
-    strokes = [
-        {"from": row["step"] - 0.46, "to": row["step"] + 0.46, "low": row["step_s"] * factor}
-        for row in rows
-    ]
-    mark = {"type": "rule", "strokeDash": [4, 2], "color": INK}
-    x = steps_axis([row["step"] for row in steps], "from")
-    return [layer(strokes, mark, x=x, x2={"field": "to"}, y=y)] if strokes else []
+    """Draw how long each step took on the axis of the bars, as a broken line."""
+    if not rows:
+        return []
+    (line,) = step_lines(_numbers(steps), [("", rows, "step_s", INK)], "", factor=factor)
+    del line["encoding"]["color"]
+    line["mark"] = {"type": "line", "strokeDash": [4, 2], "color": INK}
+    line["encoding"]["y"] = bars["encoding"]["y"] | {"field": "value"}
+    return [line]
 
 
 def _per_token(data: DataTables, label: str) -> Spec:
@@ -186,59 +176,22 @@ def _throughput(data: DataTables, label: str) -> Spec:
     axis = "perf/throughput [tokens/s per GPU]"
     if gpus:
         more = f", {' and '.join(map(str, sorted(gpus)))} GPU{'s' if gpus != {1} else ''}"
-    numbers = _numbers(steps)
     factor, unit = time_unit(max(times.values(), default=0))
     panels: list[Spec] = []
-    if each:
-        gen = PHASE_COLORS["gen"]
-        drawn = step_lines(numbers, [("", _rows(each), "value", gen)], axis, legend=False)
-        panels.append(panel(drawn, _middles(each, _count, drawn[0]), _marked(steps), height=200))
-    if times:
-        drawn = step_lines(
-            numbers,
-            [("", _rows(times), "value", INK)],
-            f"perf/time_per_step [{unit}]",
-            factor=factor,
-            legend=False,
-        )
-        panels.append(
-            panel(
-                drawn,
-                _middles(times, seconds, drawn[0], factor),
-                [] if each else _marked(steps),
-                height=200,
-            )
-        )
+    for values, words, code, named, scale in (
+        (each, _count, PHASE_COLORS["gen"], axis, 1.0),
+        (times, seconds, INK, f"perf/time_per_step [{unit}]", factor),
+    ):
+        if values:
+            line: Line = (_middles(values, words), _rows(values), "value", code)
+            drawn = step_lines(_numbers(steps), [line], named, factor=scale)
+            panels.append(panel(drawn, [] if panels else _marked(steps), height=200))
     return _chart(title, label, steps, panels, [], more)
 
 
-def _middles(
-    values: dict[int, float], words: Callable[[float], str], line: Spec, factor: float = 1.0
-) -> list[Spec]:
-    """Draw the mean and the median across the panel of a line."""
-    middles = [
-        (f"mean {words(value := statistics.fmean(values.values()))}", value, [1, 2]),
-        (f"median {words(value := statistics.median(values.values()))}", value, [5, 3]),
-    ]
-    dash = {
-        "field": "middle",
-        "type": "nominal",
-        "title": None,
-        "scale": {
-            "domain": [text for text, _, _ in middles],
-            "range": [dashes for _, _, dashes in middles],
-        },
-    }
-    rows = [{"middle": text, "value": value * factor} for text, value, _ in middles]
-    (code,) = line["encoding"]["color"]["scale"]["range"]
-    return [
-        layer(
-            rows,
-            {"type": "rule", "color": code},
-            y=line["encoding"]["y"],
-            strokeDash=dash,
-        )
-    ]
+def _middles(values: dict[int, float], words: Callable[[float], str]) -> str:
+    mean, middle = statistics.fmean(values.values()), statistics.median(values.values())
+    return f"mean {words(mean)}, median {words(middle)}"
 
 
 def _comparison(data: DataTables, label: str) -> Spec:
@@ -292,8 +245,7 @@ def _times(
     factor, unit = time_unit(max(max(values.values()) for values in series.values()))
     lines: list[Line] = []
     for name, values in series.items():
-        mean, middle = statistics.fmean(values.values()), statistics.median(values.values())
-        words = f"{name}: mean {seconds(mean)}, median {seconds(middle)}"
+        words = f"{name}: {_middles(values, seconds)}"
         lines.append((words, _rows(values), "value", _timer_color(name), style(name)))
     drawn = step_lines(_numbers(steps), lines, f"time [{unit}]", factor=factor)
     return _chart(title, label, steps, [panel(drawn, _marked(steps), height=340)], notes)

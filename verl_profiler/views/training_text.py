@@ -15,9 +15,6 @@ __all__ = [
 ]
 
 _Rows = Sequence[Mapping[str, Any]]
-# A phase's growth from the first to the last third of the steps is explained from this share on, with at
-# least so many steps.
-_GREW, _STEPS = 0.1, 6
 # Phases below this share of a run's idle time are left out of the line.
 _SMALL, _NAMED = 0.05, 3
 
@@ -87,7 +84,6 @@ def efficiency_text(rows: _Rows) -> str:
     if not rows:
         return ""
     shown: list[dict[str, Any]] = []
-    sentences: list[str] = []
     for phase, own in _by_phase(rows).items():
         spent = sum(row["duration_s"] for row in own)
         tokens = sum(row["tokens"] for row in own)
@@ -106,36 +102,5 @@ def efficiency_text(rows: _Rows) -> str:
                 "mfu": mfu / weights if weights else None,
             }
         )
-        sentences += _growth(phase, own)
     title = "training phases by tokens (mean per step)"
-    table = table_text(title, shown, [*shown[0]], "phase_efficiency")
-    return "\n  ".join([table, *sentences])
-
-
-def _growth(phase: str, rows: _Rows) -> list[str]:
-    """Return whether a phase that grew became slower, or its sequences longer."""
-    rows = [row for row in rows if row["tokens"]]
-    if len(rows) < _STEPS:
-        return []
-    third = len(rows) // 3
-    first, last = rows[:third], rows[-third:]
-
-    def change(key: str) -> float:
-        before, after = (sum(row[key] for row in part) / third for part in (first, last))
-        return after / before - 1 if before else 0.0
-
-    time, tokens, pace = change("duration_s"), change("tokens"), change("s_per_1k_tokens")
-    if time < _GREW:
-        return []
-    reason = "more tokens, not a slower phase" if pace < time / 2 else "a slower phase"
-    if pace >= time / 2 and tokens >= time / 4:
-        reason += ", and more tokens"
-    text = (
-        f"{phase} grew by {share(time)} from the first to the last third of the steps: {reason} "
-        f"(tokens {_signed(tokens)}, time per token {_signed(pace)})"
-    )
-    return [text]
-
-
-def _signed(value: float) -> str:
-    return share(value) if value < 0 else f"+{share(value)}"
+    return table_text(title, shown, [*shown[0]], "phase_efficiency")

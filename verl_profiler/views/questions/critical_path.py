@@ -25,9 +25,6 @@ __all__ = ["VIEWS", "savings"]
 
 # Categories with less than this part of the steps are drawn together.
 _SMALL = 0.005
-# Of more steps than this, the longest are drawn once more.
-_MANY = 30
-_LONGEST = 6
 _SMALL_COLOR = "#E4E7EB"
 
 
@@ -46,46 +43,23 @@ def _path(data: DataTables, choice: Choice) -> Spec:
     wholes = {step: sum(lengths.get((step, category), 0.0) for category in order) for step in steps}
     factor, unit = time_unit(max(wholes.values()))
 
-    def spent(steps: Sequence[int], categories: Sequence[str]) -> list[float]:
+    def spent(categories: Sequence[str]) -> list[float]:
         return [
             factor * sum(lengths.get((step, category), 0.0) for category in categories)
             for step in steps
         ]
 
-    def series(steps: Sequence[int]) -> list[Series]:
-        made: list[Series] = [
-            (category, spent(steps, [category]), category_color(category)) for category in shown
-        ]
-        more: Series = (f"{len(small)} more", spent(steps, small), _SMALL_COLOR)
-        return [*made, more] if small else made
-
-    panels = [panel(step_bars(steps, series(steps), f"time [{unit}]", most=1_400), height=300)]
-    if len(steps) > _MANY:
-        worst = sorted(steps, key=lambda step: (-wholes[step], step))[:_LONGEST]
-        texts: list[str] = []
-        for step in worst:
-            more = {
-                category: lengths.get((step, category), 0.0) - sums[category] / len(steps)
-                for category in order
-            }
-            most = max(more, key=lambda category: more[category])
-            texts.append(f"{seconds(wholes[step])}; {most} +{seconds(more[most])}")
-        bars = name_bars(
-            [f"step {step}" for step in worst],
-            series(worst),
-            f"time [{unit}]",
-            texts=texts,
-            legend=False,
-            room=1.3,
-        )
-        title = "the longest steps, and the category that exceeds its mean the most"
-        panels.append(panel(bars, title=title, height=0))
+    series: list[Series] = [
+        (category, spent([category]), category_color(category)) for category in shown
+    ]
+    if small:
+        series.append((f"{len(small)} more", spent(small), _SMALL_COLOR))
     return chart(
         f"{share(sums[first] / total)} of the critical path is {first}, "
         f"{share(sums[second] / total)} {second}; "
         f"{share(sums.get(UNEXPLAINED, 0.0) / total)} is unattributed",
         f"{choice.text()}: {len(steps)} steps, {seconds(total / len(steps))} on average",
-        *panels,
+        panel(step_bars(steps, series, f"time [{unit}]"), height=300),
         notes=(
             "Every second of a step is attributed to one category: what the step waited for. "
             "Faint: the trainer's phases."

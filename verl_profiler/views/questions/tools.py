@@ -64,7 +64,7 @@ def _calls(rows: Rows, y: Spec) -> list[Spec]:
     factor, unit = time_unit(slowest)
     title = f"time of one call [{unit}]" + (", logarithmic" if wide else "")
     x = quantity("value", title, log=wide)
-    return spread_layers(rows, y["scale"]["domain"], factor, x=x, y=y)
+    return spread_layers(rows, factor, x, y)
 
 
 _REWARD_COLORS = {

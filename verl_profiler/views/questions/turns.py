@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from verl_profiler.analysis.requests import turn_times, turns_per_request
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
@@ -13,8 +11,9 @@ from verl_profiler.render.charts import (
     chart,
     colored,
     layer,
+    name_bars,
+    names,
     panel,
-    pile,
     quantity,
     step_bars,
     time_unit,
@@ -45,37 +44,36 @@ def _turn_times(data: DataTables, choice: Choice) -> Spec:
         for part in ("engine", "tool", "tool_parsing", "token_merge", "other")
         if any(row[f"{part}_s"] for row in rows)
     ]
-    labels = [f"{row['turn']} n={row['turns']:,}" for row in rows]
+    labels = [f"turn {row['turn']} ({row['turns']:,})" for row in rows]
     factor, unit = time_unit(max(row["max_s"] for row in rows))
-    y = quantity("value", f"duration of a turn [{unit}]")
-    spread = spread_layers(rows, labels, factor, x=_turn_axis(labels, "turn"), y=y)
-    panels = [panel(spread, title="how it is spread", height=200)]
+    x = quantity("value", f"duration of a turn [{unit}]")
+    spread = spread_layers(rows, factor, x, names("at", labels))
+    panels = [panel(spread, title="how it is spread", height=0)]
     if parts:
         factor, unit = time_unit(max(row["mean_s"] for row in rows))
         series = [(part, column(rows, f"{part}_s", factor), PART_COLORS[part]) for part in parts]
-        bars = _bars(labels, series, f"mean duration of a turn [{unit}]", "turn")
-        panels.append(panel(bars, title="what it consists of", height=200))
+        bars = name_bars(labels, series, f"mean duration of a turn [{unit}]")
+        panels.append(panel(bars, title="what it consists of", height=0))
     return chart(title, about, *panels)
 
 
-def spread_layers(rows: Rows, places: Sequence[str], factor: float, x: Spec, y: Spec) -> list[Spec]:
+def spread_layers(rows: Rows, factor: float, x: Spec, y: Spec) -> list[Spec]:
     """Draw percentiles on a line from the median to the longest.
 
     Args:
         rows: With `p50_s` to `max_s`; percentiles that no row has are not in the legend.
-        places: A name per row.
         factor: What to multiply seconds with.
-        x: A channel of the field `at`, which has the names, or of `value`.
-        y: A channel of the other one.
+        x: The channel of the durations.
+        y: Of a name per row.
     """
     codes = {
         name if name == "max" else name.upper(): tint(shade)
         for name, shade in (("p50", 0.2), ("p80", 0.4), ("p95", 0.6), ("p99", 0.8), ("max", 1.0))
         if known(rows, f"{name}_s")
     }
-    end, value = ("x2", x) if x["field"] == "value" else ("y2", y)
+    places = y["scale"]["domain"]
     # A logarithmic axis has no zero.
-    least = 0 if value["scale"].get("type") == "log" else -1
+    least = 0 if x["scale"].get("type") == "log" else -1
     marked = [
         {"at": place, "of": name, "value": row[f"{name.lower()}_s"] * factor}
         for row, place in zip(rows, places, strict=True)
@@ -87,36 +85,10 @@ def spread_layers(rows: Rows, places: Sequence[str], factor: float, x: Spec, y: 
         for row, place in zip(rows, places, strict=True)
         if row["p50_s"] is not None and row["p50_s"] > least
     ]
-    line = layer(ranges, {"type": "rule", "color": MUTED}, keep=("to",), x=x, y=y)
-    line["encoding"][end] = {"field": "to"}
+    line = layer(ranges, {"type": "rule", "color": MUTED}, x=x, x2={"field": "to"}, y=y)
     mark = {"type": "point", "filled": True, "size": 45}
     tip = ("at", "of", "value")
     return [line, layer(marked, mark, tip=tip, x=x, y=y, color=colored("of", codes))]
-
-
-def _bars(labels: list[str], series: Sequence[Series], title: str, of: str) -> Spec:
-    colors = {name: code for name, _, code in series}
-    return layer(
-        pile(labels, series),
-        {"type": "bar", "stroke": "white", "strokeWidth": 0.4, "width": {"band": 0.74}},
-        tip=("at", "part", "value"),
-        x=_turn_axis(labels, of),
-        y=quantity("low", title),
-        y2={"field": "high"},
-        color=colored("part", colors, legend=len(colors) > 1),
-    )
-
-
-def _turn_axis(labels: list[str], title: str) -> Spec:
-    """Return a horizontal channel of turns; what follows a space is written below the number."""
-    below = {"labelAngle": 0, "labelExpr": "split(datum.label, ' ')", "labelOverlap": True}
-    return {
-        "field": "at",
-        "type": "ordinal",
-        "title": title,
-        "scale": {"domain": labels},
-        "axis": {**below, "grid": False},
-    }
 
 
 def _turn_title(rows: Rows) -> str:
@@ -177,11 +149,11 @@ def _turns(data: DataTables, choice: Choice) -> Spec:
             means[turns] = sum(row["mean_s"] * row["requests"] for row in timed) / number
     factor, unit = time_unit(max(means.values(), default=None))
     every = range(counts[0], counts[-1] + 1)
-    timed = _bars(
-        [str(turns) for turns in every],
+    timed = name_bars(
+        [f"{turns} turn{'s' * (turns != 1)}" for turns in every],
         [("mean", [means.get(turns, 0) * factor for turns in every], PART_COLORS["engine"])],
         f"mean duration of such a request [{unit}]",
-        "turns of the request",
+        legend=False,
     )
     return chart(
         title,
@@ -191,7 +163,7 @@ def _turns(data: DataTables, choice: Choice) -> Spec:
             title="requests by their number of turns",
             height=200,
         ),
-        panel(timed, title="how long such requests took, as a whole", height=190),
+        panel(timed, title="how long such requests took, as a whole", height=0),
     )
 
 
