@@ -44,28 +44,29 @@ def settle(recorder):
 
 
 def test_the_budget_holds_and_everything_is_accounted_for(worker_config, capsys, monkeypatch):
-    """50 steps of 40 requests with 1 MB: the account, the lines, the header, the readers, the console."""
+    """50 steps of 8 requests with 0.2 MB: the account, the lines, the header, the readers, the console."""
     # No file is large enough to be compressed.
     monkeypatch.setattr("verl_profiler.recording.closed_steps._LEAST_BYTES", MB)
     recorder = recorder_with(worker_config, max_gb=0.001)
+    recorder._writer._budget.limit_bytes = limit = MB // 5
     directory = Path(worker_config.directory)
     offered = 0
     for step in range(1, 51):
-        for number in range(40):
+        for number in range(8):
             offered += add_request(recorder, step * 1000 + number, step)
         settle(recorder)
-        assert disk_bytes(directory) <= MB
+        assert disk_bytes(directory) <= limit
     recorder.close("exit")
     account = recorder.account()
 
-    assert 0.8 * MB < disk_bytes(directory) <= MB
+    assert 0.8 * limit < disk_bytes(directory) <= limit
     assert account["bytes"] == disk_bytes(directory)
     assert offered + account["own_events"] == (
         account["events"] + account["dropped"] + account["sampled_out"]
     )
     assert 0 == account["waiting"]
     assert {"budget"} == set(account["dropped_by"])
-    # 2,000 requests with 22 events each of 150 bytes are 6 MB.
+    # 400 requests with 22 events each of 150 bytes are 1.3 MB.
     assert 0.5 * offered < account["sampled_out"]
 
     lines = lines_of(directory)
@@ -86,7 +87,7 @@ def test_the_budget_holds_and_everything_is_accounted_for(worker_config, capsys,
 
     (header,) = headers_of(directory).values()
     assert {
-        "max_bytes": MB,
+        "max_bytes": limit,
         "used_bytes": disk_bytes(directory),
         "halvings": None,
         "refused": account["dropped_by"]["budget"],

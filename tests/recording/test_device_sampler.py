@@ -101,14 +101,14 @@ def until(condition, seconds=20):
     return False
 
 
-def sampled(tmp_path, least=1, role="actor", **settings):
-    """Sample until there are so many lines; return their fields."""
+def sampled(tmp_path, least=1, seconds=10, role="actor", **settings):
+    """Sample until there are so many lines, or so long; return their fields."""
     recorder.start(
         config_of(tmp_path, **settings), lambda: Identity(role, 0), device_sampler.account
     )
     device_sampler.begin()
     try:
-        until(lambda: len(device_lines(tmp_path)) >= least, 3 if least else 1)
+        until(lambda: len(device_lines(tmp_path)) >= least, seconds)
     finally:
         recorder.stop()
     return [line["extra"] for line in device_lines(tmp_path)]
@@ -157,7 +157,7 @@ def test_a_device_that_does_not_change_has_one_line(nvml, tmp_path, monkeypatch)
     """Noise of power and temperature is no change; after the longest interval there is a line anyway."""
     jitter = [fake_reading(0, power=70_000 + 1000 * n, temperature=40 + n) for n in (0, 2, 1)]
     nvml.load(fake_feed(*jitter, period_s=0.2))
-    assert 1 == len(sampled(tmp_path / "a", least=2))
+    assert 1 == len(sampled(tmp_path / "a", least=2, seconds=1))
 
     monkeypatch.setattr(device_sampler, "LONGEST_S", 0.3)
     assert 2 <= len(sampled(tmp_path / "b", least=2))
@@ -232,11 +232,11 @@ def test_where_nothing_is_sampled_nothing_is_asked(nvml, tmp_path, monkeypatch, 
     device_sampler.begin()
     assert device_sampler._sampler is None
     recorder.stop()
-    assert [] == sampled(tmp_path / "loop", least=0, role="agent_loop")
+    assert [] == sampled(tmp_path / "loop", seconds=0.3, role="agent_loop")
     assert before == nvml.calls
     monkeypatch.setattr(nvml, "_loaded", None)
     monkeypatch.delenv("FAKE_NVML_FEED", raising=False)
-    assert [] == sampled(tmp_path / "none", least=0)
+    assert [] == sampled(tmp_path / "none", seconds=0.3)
     assert "device" not in capfd.readouterr().err
 
 

@@ -2,7 +2,7 @@
 
 Files that only grow (`.jsonl`) are read from where the last call ended, up to their last whole line;
 all others (headers, compressed files) whole, whenever they have changed.  Nothing is held open
-between calls, and one call reads at most `limit` bytes.
+between calls, and one call reads about `limit` bytes, or one file or line that is larger.
 """
 
 from __future__ import annotations
@@ -121,7 +121,6 @@ class NodeFiles:
             if not name.startswith(_LIGHT)
         }
         self._queue: deque[str] = deque()
-        self._partial: tuple[str, int, os.stat_result] | None = None
 
     def scan(self, *, light: bool = False) -> None:
         """Find out which files have changed; `pieces` then reads them.
@@ -129,7 +128,6 @@ class NodeFiles:
         Args:
             light: Only headers, open calls and evidence, which are few and small.
         """
-        self._partial = None
         found = dict(self._files(light))
         changed = [name for name, status in found.items() if self._has_changed(name, status)]
         # The compressed copy first: what is left of the other one is sent with the next scan.
@@ -168,7 +166,6 @@ class NodeFiles:
                 piece = None
             if piece is None or piece.last:
                 self._queue.popleft()
-                self._partial = None
             if piece is not None:
                 found.append(piece)
                 room -= max(len(piece.data or b""), 1)
@@ -218,7 +215,7 @@ class NodeFiles:
             status = os.fstat(file.fileno())
             if name.endswith(".jsonl"):
                 return self._lines(name, file, status, room)
-            return self._part(name, file, status, room)
+            return self._whole(name, file, status)
 
     def _lines(self, name: str, file: BinaryIO, status: os.stat_result, room: int) -> Piece | None:
         """Read whole lines behind those that were read before."""
@@ -248,25 +245,14 @@ class NodeFiles:
             return None
         return Piece(name, offset, data, last)
 
-    def _part(self, name: str, file: BinaryIO, status: os.stat_result, room: int) -> Piece | None:
-        """Read the next part of a file that is replaced as a whole."""
-        offset = 0
-        if self._partial is None and not self._has_changed(name, status):
+    def _whole(self, name: str, file: BinaryIO, status: os.stat_result) -> Piece | None:
+        """Read a file that is replaced as a whole."""
+        if not self._has_changed(name, status):
             # Read earlier in this scan.
             return None
-        if self._partial is not None and self._partial[0] == name:
-            _, offset, before = self._partial
-            if (before.st_ino, before.st_mtime_ns) != (status.st_ino, status.st_mtime_ns):
-                offset = 0
-        file.seek(offset)
-        data = file.read(room)
-        end = offset + len(data)
-        last = end >= status.st_size or not data
-        if last:
-            self._known[name] = _Known(end, status.st_size, status.st_mtime_ns, status.st_ino)
-            if name.endswith(_PACKED):
-                # Later lines go to a new file of the name.
-                self._known.pop(name.removesuffix(_PACKED), None)
-        else:
-            self._partial = name, end, status
-        return Piece(name, offset, data, last)
+        data = file.read()
+        self._known[name] = _Known(len(data), status.st_size, status.st_mtime_ns, status.st_ino)
+        if name.endswith(_PACKED):
+            # Later lines go to a new file of the name.
+            self._known.pop(name.removesuffix(_PACKED), None)
+        return Piece(name, 0, data)

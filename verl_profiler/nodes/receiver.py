@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from verl_profiler.events.shipping import SUFFIXES, process_of, travels
+from verl_profiler.events.whole_files import replace_file
 from verl_profiler.nodes.files import Piece
 from verl_profiler.recording.process_header import claim_name
 
@@ -147,18 +148,7 @@ class Receiver:
                 raise
 
     def _replace(self, piece: Piece, target: Path) -> None:
-        part = target.with_name(f".{target.name}.part")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        flags |= os.O_TRUNC if piece.offset == 0 else os.O_APPEND
-        with os.fdopen(os.open(part, flags, 0o666), "wb", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size != piece.offset:
-                raise OSError(f"{part} was changed while it was received")
-            data = memoryview(piece.data or b"")
-            while data:
-                data = data[file.write(data) or 0 :]
-        if not piece.last:
-            return
-        part.replace(target)
+        replace_file(target, piece.data or b"")
         if target.name.endswith(_PACKED):
             # What it was made of; later lines of the process begin another file.
             target.with_suffix("").unlink(missing_ok=True)

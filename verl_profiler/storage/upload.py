@@ -44,7 +44,6 @@ __all__ = ["Upload", "claim", "main"]
 # A file that grows is uploaded again when it has this many times its size, or after so many rounds.
 _GROWTH = 1.25
 _ROUNDS = 10
-_TRIES = 3
 _FINAL_ROUNDS = 3
 _WAIT_S = 1.0
 # Read at once; larger files are sent in pieces by the client, with a line that may be cut.
@@ -101,7 +100,7 @@ class Upload:
         """Upload what has changed.
 
         Args:
-            final: All of it, with retries; else what is worth it, once.
+            final: All of it; else what is worth it.
 
         Returns:
             What failed, as sentences; it is tried again in the next round.
@@ -116,7 +115,7 @@ class Upload:
                 continue
             if known is not None and _same(known, status):
                 continue
-            problem = self._put(name, _TRIES if final else 1)
+            problem = self._put(name)
             if problem:
                 failed.append(problem)
                 if len(failed) >= _FAILURES:
@@ -143,11 +142,13 @@ class Upload:
         """Upload all that is left, and end the account; return what failed, as sentences."""
         begun_s = time.time()
         failed: list[str] = []
-        for _ in range(_FINAL_ROUNDS):
+        for number in range(_FINAL_ROUNDS):
             # Processes that still run write a line now and then.
             before = self.files
             failed = self.round(final=True)
-            if failed or self.files == before:
+            if failed:
+                time.sleep(_WAIT_S * 2**number)
+            elif self.files == before:
                 break
         return failed + self._write_account(None if failed else begun_s, ended=True, failed=failed)
 
@@ -220,39 +221,29 @@ class Upload:
         quiet_s = time.time() - status.st_mtime
         return status.st_size >= _GROWTH * known.size or known.rounds >= _ROUNDS or quiet_s > 60
 
-    def _put(self, name: str, tries: int) -> str:
+    def _put(self, name: str) -> str:
         """Upload a file; return why that failed, or an empty string."""
         path = self._run / name
-        problem = ""
-        for number in range(1, tries + 1):
-            try:
-                before = path.stat()
-                size = before.st_size
-                if size <= _WHOLE_BYTES:
-                    with path.open("rb") as file:
-                        data = file.read(_WHOLE_BYTES)
-                    if name.endswith(".jsonl"):
-                        data = data[: data.rfind(b"\n") + 1]
-                    self.there.write(name, data)
-                    size = len(data)
-                else:
-                    self.there.write(name, path)
-                self._sent[name] = _Sent(before.st_size, before.st_mtime_ns)
-                self.files += 1
-                self.size_bytes += size
-                self._progress()
-            except FileNotFoundError as error:
-                if not path.exists():
-                    # It was compressed or removed just now.
-                    return ""
-                problem = problem_of(error)
-            except Exception as error:  # noqa: BLE001  any client's; the others are tried too
-                problem = problem_of(error)
+        try:
+            before = path.stat()
+            size = before.st_size
+            if size <= _WHOLE_BYTES:
+                with path.open("rb") as file:
+                    data = file.read(_WHOLE_BYTES)
+                if name.endswith(".jsonl"):
+                    data = data[: data.rfind(b"\n") + 1]
+                self.there.write(name, data)
+                size = len(data)
             else:
-                return ""
-            if number < tries:
-                time.sleep(_WAIT_S * 2 ** (number - 1))
-        return f"{name}: {problem}"
+                self.there.write(name, path)
+        except Exception as error:  # noqa: BLE001  any client's; the others are tried too
+            # It may have been compressed or removed just now.
+            return f"{name}: {problem_of(error)}" if path.exists() else ""
+        self._sent[name] = _Sent(before.st_size, before.st_mtime_ns)
+        self.files += 1
+        self.size_bytes += size
+        self._progress()
+        return ""
 
 
 def _same(known: _Sent, status: os.stat_result) -> bool:
