@@ -7,6 +7,7 @@ that hangs holds up neither the others nor the run.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import threading
 import time
@@ -118,24 +119,16 @@ def on_loop(loop: Any, ask: Callable[[], Any]) -> Any:
     Raises:
         TimeoutError: `the event loop` or `the answer`, whichever did not come in time.
     """
-    reached, answered = threading.Event(), threading.Event()
-    answers: list[Any] = []
-    failures: list[BaseException] = []
+    reached = threading.Event()
 
-    async def run() -> None:
+    async def run() -> Any:
         reached.set()
-        try:
-            answers.append(await ask())
-        except Exception as error:  # noqa: BLE001  raised again by the caller
-            failures.append(error)
-        finally:
-            answered.set()
+        return await ask()
 
-    asyncio.run_coroutine_threadsafe(run(), loop)
+    answer = asyncio.run_coroutine_threadsafe(run(), loop)
     if not reached.wait(_LOOP_S):
         raise TimeoutError("the event loop")
-    if not answered.wait(_ANSWER_S):
-        raise TimeoutError("the answer")
-    if failures:
-        raise failures[0]
-    return answers[0]
+    try:
+        return answer.result(_ANSWER_S)
+    except concurrent.futures.TimeoutError:
+        raise TimeoutError("the answer") from None
