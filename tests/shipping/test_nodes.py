@@ -29,6 +29,7 @@ class FakeRay:
         # Nodes with a kernel of their own, whose clock is ahead by so many nanoseconds.
         self.ahead_ns = {}
         self.calls = []
+        self.opened = set()
         self.actors = []
         self.initialized = True
         self._pool = ThreadPoolExecutor(16)
@@ -75,6 +76,7 @@ class FakeRay:
             if name == "read":
                 return now() + self.ahead_ns[handle.node]
             if name == "open":
+                self.opened.add(arguments[0])
                 arguments = (str(self.directories[handle.node]),)
             return getattr(instance, name)(*arguments)
 
@@ -242,7 +244,7 @@ def test_a_node_that_hangs_does_not_hold_up_the_end(cluster, monkeypatch):
 
 
 def test_a_second_driver_process_continues(cluster, tmp_path):
-    """As `collect --ray` does after a kill; names stay those of the first."""
+    """As `collect --ray` does after a kill, of a copy too; names stay those of the first."""
     run, ray = cluster
     for place in ("a", "b"):
         write(tmp_path / place, "processes/worker_same.json", "{}")
@@ -256,10 +258,11 @@ def test_a_second_driver_process_continues(cluster, tmp_path):
     for place in ("a", "b"):
         write(tmp_path / place, "step_1/worker_same.jsonl", f"{place}2\n")
 
-    shipments = Nodes(ray, run)
-    assert [] == shipments.finish()
+    moved = run.rename(tmp_path / "moved")
+    assert [] == Nodes(ray, moved).finish()
 
-    second = content(run)
+    second = content(moved)
+    assert {str(run)} == ray.opened
     assert {"a\na2\n", "b\nb2\n"} == {
         second["step_1/worker_same.jsonl"],
         second["step_1/worker_same-2.jsonl"],

@@ -325,7 +325,7 @@ def test_after_a_killed_driver_the_rest_is_uploaded(run, s3):
         "remote_output.start(run, sys.argv[2], 3600)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    url = f"{s3}/my-run"
+    url = claim(f"{s3}/my-run", run)
     done = subprocess.run([sys.executable, "-c", script, str(run), url], check=False)
     assert -9 == done.returncode
 
