@@ -27,7 +27,6 @@ from scipy import optimize, special, stats
 
 from verl_profiler.analysis.compare.comparison import (
     ALPHA,
-    HEADLINE,
     Metric,
     adjusted,
     change,
@@ -37,6 +36,7 @@ from verl_profiler.analysis.intervals import mean
 from verl_profiler.cli import main as command
 
 GATE = "step > +5%"
+HEADLINE = ("step.mean", "gen.mean", "generated_tokens_per_s.mean")
 METRICS = 12
 # Of a step, as a share of its mean; and what of it all metrics have in common.
 SPREAD = 0.2

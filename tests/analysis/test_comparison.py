@@ -5,13 +5,13 @@ import pytest
 
 from verl_profiler.analysis.compare.comparison import (
     ALPHA,
-    HEADLINE,
     Change,
     Metric,
     adjusted,
     change,
 )
 
+HEADLINE = ("step.mean", "gen.mean", "generated_tokens_per_s.mean")
 COUNT = 8
 
 

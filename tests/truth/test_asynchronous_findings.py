@@ -8,7 +8,6 @@ from truth.engine_readings import reading
 from truth.synthetic import tables_of
 
 from verl_profiler.analysis.explain.asynchronous_findings import asynchronous_findings
-from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.views.findings import finding_list
@@ -246,8 +245,7 @@ def test_replicas_that_lend_are_advised_where_the_run_could_have_them(mode, swit
     plan = PAIRS["waits_for_rollout"][0]
     tables = tables_of(events_of(Simulation(plan)))
     tables.launches = {"made": {"versions": {"verl": "0.9.1"}, "training": training}}
-    rows = explanations(tables)["findings"]
-    (row,) = [each for each in rows if each["finding"] == "waits_for_rollout"]
+    row = rows_of(tables, None)["waits_for_rollout"]
 
     assert row["overrides"] == [f"{key}=true"] * lends
     assert lends == ("replicas generate while it waits" in row["advice"])

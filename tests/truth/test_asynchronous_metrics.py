@@ -1,7 +1,7 @@
 """What `diff` compares of asynchronous runs: against runs that are counted while they are made."""
 
 from collections import defaultdict
-from pathlib import Path
+from functools import cache
 
 import pytest
 from truth.asynchronous_runs import Plan, Simulation, events_of
@@ -11,7 +11,6 @@ from verl_profiler.analysis.compare.asynchronous_metrics import device_metrics, 
 from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 
-DATA = Path(__file__).parents[1] / "data"
 PLANS = {
     "separate": Plan(ahead=6, steps=5),
     "trainer bound": Plan(train_ms=2700, ahead=8),
@@ -19,6 +18,13 @@ PLANS = {
     "shared": Plan(separate=False, ahead=8),
 }
 SYNCHRONOUS = Plan(separate=False, ahead=0)
+
+
+@cache
+def made(plan):
+    """Return a run and its tables."""
+    run = Simulation(plan)
+    return run, tables_of(events_of(run))
 
 
 def values(rows):
@@ -40,8 +46,8 @@ def taken_by_step(run):
 @pytest.mark.parametrize("plan", [*PLANS.values(), SYNCHRONOUS], ids=[*PLANS, "synchronous"])
 def test_requests_and_calls_count_in_the_step_that_consumed_them(plan):
     """Warm-up batches do not make the first step larger, and no step has requests of others."""
-    run = Simulation(plan)
-    found = values(step_metrics(tables_of(events_of(run))))
+    run, tables = made(plan)
+    found = values(step_metrics(tables))
     taken = taken_by_step(run)
 
     assert found["requests"] == {step: len(samples) for step, samples in taken.items()}
@@ -58,7 +64,7 @@ def test_requests_and_calls_count_in_the_step_that_consumed_them(plan):
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
 def test_asynchronous_steps_have_no_rollout_of_their_own(plan):
     """Requests of several steps overlap."""
-    found = values(step_metrics(tables_of(events_of(Simulation(plan)))))
+    found = values(step_metrics(made(plan)[1]))
 
     assert not {"rollout", "tail_p80", "tail_p95"} & set(found)
 
@@ -66,8 +72,8 @@ def test_asynchronous_steps_have_no_rollout_of_their_own(plan):
 @pytest.mark.parametrize("plan", [*PLANS.values(), SYNCHRONOUS], ids=[*PLANS, "synchronous"])
 def test_samples_per_second_and_staleness(plan):
     """Samples by the step's own length; a synchronous run is no version behind."""
-    run = Simulation(plan)
-    found = values(sample_metrics(tables_of(events_of(run)), None))
+    run, tables = made(plan)
+    found = values(sample_metrics(tables, None))
     taken = taken_by_step(run)
     lengths = {
         step: (end - begin) / 1000 for event, step, begin, end in run.timers if event == "step"
@@ -91,8 +97,8 @@ def test_samples_per_second_and_staleness(plan):
 
 def test_device_seconds_by_pool_where_both_runs_have_the_same():
     """What only one of them has is zero in the other."""
-    runs = [Simulation(PLANS["trainer bound"]), Simulation(PLANS["some dropped"])]
-    both = device_metrics([bubble_ledger(tables_of(events_of(run))) for run in runs])
+    runs, tables = zip(*map(made, (PLANS["trainer bound"], PLANS["some dropped"])), strict=True)
+    both = device_metrics([*map(bubble_ledger, tables)])
     names = {
         f"device:{pool}:{account}"
         for run in runs
@@ -116,8 +122,8 @@ def test_device_seconds_by_pool_where_both_runs_have_the_same():
 
 def test_device_seconds_of_other_pools_are_added_up():
     """A synchronous run has one pool, the other one two."""
-    runs = [Simulation(SYNCHRONOUS), Simulation(PLANS["separate"])]
-    both = device_metrics([bubble_ledger(tables_of(events_of(run))) for run in runs])
+    runs, tables = zip(*map(made, (SYNCHRONOUS, PLANS["separate"])), strict=True)
+    both = device_metrics([*map(bubble_ledger, tables)])
 
     for run, rows in zip(runs, both, strict=True):
         expected = defaultdict(float)

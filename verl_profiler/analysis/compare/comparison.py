@@ -26,7 +26,6 @@ from verl_profiler.reading.quantiles import least_values
 
 __all__ = [
     "ALPHA",
-    "HEADLINE",
     "HEADLINES",
     "Change",
     "Metric",
@@ -40,8 +39,7 @@ __all__ = [
 ALPHA = 0.05
 # Level that the other headline metrics share, and false discovery rate of all others.
 _OTHERS = 0.01
-HEADLINE = ("step.mean", "gen.mean", "generated_tokens_per_s.mean")
-# With those of comparisons of asynchronous runs, which have samples per second instead of gen.
+# Comparisons of asynchronous runs have samples per second instead of gen.
 HEADLINES = (
     "step.mean",
     "gen.mean",
