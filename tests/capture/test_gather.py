@@ -15,7 +15,7 @@ from picked import picked
 
 from verl_profiler import plugin
 from verl_profiler.capture import gather, node_copy
-from verl_profiler.capture.file_modes import umask
+from verl_profiler.capture.files import umask
 from verl_profiler.capture.gather import collect
 from verl_profiler.capture.plan import Plan
 from verl_profiler.cli import main
@@ -297,7 +297,7 @@ def test_lines_left_out_of_a_journal_are_a_problem_of_the_run(run, capsys):
     assert 1 == main(["collect", str(run)])
     printed = capsys.readouterr().out
     assert "1 of 2 captures gathered" in printed
-    assert "3 lines of journal/odd.jsonl are left out" in printed
+    assert "3 lines of journal/odd.jsonl left out" in printed
     assert not list(run.parent.rglob("escaped*"))
     problems = take_captures(Tables.of(), [("small", run)], run)
     assert [1] == [problem.count("3 lines of journal/odd.jsonl") for problem in problems]

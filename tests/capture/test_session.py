@@ -147,21 +147,6 @@ def test_an_nvtx_that_records_nothing_under_this_nsys_is_reported(
     assert journal(tmp_path)[0]["silent"]
 
 
-def test_a_second_run_of_a_process_has_its_own_captures(captured, nvtx, tmp_path):
-    """With its own plan and its own journal, counted from one."""
-    captured()
-    session.start(None, 2)
-    session.stop()
-    recorder.stop()
-    captured(journal=str(tmp_path / "second"))
-    session.start(None, 2)
-    session.stop()
-
-    (file,) = (tmp_path / "second").iterdir()
-    assert [1, 1] == [json.loads(line)["capture"] for line in file.read_text().splitlines()]
-    assert 2 == len(journal(tmp_path))
-
-
 def test_a_capture_that_runs_when_recording_stops_is_ended(captured, nvtx):
     """Otherwise the tool would write no report."""
     captured()

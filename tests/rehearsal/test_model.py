@@ -24,15 +24,14 @@ SCHEMAS = [
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory):
-    """Two models of the same seed, taught for two steps only."""
+    """A model that was taught for two steps only."""
     pytest.importorskip("torch")
-    folders = [tmp_path_factory.mktemp(name) for name in ("one", "two")]
+    folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "STEPS", 2)
         patch.setattr(model, "TOKENIZER_DIALOGUES", 100)
-        for folder in folders:
-            model.make(folder, SCHEMAS, seed=0)
-    return folders
+        model.make(folder, SCHEMAS, seed=0)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +39,7 @@ def tokenizer(taught):
     """The tokenizer as verl loads it."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(taught[0])
-
-
-def test_the_same_seed_gives_the_same_files(taught):
-    """Weights and vocabulary are repeatable on one machine."""
-    one, two = taught
-
-    for name in ("model.safetensors", "tokenizer.json", "config.json"):
-        assert (one / name).read_bytes() == (two / name).read_bytes()
+    return AutoTokenizer.from_pretrained(taught)
 
 
 def test_the_template_writes_what_was_taught(tokenizer):

@@ -88,38 +88,6 @@ def test_a_batch_decodes_as_each_request_alone(model, server):
         assert {"global_steps": 5} == output.extra_fields
 
 
-def test_requests_that_come_later_join_the_passes_of_the_others(model, server):
-    """One cache for all, whoever came when; each gets what it would have got alone."""
-    sizes, passes = [], server._model.forward
-
-    def counted(*args, **kwargs):
-        sizes.append(kwargs["input_ids"].shape)
-        return passes(*args, **kwargs)
-
-    async def staggered():
-        tasks = []
-        for prompt in PROMPTS:
-            tasks.append(asyncio.create_task(server.generate(prompt, GREEDY, str(prompt))))
-            before = len(sizes)
-            while len(sizes) < before + 3 and not tasks[-1].done():
-                await asyncio.sleep(0)
-        return await asyncio.gather(*tasks)
-
-    server._model.forward = counted
-    try:
-        outputs = asyncio.run(staggered())
-    finally:
-        server._model.forward = passes
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
-        tokens, log_probs = _alone(model, prompt, 24)
-
-        assert tokens == output.token_ids
-        assert log_probs == pytest.approx(output.log_probs, abs=1e-4)
-    assert max(rows for rows, _ in sizes) > 1
-    # A pass for each prompt, and shared ones for the other tokens.
-    assert len(sizes) < sum(len(output.token_ids) for output in outputs)
-
-
 def test_no_more_run_at_once_than_it_was_told(model, server):
     """The rest waits in order, says how long, and gets what it would have got alone."""
     server._config.max_num_seqs = 2

@@ -19,7 +19,6 @@ from reading_back import lines_of
 from verl_profiler import transfer_queue
 from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.instrumentation.status import status
-from verl_profiler.probes import all_probes
 from verl_profiler.probes.transfer_queue import PROBES as MEASURING
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.identity import Identity
@@ -367,8 +366,6 @@ def test_ids_follow_the_samples(hosts):
     assert (trace_ids.of_batch("train", 3), trace_ids.of_batch("train", 4)) == train.ids
     assert (4, 3) == (train.step, train.rows)
     assert ids(3) == train.ids[:1]
-    # verl 0.6 and 0.7.0 open one partition a step and have no tags.
-    assert ids(partition_id="train_3") == ids(partition_id="train_3") != ids(partition_id="train_4")
     others = [*ids(3, partition_id="val")]
     trace_ids.set_run("b")
     assert not {*others, *ids(3)} & {*train.ids}
@@ -380,23 +377,6 @@ def test_ids_follow_the_samples(hosts):
     assert "batch-9" == trace_ids.origin_of(mine).text
     assert "mine_1,other" == trace_ids.origin_of(queue.KVBatchMeta(tags)).text
     assert "N/A" == trace_ids.origin_of(queue.KVBatchMeta([{}])).text
-
-
-@pytest.mark.parametrize(
-    ("sample", "extra_info", "named"),
-    [
-        ({"partition_id": "train_3"}, {"global_steps": 3}, "train_3"),
-        ({"global_step": 3}, {}, "train_3"),
-        ({"global_step": 3}, {"validate": True}, "val_3"),
-    ],
-)
-def test_metadata_of_the_first_releases_has_ids_and_steps(sample, extra_info, named):
-    """They know partitions or steps by the sample, and no tags."""
-    meta = type("BatchMeta", (), {"size": 2})()
-    meta.samples = [types.SimpleNamespace(**sample)] * 2
-    meta.extra_info = extra_info
-
-    assert ((trace_ids.of_batch(named, None),), 3, 2) == trace_ids.origin_of(meta)
 
 
 def test_classes_of_the_command_itself_are_wrapped(monkeypatch):
@@ -467,19 +447,6 @@ def test_the_request_is_in_the_events_of_a_rollout(hosts, trace, worker_config):
         line for line in lines_of(worker_config.directory) if line["event"] == "tq_function"
     )
     assert ("r1", 5) == (event["extra"]["request_id"], event["step"])
-
-
-def test_no_target_has_two_probes():
-    """Of those that are measured and traced, one probe does both."""
-    calls.start(Switches(trace=True), "run", records=True)
-    placed = probes.with_tracing(all_probes())
-    calls.stop()
-    targets = [target for probe in placed for target in probe.targets]
-
-    assert len(targets) == len(set(targets))
-    assert {"fit", "tq_get", "tq_put", "request", "metrics"} == {
-        probe.name for probe in placed if probe.measures and probe.always
-    }
 
 
 def test_a_target_that_is_measured_too_has_one_wrapper(hosts, worker_config):

@@ -90,67 +90,6 @@ def framework():
     return asyncio.run(run())
 
 
-class Gateway:
-    """A fake of uni-agent's: agents reach it by messages, so their context does not come with them."""
-
-    def __init__(self, backend):
-        self.backend = backend
-        self.inbox = asyncio.Queue()
-
-    async def serve(self):
-        calls = []
-        while (message := await self.inbox.get()) is not None:
-            calls.append(asyncio.create_task(self.run_generation(*message)))
-        await asyncio.gather(*calls)
-
-    async def run_generation(self, session_id, prompt_ids, answer):
-        output = await self.backend.generate(
-            request_id=session_id,
-            prompt_ids=prompt_ids,
-            sampling_params={},
-            image_data=None,
-            video_data=None,
-        )
-        answer.set_result(output.token_ids)
-
-
-class AgentFrameworkRolloutAdapter:
-    """A fake of uni-agent's, after its source: hands a batch over and does not wait for it."""
-
-    @classmethod
-    async def create(cls, *, config, llm_client, reward_loop_worker_handles=None, **_):
-        instance = cls()
-        instance.gateway = Gateway(llm_client)
-        instance.serving = asyncio.create_task(instance.gateway.serve())
-        return instance
-
-    def generate_sequences(self, prompts):
-        self.running = asyncio.gather(*(self.run_session(prompt) for prompt in prompts))
-
-    async def run_session(self, prompt):
-        tokens = [1]
-        for _ in range(2):
-            answer = asyncio.get_running_loop().create_future()
-            await self.gateway.inbox.put((f"session-{prompt}", tokens, answer))
-            tokens = [*tokens, *await answer]
-        return tokens
-
-
-def agents():
-    """Two sessions of two turns, over the adapter, whose engine aborts one call."""
-    context.process.reset()
-    client = client_of([(1, "aborted", 7), *[(4, "completed", 7)] * 4])
-
-    async def run():
-        adapter = await AgentFrameworkRolloutAdapter.create(config=None, llm_client=client)
-        adapter.generate_sequences(["first", "second"])
-        await adapter.running
-        await adapter.gateway.inbox.put(None)
-        await adapter.serving
-
-    asyncio.run(run())
-
-
 def sample():
     """Let the real buffer evict a stale and a failed prompt, and hand over the other."""
     from verl.trainer.ppo.v1 import replay_buffer
@@ -281,7 +220,6 @@ def main():
         "recognized": recognized(),
         "framework": framework(),
     }
-    agents()
     probes_report.end(directory, report)
 
 

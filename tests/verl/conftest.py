@@ -13,10 +13,6 @@ from verl_profiler.rehearsal.environment import environment
 
 HERE = Path(__file__).parent
 
-# A folder with another verl and its TransferQueue for the tests of TransferQueue tracing, made by
-#   pip install --no-deps --target DIR verl==0.8.0 TransferQueue==0.1.7
-OTHER_VERL = "VERL_PROFILER_TEST_VERL"
-
 
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -34,7 +30,7 @@ def verl_environment():
     needed = environment("sglang", clean)
     # The rehearsal's platform and adjustments stay out: these tests want verl as it is.
     wanted = {k: v for k, v in needed.items() if not k.startswith("VERL_")}
-    folders = [os.environ.get(OTHER_VERL, ""), wanted.get("PYTHONPATH", ""), str(HERE)]
+    folders = [wanted.get("PYTHONPATH", ""), str(HERE)]
     wanted["PYTHONPATH"] = ":".join(filter(None, folders))
     return {**clean, **wanted, "RAY_DEDUP_LOGS": "0", "WANDB_MODE": "offline"}
 

@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.capture import node_copy, tools
-from verl_profiler.capture.file_modes import restrict
-from verl_profiler.capture.journal import read_journals, read_metadata
-from verl_profiler.capture.open_files import being_written
+from verl_profiler.capture.files import being_written, restrict
 from verl_profiler.capture.plan import raw_directory
-from verl_profiler.capture.record import CaptureRecord
+from verl_profiler.capture.record import CaptureRecord, read_journals, read_metadata
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import is_regular, read_object, reason_of
 from verl_profiler.events.json_values import mapping_or_empty

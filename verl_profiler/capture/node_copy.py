@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.capture.open_files import being_written
+from verl_profiler.capture.files import being_written
 from verl_profiler.events.files import open_regular, reason_of
 from verl_profiler.events.redaction import problem_of
 from verl_profiler.nodes.actor import NodeActor, as_connected

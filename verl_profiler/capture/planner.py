@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_profiler.capture import tools
-from verl_profiler.capture.file_modes import umask
+from verl_profiler.capture.files import umask
 from verl_profiler.capture.plan import ROLES, NsightSettings, Plan, RoleCapture, raw_directory
 from verl_profiler.capture.verl_keys import Capture, world_size
 from verl_profiler.errors import ConfigError

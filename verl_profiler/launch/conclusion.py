@@ -5,14 +5,11 @@ Both come from `verl-profiler summary`, in a process of its own with limited tim
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from verl_profiler.environ import SETTINGS
@@ -35,7 +32,19 @@ def conclude(directory: Path, *, patience_s: float = PATIENCE_S) -> None:
     try:
         if any(importlib.util.find_spec(name) is None for name in _NEEDED):
             return
-        done = _run_command(["summary", str(directory)], patience_s)
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, "-m", "verl_profiler", "summary", str(directory)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="backslashreplace",
+            check=False,
+            timeout=patience_s,
+            # Not recorded itself.
+            env={name: value for name, value in os.environ.items() if name != SETTINGS},
+            # Ctrl-C reaches the driver only.
+            start_new_session=True,
+        )
     except subprocess.TimeoutExpired:
         say(f"the summary takes longer than {patience_s:g} s; see verl-profiler summary")
         return
@@ -48,32 +57,3 @@ def conclude(directory: Path, *, patience_s: float = PATIENCE_S) -> None:
         headline = (line for line in lines if line.startswith(f"{directory.name}: "))
         for line in [*itertools.islice(headline, 1), *finding]:
             say(line)
-
-
-def _run_command(words: Sequence[str], patience_s: float) -> subprocess.CompletedProcess[str]:
-    """Run `verl-profiler` with these arguments in a process of its own; end it after `patience_s`.
-
-    Raises:
-        OSError: The process cannot be started.
-        TimeoutExpired: It did not end in time.
-    """
-    command = [sys.executable, "-m", "verl_profiler", *words]
-    # Not recorded itself.
-    environment = {name: value for name, value in os.environ.items() if name != SETTINGS}
-    with subprocess.Popen(  # noqa: S603
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="backslashreplace",
-        env=environment,
-        start_new_session=True,
-    ) as process:
-        try:
-            out, error = process.communicate(timeout=patience_s)
-        finally:
-            # What it started holds the pipes open.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(command, process.returncode, out, error)

@@ -63,7 +63,6 @@ class Tool(abc.ABC):
         title: Its name in sentences.
         suffix: How the names of its reports end.
         unfinished_suffixes: How the names of files end that it will still turn into a report.
-        program: The program that must be on the PATH of each node; None if it needs none.
         finishes_late: Whether a report may be finished after its capture has ended.
         silent_cause: Why a report is missing if `is_silent` was true when its capture began.
         count_cause: Why it is missing if other captures of the process have one.
@@ -74,7 +73,6 @@ class Tool(abc.ABC):
     title: str
     suffix: str
     unfinished_suffixes: tuple[str, ...] = ()
-    program: str | None = None
     finishes_late = False
     silent_cause = ""
     count_cause = ""

@@ -56,7 +56,7 @@ _UNCLAIMED = re.compile(r"(?P<role>[a-z_]+)_(?P<host>[\w.-]+)_(?P<pid>\d{1,9})(\
 
 
 class _Nsys(Tool):
-    name = title = program = "nsys"
+    name = title = "nsys"
     suffix = ".nsys-rep"
     unfinished_suffixes = (".qdstrm", ".nsys-rep.tmp")
     finishes_late = True
