@@ -131,7 +131,8 @@ def _place_probes(families: Collection[str], *, only_exported: bool = False) -> 
         placing.install(probes, only_exported=True)
         placing.place_in_main(probes)
         return
-    placing.install(_with_tracing(probes, families))
+    # A driver of verl before 0.9 has imported verl by now.
+    placing.install(_with_tracing(probes, families), only_exported_of_loaded=not families)
     if families:
         from verl_profiler.recording import device_sampler, open_state
 

@@ -201,6 +201,22 @@ def test_a_module_that_comes_after_the_end_is_left_alone(tmp_path, monkeypatch):
     del sys.modules["late_host"]
 
 
+def test_methods_of_actor_classes_that_are_made_already_travel_by_name(host, worker_config):
+    """Else Ray takes the original along, by value, and nothing is recorded where it lands."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    by_name = cloudpickle.dumps(host.Host.coroutine)
+    made = host.Host.coroutine
+    tracing = probe("Host.coroutine", trace=lambda args, kwargs: None)
+    placing.install([tracing], only_exported_of_loaded=True)
+
+    assert by_name == cloudpickle.dumps(made)
+    recorder.start(worker_config, lambda: Identity("agent_loop", 0))
+    placing.install([tracing])
+    recorder.stop()
+
+    assert hasattr(cloudpickle.loads(by_name), "__wrapped__")
+
+
 def foreign(function):
     """As another plugin wraps a method."""
 

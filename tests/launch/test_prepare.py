@@ -237,31 +237,6 @@ def prepare_url(url, spool):
     return recorder.active().directory
 
 
-def test_a_run_with_a_url_is_recorded_here_and_is_there_at_its_end(ray, storage, tmp_path, capfd):
-    """Its directory is the one that the workers get; the last header is there too."""
-    url, place = storage
-    run = prepare_url(url, tmp_path / "spool")
-    assert tmp_path / "spool" == run
-    assert recorder.active().config.output_dir == str(run)
-    assert ["run"] == [path.name for path in place.iterdir()]
-    (run / "step_1").mkdir()
-    (run / "step_1" / "worker_0.jsonl").write_text("{}\n")
-    ray.init()
-    sys.modules["ray"].init()
-    launch.end(failed=False)
-
-    here = {
-        p.relative_to(run): p.read_bytes() for p in run.rglob("*.json*") if ".cache" not in p.parts
-    }
-    there = {p.relative_to(place / "run"): p.read_bytes() for p in (place / "run").rglob("*.json*")}
-    assert b'"failed": 0' in there.pop(Path("upload.json"))
-    assert here == there
-    assert b'"ended":"2' in next(c for p, c in here.items() if p.parent.name == "processes")
-    printed = capfd.readouterr().err
-    assert f"recording to {run}, uploaded to {url}" in printed
-    assert f"the run was uploaded to {url}" in printed
-
-
 def test_a_run_that_did_not_start_leaves_nothing_at_its_url(ray, storage, tmp_path):
     """As on a disk."""
     url, place = storage

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import verl_drift
 from cached_runs import cached
+from tq_lines import ON, traced_lines
 
 from verl_profiler.analysis.explain.ledger import account_totals, bubble_ledger
 from verl_profiler.reading.reader import load
@@ -39,7 +40,8 @@ def _rehearsed(trainer, packages, output):
     done = subprocess.run(
         [*command, "--trainer", trainer, "--steps", str(STEPS), "--output", output],
         check=False,
-        env={**os.environ, "PYTHONPATH": path},
+        # Where the trainer uses TransferQueue, it is traced.
+        env={**os.environ, **ON, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=600,
@@ -149,6 +151,14 @@ def test_transfers_of_the_trainer_that_uses_transfer_queue_are_recorded(lines, r
     for event, role in (("tq_get", "trainer"), ("tq_get", "actor"), ("tq_put", "worker")):
         steps = {line["step"] for line in of(lines, event) if line["file"].startswith(role)}
         assert steps >= set(range(1, STEPS + 1)), (event, role)
+    # The recorded run was not traced.
+    if of(lines, "tq_function"):
+        functions = {line["extra"]["func"]: line for line in of(lines, "tq_function")}
+        # The trainer's own, a rank's that verl bridges, and an agent loop's.
+        assert {"_compute_old_log_prob", "update_actor", "_run_agent_loop"} <= functions.keys()
+        assert "N/A" not in {line["extra"]["trace_id"] for line in functions.values()}
+        console = traced_lines((run / "console.log").read_text(errors="replace"))
+        assert {"ok"} == {line["status"] for line in console if "status" in line}
 
 
 def test_each_choice_of_a_replica_is_recorded(lines):

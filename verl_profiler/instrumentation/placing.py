@@ -50,20 +50,27 @@ _generation = 0
 _MOST_WRAPPERS = 50
 
 
-def install(probes: Iterable[Probe], *, only_exported: bool = False) -> None:
+def install(
+    probes: Iterable[Probe], *, only_exported: bool = False, only_exported_of_loaded: bool = False
+) -> None:
     """Wrap the targets of `probes`, now or when their modules are imported.  Never raises.
 
     Args:
         probes: Their targets are wrapped.
         only_exported: Only those of classes that Ray pickles by value, with their wrappers.
+        only_exported_of_loaded: The same for modules that are imported already.  Actor classes that
+            were made of their classes hold the original methods, which Ray pickles by value where the
+            module has something else in their place: other processes would not get their wrapper.
     """
     by_module: dict[str, list[Probe]] = {}
     for probe in probes:
         for module in dict.fromkeys(target.partition(":")[0] for target in probe.targets):
             by_module.setdefault(module, []).append(probe)
     for module, wanted in by_module.items():
-        hook = functools.partial(_place_all, wanted, _generation, only_exported)
-        if module in sys.modules and not _is_initializing(sys.modules[module]):
+        is_loaded = module in sys.modules and not _is_initializing(sys.modules[module])
+        exported = only_exported or (only_exported_of_loaded and is_loaded)
+        hook = functools.partial(_place_all, wanted, _generation, exported)
+        if is_loaded:
             hook(sys.modules[module])
         else:
             wrapt.register_post_import_hook(hook, module)
