@@ -168,8 +168,8 @@ def _refuse(name):
     raise ValueError(f"{name} is not JSON")
 
 
-def compare_events(mutant, cache):
-    """Read a run; return what was lost of its untouched events."""
+def compare_events(mutant, cache, *, derived=True):
+    """Read a run, and all tables that are derived; return what was lost of its untouched events."""
     from verl_profiler.errors import VerlProfilerError
     from verl_profiler.reading.reader import load
     from verl_profiler.reading.tables.schemas import SCHEMAS
@@ -177,7 +177,7 @@ def compare_events(mutant, cache):
     expected = mutant.expected()
     try:
         with load(mutant.target, cache=cache) as run:
-            for table in SCHEMAS:
+            for table in SCHEMAS if derived else ():
                 run.rows(f"SELECT * FROM {table}")
             rows = run.rows("SELECT name, event, duration_us FROM events")
             problems = run.problems

@@ -697,10 +697,13 @@ def cache(mutant, rng):
     action = rng.random()
     if action < 0.6 and places:
         path = rng.choice(places)
+        content = begin_of(path)
         if rng.random() < 0.5:
-            path.write_bytes(changed_bytes(rng, begin_of(path)))
-        else:
             _replace_by(path, _kind(mutant, rng))
+        elif path.suffix == ".json":
+            path.write_bytes(changed_bytes(rng, content))
+        else:
+            path.write_bytes(content[: rng.randrange(len(content) + 1)])
     elif action < 0.8 and kept.is_dir():
         folder = rng.choice([kept, *sorted(path for path in kept.iterdir() if path.is_dir())])
         elsewhere = mutant.folder / "elsewhere"

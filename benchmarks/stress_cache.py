@@ -9,8 +9,8 @@ A round starts the commands at the same moment, in processes of their own.
     warm      the run has a cache
     growing   a step is added, or a file gets more lines, while they start
     removed   the cache is removed by hand while they read
-    bounded   as growing; caches are in the home of all caches, and each command removes all that are not open
-    readonly  as bounded, and the run is another user's, who alone may write there (needs root)
+    readonly  as growing, and the run is another user's, who alone may write there (needs root): caches are in
+              the home of all caches, and each command removes all that are not open
 
 Each must print what the same command prints alone, without a cache: of the run as it was before the
 round or after it.
@@ -36,8 +36,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-KINDS = ("bounded", "cold", "growing", "readonly", "removed", "warm")
-AT_HOME = ("bounded", "readonly")
+KINDS = ("cold", "growing", "readonly", "removed", "warm")
+AT_HOME = ("readonly",)
 GROWING = ("growing", *AT_HOME)
 NOBODY = 65534
 COMMANDS = (
@@ -235,7 +235,6 @@ def _workers(
         place.mkdir()
         os.chmod(place, 0o777)
         environment = {
-            "VERL_PROFILER_CACHE": "home" if kind == "bounded" else "",
             "VERL_PROFILER_CACHE_HOME": str(place / "caches"),
             "VERL_PROFILER_CACHE_GB": "0",
         }

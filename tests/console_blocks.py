@@ -7,6 +7,7 @@ translations.
 """
 
 import contextlib
+import copy
 import io
 import os
 import re
@@ -16,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
+from verl_profiler.analysis.explain import findings
 from verl_profiler.cli import main
 
 _BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
@@ -32,7 +35,23 @@ def replayed(page: Path, folder: Path) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / folder.name
         shutil.copytree(folder, place)
-        return _BLOCK.sub(lambda block: _session(block[0], place), page.read_text())
+        with _explained_once():
+            return _BLOCK.sub(lambda block: _session(block[0], place), page.read_text())
+
+
+@contextlib.contextmanager
+def _explained_once():
+    """Explain each run once, as if its explanation were kept; of an archive none is."""
+    explain, made = findings.explanations, {}
+
+    def explanations(tables, steps=None):
+        key = tuple(tables.launches), steps
+        if key not in made:
+            made[key] = explain(tables, steps)
+        return copy.deepcopy(made[key])
+
+    with mock.patch.object(findings, "explanations", explanations):
+        yield
 
 
 def _session(block: str, place: Path) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from verl_profiler import cli
+from verl_profiler.views.questions import VIEWS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -157,10 +158,14 @@ def test_the_overrides_of_the_pages_compose():
     hydra = pytest.importorskip("hydra")
     pytest.importorskip("verl")
     found = list(trainer_commands())
+    # Values are not checked.
+    distinct = {
+        tuple(sorted(each.partition("=")[0] for each in words)): words for _, words in found
+    }
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-        for page, overrides in found:
+        for overrides in distinct.values():
             config = hydra.compose("ppo_trainer", overrides=overrides)
-            assert ("profiler" in config) == any("+profiler=" in each for each in overrides), page
+            assert ("profiler" in config) == any("+profiler=" in each for each in overrides)
 
     pages = {page for page, _ in found}
     assert {"README", "api", "captures", "clusters", "memory-saver", "rehearsal"} <= pages
@@ -200,29 +205,28 @@ def recorded(tmp_path_factory):
         shutil.copy(RECORDED / "console_logs/verl-0.9.1-real.log", folder / f"{name}.log")
     shutil.copy(RECORDED / "tq/console.log.gz", folder / "node-1.log.gz")
     (folder / "training.log").write_bytes(gzip.decompress((folder / "node-1.log.gz").read_bytes()))
-    shutil.copy(TUTORIAL / "after.tar.gz", folder / "my-run.tar.gz")
     return folder
 
 
 def reading_commands():
-    """Return the commands of the pages that read a run or a log, one of those that differ in the runs alone.
+    """Return the commands of the pages that read a run or a log, one of those that differ in names alone.
 
-    Those of the tutorial are run by `test_docs`.
+    Those of the tutorial, which are of archives, are run by `test_docs`.
     """
     found = {}
     for page in (each for each in PAGES if not each.name.startswith("tutorial")):
         my_run = "separate_async_run" if page.stem == "asynchronous" else "after"
         runs = {"my-run": my_run, **RUNS}
         for argv in argvs(page):
-            if argv and not ELSEWHERE & {*argv} and "://" not in " ".join(argv):
+            if argv and not ELSEWHERE & {*argv} and not re.search(r"://|\.tar\.", " ".join(argv)):
                 words = [PLACEHOLDERS.get(word, word) for word in argv if word != "--open"]
                 text = "\0".join(words).replace("node-*", "node-1").replace("/var/lib/", "")
                 for name, run in runs.items():
                     text = re.sub(rf"(logs|/runs)/{name}(?![\w-])", run, text)
                 words = text.replace("node_exporter/", "").split("\0")
-                shape = re.sub(
-                    "|".join(map(re.escape, set(runs.values()))), "RUN", "\0".join(words)
-                )
+                assert words[0] != "plot" or words[1].startswith("-") or words[1] in VIEWS
+                shape = "\0".join(["plot", *words[2:]] if words[0] == "plot" else words)
+                shape = re.sub(rf"{'|'.join(map(re.escape, set(runs.values())))}|\d+", "RUN", shape)
                 found.setdefault(shape, words)
     return sorted(found.values())
 

@@ -6,7 +6,6 @@ It imports nothing: a process that is not profiled, or not traced, reads this an
 from __future__ import annotations
 
 __all__ = [
-    "CACHE",
     "CACHE_GB",
     "CACHE_HOME",
     "NVTX_LIBRARY",
@@ -29,8 +28,6 @@ TRANSFER_QUEUE_SWITCHES = (
 )
 # A tool's own: the library that takes NVTX ranges in this process.
 NVTX_LIBRARY = "NVTX_INJECTION64_PATH"
-# Where readers keep what they made of runs: `beside` (the default), `home` or `off`.
-CACHE = "VERL_PROFILER_CACHE"
 # The directory of the caches that are not beside their run.
 CACHE_HOME = "VERL_PROFILER_CACHE_HOME"
 # How much it may hold, in 10^9 bytes.

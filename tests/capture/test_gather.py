@@ -299,7 +299,7 @@ def test_lines_left_out_of_a_journal_are_a_problem_of_the_run(run, capsys):
     assert "1 of 2 captures gathered" in printed
     assert "3 lines of journal/odd.jsonl left out" in printed
     assert not list(run.parent.rglob("escaped*"))
-    problems = take_captures(Tables.of(), [("small", run)], run)
+    problems = take_captures(Tables.of(), [("small", run)])
     assert [1] == [problem.count("3 lines of journal/odd.jsonl") for problem in problems]
 
 

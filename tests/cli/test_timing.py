@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from commands import command
-from console_logs import FOLDER, FORMS, log
+from console_logs import FORMS, log
 
 from verl_profiler.cli import timing
 from verl_profiler.errors import ReadingError
@@ -272,12 +272,6 @@ def test_the_original_script_s_name_still_works(demo):
     assert (0, f"Created the folder {demo.parent / 'plot'}\n") == (done.returncode, done.stderr)
     assert {f"plot/{name}" for name in NAMES} < files(demo.parent)
     assert "timing_s/step:\n  Mean:   " in done.stdout
-
-
-def test_a_real_log_is_plotted(tmp_path, real_pictures):
-    """verl 0.9.1, three steps on a CPU."""
-    assert 0 == run(FOLDER / "verl-0.9.1-real.log", "--output-dir", tmp_path)
-    assert NAMES == files(tmp_path)
 
 
 def test_specifications_are_written_to_be_restyled(demo, capsys):

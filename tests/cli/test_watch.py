@@ -92,10 +92,8 @@ def summarized(path, capsys):
 
 def kept_events(path):
     """Return the number of events of each part of tables in the cache."""
-    parts = [
-        json.loads(file.read_text().splitlines()[0]) for file in path.glob(".cache/*/part-*.json")
-    ]
-    return [sum(part["note"]["counts"].values()) for part in parts]
+    parts = [json.loads(file.read_text()) for file in path.glob(".cache/*/part-*.json")]
+    return [sum(part["counts"].values()) for part in parts]
 
 
 def test_at_each_moment_the_screen_is_the_summary(recorded_run, tmp_path, capsys):

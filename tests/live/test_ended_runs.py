@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -224,22 +223,6 @@ def test_the_lock_that_a_call_waits_for_is_named(innermost, expected):
     found = verdict(RUN, {"trainer_0": opened(phases=[phase()]), "worker_0": worker}, HERE, NOW)
 
     assert found.culprit.endswith(f"the oldest is in {expected}")
-
-
-@pytest.mark.parametrize("command", [["summary"], ["watch", "--once"]])
-def test_other_commands_begin_with_the_failure(tmp_path, capsys, command):
-    """A run that did not end well is not summarized as if it had."""
-    run = tmp_path / "run"
-    shutil.copytree(HERE.parent / "data" / "small_run", run)
-    (run / "open").mkdir()
-    (run / "open" / "trainer_0.json").write_text(json.dumps(failure(**DIED)))
-
-    main([*command, str(run)])
-
-    printed = capsys.readouterr().out
-    assert "failed: update_actor of step 7 failed after 4.00 s: ActorDiedError." in printed
-    if command == ["summary"]:
-        assert printed.startswith("failed: ")
 
 
 def test_the_command_exits_with_1_for_a_failed_run(tmp_path, capsys):

@@ -5,11 +5,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from hostile import VALUES, paths_of, text_with
 from stuck_runs import NOW, RUN, TRAINER, ago, call, header, opened, phase, request, write
 
 from verl_profiler.cli import main
-from verl_profiler.live.process_files import ProcessFiles
 from verl_profiler.live.stuck import verdict
 from verl_profiler.live.stuck_lines import lines
 
@@ -152,20 +150,6 @@ def test_evidence_of_an_earlier_hang_is_not_of_this_one():
     assert ["engine_0: 1 running"] == verdict(RUN, TRAINER, HERE, later, evidence).facts
 
 
-def test_what_a_call_waits_for_is_named():
-    """From its innermost function."""
-    stack = ["tools:search:7", "asyncio.locks:Semaphore.acquire:410"]
-    row = {
-        **call("tool_call", 90, "tools:search:7", request_id="r1", tool="search"),
-        "stack": stack,
-    }
-    worker = opened(open_requests=1, requests=[request(1)], calls=[row])
-
-    found = verdict(RUN, {**TRAINER, "worker_0": worker}, HERE, NOW)
-
-    assert found.culprit.endswith("tools:search:7, which waits for a semaphore")
-
-
 def test_the_last_hang_of_a_run_counts(tmp_path, capsys):
     """In a folder of its own for each."""
     write(tmp_path / "run", RUN, TRAINER)
@@ -181,33 +165,3 @@ def test_the_last_hang_of_a_run_counts(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert ["engine_0: 7 running"] == found["facts"]
     assert ["engine_0:", "    engine: 7 running"] == found["details"]
-
-
-def test_any_value_in_evidence_is_survived(tmp_path):
-    """One bad value at a time costs its field, never the command."""
-    content = {
-        "format": 1,
-        "at": ago(50),
-        "stacks": {
-            "threads": [{"thread": "t", "stack": ["a:b:1"]}],
-            "tasks": [{"tasks": 3, "stack": ["a:b:1"], "awaits": "Future"}],
-        },
-        "engine": {
-            "requests": 3,
-            "paused": True,
-            "loads": [
-                {"running_requests": 1, "kv_used_tokens": 1, "kv_capacity_tokens": 2, "age_s": 1.0}
-            ],
-        },
-        "unanswered": ["engine"],
-        "errors": {"stacks": "OSError"},
-    }
-    write(tmp_path / "run", RUN, TRAINER)
-    folder = tmp_path / "run" / "evidence" / "1"
-    folder.mkdir(parents=True)
-    followed = ProcessFiles(tmp_path / "run")
-    for place in paths_of(content):
-        for value in (*VALUES.values(), "900000000000.0"):
-            (folder / "actor_0.json").write_text(text_with(content, place, value))
-            found = verdict(RUN, TRAINER, HERE, NOW, followed.evidence())
-            assert any(lines(found, verbose=True)), (place, value)

@@ -141,13 +141,14 @@ def test_what_cannot_be_distributed_is_an_error(run, tmp_path, capsys, monkeypat
             status = error.code
         assert status == 2
         assert message in capsys.readouterr().err
-    monkeypatch.setenv("VERL_PROFILER_CACHE", "off")
+    (run / ".cache").touch()
+    monkeypatch.setenv("VERL_PROFILER_CACHE_HOME", str(run / "run.json" / "no folder"))
     with pytest.raises(ReadingError, match=r"no cache of .* that can be written"):
         distribute([run], Apart())
 
 
 def test_a_cache_at_home_is_filled_for_a_run_that_cannot_be_written(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("VERL_PROFILER_CACHE", "home")
+    (run / ".cache").touch()
     monkeypatch.setenv("VERL_PROFILER_CACHE_HOME", str(tmp_path / "caches"))
     assert distribute([run], Apart()).shards
     assert not cached(run)

@@ -167,7 +167,7 @@ def test_headers_of_older_versions_give_one_line(tmp_path):
         ),
         (
             {"counters": {"events": 1, "dropped": 3}},
-            "50 processes dropped 150 events because their queues were full; ",
+            "50 processes dropped 150 events because their queue was full; ",
         ),
         (
             {"counters": {"events": 1, "write_errors": 2}},

@@ -222,27 +222,6 @@ def test_an_empty_file_is_named(tmp_path):
     assert ["step_1/worker_1.jsonl is empty"] == problems_of(tmp_path)
 
 
-def test_a_status_of_the_users_own_is_no_failure(tmp_path):
-    """`with span("http", status=200)` of an older version; what the recorder wrote still counts."""
-    write_run(
-        tmp_path,
-        [
-            line(1, "http", extra={"status": 200}),
-            line(2, "http", extra={"status": "error"}),
-            line(3, "tool_call", extra={"status": "cancelled"}),
-        ],
-    )
-
-    rows, _ = read(tmp_path)
-
-    assert [None, "error", "cancelled"] == [row["status"] for row in rows]
-    assert [{"status": "200"}, {"status": "error"}, {"status": "cancelled"}] == [
-        {**json.loads(row["extra"]), "status": str(json.loads(row["extra"])["status"])}
-        for row in rows
-    ]
-    assert [] == problems_of(tmp_path)
-
-
 def test_keywords_of_the_caller_are_kept_in_extra(tmp_path):
     """`log_manager.log(…, color="red")` is not lost, whichever line it is in."""
     write_run(tmp_path, [line(1), line(2, color="red", request=[1, {"step": 1}])])
@@ -389,7 +368,7 @@ def wall_clock(begin_s, end_s, *, elapsed_s, readings=()):
     return {"clock": {**clock, "last_monotonic_ns": elapsed_s * 10**9, "readings": [*readings]}}
 
 
-STEPPED_TWICE = [[10**9, 10**9, 90], [0, 4 * 10**9, 90], [3]]
+STEPPED_TWICE = [[10**9, 10**9, 90], [0, 4 * 10**9, 90]]
 
 
 # Of a process with one event on a host of its own; NAME and HOST are its own.
@@ -663,28 +642,6 @@ def test_a_parquet_file_of_something_else_is_refused(tmp_path):
 
     with pytest.raises(ReadingError, match="is not a table of events"):
         load(tmp_path / "x.parquet")
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("step", "'x'"), ("end_us", "now()"), ("duration_us", "[1]"), ("name", "{'a': 1}"),
-        ("rest", "'x'::BLOB"), ("role", "now()"), ("prompt_tokens", "'x'"), ("validate", "3.5"),
-    ],
-)  # fmt: skip
-def test_a_parquet_file_with_other_types_is_refused(tmp_path, part, column, value):
-    """By the column's name, with both types, before any table is made of it."""
-    columns = "*" if column == "prompt_tokens" else f"* EXCLUDE ({column})"
-    with reader.duckdb.connect() as connection:
-        connection.execute(
-            f"COPY (SELECT {columns}, {value} AS {column} FROM '{part}') "
-            f"TO '{tmp_path}/x.parquet' (FORMAT parquet)"
-        )
-
-    with pytest.raises(ReadingError, match=rf"x\.parquet.* `{column}` is .*, not ") as refused:
-        load(tmp_path / "x.parquet")
-
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("leave", [lambda run: run.close(), lambda run: None])

@@ -1,30 +1,9 @@
 """The schemas of tables take what they state about fields from the contract."""
 
 import re
-from pathlib import Path
 
-from verl_profiler.events.fields import CAPTURE, FIELDS, HEADER, IDENTITY, LINE
+from verl_profiler.events.fields import FIELDS
 from verl_profiler.reading.tables import schemas
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_no_field_of_the_contract_is_described_again():
-    """Two sentences about one field would drift apart; two names are of other things.
-
-    `source` is a capture's, and `loads` has names of servers, which its event has in a list of its own.
-    """
-    repeated = schemas.DERIVED.keys() & {*FIELDS, *IDENTITY, *LINE, *HEADER, *CAPTURE}
-
-    assert repeated == {"source", "loads"}
-
-
-def test_every_description_is_of_a_column():
-    """One without a table is left over from a column that is gone."""
-    columns = {name for table in schemas.SCHEMAS.values() for name in table}
-
-    assert set() == schemas.DERIVED.keys() - columns
-
 
 UNITS = {"w": "W", "j": "J", "mhz": "MHz", "c": "°C", "utilization": "%"}
 

@@ -42,10 +42,10 @@ def asked(tables):
     return json.loads(json.dumps(made, default=str), parse_float=lambda text: round(float(text), 7))
 
 
-def cached_files(run, table="*"):
+def cached_files(run, table="*", kind="parquet"):
     return {
         path.name: path.stat().st_ino
-        for path in (run / ".cache" / "events-1").glob(f"{table}-*.parquet")
+        for path in (run / ".cache" / "events-1").glob(f"{table}-*.{kind}")
         if not path.name.startswith("part-")
     }
 
@@ -116,16 +116,16 @@ def test_an_explanation_is_kept_and_made_again_when_the_run_grows(run):
     """Read back as it was made; other steps, or another event, have another file."""
     with load(run) as opened:
         first = json.loads(json.dumps(explanations(opened.tables)))
-    kept = cached_files(run, "explanations")
+    kept = cached_files(run, "explanations", "json")
     (file,) = kept
     path = run / ".cache" / "events-1" / file
     assert first == json.loads(path.read_text())
 
     with load(run) as opened:
         assert first == explanations(opened.tables)
-        assert kept == cached_files(run, "explanations")
+        assert kept == cached_files(run, "explanations", "json")
         assert first != explanations(opened.tables, (2, 2))
-    assert 2 == len(cached_files(run, "explanations"))
+    assert 2 == len(cached_files(run, "explanations", "json"))
     trainer = next(run.glob("step_2/trainer_0.*"))
     lines = [json.loads(line) for line in trainer.read_text().splitlines()]
     (step,) = (line for line in lines if line.get("event") == "step")

@@ -21,7 +21,7 @@ from verl_profiler.cli.terminal import guarded, named, print_error, tidy_ends
 from verl_profiler.errors import ReadingError, VerlProfilerError, extra_of, install_line
 from verl_profiler.reading.progress import watched
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "main", "version"]
 
 _OF_RUNS_ALONE = ("requests", "plot", "export")
 # Exports of TransferQueue's calls, which console logs have.
@@ -89,7 +89,7 @@ def _run(argv: Sequence[str]) -> int:
         return 2
     try:
         local(args)
-        with watched(Progress(args)):
+        with watched(Progress(args.command)):
             _check_kind(args)
             distribute(args)
             status = args.run(args)
@@ -180,7 +180,7 @@ def _parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         description=verl_profiler.__doc__.splitlines()[0] if verl_profiler.__doc__ else None,
         epilog="Recording needs no command: add +profiler=multiturn to `python -m verl.trainer.main_ppo`.",
     )
-    parser.add_argument("--version", action="version", version=f"verl-profiler {_version()}")
+    parser.add_argument("--version", action="version", version=f"verl-profiler {version()}")
     parser.add_argument(
         "--traceback", action="store_true", help="print the traceback of an error in this command"
     )
@@ -200,12 +200,13 @@ def _parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     return parser
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+def version() -> str:
+    """Return the installed version."""
+    from importlib import metadata
 
     try:
-        return version("verl-profiler")
-    except PackageNotFoundError:
+        return metadata.version("verl-profiler")
+    except metadata.PackageNotFoundError:
         return "(not installed)"
 
 

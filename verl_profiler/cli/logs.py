@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli.output import json_text
 from verl_profiler.cli.terminal import print_error
+from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.console_steps import logged_runs
 from verl_profiler.reading.formats.metric_files import metric_rows
 from verl_profiler.reading.formats.registry import format_of, suffixes
@@ -18,7 +20,7 @@ from verl_profiler.render.visible import visible
 if TYPE_CHECKING:
     from verl_profiler.reading.formats.console_steps import LoggedRun
 
-__all__ = ["are_logs", "chosen", "ends_of", "opened", "summarize_logs"]
+__all__ = ["are_logs", "opened", "summarize_logs"]
 
 
 def are_logs(paths: Sequence[Path]) -> bool:
@@ -36,7 +38,7 @@ def are_logs(paths: Sequence[Path]) -> bool:
     )
 
 
-def ends_of(paths: Sequence[Path]) -> list[str]:
+def _ends_of(paths: Sequence[Path]) -> list[str]:
     """Return what ended the trainings of logs, as sentences."""
     from verl_profiler.reading.formats.console_end import log_end
 
@@ -51,7 +53,7 @@ def opened(
     """Return the runs of logs, of these steps, what ended them, and what is wrong with the logs."""
     problems: list[str] = []
     runs = logged_runs(paths, problems)
-    return runs if steps is None else chosen(runs, steps), ends_of(paths), problems
+    return runs if steps is None else _chosen(runs, steps), _ends_of(paths), problems
 
 
 def summarize_logs(
@@ -95,16 +97,12 @@ def summarize_logs(
     return 0
 
 
-def chosen(runs: Sequence[LoggedRun], steps: tuple[int, int]) -> list[LoggedRun]:
+def _chosen(runs: Sequence[LoggedRun], steps: tuple[int, int]) -> list[LoggedRun]:
     """Keep these steps of each run.
 
     Raises:
         ReadingError: No run has any of them.
     """
-    from dataclasses import replace
-
-    from verl_profiler.errors import ReadingError
-
     kept = [
         replace(run, lines=lines)
         for run in runs

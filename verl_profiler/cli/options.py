@@ -6,6 +6,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "add_cache",
     "add_on",
     "add_out",
+    "add_reading",
     "add_runs",
     "add_runs_or_logs",
     "add_steps",
@@ -29,6 +31,7 @@ __all__ = [
     "did_you_mean",
     "distribute",
     "local",
+    "opened_run",
     "run_argument",
     "step_range",
 ]
@@ -46,6 +49,31 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
         help="run directory, archive of one, step folder, event file, or a URL such as "
         "s3://bucket/my-run; several for a resumed run",
     )
+
+
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Declare the runs to read, which steps of them, and how they are read."""
+    add_runs(parser)
+    add_steps(parser)
+    add_cache(parser)
+    add_on(parser)
+
+
+def opened_run(args: argparse.Namespace) -> AbstractContextManager[Run]:
+    """Open the runs of the command line for its steps.
+
+    Raises:
+        ReadingError: They cannot be read, or have no such step.
+    """
+    from verl_profiler.reading.reader import load
+
+    opened = load(args.runs, cache=not args.no_cache, steps=args.steps)
+    try:
+        check_steps(opened, args.steps)
+    except ReadingError:
+        opened.close()
+        raise
+    return opened
 
 
 def add_runs_or_logs(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +109,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-cache",
         action="store_true",
-        help="do not read or write the run's cache; see VERL_PROFILER_CACHE in docs/reading.md",
+        help="do not read or write the run's cache",
     )
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "JSON_ROWS",
     "bounded",
     "csv_text",
+    "give",
     "json_text",
     "print_json",
     "refuse_overwriting",
@@ -145,6 +146,20 @@ def replacing(target: Path) -> Generator[IO[bytes], None, None]:
             f"{target} cannot be written: {error.strerror or error}.\nName another file with --out",
             "cannot-write",
         ) from error
+
+
+def give(text: str, out: Path | None, *, force: bool) -> None:
+    """Write text to a file, or to the terminal where none is named.
+
+    Raises:
+        ReadingError: The file is in the way, or cannot be written.
+    """
+    if out is None:
+        sys.stdout.write(text)
+        return
+    refuse_overwriting(out, force=force)
+    write_whole(out, [text])
+    print(visible(f"Wrote {out}"))
 
 
 def print_json(content: Any) -> None:

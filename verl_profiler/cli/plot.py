@@ -23,13 +23,14 @@ from verl_profiler.cli.options import (
     add_on,
     add_out,
     add_steps,
-    check_steps,
     check_worker,
     did_you_mean,
+    opened_run,
     run_argument,
 )
 from verl_profiler.cli.output import (
     csv_text,
+    give,
     json_text,
     refuse_overwriting,
     replacing,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from verl_profiler.reading.reader import Run
     from verl_profiler.views.view import Choice, View
 
-__all__ = ["add_arguments", "percentiles", "run"]
+__all__ = ["add_arguments", "run"]
 
 _FORMATS = ("png", "svg", "pdf")
 _ALL = "all"
@@ -77,18 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--validate", action="store_true", help="show validation instead of training"
     )
-    parser.add_argument(
-        "--percentiles",
-        metavar="P,P,...",
-        type=percentiles,
-        help="percentiles to mark in request_duration_cdf (default: 50,80,90,95,99,99.9)",
-    )
-    parser.add_argument(
-        "--slowest",
-        metavar="COUNT",
-        type=_count,
-        help="how many requests slowest_requests lists (default: 20)",
-    )
     add_out(
         parser, "the file to write, or a folder (default: NAME.FORMAT here; all: the folder plots)"
     )
@@ -113,7 +102,6 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: The arguments cannot be used, or a file is in the way (exit code 2).
     """
-    from verl_profiler.reading.reader import load
     from verl_profiler.views.questions import VIEWS
 
     if args.list and args.name is not None:
@@ -130,33 +118,13 @@ def run(args: argparse.Namespace) -> int:
         raise ReadingError(
             f"no run was named.\nFor example verl-profiler plot {args.name} logs/my-run", "no-run"
         )
-    with load(args.runs, cache=not args.no_cache, steps=args.steps) as opened:
-        check_steps(opened, args.steps)
+    with opened_run(args) as opened:
         check_worker(opened, args.worker)
         if args.json:
             return _write_json(opened, chosen, args)
         if args.csv:
             return _write_csv(opened, chosen, args)
         return _draw(opened, chosen, args)
-
-
-def percentiles(text: str) -> tuple[float, ...]:
-    """Read `50,95,99.9`."""
-    try:
-        values = sorted({float(word) for word in text.split(",")})
-    except ValueError:
-        values = []
-    if not values or not all(0 <= value <= 100 for value in values):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} are not percentiles; write numbers from 0 to 100, such as 50,95,99.9"
-        )
-    return tuple(values)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000")
-    return int(text)
 
 
 def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, View]:
@@ -170,12 +138,9 @@ def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, Vi
         for option, value in (
             ("worker", args.worker is not None),
             ("validate", args.validate),
-            ("percentiles", args.percentiles is not None),
-            ("count", args.slowest is not None),
         )
         if value
     }
-    flags = {"count": "slowest"}
     if args.name == _ALL:
         narrowing = {"worker", "validate"} & set(given)
         return {name: view for name, view in views.items() if narrowing <= view.takes}
@@ -190,8 +155,7 @@ def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, Vi
         if option not in view.takes:
             others = [name for name, each in views.items() if option in each.takes]
             raise ReadingError(
-                f"{args.name} does not honor --{flags.get(option, option)}.\n"
-                f"These do: {', '.join(others)}",
+                f"{args.name} does not honor --{option}.\nThese do: {', '.join(others)}",
                 "option-not-heeded",
             )
     return {args.name: view}
@@ -200,15 +164,8 @@ def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, Vi
 def _choices(opened: Run, args: argparse.Namespace) -> dict[str, Choice]:
     from verl_profiler.views.view import Choice
 
-    more: dict[str, Any] = {}
-    if args.percentiles is not None:
-        more["percentiles"] = args.percentiles
-    if args.slowest is not None:
-        more["count"] = args.slowest
     return {
-        label: Choice(
-            run=label, steps=args.steps, worker=args.worker, validate=args.validate, **more
-        )
+        label: Choice(run=label, steps=args.steps, worker=args.worker, validate=args.validate)
         for label in opened.labels
     }
 
@@ -316,15 +273,9 @@ def _write_json(opened: Run, chosen: Mapping[str, View], args: argparse.Namespac
         "notes": opened.notes,
         "problems": opened.problems,
     }
-    text = json_text(content)
     out: Path | None = args.out
-    if out is None:
-        sys.stdout.write(text)
-    else:
-        path = out / f"{args.name}.json" if out.is_dir() else out
-        refuse_overwriting(path, force=args.force)
-        write_whole(path, [text])
-        print(visible(f"Wrote {path}"))
+    path = out / f"{args.name}.json" if out is not None and out.is_dir() else out
+    give(json_text(content), path, force=args.force)
     return 1 if _nothing(numbers, chosen) else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import threading
 import time
@@ -18,7 +17,6 @@ __all__ = ["Progress"]
 # A command that takes less prints nothing; where standard error is no terminal, it has a line so often.
 _QUIET_S = 5.0
 _EVERY_S = 60.0
-_LARGE_EVENTS = 200_000_000
 _ERASE = "\r\x1b[K"
 _WIDTH = 79
 
@@ -27,33 +25,17 @@ class Progress(Watcher):
     """Prints what is read: on a terminal in one line that is erased, else in a line a minute.
 
     Args:
-        args: The command line; its options decide what is advised.
+        command: Its name.
         clock: Seconds, from any begin.
     """
 
-    def __init__(
-        self, args: argparse.Namespace, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, command: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._command = args.command
-        self._ways: list[str] = []
-        if getattr(args, "steps", ...) is None:
-            self._ways.append("--steps A:B reads only these steps")
-        if getattr(args, "on", ...) is None:
-            self._ways.append("--on ray reads on the nodes of a cluster")
+        self._command = command
         self._quiet_s = clock() + _QUIET_S
         self._next_s = clock() + _EVERY_S
-        self._advice: list[str] = []
         self._lock = threading.Lock()
         self._is_shown = False
-
-    def opened(self, label: str, events: int) -> None:
-        """Advise how to read less of a run that is very large."""
-        if events >= _LARGE_EVENTS and self._ways:
-            about = f"{events / 1e9:.1f} × 10^9" if events > 5e8 else f"{events / 1e6:.0f} × 10^6"
-            self._advice.append(
-                f"{label} has about {about} events, and all are read. {'; '.join(self._ways)}."
-            )
 
     def began(self, what: str) -> None:
         """Show it, if the command takes long and the last line is old enough."""
@@ -61,9 +43,6 @@ class Progress(Watcher):
             now_s = self._clock()
             if now_s < self._quiet_s:
                 return
-            for line in self._advice:
-                print_error(f"verl-profiler {self._command}: {line}")
-            self._advice.clear()
             terminal = _terminal()
             if terminal is not None:
                 terminal.write(_ERASE + visible(f"reading: {what}")[:_WIDTH])

@@ -18,14 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import (
-    add_cache,
-    add_on,
-    add_out,
-    add_runs,
-    add_steps,
-    check_steps,
-)
+from verl_profiler.cli.options import add_out, add_reading, check_steps
 from verl_profiler.cli.output import target_of, write_whole
 from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import print_error
@@ -43,14 +36,11 @@ _MARK = b'<meta name="generator" content="verl-profiler report">'
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_runs(parser)
+    add_reading(parser)
     add_out(parser, "the file to write (default: RUN/report.html)")
-    add_steps(parser)
     parser.add_argument(
         "--open", action="store_true", dest="show", help="open the report in the browser"
     )
-    add_cache(parser)
-    add_on(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -190,11 +180,8 @@ def _difference(
 
 def _made() -> str:
     from datetime import datetime, timezone
-    from importlib.metadata import PackageNotFoundError, version
 
-    try:
-        number = version("verl-profiler")
-    except PackageNotFoundError:
-        number = "(not installed)"
+    from verl_profiler.cli import version
+
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    return f"Written by verl-profiler {number} on {now}."
+    return f"Written by verl-profiler {version()} on {now}."

@@ -13,14 +13,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import (
-    add_cache,
-    add_on,
-    add_runs,
-    add_steps,
-    check_steps,
-    check_worker,
-)
+from verl_profiler.cli.options import add_reading, check_worker, opened_run
 from verl_profiler.cli.output import print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -34,8 +27,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_runs(parser)
-    add_steps(parser)
+    add_reading(parser)
     parser.add_argument(
         "--worker", metavar="RANK", type=int, help="one agent-loop worker (default: all)"
     )
@@ -52,8 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--width", type=int, help="columns to use (default: the terminal's; no limit in a pipe)"
     )
     parser.add_argument("--json", action="store_true", help="print as JSON")
-    add_cache(parser)
-    add_on(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,15 +52,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: No such step, worker or request (exit code 2).
     """
-    from verl_profiler.reading.reader import load
-
     if args.slowest < 1:
         raise ReadingError(
             f"--slowest {args.slowest} is less than 1.\nFor example --slowest 20",
             "option-value",
         )
-    with load(args.runs, cache=not args.no_cache, steps=args.steps) as opened:
-        check_steps(opened, args.steps)
+    with opened_run(args) as opened:
         check_worker(opened, args.worker)
         return _one(opened, args) if args.request else _list(opened, args)
 

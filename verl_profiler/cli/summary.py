@@ -20,14 +20,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from verl_profiler.cli.options import (
-    add_cache,
-    add_on,
-    add_runs,
-    add_steps,
-    check_steps,
-    step_range,
-)
+from verl_profiler.cli.options import add_reading, check_steps, opened_run, step_range
 from verl_profiler.cli.output import bounded, json_text
 from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import control, has_color, print_error
@@ -42,14 +35,11 @@ __all__ = ["add_arguments", "check_steps", "run", "step_range", "summarize", "wr
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_runs(parser)
-    add_steps(parser)
+    add_reading(parser)
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="show findings and steps in full"
     )
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
-    add_cache(parser)
-    add_on(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,12 +52,10 @@ def run(args: argparse.Namespace) -> int:
 
     if are_logs(args.runs):
         return summarize_logs(args.runs, steps=args.steps, as_json=args.json, verbose=args.verbose)
-    from verl_profiler.reading.reader import load
-
     if not args.json:
         for path in args.runs:
             _print_stuck(path)
-    with quick_rows(), load(args.runs, cache=not args.no_cache, steps=args.steps) as opened:
+    with quick_rows(), opened_run(args) as opened:
         status = write_summary(
             opened,
             args.steps,

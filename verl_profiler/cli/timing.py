@@ -16,20 +16,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_profiler.cli.logs import chosen, ends_of
+from verl_profiler.cli.logs import opened
 from verl_profiler.cli.options import add_out, add_steps
 from verl_profiler.cli.output import (
     csv_text,
+    give,
     json_text,
     refuse_overwriting,
     replacing,
-    write_whole,
 )
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -61,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output-dir",
     )
     add_steps(parser)
-    parser.add_argument("--separate", action="store_true", help="treat each LOG as a separate run")
     numbers = parser.add_mutually_exclusive_group()
     numbers.add_argument("--json", action="store_true", help="print the numbers as JSON")
     numbers.add_argument("--csv", action="store_true", help="print one line per step as CSV")
@@ -78,20 +76,14 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ReadingError: A log cannot be read, or a file is in the way (exit code 2).
     """
-    from verl_profiler.reading.formats.console_steps import logged_runs
-
-    problems: list[str] = []
     args.logs = [_log_of(path) for path in args.logs]
-    runs = logged_runs(args.logs, problems, separate=args.separate)
-    if args.steps is not None:
-        runs = chosen(runs, args.steps)
-    ends = ends_of(args.logs)
+    runs, ends, problems = opened(args.logs, args.steps)
     if not runs:
         print_error(*(ends or ("nothing to plot:", *problems)))
         return 1
     if args.json or args.csv:
         text = _as_json(runs, ends, problems) if args.json else _as_csv(runs)
-        _give(text, args.out, force=args.force)
+        give(text, args.out, force=args.force)
         return 0
     _draw(runs, args)
     print("".join(f"\n{visible(end)}\n" for end in ends), end="")
@@ -177,15 +169,6 @@ def _log_of(path: Path) -> Path:
             "no-console-log",
         )
     return log
-
-
-def _give(text: str, out: Path | None, *, force: bool) -> None:
-    if out is None:
-        sys.stdout.write(text)
-        return
-    refuse_overwriting(out, force=force)
-    write_whole(out, [text])
-    print(visible(f"Wrote {out}"))
 
 
 def _as_json(runs: Sequence[LoggedRun], ends: Sequence[str], problems: Sequence[str]) -> str:

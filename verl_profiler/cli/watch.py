@@ -6,23 +6,18 @@
 Shows what `summary` prints, below a line with the present step and phase, and
 reads the run again every few seconds: less often if reading takes long, so
 that it uses at most 20 % of a core. Waits for a run that does not exist yet,
-and ends with the run; q or Ctrl-C stops it without affecting the run. --once
-prints one screen, also for a finished run; so does output to a file or pipe.
+and ends with the run; Ctrl-C stops it without affecting the run. --once prints
+one screen, also for a finished run; so does output to a file or pipe.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import os
-import select
 import shutil
 import sys
-import termios
 import time
-import tty
-from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the run until it ends or q is pressed; return 0, or 1 if there is nothing to show.
+    """Show the run until it ends; return 0, or 1 if there is nothing to show.
 
     Raises:
         ReadingError: The path or the arguments cannot be used (exit code 2).
@@ -85,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         control(_HIDE_CURSOR + _CLEAR)
         # The screen has no place for lines on progress.
-        with _keys() as quits, watched(Watcher()):
-            _follow(reading, args.interval, quits)
+        with watched(Watcher()):
+            _follow(reading, args.interval)
     finally:
         control(f"{_SHOW_CURSOR}\n")
     return 0
@@ -164,7 +159,7 @@ class _Reading:
         return [*lines, "", *self.text.splitlines()] if self.text else lines
 
 
-def _follow(reading: _Reading, interval_s: float, quits: Callable[[float], bool]) -> None:
+def _follow(reading: _Reading, interval_s: float) -> None:
     _draw(reading)
     while True:
         before, begin_s = reading.text, time.process_time()
@@ -175,8 +170,7 @@ def _follow(reading: _Reading, interval_s: float, quits: Callable[[float], bool]
             return
         until_s = time.monotonic() + max(interval_s, _REST * spent_s)
         while (left_s := until_s - time.monotonic()) > 0:
-            if quits(min(left_s, _TICK_S)):
-                return
+            time.sleep(min(left_s, _TICK_S))
             _draw(reading)
 
 
@@ -185,33 +179,3 @@ def _draw(reading: _Reading) -> None:
     # The last line stays empty, so that the terminal never scrolls.
     lines = [line[:columns] for line in reading.lines()[: rows - 1]]
     control(_HOME + f"{_END_OF_LINE}\r\n".join(lines) + _END_OF_LINE + _BELOW)
-
-
-@contextlib.contextmanager
-def _keys() -> Generator[Callable[[float], bool], None, None]:
-    """Give a function that waits some seconds and returns True at once when q is pressed."""
-    if not sys.stdin.isatty():
-
-        def sleep(seconds: float) -> bool:
-            time.sleep(seconds)
-            return False
-
-        yield sleep
-        return
-    keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard)
-
-    def pressed(seconds: float) -> bool:
-        until = time.monotonic() + seconds
-        while select.select([keyboard], [], [], max(until - time.monotonic(), 0))[0]:
-            typed = os.read(keyboard, 64)
-            if not typed or b"q" in typed:
-                return True
-        return False
-
-    try:
-        # Keys arrive one by one and are not echoed; Ctrl-C stays a signal.
-        tty.setcbreak(keyboard)
-        yield pressed
-    finally:
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

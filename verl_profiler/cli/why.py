@@ -17,13 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from verl_profiler.cli.options import (
-    add_cache,
-    add_on,
-    add_runs,
-    add_steps,
-    check_steps,
-)
+from verl_profiler.cli.options import add_reading, opened_run
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import print_error
@@ -34,12 +28,9 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_runs(parser)
-    add_steps(parser)
+    add_reading(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="show everything")
     parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
-    add_cache(parser)
-    add_on(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,11 +47,9 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.analysis.overview import headline
     from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.analysis.steps import step_times
-    from verl_profiler.reading.reader import load
     from verl_profiler.views.why_text import why
 
-    with quick_rows(), load(args.runs, cache=not args.no_cache, steps=args.steps) as opened:
-        check_steps(opened, args.steps)
+    with quick_rows(), opened_run(args) as opened:
         found = explanations(opened.tables, args.steps)
         problems, notes = opened.problems, opened.notes
         warm_up = without(opened.tables, args.steps)

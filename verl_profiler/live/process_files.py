@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from verl_profiler.events.files import cleaned_text
 from verl_profiler.events.open_files import EVIDENCE_FOLDER, FOLDER
 from verl_profiler.events.vocabulary import RUN_FILE
-from verl_profiler.reading.descriptions import EVIDENCE, HEADER, LAUNCH, OPEN, Faults, described
+from verl_profiler.reading.descriptions import Evidence, Faults, Header, Launch, Opened, described
 
 __all__ = ["ProcessFiles"]
 
@@ -41,17 +40,17 @@ class ProcessFiles:
         headers: dict[str, dict[str, Any]] = {}
         path = self.directory / RUN_FILE
         if os.path.lexists(path):
-            described(path, RUN_FILE, LAUNCH, faults)
+            described(path, RUN_FILE, Launch, faults)
         for path in sorted((self.directory / "processes").glob("*.json")):
             shown = cleaned_text(path.name)
-            header = described(path, shown, HEADER, faults)
+            header = described(path, shown, Header, faults)
             headers[cleaned_text(path.stem)] = header or {}
         self.damaged = faults.sentences()
         return headers
 
     def open_files(self) -> dict[str, dict[str, Any]]:
         """Return what each process has open for long, by name; see docs/stuck.md."""
-        return self._described(FOLDER, OPEN)
+        return self._described(FOLDER, Opened)
 
     def evidence(self) -> dict[str, dict[str, Any]]:
         """Return the evidence of the last hang that was found, by process; see docs/stuck.md."""
@@ -62,14 +61,14 @@ class ProcessFiles:
         ]
         if not numbers:
             return {}
-        return self._described(f"{EVIDENCE_FOLDER}/{max(numbers)}", EVIDENCE)
+        return self._described(f"{EVIDENCE_FOLDER}/{max(numbers)}", Evidence)
 
-    def _described(self, folder: str, schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    def _described(self, folder: str, kind: Any) -> dict[str, dict[str, Any]]:
         faults = Faults()
         found: dict[str, dict[str, Any]] = {}
         for path in sorted((self.directory / folder).glob("*.json")):
             shown = f"{folder}/{cleaned_text(path.name)}"
-            content = described(path, shown, schema, faults)
+            content = described(path, shown, kind, faults)
             if content is not None:
                 found[cleaned_text(path.stem)] = content
         self.damaged += faults.sentences()

@@ -1,15 +1,14 @@
-"""A folder of Parquet files made from a run, for all commands that read the run at once.
+"""A folder of files made from a run, for all commands that read the run at once.
 
-    <folder>/<name>-<size>-<crc32>.parquet     never changed once it has this name
-    <folder>/<name>.json                       which of them is current, and a note on it
-    <folder>/new-<random>.partial              being written
+    <folder>/<kind>-<digest>.parquet    rows; the digest is of all that they are made from
+    <folder>/<kind>-<digest>.json       a note on them, or a document
+    <folder>/new-<random>.partial       being written
 
 Nothing is locked: locks are unreliable on shared disks.  A file is written under a random name and
-renamed when it is complete, so that two commands that make the same file both end with a good one.
-A reader opens a file once, compares its checksum, and reads it through that descriptor from then on:
-it may be removed meanwhile, by hand or by another command.  A file that is no longer needed is
-removed after nobody has opened it for `_UNUSED_S`, because on a shared disk a descriptor of another
-host does not keep it.
+renamed when it is complete, so that two commands that make the same file both end with a good one.  A
+reader opens a file once and reads it through that descriptor from then on: it may be removed meanwhile,
+by hand or by another command.  A file that is no longer needed is removed after nobody has opened it for
+`_UNUSED_S`, because on a shared disk a descriptor of another host does not keep it.
 
 Only regular files of the same owner are used or removed, and no link is followed.
 """
@@ -17,7 +16,6 @@ Only regular files of the same owner are used or removed, and no link is followe
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -27,161 +25,109 @@ import secrets
 import stat
 import time
 import weakref
-import zlib
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.events.files import JSON_LIMIT_BYTES, parse_json
-from verl_profiler.events.json_values import is_object
 from verl_profiler.events.vocabulary import FORMAT_VERSION
+from verl_profiler.events.whole_files import replace_file
 from verl_profiler.reading import cache_home
 
 __all__ = ["CacheFolder", "Draft", "Kept", "unwritable"]
 
 _FOLDER = f"events-{FORMAT_VERSION}"
-# Not those of a full disk, where what is there can still be read.
-_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _UNUSED_S = 3600
 # A command that was killed leaves its partial file; none writes one file for a day.
 _ABANDONED_S = 86_400
-_OWN = re.compile(r"([a-z_]+)-[0-9a-f]{16}(?:-[0-9a-f]+-[0-9a-f]{8})?\.(?:parquet|json)")
+_OWN = re.compile(r"([a-z_]+)-[0-9a-f]{16}\.(?:parquet|json)")
 _PARTIAL = re.compile(r"new-[0-9a-f]{16}\.partial")
-_CHUNK_BYTES = 1 << 20
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A Parquet file that can be read until its folder is closed.
+    """What a folder has under a name; it can be read until the folder is closed.
 
     Args:
         identity: Changes whenever the content does.
-        path: What duckdb opens; None where there are no rows.
-        note: What was stored with it.
+        path: The Parquet file that duckdb opens; None where there are no rows.
+        note: What was stored with it; None for nothing.
     """
 
     identity: str
     path: Path | None
-    note: dict[str, Any]
+    note: Any = None
 
 
 class CacheFolder:
-    """A folder that is opened once; its files are found, stored and retired by name.
+    """A folder whose files are found, stored and retired by name.
 
     Args:
-        descriptor: The open folder; `close` closes it.
-        path: Its path, for messages.
-        owner: Files of other users are not used.
+        path: The folder.
+
+    Attributes:
+        made: The files that this reader published.
     """
 
-    def __init__(self, descriptor: int, path: Path, owner: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._folder = descriptor
-        self._owner = owner
-        self._used: set[str] = set()
-        # Of those, what this reader published.
         self.made: set[str] = set()
-        self._is_read_only = False
-        self._open: list[int] = [descriptor]
+        self._owner = path.stat().st_uid
+        self._used: set[str] = set()
+        self._open: list[int] = []
         self.close = weakref.finalize(self, _close, self._open)
 
     @classmethod
     def for_run(cls, run: Path) -> CacheFolder | None:
-        """Open the cache of a run, where `VERL_PROFILER_CACHE` has it; None where there can be none.
+        """Open the cache of a run, beside it or in the home of all caches; None where there can be none.
 
         Raises:
-            ReadingError: The variable has a value that cannot be used.
+            ReadingError: A variable of `cache_home` has a value that cannot be used.
         """
-        chosen = cache_home.choice()
-        if chosen == cache_home.OFF:
-            return None
-        if chosen == cache_home.BESIDE:
-            folder = cls.beside(run)
-            if folder is not None and not folder._is_read_only:
-                return folder
-            if folder is not None:
-                folder.close()
-        return cls.at_home(run)
+        return cls._inside(run, ".cache", _FOLDER) or cls._at_home(run)
 
     @classmethod
-    def beside(cls, run: Path) -> CacheFolder | None:
-        """Open the cache of a run directory; None where it cannot be used.
-
-        That is the case where it is a link or another user's, or where there is none and none can
-        be made.
-        """
-        return cls._inside(run, (".cache", _FOLDER))
-
-    @classmethod
-    def at_home(cls, run: Path) -> CacheFolder | None:
-        """Open the cache of a run in the home of all caches; None where that cannot be used."""
+    def _at_home(cls, run: Path) -> CacheFolder | None:
         place = cache_home.folder_of(run)
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError:
             return None
-        locked = cache_home.lock(place)
-        folder = None if locked is None else cls._inside(place, (_FOLDER,))
-        if locked is not None and folder is None:
-            os.close(locked)
-        elif locked is not None and folder is not None:
-            folder._open.append(locked)
+        folder = cls._inside(place, _FOLDER)
+        if folder is not None:
             cache_home.evict()
         return folder
 
     @classmethod
-    def _inside(cls, outermost: Path, names: tuple[str, ...]) -> CacheFolder | None:
-        """Open a folder in another one, through folders that are made as needed."""
-        place = outermost
-        descriptor = None
+    def _inside(cls, place: Path, *names: str) -> CacheFolder | None:
+        """Open a folder below another one, made as needed; None if it is a link, or not this user's to write."""
         try:
-            descriptor = os.open(outermost, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             for name in names:
-                with contextlib.suppress(OSError):
-                    os.mkdir(name, dir_fd=descriptor)
-                outer = descriptor
-                descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _SAFE, dir_fd=outer)
-                os.close(outer)
                 place /= name
-        except OSError:
-            if descriptor is not None:
-                os.close(descriptor)
-            return None
-        folder = cls(descriptor, place, os.geteuid())
-        # A shared disk may show root's files as another user's.
-        try:
+                place.mkdir(exist_ok=True)
+                if place.is_symlink():
+                    return None
+            folder = cls(place)
             with folder.new() as draft:
-                folder._owner = draft.status().st_uid
-        except OSError as error:
-            folder._is_read_only = error.errno in _READ_ONLY
-        if os.fstat(descriptor).st_uid != folder._owner:
-            folder.close()
+                # A shared disk may show root's files as another user's.
+                return folder if draft.status().st_uid == folder._owner else None
+        except OSError:
             return None
-        return folder
-
-    @classmethod
-    def of(cls, path: Path) -> CacheFolder:
-        """Open a folder of the caller's own."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return cls(descriptor, path, os.fstat(descriptor).st_uid)
 
     def find(self, name: str) -> Kept | None:
-        """Return the file of this name; None where there is none, or it is damaged."""
-        try:
-            entry = _entry(self._read(f"{name}.json"), name)
-            if entry is None:
-                return None
-            file, note = entry
-            path = None if file is None else self._verified(file)
-        except OSError:
-            return None
-        if file is not None and path is None:
-            return None
-        self._used.update(filter(None, (f"{name}.json", file)))
-        return Kept(file or name, path, note)
+        """Return what is kept under this name; None where there is nothing, or it cannot be read."""
+        rows, note = f"{name}.parquet", f"{name}.json"
+        found = Kept(name, None)
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            with os.fdopen(self._opened(note), "rb") as file:
+                found = Kept(name, None, json.loads(file.read()))
+            self._used.add(note)
+        with contextlib.suppress(OSError):
+            found = self._pinned(self._opened(rows), name, found.note)
+            self._used.add(rows)
+        return found if found.path is not None or found.note is not None else None
 
     @contextlib.contextmanager
     def new(self) -> Generator[Draft, None, None]:
@@ -190,18 +136,26 @@ class CacheFolder:
         Raises:
             OSError: None can be made.
         """
-        name = f"new-{secrets.token_hex(8)}.partial"
-        descriptor = os.open(
-            name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=self._folder
-        )
-        draft = Draft(self, name, descriptor)
+        path = self.path / f"new-{secrets.token_hex(8)}.partial"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFE, 0o600)
+        draft = Draft(self, path, descriptor)
         try:
             yield draft
         finally:
             if not draft.published:
                 os.close(descriptor)
                 with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=self._folder)
+                    path.unlink()
+
+    def keep(self, name: str, note: Any) -> None:
+        """Store a note or a document under a name, as JSON.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        replace_file(self.path / f"{name}.json", json.dumps(note).encode())
+        self._used.add(f"{name}.json")
+        self.made.add(f"{name}.json")
 
     def can_write(self) -> bool:
         """Try to write a page of bytes."""
@@ -212,18 +166,11 @@ class CacheFolder:
             return False
         return True
 
-    def has(self, name: str, content: bytes) -> bool:
-        """Whether a file in this folder has this content, as on the disk where it was written."""
-        try:
-            return self._read(name) == content
-        except OSError:
-            return False
-
     def retire(self, kind: str) -> None:
         """Remove files of a kind that this reader did not use, and nobody for some time."""
         now = time.time()
         with contextlib.suppress(OSError):
-            for name in os.listdir(self._folder):
+            for name in os.listdir(self.path):
                 own = _OWN.fullmatch(name)
                 if own and own[1] == kind and name not in self._used:
                     self._remove(name, now - _UNUSED_S)
@@ -243,48 +190,39 @@ class CacheFolder:
 
     def _remove(self, name: str, unused_since_s: float) -> None:
         with contextlib.suppress(OSError):
-            status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+            status = (self.path / name).lstat()
             used_s = max(status.st_atime, status.st_mtime)
             if self._is_ours(status) and used_s <= unused_since_s:
-                os.unlink(name, dir_fd=self._folder)
+                (self.path / name).unlink()
 
     def _is_ours(self, status: os.stat_result) -> bool:
         return stat.S_ISREG(status.st_mode) and status.st_uid == self._owner
 
-    def _opened(self, name: str) -> tuple[int, os.stat_result]:
+    def _opened(self, name: str) -> int:
         """Open one of our own files and note that it is used."""
-        descriptor = os.open(name, os.O_RDONLY | _SAFE, dir_fd=self._folder)
+        descriptor = os.open(self.path / name, os.O_RDONLY | _SAFE)
         status = os.fstat(descriptor)
         if not self._is_ours(status):
             os.close(descriptor)
             raise PermissionError(f"{name} is not a file of this user")
         with contextlib.suppress(OSError):
             os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns))
-        return descriptor, status
+        return descriptor
 
-    def _read(self, name: str) -> bytes:
-        descriptor, status = self._opened(name)
-        with os.fdopen(descriptor, "rb") as file:
-            return file.read(min(status.st_size, JSON_LIMIT_BYTES))
-
-    def _verified(self, file: str) -> Path | None:
-        """Return what duckdb reads of a file whose content is what its name states."""
-        descriptor, _ = self._opened(file)
-        if not file.endswith(f"-{_checksum(descriptor)}.parquet"):
-            os.close(descriptor)
-            return None
-        return self._pin(descriptor, file)
-
-    def _pin(self, descriptor: int, file: str) -> Path:
-        """Return a path that leads to an open file, whatever happens to its name."""
+    def _pinned(self, descriptor: int, name: str, note: Any) -> Kept:
+        """Describe an open Parquet file by a path that leads to it, whatever happens to its name."""
+        status = os.fstat(descriptor)
+        # A file that grows while it is converted gives other rows than its name is of.
+        identity = f"{name}-{status.st_size:x}-{status.st_mtime_ns:x}"
+        path = None
         # Other files are opened too; a soft limit of 1024 is usual.
         if len(self._open) < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3:
             path = _by_descriptor(descriptor)
-            if path is not None:
-                self._open.append(descriptor)
-                return path
-        os.close(descriptor)
-        return self.path / file
+        if path is None:
+            os.close(descriptor)
+        else:
+            self._open.append(descriptor)
+        return Kept(identity, path or self.path / f"{name}.parquet", note)
 
 
 class Draft:
@@ -296,9 +234,9 @@ class Draft:
         published: It has got its name.
     """
 
-    def __init__(self, folder: CacheFolder, name: str, descriptor: int) -> None:
-        self.path = _by_descriptor(descriptor) or folder.path / name
-        self.name = name
+    def __init__(self, folder: CacheFolder, place: Path, descriptor: int) -> None:
+        self.path = _by_descriptor(descriptor) or place
+        self.name = place.name
         self.published = False
         self._folder = folder
         self._descriptor = descriptor
@@ -325,38 +263,25 @@ class Draft:
         self.write(b"\0" * 4096)
         os.fsync(self._descriptor)
 
-    def publish(self, name: str, note: dict[str, Any], *, empty: bool = False) -> Kept:
-        """Give the file its name, and make it the current one of that name.
+    def publish(self, name: str, note: Any = None) -> Kept:
+        """Give the file its name.
 
         Args:
             name: Such as `requests-0123456789abcdef`.
             note: JSON to keep with it.
-            empty: There are no rows, and therefore no file.
 
         Raises:
-            OSError: That cannot be written.
+            OSError: It cannot be written.
         """
         folder = self._folder
-        file = path = None
-        if not empty:
-            file = f"{name}-{_checksum(self._descriptor)}.parquet"
-            self._rename(file)
-            self.published = True
-            path = folder._pin(self._descriptor, file)  # pyright: ignore[reportPrivateUsage]
-        own = [each for each in (f"{name}.json", file) if each]
-        folder._used.update(own)  # pyright: ignore[reportPrivateUsage]
-        folder.made.update(own)
-        body = json.dumps({"file": file, "note": note}).encode()
-        with folder.new() as entry:
-            entry.write(body + f"\n{zlib.crc32(body):08x}\n".encode())
-            entry._rename(f"{name}.json")
-            entry.published = True
-            os.close(entry._descriptor)
-        return Kept(file or name, path, note)
-
-    def _rename(self, name: str) -> None:
-        folder = self._folder._folder  # pyright: ignore[reportPrivateUsage]
-        os.rename(self.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(folder.path / self.name, folder.path / f"{name}.parquet")
+        self.published = True
+        folder._used.add(f"{name}.parquet")  # pyright: ignore[reportPrivateUsage]
+        folder.made.add(f"{name}.parquet")
+        kept = folder._pinned(self._descriptor, name, note)  # pyright: ignore[reportPrivateUsage]
+        if note is not None:
+            folder.keep(name, note)
+        return kept
 
 
 def unwritable(what: str, folder: CacheFolder, error: Exception) -> ReadingError:
@@ -369,34 +294,6 @@ def unwritable(what: str, folder: CacheFolder, error: Exception) -> ReadingError
         "Free some space, or set TMPDIR to a larger disk",
         "no-space",
     )
-
-
-def _entry(content: bytes, name: str) -> tuple[str | None, dict[str, Any]] | None:
-    """Return file and note that are stored under a name; None when they are damaged."""
-    body, _, check = content.partition(b"\n")
-    if check != f"{zlib.crc32(body):08x}\n".encode():
-        return None
-    try:
-        entry = parse_json(body)
-    except ValueError:
-        return None
-    if not is_object(entry):
-        return None
-    file, note = entry.get("file"), entry.get("note")
-    if not is_object(note):
-        return None
-    named = isinstance(file, str) and _OWN.fullmatch(file) and file.startswith(f"{name}-")
-    return (file, note) if named or file is None else None
-
-
-def _checksum(descriptor: int) -> str:
-    """Return size and CRC-32 of a file."""
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
-    size = check = 0
-    while count := os.preadv(descriptor, [buffer], size):
-        check = zlib.crc32(buffer[:count], check)
-        size += count
-    return f"{size:x}-{check:08x}"
 
 
 def _by_descriptor(descriptor: int) -> Path | None:

@@ -3,16 +3,13 @@
     <home>/runs/<name>-<digest>/        tables of a run whose directory cannot be written
     <home>/remote/<digest>/<name>/      what was downloaded of a run in object storage
 
-`VERL_PROFILER_CACHE` chooses: `beside` (the default: beside the run, here where that is not possible),
-`home` (always here) or `off`; `VERL_PROFILER_CACHE_HOME` where here is.  What was not used for longest is removed
-once all take more than `VERL_PROFILER_CACHE_GB`; never what a command has open, which it locks, or what was
-used within the hour, since locks do not reach other hosts on some shared disks.
+`VERL_PROFILER_CACHE_HOME` is where.  What was not used for longest is removed once all take more than
+`VERL_PROFILER_CACHE_GB`; never what was used within six hours, which a command may have open.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -22,31 +19,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from verl_profiler.environ import CACHE, CACHE_GB, CACHE_HOME
+from verl_profiler.environ import CACHE_GB, CACHE_HOME
 from verl_profiler.errors import ReadingError
 
-__all__ = ["BESIDE", "OFF", "choice", "evict", "folder_of", "home", "lock"]
+__all__ = ["evict", "folder_of", "home"]
 
-BESIDE, HOME, OFF = "beside", "home", "off"
 _LIMIT_GB = 20.0
-_UNUSED_S = 3600.0
-_LOCK_FILE = ".lock"
+_UNUSED_S = 6 * 3600.0
 _NOT_IN_NAMES = re.compile(r"[^\w.-]")
-
-
-def choice() -> str:
-    """Return `beside`, `home` or `off`.
-
-    Raises:
-        ReadingError: The variable has another value.
-    """
-    value = os.environ.get(CACHE, "") or BESIDE
-    if value not in (BESIDE, HOME, OFF):
-        raise ReadingError(
-            f"{CACHE} is {value!r}.\nSet it to beside, home or off; {CACHE_HOME} is the directory",
-            "cache-place",
-        )
-    return value
 
 
 def home() -> Path:
@@ -93,28 +73,6 @@ def folder_of(run: Path) -> Path:
     return home() / "runs" / f"{name}-{digest}"
 
 
-def lock(folder: Path) -> int | None:
-    """Protect a folder from `evict` until the descriptor that is returned is closed.
-
-    Returns:
-        None where nothing can be locked there.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(folder / _LOCK_FILE, flags, 0o600)
-    except OSError:
-        return None
-    try:
-        # One that evicts holds it for a moment.
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        # Its time is when the folder was used last.
-        os.utime(descriptor)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
 def evict(limit: int | None = None) -> list[Path]:
     """Remove what was not used for longest, until all caches together are within the limit.
 
@@ -131,9 +89,9 @@ def evict(limit: int | None = None) -> list[Path]:
     for used_s, size, folder in sorted(found, key=lambda each: each[0]):
         if total <= limit or time.time() - used_s < _UNUSED_S:
             break
-        if _remove(folder):
-            removed.append(folder)
-            total -= size
+        shutil.rmtree(folder, ignore_errors=True)
+        removed.append(folder)
+        total -= size
     return removed
 
 
@@ -153,29 +111,7 @@ def _use_of(folder: Path) -> tuple[float, int]:
             with contextlib.suppress(OSError):
                 status = os.lstat(os.path.join(path, name))
                 size += status.st_blocks * 512
-                if name == _LOCK_FILE or not stat.S_ISREG(status.st_mode):
-                    used_s = max(used_s, status.st_mtime)
-                else:
-                    used_s = max(used_s, status.st_mtime, status.st_atime)
+                used_s = max(used_s, status.st_mtime)
+                if stat.S_ISREG(status.st_mode):
+                    used_s = max(used_s, status.st_atime)
     return used_s, size
-
-
-def _remove(folder: Path) -> bool:
-    """Remove a folder that nobody uses."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    made = not os.path.lexists(folder / _LOCK_FILE)
-    try:
-        descriptor = os.open(folder / _LOCK_FILE, flags, 0o600)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if time.time() - os.fstat(descriptor).st_mtime < _UNUSED_S and not made:
-            # Used since the list was made.
-            return False
-        shutil.rmtree(folder, ignore_errors=True)
-        return not folder.exists()
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)

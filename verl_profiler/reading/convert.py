@@ -1,7 +1,7 @@
 """Turn event files into Parquet parts, and keep them beside the run for the next time.
 
-    <run>/.cache/events-1/part-<fingerprint>-<checksum>.parquet     of about 128 MiB of event files
-    <run>/.cache/events-1/part-<fingerprint>.json                   what is wrong with those files
+    <run>/.cache/events-1/part-<fingerprint>.parquet     of about 128 MiB of event files
+    <run>/.cache/events-1/part-<fingerprint>.json        what is wrong with those files
 
 A part is used again only if every file it was made from is the same one (inode), has the same size
 and times, the same process identity and clock shift, and the conversion is the same.  A run that is
@@ -26,7 +26,7 @@ from typing import Any
 import duckdb
 
 from verl_profiler.events.files import UnusableFileError, open_regular, status_of_regular
-from verl_profiler.events.json_values import is_list, is_object
+from verl_profiler.events.json_values import is_list, is_object, mapping_or_empty
 from verl_profiler.reading.cache_folder import CacheFolder, Draft, Kept, unwritable
 from verl_profiler.reading.chunks import Part, build_part
 from verl_profiler.reading.discovery import Source
@@ -40,14 +40,14 @@ from verl_profiler.reading.scans import scan
 from verl_profiler.reading.tables.schemas import FIELDS
 from verl_profiler.units import some
 
-__all__ = ["CONVERSION", "EXPANSION", "Converted", "convert", "groups_within"]
+__all__ = ["CONVERSION", "Converted", "convert", "groups_within"]
 
 # Parts that another conversion made are made again; the number counts changes of `salvage`.
 _CONVERSION = json.dumps([8, event_query([]), vocabulary()])
 CONVERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 _PART_BYTES = 128 << 20
 # A compressed file counts as so many times its size.
-EXPANSION = 10
+_EXPANSION = 10
 _NAIVE_TIMESTAMP = re.compile(rb'"timestamp":\s*"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?"')
 
 
@@ -171,7 +171,10 @@ def _built(
             part = build(draft, scratch.path)
             if part.complete or folder is scratch:
                 note = {"counts": part.counts, "problems": part.problems}
-                return draft.publish(name, note, empty=part.empty), part
+                if not part.empty:
+                    return draft.publish(name, note), part
+                folder.keep(name, note)
+                return Kept(name, None, note), part
     except OSError as error:
         if folder is scratch:
             raise unwritable("the converted events", scratch, error) from error
@@ -211,7 +214,7 @@ def _groups(
         group: list[EventFile] = []
         size = 0
         for file in alike:
-            own = file.size_bytes * (EXPANSION if file.is_packed else 1)
+            own = file.size_bytes * (_EXPANSION if file.is_packed else 1)
             if group and size + own > _PART_BYTES:
                 yield group
                 group, size = [], 0
@@ -251,7 +254,8 @@ def _digest(prints: list[Any]) -> str:
 
 def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:
     """Return what a part from the cache holds; None if it is not a part of events."""
-    counts, problems = kept.note.get("counts"), kept.note.get("problems")
+    note = mapping_or_empty(kept.note)
+    counts, problems = note.get("counts"), note.get("problems")
     if not (
         is_object(counts)
         and all(type(count) is int for count in counts.values())

@@ -32,11 +32,11 @@ from verl_profiler.events.vocabulary import (
 )
 from verl_profiler.reading import archives
 from verl_profiler.reading.descriptions import (
-    HEADER,
-    LAUNCH,
-    SHIPPING,
-    UPLOAD,
     Faults,
+    Header,
+    Launch,
+    Shipping,
+    Upload,
     described,
 )
 from verl_profiler.reading.formats.registry import format_of, label_of
@@ -216,13 +216,13 @@ def _described(root: Path, problems: list[str]) -> Source:
     launch = root / RUN_FILE
     faults = Faults()
     if os.path.lexists(launch):
-        source.launch = described(launch, RUN_FILE, LAUNCH, faults) or {}
+        source.launch = described(launch, RUN_FILE, Launch, faults) or {}
     shipping = root / SHIPPING_FILE
     if os.path.lexists(shipping):
-        source.shipping = described(shipping, SHIPPING_FILE, SHIPPING, faults) or {}
+        source.shipping = described(shipping, SHIPPING_FILE, Shipping, faults) or {}
     upload = root / UPLOAD_FILE
     if os.path.lexists(upload):
-        source.upload = described(upload, UPLOAD_FILE, UPLOAD, faults) or {}
+        source.upload = described(upload, UPLOAD_FILE, Upload, faults) or {}
     size_bytes = 0
     with contextlib.suppress(OSError):
         for path in sorted((root / PROCESSES).glob("*.json")):
@@ -235,7 +235,7 @@ def _described(root: Path, problems: list[str]) -> Source:
                     f"{path.name} and those behind it are not read"
                 )
                 break
-            header = described(path, shown, HEADER, faults)
+            header = described(path, shown, Header, faults)
             if header is not None:
                 source.headers[as_text(path.stem)] = header
     problems += faults.sentences()

@@ -8,8 +8,6 @@ are those of a run that was read in one process; what a task did not leave, it c
 from __future__ import annotations
 
 import json
-import shutil
-import socket
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +15,6 @@ from pathlib import Path
 
 import duckdb
 
-from verl_profiler.environ import CACHE
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.cache_folder import CacheFolder
 from verl_profiler.reading.connection import connect
@@ -107,7 +104,7 @@ def distribute(
         if cache is None or not cache.can_write():
             raise ReadingError(
                 f"there is no cache of {source.root} that can be written.\n"
-                f"--on keeps there what it converts: see {CACHE} in docs/reading.md, or omit --on",
+                "--on keeps there what it converts: see the cache in docs/reading.md, or omit --on",
                 "unwritable",
             )
         try:
@@ -149,17 +146,13 @@ def _missing(probe: _Probe) -> str | None:
         return f"does not have {probe.root}"
     if probe.versions != _versions():
         return "has another version of verl-profiler or duckdb"
-    other = f"has another directory as {probe.folder}"
     try:
-        folder = CacheFolder.of(probe.folder)
+        if (probe.folder / probe.token).read_bytes() == probe.content:
+            writable = CacheFolder(probe.folder).can_write()
+            return None if writable else f"cannot write to {probe.folder}"
     except OSError:
-        return other
-    try:
-        if not folder.has(probe.token, probe.content):
-            return other
-        return None if folder.can_write() else f"cannot write to {probe.folder}"
-    finally:
-        folder.close()
+        pass
+    return f"has another directory as {probe.folder}"
 
 
 def _versions() -> str:
@@ -167,25 +160,15 @@ def _versions() -> str:
 
 
 def _convert(shared: _Files, number: int) -> None:
-    """Convert one group of event files.
-
-    Raises:
-        ReadingError: The cache is not there any more.
-    """
-    try:
-        cache = CacheFolder.of(shared.folder)
-    except OSError as error:
-        raise ReadingError(
-            f"{shared.folder} cannot be opened on node {socket.gethostname()}: {error.strerror}.\n"
-            "Omit --on to read the run here",
-            "not-shared",
-        ) from error
-    place = Path(tempfile.mkdtemp(prefix="verl_profiler-"))
-    scratch = CacheFolder.of(place)
-    try:
-        with connect(place, _MEMORY, _THREADS) as connection:
-            convert(connection, shared.source, shared.found, scratch, cache=cache, only=(number,))
-    finally:
-        cache.close()
-        scratch.close()
-        shutil.rmtree(place, ignore_errors=True)
+    """Convert one group of event files."""
+    cache = CacheFolder(shared.folder)
+    with tempfile.TemporaryDirectory(prefix="verl_profiler-") as place:
+        scratch = CacheFolder(Path(place))
+        try:
+            with connect(Path(place), _MEMORY, _THREADS) as connection:
+                convert(
+                    connection, shared.source, shared.found, scratch, cache=cache, only=(number,)
+                )
+        finally:
+            cache.close()
+            scratch.close()

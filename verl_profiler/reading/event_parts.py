@@ -12,11 +12,13 @@ from typing import Any
 
 import duckdb
 
+from verl_profiler.errors import ReadingError
 from verl_profiler.events.vocabulary import step_of_folder
 from verl_profiler.reading.cache_folder import Kept
 from verl_profiler.reading.event_sql import PART_COLUMNS
 from verl_profiler.reading.scans import listed, scan
 from verl_profiler.reading.tables.derivations import from_rest
+from verl_profiler.reading.tables.schemas import FIELDS
 
 __all__ = [
     "CLOCKS_APART_US",
@@ -80,6 +82,9 @@ def event_parts(
         connection: Reads the ends.
         run: The run's label.
         kept: The files.
+
+    Raises:
+        ReadingError: One of them is not a table of events.
     """
     identities = {each.path: each.identity for each in kept if each.path is not None}
     if not identities:
@@ -100,6 +105,13 @@ def event_parts(
         f"SELECT file_name, name FROM parquet_schema([{listed(identities)}])"
     ).fetchall():
         columns.setdefault(file, set()).add(name)
+    for file, names in columns.items():
+        missing = [name for name in PART_COLUMNS if name not in {*names, *FIELDS}]
+        if missing:
+            raise ReadingError(
+                f"{file} is not a table of events: it has no column {', '.join(missing[:5])}",
+                "no-events",
+            )
     nothing: tuple[Any, ...] = (None, None, False, None)
     parts: list[EventPart] = []
     for path, identity in identities.items():

@@ -44,16 +44,6 @@ _DROPPED = {
     "removed": "their file was removed during the run",
     "late": "they were recorded after its end, or could not be written within the time limit at exit",
 }
-# Where several processes did.
-_DROPPED_BY_MANY = {
-    **_DROPPED,
-    "queue_full": "their queues were full",
-    "budget": "their byte budgets (profiler.events.max_gb) were used up",
-    "bad_path": "their files could not be opened",
-    "removed": "their files were removed during the run",
-    "late": "they were recorded after the end of their process, or could not be written within the time "
-    "limit at exit",
-}
 # Of more processes than this, one sentence names so many.
 _SHOWN = 4
 # A line has at least so many: its timestamp, event and step.
@@ -396,7 +386,7 @@ def _losses(found: Iterable[Process]) -> Iterator[str]:
             for name, count in by_name.items():
                 yield f"{name} dropped {count} events because {why}; its totals are too low"
         else:
-            why = ", ".join(_DROPPED_BY_MANY.get(key, key) for key in reasons)
+            why = ", ".join(_DROPPED.get(key, key).replace("its ", "their ") for key in reasons)
             yield (
                 f"{len(by_name)} processes dropped {sum(by_name.values())} events because "
                 f"{why}; their totals are too low ({some(list(by_name), _SHOWN)})"

@@ -5,17 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator
 
-__all__ = ["Watcher", "doing", "opened", "watched"]
-
-_BYTES_PER_EVENT = 200
-_PARQUET_BYTES_PER_EVENT = 11
+__all__ = ["Watcher", "doing", "watched"]
 
 
 class Watcher:
     """Is called by readers of this process, from any of its threads; does nothing by itself."""
-
-    def opened(self, label: str, events: int) -> None:
-        """Take note of a run, and of about how many events are read of it."""
 
     def began(self, what: str) -> None:
         """Something has begun that may take long."""
@@ -56,10 +50,3 @@ def doing(what: str, number: int = 1, of: int = 1) -> Generator[None, None, None
         yield
     finally:
         watcher.ended()
-
-
-def opened(label: str, event_bytes: int, parquet_bytes: int) -> None:
-    """Tell the watcher about how large a run is."""
-    if _watcher is not None:
-        events = event_bytes // _BYTES_PER_EVENT + parquet_bytes // _PARQUET_BYTES_PER_EVENT
-        _watcher.opened(label, events)

@@ -25,13 +25,12 @@ from typing import Any
 import duckdb
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading import progress
 from verl_profiler.reading.cache_folder import CacheFolder, Kept
 from verl_profiler.reading.clock_contradictions import contradictions_query
 from verl_profiler.reading.connection import connect
-from verl_profiler.reading.convert import EXPANSION, convert
+from verl_profiler.reading.convert import convert
 from verl_profiler.reading.detail_notes import detail_notes, replay_notes
-from verl_profiler.reading.discovery import Source, find_sources
+from verl_profiler.reading.discovery import find_sources
 from verl_profiler.reading.event_parts import (
     EventPart,
     event_parts,
@@ -42,7 +41,6 @@ from verl_profiler.reading.event_parts import (
 from verl_profiler.reading.event_sql import RECORDED_EXTRA
 from verl_profiler.reading.formats.nsys_export import take_captures
 from verl_profiler.reading.listing import may_hold
-from verl_profiler.reading.parquet_columns import check_columns
 from verl_profiler.reading.process_ends import end_problems
 from verl_profiler.reading.processes import Process, process_problems, processes
 from verl_profiler.reading.remote import fetched, is_url
@@ -206,7 +204,7 @@ class Run:
         connection = self.tables.connection
         everyone: list[Process] = []
         parts: list[EventPart] = []
-        scratch = CacheFolder.of(self._scratch)
+        scratch = CacheFolder(self._scratch)
         self._folders.append(scratch)
         kept = None
         members = [processes(source) for source in sources]
@@ -224,8 +222,6 @@ class Run:
                 folder = CacheFolder.for_run(source.root)
             if folder is not None:
                 self._folders.append(folder)
-            if steps is None:
-                progress.opened(source.label, *_sizes_bytes(source))
             converted = convert(connection, source, found, scratch, cache=folder, steps=steps)
             several = len(sources) > 1
             # Of a part of the events it is not known whether all are there.
@@ -248,7 +244,7 @@ class Run:
                 own_steps = {path: folder_step(path) for path in given}
                 self._note_steps(step for step in own_steps.values() if step is not None)
                 given = [path for path, step in own_steps.items() if may_hold(step, steps)]
-            whole = [*converted.parts, *(Kept(_identity(path), path, {}) for path in given)]
+            whole = [*converted.parts, *(Kept(_identity(path), path) for path in given)]
             try:
                 own = event_parts(connection, source.label, whole)
             except duckdb.Error as error:
@@ -261,10 +257,6 @@ class Run:
             self._size_bytes += sum(path.stat().st_size for path in source.parquet)
             if steps is not None:
                 own = parts_within(own, steps)
-            needed = {part.path for part in own}
-            chosen = [path for path in given if path in needed]
-            if chosen:
-                check_columns(connection, source.root, chosen)
             parts += own
             kept = converted.cache
         if parts:
@@ -280,7 +272,7 @@ class Run:
         self.tables.take("events", f"SELECT *, {RECORDED_EXTRA} AS extra FROM event_fields")
         self.tables.put("processes", (process.row() for process in everyone))
         roots = [(source.label, source.root) for source in sources]
-        self._problems += take_captures(self.tables, roots, self._scratch)
+        self._problems += take_captures(self.tables, roots)
 
     def _needs_all(self, steps: tuple[int, int]) -> bool:
         """Whether these steps need the others, or are none of a run that is read quickly."""
@@ -304,12 +296,6 @@ _ORIGINAL = (
     "UTC), steps count validation passes too, and trainer phases, engine timings and losses were "
     "not recorded"
 )
-
-
-def _sizes_bytes(source: Source) -> tuple[int, int]:
-    """Return the sizes of a run's event files, before compression, and of its Parquet files."""
-    events = sum(file.size_bytes * (EXPANSION if file.is_packed else 1) for file in source.files)
-    return events, sum(path.stat().st_size for path in source.parquet)
 
 
 def _identity(path: Path) -> str:

@@ -50,8 +50,6 @@ _TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify")
 _UNSETTLED, _SETTLED_S = "unsettled", 60.0
 _AT_ONCE = 8
 _TRIES = 2
-# Descriptors that lock what this process reads; they are closed when it ends.
-_locks: dict[Path, int] = {}
 
 
 def fetched(url: str) -> Path:
@@ -155,7 +153,7 @@ def _is_needed(name: str, only: str | None) -> bool:
 
 
 def _place(url: str, name: str) -> Path:
-    """Make the folder for a URL, and protect it as long as this process lives."""
+    """Make the folder for a URL."""
     home = cache_home.home()
     # Credentials in a URL do not make it another one; another endpoint does.
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
@@ -167,10 +165,6 @@ def _place(url: str, name: str) -> Path:
             raise PermissionError(f"{folder} is another user's")
     except OSError as error:
         raise _unwritable(home, error) from error
-    if folder not in _locks:
-        locked = cache_home.lock(folder)
-        if locked is not None:
-            _locks[folder] = locked
     cache_home.evict()
     return folder / name
 

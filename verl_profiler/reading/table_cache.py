@@ -98,7 +98,7 @@ class TableCache:
             try:
                 with folder.new() as draft:
                     connection.execute(f"COPY ({query}) TO '{quoted(draft.path)}' {AS_PARQUET}")
-                    made = draft.publish(key, {})
+                    made = draft.publish(key)
             except (OSError, duckdb.IOException) as error:
                 if len(self._folders) == 1:
                     raise unwritable(f"the table {name}", folder, error) from error
@@ -118,15 +118,12 @@ class TableCache:
             [duckdb.__version__, fingerprint(), _code(), *self.everything, *made_from]
         )
         digest = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:16]
-        folder = self._folders[0]
-        kept = folder.find(f"{name}-{digest}")
-        if kept is not None and kept.path is not None:
-            with contextlib.suppress(OSError, ValueError):
-                return json.loads(kept.path.read_bytes())
+        kept = self._folders[0].find(f"{name}-{digest}")
+        if kept is not None and kept.note is not None:
+            return kept.note
         made = make()
-        with contextlib.suppress(OSError), folder.new() as draft:
-            draft.write(json.dumps(made).encode())
-            draft.publish(f"{name}-{digest}", {})
+        with contextlib.suppress(OSError):
+            self._folders[0].keep(f"{name}-{digest}", made)
         self.forget_others(name)
         return made
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_mapping
 from verl_profiler.events.whole_files import replace_file
-from verl_profiler.reading.cache_home import OFF, choice, home
+from verl_profiler.reading.cache_home import home
 from verl_profiler.render.colors import GRID, INK, MUTED
 from verl_profiler.render.visible import visible
 from verl_profiler.units import BYTE_UNITS
@@ -682,15 +682,12 @@ def bundle() -> str:
 
     drawn: Any = vl_convert
     place = home() / f"vega-{drawn.__version__}-{zlib.crc32(_SNIPPET.encode()):08x}.js"
-    kept = choice() != OFF
-    if kept:
-        with contextlib.suppress(OSError):
-            return place.read_text(encoding="utf-8")
+    with contextlib.suppress(OSError):
+        return place.read_text(encoding="utf-8")
     text: str = drawn.javascript_bundle(_SNIPPET)
-    if kept:
-        with contextlib.suppress(OSError):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(place, text.encode())
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(place, text.encode())
     return text
 
 

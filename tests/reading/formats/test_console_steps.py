@@ -244,13 +244,13 @@ def test_what_is_no_step_line_is_not_read(text, tmp_path):
     assert ([], []) == read(f"{text}\n", tmp_path)
 
 
-def runs_of(texts, folder, **how):
+def runs_of(texts, folder):
     paths = []
     for number, text in enumerate(texts):
         paths.append(folder / f"log{number}.txt")
         paths[-1].write_text(text)
     problems = []
-    return logged_runs(paths, problems, **how), problems
+    return logged_runs(paths, problems), problems
 
 
 def steps_of(run):
@@ -288,15 +288,12 @@ def test_a_training_that_begins_again_is_a_run_of_its_own(tmp_path):
     assert [] == problems
 
 
-def test_files_continue_each_other_unless_they_are_separate(tmp_path):
-    """A log per launch is usual; so is one per experiment."""
+def test_files_continue_each_other(tmp_path):
+    """A log per launch is usual."""
     texts = [log(UNNAMED, range(1, 4)), log(UNNAMED, range(4, 6)), log(UNNAMED, range(2, 3))]
     together, _ = runs_of(texts, tmp_path)
-    apart, _ = runs_of(texts, tmp_path, separate=True)
 
     assert [[1, 2]] == [steps_of(run) for run in together]
-    assert [[1, 2, 3], [4, 5], [2]] == [steps_of(run) for run in apart]
-    assert ["log0", "log1", "log2"] == [run.label for run in apart]
 
 
 def test_another_process_is_another_launch_even_where_steps_go_on(tmp_path):

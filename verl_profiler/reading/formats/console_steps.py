@@ -133,15 +133,12 @@ class _Problems:
         return [*self.listed, *more]
 
 
-def logged_runs(
-    paths: Iterable[Path], problems: list[str], *, separate: bool = False
-) -> list[LoggedRun]:
+def logged_runs(paths: Iterable[Path], problems: list[str]) -> list[LoggedRun]:
     """Read the runs of console logs.
 
     Args:
         paths: In the order in which they were written; `-` for standard input.
         problems: Takes sentences about what could not be read, and about what was left out.
-        separate: Every file is a run of its own, whatever its steps.
 
     Returns:
         The runs that have at least one step with timers.
@@ -150,18 +147,14 @@ def logged_runs(
         ReadingError: A file cannot be read.
     """
     runs: list[LoggedRun] = []
-    groups: list[list[StepLine]] = []
+    lines: list[StepLine] = []
     for path in paths:
         read = list(step_lines(path, problems))
         if not any(line.values for line in read):
             problems.append(f"{_name(path)}: {_no_timers(read)}")
-        if separate or not groups:
-            groups.append(read)
-        else:
-            groups[-1].extend(read)
-    for lines in groups:
-        for each in _at_once(lines):
-            runs += _runs(_launches(each, problems), problems)
+        lines += read
+    for each in _at_once(lines):
+        runs += _runs(_launches(each, problems), problems)
     return _labeled(runs)
 
 

@@ -8,26 +8,26 @@ same process to a few tenths of a millisecond.
 from __future__ import annotations
 
 import contextlib
-import csv
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+import msgspec
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import read_json, reason_of, status_of_regular
-from verl_profiler.events.json_values import is_list, is_object
+from verl_profiler.events.json_values import is_list
 from verl_profiler.events.vocabulary import process_name
-from verl_profiler.reading.descriptions import CAPTURE, Faults, checked
+from verl_profiler.reading.descriptions import Capture
 from verl_profiler.reading.tables.schemas import SCHEMAS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["Export", "read", "take_captures"]
 
 SUMMARY = "captures.json"
-_NEEDED = {"role", "rank", "host", "pid", "step", "file", "problem"}
 # Event types of NVTX_EVENTS.
 _CATEGORY, _PUSH_POP, _START_END, _DOMAIN = 33, 59, 60, 75
 # GPU work: table → its kind, and the column with its name.
@@ -231,64 +231,50 @@ def _work(
     )
 
 
-def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]], scratch: Path) -> list[str]:
+def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]]) -> list[str]:
     """Add the captures of runs to the tables `captures`, `capture_ranges` and `capture_work`.
 
     Args:
         tables: The tables of the runs.
         roots: Label and run directory of each.
-        scratch: A folder for temporary files.
 
     Returns:
         What is wrong with them, as sentences.
     """
-    captures: list[dict[str, Any]] = []
     problems: list[str] = []
     missing: dict[str, list[str]] = {}
-    files = {name: scratch / f"{name}.csv" for name in ("capture_ranges", "capture_work")}
-    with contextlib.ExitStack() as stack:
-        ranges, work = (_writer(stack.enter_context(_opened(path))) for path in files.values())
-        for label, root in roots:
-            for capture in _summary(root / "nsight" / SUMMARY, problems):
-                row = _capture_row(label, capture)
-                captures.append(row)
-                if capture["problem"]:
-                    whose = f"{row['name']} in step {capture['step']}"
-                    problems.append(f"capture of {whose}: {capture['problem']}")
-                path = root / "nsight" / str(capture["file"]).replace(".nsys-rep", ".sqlite")
-                if path.suffix != ".sqlite" or not os.path.lexists(path):
-                    continue
-                try:
-                    found = read(path)
-                except ReadingError as error:
-                    problems.append(str(error))
-                    continue
-                for problem in found.problems:
-                    missing.setdefault(problem, []).append(path.name)
-                whose = [label, capture["step"], row["name"], capture["file"], capture["host"]]
-                ranges.writerows([*whose, *each] for each in found.ranges)
-                work.writerows([*whose, *each] for each in found.work)
+    rows: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("captures", "capture_ranges", "capture_work")
+    }
+    for label, root in roots:
+        for capture in _summary(root / "nsight" / SUMMARY, problems):
+            row = _capture_row(label, capture)
+            rows["captures"].append(row)
+            if capture["problem"]:
+                whose = f"{row['name']} in step {capture['step']}"
+                problems.append(f"capture of {whose}: {capture['problem']}")
+            path = root / "nsight" / str(capture["file"]).replace(".nsys-rep", ".sqlite")
+            if path.suffix != ".sqlite" or not os.path.lexists(path):
+                continue
+            try:
+                found = read(path)
+            except ReadingError as error:
+                problems.append(str(error))
+                continue
+            for problem in found.problems:
+                missing.setdefault(problem, []).append(path.name)
+            whose = (label, capture["step"], row["name"], capture["file"], capture["host"])
+            for name, each in (("capture_ranges", found.ranges), ("capture_work", found.work)):
+                rows[name] += (
+                    dict(zip(SCHEMAS[name], (*whose, *values), strict=True)) for values in each
+                )
     problems += [
         f"{names[0]}: {problem}" + (f"; and {len(names) - 1} other exports" if names[1:] else "")
         for problem, names in missing.items()
     ]
-    tables.put("captures", captures)
-    for name, path in files.items():
-        # duckdb detects no columns in an empty file.
-        if path.stat().st_size:
-            tables.put_csv(name, path)
-        else:
-            tables.put(name, ())
-        path.unlink()
+    for name, listed in rows.items():
+        tables.put(name, listed)
     return problems
-
-
-def _opened(path: Path) -> TextIO:
-    return path.open("w", newline="", encoding="utf-8", errors="replace")
-
-
-def _writer(file: TextIO) -> Any:
-    return csv.writer(file, lineterminator="\n")
 
 
 def _summary(path: Path, problems: list[str]) -> list[dict[str, Any]]:
@@ -302,14 +288,11 @@ def _summary(path: Path, problems: list[str]) -> list[dict[str, Any]]:
         problems.append(f"{shown} cannot be read ({reason_of(error)}); captures are missing")
         return []
     listed: list[Any] = content if is_list(content) else [content]
-    faults = Faults()
-    entries = [checked(each, CAPTURE, shown, faults) for each in listed if is_object(each)]
-    captures = [
-        entry
-        for entry in entries
-        if entry.keys() >= _NEEDED and None not in (entry["role"], entry["host"], entry["pid"])
-    ]
-    problems += faults.sentences()
+    captures: list[dict[str, Any]] = []
+    for each in listed:
+        with contextlib.suppress(msgspec.ValidationError):
+            msgspec.convert(each, Capture)
+            captures.append(each)
     if len(captures) < len(listed):
         problems.append(f"{shown}: {len(listed) - len(captures)} entries are not captures")
     return captures

@@ -131,23 +131,6 @@ class Tables:
             )
         self._made.add(name)
 
-    def put_csv(self, name: str, path: Path) -> None:
-        """Make the table `name` of a CSV file without a header; an empty field is NULL.
-
-        Its lines end in a newline alone; fields may hold ends of lines of any kind.
-        """
-        typed = ", ".join(f"'{column}': '{kind}'" for column, kind in SCHEMAS[name].items())
-        self.connection.execute(
-            f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM "
-            + scan(
-                "read_csv",
-                [path],
-                "auto_detect = false, delim = ',', quote = '\"', escape = '\"', header = false, "
-                f"nullstr = '', new_line = '\\n', columns = {{{typed}}}",
-            )
-        )
-        self._made.add(name)
-
     def take(self, name: str, query: str) -> None:
         """Make `name` a view of `query`, which must have the table's columns."""
         columns = ", ".join(f'"{column}"' for column in SCHEMAS[name])

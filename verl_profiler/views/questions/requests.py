@@ -281,7 +281,7 @@ VIEWS = (
         empty=_NO_REQUESTS,
         section="rollout",
         takes=_BOTH | {"percentiles"},
-        example="--steps 3:10 --worker 2 --percentiles 50,90,99",
+        example="--steps 3:10 --worker 2",
     ),
     View(
         name="slowest_requests",
