@@ -63,12 +63,6 @@ def test_the_form_of_every_version_is_read(name):
         assert found.rounded == (form.number(1.0) == "1.000")
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_the_fixtures_are_what_the_forms_say(name):
-    """A change of the generator shows in its files."""
-    assert log(FORMS[name], range(1, 9)) == (FOLDER / f"{name}.log").read_text(encoding="utf-8")
-
-
 @settings(deadline=None)
 @given(st.integers(0, 10**6), st.dictionaries(TIMERS | NAMES, WRITTEN, min_size=1), PREFIXES)
 def test_whatever_verl_may_write_is_read(folder, step, metrics, prefix):
@@ -270,13 +264,6 @@ def test_a_resumed_training_is_one_run_and_the_later_steps_count(tmp_path):
     assert run.lines[4].values == pytest.approx(kept(step_values(FORM, 5, seed=1)))
     assert run.lines[2].values == pytest.approx(kept(step_values(FORM, 3)))
     assert "training resumes at step 4; what was logged earlier for steps 4 to 6" in problems[0]
-
-
-def test_steps_lost_in_a_resumed_training_are_not_kept(tmp_path):
-    """It has not come as far as the first launch yet: what that did afterwards is undone."""
-    (run,), _ = runs_of([log(FORM, range(1, 9)), log(FORM, range(4, 6), seed=1)], tmp_path)
-
-    assert [1, 2, 3, 4, 5] == steps_of(run)
 
 
 def test_a_training_that_begins_again_is_a_run_of_its_own(tmp_path):

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import random
 import sys
 from pathlib import Path
 
@@ -416,28 +415,6 @@ def test_damaged_logs_never_fail_and_lose_only_what_is_damaged(tmp_path_factory,
     untouched = {f"c{n + 1}" for n in range(6)} - {f"c{broken // per_call + 1}"}
     whole = {row["call"] for row in log.calls if [910_000, 50_000, 800_000, 60_000] == times(row)}
     assert untouched <= whole
-
-
-@settings(deadline=None, max_examples=15)
-@given(st.integers(0, 2**32))
-def test_a_log_cut_anywhere_reads_as_far_as_it_goes(tmp_path_factory, seed):
-    """Whatever was written before the process was killed counts."""
-    writer = Writer(fork=bool(seed % 2))
-    for number in range(3):
-        writer.call(number, PARTS)
-    data = writer.text().encode()
-    cut = random.Random(seed).randrange(len(data) + 1)
-    path = tmp_path_factory.mktemp("cut") / "training.log"
-    path.write_bytes(data[:cut])
-
-    log = read_logs([path])
-
-    assert data[:cut].count(b"FUNCTION_END | total_duration=0.910000s") >= sum(
-        bool(row["finished"]) for row in log.calls
-    )
-    assert sum(bool(row["finished"]) for row in log.calls) >= sum(
-        b"FUNCTION_END" in line for line in data[:cut].split(b"\n")[:-1]
-    )
 
 
 def test_a_real_runs_log_and_its_events_say_the_same():
