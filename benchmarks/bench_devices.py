@@ -53,13 +53,14 @@ def main() -> None:
     from verl_profiler.recording.clock import now, take_anchor
     from verl_profiler.recording.encoding import LineEncoder
 
-    library, devices = device_libraries.open_devices(lambda _names: None)
+    device_libraries.visible_words = lambda: None
+    library, devices = device_libraries.LIBRARY, device_libraries.open_devices()
     if not devices:
         import fake_nvml
 
         fake_nvml.load(_feed(chosen.devices))
         sys.modules["pynvml"] = fake_nvml
-        _, devices = device_libraries.open_devices(lambda _names: None)
+        devices = device_libraries.open_devices()
         library = "a fake driver"
     for device in devices:
         device.read()

@@ -156,7 +156,9 @@ def check_nvml() -> None:
     """Fields, identity, and the time of NVML's calls."""
     from verl_profiler.recording import device_libraries, device_memory
 
-    device = device_libraries.open_devices(lambda _names: None)[1][0]
+    visible_words = device_libraries.visible_words
+    device_libraries.visible_words = lambda: None
+    device = device_libraries.open_devices()[0]
     reading, facts = device.read(), device.facts
     row("NVML has every field of a reading", reading, " ".join(sorted(reading)) == READING)
     row("NVML has every fact of a device", facts, " ".join(sorted(facts)) == FACTS)
@@ -166,10 +168,12 @@ def check_nvml() -> None:
     same = [{name: facts[name] for name in ("uuid", "bus_id")}]
     row("torch's UUID and bus id are NVML's", used, used == same)
     for words in (facts["uuid"], "0"):
-        chosen = device_libraries.open_devices(lambda _names, words=words: words)[1]
+        device_libraries.visible_words = lambda words=words: words
+        chosen = device_libraries.open_devices()
         told = child(USED, CUDA_VISIBLE_DEVICES=words).communicate()[0].strip()
         holds = told == str(same) and chosen[0].facts == facts
         row(f"the same with CUDA_VISIBLE_DEVICES={words[:8]}", told, holds)
+    device_libraries.visible_words = visible_words
     for getter in device._getters:
         spent: list[float] = []
         for _ in range(100):

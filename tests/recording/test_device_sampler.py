@@ -65,7 +65,7 @@ def _alone(monkeypatch):
     monkeypatch.setattr(device_sampler, "_IDENTITY_S", 0.01)
     monkeypatch.setattr(device_sampler, "_PER_RANK_S", 0.0)
     monkeypatch.setattr(device_sampler, "_WORKERS_S", 0.0)
-    monkeypatch.setattr(device_libraries, "visible_words", lambda _names: None)
+    monkeypatch.setattr(device_libraries, "visible_words", lambda: None)
     yield
     if device_sampler._sampler is not None:
         device_sampler._end()
@@ -196,7 +196,7 @@ def test_what_a_device_does_not_support_is_left_out(nvml, tmp_path):
     reading = fake_reading(5)
     del reading["power"], reading["clocksEventReasons"]
     nvml.load(fake_feed(reading))
-    device = device_libraries.open_devices(lambda _names: None)[1][0]
+    device = device_libraries.open_devices()[0]
     first = device.read()
     before = nvml.calls
     device.read()
@@ -272,20 +272,20 @@ def test_a_hung_driver_does_not_hold_up_the_end(nvml, tmp_path, monkeypatch):
         ("9", [0, 1, 2, 3]),
     ],
 )
-def test_devices_that_the_run_was_not_given_are_left_out(nvml, words, expected):
+def test_devices_that_the_run_was_not_given_are_left_out(nvml, monkeypatch, words, expected):
     """By index or UUID; a variable that names none of them is not about them."""
     nvml.load(fake_feed(fake_reading(0), devices=4))
 
-    _, devices = device_libraries.open_devices(lambda _names: words)
+    monkeypatch.setattr(device_libraries, "visible_words", lambda: words)
 
-    assert expected == [device.index for device in devices]
+    assert expected == [device.index for device in device_libraries.open_devices()]
 
 
 def test_the_variable_is_that_of_the_parent():
     """Ray narrows a worker's own."""
     code = (
         "from verl_profiler.recording.device_libraries import visible_words as v; "
-        "import os; os.environ['CUDA_VISIBLE_DEVICES'] = '7'; print(v(('NO', 'CUDA_VISIBLE_DEVICES')))"
+        "import os; os.environ['CUDA_VISIBLE_DEVICES'] = '7'; print(v())"
     )
     parent = (
         f"import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', {code!r}]))"
@@ -305,7 +305,7 @@ from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 device_sampler._RETRY_S = 0.1
-device_libraries.visible_words = lambda _names: None
+device_libraries.visible_words = lambda: None
 events = EventSettings()
 rank = int(sys.argv[2])
 recorder.start(

@@ -72,7 +72,7 @@ class FakeRay:
                 time.sleep(0.01)
             self.calls.append((handle.node, name))
             if name == "who" and handle.node in self.ahead_ns:
-                return f"boot of {handle.node}", f"host-{handle.node}"
+                return f"boot of {handle.node}"
             if name == "read":
                 return now() + self.ahead_ns[handle.node]
             if name == "open":

@@ -65,16 +65,13 @@ def _actor_class() -> type:
     class VerlProfilerNode:
         """Reads the clock and the files of its node."""
 
-        def who(self) -> tuple[str, str]:
-            """Return boot id and host name; an empty boot id where there is none."""
-            import socket
-
+        def who(self) -> str:
+            """Return the boot id; empty where there is none."""
             with contextlib.suppress(OSError):
                 os.nice(10)
-            boot = ""
             with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-                boot = file.read().strip()
-            return boot, socket.gethostname()
+                return file.read().strip()
+            return ""
 
         def read(self) -> int:
             """Return the monotonic time in nanoseconds."""

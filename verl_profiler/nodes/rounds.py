@@ -280,7 +280,7 @@ class Nodes:
                 return
             if node.actor is None:
                 node.actor = NodeActor(self._ray, node.node_id)
-                node.boot, _ = self._called(node, "who", timeout_s=_START_S)
+                node.boot = self._called(node, "who", timeout_s=_START_S)
             if self._clocks and node.boot not in ("", boot_id()):
                 self._compare(node)
             # Where processes start slowly, others need not wait for that.

@@ -17,9 +17,6 @@ __all__ = ["LIBRARY", "Device", "is_importable", "open_devices", "read_memory", 
 
 LIBRARY = "pynvml"
 
-# What limits the devices of a process.
-_VISIBLE = ("CUDA_VISIBLE_DEVICES",)
-
 # Reasons for lower clocks, by bit (nvmlClocksEventReasons); without idle clocks and clocks that
 # somebody set, which are no sign of trouble.
 _NVML_REASONS = {
@@ -83,17 +80,13 @@ def is_importable() -> bool:
         return False
 
 
-def open_devices(visible: Callable[[tuple[str, ...]], str | None]) -> tuple[str, list[Device]]:
-    """Return the library and its devices; ("", []) without any.
-
-    Args:
-        visible: Returns the value of the first of these variables that is set for the run, or None.
-    """
+def open_devices() -> list[Device]:
+    """Return the devices of the run on this host; none without library, driver or device."""
     try:
         devices = list(_nvml_devices(importlib.import_module(LIBRARY)))
     except Exception:  # noqa: BLE001  not installed, no driver, no device
-        devices = []
-    return (LIBRARY, _chosen(devices, visible(_VISIBLE))) if devices else ("", [])
+        return []
+    return _chosen(devices, visible_words())
 
 
 def read_memory(nvml: Any, handle: Any) -> tuple[int, int]:
@@ -112,20 +105,19 @@ def read_memory(nvml: Any, handle: Any) -> tuple[int, int]:
     return int(memory.used), int(memory.total)
 
 
-def visible_words(names: tuple[str, ...]) -> str | None:
-    """Return a variable of this process's parent, which is Ray's raylet or what it starts.
+def visible_words() -> str | None:
+    """Return CUDA_VISIBLE_DEVICES of this process's parent, which is Ray's raylet or what it starts.
 
-    Ray narrows the variables of a worker to the worker's own devices, and overwrites the environment
-    that the kernel shows of it by its title; the raylet has what the run was given on this host.
+    Ray narrows the variable of a worker to the worker's own devices, and overwrites the environment that
+    the kernel shows of it by its title; the raylet has what the run was given on this host.
     """
     try:
         with open(f"/proc/{os.getppid()}/environ", "rb") as file:
             pairs = [each.partition(b"=") for each in file.read().split(b"\0")]
     except OSError:
         return None
-    words = {name: value for name, _, value in pairs}
-    values = (words.get(name.encode()) for name in names)
-    return next((each.decode(errors="replace") for each in values if each is not None), None)
+    words = {name: value.decode(errors="replace") for name, _, value in pairs}
+    return words.get(b"CUDA_VISIBLE_DEVICES")
 
 
 def _chosen(devices: list[Device], words: str | None) -> list[Device]:

@@ -88,12 +88,10 @@ class _Sampler(threading.Thread):
         while not self.ended.is_set():
             if self.claim():
                 begin_ns = time.thread_time_ns()
-                library, self.devices = device_libraries.open_devices(
-                    device_libraries.visible_words
-                )
+                self.devices = device_libraries.open_devices()
                 if self.devices:
                     _sampled["device_sampling"] = {
-                        "library": library,
+                        "library": device_libraries.LIBRARY,
                         "interval_s": self.interval_s,
                         "devices": [device.facts for device in self.devices],
                     }
