@@ -97,21 +97,16 @@ def storage(sftp):
     return sftp[1]
 
 
-def as_the_local_run(run, url, capsys):
+def as_the_local_run(run, url):
     there = contents(url)
     assert json.loads(there.pop("upload.json"))["ended"]
     assert local(run, ".cache") == there
     with load(str(run), cache=False) as here, load(url, cache=False) as other:
         assert here.rows(QUERY) == other.rows(QUERY)
         assert here.problems == other.problems
-    capsys.readouterr()
-    assert 0 == main(["summary", str(run)])
-    expected = capsys.readouterr().out
-    assert 0 == main(["summary", url])
-    assert expected == capsys.readouterr().out
 
 
-def test_the_whole_way_of_a_run(run, storage, capsys):
+def test_the_whole_way_of_a_run(run, storage):
     """From the claim of its name to `collect --to`."""
     wanted = f"{storage}/deep/my-run"
     url = remote_output.claim(wanted, run)
@@ -145,7 +140,7 @@ def test_the_whole_way_of_a_run(run, storage, capsys):
     filesystem.rm_file(f"{target}/step_2/worker_0.jsonl.gz")
     assert 0 == main(["collect", str(run), "--to", url])
 
-    as_the_local_run(run, url, capsys)
+    as_the_local_run(run, url)
 
 
 def test_a_file_replaced_within_the_same_second_is_read_again(run, sftp):
