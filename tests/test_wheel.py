@@ -93,33 +93,6 @@ def test_hydra_composes_the_option_from_the_wheel(bare):
     assert "profile_ranks" in config["actor_rollout_ref"]["actor"]
 
 
-@pytest.mark.nightly
-def test_the_callback_and_the_entry_point_are_in_the_wheel(bare):
-    """verl looks in the group `verl.plugins`."""
-    out = bare(
-        "-c",
-        "from importlib.metadata import entry_points\n"
-        "import verl_profiler.launch.hydra_callback\n"
-        "print([p.load().__name__ for p in entry_points(group='verl.plugins')])",
-    )
-
-    assert "['verl_profiler.plugin']\n" == out
-
-
-@pytest.mark.nightly
-def test_the_command_prints_its_help(bare):
-    """With the core dependencies alone."""
-    out = bare(
-        "-c",
-        "import pathlib, subprocess, sys\n"
-        "command = pathlib.Path(sys.executable).parent / 'verl-profiler'\n"
-        "subprocess.run([command, '--help'], check=True)",
-    )
-
-    assert "summary" in out
-    assert "+profiler=multiturn" in out
-
-
 PAGES = [*ROOT.glob("README*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 # Lines that install this package: from the clone they are run in, or from one at a path.
 INSTALL = re.compile(

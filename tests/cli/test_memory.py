@@ -22,16 +22,6 @@ def test_a_run_without_readings_still_tells_the_time_in_sleep_and_wake(capsys):
     assert re.search("memory_release .*unknown", out)
 
 
-def test_json_has_what_the_text_is_made_of(capsys):
-    """Tables by name, findings with slugs, problems."""
-    main(["memory", REHEARSED, "--json"])
-    content = json.loads(capsys.readouterr().out)
-
-    assert {"format", "runs", "findings", "tables", "left_out", "problems"} == set(content)
-    assert {"memory_timeline", "sleep_times", "release_effects"} == set(content["tables"])
-    assert ["not-measured"] == [row["slug"] for row in content["findings"]]
-
-
 def test_steps_narrow_it(capsys):
     """A step that is not there is named with those that are."""
     main(["memory", REHEARSED, "--step", "2", "--json"])

@@ -1,7 +1,6 @@
 """The summary: the conclusion first, problems last, and nothing made up in between."""
 
 import argparse
-import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from cached_runs import SMALL
 from commands import command
 from event_files import ended, write_lines
 
-from verl_profiler.analysis.registry import EXPLANATIONS, SUMMARY
 from verl_profiler.cli import summary
 
 DATA = Path(__file__).parents[1] / "data"
@@ -136,16 +134,6 @@ def test_steps_of_a_long_run_share_lines_with_their_means(tmp_path, capsys):
     assert ["58", "20.0", "s"] in [
         line.split()[:3] for line in capsys.readouterr().out.splitlines()
     ]
-
-
-def test_json_holds_every_table_and_all_problems(capsys):
-    """Programs get the numbers without rounding."""
-    run_verbose(SMALL, "--json")
-
-    content = json.loads(capsys.readouterr().out)
-    assert ["small_run"] == content["runs"]
-    assert [] == content["problems"]
-    assert {*SUMMARY, *EXPLANATIONS} <= content["tables"].keys()
 
 
 def test_nothing_to_report_is_status_1(tmp_path, capsys):

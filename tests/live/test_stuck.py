@@ -277,14 +277,6 @@ def test_what_takes_long_by_nature_is_not_stuck(usual, open_s, state):
     assert stuck_after_s(usual, 60.0) in (60.0, 120.0, 600.0)
 
 
-def test_a_step_that_writes_a_long_checkpoint_is_not_stuck():
-    """Its innermost phase has no usual length yet, and ten minutes are not over."""
-    checkpoint = phase("save_checkpoint", 400.0, None)
-    files = {"trainer_0": opened(phases=[phase("step", 420.0, 20.0), checkpoint])}
-
-    assert "running" == verdict(RUN, files, HERE, NOW).state
-
-
 @pytest.mark.parametrize(
     ("open_s", "longest", "state"),
     [(599, None, "running"), (601, 5.0, "stuck"), (700, 120.0, "running"), (721, 120.0, "stuck")],

@@ -74,17 +74,6 @@ def test_a_copy_that_is_cut_short_is_read_once_too(run, plain):
         assert plain[:2] == contents(run)[:2]
 
 
-def test_processes_of_a_run_with_its_events_as_parquet_alone_miss_nothing(run, plain):
-    """Their headers have how many events they wrote, which is no reason to look for files."""
-    assert plain == contents(run)
-    (run / "events").mkdir()
-    for number, part in enumerate(sorted(run.glob(".cache/*/part-*.parquet"))):
-        shutil.copy(part, run / "events" / f"{number}.parquet")
-    for folder in (run / ".cache", *run.glob("step_*")):
-        shutil.rmtree(folder)
-    assert plain == contents(run)
-
-
 @pytest.mark.parametrize(
     ("module", "function"),
     [(listing, "event_file"), (listing, "_is_copy")],

@@ -1,28 +1,8 @@
-"""The SQL files of the derived tables: no statement in them is skipped."""
+"""The SQL macros of the derived tables."""
 
 import duckdb
-import pytest
 
 from verl_profiler.reading.tables import derivations
-from verl_profiler.reading.tables.schemas import SCHEMAS
-
-FILES = sorted(each.name for each in derivations._FOLDER.iterdir() if each.name != "macros.sql")
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_nothing_is_left_of_a_file_without_its_tables(file):
-    """A statement of another form would be skipped silently."""
-    text = derivations._read(file)
-
-    assert "" == derivations._STATEMENT.sub("", text).strip()
-    assert len(derivations._STATEMENT.findall(text)) == text.count("CREATE ")
-
-
-def test_every_table_is_read_or_derived():
-    """Those that are read: lines, headers and captures."""
-    read = {"events", "processes", "captures", "capture_ranges", "capture_work"}
-
-    assert SCHEMAS.keys() - read == derivations.derivations().keys()
 
 
 def test_macros_leave_out_what_cannot_be_right():

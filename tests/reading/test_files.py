@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import socket
 
 import pytest
 
@@ -12,49 +11,10 @@ from verl_profiler.events.files import (
     open_regular,
     parse_json,
     read_bounded,
-    read_json,
     read_object,
     reason_of,
     status_of_regular,
 )
-
-
-def a_pipe(folder):
-    os.mkfifo(folder / "pipe")
-    return folder / "pipe", "a named pipe"
-
-
-def a_device(folder):
-    (folder / "zero").symlink_to("/dev/zero")
-    return folder / "zero", "a device"
-
-
-def a_socket(folder):
-    at = os.open(folder, os.O_RDONLY)
-    try:
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"/proc/self/fd/{at}/socket")
-        listener.close()
-    finally:
-        os.close(at)
-    return folder / "socket", "a socket"
-
-
-def a_folder(folder):
-    return folder, "a directory"
-
-
-KINDS = [a_pipe, a_device, a_socket, a_folder]
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("make", KINDS)
-@pytest.mark.parametrize("read", [open_regular, status_of_regular, read_json])
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, read):
-    path, kind = make(tmp_path)
-
-    with pytest.raises(UnusableFileError, match=kind):
-        read(path)
 
 
 def test_a_small_hole_is_no_fault(tmp_path):

@@ -614,27 +614,6 @@ def test_a_run_named_twice_or_copied_is_read_once(tmp_path):
     assert any("is a copy of the run in" in problem for problem in problems)
 
 
-@pytest.fixture(scope="module")
-def part(tmp_path_factory):
-    """Two events, converted."""
-    run = tmp_path_factory.mktemp("part") / "run"
-    write_run(run, [line(1), line(2)])
-    with load(run):
-        pass
-    (path,) = (run / ".cache" / "events-1").glob("part-*.parquet")
-    return path
-
-
-def test_converted_events_open_without_their_files(tmp_path, part):
-    """A Parquet file of events is a run of its own."""
-    copy = tmp_path / "events.parquet"
-    copy.write_bytes(part.read_bytes())
-
-    rows, _ = read(copy, "SELECT count(*) AS n FROM events")
-
-    assert [{"n": 2}] == rows
-
-
 def test_a_parquet_file_of_something_else_is_refused(tmp_path):
     """The message says what is missing in it."""
     with reader.duckdb.connect() as connection:

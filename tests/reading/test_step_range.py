@@ -70,18 +70,6 @@ def test_every_analysis_gives_the_same_from_fewer_files(long_run):
         assert some.all_steps == (1, STEPS)
 
 
-def test_parquet_files_of_other_steps_are_not_opened(long_run, tmp_path, small_parts):
-    with load(long_run, cache=False, steps=None) as run:
-        paths = [part.path for part in run.tables.table_cache.parts]
-        (tmp_path / "long" / "events").mkdir(parents=True)
-        for number, path in enumerate(paths):
-            shutil.copy(path, tmp_path / "long" / "events" / f"part-{number}.parquet")
-    with load(tmp_path / "long", cache=False, steps=(4, 4)) as run:
-        read = {part.steps for part in run.tables.table_cache.parts}
-        assert read == {(3, 3), (4, 4), (5, 5)}
-        assert run.rows("SELECT DISTINCT step FROM requests WHERE step = 4") == [{"step": 4}]
-
-
 @pytest.mark.usefixtures("small_parts")
 def test_event_files_of_other_steps_are_not_converted(long_run, tmp_path):
     run = shutil.copytree(long_run, tmp_path / "run")

@@ -1,6 +1,5 @@
 """Each input format is stated once, and what reads it is there."""
 
-import importlib
 from pathlib import Path
 
 import pytest
@@ -28,11 +27,3 @@ def test_a_name_has_one_format(name, form, label):
 
     assert (form, label) == (format_of(path), label_of(path))
     assert (FORMATS[form].kind == "run") == is_run(path)
-
-
-def test_every_trace_format_has_a_reader():
-    """The registry imports it when a file is read."""
-    readers = [each.reader for each in FORMATS.values() if each.kind == "trace"]
-
-    assert readers
-    assert all(callable(importlib.import_module(reader).read) for reader in readers)
