@@ -3,13 +3,12 @@
 import csv
 import io
 import json
-import sys
 
 import pytest
 from cached_runs import REHEARSED, SMALL
 from commands import command
 
-from verl_profiler.cli import main, plot
+from verl_profiler.cli import plot
 from verl_profiler.errors import ReadingError
 from verl_profiler.views.questions import VIEWS
 
@@ -107,17 +106,6 @@ def test_the_numbers_are_those_of_the_plot(capsys):
     assert [1, 2] == [row["step"] for row in table]
     assert [row["rollout_s"] for row in table] == [float(row["rollout_s"]) for row in rows]
     assert ["small_run"] == content["runs"]
-
-
-def test_only_pictures_need_the_drawing_library(monkeypatch, tmp_path, capsys):
-    """Without it the list and the numbers are there, and the message names the extra."""
-    monkeypatch.setitem(sys.modules, "vl_convert", None)
-
-    assert 0 == run("--list")
-    assert 0 == run("rollout_tail", SMALL, "--json")
-    capsys.readouterr()
-    assert 2 == main(["plot", "rollout_tail", str(SMALL), "--out", str(tmp_path / "a.png")])
-    assert " -m pip install 'verl-profiler[plots]' (missing-extra)\n" in capsys.readouterr().err
 
 
 def test_numbers_go_to_files_as_well(tmp_path, capsys):

@@ -123,19 +123,6 @@ def test_numbers_that_are_scaled_say_so(tmp_path, capsys):
     assert "generate: 1 in 10 calls was traced." in text
 
 
-def test_json_has_the_same_numbers_and_all_problems(log, capsys):
-    """For programs."""
-    log.write_text(log.read_text() + "[TQ-TRACE] trace_id=1 | broken\n")
-
-    assert 0 == run(log, "--json")
-
-    content = json.loads(capsys.readouterr().out)
-    (row,) = content["tables"]["tq_functions"]
-    assert (1, ["training.log"], 50) == (content["format"], content["runs"], row["calls"])
-    assert any("unreadable" in problem for problem in content["problems"])
-    assert any(":601 " in problem for problem in content["problems"])
-
-
 def test_one_function_some_steps_or_one_trace(tmp_path, capsys):
     """Each narrows what is shown."""
     writer = Writer()

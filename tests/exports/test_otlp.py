@@ -4,11 +4,11 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from exports.otlp_receiver import Receiver, attributes, spans_of
+from exports.otlp_receiver import Receiver, attributes
 from tq_lines import Writer
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.exports.otlp import otlp_lines, send
+from verl_profiler.exports.otlp import send
 from verl_profiler.exports.otlp_spans import transfer_queue_spans as spans
 from verl_profiler.reading.formats.tq_log import read_logs
 
@@ -68,16 +68,6 @@ def test_calls_and_transfers_have_their_fields(receiver, log_tables):
     assert call["verl.tq.trace_ids"][:2] == [SHARED_ID, "other"]
     sizes = [attributes(span).get("verl.tq.size_bytes") for span in receiver.spans]
     assert 5 == sum(size is not None for size in sizes)
-
-
-def test_the_file_is_otlp_json_and_the_same_twice(log_tables):
-    """The official classes read it; a backend that is sent a run again has it once."""
-    lines = list(otlp_lines(spans(log_tables)))
-    sent = spans_of(lines)
-
-    assert [span.name for span in spans(log_tables)] == [span.name for span in sent]
-    assert {0, 2} == {span.status.code for span in sent}
-    assert lines == list(otlp_lines(spans(log_tables)))
 
 
 def test_calls_without_a_time_of_day_are_left_out(tmp_path):
