@@ -245,14 +245,6 @@ def test_the_page_of_asynchronous_training_prints_what_its_command_prints():
     assert replayed(file, ROOT / "tests/data") == file.read_text()
 
 
-def test_the_tutorial_shows_the_fix_that_was_recorded():
-    """Its excerpt is of the tool in the folder."""
-    fixed = (ROOT / "examples/tutorial/fixed/tools.py").read_text()
-    (excerpt,) = python_blocks("docs/tutorial.md")
-
-    assert all(line in fixed.splitlines() for line in excerpt.splitlines())
-
-
 def test_the_recorded_runs_are_small_and_of_no_machine():
     """No path of the machine that they were recorded on, and no report or cache."""
     archives = sorted((ROOT / "examples/tutorial").glob("*.tar.gz"))
@@ -293,16 +285,3 @@ def test_the_costs_in_the_readme_are_those_of_the_benchmarks():
 
     assert len(figures) >= 6
     assert [] == [figure for figure in figures if figure not in table]
-
-
-def test_the_page_about_the_training_image_names_every_thread():
-    """Who looks at a process with py-spy finds there what each is."""
-    page = (ROOT / "docs/platform.md").read_text()
-    names = {
-        name
-        for file in SOURCES
-        for name in re.findall(r'name="verl-profiler[ -]([a-z ]+)"', file.read_text())
-    }
-
-    assert {"writer", "devices"} <= names
-    assert [] == [name for name in names if f"`{name}`" not in page]
