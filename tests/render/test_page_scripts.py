@@ -14,42 +14,6 @@ DATA = Path(__file__).parents[1] / "data"
 TYPES = Path(html.__file__).with_name("page") / "document.d.ts"
 
 
-def test_a_module_is_a_function_after_those_that_it_imports(tmp_path, monkeypatch):
-    """Names that two modules use for themselves do not meet; types and comments stay behind."""
-    monkeypatch.setattr(html, "_PAGE", tmp_path)
-    (tmp_path / "top.js").write_text(
-        "// Top.\n\nimport {b} from './low.js';\nimport {\n  c,\n} from './middle.js';\n\n"
-        "/**\n * Of its own.\n * @returns {number}\n */\nfunction a() {\n  return b + c();\n}\n\na();\n"
-    )
-    (tmp_path / "middle.js").write_text(
-        "import {b} from './low.js';\n\nfunction a() {}\n\nexport function c() {\n  a();\n}\n"
-    )
-    (tmp_path / "low.js").write_text("export const b = /** @type {number} */ (1);\n")
-    (tmp_path / "unpack.js").write_text("export function whenUnpacked(draw) {\n  draw();\n}\n")
-
-    assert (
-        "(() => {\n'use strict';\n"
-        "const $unpack = (() => {\nfunction whenUnpacked(draw) {\ndraw();\n}\n"
-        "return {whenUnpacked};\n})();\n$unpack.whenUnpacked(() => {\n"
-        "const $low = (() => {\nconst b = (1);\nreturn {b};\n})();\n"
-        "const $middle = (() => {\nconst {b} = $low;\n\nfunction a() {}\n\n"
-        "function c() {\na();\n}\nreturn {c};\n})();\n"
-        "const $top = (() => {\n\nconst {b} = $low;\nconst {\nc,\n} = $middle;\n\n"
-        "function a() {\nreturn b + c();\n}\n\na();\nreturn {};\n})();\n"
-        "});\n})();\n"
-    ) == html.script("top")
-
-
-def test_a_tag_in_a_script_is_refused(tmp_path, monkeypatch):
-    """It could end the script element."""
-    monkeypatch.setattr(html, "_PAGE", tmp_path)
-    (tmp_path / "unpack.js").write_text("export const a = 1;\n")
-    (tmp_path / "top.js").write_text("const a = '</script>';\n")
-
-    with pytest.raises(AssertionError, match=r"top\.js"):
-        html.script("top")
-
-
 def declared():
     """Return, by interface of document.d.ts, the fields that are always there."""
     text = re.sub(r"/\*\*.*?\*/|//[^\n]*", "", TYPES.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -21,8 +21,7 @@ def axe():
     return AXE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("width", [390, 1440])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "theme"), [(390, "dark"), (1440, "light")])
 def test_axe_finds_no_violation(browser, small, axe, theme, width):
     """Names, roles, landmarks and contrast, with a step, a slice and a filter chosen."""
     media = [{"name": "prefers-color-scheme", "value": theme}]

@@ -14,7 +14,7 @@ from views.test_tracks import write
 from verl_profiler.reading.reader import load
 
 DATA = Path(__file__).parent.parent / "data"
-RUNS = ("colocate_async", "separate_async", "one_step_off", "fully_async")
+RUNS = ("colocate_async", "fully_async")
 
 
 def lines_of(archive):
@@ -148,13 +148,3 @@ def test_arrows_lead_from_the_request_to_the_step_that_consumed_it(run):
 
     assert expected
     assert expected == drawn
-
-
-def test_synchronous_runs_have_none_of_these(tmp_path):
-    """Their samples are consumed by the step that dispatched them, and by no queue's order."""
-    with load([DATA / "rehearsal_run.tar.gz"], cache=False) as opened:
-        trace = read_trace(write(opened.tables, tmp_path / "run.pftrace"))
-    names = {trace.path(track)[-1] for track in trace.counters}
-
-    assert not {name for name in names if "version" in name or "behind" in name}
-    assert not {name for name in names if "off-policy" in name}

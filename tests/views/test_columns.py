@@ -14,10 +14,8 @@ from verl_profiler.views import columns
 from verl_profiler.views.columns import (
     COMMON,
     column_texts,
-    described,
     format_of,
     heading,
-    listed,
     sections,
 )
 from verl_profiler.views.questions import VIEWS
@@ -122,26 +120,6 @@ def test_every_sentence_of_several_tables_is_that_of_one():
     lines = {line for line in path.read_text().splitlines() if line.startswith("As in")}
 
     assert [] == [name for name in texts[COMMON] if not any(f"`{name}`" in each for each in lines)]
-
-
-def test_columns_are_described_by_name_and_by_prefix():
-    columns = {"step": "of several", "get_*": "of the stage get"}
-
-    assert {"step": "of several", "get_p50_s": "of the stage get"} == described(
-        columns, ["step", "get_p50_s"]
-    )
-    with pytest.raises(KeyError):
-        described(columns, ["put_s"])
-
-
-def test_columns_are_listed_with_their_own_sentences_first():
-    common = {name: column_texts()[COMMON][name] for name in ("run", "step")}
-
-    assert (
-        "| column | meaning |\n| --- | --- |\n| `own` | of its own |\n\n"
-        "Also, as [in several tables](page#several): `run`, `step`."
-    ) == listed({**common, "own": "of its own"}, "page#several")
-    assert "As [in several tables](#columns-of-several-tables): `run`, `step`." == listed(common)
 
 
 @pytest.mark.parametrize(

@@ -65,23 +65,6 @@ def test_readings_are_counters_of_their_engine(tmp_path):
     assert points[0][0] >= origin_ns(tables, None)
 
 
-def test_each_rank_has_counters(tmp_path):
-    """With its number, where there are several."""
-    events, _ = events_of(STEP)
-    tables = tables_of([*events, *readings(events, "engine_0", ranks=(0, 1))])
-    found = counters_of(tables, tmp_path / "run.pftrace")
-    running = {
-        name: [value for _, value in points]
-        for (_, name), points in found.items()
-        if "running" in name
-    }
-
-    assert {
-        "engine running (DP rank 0)": [3, 8, 1],
-        "engine running (DP rank 1)": [4, 9, 2],
-    } == running
-
-
 def test_iterations_are_counters_that_end_with_them(tmp_path):
     """Rows that follow each other without a gap, and one after a second of nothing to do."""
     events, _ = events_of(STEP)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import subprocess
-import sys
 
 import pytest
 
@@ -89,26 +87,12 @@ def test_every_phase_and_part_has_a_color_of_its_own():
     assert {*REQUEST_PARTS, "other"} <= set(colors.PART_COLORS)
 
 
+def test_an_unknown_name_keeps_its_color():
+    """A user's timer looks the same in every process, in spite of randomized hashes."""
+    assert "#9B9B7A" == colors.color("my_timer")
+
+
 def test_a_shared_name_has_one_color():
     """`reward` is a phase and a part; both figures show it in the same color."""
     for name in set(colors.PHASE_COLORS) & set(colors.PART_COLORS):
         assert colors.PHASE_COLORS[name] == colors.PART_COLORS[name]
-
-
-def test_an_unknown_name_keeps_its_color():
-    """A user's timer looks the same in every process, in spite of randomized hashes."""
-    code = (
-        "from verl_profiler.render.colors import color; print(color('my_timer'), color('\\udc80'))"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-
-    assert len(outputs) == 1

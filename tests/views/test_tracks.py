@@ -1,6 +1,5 @@
 """The timeline of a run against its tables, read with Perfetto's own classes."""
 
-import io
 import json
 from collections import Counter
 from itertools import pairwise
@@ -9,9 +8,8 @@ from pathlib import Path
 import pytest
 from views.perfetto_reading import read_trace
 
-from verl_profiler.exports import perfetto
 from verl_profiler.exports.perfetto import PerfettoTrace
-from verl_profiler.exports.tracks import Lanes, origin_ns, write_run
+from verl_profiler.exports.tracks import origin_ns, write_run
 from verl_profiler.reading.reader import load
 
 DATA = Path(__file__).parent.parent / "data"
@@ -26,9 +24,9 @@ def write(tables, path):
     return path
 
 
-@pytest.fixture(scope="module", params=["rehearsal_run.tar.gz", "small_run"])
-def run(request):
-    with load(DATA / request.param, cache=False) as opened:
+@pytest.fixture(scope="module")
+def run():
+    with load(DATA / "rehearsal_run.tar.gz", cache=False) as opened:
         yield opened
 
 
@@ -71,25 +69,6 @@ def test_fields_are_those_of_the_file(run, reading):
 
     assert json.loads(row["extra"]) == span.fields
     assert f"request {span.fields['request_id'][:8]}" == span.name
-
-
-def test_turns_and_steps_are_named_by_their_number(run, reading):
-    """As many of each number as the run has."""
-    turns = run.rows("SELECT turn, count(*) AS n FROM events WHERE event = 'turn' GROUP BY turn")
-    steps = run.rows("SELECT step, count(*) AS n FROM events WHERE event = 'step' GROUP BY step")
-    expected = {f"turn {row['turn']}": row["n"] for row in turns}
-    expected |= {f"step {row['step']}": row["n"] for row in steps}
-
-    assert expected == Counter(
-        span.name for span in reading.spans if span.name.partition(" ")[0] in ("turn", "step")
-    )
-
-
-def test_names_beyond_those_that_are_kept_are_written_too(run, tmp_path, monkeypatch, reading):
-    """A run has a name per request."""
-    monkeypatch.setattr(perfetto, "_KEPT", 3)
-
-    assert reading.spans == read_trace(write(run.tables, tmp_path / "few.pftrace")).spans
 
 
 def test_spans_of_a_lane_are_nested_or_apart(reading):
@@ -162,23 +141,16 @@ def test_counters_end_where_nothing_is_under_way(run, reading):
     assert pytest.approx(tokens, rel=1e-4) == area
 
 
-def test_memory_and_lags_are_counters_of_their_process(rehearsed, tmp_path):
+def test_memory_and_lags_are_counters_of_their_process(run, reading):
     """With their units."""
-    reading = read_trace(write(rehearsed.tables, tmp_path / "run.pftrace"))
-    rows = rehearsed.rows("SELECT count(*) AS n FROM memory WHERE used_bytes IS NOT NULL")
-    lags = rehearsed.rows("SELECT max(duration_us) AS longest FROM lags")[0]["longest"]
+    rows = run.rows("SELECT count(*) AS n FROM memory WHERE used_bytes IS NOT NULL")
+    lags = run.rows("SELECT max(duration_us) AS longest FROM lags")[0]["longest"]
     by_name = {}
     for track, values in reading.counters.items():
         by_name.setdefault(reading.path(track)[-1], []).extend(values)
 
     assert rows[0]["n"] == len(by_name["memory used"])
     assert pytest.approx(lags / 1000) == max(value for _, value in by_name["event-loop lag"])
-
-
-@pytest.fixture(scope="module")
-def rehearsed():
-    with load(DATA / "rehearsal_run.tar.gz", cache=False) as opened:
-        yield opened
 
 
 def test_requests_without_end_stay_open(tables, span, tmp_path):
@@ -191,42 +163,6 @@ def test_requests_without_end_stay_open(tables, span, tmp_path):
 
     (request,) = [span for span in reading.spans if span.name.endswith(" (unfinished)")]
     assert (1_000_000_000, None) == (request.begin_ns, request.end_ns)
-
-
-def test_parallel_tools_take_lanes_of_their_own(tables, conversation, tmp_path):
-    """Two calls at the same time are both seen whole."""
-    reading = read_trace(write(tables(conversation()), tmp_path / "run.pftrace"))
-    calls = {span.name: span for span in reading.spans if span.name.startswith("tool_call")}
-
-    assert {"tool_call search": 2, "tool_call calc": 1} == {
-        name: (span.end_ns - span.begin_ns) // 10**9 for name, span in calls.items()
-    }
-    assert [] == reading.faults
-
-
-def lane_of(lanes, *times):
-    """Return the lanes of spans that keep together."""
-    spans = [(*each, ("request", "rollout", False), None, (), ()) for each in times]
-    (track, *more) = [track for track, _, kind, *_ in lanes.place(spans) if kind]
-    return (track, *more) if more else track
-
-
-def test_lanes_are_used_again_but_not_shared_with_what_began_before():
-    """A lane that falls free while a request lasts is not free for the next one's begin."""
-    lanes = Lanes(PerfettoTrace(io.BytesIO(), 0), 0, "requests")
-    first, second, *later = (
-        lane_of(lanes, each) for each in ((0, 10), (5, 20), (10, 12), (13, 14))
-    )
-    assert first != second
-    assert [first, first] == later
-    lanes = Lanes(PerfettoTrace(io.BytesIO(), 0), 0, "requests")
-    tracks = [
-        lane_of(lanes, (0, 10)),
-        *lane_of(lanes, (1, 40), (11, 50)),
-        lane_of(lanes, (5, 45)),
-    ]
-
-    assert 4 == len(set(tracks))
 
 
 def test_a_child_that_sticks_out_by_the_rounding_of_times_is_drawn_in_its_parent(

@@ -198,8 +198,8 @@ def _facts(found: Mapping[str, Rows], left_out: LeftOut) -> list[tuple[str, str,
         *(("devices", label, text) for label, text in zip(labels, devices, strict=False)),
         ("requests", "requests", _requests(found)),
         ("slowest", "slowest", _slowest(found)),
-        ("tools", "tools", _tools(found["tool_latencies"])),
-        ("your spans", "your spans", _spans(found["own_spans"])),
+        ("tools", "tools", _calls(found["tool_latencies"], "tool")),
+        ("your spans", "your spans", _calls(found["own_spans"], "event")),
         ("profiler", "profiler", _cost(found["profiler_cost"])),
     ]
     return [fact for fact in facts if fact[2]]
@@ -319,19 +319,10 @@ def _slowest(found: Mapping[str, Rows]) -> str:
     return text + of_which(row)
 
 
-def _tools(rows: Rows) -> str:
-    texts: list[str] = []
-    for row in rows[:_TOOLS]:
-        about = "≈ " if row["estimated"] else ""
-        text = f"{row['tool']} {about}{row['calls']:,} × p50 {seconds(row['p50_s'])} max {seconds(row['max_s'])}"
-        texts.append(text + (f", {row['failed']:,} failed" if row["failed"] else ""))
-    more = [f"and {len(rows) - _TOOLS} more"] if len(rows) > _TOOLS else []
-    return "; ".join([*texts, *more])
-
-
-def _spans(rows: Rows) -> str:
+def _calls(rows: Rows, name: str) -> str:
     texts = [
-        f"{row['event']} {row['calls']:,} × p50 {seconds(row['p50_s'])} max {seconds(row['max_s'])}"
+        f"{row[name]} {'≈ ' if row.get('estimated') else ''}{row['calls']:,} × "
+        f"p50 {seconds(row['p50_s'])} max {seconds(row['max_s'])}"
         + (f", {row['failed']:,} failed" if row["failed"] else "")
         for row in rows[:_TOOLS]
     ]

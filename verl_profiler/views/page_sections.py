@@ -11,74 +11,45 @@ from verl_profiler.views.view import Section
 
 __all__ = ["SECTIONS", "page_sections", "section_of"]
 
-_LAID_OUT = (
-    Section(
-        "steps",
-        "Steps",
+# By topic, in the order of the page: sections, and the names of those that views bring. Those of views that
+# are not listed come last in the first topic.
+_LAID_OUT: dict[str, tuple[Section | str, ...]] = {
+    "Steps": (
+        Section("steps", "Steps"),
+        Section("path", "Critical path", link="Path"),
+        *("cycle", "async_what_if"),
+        Section("validation", "Validation"),
+        "spans",
     ),
-    Section(
-        "requests",
-        "Timeline and requests",
-        link="Timeline",
-    ),
-    Section(
-        "path",
-        "Critical path",
-        link="Path",
-    ),
-    Section(
-        "devices",
-        "Device time",
-        link="Devices",
-    ),
-    Section(
-        "rollout",
-        "Rollout",
-    ),
-    Section(
-        "turns",
-        "Turns",
-    ),
-    Section(
-        "tools",
-        "Tools",
-    ),
-    Section(
-        "workers",
-        "Workers",
-    ),
-    Section("transfers", "Transfers"),
-    Section(
-        "weights",
-        "Weights and memory",
-        link="Weights",
-    ),
-    Section("captures", "Captures"),
-    Section(
-        "lags",
-        "Event-loop stalls",
-        link="Stalls",
-    ),
-    Section("validation", "Validation"),
-    Section(
-        "problems",
-        "Data-quality warnings",
-        link="Warnings",
-    ),
-    Section("cost", "Profiler cost", link="Cost"),
-    Section("launch", "Launch"),
-)
-# Sections by topic, in the order of the page; those of views that are not listed come last in the first.
-TOPICS = {
-    "Steps": ("steps", "path", "cycle", "async_what_if", "validation", "spans"),
     "Rollout": (
-        *("requests", "rollout", "turns", "tools", "rewards", "workers", "routing", "engine_lanes"),
-        *("engine-load", "lags"),
+        Section("requests", "Timeline and requests", link="Timeline"),
+        Section("rollout", "Rollout"),
+        Section("turns", "Turns"),
+        Section("tools", "Tools"),
+        "rewards",
+        Section("workers", "Workers"),
+        *("routing", "engine_lanes", "engine-load"),
+        Section("lags", "Event-loop stalls", link="Stalls"),
     ),
-    "Training": ("devices", "pools", "efficiency", "staleness", "staleness_causes"),
-    "Data transfer": ("transfers", "weight_transfers"),
-    "Memory and devices": ("weights", "device-use", "captures"),
-    "About this run": ("launch", "problems", "cost"),
+    "Training": (
+        Section("devices", "Device time", link="Devices"),
+        *("pools", "efficiency", "staleness", "staleness_causes"),
+    ),
+    "Data transfer": (Section("transfers", "Transfers"), "weight_transfers"),
+    "Memory and devices": (
+        Section("weights", "Weights and memory", link="Weights"),
+        "device-use",
+        Section("captures", "Captures"),
+    ),
+    "About this run": (
+        Section("launch", "Launch"),
+        Section("problems", "Data-quality warnings", link="Warnings"),
+        Section("cost", "Profiler cost", link="Cost"),
+    ),
+}
+TOPICS = {
+    topic: tuple(each if isinstance(each, str) else each.name for each in own)
+    for topic, own in _LAID_OUT.items()
 }
 # Shown above the topics.
 _FIRST = "requests"
@@ -120,7 +91,8 @@ _NOTES = {"engine": "rollout", "ranks": "workers", "memory": "weights", "memory_
 
 def _sections() -> dict[str, Section]:
     own = [view.section for view in VIEWS.values() if isinstance(view.section, Section)]
-    known = {section.name: section for section in (*_LAID_OUT, *own)}
+    laid_out = [each for own in _LAID_OUT.values() for each in own if isinstance(each, Section)]
+    known = {section.name: section for section in (*laid_out, *own)}
     first, *others = TOPICS.values()
     listed = {name for names in TOPICS.values() for name in names}
     order = [*first, *(name for name in known if name not in listed), *itertools.chain(*others)]

@@ -6,16 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.staleness_causes import CAUSES
-from verl_profiler.render.visible import visible
-from verl_profiler.units import seconds
 from verl_profiler.views.text_tables import table_text
 
 __all__ = ["by_cause", "by_group", "causes_text", "makers", "staleness_text"]
 
 _Rows = Sequence[Mapping[str, Any]]
-
-# Requests with a line each.
-_STALEST = 3
 
 
 def by_group(rows: _Rows, part: str) -> list[dict[str, Any]]:
@@ -110,20 +105,4 @@ def causes_text(rows: _Rows) -> str:
     ]
     title = "what samples were in from dispatch to consumption, and while they went stale (means)"
     columns = ("cause", "age_s", "behind", "share", "stale_samples", "about")
-    return "\n".join([table_text(title, shown, columns, "staleness_causes"), *_stalest(rows)])
-
-
-def _stalest(rows: _Rows) -> list[str]:
-    """Return a line for each of the stalest requests, with the causes of its versions behind."""
-    requests: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["part"] == "request":
-            requests.setdefault((row["step"], row["what"]), []).append(row)
-    lines: list[str] = []
-    for (step, what), own in list(requests.items())[:_STALEST]:
-        parts = ", ".join(f"{row['behind']:.0f} {row['cause']}" for row in own if row["behind"])
-        behind = sum(row["behind"] for row in own)
-        age = seconds(sum(row["age_s"] for row in own))
-        name = visible(what)
-        lines.append(f"  {name}  {behind:.0f} behind after {age} in step {step}: {parts}")
-    return ["  stalest requests", *("  " + line for line in lines)] if lines else []
+    return table_text(title, shown, columns, "staleness_causes")

@@ -12,7 +12,7 @@ from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share
 from verl_profiler.views.text_tables import cell, facts
 
-__all__ = ["lag_weight", "of_step", "of_which", "step_block", "step_name"]
+__all__ = ["PART_NAMES", "lag_weight", "of_step", "of_which", "step_block", "step_name"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -124,7 +124,7 @@ def _lines(
     return [f"  {label:<14}{text}" for label, text in zip(labels, texts, strict=False)]
 
 
-_PARTS = {
+PART_NAMES = {
     "engine_s": "engine calls",
     "tool_s": "tools",
     "prompt_build_s": "building the prompt",
@@ -142,7 +142,7 @@ def of_which(request: Mapping[str, Any]) -> str:
     Returns:
         Text to append, with the longest single call where it is of that part; empty if no part is known.
     """
-    spent = {part: request.get(key) or 0.0 for key, part in _PARTS.items()}
+    spent = {part: request.get(key) or 0.0 for key, part in PART_NAMES.items()}
     most = max(spent, key=lambda part: spent[part])
     longest, turn = request["longest"], request["longest_turn"]
     if longest is not None and most == ("engine calls" if longest == "engine" else "tools"):

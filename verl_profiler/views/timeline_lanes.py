@@ -156,22 +156,14 @@ def _worker_lanes(tables: Tables) -> dict[int, list[dict[str, Any]]]:
                 ON r.run = s.run AND r.step = s.step AND r.validate = s.validate
             GROUP BY s.scene, r.name
         )
-        SELECT scene, name, requests, coalesce(drawn, 0) AS drawn, last
+        SELECT scene, 'requests' AS kind, name, 'agent_loop' AS role, coalesce(drawn, 0) AS drawn,
+            requests AS of, last
         FROM every LEFT JOIN drawn USING (scene, name) ORDER BY scene, rank, name
         """
     )
     lanes: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
-        lanes.setdefault(row["scene"], []).append(
-            {
-                "kind": "requests",
-                "name": row["name"],
-                "role": "agent_loop",
-                "drawn": row["drawn"],
-                "of": row["requests"],
-                "last": row["last"],
-            }
-        )
+        lanes.setdefault(row.pop("scene"), []).append(row)
     return lanes
 
 
@@ -216,24 +208,15 @@ def _count_lanes(tables: Tables, names: Names) -> dict[int, list[dict[str, Any]]
                 max(open)::INTEGER AS most, arg_max(open, at_us)::INTEGER AS last
             FROM running JOIN kinds USING (kind) GROUP BY kind, part
         )
-        SELECT scene, lane, event, max(most) AS most, list([part, most, last] ORDER BY part)
-            AS counts
+        SELECT scene, 'count' AS kind, lane AS name, event AS role, max(most) AS most,
+            list([part, most, last] ORDER BY part) AS counts
         FROM parts JOIN kinds USING (kind) GROUP BY scene, lane, event
         ORDER BY scene, event NOT IN ('engine_request', 'engine_call'), event, lane
         """
     )
     lanes: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
-        lanes.setdefault(row["scene"], []).append(
-            {
-                "kind": "count",
-                "name": row["lane"],
-                "role": row["event"],
-                "code": names.code(row["event"]),
-                "most": row["most"],
-                "counts": row["counts"],
-            }
-        )
+        lanes.setdefault(row.pop("scene"), []).append({**row, "code": names.code(row["role"])})
     for scene, those in lanes.items():
         engines = [lane for lane in those if lane["role"].startswith("engine")]
         if len(engines) > _ENGINES:

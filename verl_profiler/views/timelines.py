@@ -95,63 +95,41 @@ def timelines(
 def _scenes(
     tables: Tables, steps: Steps, places: Mapping[tuple[Any, Any], int]
 ) -> list[dict[str, Any]]:
-    """Choose what is drawn: training steps, and validation passes."""
+    """Choose what is drawn: training steps, and validation passes.
+
+    An unfinished step spans everything that was seen in it; steps without requests still have phases.
+    """
     rows = tables.rows(
         f"""
-        SELECT run, step, validate, count(*) AS requests, min(begin_us) AS begin_us,
-            max(coalesce(end_us, last_us)) AS end_us
-        FROM requests WHERE step IS NOT NULL AND {in_steps(steps)}
-        GROUP BY run, step, validate
+        WITH passes AS (
+            SELECT run, step, validate, count(*) AS requests, min(begin_us) AS begin_us,
+                max(coalesce(end_us, last_us)) AS end_us
+            FROM requests WHERE step IS NOT NULL AND {in_steps(steps)}
+            GROUP BY run, step, validate
+        ), alone AS (
+            SELECT run, step, false AS validate, 0 AS requests, begin_us, end_us FROM steps AS s
+            WHERE finished AND NOT EXISTS (FROM passes AS p
+                WHERE p.run = s.run AND p.step = s.step AND NOT p.validate)
+        ), every AS (
+            SELECT *, greatest((end_us - begin_us) // 50, 1000) AS margin_us
+            FROM (FROM passes UNION ALL FROM alone)
+        )
+        SELECT e.run, e.step, e.validate, e.requests, s.begin_us AS base_us,
+            CASE WHEN validate THEN e.begin_us - margin_us ELSE least(e.begin_us, s.begin_us) END
+                AS begin_us,
+            CASE WHEN validate THEN e.end_us + margin_us
+                WHEN s.finished THEN greatest(e.end_us, s.end_us) ELSE e.end_us END AS end_us
+        FROM every AS e JOIN steps AS s USING (run, step)
         """
     )
-    ends = {(row["run"], row["step"]): row for row in tables.rows("FROM steps")}
-    training: list[dict[str, Any]] = []
-    validation: list[dict[str, Any]] = []
-    seen: set[tuple[str, int]] = set()
-    for row in rows:
-        key = (row["run"], row["step"])
-        if key not in places:
-            continue
-        step = ends[key]
-        scene = {
-            "s": places[key],
-            "validate": row["validate"],
-            "run": row["run"],
-            "step": row["step"],
-            "base_us": step["begin_us"],
-            "requests": row["requests"],
-            "begin_us": row["begin_us"],
-            "end_us": row["end_us"],
-        }
-        if row["validate"]:
-            margin = max((scene["end_us"] - scene["begin_us"]) // 50, 1_000)
-            scene["begin_us"] -= margin
-            scene["end_us"] += margin
-            validation.append(scene)
-            continue
-        seen.add(key)
-        # An unfinished step spans everything that was seen in it.
-        scene["begin_us"] = min(scene["begin_us"], step["begin_us"])
-        if step["finished"]:
-            scene["end_us"] = max(scene["end_us"], step["end_us"])
-        training.append(scene)
-    for key, place in places.items():
-        # Steps without requests still have phases.
-        step = ends.get(key)
-        if step is not None and step["finished"] and key not in seen:
-            training.append(
-                {
-                    "s": place,
-                    "validate": False,
-                    "run": key[0],
-                    "step": key[1],
-                    "base_us": step["begin_us"],
-                    "requests": 0,
-                    "begin_us": step["begin_us"],
-                    "end_us": step["end_us"],
-                }
-            )
-    largest = max((scene["requests"] for scene in (*training, *validation)), default=1)
+    scenes = [
+        {"s": places[row["run"], row["step"]], **row}
+        for row in rows
+        if (row["run"], row["step"]) in places
+    ]
+    validation = [scene for scene in scenes if scene["validate"]]
+    training = [scene for scene in scenes if not scene["validate"]]
+    largest = max((scene["requests"] for scene in scenes), default=1)
     count = max(_SCENES, min(_SMALL_SCENES, _REQUESTS // max(1, largest)))
     chosen = _spread(validation, count // 4)
     chosen += _spread(training, count - len(chosen))

@@ -13,7 +13,6 @@ __all__ = ["PHRASES", "note_text", "phrase"]
 # Data-quality warnings first, then findings, each with the guide's advice.
 _ENGLISH = {
     "doubled": "{number} lines occur more than once in the logs; each is counted once",
-    "path": "{ids} ids, {calls} calls, p50 {p50}, max {max}, {waiting} of it outside all calls:",
     "missing": (
         "{number} lines are missing: Ray merged similar lines of several processes into "
         "one ([repeated Nx across cluster]) {times} times ({ends} of the missing lines are ends "
@@ -93,7 +92,6 @@ _ENGLISH = {
 
 _CHINESE = {
     "doubled": "{number} 行日志完全重复,只计一次",
-    "path": "{ids} 个 trace_id,{calls} 次调用,p50 {p50},最大 {max},其间 {waiting} 没有调用:",
     "missing": (
         "缺少 {number} 行日志:Ray 将多个进程的相似行合并为一行([repeated Nx across cluster]),共"
         " {times} 处(其中函数结束行:{ends})。调用次数和总耗时因此偏低。请在运行时设置 "

@@ -6,7 +6,6 @@ In Chinese, functions and the summary follow the format of the report in verl's 
 from __future__ import annotations
 
 import itertools
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -102,6 +101,7 @@ _TABLES = {
     ),
     "tq_steps": ("steps", ("step", "calls", "transfers", *_LOAD)),
     "tq_over_time": ("over_time", ("begin_s", "calls", "transfers", *_LOAD)),
+    "tq_paths": ("data", ("trace_ids", "calls", "p50_s", "max_s", "waiting_share", "path")),
 }  # fmt: skip
 
 
@@ -128,11 +128,13 @@ def tq_report(
         "tq_throughput": _few_callers(tables["tq_throughput"]),
         "tq_steps": steps,
         "tq_over_time": [] if steps else tables["tq_over_time"],
+        "tq_paths": [
+            {**row, "path": " → ".join(row["path"])} for row in tables["tq_paths"][:_PATHS]
+        ],
     }
     for name, rows in shown.items():
         label, columns = _TABLES[name]
         blocks.append(table_text(labels[label], rows, columns, name, _ROWS))
-    blocks.append(_paths(tables["tq_paths"], language))
     noted = [visible(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
     blocks.append("\n".join([labels["problems"], *noted]) if noted else labels["no_problems"])
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -291,24 +293,3 @@ def _few_callers(rates: Rows) -> list[Mapping[str, Any]]:
         for event, own in itertools.groupby(rates, lambda row: row["event"])
     }
     return [row for row in rates if not any(row is each for each in callers[row["event"]])]
-
-
-def _paths(paths: Rows, language: str) -> str:
-    """Return the functions that handled the same data, one path per line."""
-    lines: list[str] = []
-    for row in paths[:_PATHS]:
-        shown = {
-            "ids": f"{row['trace_ids']:,}",
-            "calls": f"{row['calls']:,}",
-            "p50": seconds(row["p50_s"]),
-            "max": seconds(row["max_s"]),
-            "waiting": share(row["waiting_share"]),
-        }
-        lines.append(f"  {phrase('path', shown, language)}")
-        lines += textwrap.wrap(
-            visible(" → ".join(row["path"])),
-            100,
-            initial_indent="    ",
-            subsequent_indent="    ",
-        )
-    return "\n".join([_LABELS[language]["data"], *lines]) if lines else ""

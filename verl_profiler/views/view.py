@@ -9,7 +9,7 @@ from typing import Any
 from verl_profiler.analysis.requests import PERCENTILES
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.charts import Spec
+from verl_profiler.render.charts import Spec, short
 
 __all__ = [
     "SPEC",
@@ -22,6 +22,7 @@ __all__ = [
     "column",
     "known",
     "of_run",
+    "request_names",
 ]
 
 # The format of a specification, as the names of its files end.
@@ -184,3 +185,13 @@ def column(rows: Rows, name: str, factor: float = 1.0) -> list[float]:
 def known(rows: Rows, name: str) -> list[Any]:
     """Return the values of a column that are there."""
     return [row[name] for row in rows if row[name] is not None]
+
+
+def request_names(rows: Rows) -> list[str]:
+    """Return a name for the bar of each request: its id, its worker and, if they have several, its step."""
+    several = len({row["step"] for row in rows}) > 1
+    return [
+        f"{(row['request_id'] or '(no id)')[:8]}  {short(row['name'], 14)}"
+        + (f"  step {row['step']}" if several else "")
+        for row in rows
+    ]

@@ -69,9 +69,6 @@ export function requestsSection(choose) {
     spellcheck: 'false',
     oninput: findRequest,
   });
-  search.addEventListener('keydown', ({key}) => {
-    if (key === 'Enter') openFirst();
-  });
   const all = number(timelines.of);
   return [
     about(
@@ -250,13 +247,6 @@ function fillRequests() {
 function findRequest() {
   const rows = fillRequests();
   if (rows.length === 1 && rows[0] !== picked) pick(rows[0], 'link');
-}
-
-/** Open the first request of the table, its slowest unless it was sorted. */
-function openFirst() {
-  const row = /** @type {HTMLElement | null} */ (byId('request-table').querySelector('tr.choice'));
-  row?.click();
-  if (row) scrollTo(byId('panel'));
 }
 
 function fillParts() {

@@ -1,8 +1,8 @@
-// Which requests and lanes of a timeline are shown: by tool, replica, worker, time, reward and role.
+// Which requests and lanes of a timeline are shown: by tool, replica, worker, time and role.
 
 import {steps, tableOf} from './data.js';
 import {element} from './dom.js';
-import {clean, missing, number, seconds, shorten} from './format.js';
+import {clean, number, seconds, shorten} from './format.js';
 import {callsOf, spansOf} from './request.js';
 import {requestsOf} from './timeline_lanes.js';
 
@@ -42,8 +42,6 @@ export class Filter {
     /** @type {Partial<Record<Choice, string>>} */
     this.chosen = {};
     this.slow = false;
-    /** @type {{low: Num, high: Num}} */
-    this.reward = {low: null, high: null};
     /** @type {Set<string>} Roles whose lanes are hidden. */
     this.hidden = new Set();
     this.box = element('div', {class: 'tools filter', role: 'group', 'aria-label': 'Filter'});
@@ -51,23 +49,18 @@ export class Filter {
   }
 
   narrows() {
-    const {chosen, slow, reward} = this;
-    return CHOICES.some((key) => chosen[key]) || slow || !missing(reward.low ?? reward.high);
+    return this.slow || CHOICES.some((key) => this.chosen[key]);
   }
 
   /** @param {RequestRow} request */
   keeps(request) {
-    const {chosen, reward} = this;
     for (const key of CHOICES) {
-      const wanted = chosen[key];
+      const wanted = this.chosen[key];
       if (wanted && !VALUES[key](request).includes(wanted)) return false;
     }
-    if (this.slow) {
-      const bound = p95(request);
-      if (bound === null || (request.duration_s ?? 0) <= bound) return false;
-    }
-    if (reward.low !== null && !((request.reward ?? NaN) >= reward.low)) return false;
-    return reward.high === null || (request.reward ?? NaN) <= reward.high;
+    if (!this.slow) return true;
+    const bound = p95(request);
+    return bound !== null && (request.duration_s ?? 0) > bound;
   }
 
   /** @param {Lane} lane */
@@ -94,13 +87,6 @@ export class Filter {
     slow.checked = this.slow;
     const over = bound === null ? 'too few requests for P95' : `over P95, ${seconds(bound)}`;
     fields.push([slow, element('label', {for: 'filter-slow'}, `slow (${over})`)]);
-    if (drawn.some((request) => request.reward !== null)) {
-      fields.push([
-        element('span', {class: 'word'}, 'reward'),
-        this.bound('low', 'Lowest reward', 'from'),
-        this.bound('high', 'Highest reward', 'to'),
-      ]);
-    }
     const roles = [...new Set(scene.lanes.map((lane) => lane.role))];
     const lanes = element(
       'details',
@@ -155,25 +141,6 @@ export class Filter {
     return [element('label', {for: `filter-${key}`}, key), made];
   }
 
-  /**
-   * @param {'low' | 'high'} end
-   * @param {string} label
-   * @param {string} placeholder
-   */
-  bound(end, label, placeholder) {
-    const made = element('input', {
-      type: 'number',
-      step: 'any',
-      id: `filter-${end}`,
-      'aria-label': label,
-      placeholder,
-      onchange: () =>
-        this.change(() => (this.reward[end] = made.value === '' ? null : Number(made.value))),
-    });
-    made.value = this.reward[end] === null ? '' : String(this.reward[end]);
-    return made;
-  }
-
   /** @param {string} role */
   role(role) {
     const id = `filter-role-${role}`;
@@ -210,9 +177,6 @@ export class Filter {
     const pairs = [];
     for (const key of CHOICES) pairs.push([key, this.chosen[key] ?? '']);
     pairs.push(['slow', this.slow ? '1' : '']);
-    for (const end of /** @type {const} */ (['low', 'high'])) {
-      pairs.push([`reward-${end}`, this.reward[end] === null ? '' : String(this.reward[end])]);
-    }
     pairs.push(['hide', [...this.hidden].join(',')]);
     return pairs
       .filter(([, value]) => value)
@@ -226,11 +190,6 @@ export class Filter {
   read(words) {
     for (const key of CHOICES) this.chosen[key] = words.get(key) || undefined;
     this.slow = words.get('slow') === '1';
-    for (const end of /** @type {const} */ (['low', 'high'])) {
-      const value = words.get(`reward-${end}`);
-      const read = value ? Number(value) : NaN;
-      this.reward[end] = Number.isFinite(read) ? read : null;
-    }
     this.hidden = new Set((words.get('hide') ?? '').split(',').filter(Boolean));
   }
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED, request_engine_time
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel, short, time_unit
+from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel, time_unit
 from verl_profiler.render.colors import CALL_PART_COLORS
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.view import Choice, DataTables, View, column, known
+from verl_profiler.views.view import Choice, DataTables, View, column, known, request_names
 
 __all__ = ["VIEWS"]
 
@@ -31,12 +31,6 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
         title += f", {share(worst[f'{part}_s'] / worst['engine_s'])} of it {CALL_PARTS[part]}"
     parts = [part for part in CALL_PARTS if any(row[f"{part}_s"] for row in rows)]
     factor, unit = time_unit(worst["engine_s"])
-    several_steps = len({row["step"] for row in rows}) > 1
-    order = [
-        f"{(row['request_id'] or '(no id)')[:8]}  {short(row['name'], 14)}"
-        + (f"  step {row['step']}" if several_steps else "")
-        for row in rows
-    ]
     texts = [
         ", ".join(
             [
@@ -56,7 +50,7 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
     return chart(
         title,
         f"{choice.text()}: the {counted(len(rows), 'request')} with the longest generate calls",
-        panel(name_bars(order, series, axis, texts=texts, room=1.5), height=0),
+        panel(name_bars(request_names(rows), series, axis, texts=texts, room=1.5), height=0),
         notes=[
             (
                 "At the bars: tokens generated, mean batch of the replica while they were decoded, calls "

@@ -26,13 +26,13 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.view import Choice, DataTables, View, column
+from verl_profiler.views.step_text import PART_NAMES
+from verl_profiler.views.view import Choice, DataTables, View, column, request_names
 
 __all__ = ["VIEWS"]
 
-# Shares at which steps are compared, and texts that have room beside the curve.
+# Shares at which steps are compared.
 _SHARES = 100
-_LINES = 300 / 13
 
 
 def _cdf_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
@@ -65,7 +65,8 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
     about = f"{choice.text()}: {requests:,} requests, mean {seconds(overall[0]['mean_s'])}"
     if unfinished:
         about += f"; {unfinished:,} unfinished ones left out"
-    notes: list[str] = []
+    marked = ", ".join(f"P{row['percentile']:g} {seconds(row['duration_s'])}" for row in sure)
+    notes = [f"Marked: {marked}."]
     if len(pooled) < requests:
         notes.append(
             f"The curve of all steps has {len(pooled):,} points for {requests:,} requests (one per "
@@ -95,7 +96,7 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
             y=y,
             color=INK,
         ),
-        *_marks(sure, factor, x, y),
+        _marks(sure, factor, x, y),
     ]
     if several:
         band = _band([[row for row in curve if row["step"] == step] for step in steps], factor)
@@ -112,8 +113,8 @@ def _scaled(rows: Rows, factor: float) -> list[dict[str, Any]]:
     return [{**row, "duration_s": row["duration_s"] * factor} for row in rows]
 
 
-def _marks(rows: Rows, factor: float, x: Spec, y: Spec) -> list[Spec]:
-    """Mark percentiles on the curve, each with its name and duration."""
+def _marks(rows: Rows, factor: float, x: Spec, y: Spec) -> Spec:
+    """Mark percentiles on the curve."""
     marked = [
         {
             "duration_s": row["duration_s"] * factor,
@@ -122,35 +123,8 @@ def _marks(rows: Rows, factor: float, x: Spec, y: Spec) -> list[Spec]:
         }
         for row in rows
     ]
-    # The upper ones are close together: they are written one below the other.
-    below = {"type": "text", "align": "left", "baseline": "middle", "dx": 8, "fontSize": 10}
-    written = [
-        layer([row], {**below, "dy": 5 + 13 * max(0, place)}, x=x, y=y, text={"field": "text"})
-        for place, row in _spread(marked)
-    ]
-    return [
-        layer(
-            marked,
-            {"type": "point", "filled": True, "size": 45},
-            tip=("text",),
-            x=x,
-            y=y,
-            color=ACCENT,
-        ),
-        *written,
-    ]
-
-
-def _spread(rows: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """Return each row with how many lines lower its text must be, to lie on no other."""
-    placed: list[tuple[int, dict[str, Any]]] = []
-    lines: list[float] = []
-    for row in sorted(rows, key=lambda row: -row["share"]):
-        at = (1 - row["share"]) * _LINES
-        line = max(at, lines[-1] + 1) if lines else at
-        lines.append(line)
-        placed.append((round(line - at), row))
-    return placed
+    mark = {"type": "point", "filled": True, "size": 45}
+    return layer(marked, mark, tip=("text",), x=x, y=y, color=ACCENT)
 
 
 def _band(curves: Sequence[Rows], factor: float) -> list[dict[str, float]]:
@@ -215,12 +189,11 @@ def _slowest(data: DataTables, choice: Choice) -> Spec:
     largest = max((*REQUEST_PARTS, "other"), key=lambda part: worst[f"{part}_s"] or 0)
     title = (
         f"The slowest request took {seconds(worst['duration_s'])}, "
-        f"{share((worst[f'{largest}_s'] or 0) / (worst['duration_s'] or 1))} of it {_in(largest)}"
+        f"{share((worst[f'{largest}_s'] or 0) / (worst['duration_s'] or 1))} of it in {PART_NAMES[f'{largest}_s']}"
     )
     about = f"{choice.text()}: the {len(rows)} slowest of {counts['requests']:,} finished requests"
     if counts["unfinished"]:
         about += f"; {counts['unfinished']:,} never finished and are not shown"
-    several_steps = len({row["step"] for row in rows}) > 1
     notes: list[str] = []
     if any(row["overlap_s"] for row in rows):
         notes.append(
@@ -232,13 +205,8 @@ def _slowest(data: DataTables, choice: Choice) -> Spec:
             "call (transport, load balancing, waiting for the event loop)."
         )
     factor, unit = time_unit(worst["duration_s"])
-    order = [
-        f"{(row['request_id'] or '(no id)')[:8]}  {short(row['name'], 14)}"
-        + (f"  step {row['step']}" if several_steps else "")
-        for row in rows
-    ]
     bars = name_bars(
-        order,
+        request_names(rows),
         [(part, column(rows, f"{part}_s", factor), PART_COLORS[part]) for part in parts],
         f"time [{unit}]",
         texts=list(map(_bar_text, rows)),
@@ -250,19 +218,6 @@ def _bar_text(row: Mapping[str, Any]) -> str:
     turns = "" if row["turns"] is None else f", {counted(row['turns'], 'turn')}"
     mark = "" if row["status"] is None else f", {short(row['status'], 12)}"
     return f"{seconds(row['duration_s'])}{turns}{mark}"
-
-
-def _in(part: str) -> str:
-    return {
-        "engine": "in the engine",
-        "tool": "in tools",
-        "tool_parsing": "reading tool calls",
-        "token_merge": "merging tokens",
-        "prompt_build": "building the prompt",
-        "postprocess": "in post-processing",
-        "reward": "waiting for its reward",
-        "other": "in no recorded event",
-    }[part]
 
 
 _NO_REQUESTS = (

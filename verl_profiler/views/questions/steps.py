@@ -12,12 +12,11 @@ from verl_profiler.render.charts import (
     Series,
     Spec,
     chart,
-    layer,
     panel,
     step_bars,
     time_unit,
 )
-from verl_profiler.render.colors import ACCENT, INK, MUTED, PHASE_COLORS, color
+from verl_profiler.render.colors import MUTED, PHASE_COLORS, color
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
 from verl_profiler.views.view import Asking, Choice, DataTables, View, column, known
@@ -65,7 +64,7 @@ def _durations(data: DataTables, choice: Choice) -> Spec:
         about += ", some missing"
     if unusual:
         named = ", ".join(str(row["step"]) for row in unusual[:_NAMED_UNUSUAL])
-        about += f"; unusual (marked): {named}" + (
+        about += f"; unusual: {named}" + (
             f" and {len(unusual) - _NAMED_UNUSUAL} more" if len(unusual) > _NAMED_UNUSUAL else ""
         )
     steps = [row["step"] for row in rows]
@@ -86,36 +85,8 @@ def _durations(data: DataTables, choice: Choice) -> Spec:
         f"time [{unit}]",
         pale=[name for name, _, _ in _BETWEEN],
     )
-    x, y = bars[0]["encoding"]["x"] | {"field": "step"}, bars[0]["encoding"]["y"]
-    more: list[Spec] = []
-    for trend in data["step_trend"]:
-        if trend["measure"] == "gen" and len(rows) >= 5:
-            middle, slope = trend["median_s"], trend["slope_s_per_step"]
-            center = (steps[0] + steps[-1]) / 2
-            ends = [
-                {"step": step, "low": (middle + slope * (step - center)) * factor}
-                for step in (steps[0], steps[-1])
-            ]
-            mark = {"type": "line", "strokeDash": [6, 4], "color": INK}
-            more.append(layer(ends, mark, x=x, y=y))
-            notes.append("Broken line: trend of gen.")
-    if unusual:
-        tops = [
-            {"step": row["step"], "low": sum(row[key] or 0 for _, key, _ in _INSIDE) * factor}
-            for row in unusual
-        ]
-        mark = {
-            "type": "point",
-            "shape": "triangle-down",
-            "filled": True,
-            "size": 45,
-            "yOffset": -8,
-        }
-        more.append(layer(tops, mark, tip=("step",), x=x, y=y, color=ACCENT))
     title = _duration_title(rows, data["step_trend"], choice)
-    return chart(
-        title, about, panel(bars, more, height=300), *_components(data, steps), notes=notes
-    )
+    return chart(title, about, panel(bars, height=300), *_components(data, steps), notes=notes)
 
 
 def _components(data: DataTables, steps: Sequence[int]) -> list[Spec]:

@@ -57,26 +57,26 @@ def _stragglers(data: DataTables, choice: Choice) -> Spec:
             f"{seconds(others[0]['per_step_s'])} per step"
         )
     panels: list[Spec] = []
-    if reasons:
-        factor, unit = time_unit(max(row["per_step_s"] for row in reasons))
-        bars = name_bars(
-            [row["who"] for row in reasons],
-            [("caused wait time", column(reasons, "per_step_s", factor), ACCENT)],
-            f"caused wait time per step [{unit}]",
-            texts=[f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in reasons],
-            legend=False,
-        )
-        panels.append(panel(bars, title="requests, by reason", height=0))
-    if others:
-        factor, unit = time_unit(max(row["per_step_s"] for row in others))
-        bars = name_bars(
+    for rows_of, title_of, code, names in (
+        (reasons, "requests, by reason", ACCENT, [row["who"] for row in reasons]),
+        (
+            others,
+            "the worst of each other kind, per step",
+            MUTED,
             [f"{row['kind']}: {row['who']}" for row in others],
-            [("caused wait time", column(others, "per_step_s", factor), MUTED)],
+        ),
+    ):
+        if not rows_of:
+            continue
+        factor, unit = time_unit(max(row["per_step_s"] for row in rows_of))
+        bars = name_bars(
+            names,
+            [("caused wait time", column(rows_of, "per_step_s", factor), code)],
             f"caused wait time per step [{unit}]",
-            texts=[f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in others],
+            texts=[f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in rows_of],
             legend=False,
         )
-        panels.append(panel(bars, title="the worst of each other kind, per step", height=0))
+        panels.append(panel(bars, title=title_of, height=0))
     return chart(
         title,
         f"{choice.text()}: {max(row['of_steps'] for row in rows)} steps; wait time, attributed to "

@@ -66,31 +66,23 @@ def _functions(data: DataTables, choice: Choice) -> Spec:
         [(s, column(shown, f"{s}_mean_s", factor), TQ_COLORS[s]) for s in TQ_STAGES],
         f"mean time of a call [{unit}]",
         texts=[
-            counted(row["calls"], "call") + (f", {row['failed']} failed" if row["failed"] else "")
-            for row in shown
-        ],
-    )
-    shares = name_bars(
-        names,
-        [(s, column(shown, f"{s}_share"), TQ_COLORS[s]) for s in TQ_STAGES],
-        "share of the function's time",
-        texts=[
-            ""
-            if row["overhead_share"] is None
-            else f"{share(row['overhead_share'])} get and put"
+            counted(row["calls"], "call")
+            + (f", {row['failed']} failed" if row["failed"] else "")
+            + (
+                ""
+                if row["overhead_share"] is None
+                else f", {share(row['overhead_share'])} get and put"
+            )
             + (" (waits for others)" if row["waits"] else "")
             for row in shown
         ],
-        form="%",
-        room=1.42,
+        room=1.6,
     )
-    shares[0]["encoding"]["x"]["axis"]["values"] = [0, 0.25, 0.5, 0.75, 1]
-    more = "" if len(shown) == len(rows) else f" ({len(shown)} of {len(rows)} functions)"
+    cut = "" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} functions"
     return chart(
         title,
         about,
-        panel(calls_of, title="a call", height=0),
-        panel(shares, title=f"shares{more}", height=0),
+        panel(calls_of, title=cut, height=0),
         notes=notes,
     )
 
