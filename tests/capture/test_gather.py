@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import stat
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 from picked import picked
 
 from verl_profiler import plugin
-from verl_profiler.capture import gather, node_copy
+from verl_profiler.capture import gather, node_copy, tools
 from verl_profiler.capture.files import umask
 from verl_profiler.capture.gather import collect
 from verl_profiler.capture.plan import Plan
@@ -479,3 +480,14 @@ def test_a_node_that_is_sending_may_finish_after_the_deadline(run, ray, monkeypa
     (found,) = collect(run, fetch=gather.Fetch(run), fetch_s=1)
 
     assert 21 == found.size_bytes
+
+
+def test_without_nsys_the_command_that_exports_is_in_the_message(tmp_path, monkeypatch):
+    """To be run on another machine."""
+    report = tmp_path / "a.nsys-rep"
+    report.touch()
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+
+    with pytest.raises(ReadingError, match="no-nsys") as caught:
+        tools.get("nsys").export(report)
+    assert f"nsys export --type sqlite -o {tmp_path / 'a.sqlite'} {report}" in str(caught.value)

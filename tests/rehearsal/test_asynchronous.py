@@ -62,6 +62,7 @@ LIVE = {
         "rehearsal.poll_interval_s=0.5",
         "trainer.v1.separate_async.parameter_sync_step=2",
     ),
+    ("standin", "one_step_off"): (),
     # Its last sync is followed by a validation, in which all processes write what they have.
     ("standin", "fully_async"): (
         "async_training.staleness_threshold=3",

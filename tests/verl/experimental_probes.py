@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.instrumentation.status import status
-from verl_profiler.probes import all_probes, experimental
+from verl_profiler.probes import all_probes
 from verl_profiler.recording import context, open_calls
 
 # Before verl is imported, as in its processes: modules take functions from each other by name.
@@ -36,7 +36,6 @@ from verl.experimental.fully_async_policy import (  # noqa: E402
 from verl.experimental.fully_async_policy.dynamic_schedule import (  # noqa: E402
     dynamic_resource_controller,
 )
-from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer  # noqa: E402
 from verl.experimental.separation.engine_workers import DetachActorWorker  # noqa: E402
 from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
 
@@ -331,43 +330,6 @@ def sample(number):
     )
 
 
-async def one_step_off(report):
-    """Two batches of two prompts, of two samples each."""
-    worker = LoopWorker(iter([(0, 0)] * 4 + [(1, 1)] * 4))
-    trainer = unmade(OneStepOffRayTrainer)
-    trainer.__dict__.update(
-        global_steps=1,
-        is_last_step=False,
-        metrics={},
-        timing_raw={},
-        async_rollout_manager=manager_of(agent_loop.AgentLoopManager, worker),
-        config=OmegaConf.create(
-            {
-                "trainer": {"balance_batch": False, "critic_warmup": 9},
-                "actor_rollout_ref": {"rollout": {"n": 2, "temperature": 1.0}},
-            }
-        ),
-    )
-    context.process.reset()
-    experimental._rollouter.is_here = False
-    context.process.hold_trainer(trainer)
-    context.process.weight_version = 0
-    rows = {"a": torch.zeros(2, 1), "index": np.array([1, 2]), "raw": np.zeros(2)}
-    batches = iter([(0, rows), (0, rows)])
-    future = asyncio.ensure_future(trainer._async_gen_next_batch(batches))
-    for version in (1, 2):
-        await future
-        _, future = await trainer._fit_generate(future, batches)
-        await asyncio.sleep(0)
-        # As the sync at the begin of the step does.
-        context.process.weight_version = version
-        trainer.global_steps += 1
-        trainer.is_last_step = version == 1
-        if version == 1:
-            await future
-    report["one_step_loops"] = worker.steps
-
-
 def syncs():
     """Return the steps of the work after each sync, of a rank that is synced before its work, and after."""
 
@@ -405,7 +367,6 @@ def main():
     ray.get = lambda value: value
     report = {}
     asyncio.run(fully_async(report))
-    asyncio.run(one_step_off(report))
     asyncio.run(dynamic(report))
     report["syncs"] = syncs()
     report["errors"] = dict(wrapping.status.errors)

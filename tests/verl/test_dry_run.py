@@ -83,6 +83,16 @@ def test_what_will_not_come_as_asked_is_printed(capsys):
         assert f"({slug})" in printed
 
 
+def test_null_and_empty_mean_no_ranks(capsys):
+    """The guide's prose wins over the comment in its example."""
+    keys = ("actor.profile_ranks=null", "ref.profile_ranks=[]")
+    assert 0 == check("trainer.profile_steps=[1]", *(f"actor_rollout_ref.{each}" for each in keys))
+    printed = capsys.readouterr().out
+
+    assert "(no-ranks)" in printed
+    assert "actor_rollout_ref.actor.profiler.enable" not in printed
+
+
 def test_no_steps_capture_nothing(capsys):
     """And the command says so."""
     assert 0 == check("trainer.total_epochs=1")
@@ -108,6 +118,8 @@ def test_verls_own_keys_are_not_called_nothing(capsys):
         ("profiler.nsight.tool=rocprof", "config-value"),
         ("actor_rollout_ref.actor.profile_ranks=[8]", "ranks go from 0 to 7"),
         ("+actor_rollout_ref.acter.profile_ranks=[0]", "Did you mean actor_rollout_ref.actor"),
+        ("actor_rollout_ref.ref.profile_ranks=all", "profile_ranks_all=true"),
+        ("critic.profile_ranks_all=yes", "must be true or false"),
         ("nonsense", "not a Hydra override"),
         ("trainer.nope=1", "Hydra cannot compose"),
     ],

@@ -15,10 +15,6 @@ def named(report, event):
     ]
 
 
-def fully_async(uid):
-    return uid.startswith("uid_sample_")
-
-
 def test_steps_are_those_of_the_weights(report):
     """No probe fails; what a driver takes along by value is wrapped in it.
 
@@ -36,7 +32,6 @@ def test_steps_are_those_of_the_weights(report):
     assert ([0, 0], 2) == (report["before"], report["rollouter_step"])
     assert [[1, -1]] * 4 + [[2, -1]] * 2 == steps
     assert [[], [], []] == keys
-    assert [[None, 1]] * 8 == report["one_step_loops"]
     assert {"before": [1, 2], "after": [1, 2]} == report["syncs"]
     # A call that finds nothing to do is no validation.
     assert 1 == len(named(report, "testing"))
@@ -47,25 +42,6 @@ def test_a_full_queue_drops_its_oldest_sample(report):
     assert [(1, {"uid": "uid_sample_0_1", "reason": "queue_full", "dropped_step": 2})] == named(
         report, "sample_dropped"
     )
-
-
-def test_a_batch_of_one_step_off_is_consumed_by_the_next_step(report):
-    """Its versions are those of syncs at the begin of a step, the trainer's one is an update further."""
-    consumed = [
-        (step, x["consumed_step"], x["trainer_version"], x["max_weight_version"], x["session"])
-        for step, x in named(report, "sample_consumed")
-        if not fully_async(x["uid"])
-    ]
-
-    assert [(1, 1, 0, 0, 0), (1, 1, 0, 0, 1)] * 2 + [
-        (1, 2, 2, 1, 0),
-        (1, 2, 2, 1, 1),
-    ] * 2 == consumed
-    assert [(1, 1, 0)] * 4 == [
-        (step, x["prompts"], x["weight_version"])
-        for step, x in named(report, "dispatch")
-        if not fully_async(x["uid"])
-    ]
 
 
 def test_the_rollouter_pauses_at_a_limit(report):

@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from verl_profiler import transfer_queue
+from verl_profiler.errors import ConfigError
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.launch import prepare as launch
 from verl_profiler.launch.targets import find_targets
@@ -65,6 +66,22 @@ def test_switched_off_nothing_travels(prepared, monkeypatch):
     assert ["MINE"] == list(prepared())
     monkeypatch.setenv("TQ_TRACE_ENABLED", "0")
     assert ["MINE"] == list(prepared(trace=True))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("TQ_TRACE_ENABLED", "ja", "TQ_TRACE_ENABLED=ja in the environment: use 1 or 0"),
+        ("TQ_TRACE_SAMPLE_EVERY", "0", "use 1 for all calls, 10 for every tenth"),
+    ],
+)
+def test_a_variable_that_cannot_be_read_ends_the_command(
+    prepared, monkeypatch, variable, value, says
+):
+    """Before training."""
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=says):
+        prepared(trace=True)
 
 
 def test_a_variable_of_the_job_is_left_to_the_job(prepared, monkeypatch):

@@ -12,7 +12,6 @@ Exit status 0: no problems.
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, replace
 from pathlib import Path
 
 from verl_profiler.cli.output import print_json
@@ -50,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
     findings = doctor.examine(Path(args.output_dir))
     if args.json:
-        print_json([finding.as_dict() for finding in findings])
+        print_json([finding._asdict() for finding in findings])
     else:
         for finding in findings:
-            print(replace(finding, **shown(asdict(finding))).text())
+            print(finding._replace(**shown(finding._asdict())).text())
     return 0 if all(finding.good for finding in findings) else 1

@@ -8,50 +8,19 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from verl_profiler.capture import probes as capture_probes
 from verl_profiler.capture import tools
+from verl_profiler.capture.tools import MachineCheck
 from verl_profiler.launch.targets import Found, find_targets, lost
 from verl_profiler.probes import all_probes
 from verl_profiler.units import size
 
-__all__ = ["Finding", "examine"]
+__all__ = ["examine"]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of `verl-profiler check`; its fields are the keys of `--json`.
-
-    Args:
-        topic: What was checked.
-        good: False if something would be missing.
-        message: What was found.
-        advice: What to do about it; empty if nothing.
-        details: Further lines.
-    """
-
-    topic: str
-    good: bool
-    message: str
-    advice: str = ""
-    details: tuple[str, ...] = field(default=())
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the finding as plain values."""
-        return asdict(self)
-
-    def text(self) -> str:
-        """Return the finding as lines for a terminal."""
-        lines = [f"{' ' if self.good else '!'} {self.topic:<18} {self.message}"]
-        lines += [f"    {detail}" for detail in self.details]
-        if self.advice:
-            lines.append(f"    {self.advice}")
-        return "\n".join(lines)
-
-
-def examine(output_dir: Path) -> list[Finding]:
+def examine(output_dir: Path) -> list[MachineCheck]:
     """Return all findings."""
     return [
         _python(),
@@ -59,17 +28,17 @@ def examine(output_dir: Path) -> list[Finding]:
         _entry_point(),
         _hydra(),
         *_probes(),
-        *(Finding(*check) for tool in tools.every() for check in tool.check_machine()),
+        *(check for tool in tools.every() for check in tool.check_machine()),
         _memory(),
         _directory(output_dir),
     ]
 
 
-def _python() -> Finding:
+def _python() -> MachineCheck:
     version = sys.version.split()[0]
     good = (3, 10) <= sys.version_info[:2] <= (3, 12)
     advice = "" if good else "Use Python 3.10, 3.11 or 3.12: verl 0.9 supports no other version."
-    return Finding("python", good, f"{version} at {sys.executable}", advice)
+    return MachineCheck("python", good, f"{version} at {sys.executable}", advice)
 
 
 def _version(name: str) -> str | None:
@@ -79,12 +48,12 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _packages() -> list[Finding]:
+def _packages() -> list[MachineCheck]:
     verl = _version("verl")
     findings = [
-        Finding("verl", True, verl)
+        MachineCheck("verl", True, verl)
         if verl
-        else Finding(
+        else MachineCheck(
             "verl",
             False,
             "not installed in this environment",
@@ -102,15 +71,17 @@ def _packages() -> list[Finding]:
         if (version := _version(name))
     ]
     findings.append(
-        Finding("engines", bool(engines), ", ".join(engines) or "no sglang, vllm or tensorrt_llm")
+        MachineCheck(
+            "engines", bool(engines), ", ".join(engines) or "no sglang, vllm or tensorrt_llm"
+        )
     )
     findings.append(
-        Finding("other packages", True, ", ".join(others) or "no ray, no TransferQueue")
+        MachineCheck("other packages", True, ", ".join(others) or "no ray, no TransferQueue")
     )
     return findings
 
 
-def _entry_point() -> Finding:
+def _entry_point() -> MachineCheck:
     ours = [
         point
         for point in importlib.metadata.entry_points(group="verl.plugins")
@@ -118,14 +89,14 @@ def _entry_point() -> Finding:
     ]
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if not ours:
-        return Finding(
+        return MachineCheck(
             "plugin",
             False,
             "verl would not find it: no entry point in verl.plugins",
             "Install verl-profiler with pip into this environment.",
         )
     if policy != "auto" and "verl_profiler" not in [name.strip() for name in policy.split(",")]:
-        return Finding(
+        return MachineCheck(
             "plugin",
             False,
             f"verl would not load it: VERL_USE_EXTERNAL_PLUGINS={policy}",
@@ -135,10 +106,10 @@ def _entry_point() -> Finding:
     if verl is not None and _older(verl, (0, 9)):
         hooked = f"verl {verl} loads no plugins: Ray's worker process set-up hook does"
         if not _older(verl, (0, 8)):
-            return Finding("plugin", True, hooked)
+            return MachineCheck("plugin", True, hooked)
         advice = "Use verl 0.8 or later; see the probes below, and docs/versions.md."
-        return Finding("plugin", False, f"{hooked}; most probes have no target in it", advice)
-    return Finding("plugin", True, "verl >= 0.9 loads it in every process")
+        return MachineCheck("plugin", False, f"{hooked}; most probes have no target in it", advice)
+    return MachineCheck("plugin", True, "verl >= 0.9 loads it in every process")
 
 
 def _older(verl: str, than: tuple[int, int]) -> bool:
@@ -147,29 +118,31 @@ def _older(verl: str, than: tuple[int, int]) -> bool:
     return (int(major), int(minor)) < than
 
 
-def _hydra() -> Finding:
+def _hydra() -> MachineCheck:
     if importlib.util.find_spec("hydra") is None:
-        return Finding("hydra", False, "not installed", "It comes with verl: pip install verl.")
+        return MachineCheck(
+            "hydra", False, "not installed", "It comes with verl: pip install verl."
+        )
     try:
         from hydra.core.plugins import Plugins
         from hydra.plugins.search_path_plugin import SearchPathPlugin
 
         found = [plugin.__name__ for plugin in Plugins.instance().discover(SearchPathPlugin)]
     except Exception as error:  # noqa: BLE001  another package's broken plugin
-        return Finding("hydra", False, f"cannot list its plugins: {error!r}")
+        return MachineCheck("hydra", False, f"cannot list its plugins: {error!r}")
     if "VerlProfilerSearchPath" not in found:
-        return Finding(
+        return MachineCheck(
             "hydra",
             False,
             "would not find +profiler=multiturn",
             "Install verl-profiler with pip, or add hydra.searchpath=[pkg://verl_profiler.configs].",
         )
-    return Finding("hydra", True, "finds +profiler=multiturn")
+    return MachineCheck("hydra", True, "finds +profiler=multiturn")
 
 
-def _probes() -> list[Finding]:
+def _probes() -> list[MachineCheck]:
     if _version("verl") is None:
-        return [Finding("probes", False, "none would be installed without verl")]
+        return [MachineCheck("probes", False, "none would be installed without verl")]
     rows = [
         row
         for row in find_targets([*all_probes(), *capture_probes.PROBES])
@@ -183,7 +156,7 @@ def _probes() -> list[Finding]:
     return [_of_family(family, entries) for family, entries in by_family.items()]
 
 
-def _of_family(family: str, rows: list[Found]) -> Finding:
+def _of_family(family: str, rows: list[Found]) -> MachineCheck:
     names = dict.fromkeys(row.probe.name for row in rows)
     found = {row.probe.name for row in rows if row.state == "found"}
     gone = [row for row in rows if row.state == "missing" and not row.probe.optional]
@@ -201,10 +174,10 @@ def _of_family(family: str, rows: list[Found]) -> Finding:
     if absent:
         details.append(f"modules not installed, of {', '.join(absent)}")
     message = f"{len(found)} of {len(names)} probes would be installed"
-    return Finding(f"probes {family}", not details, message, "", tuple(details))
+    return MachineCheck(f"probes {family}", not details, message, "", tuple(details))
 
 
-def _memory() -> Finding:
+def _memory() -> MachineCheck:
     """Check whether engines could release memory here, and whether it would be measured."""
     from verl_profiler.launch.memory_saver import expandable_segments
 
@@ -226,20 +199,20 @@ def _memory() -> Finding:
     message += f", nvidia-ml-py {driver}" if driver else ", no nvidia-ml-py"
     good = variable is None and not (gpus and details)
     advice = "" if good else "See docs/memory-saver.md."
-    return Finding(
+    return MachineCheck(
         "memory saver", good, message if gpus else f"{message}; no GPU here", advice, tuple(details)
     )
 
 
-def _directory(path: Path) -> Finding:
+def _directory(path: Path) -> MachineCheck:
     place = path.absolute()
     existing = next(folder for folder in (place, *place.parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        return Finding(
+        return MachineCheck(
             "output directory",
             False,
             f"{place} cannot be created: this user cannot write to {existing}",
             "Choose another with profiler.output_dir=DIR.",
         )
     free = shutil.disk_usage(existing).free
-    return Finding("output directory", True, f"{place}, {size(free)} free")
+    return MachineCheck("output directory", True, f"{place}, {size(free)} free")

@@ -38,21 +38,27 @@ Options = Mapping[str, str]
 
 
 class MachineCheck(NamedTuple):
-    """One line of `verl-profiler check`.
+    """One line of `verl-profiler check`; its fields are the keys of `--json`.
 
     Args:
         topic: What was checked.
-        good: False if captures would fail or miss something.
-        result: What was found.
-        fix: What to do about it; empty if nothing.
+        good: False if something would fail or be missing.
+        message: What was found.
+        advice: What to do about it; empty if nothing.
         details: Further lines.
     """
 
     topic: str
     good: bool
-    result: str
-    fix: str = ""
+    message: str
+    advice: str = ""
     details: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """Return it as lines for a terminal."""
+        lines = [f"{' ' if self.good else '!'} {self.topic:<18} {self.message}"]
+        lines += [f"    {line}" for line in (*self.details, self.advice) if line]
+        return "\n".join(lines)
 
 
 class Tool(abc.ABC):
