@@ -179,18 +179,6 @@ def test_a_reading_after_a_time_without_any_has_its_length(nvml, tmp_path, monke
     assert second["gap_s"] >= 1.0
 
 
-def test_each_device_has_lines_of_its_own_when_it_changes(nvml, tmp_path):
-    """Two devices, of which one changes."""
-    feed = fake_feed(fake_reading(0), devices=2, period_s=0.25)
-    feed["readings"] = [[fake_reading(0), fake_reading(100)], [fake_reading(50)]]
-    nvml.load(feed)
-
-    lines = sampled(tmp_path, least=4)
-
-    assert {0, 100} == {fields["utilization"] for fields in lines if fields["device"] == 0}
-    assert [50] == [fields["utilization"] for fields in lines if fields["device"] == 1]
-
-
 def test_what_a_device_does_not_support_is_left_out(nvml, tmp_path):
     """And is not tried again."""
     reading = fake_reading(5)

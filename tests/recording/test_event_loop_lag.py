@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import gc
-import os
 import threading
 import time
 import weakref
@@ -95,26 +94,6 @@ def test_a_loop_at_the_address_of_an_earlier_one_is_watched(recording, quick, mo
     assert 0 < first < len(seen)
 
 
-def test_a_loop_is_watched_again_by_the_next_recording(worker_config, quick, monkeypatch):
-    """The heart stops with its recording."""
-    seen = beats(monkeypatch)
-
-    async def serve():
-        counts = []
-        for _ in range(2):
-            recorder.start(worker_config, lambda: Identity("agent_loop", 0))
-            await probed()
-            await asyncio.sleep(0.05)
-            recorder.stop()
-            await asyncio.sleep(0.05)
-            counts.append(len(seen))
-        return counts
-
-    first, second = asyncio.run(serve())
-
-    assert second > first + 1
-
-
 def test_a_loop_that_takes_no_timer_of_ours_costs_no_call(recording, capsys):
     """Another implementation of the loop may have another signature."""
 
@@ -128,26 +107,6 @@ def test_a_loop_that_takes_no_timer_of_ours_costs_no_call(recording, capsys):
 
     assert {} == dict(status.errors)
     assert {"event": 1} == dict(status.hits)
-
-
-def test_a_forked_child_watches_its_own_loops(recording, quick):
-    """It has the parent's loop in its memory, which never runs there."""
-
-    async def serve():
-        await probed()
-        return (event_loop_lag.last_loop, len(event_loop_lag._watched))
-
-    async def fork():
-        before = await serve()
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if (event_loop_lag.last_loop, len(event_loop_lag._watched)) == (0, 0) else 1)
-        return before, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-    (last, watched), status = asyncio.run(fork())
-
-    assert (last, watched) != (0, 0)
-    assert 0 == status
 
 
 def run_in(kind, coroutine):

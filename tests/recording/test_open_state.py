@@ -6,14 +6,13 @@ import os
 import threading
 import time
 
-import msgspec
 import pytest
 from recording.children import until
 
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.trainer import PROBES
-from verl_profiler.recording import context, open_calls, open_state, recorder
+from verl_profiler.recording import context, open_calls, open_state
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.requests import begin_request, end_request
@@ -182,17 +181,6 @@ def test_a_wait_for_samples_that_others_made_in_advance(watcher, capfd, gens, op
     assert stuck == ("gen of step 2 has taken" in capfd.readouterr().err)
 
 
-def test_the_file_is_replaced_less_often_the_older_it_gets(watcher):
-    """Requests of many minutes are usual in some runs."""
-    call = Call("gen", now() - 10**9, step=2)
-    open_calls.begin_phase(call)
-    first = written(watcher)
-
-    assert first == written(watcher), "0.1 s are not over"
-    time.sleep(0.2)
-    assert first != written(watcher)
-
-
 @pytest.mark.parametrize("open_s", [0.01, 1.0])
 def test_what_an_exception_ends_stays_on_record(watcher, open_s):
     """Who waits for long presses Ctrl-C: with what was open then; the next phase begins anew."""
@@ -276,18 +264,6 @@ def test_a_forked_child_has_nothing_open(watcher):
         os._exit(len(open_calls.open_phases()) + (open_state._watcher is not None))
     assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert 1 == len(open_calls.open_phases())
-
-
-def test_it_may_be_switched_off(recording, monkeypatch):
-    """`profiler.stuck.after=null` starts no thread."""
-    active = recorder.active()
-    config = active.config
-    stuck = msgspec.structs.replace(config.stuck, after=None)
-    monkeypatch.setattr(active, "config", msgspec.structs.replace(config, stuck=stuck))
-
-    open_state.begin()
-
-    assert open_state._watcher is None
 
 
 def test_the_users_function_in_a_thread_pool_is_written(watcher):

@@ -309,23 +309,6 @@ def test_numbers_of_other_libraries_are_numbers(worker_config):
     assert (7, {"n": 4}) == (recorded["step"], recorded["extra"])
 
 
-def test_paths_of_bytes_and_a_pipe(worker_config, tmp_path):
-    """Bytes are a path; a pipe without a reader, a folder and what lies below a file are none."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "file").write_text("")
-    start(worker_config)
-    log_manager.log(os.fsencode(tmp_path / "a.jsonl"), "e", step=1)
-    log_manager.log(tmp_path / "pipe", "e", step=1)
-    log_manager.log(tmp_path, "e", step=1)
-    log_manager.log(tmp_path / "file" / "b.jsonl", "e", step=1)
-    recorder.record("turn", 0, 1, {"n": 0}, 1)
-    recorder.stop()
-
-    assert "e" == json.loads((tmp_path / "a.jsonl").read_text())["event"]
-    assert [0] == numbers(worker_config.directory)
-    assert {"bad_path": 3} == header_of(worker_config.directory)["counters"]["dropped_by"]
-
-
 def deep():
     nested = []
     for _ in range(100_000):
@@ -563,34 +546,6 @@ def test_a_forked_child_has_forgotten_what_its_parent_holds(worker_config):
         ("parent", "turn", 7),
     ], finished.stderr
     assert "forgotten\n" == finished.stdout
-
-
-def test_a_child_that_is_told_to_end_while_it_is_forked_writes_nothing_of_its_parent(worker_config):
-    """`os.fork` has not returned to it: what it holds is the parent's, which writes it, too."""
-    finished = run_child(
-        worker_config,
-        """
-        import signal
-        told = []
-        def tell():
-            if not told:
-                told.append(os.kill(os.getpid(), signal.SIGTERM))
-        recorder.after_fork(tell)
-        for n in range(500):
-            recorder.record("turn", 0, 1, {"n": n}, 1)
-        pid = os.fork()
-        if pid == 0:
-            os._exit(7)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        recorder.stop()
-        """,
-    )
-
-    assert "-15\n" == finished.stdout, finished.stderr
-    assert list(range(500)) == sorted(
-        line["extra"]["n"] for line in lines_of(worker_config.directory)
-    )
-    assert 1 == len(headers_of(worker_config.directory))
 
 
 def test_a_child_of_multiprocessing_writes_what_it_has(worker_config):

@@ -1,50 +1,13 @@
 """The event files of one process, and what it takes to open them."""
 
-import os
 import shutil
 from pathlib import Path
 
 import msgspec
-import pytest
 from reading_back import headers_of, lines_of
 
 from verl_profiler.recording.identity import Identity
-from verl_profiler.recording.process_header import ProcessHeader
 from verl_profiler.recording.recorder import Recorder
-from verl_profiler.recording.writer import EventFiles
-
-
-@pytest.fixture
-def made(monkeypatch):
-    """The folders that somebody tried to make."""
-    folders = []
-    mkdir = os.mkdir
-    monkeypatch.setattr(
-        os, "mkdir", lambda path, *mode: folders.append(os.fspath(path)) or mkdir(path, *mode)
-    )
-    return folders
-
-
-def test_one_process_of_many_makes_the_folder_of_a_step(tmp_path, made):
-    """At each step, all of them open a file there at the same moment."""
-    path = tmp_path / "run" / "step_1"
-    tmp_path.joinpath("run").mkdir()
-    made.clear()
-    for rank in range(8):
-        files = EventFiles(1000, 1_000_000, lambda _kind, _text: None)
-        files.append(path / f"worker_{rank}.jsonl", [b"{}\n"])
-        files.close()
-
-    assert [str(path)] == made
-    assert 8 == len(list(path.iterdir()))
-
-
-def test_one_process_of_many_makes_the_folder_of_headers(tmp_path, made):
-    """When all of them start."""
-    for rank in range(8):
-        ProcessHeader().claim(tmp_path, f"worker_{rank}")
-
-    assert [str(tmp_path / "processes")] == made
 
 
 class Files:
@@ -110,24 +73,6 @@ def test_a_moved_run_directory_loses_nothing(worker_config, tmp_path):
     assert 80 == len(lines_of(tmp_path / "elsewhere"))
     assert 4 == len(lines_of(files.directory))
     assert 1 == len(headers_of(files.directory))
-
-
-def test_a_directory_of_another_launch_keeps_its_own_files(worker_config):
-    """Its process of the same name has the name; nothing is appended to its files."""
-    files = Files(worker_config)
-    files.flush()
-    shutil.rmtree(files.directory)
-    (files.directory / "processes").mkdir(parents=True)
-    (files.directory / "processes" / "worker_0.json").write_text("{}")
-    (files.directory / "step_1").mkdir()
-    (files.directory / "step_1" / "worker_0.jsonl").write_text("")
-    files.flush(3)
-    files.recorder.close("exit")
-
-    assert "{}" == (files.directory / "processes" / "worker_0.json").read_text()
-    assert "" == (files.directory / "step_1" / "worker_0.jsonl").read_text()
-    assert [10, 11, 12] == [line["extra"]["n"] for line in lines_of(files.directory)]
-    assert {"removed": 10} == files.recorder.account()["dropped_by"]
 
 
 def test_where_no_new_file_can_be_made_events_are_counted(worker_config):

@@ -31,9 +31,9 @@ def write(root, name, content, mode="wb"):
     return path
 
 
-def ship(files, receiver, limit=1 << 20, *, light=False):
+def ship(files, receiver, limit=1 << 20):
     """Take all that there is; return how many calls it took."""
-    files.scan(light=light)
+    files.scan()
     calls = 0
     while pieces := files.pieces(limit):
         calls += 1
@@ -135,25 +135,6 @@ def test_what_a_process_removed_is_removed_and_nothing_else(node, driver):
     assert b"one\ntwo\n" == content(driver)["step_1/worker_1.jsonl"]
 
 
-def test_headers_come_more_often_than_events(node, driver):
-    """A light round has headers and open calls."""
-    files, receiver = NodeFiles(node), Receiver(driver, Names(driver))
-    write(node, "processes/worker_1.json", '{"a": 1}')
-    write(node, "step_1/worker_1.jsonl", "one\n")
-    ship(files, receiver)
-    write(node, "step_1/worker_1.jsonl", "two\n", "ab")
-    write(node, "processes/worker_1.json", '{"a": 2}')
-    write(node, "open/worker_1.json", "{}")
-
-    ship(files, receiver, light=True)
-
-    assert {
-        "processes/worker_1.json": b'{"a": 2}',
-        "open/worker_1.json": b"{}",
-        "step_1/worker_1.jsonl": b"one\n",
-    } == content(driver)
-
-
 def test_shipping_goes_on_where_a_killed_driver_ended(node, driver):
     """Also in the middle of a line; nothing is sent twice."""
     cut = 6
@@ -171,22 +152,6 @@ def test_shipping_goes_on_where_a_killed_driver_ended(node, driver):
 
     assert content(node) == content(driver)
     assert second.size_bytes == len(lines) - cut + len(b"{}")
-
-
-def test_two_processes_of_one_name_stay_apart(node, driver):
-    """An actor that Ray started again on another node, and one of the driver's own node."""
-    write(driver, "processes/worker_1.json", '{"here": 1}')
-    write(driver, "step_1/worker_1.jsonl", "here\n")
-    write(node, "processes/worker_1.json", '{"there": 1}')
-    write(node, "step_1/worker_1.jsonl", "there\n")
-    files, receiver = NodeFiles(node), Receiver(driver, Names(driver))
-
-    ship(files, receiver)
-
-    assert {"worker_1": "worker_1-2"} == receiver.processes
-    assert b"here\n" == content(driver)["step_1/worker_1.jsonl"]
-    assert b"there\n" == content(driver)["step_1/worker_1-2.jsonl"]
-    assert b'{"there": 1}' == content(driver)["processes/worker_1-2.json"]
 
 
 def test_random_histories_end_equal(node, driver):

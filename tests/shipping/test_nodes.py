@@ -270,26 +270,6 @@ def test_a_second_driver_process_continues(cluster, tmp_path):
     assert {*first} == {*second}
 
 
-def test_a_node_without_the_package_is_left_alone(cluster, monkeypatch):
-    """It records nothing."""
-    run, ray = cluster
-    original = FakeRay._method
-
-    def without(self, handle, instance, name):
-        if name == "open" and handle.node == "a":
-            return lambda *_: self._pool.submit(lambda: False)
-        return original(self, handle, instance, name)
-
-    monkeypatch.setattr(FakeRay, "_method", without)
-    shipments = Nodes(ray, run)
-    for _ in range(3):
-        shipments.round()
-
-    assert ["b"] == ray.running()
-    assert 3 == len(ray.actors)
-    assert [] == shipments.finish()
-
-
 def test_after_ray_was_shut_down_the_end_is_a_line(cluster, monkeypatch, capsys):
     """Nothing connects again."""
     run, ray = cluster
@@ -321,24 +301,6 @@ def compared():
     """Return how many samples are kept of each host."""
     peers = clock.account().get("clock_exchange", {}).get("peers", [])
     return {peer["host"]: len(peer["samples"]) for peer in peers}
-
-
-def test_the_clocks_of_other_kernels_are_compared_once_a_round(clocks):
-    """Also of a node that shares the disk; one with the driver's kernel has the driver's clock."""
-    run, ray = clocks
-    nodes = Nodes(ray, run, clocks=True)
-    for light in (True, True, False):
-        nodes.round(light=light)
-
-    assert {"host-a": 3, "host-c": 3} == compared()
-    assert 3 * 2 * clock._BURST == sum(name == "read" for _, name in ray.calls)
-    assert 3 == len(ray.actors), "one per node, for clocks and files alike"
-    for peer in clock.account()["clock_exchange"]["peers"]:
-        for _, ahead_ns, bound_ns in peer["samples"]:
-            assert abs(ahead_ns - ray.ahead_ns[peer["host"][-1]]) <= bound_ns
-    assert EVERYTHING == content(run)
-    assert [] == nodes.finish()
-    assert [] == ray.running()
 
 
 def test_without_shipping_clocks_are_compared_and_nothing_is_written(clocks):
@@ -388,14 +350,3 @@ def test_an_actor_that_never_starts_is_ended_and_tried_less_and_less_often(clock
 
     assert {"host-c": 8} == compared()
     assert [3, False] == [sum(each.node == "a" for each in ray.actors), "a" in ray.running()]
-
-
-def test_samples_of_a_node_that_left_stay(clocks):
-    """They place its events."""
-    run, ray = clocks
-    nodes = Nodes(ray, run, clocks=True)
-    nodes.round(light=True)
-    ray.alive["a"] = False
-    nodes.round()
-
-    assert {"host-a": 1, "host-c": 2} == compared()
