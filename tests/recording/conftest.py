@@ -1,9 +1,11 @@
-"""What tests of open calls share."""
+"""What tests of open calls, and of what is in the queue, share."""
 
+import msgspec
 import pytest
 from recording.children import until
 
 from verl_profiler.recording import open_calls, open_state, recorder
+from verl_profiler.recording.identity import Identity
 
 
 @pytest.fixture
@@ -15,3 +17,11 @@ def watcher(recording):
     open_calls.forget()
     yield open_state._Watcher(active, 0.05)
     open_calls.forget()
+
+
+@pytest.fixture
+def queued(worker_config):
+    """A recorder whose events stay in its queue."""
+    config = msgspec.structs.replace(worker_config, flush_interval_s=60)
+    yield recorder.start(config, lambda: Identity("actor", 0))
+    recorder.stop()

@@ -143,9 +143,9 @@ def test_without_a_driver_it_is_asked_once(nvml, monkeypatch):
     assert [1] == tries
 
 
-def events(recording):
+def events(queued):
     """What was written so far, as the queue holds it."""
-    return list(recording.queue)
+    return list(queued.queue)
 
 
 def probe_of(event, target):
@@ -153,7 +153,7 @@ def probe_of(event, target):
     return next(p for p in PROBES if p.event == event and any(target in t for t in p.targets))
 
 
-def test_a_release_says_its_tags_and_the_memory_around_it(nvml, recording, monkeypatch):
+def test_a_release_says_its_tags_and_the_memory_around_it(nvml, queued, monkeypatch):
     """On the devices of the replica: of those visible, the first two from number 1 on."""
     import asyncio
 
@@ -173,7 +173,7 @@ def test_a_release_says_its_tags_and_the_memory_around_it(nvml, recording, monke
     request = SimpleNamespace(tags=["kv_cache", "weights"])
 
     assert "released" == asyncio.run(traced(TokenizerManager(), request))
-    ((name, begin, end, extra, _),) = [e for e in events(recording) if e[0] == "memory_release"]
+    ((name, begin, end, extra, _),) = [e for e in events(queued) if e[0] == "memory_release"]
     assert "memory_release" == name
     assert begin <= end
     assert ["kv_cache", "weights"] == extra["tags"]
@@ -192,7 +192,7 @@ def test_a_release_says_its_tags_and_the_memory_around_it(nvml, recording, monke
         (SimpleNamespace(), True),
     ],
 )
-def test_a_resume_through_the_adapter_names_its_tags(recording, adapter, recorded):
+def test_a_resume_through_the_adapter_names_its_tags(queued, adapter, recorded):
     """Without any device, the host's memory is there; ranks that ask no engine return at once and are left out."""
     from verl_profiler.instrumentation.wrapping import wrap
 
@@ -200,7 +200,7 @@ def test_a_resume_through_the_adapter_names_its_tags(recording, adapter, recorde
         return None
 
     wrap(probe_of("memory_resume", "ServerAdapter.resume"), resume)(adapter, tags=["weights"])
-    found = [extra for name, _, _, extra, _ in events(recording) if name == "memory_resume"]
+    found = [extra for name, _, _, extra, _ in events(queued) if name == "memory_resume"]
 
     assert recorded == bool(found)
     for extra in found:

@@ -3,14 +3,12 @@
 import sys
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 from fake_cuda import FakeCuda
 
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes.workers import PROBES
-from verl_profiler.recording import device_timing, recorder
-from verl_profiler.recording.identity import Identity
+from verl_profiler.recording import device_timing
 
 (FORWARD,) = [probe for probe in PROBES if probe.event == "forward_backward"]
 
@@ -20,14 +18,6 @@ def _nothing_waiting(monkeypatch):
     monkeypatch.setattr(device_timing, "_failed", False)
     yield
     device_timing.forget()
-
-
-@pytest.fixture
-def recording(worker_config):
-    """A recorder whose events stay in its queue."""
-    config = msgspec.structs.replace(worker_config, flush_interval_s=60)
-    yield recorder.start(config, lambda: Identity("actor", 0))
-    recorder.stop()
 
 
 @pytest.fixture
@@ -54,32 +44,32 @@ def forward(cuda, length_ms, *, error=None):
     return call(engine, None)
 
 
-def timed(recording):
+def timed(queued):
     """The device's times that were recorded so far."""
     return [
         (extra["of"], extra["device_s"])
-        for name, _, _, extra, *_ in recording.queue
+        for name, _, _, extra, *_ in queued.queue
         if name == "device_time"
     ]
 
 
-def test_a_call_is_timed_when_the_device_has_passed_it(cuda, recording):
+def test_a_call_is_timed_when_the_device_has_passed_it(cuda, queued):
     """At a later call; the time is that of its own work, although the device began late."""
     cuda.work(500)
     assert "result" == forward(cuda, 70)
     forward(cuda, 30)
-    assert [] == timed(recording), "the device is still at work of before"
+    assert [] == timed(queued), "the device is still at work of before"
 
     cuda.advance(580)
     forward(cuda, 10)
-    assert [("forward_backward", 0.07)] == timed(recording)
+    assert [("forward_backward", 0.07)] == timed(queued)
     cuda.advance(1000)
     forward(cuda, 10)
 
-    assert [0.07, 0.03, 0.01] == [device_s for _, device_s in timed(recording)]
+    assert [0.07, 0.03, 0.01] == [device_s for _, device_s in timed(queued)]
 
 
-def test_events_are_used_again(cuda, recording):
+def test_events_are_used_again(cuda, queued):
     """And nothing else of torch.cuda is asked for."""
     for _ in range(20):
         forward(cuda, 1)
@@ -89,7 +79,7 @@ def test_events_are_used_again(cuda, recording):
     assert {"record", "query"} == set(cuda.calls)
 
 
-def test_calls_that_wait_are_bounded(cuda, recording):
+def test_calls_that_wait_are_bounded(cuda, queued):
     """A device that hangs."""
     cuda.work(1e9)
     for _ in range(2 * device_timing._WAITING):
@@ -99,7 +89,7 @@ def test_calls_that_wait_are_bounded(cuda, recording):
 
 
 @pytest.mark.parametrize("state", [{"initialized": False}, {"capturing": True}])
-def test_no_event_without_a_context_or_in_a_graph(state, recording, monkeypatch):
+def test_no_event_without_a_context_or_in_a_graph(state, queued, monkeypatch):
     """The call is recorded as ever."""
     fake = FakeCuda(**state)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake))
@@ -109,7 +99,7 @@ def test_no_event_without_a_context_or_in_a_graph(state, recording, monkeypatch)
     assert 0 == fake.created
 
 
-def test_nothing_is_asked_during_the_capture_of_a_graph(cuda, recording):
+def test_nothing_is_asked_during_the_capture_of_a_graph(cuda, queued):
     """CUDA refuses to query an event there, and the capture fails; events that wait go on waiting."""
     forward(cuda, 70)
     cuda.calls.clear()
@@ -119,14 +109,14 @@ def test_nothing_is_asked_during_the_capture_of_a_graph(cuda, recording):
     assert 1 == len(device_timing._waiting)
 
 
-def test_no_event_without_torch(recording, monkeypatch):
+def test_no_event_without_torch(queued, monkeypatch):
     """Or with one that has no CUDA."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
 
     assert "result" == forward(None, None)
 
 
-def test_a_failed_call_has_no_time(cuda, recording):
+def test_a_failed_call_has_no_time(cuda, queued):
     """Its exception is the host's own."""
     error = ValueError("of the host")
     with pytest.raises(ValueError, match="of the host") as caught:
@@ -136,7 +126,7 @@ def test_a_failed_call_has_no_time(cuda, recording):
     assert 0 == len(device_timing._waiting)
 
 
-def test_when_cuda_refuses_it_is_one_line(cuda, recording, capfd, monkeypatch):
+def test_when_cuda_refuses_it_is_one_line(cuda, queued, capfd, monkeypatch):
     """And not tried again."""
 
     def refuse(*, enable_timing):
