@@ -145,21 +145,6 @@ def test_what_cannot_be_run_is_refused_with_its_reason(arguments, variables, mes
     assert [] == list(tmp_path.iterdir())
 
 
-def test_the_memory_example_needs_its_data(tmp_path):
-    """And says which file."""
-    done = subprocess.run(
-        [str(ROOT / "examples/memory_saver/run.sh")],
-        env={**os.environ, "DATA_DIR": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert 2 == done.returncode
-    assert "train.parquet is missing" in done.stderr
-
-
 def test_the_memory_preset_is_not_contradicted():
     """The recipe's own offloads and share of the device stand back."""
     plain = overrides(run("1", "--gpus", "1", "--dry-run").stdout)

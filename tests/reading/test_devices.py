@@ -69,13 +69,6 @@ def test_a_reading_stands_for_the_interval_before_it():
     assert [(100, 9, 10), (50, 10, 19), (50, 19, 20), (0, 20, 21)] == spans(events)
 
 
-def test_a_gap_is_not_filled():
-    """More than the longest time without a line: nobody sampled."""
-    events = [reading(10 * SECOND, 100), reading(40 * SECOND, 50)]
-
-    assert [(100, 9, 10), (50, 39, 40)] == spans(events)
-
-
 def test_a_reading_does_not_stand_for_time_in_which_none_could_be_taken():
     """On an H100, 13 % of `update_actor` stood for 8 s of writing a trace, in which nvidia-smi read 0."""
     events = [
