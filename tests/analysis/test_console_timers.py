@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from console_logs import FOLDER, FORMS, log
+from console_logs import FOLDER, FORMS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from picked import picked
@@ -148,17 +148,6 @@ def test_the_number_of_gpus_follows_from_the_throughput(name):
         assert row["tokens_per_s"] == pytest.approx(row["total_tokens"] / row["step_s"], rel=1e-3)
 
 
-def test_the_summary_has_population_statistics():
-    """As the original: Std divides by the number of steps."""
-    run = run_of(
-        {step: {"gen": value, "step": 9.0} for step, value in ((1, 1.0), (2, 2.0), (5, 6.0))}
-    )
-    row = next(row for row in metric_summary(run) if row["metric"] == "timing_s/gen")
-
-    assert (3, 3.0, 1.0, 6.0, 2.0) == picked(row, "steps mean min max median")
-    assert row["std"] == pytest.approx((14 / 3) ** 0.5)
-
-
 TIMERS = st.dictionaries(
     st.sampled_from(["gen", "ref", "adv", "update_actor", "mine", "testing", "save_checkpoint"]),
     st.floats(0, 100),
@@ -189,18 +178,6 @@ def test_whatever_the_timers_are_the_parts_are_positive_and_add_up(steps, rest, 
         assert set(timers) - {"step"} == {
             row["phase"] for row in rows if row["step"] == number and row["phase"] != "unaccounted"
         }
-
-
-def test_resumed_logs_keep_their_launches(tmp_path):
-    """Each launch's first step is known: it has the warm-up."""
-    form = FORMS["verl-0.6-agent-loop"]
-    path = tmp_path / "a.log"
-    path.write_text(log(form, range(1, 5)) + log(form, range(3, 7), seed=1))
-    (run,) = logged_runs([path], [])
-    rows = logged_steps(run)
-
-    assert [1, 1, 2, 2, 2, 2] == [row["launch"] for row in rows]
-    assert [1, 3] == [row["step"] for row in rows if row["first_of_launch"]]
 
 
 def test_a_log_without_the_step_s_own_time_has_timers_and_no_rest():

@@ -1,9 +1,6 @@
 """Requests in flight, and the tail of a rollout."""
 
-import numpy as np
-import pytest
-
-from verl_profiler.analysis.rollout import requests_in_flight, rollout_tail
+from verl_profiler.analysis.rollout import requests_in_flight
 from verl_profiler.reading.tables.tables import Tables
 
 
@@ -45,22 +42,3 @@ def test_a_long_curve_keeps_its_peaks():
     at = [row["at_s"] for row in rows]
     assert at == sorted(at)
     assert (at[0], at[-1]) == (0.0, 4999.5)
-
-
-def test_the_tail_is_what_follows_most_requests():
-    """Four end at 1 to 4 s and one at 10 s: half of the rollout follows the 80 % quantile."""
-    tail = 10 - np.quantile([1, 2, 3, 4, 10], 0.8)
-    (row,) = rollout_tail(requests([(0, 1), (0, 2), (0, 3), (0, 4), (0, 10)]))
-
-    assert (5, 10.0) == (row["requests"], row["rollout_s"])
-    assert [tail, tail / 10] == pytest.approx([row["tail80_s"], row["tail80_share"]])
-    # A fifth request cannot lie beyond 95 %.
-    assert row["tail95_s"] is row["tail99_s"] is None
-    assert (5, 0.6, "q4", "worker_0") == (
-        row["peak"],
-        round(row["bubble_share"], 9),
-        row["last_request_id"],
-        row["last_name"],
-    )
-    # worker_1 had nothing to do after 4 s.
-    assert row["idle_share"] == pytest.approx(6 / 20)

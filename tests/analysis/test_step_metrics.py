@@ -38,23 +38,6 @@ def test_what_occurs_once_and_what_occurs_often(tables, span, conversation):
     assert [None, None] == [rows["request"][statistic] for statistic in ("p95", "p99")]
 
 
-def test_steps_without_something_have_none_of_it(tables, span, conversation):
-    """A phase and calls of the first step only: zeros in the second, and no mean of nothing."""
-    events = [
-        span("step", 0, 14, name="trainer_0"),
-        span("save_checkpoint", 11, 13, name="trainer_0"),
-        *conversation("q"),
-        span("step", 20, 30, name="trainer_0", step=2),
-    ]
-    rows = {(row["name"], row["step"]): row for row in step_metrics(tables(events))}
-
-    assert [2, 0] == [rows["save_checkpoint", step]["value"] for step in (1, 2)]
-    assert [2, 0] == [rows["tool_call", step]["count"] for step in (1, 2)]
-    assert (None, 0) == (rows["tool_call", 2]["p50"], rows["tool_call", 2]["total"])
-    assert [1, 0] == [rows["requests", step]["value"] for step in (1, 2)]
-    assert ("rollout", 2) not in rows
-
-
 def test_every_row_has_a_value_or_statistics(rehearsed):
     """Of a real run, in a fixed order."""
     rows = step_metrics(rehearsed.tables)

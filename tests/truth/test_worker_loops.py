@@ -44,7 +44,13 @@ def saved_us(step, before, after):
 
 
 @pytest.mark.parametrize(
-    "blocks_us", [(200_000, 300), (100_000, 20_000), (200_000, 100_000), (30_000, 300)]
+    "blocks_us",
+    [
+        (200_000, 300),
+        pytest.param((100_000, 20_000), marks=pytest.mark.nightly),
+        pytest.param((200_000, 100_000), marks=pytest.mark.nightly),
+        (30_000, 300),
+    ],
 )
 def test_requests_wait_less_for_a_balanced_loop(blocks_us):
     """Most of a blocked loop's cost is what its other requests wait for it.
