@@ -121,11 +121,31 @@ def anomalies(rows):
     return [row for row in rows if row["finding"] != "work"]
 
 
+def in_a_table(found):
+    """Assert that each time in a sentence is one of the critical path, the replays or the culprits."""
+    totals = {}
+    for row in found["steady_path"]:
+        totals[row["category"]] = totals.get(row["category"], 0.0) + row["duration_s"]
+    groups = [
+        sum(totals.get(category, 0.0) for category in rule.categories) for rule in RULES.values()
+    ]
+    printed = {seconds(total) for total in (*totals.values(), *groups)}
+    printed |= {seconds(row["expected_s"]) for row in found["what_if"] if row["expected_s"]}
+    printed |= {seconds(row["lost_s"]) for row in found["culprits"] if row["lost_s"]}
+
+    for row in anomalies(found["findings"]):
+        said = re.findall(r"[\d.]+ (?:s|ms|us)\b", row["message"])
+        assert set(said) <= printed, row["message"]
+        assert seconds(row["recoverable_s"]) in printed
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_rule_speaks_where_it_should_and_no_other_does(name):
     """With a cost, a cause, something to try, and somewhere to look."""
     step, others = CASES[name]
-    rows, (truth,) = found_in(step)
+    tables, (truth,) = run_of(step)
+    found = explanations(tables)
+    rows = found["findings"]
     names = {row["finding"] for row in rows}
     row = next((row for row in rows if row["finding"] == name), None)
 
@@ -135,6 +155,7 @@ def test_a_rule_speaks_where_it_should_and_no_other_does(name):
     assert row["share"] == pytest.approx(row["recoverable_s"] * 1e6 / truth.duration_us)
     assert all(row[key] for key in ("message", "advice", "shows"))
     assert "{" not in row["message"] + row["cause"] + row["advice"]
+    in_a_table(found)
 
 
 def test_a_quiet_run_has_no_anomaly():
@@ -209,28 +230,6 @@ def test_a_finding_states_how_many_steps_its_replay_used(monkeypatch):
     monkeypatch.undo()
     rows, _ = found_in(*steps)
     assert "from replays of" not in finding_list(rows)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_each_time_in_a_sentence_is_in_a_table(name):
-    """Of the critical path, the replays or the culprits, per step."""
-    tables, _ = run_of(QUIET, CASES[name][0], CASES[name][0])
-    found = explanations(tables)
-    totals = {}
-    for row in found["steady_path"]:
-        totals[row["category"]] = totals.get(row["category"], 0.0) + row["duration_s"]
-    groups = [
-        sum(totals.get(category, 0.0) for category in rule.categories) for rule in RULES.values()
-    ]
-    steps = len({row["step"] for row in found["steady_path"]})
-    printed = {seconds(total / steps) for total in (*totals.values(), *groups)}
-    printed |= {seconds(row["expected_s"]) for row in found["what_if"]}
-    printed |= {seconds(row["lost_s"] / steps) for row in found["culprits"] if row["lost_s"]}
-
-    for row in anomalies(found["findings"]):
-        said = re.findall(r"[\d.]+ (?:s|ms|us)\b", row["message"])
-        assert set(said) <= printed, row["message"]
-        assert seconds(row["recoverable_s"]) in printed
 
 
 def test_start_up_is_not_blamed_on_a_run_of_one_step():

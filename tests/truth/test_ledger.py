@@ -2,16 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from truth.asynchronous_runs import Plan, Simulation, events_of
 from truth.synthetic import events_of as synchronous_events
 from truth.synthetic import tables_of
 from truth.test_culprits import healthy
 
-from verl_profiler.analysis.explain.device_time import Group, Span, innermost, integrate
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.views.ledger_text import bound_text, ledger_lines
 
@@ -112,51 +108,6 @@ def test_validation_and_checkpoints_are_overhead():
             ranks * truth.categories["update_weights"] / 1e6
         )
     assert sum(row["share"] for row in rows) == pytest.approx(3)
-
-
-SPANS = st.lists(
-    st.builds(
-        lambda begin, length, state: Span(begin, begin + length, state),
-        st.integers(0, 1000),
-        st.integers(0, 400),
-        st.sampled_from("abc"),
-    ),
-    max_size=12,
-)
-
-
-@given(SPANS)
-def test_the_innermost_of_nested_spans(spans):
-    """Looked at microsecond by microsecond: of the open ones, that which began last, then the shortest."""
-    found = innermost(spans)
-
-    for time in range(0, 1450, 7):
-        open_ = [s for s in spans if s.begin_us <= time < s.end_us]
-        shown = [s.state for s in found if s.begin_us <= time < s.end_us]
-        if not open_:
-            assert shown == []
-            continue
-        begin = max(s.begin_us for s in open_)
-        end = min(s.end_us for s in open_ if s.begin_us == begin)
-        assert len(shown) == 1
-        assert shown[0] in {s.state for s in open_ if (s.begin_us, s.end_us) == (begin, end)}
-
-
-@settings(max_examples=50)
-@given(SPANS, SPANS, st.floats(0.5, 16), st.sets(st.sampled_from("abc")))
-def test_no_device_time_is_lost(states, calls, devices, yields):
-    """Whatever overlaps: the accounts of a window add up to its length times the devices."""
-    by_state = {
-        state: tuple(
-            np.array([s[end] for s in calls if s.state == state], np.int64) for end in (0, 1)
-        )
-        for state in "abc"
-    }
-    group = Group(devices, innermost(states), by_state, frozenset(yields))
-    windows = [(0, 300), (300, 301), (500, 1600)]
-
-    for (begin, end), found in zip(windows, integrate(windows, [group]), strict=True):
-        assert sum(found.values()) == pytest.approx(devices * (end - begin) / 1e6)
 
 
 def test_the_wait_before_hybrid_replicas_are_taken_back_is_no_training():

@@ -33,7 +33,6 @@ EXACT = (
     "request_duration_cdf",
     "request_percentiles",
     "slowest_requests",
-    "requests_in_flight",
     "rollout_tail",
     "rollout_balance",
     "turns_per_request",

@@ -73,21 +73,6 @@ def test_loops_that_hardly_work_change_nothing():
     assert abs(predicted) < 60_000
 
 
-def test_balanced_loops_stay_as_they_are():
-    """The same objects: then nothing is replayed."""
-    request = ModelRequest(0.0, 900.0, "a", 1, (Work(900.0, own=True),))
-    other = replace_worker(request, "b")
-
-    changed = balanced([request, other])
-
-    assert changed[0] is request
-    assert changed[1] is other
-
-
-def replace_worker(request, worker):
-    return request._replace(worker=worker)
-
-
 def test_by_hand():
     """Two requests of one worker, 100 us of work each; the other worker has none.
 

@@ -1,4 +1,4 @@
-"""How many requests were in flight during a rollout, and how long its tail was."""
+"""How long the tail of a rollout was."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["POINTS", "requests_in_flight", "rollout_tail", "step_tail"]
-
-POINTS = 2000
+__all__ = ["rollout_tail", "step_tail"]
 
 _FLIGHTS = """flights AS (
     -- At one time all rows have the count after it.
@@ -33,51 +31,6 @@ def _rollouts(selection: str) -> str:
             {quantiles("end_us", 0.8, 0.95, 0.99)} AS tails
         FROM chosen GROUP BY run, step
     )"""
-
-
-def requests_in_flight(
-    tables: Tables,
-    steps: Steps = None,
-    *,
-    worker: int | None = None,
-    validate: bool = False,
-    points: int = POINTS,
-) -> Rows:
-    """Count the requests in flight, from the first one's start to the last one's end.
-
-    `points` is beyond how many begins and ends a step is cut into as many equal spans of time.
-
-    Returns:
-        Table `requests_in_flight`: one row per run, step and change, in order.  Only finished
-        requests.
-    """
-    return tables.rows(
-        f"""
-        {_rollouts(rows_of(steps, worker=worker, validate=validate))}, {_FLIGHTS}, placed AS (
-            SELECT * EXCLUDE (requests), 2 * requests > {points} AS cut, CASE WHEN cut THEN least({points} - 1,
-                    (at_us - first_us) * {points} // greatest(last_us - first_us, 1))
-                ELSE at_us - first_us END AS place
-            FROM flights JOIN ends USING (run, step)
-        ), counted AS (
-            SELECT run, step, place, any_value(cut) AS cut,
-                CASE WHEN NOT any_value(cut) THEN place
-                    WHEN bool_or(at_us = last_us) THEN any_value(last_us) - any_value(first_us)
-                    ELSE place * (any_value(last_us) - any_value(first_us)) / {points}
-                END / 1e6 AS at_s,
-                arg_max(in_flight, at_us) AS in_flight, min(in_flight) AS fewest,
-                max(in_flight) AS most, count(*) AS merged
-            FROM placed GROUP BY run, step, place
-        ), before AS (
-            SELECT *, lag(in_flight, 1, 0) OVER (PARTITION BY run, step ORDER BY place) AS before
-            FROM counted
-        )
-        SELECT run, step, at_s, in_flight,
-            CASE WHEN cut THEN least(fewest, before) ELSE fewest END AS fewest,
-            CASE WHEN cut THEN greatest(most, before) ELSE most END AS most,
-            CASE WHEN cut THEN merged ELSE 1 END AS merged
-        FROM before ORDER BY run, step, place
-        """
-    )
 
 
 def rollout_tail(

@@ -188,7 +188,7 @@ RULES: dict[str, Rule] = {
         "The step's requests start as others end: {who}.",
         "Look for a lock, a semaphore or a pool of this size in the agent loop, its tools or the dispatch; "
         "more agent-loop workers.",
-        ("requests_in_flight", "rollout_tail"),
+        ("rollout_tail", "stragglers"),
         measured=True,
     ),
     "uneven_tokens": Rule(
