@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
+from copy import copy
 from datetime import datetime
 from pathlib import Path
 from statistics import median
@@ -64,8 +65,14 @@ def near(value):
 
 
 def finished(lines):
-    """Return the lines of `step` by step."""
-    return {line.step: line for line in lines if line.event == "step"}
+    """Return the lines of `step` by step; several are one, from the first begin to the last end."""
+    found = {}
+    for line in lines:
+        if line.event == "step":
+            whole = found.setdefault(line.step, copy(line))
+            whole.begin, whole.end = min(whole.begin, line.begin), max(whole.end, line.end)
+            whole.length = whole.end - whole.begin
+    return found
 
 
 def test_times_of_steps(run):
