@@ -176,7 +176,7 @@ def test_findings_are_the_guides():
     ] == [(row["finding"], row["func"], row["event"]) for row in found]
     assert pytest.approx(0.4) == found[0]["value"]
     causes = re.compile("may be|bottleneck")
-    texts = [PHRASES["en"][f"{row['finding']}{part}"] for row in found for part in ("", ".advice")]
+    texts = [PHRASES[f"{row['finding']}{part}"] for row in found for part in ("", ".advice")]
     assert [] == [text for text in texts if causes.search(text)], "which were not measured"
 
 

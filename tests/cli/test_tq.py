@@ -87,7 +87,7 @@ def test_the_conclusion_comes_first_and_what_is_missing_last(log, capsys):
 
 
 def test_findings_say_what_they_rest_on_and_what_to_try(tmp_path, capsys):
-    """In both languages."""
+    """Also below the guide's report in Chinese."""
     writer = Writer()
     for number in range(12):
         parts = [("get", 3.0 if number == 7 else 0.3), ("compute", 0.1), ("put", 0.01)]
@@ -105,8 +105,7 @@ def test_findings_say_what_they_rest_on_and_what_to_try(tmp_path, capsys):
     assert "longest in step 7: 3.00 s on average" in english
     assert "! tq_get: 38 MiB/s over 12 calls" in english
     assert 3 == english.count("      try: ")
-    assert "! update_actor:TQ总开销 84 %" in chinese
-    assert 3 == chinese.count("      建议:")
+    assert english[english.index("findings\n") : english.index("functions\n")] in chinese
 
 
 def test_numbers_that_are_scaled_say_so(tmp_path, capsys):

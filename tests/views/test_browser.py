@@ -1,6 +1,5 @@
 """The report in a real Chromium: it draws, zooms, finds and selects, and nothing of a run runs."""
 
-import json
 import re
 
 import pytest
@@ -161,36 +160,6 @@ def test_keys_zoom_pan_and_return(browser, small):
     assert home == view(browser)
 
 
-def test_letters_zoom_at_the_pointer_and_the_tip_stays_with_its_bar(browser, small):
-    """As in Perfetto and Chrome, without a click; what is no longer under the pointer has no tip."""
-    browser.open(small, fragment="step=1")
-    left, top, width, height = place(browser, ".lane-canvas")
-    home = view(browser)
-    gutter = browser.evaluate(f"Number({CANVAS}.dataset.gutter)")
-    x, y = left + gutter + (width - gutter) * 0.25, top + 12
-    browser.mouse("mouseMoved", x, y)
-    browser.settle()
-    tip = "(t => t.hidden ? '' : t.innerText)(document.getElementById('tip'))"
-    assert browser.evaluate(tip)
-    before = home[0] + (x - left - gutter) / (width - gutter - 8) * (home[1] - home[0])
-    for _ in range(4):
-        browser.press("w", "w")
-    zoomed = view(browser)
-    after = zoomed[0] + (x - left - gutter) / (width - gutter - 8) * (zoomed[1] - zoomed[0])
-    assert zoomed[1] - zoomed[0] < (home[1] - home[0]) / 5
-    assert after == pytest.approx(before, rel=1e-3)
-
-    # Each view says what is under the pointer now: past the end of everything, nothing is.
-    for _ in range(4):
-        browser.press("s", "s")
-    browser.mouse("mouseMoved", left + width - 3, top + height - 3)
-    browser.settle()
-    shown = browser.evaluate(tip)
-    browser.evaluate("window.scrollBy(0, 2000)")
-    browser.wait("document.getElementById('tip').hidden")
-    assert shown == "" or browser.evaluate(tip) == ""
-
-
 def test_a_stall_is_a_band_over_the_lane_that_it_stops(browser, small):
     """A tip on the bars below it names the stall first, and a click selects the bar all the same."""
     browser.open(small, fragment="step=2&worker=worker_0&hide=trainer")
@@ -271,58 +240,6 @@ def test_a_link_opens_what_is_folded(browser, small):
     browser.reload()
     assert "2" == browser.evaluate("document.getElementById('step').selectedOptions[0].text")
     assert text(browser, "#filter-count")
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_list_of_sections_fits(browser, small, width):
-    """Beside the page, and as a menu on a phone, which a choice closes."""
-    browser.open(small, width=width, height=760)
-    opened = "document.getElementById('menu').open"
-    assert browser.evaluate(opened) == (width >= 1000)
-    if width < 1000:
-        browser.evaluate("document.querySelector('#menu summary').click()")
-    outside = (
-        "(() => {const nav = document.querySelector('nav'); const box = nav.getBoundingClientRect();"
-        "return [...nav.querySelectorAll('a, select, button')].filter((each) => {"
-        "const own = each.getBoundingClientRect();"
-        "return own.left < box.left || own.right > box.right || own.height === 0;}).length})()"
-    )
-    assert 0 == browser.evaluate(outside)
-    assert browser.evaluate("document.querySelector('nav').clientHeight") <= 760
-    browser.evaluate("document.querySelector('#links a[href=\"#cost\"]').click()")
-    browser.settle()
-    assert "Profiler cost" in text(browser, "#cost")
-    assert browser.evaluate(opened) == (width >= 1000)
-
-
-def test_the_search_finds_requests_by_id_and_by_tool(browser, small):
-    """Also while another step is shown; a search without a match says so."""
-    calls = [
-        (line["step"], line["extra"])
-        for path in sorted(SMALL.glob("step_*/worker_*.jsonl"))
-        for line in map(json.loads, path.read_text().splitlines())
-        if line["event"] == "tool_call" and line["extra"]["tool"] == "search"
-    ]
-    callers = sorted({(step, extra["request_id"]) for step, extra in calls})
-    (step, wanted), *_ = callers
-    assert step == 1
-    browser.open(small)
-    set_value(browser, "#step", "2")
-    found = []
-    for term in (wanted[:20].upper(), "search", "no such request"):
-        browser.evaluate("document.getElementById('search').focus()")
-        browser.evaluate("document.getElementById('search').select()")
-        browser.call("Input.insertText", text=term)
-        browser.settle()
-        found.append(text(browser, "#found"))
-        if term.isupper():
-            assert wanted == text(browser, "#request-table tbody th")
-            assert text(browser, "#panel h3").startswith(wanted)
-            assert "search" == browser.evaluate("document.activeElement.id")
-
-    assert found[0].startswith("1 match in all steps")
-    assert found[1].startswith(f"{len(callers)} match")
-    assert "No listed request matches." == text(browser, "#request-table")
 
 
 def test_choosing_a_step_shows_it_everywhere(browser, small):

@@ -347,17 +347,6 @@ def test_write_report_leaves_the_run_and_the_interpreter_as_they_were(tmp_path):
     assert before == of.__wrapped__(folder)
 
 
-def test_nothing_to_report_is_status_one(tmp_path, capsys):
-    """A run that was only launched has no report."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "run.json").write_text('{"experiment": "run"}')
-
-    assert 1 == run_command(folder)
-    assert capsys.readouterr().err.startswith("nothing to report")
-    assert not (folder / "report.html").exists()
-
-
 @pytest.mark.parametrize(
     ("spent", "ending"),
     [

@@ -269,33 +269,6 @@ def test_a_steps_bar_is_as_long_as_the_step(runs):
     assert {row["step"] for row in wanted} <= {step for step, _ in drawn}
 
 
-def test_merged_points_are_said_on_the_figure():
-    """A curve with fewer points than requests says so; one with all of them says nothing."""
-    plot = VIEWS["request_duration_cdf"]
-
-    def notes(count):
-        tables = Tables.of(
-            {
-                "requests": [
-                    {
-                        "run": "r",
-                        "step": 1,
-                        "name": "worker_0",
-                        "validate": False,
-                        "finished": True,
-                        "duration_us": 1000 + number,
-                    }
-                    for number in range(count)
-                ]
-            }
-        )
-        choice = Choice(run="r")
-        return words(plot.spec(plot.analysis(tables, choice), choice))
-
-    assert "points for 3,000 requests" in notes(3000)
-    assert "points for" not in notes(1000)
-
-
 @pytest.mark.parametrize(
     ("spans", "title"),
     [

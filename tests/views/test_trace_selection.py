@@ -104,13 +104,3 @@ def test_all_draws_all(large, tmp_path, capsys):
     assert {f"worker_{rank}" for rank in range(WORKERS)} <= names
     assert "drawn" not in capsys.readouterr().err
     assert (tmp_path / "a.pftrace").read_bytes().count(large[1][0][1].encode()) == 2
-
-
-def test_more_than_a_trace_holds_leaves_steps_out(large, tmp_path, capsys, monkeypatch):
-    """The longest steps stay, whole."""
-    monkeypatch.setattr(trace_selection, "_SPANS", 1_700)
-    reading = exported(large[0], tmp_path / "a.pftrace")
-    steps = {span.name for span in reading.spans if span.name.startswith("step")}
-    assert len(steps) == 2
-    assert len(requests_of(reading)) == 2 * REQUESTS
-    assert "2 of 3 steps are drawn" in capsys.readouterr().err

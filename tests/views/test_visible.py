@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from verl_profiler.render.visible import escaped, shown, visible, visible_lines
+from verl_profiler.render.visible import escaped, visible
 
 DANGEROUS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
@@ -53,19 +53,6 @@ def test_letters_marks_and_symbols_pass():
 def test_escapes_are_those_of_python(text, escaped):
     """A reader can copy them into Python, or `printf`."""
     assert escaped == visible(text)
-
-
-def test_lines_keep_their_newlines_and_nothing_else():
-    """Text that is laid out already."""
-    assert "a\\x1b\nb\\r\n" == visible_lines("a\x1b\nb\r\n")
-
-
-def test_a_document_is_shown_through_and_through():
-    """Keys, values, nested; what is no text stays what it is."""
-    document = {"a\n": [("b\x07", 1, None), {"c\u200b"}], "n": 1.5, "t": True}
-
-    assert {"a\\n": [("b\\x07", 1, None), {"c\\u200b"}], "n": 1.5, "t": True} == shown(document)
-    assert "a\n" in document
 
 
 def test_a_very_long_name_is_cut_with_its_length_and_a_whole_text_can_be_had():

@@ -145,7 +145,7 @@ def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows
     }
 
 
-def _problems(source: Source, tables: Mapping[str, Rows], language: str) -> list[str]:
+def _problems(source: Source, tables: Mapping[str, Rows]) -> list[str]:
     from verl_profiler.reading.formats.tq_log import Note
 
     sampled: dict[int, list[str]] = {}
@@ -153,7 +153,7 @@ def _problems(source: Source, tables: Mapping[str, Rows], language: str) -> list
         if row["sampled"] > 1 and row["run"] in source.labels:
             sampled.setdefault(row["sampled"], []).append(row["func"])
     notes = [Note("sampled", func=", ".join(names), number=n) for n, names in sampled.items()]
-    return [*source.problems, *(note_text(note, language) for note in [*source.notes, *notes])]
+    return [*source.problems, *(note_text(note) for note in [*source.notes, *notes])]
 
 
 def _print_json(sources: list[Source], tables: Mapping[str, Rows]) -> None:
@@ -163,7 +163,7 @@ def _print_json(sources: list[Source], tables: Mapping[str, Rows]) -> None:
         "runs": [label for source in sources for label in source.labels],
         "tables": kept,
         "left_out": left_out,
-        "problems": [text for source in sources for text in _problems(source, tables, "en")],
+        "problems": [text for source in sources for text in _problems(source, tables)],
     }
     print_json(content)
 
@@ -176,7 +176,7 @@ def _print_text(sources: list[Source], tables: Mapping[str, Rows], language: str
             mine = {
                 name: [row for row in rows if row["run"] == label] for name, rows in tables.items()
             }
-            problems = _problems(source, mine, language)
+            problems = _problems(source, mine)
             print(tq_report(*shown((mine, label, problems)), language=language))
 
 

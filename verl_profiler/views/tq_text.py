@@ -1,6 +1,6 @@
 """The TransferQueue report as text: findings first, then functions, stages, rates, steps, data.
 
-In Chinese, functions and the summary follow the format of the report in verl's TransferQueue guide.
+In Chinese, functions and totals follow the format of the report in verl's TransferQueue guide.
 """
 
 from __future__ import annotations
@@ -25,48 +25,26 @@ _ROWS = 30
 _PATHS = 8
 _CALLERS = 8
 
-# Headings and labels in both languages.
+# Headings and labels.
 _LABELS = {
-    "en": {
-        "findings": "findings",
-        "nothing_found": "No findings by the guide's thresholds: {}.",
-        "no_overhead": "get and put at most 30 % of each function",
-        "no_variation": "stable get and put times",
-        "no_slowness": "100 MiB/s or more",
-        "nothing_known": "The data is insufficient for the guide's thresholds.",
-        "advice": "try: ",
-        "functions": "functions",
-        "stages": "stages of a call",
-        "rates": "gets and puts",
-        "steps": "steps",
-        "over_time": "over time",
-        "data": "same data, by trace id",
-        "wall": "wall-clock time",
-        "problems": "data-quality warnings",
-        "no_problems": "No data-quality warnings.",
-        "waits": "waits for others",
-        "all": "all",
-    },
-    "zh": {
-        "findings": "异常情况",
-        "nothing_found": "未发现异常:{}。",
-        "no_overhead": "TQ总开销均不超过 30%",
-        "no_variation": "GET/PUT耗时稳定",
-        "no_slowness": "吞吐量不低于 100 MiB/s",
-        "nothing_known": "现有数据不足以判断指南中的异常情况。",
-        "advice": "建议:",
-        "functions": "函数",
-        "stages": "各阶段耗时",
-        "rates": "数据吞吐量",
-        "steps": "训练步",
-        "over_time": "时间段",
-        "data": "同一数据(trace_id)的流转路径",
-        "wall": "按时钟时间(并发调用只计一次)",
-        "problems": "注意事项",
-        "no_problems": "没有遗漏的日志行。",
-        "waits": "等待其他进程",
-        "all": "全部",
-    },
+    "findings": "findings",
+    "nothing_found": "No findings by the guide's thresholds: {}.",
+    "no_overhead": "get and put at most 30 % of each function",
+    "no_variation": "stable get and put times",
+    "no_slowness": "100 MiB/s or more",
+    "nothing_known": "The data is insufficient for the guide's thresholds.",
+    "advice": "try: ",
+    "functions": "functions",
+    "stages": "stages of a call",
+    "rates": "gets and puts",
+    "steps": "steps",
+    "over_time": "over time",
+    "data": "same data, by trace id",
+    "wall": "wall-clock time",
+    "problems": "data-quality warnings",
+    "no_problems": "No data-quality warnings.",
+    "waits": "waits for others",
+    "all": "all",
 }
 _QUANTILES = ("p50_s", "p95_s", "max_s")
 _LOAD = (
@@ -116,15 +94,14 @@ def tq_report(
         problems: Data-quality warnings, shown last.
         language: `en` or `zh`.
     """
-    labels = _LABELS[language]
     functions = tables["tq_functions"]
     blocks = [_headline(tables, run)] if language == "en" else [_guide_report(tables)]
-    blocks.append(_findings(tables, language, labels))
+    blocks.append(_findings(tables))
     steps = [row for row in tables["tq_steps"] if row["step"] is not None]
     shown = {
-        "tq_functions": [_named(row, labels) for row in functions] if language == "en" else [],
+        "tq_functions": [_named(row) for row in functions] if language == "en" else [],
         "stages": _stage_rows(functions),
-        "tq_wall": _wall(tables["tq_wall"], functions, labels),
+        "tq_wall": _wall(tables["tq_wall"], functions),
         "tq_throughput": _few_callers(tables["tq_throughput"]),
         "tq_steps": steps,
         "tq_over_time": [] if steps else tables["tq_over_time"],
@@ -134,9 +111,9 @@ def tq_report(
     }
     for name, rows in shown.items():
         label, columns = _TABLES[name]
-        blocks.append(table_text(labels[label], rows, columns, name, _ROWS))
+        blocks.append(table_text(_LABELS[label], rows, columns, name, _ROWS))
     noted = [visible(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
-    blocks.append("\n".join([labels["problems"], *noted]) if noted else labels["no_problems"])
+    blocks.append("\n".join([_LABELS["problems"], *noted]) if noted else _LABELS["no_problems"])
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -209,7 +186,7 @@ def _guide_report(tables: Mapping[str, Rows]) -> str:
     return "\n".join(lines)
 
 
-def _findings(tables: Mapping[str, Rows], language: str, labels: Mapping[str, str]) -> str:
+def _findings(tables: Mapping[str, Rows]) -> str:
     findings = tables["tq_findings"]
     if not findings:
         functions = tables["tq_functions"]
@@ -218,27 +195,29 @@ def _findings(tables: Mapping[str, Rows], language: str, labels: Mapping[str, st
             "no_variation": any(row["get_calls"] or row["put_calls"] for row in functions),
             "no_slowness": bool(tables["tq_throughput"]),
         }
-        checks = [labels[name] for name, known in checked.items() if known]
+        checks = [_LABELS[name] for name, known in checked.items() if known]
         return (
-            labels["nothing_found"].format(", ".join(checks)) if checks else labels["nothing_known"]
+            _LABELS["nothing_found"].format(", ".join(checks))
+            if checks
+            else _LABELS["nothing_known"]
         )
-    lines = [labels["findings"]]
+    lines = [_LABELS["findings"]]
     for kind, rows in itertools.groupby(findings, lambda row: row["finding"]):
         for row in rows:
-            first, *evidence = finding_lines(row, language)
+            first, *evidence = finding_lines(row)
             lines += [visible(f"  ! {first}"), *(f"      {text}" for text in evidence)]
-        lines.append(f"      {labels['advice']}{phrase(f'{kind}.advice', {}, language)}")
+        lines.append(f"      {_LABELS['advice']}{phrase(f'{kind}.advice', {})}")
     return "\n".join(lines)
 
 
-def finding_lines(row: Mapping[str, Any], language: str = "en") -> list[str]:
+def finding_lines(row: Mapping[str, Any]) -> list[str]:
     """Return a finding as a sentence, and further sentences with its evidence."""
     shown = {key: _shown(key, value) for key, value in row.items()}
-    lines = [phrase(row["finding"], shown, language)]
+    lines = [phrase(row["finding"], shown)]
     if row.get("alone_share") is not None and row["alone_share"] < 0.8 * row["value"]:
-        lines.append(phrase("alone", shown, language))
+        lines.append(phrase("alone", shown))
     if row.get("worst_step") is not None:
-        lines.append(phrase("worst", shown, language))
+        lines.append(phrase("worst", shown))
     return lines
 
 
@@ -261,8 +240,8 @@ def _shown(key: str, value: Any) -> str:
     return seconds(value) if key.endswith("_s") else f"{value:,.6g}"
 
 
-def _named(row: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
-    return {**row, "func": f"{row['func']} ({labels['waits']})"} if row["waits"] else {**row}
+def _named(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "func": f"{row['func']} ({_LABELS['waits']})"} if row["waits"] else {**row}
 
 
 def _stage_rows(functions: Rows) -> list[dict[str, Any]]:
@@ -276,14 +255,14 @@ def _stage_rows(functions: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def _wall(rows: Rows, functions: Rows, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+def _wall(rows: Rows, functions: Rows) -> list[dict[str, Any]]:
     """Return wall-clock time of functions whose calls overlapped; for others it is the total."""
     known = [row for row in rows if row["busy_s"] is not None]
     if not any((row["concurrency"] or 0) > _CONCURRENT for row in known):
         return []
     order = {row["func"]: place for place, row in enumerate(functions)}
     known.sort(key=lambda row: order.get(row["func"], len(order)))
-    return [{**row, "func": row["func"] or labels["all"]} for row in known]
+    return [{**row, "func": row["func"] or _LABELS["all"]} for row in known]
 
 
 def _few_callers(rates: Rows) -> list[Mapping[str, Any]]:

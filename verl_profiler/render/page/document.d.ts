@@ -41,9 +41,7 @@ interface Validated extends OfStep {
 }
 
 interface RequestTimesRow extends Validated {
-  requests: number; unfinished: number; failed: number; mean_s: Num; p50_s: Num; p80_s: Num;
-  p90_s: Num; p95_s: Num; p99_s: Num; p999_s: Num; max_s: Num; mean_turns: Num;
-  generated_tokens: Num; tool_tokens: Num;
+  p95_s: Num;
 }
 
 interface RequestPartRow extends Validated {

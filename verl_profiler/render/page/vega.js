@@ -115,7 +115,7 @@ async function draw(box, spec, width) {
   };
   let wide = width;
   // The axes of several panels take room that only the drawn chart shows.
-  for (const last of isUnit(spec) ? [true] : [false, false, true]) {
+  for (const last of spec.vconcat ? [false, false, true] : [true]) {
     const {view} = await embed(box, fitted(spec, wide, width), options);
     view.addEventListener('click', (/** @type {Event} */ _event, /** @type {any} */ item) => {
       if (item?.datum?.step !== undefined) picked(item.datum.step);
@@ -125,11 +125,6 @@ async function draw(box, spec, width) {
     wide -= over;
   }
   box.style.minHeight = '';
-}
-
-/** @param {Spec} spec */
-function isUnit(spec) {
-  return !spec.vconcat;
 }
 
 /**
@@ -146,7 +141,7 @@ function fitted(spec, wide, width) {
   made.config.padding = 0;
   for (const part of ['axis', 'legend']) made.config[part].labelFontSize = 12;
   if (width < 500) made.config.axis.labelLimit = width * 0.45;
-  if (isUnit(made)) {
+  if (!made.vconcat) {
     made.width = wide;
     made.autosize = {type: 'fit-x', contains: 'padding'};
   } else {
