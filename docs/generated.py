@@ -19,7 +19,6 @@ from verl_profiler.events.fields import (
     HEADER,
     IDENTITY,
     LINE,
-    RUN,
     Field,
 )
 from verl_profiler.events.vocabulary import EVENTS
@@ -78,7 +77,6 @@ def _fields() -> str:
             "[Event files](events.md) explains the files, [privacy](privacy.md) what is recorded.\n",
             "## Events\n",
             _vocabulary(),
-            *_table("`run.json`", RUN),
             *_table("`processes/<name>.json`", HEADER),
             *_table("Lines of `step_<N>/<name>.jsonl`", LINE),
             *_table("`extra` of any event", IDENTITY),

@@ -8,18 +8,15 @@ import re
 import tarfile
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from verl_profiler import plugin
 from verl_profiler.capture import session
 from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.capture.record import CaptureRecord
-from verl_profiler.events.fields import CAPTURE, FIELDS, HEADER, IDENTITY, LINE, RUN, fields_of
+from verl_profiler.events.fields import CAPTURE, FIELDS, HEADER, IDENTITY, LINE, fields_of
 from verl_profiler.events.vocabulary import EVENTS
-from verl_profiler.launch.settings import parse
-from verl_profiler.recording import recorder, run_directory
-from verl_profiler.recording.clock import take_anchor
+from verl_profiler.recording import recorder
 from verl_profiler.recording.identity import Identity
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +134,7 @@ def recorded(request):
             if member.name.endswith(".jsonl")
             else [json.load(archive.extractfile(member))]
             for member in members
-            if member.name.endswith((".jsonl", ".json"))
+            if member.name.endswith((".jsonl", ".json")) and not member.name.endswith("run.json")
         }
 
 
@@ -156,14 +153,14 @@ def test_every_field_is_of_known_events():
     assert [] == [
         name for name, field in FIELDS.items() if not field.events or {*field.events} - {*EVENTS}
     ]
-    for table in (LINE, IDENTITY, FIELDS, HEADER, RUN, CAPTURE):
+    for table in (LINE, IDENTITY, FIELDS, HEADER, CAPTURE):
         assert [] == [name for name, field in table.items() if "|" in field.doc or not field.doc]
 
 
 def test_the_unit_in_a_name_is_the_unit_of_its_row():
     """`_s`, `_ns` and `_bytes`."""
     units = {"_s": "s", "_ns": "ns", "_bytes": "bytes"}
-    for table in (FIELDS, HEADER, RUN, CAPTURE):
+    for table in (FIELDS, HEADER, CAPTURE):
         for name, field in table.items():
             match = re.search(r"_(s|ns|bytes)$", name)
             if match:
@@ -171,13 +168,11 @@ def test_the_unit_in_a_name_is_the_unit_of_its_row():
 
 
 def test_every_field_of_a_recorded_run_is_in_the_tables(recorded):
-    """Of its events, headers and run.json."""
+    """Of its events and headers."""
     found = set()
     for name, objects in recorded.items():
         for each in objects:
-            if name.endswith("run.json"):
-                found |= unknown(each, RUN)
-            elif "/processes/" in name:
+            if "/processes/" in name:
                 found |= unknown(each, HEADER) - GONE
             else:
                 allowed = {*IDENTITY, *fields_of(each["event"])}
@@ -188,10 +183,10 @@ def test_every_field_of_a_recorded_run_is_in_the_tables(recorded):
 
 
 def test_every_value_of_a_recorded_run_has_the_type_of_its_field(recorded):
-    """Only headers and run.json have nulls."""
+    """Only headers have nulls."""
     misfits = set()
     for name, objects in recorded.items():
-        table = RUN if name.endswith("run.json") else HEADER if "/processes/" in name else None
+        table = HEADER if "/processes/" in name else None
         for each in objects:
             values = described(each, table or LINE)
             if table is None:
@@ -207,7 +202,7 @@ def test_every_value_of_a_recorded_run_has_the_type_of_its_field(recorded):
 
 
 def test_every_key_that_is_written_now_is_in_the_tables(worker_config, tmp_path, monkeypatch):
-    """A header with everything, run.json, a journal, a list of captures."""
+    """A header with everything, a journal, a list of captures."""
     monkeypatch.setattr(
         "verl_profiler.nodes.clock._samples", {"b": {"host": "h", "samples": [[1, 2, 3]]}}
     )
@@ -215,25 +210,11 @@ def test_every_key_that_is_written_now_is_in_the_tables(worker_config, tmp_path,
     recorder.record("step", 1, 2, {}, 1)
     recorder.stop()
     header = json.loads((Path(worker_config.directory) / "processes/trainer_0.json").read_bytes())
-    settings = parse({"output_dir": str(tmp_path / "x")})
-    run = run_directory.make(str(tmp_path / "x"), take_anchor(), settings, {"memory": {"a": 1}})
     plan = Plan("torch", (1,), False, "/raw", str(tmp_path), {"a": RoleCapture(None)})
     session.Process(plan, "a", 0).closed()
     (journal,) = tmp_path.glob("*.jsonl")
 
     assert set() == unknown(header, HEADER)
-    assert set() == unknown(json.loads((run / "run.json").read_bytes()), RUN)
     assert set() == json.loads(journal.read_text()).keys() - CAPTURE.keys()
     assert set() == {field.name for field in dataclasses.fields(CaptureRecord)} - CAPTURE.keys()
     assert "clock_exchange" in header
-
-
-def test_what_is_read_of_the_training_is_in_the_table():
-    """`training_facts` picks these keys."""
-    omegaconf = pytest.importorskip("omegaconf")
-    from verl_profiler.launch.training_facts import training_facts
-
-    picked = training_facts(omegaconf.OmegaConf.create({}))
-
-    assert set() == unknown({"training": picked}, RUN)
-    assert msgspec.json.encode(picked)

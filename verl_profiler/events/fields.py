@@ -1,4 +1,4 @@
-"""Every field that is recorded: type, unit, events and one sentence.
+"""Every field of events, headers and captures: type, unit, events and one sentence.
 
 The reader's columns, the schemas of tables and the site's list of fields come from these tables, and
 tests compare them with what is recorded.  Both halves may import this; it needs
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CAPTURE", "FIELDS", "HEADER", "IDENTITY", "LINE", "RUN", "Field", "fields_of"]
+__all__ = ["CAPTURE", "FIELDS", "HEADER", "IDENTITY", "LINE", "Field", "fields_of"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Field:
     """One field.
 
     Args:
-        type: As JSON has it: string, integer, number, boolean, list or object.  Headers and run.json
+        type: As JSON has it: string, integer, number, boolean, list or object.  Headers
             have null where a value is unknown or does not apply; events leave the key out.
         unit: Of numbers, which are then not negative; empty for counts, names and flags.
         doc: One sentence: what it is, and where it is from.
@@ -726,61 +726,6 @@ HEADER = {
     "waiting_events": _count("Events that were not written then."),
     "dropped_events": _count("Events dropped until then."),
     "sampled_out_events": _count("Details of requests not chosen for them, until then."),
-}
-
-# run.json.
-RUN = {
-    "format": _count("Version of the event files."),
-    "experiment": _text("Name of the run directory."),
-    "launched": _text("Time of the launch, UTC."),
-    "host": _text("Host name of the driver."),
-    "pid": _count("Process id of the driver."),
-    "command": Field("list", "", "The command line with the overrides that are harmless."),
-    "cwd": _text("Directory of the command."),
-    "versions.*": _text("Versions of Python, verl, Ray, torch, engines and this package."),
-    "settings": Field(
-        "object",
-        "",
-        "The settings under `profiler:`; texts of `nsight.options` are omitted.",
-    ),
-    "training.model": _text("`actor_rollout_ref.model.path`."),
-    "training.rollout": _text("Name of the engine."),
-    "training.rollout_n": _count("Samples per prompt."),
-    "training.tensor_model_parallel_size": _count("Of the rollout."),
-    "training.gpu_memory_utilization": _number("Of the rollout."),
-    "training.agent_workers": _count("Number of agent-loop workers."),
-    "training.agent_loop": _text("Name of the default agent loop."),
-    "training.strategy": _text("`fsdp`, `fsdp2`, `megatron`."),
-    "training.train_batch_size": _count("Prompts per step."),
-    "training.max_prompt_length": _count("Tokens."),
-    "training.max_response_length": _count("Tokens."),
-    "training.nnodes": _count("Nodes."),
-    "training.n_gpus_per_node": _count("GPUs of each."),
-    "training.use_v1": _flag("Whether verl's V1 trainer is used."),
-    "training.trainer_mode": _text("`trainer.v1.trainer_mode`."),
-    "training.asynchronous": Field(
-        "object",
-        "",
-        "For an asynchronous trainer: `num_warmup_batches`, `parameter_sync_step`, `enable_switch`, "
-        "`max_off_policy_threshold`, `max_off_policy_strategy`, `hybrid_engine`, "
-        "`checkpoint_engine`, and the standalone replicas' `rollout_nnodes` and "
-        "`rollout_n_gpus_per_node`; of a fully asynchronous one verl's `async_training`.",
-    ),
-    "training.settings": Field(
-        "object",
-        "",
-        "verl's settings that decide which fixes of findings can work in this run: numbers and flags "
-        "by key; of paths only whether they are set.",
-    ),
-    "training.project_name": _text("`trainer.project_name`."),
-    "training.experiment_name": _text("`trainer.experiment_name`."),
-    "training.logger": Field(
-        "list", "", "Those of `trainer.logger` that `export trackers` can publish to."
-    ),
-    "training.memory": Field(
-        "object", "", "Settings of the memory saver in this run: flags and shares."
-    ),
-    **_CLOCK,
 }
 
 # nsight/captures.json, nsight/<capture>.json and nsight/journal/*.jsonl.
