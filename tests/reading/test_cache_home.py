@@ -69,11 +69,11 @@ def as_nobody(place, run, *, home):
         "import os, sys\n"
         "from verl_profiler.cli import main\n"
         # Modules that are imported late may lie where only this user reads.
-        "main(['summary', sys.argv[1], '--no-cache'])\n"
+        "main(['requests', sys.argv[1], '--no-cache'])\n"
         "print('====', flush=True)\n"
         f"if os.geteuid() == 0:\n    os.setgroups([])\n    os.setgid({NOBODY})\n    os.setuid({NOBODY})\n"
         "for _ in range(2):\n"
-        "    status = main(['summary', sys.argv[1]])\n"
+        "    status = main(['requests', sys.argv[1]])\n"
         "print('status', status)\n"
     )
     environment = {
