@@ -366,6 +366,8 @@ def test_ids_follow_the_samples(hosts):
     assert (trace_ids.of_batch("train", 3), trace_ids.of_batch("train", 4)) == train.ids
     assert (4, 3) == (train.step, train.rows)
     assert ids(3) == train.ids[:1]
+    # verl 0.6 and 0.7.0 open one partition a step and have no tags.
+    assert ids(partition_id="train_3") == ids(partition_id="train_3") != ids(partition_id="train_4")
     others = [*ids(3, partition_id="val")]
     trace_ids.set_run("b")
     assert not {*others, *ids(3)} & {*train.ids}
@@ -377,6 +379,22 @@ def test_ids_follow_the_samples(hosts):
     assert "batch-9" == trace_ids.origin_of(mine).text
     assert "mine_1,other" == trace_ids.origin_of(queue.KVBatchMeta(tags)).text
     assert "N/A" == trace_ids.origin_of(queue.KVBatchMeta([{}])).text
+
+
+@pytest.mark.parametrize(
+    ("sample", "extra_info", "named"),
+    [
+        ({"partition_id": "train_3"}, {"global_steps": 3}, "train_3"),
+        ({"global_step": 3}, {"validate": True}, "val_3"),
+    ],
+)
+def test_metadata_of_the_first_releases_has_ids_and_steps(sample, extra_info, named):
+    """They know partitions or steps by the sample, and no tags."""
+    meta = type("BatchMeta", (), {"size": 2})()
+    meta.samples = [types.SimpleNamespace(**sample)] * 2
+    meta.extra_info = extra_info
+
+    assert ((trace_ids.of_batch(named, None),), 3, 2) == trace_ids.origin_of(meta)
 
 
 def test_classes_of_the_command_itself_are_wrapped(monkeypatch):

@@ -174,4 +174,4 @@ def _nothing_to_trace(v1: bool | None) -> str | None:
     folders = (verl.submodule_search_locations if verl is not None else None) or ()
     if any(Path(folder, "utils", "transferqueue_utils.py").exists() for folder in folders):
         return None
-    return "the installed verl does not use TransferQueue (0.8 and later do)"
+    return "the installed verl does not use TransferQueue (0.6.x, 0.7.0, 0.8 and later do)"

@@ -87,7 +87,7 @@ def begin_rollout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> EndTrace | N
     """Begin a sample's rollout, whose data the trajectory names.
 
     The other agent-loop workers hand their samples back by Ray (verl 0.9's V0 trainer, 0.8's
-    main_ppo).
+    main_ppo), or put them from a bridged `generate_sequences` (0.6, 0.7.0).
     """
     if not calls.is_on or not any(k.__name__ == "AgentLoopWorkerTQ" for k in type(args[0]).__mro__):
         return None

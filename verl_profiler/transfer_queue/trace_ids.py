@@ -1,6 +1,6 @@
 """Which data a call works on: one id per batch of samples that was submitted together.
 
-verl since 0.8 attaches a partition and a global step to every sample where it makes it, as tags that
+verl 0.9 attaches a partition and a global step to every sample where it makes it, as tags that
 TransferQueue passes on to all processes.  The id is made of these two and the run's name, so it is
 the same wherever the samples turn up, and nothing is added to them.  Ids that a user attached,
 as a tag of the samples or as `extra_info` (`meta_info` of a DataProto), come first.
@@ -23,6 +23,7 @@ __all__ = ["Origin", "find_meta", "of_batch", "origin_of", "set_run"]
 # By name: the classes exist twice in verl (a stand-in where TransferQueue is not installed).
 _META_CLASSES = ("KVBatchMeta", "BatchMeta")
 _UNPRINTABLE = re.compile(r"[\s|,]+")
+_OF_STEP = re.compile(r"_(\d+)$")
 _SHOWN = 8
 
 _run = ""
@@ -78,15 +79,20 @@ def origin_of(meta: Any) -> Origin:
     extra_info = mapping_or_empty(getattr(meta, "extra_info", None))
     own = extra_info.get("trace_id")
     tags = getattr(meta, "tags", None) or getattr(meta, "custom_meta", None) or ()
-    partitions = getattr(meta, "partition_ids", None)
-    partition = partitions[0] if partitions else getattr(meta, "partition_id", None)
+    partition, newest = _partition_of(meta, extra_info)
     named, steps = _look_through(tags)
     ids = [_printable(name) for name in named]
     if partition is not None:
         ids += [of_batch(str(partition), step) for step in steps if step is not None]
+    # verl 0.6 and 0.7.0 have no tags; they open a partition a step, `train_3`.
+    of_step = _OF_STEP.search(str(partition))
     if own is not None:
         ids = [_printable(own)]
-    known = [step for step in (*steps, extra_info.get("global_steps")) if isinstance(step, int)]
+    elif not ids and of_step:
+        ids = [of_batch(str(partition), None)]
+    if newest is None and of_step:
+        newest = int(of_step[1])
+    known = [step for step in (*steps, newest) if isinstance(step, int)]
     return Origin(tuple(ids), max(known, default=None), rows)
 
 
@@ -101,6 +107,21 @@ def _look_through(tags: Sequence[Mapping[str, Any]]) -> tuple[Iterable[Any], Ite
         return named, dict.fromkeys(map(itemgetter("global_steps"), tags))
     except KeyError:
         return named, dict.fromkeys(tag.get("global_steps") for tag in tags)
+
+
+def _partition_of(meta: Any, extra_info: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the partition, and the global step where the metadata itself has it."""
+    step = extra_info.get("global_steps")
+    samples = getattr(meta, "samples", None)
+    if not samples:
+        partitions = getattr(meta, "partition_ids", None)
+        return (partitions[0] if partitions else getattr(meta, "partition_id", None)), step
+    # Up to TransferQueue 0.1.5.  The first release has steps in place of partitions.
+    partition = getattr(samples[0], "partition_id", None)
+    if partition is None:
+        step = getattr(samples[0], "global_step", step)
+        partition = f"{'val' if extra_info.get('validate') else 'train'}_{step}"
+    return partition, step
 
 
 def _printable(name: Any) -> str:
