@@ -6,7 +6,7 @@ import pytest
 
 from verl_profiler.instrumentation import nvtx_ranges, wrapping
 from verl_profiler.instrumentation.probe import Probe
-from verl_profiler.recording import api, observers, requests
+from verl_profiler.recording import api, observers
 
 PLAIN = Probe("load", "workers", ("m:f",))
 LOOPED = Probe("tool_call", "rollout", ("m:g",))
@@ -81,26 +81,6 @@ def test_errors_and_generators_close_their_ranges(nvtx, recording):
     wrapping.wrap(NOTHING, lambda: None)()
 
     assert ["push", "pop", "start", "end"] == [call[0] for call in nvtx.calls]
-
-
-def test_spans_and_turns_have_ranges(nvtx, recording):
-    """A user's own span, and the turn, which is no call of verl's."""
-    assert nvtx_ranges.switch_on()
-    assert recording is not None
-    from verl_profiler.recording.context import Request
-
-    with api.span("rerank"):
-        pass
-    request = Request(3)
-    requests.open_turn(request, 1)
-    requests.close_turn(request, 1)
-
-    assert [
-        ("start", "rerank", "verl_profiler", "user", 0),
-        ("end", 1),
-        ("start", "turn", "verl_profiler", "rollout", 1),
-        ("end", 3),
-    ] == nvtx.calls
 
 
 def test_a_failing_nvtx_changes_nothing_for_the_host(nvtx, recording, monkeypatch):

@@ -12,10 +12,6 @@ from datetime import datetime
 import pytest
 from tq_lines import of, traced_lines
 
-from verl_profiler.analysis.explain.changes import UNCHANGED
-from verl_profiler.analysis.explain.critical_path import critical_segments
-from verl_profiler.analysis.explain.what_if import step_replays
-from verl_profiler.analysis.steps import step_durations
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.reader import load
 
@@ -364,30 +360,6 @@ def test_spans_of_an_agent_loop_and_a_sampler_of_ones_own(run):
     assert {("gen", step) for step in range(1, STEPS + 1)} <= {
         (row["parent"], row["step"]) for row in rows
     }
-
-
-def test_the_critical_path_explains_each_step(run):
-    """From the step's begin to its end, without a gap, through the last request."""
-    with load(run.directory) as opened:
-        segments = critical_segments(opened.tables)
-        steps = {row["step"]: row["step_s"] for row in step_durations(opened.tables)}
-
-    for step in range(1, STEPS + 1):
-        path = [segment for segment in segments if segment["step"] == step]
-        explained = sum(segment["duration_s"] for segment in path)
-        assert steps[step] == pytest.approx(explained, abs=0.001)
-        assert {"gen", "update_actor", "update_weights"} <= {segment["phase"] for segment in path}
-        assert [segment for segment in path if segment["request_id"]]
-
-
-def test_an_unchanged_replay_is_the_step(run):
-    """What-if starts from a model of the step that replays what was measured."""
-    with load(run.directory) as opened:
-        replayed = [row for row in step_replays(opened.tables) if row["what"] == UNCHANGED]
-
-    assert list(range(1, STEPS + 1)) == [row["step"] for row in replayed]
-    for row in replayed:
-        assert row["duration_s"] == pytest.approx(row["replayed_s"], rel=0.1), row
 
 
 def test_the_profiler_accounts_for_every_line(run):

@@ -5,8 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from verl_profiler.probes.engine import times_of
-
 pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("_import_path")]
 
 EOS, PAD = 1, 0
@@ -86,45 +84,6 @@ def test_a_batch_decodes_as_each_request_alone(model, server):
         assert log_probs == pytest.approx(output.log_probs, abs=1e-4)
         assert "completed" == output.stop_reason
         assert {"global_steps": 5} == output.extra_fields
-
-
-def test_no_more_run_at_once_than_it_was_told(model, server):
-    """The rest waits in order, says how long, and gets what it would have got alone."""
-    server._config.max_num_seqs = 2
-    told, most, step = [], [], server._step
-
-    def counted(begun):
-        most.append(len(server._running()) + len(begun))
-        step(begun)
-
-    async def one(prompt):
-        request = standin().Request(list(prompt), 12, 0)
-        told.extend([times_of(item) async for item in server._answered(request)])
-        return request.token_ids
-
-    async def together():
-        return await asyncio.gather(*(one(prompt) for prompt in PROMPTS))
-
-    server._step = counted
-    for prompt, tokens in zip(PROMPTS, asyncio.run(together()), strict=True):
-        assert _alone(model, prompt, 12)[0] == tokens
-    assert 2 == max(most)
-    assert 4 == len(told)
-    assert all(times["prefill_s"] > 0 <= times["decode_s"] for times in told)
-    ran = min(times["prefill_s"] + times["decode_s"] for times in told)
-    assert [True, True, False, False] == sorted((t["queue_s"] < ran for t in told), reverse=True)
-
-
-def test_an_abort_ends_requests_with_what_they_have(server):
-    """Partial responses are returned, and said to be partial."""
-
-    async def abort():
-        task = asyncio.create_task(server.generate(PROMPTS[0], {"temperature": 1.0}, "a"))
-        await asyncio.sleep(0)
-        await server.abort_all_requests()
-        return await task
-
-    assert "aborted" == asyncio.run(abort()).stop_reason
 
 
 @pytest.mark.parametrize("rejects", [False, True])

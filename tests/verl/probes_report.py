@@ -1,12 +1,8 @@
 """What the scripts that drive verl's real classes share: a recorder with all probes, and its lines as JSON."""
 
 import json
-import os
-import sys
 import tempfile
-import traceback
 from pathlib import Path
-from types import SimpleNamespace
 
 from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.probes import all_probes
@@ -36,29 +32,3 @@ def end(directory, report):
         for line in path.read_text().splitlines()
     ]
     print("REPORT " + json.dumps(report, default=str), flush=True)
-
-
-def forked(function, *arguments):
-    """Run a function in a fork of this process; return the ends of its standard input and output."""
-    (orders, writes), (reads, answers) = os.pipe(), os.pipe()
-    sys.stdout.flush()
-    if os.fork() == 0:
-        os.dup2(orders, 0)
-        os.dup2(answers, 1)
-        for end in (orders, writes, reads, answers):
-            os.close(end)
-        try:
-            function(*arguments)
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        # The threads of a library need not end.
-        os._exit(0)
-    os.close(orders)
-    os.close(answers)
-    return SimpleNamespace(stdin=open(writes, "w"), stdout=open(reads))
-
-
-def report_of(process):
-    """Return what a forked function reports at its end."""
-    return json.loads(process.stdout.read().splitlines()[-1].removeprefix("REPORT "))
