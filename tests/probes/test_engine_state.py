@@ -78,24 +78,6 @@ def launched(tmp_path, monkeypatch):
     return run
 
 
-def test_a_load_is_recorded_when_it_changed(launched):
-    """Of each data-parallel rank; what stays the same is not repeated."""
-    idle = fake_load(0, 0, 0, 0)
-    manager = FakeManager(
-        [idle, fake_load(1, 2, 0, 50)],
-        [idle, fake_load(1, 2, 0, 50)],
-        [fake_load(0, 8, 3, 990), fake_load(1, 2, 0, 60)],
-    )
-
-    lines = launched(manager)
-
-    assert [(0, 0, 0, 0), (1, 2, 0, 50), (0, 8, 3, 990), (1, 2, 0, 60)] == [
-        (x["dp_rank"], x["running_requests"], x["waiting_requests"], x["kv_used_tokens"])
-        for x in lines
-    ]
-    assert all((1000, 8) == (x["kv_capacity_tokens"], x["running_limit"]) for x in lines)
-
-
 def test_an_engine_that_fails_is_not_asked_again(launched, capfd):
     """One line on the console names the error."""
     manager = FakeManager([fake_load(None, 1, 0, 5)])

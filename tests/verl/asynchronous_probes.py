@@ -180,32 +180,6 @@ def replicas():
     return trainer
 
 
-def recognized():
-    """Begin with the experimental trainers, which fail at once without a configuration."""
-    import importlib
-
-    found = {}
-    for module, name, method in (
-        ("fully_async_policy.fully_async_trainer", "FullyAsyncTrainer", "fit"),
-        ("one_step_off_policy.ray_trainer", "OneStepOffRayTrainer", "fit"),
-        ("fully_async_policy.fully_async_rollouter", "FullyAsyncRollouter", "_validate"),
-    ):
-        cls = getattr(importlib.import_module(f"verl.experimental.{module}"), name)
-        metadata = getattr(cls, "__ray_metadata__", None)
-        cls = cls if metadata is None else metadata.modified_class
-        host = cls.__new__(cls)
-        host.global_steps = 5
-        context.process.reset()
-        try:
-            begun = getattr(host, method)()
-            if asyncio.iscoroutine(begun):
-                asyncio.run(begun)
-        except AttributeError:
-            found[name] = context.process.trainer is host
-    context.process.reset()
-    return found
-
-
 def main():
     directory = probes_report.begin("trainer")
     trainer = replicas()
@@ -217,7 +191,6 @@ def main():
         "whole": generate([(2, "completed", 2)]),
         "errors": dict(wrapping.status.errors),
         "trainer": trainer.global_steps,
-        "recognized": recognized(),
         "framework": framework(),
     }
     probes_report.end(directory, report)
