@@ -78,7 +78,7 @@ def printed(capsys, *argv):
 
 
 def test_an_uploaded_run_is_read_with_the_same_answers(run, s3, capsys, monkeypatch, tmp_path):
-    """Every byte is there, and `summary` prints the same of the URL; a report of it is written here."""
+    """Every byte is there, and `summary` prints the same of the URL; what is made of it is written here."""
     url = f"{s3}/deep/my-run"
     uploaded(run, url)
     assert local(run, ".cache") == files_at(url)
@@ -88,8 +88,8 @@ def test_an_uploaded_run_is_read_with_the_same_answers(run, s3, capsys, monkeypa
     assert 0 == expected[0]
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert 0 == main(["report", url])
-    assert ["my-run-report.html"] == os.listdir(tmp_path / "here")
+    assert 0 == main(["export", "otlp", url])
+    assert ["my-run-spans.otlp.jsonl"] == os.listdir(tmp_path / "here")
     assert 2 == main(["summary", f"{s3}/none"])
     assert "does not exist, or is empty" in capsys.readouterr().err
     for part in ("", "/step_2", "/step_2/worker_0.jsonl"):
