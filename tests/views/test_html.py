@@ -246,6 +246,14 @@ def test_a_request_without_an_end_is_drawn_to_where_it_was_last_seen(tmp_path):
     assert data["sentences"][0].startswith("No finished steps; 1 requests were recorded")
 
 
+def test_a_step_without_requests_is_drawn_with_its_phases(tmp_path):
+    lines = [event("gen", 0, 2.0), event("update_actor", 2, 1.0), event("step", 0, 3.5)]
+    data = of(write_lines(tmp_path / "run", trainer_0=lines))
+
+    assert ["spans"] == [lane["kind"] for lane in data["timelines"]["scenes"][0]["lanes"]]
+    assert data["sentences"][0].startswith("1 step, 3.50 s; 57 % of it is gen")
+
+
 def test_a_launch_that_holds_credentials_or_nothing_is_shown(tmp_path):
     """What a report shows of a command or of settings is left out there once more."""
     write_lines(tmp_path / "old", trainer_0=[event("step", 0, 1)])
