@@ -11,22 +11,18 @@ import sys
 from concurrent.futures import Future
 from types import SimpleNamespace
 
-import numpy as np
 import probes_report
 import ray
 import torch
 from omegaconf import OmegaConf
 
-from verl_profiler.instrumentation import placing, wrapping
-from verl_profiler.instrumentation.status import status
-from verl_profiler.probes import all_probes
+from verl_profiler.instrumentation import wrapping
 from verl_profiler.recording import context, open_calls
 
 # Before verl is imported, as in its processes: modules take functions from each other by name.
 DIRECTORY = probes_report.begin("trainer")
 
 from verl import DataProto  # noqa: E402
-from verl.experimental.agent_loop import agent_loop  # noqa: E402
 from verl.experimental.fully_async_policy import (  # noqa: E402
     detach_utils,
     fully_async_rollouter,
@@ -38,8 +34,6 @@ from verl.experimental.fully_async_policy.dynamic_schedule import (  # noqa: E40
 )
 from verl.experimental.separation.engine_workers import DetachActorWorker  # noqa: E402
 from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
-
-METRICS = {"generate_sequences": 1.0, "tool_calls": 0.5, "compute_score": 0.0, "num_preempted": 0}
 
 
 def unmade(actor_class):
@@ -79,77 +73,26 @@ class _Answer:
         return done
 
 
-class LoopWorker(agent_loop.AgentLoopWorker):
-    """The real one, whose agent loops answer at once, each made with the next of the versions."""
-
-    def __init__(self, versions):
-        self.rollout_config = SimpleNamespace(
-            temperature=1.0,
-            top_p=1.0,
-            top_k=-1,
-            calculate_log_probs=True,
-            agent=SimpleNamespace(default_agent_loop="x"),
-            val_kwargs=SimpleNamespace(top_p=1.0, top_k=-1, temperature=1.0),
-        )
-        self.versions = versions
-        self.steps = []
-        self.keys = []
-
-    async def generate_sequences(self, batch):
-        answer = await super().generate_sequences(batch)
-        self.keys.append(sorted(batch.meta_info))
-        return answer
-
-    async def _run_agent_loop(self, _sampling_params, trajectory, **_kwargs):
-        self.steps.append([context.dispatching_step.get(), trajectory["step"]])
-
-    def _postprocess(self, outputs, **_kwargs):
-        count = len(outputs)
-        pairs = list(zip(*(next(self.versions) for _ in range(count)), strict=True))
-        versions = {
-            name: np.array(each, dtype=object)
-            for name, each in zip(("min_global_steps", "max_global_steps"), pairs, strict=True)
-        }
-        batch = {
-            "prompts": torch.ones(count, 2, dtype=torch.int64),
-            "responses": torch.ones(count, 3, dtype=torch.int64),
-            "attention_mask": torch.ones(count, 5, dtype=torch.int64),
-            "response_mask": torch.ones(count, 3, dtype=torch.int64),
-        }
-        return DataProto.from_dict(batch, versions, meta_info={"metrics": [METRICS] * count})
-
-
 async def nothing():
     return {}
 
 
-def manager_of(cls, worker):
-    manager = cls.__new__(cls)
-    manager.agent_loop_workers = [
-        SimpleNamespace(generate_sequences=Remote(worker.generate_sequences))
-    ]
-    return manager
-
-
-def prompt(count):
-    return DataProto.from_dict(
-        {"x": torch.zeros(count, 1)}, {"index": np.array([7] * count), "raw": np.zeros(count)}
-    )
+async def answered(prompts):
+    return prompts
 
 
 async def fully_async(report):
-    """Two versions: samples are dispatched, queued, one is lost in the full queue, two are taken."""
+    """Two versions: samples are dispatched and queued, one is lost in the full queue."""
     queue = unmade(message_queue.MessageQueue)
     queue.__init__(None, 2)
     client = message_queue.MessageQueueClient(
         SimpleNamespace(
             **{
                 name: Remote(getattr(queue, name))
-                for name in ("put_sample", "get_sample", "get_statistics", "get_queue_size")
+                for name in ("put_sample", "get_statistics", "get_queue_size")
             }
         )
     )
-    worker = LoopWorker(iter([(0, 0), (0, 0), (0, 1), (0, 2), (1, 1), (2, 2)]))
     rollouter = unmade(fully_async_rollouter.FullyAsyncRollouter)
     config = OmegaConf.create(
         {
@@ -180,7 +123,7 @@ async def fully_async(report):
         total_generated_samples=0,
         dropped_stale_samples=0,
         processed_sample_count=0,
-        async_rollout_manager=manager_of(fully_async_rollouter.FullyAsyncAgentLoopManager, worker),
+        async_rollout_manager=SimpleNamespace(generate_sequences_single=answered),
     )
     # It wants more than this.
     with contextlib.suppress(AttributeError):
@@ -226,39 +169,6 @@ async def fully_async(report):
     expects_progress()
     await rollouter._process_single_sample_streaming(sample(3))
     report["rollouter_step"] = context.process.current_step()
-    report["loops"] = [worker.steps, worker.keys]
-
-    trainer = unmade(fully_async_trainer.FullyAsyncTrainer)
-    trainer.__dict__.update(
-        global_steps=9,
-        epoch=0,
-        current_param_version=2,
-        local_trigger_step=2,
-        trigger_parameter_sync_step=2,
-        required_samples=2,
-        message_queue_client=client,
-        dynamic_schedule_enabled=False,
-        _step_wait_times=[],
-        _step_wait_samples=[],
-        tokenizer=None,
-        config=OmegaConf.create(
-            {
-                "trainer": {"balance_batch": False, "test_freq": 2},
-                "async_training": {"use_trainer_do_validate": False},
-            }
-        ),
-    )
-    with contextlib.suppress(AttributeError):
-        await trainer.fit_step()
-    report["trainer"] = [context.process.trainer is trainer, context.process.current_step()]
-    context.process.weight_version = 2
-    await trainer._get_samples_from_queue()
-    trainer.local_trigger_step = 1
-    trainer.rollouter = SimpleNamespace(do_validate=Remote(nothing))
-    trainer.logger = SimpleNamespace(log=lambda **_: None)
-    for version in (2, 3):
-        trainer.current_param_version = version
-        await trainer._fit_validate()
 
 
 class Replica:
@@ -285,6 +195,7 @@ async def dynamic(report):
     trainer.__dict__.update(
         global_steps=3,
         current_param_version=2,
+        local_trigger_step=1,
         actor_rollout_wg=workers,
         rollouter=SimpleNamespace(
             get_all_hybrid_replicas=SimpleNamespace(remote=lambda: hybrid),
@@ -296,6 +207,7 @@ async def dynamic(report):
         config=OmegaConf.create(
             {
                 "actor_rollout_ref": {"rollout": {"checkpoint_engine": engine}},
+                "trainer": {"test_freq": 2},
                 "async_training": {
                     "use_dynamic_resource_scheduling": True,
                     "use_trainer_do_validate": False,
@@ -321,12 +233,18 @@ async def dynamic(report):
 
     trainer.rollouter.get_all_hybrid_replicas = Remote(replicas)
     await trainer._trainer_side_validate()
+    trainer.rollouter.do_validate = Remote(nothing)
+    for trainer.current_param_version in (2, 3):
+        await trainer._fit_validate()
     report["hybrid"] = [controller.activate_count, controller.deactivate_count]
 
 
 def sample(number):
     return detach_utils.RolloutSample(
-        full_batch=prompt(2), sample_id=f"sample_0_{number}", epoch=0, rollout_status={}
+        full_batch=DataProto.from_dict({"x": torch.zeros(2, 1)}),
+        sample_id=f"sample_0_{number}",
+        epoch=0,
+        rollout_status={},
     )
 
 
@@ -354,15 +272,6 @@ def syncs():
     return found
 
 
-def exported():
-    """Return which targets a driver wraps, which takes some classes to other processes by value."""
-    placing.uninstall()
-    placing.install(all_probes(), only_exported=True)
-    found = sorted({target for targets in status.installed.values() for target in targets})
-    placing.uninstall()
-    return found
-
-
 def main():
     ray.get = lambda value: value
     report = {}
@@ -370,7 +279,6 @@ def main():
     asyncio.run(dynamic(report))
     report["syncs"] = syncs()
     report["errors"] = dict(wrapping.status.errors)
-    report["exported"] = exported()
     probes_report.end(DIRECTORY, report)
 
 
