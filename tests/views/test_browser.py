@@ -263,7 +263,7 @@ def test_choosing_a_step_shows_it_everywhere(browser, small):
 
 
 def test_no_name_makes_the_page_wider_than_a_phone(browser, tmp_path):
-    """Of a tool or a process, in a finding, its evidence or a table, of two runs."""
+    """Of a tool or a process, in a finding, its evidence, a table or the difference of two runs."""
     long = "verl_function_tools__" + "x" * 80
     runs = []
     for name in ("before", "after"):

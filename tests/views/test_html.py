@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 from datetime import datetime
+from html import unescape
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from event_files import ended, write_lines
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_profiler.cli import report
+from verl_profiler.cli import main, report
 from verl_profiler.errors import ReadingError
 from verl_profiler.launch.settings import Settings
 from verl_profiler.reading.reader import load
@@ -371,3 +372,29 @@ def test_the_slowest_request_is_described_by_its_largest_part(spent, ending):
     *_, sentence = conclusions({**found, "slowest_requests": [row]}, [], several=False)
 
     assert sentence.endswith(ending)
+
+
+def test_a_report_of_two_runs_has_what_diff_prints(tmp_path, capsys):
+    """The same sentences and cells; where they cannot be compared, the reason."""
+    runs = []
+    for name, length_s in (("before", 10.0), ("after", 8.0)):
+        steps = [event("step", 20 * step, length_s + step / 10, step=step) for step in range(1, 6)]
+        runs.append(write_lines(tmp_path / name, trainer_0=steps))
+    assert 0 == main(["diff", *map(str, runs)])
+    printed = capsys.readouterr().out
+    out = tmp_path / "both.html"
+    assert 0 == run_command(*runs, "-o", out)
+    (shown,) = re.findall(r'(?s)<section id="difference".*?</section>', out.read_text())
+
+    plain = re.sub(r"<[^>]*>", "\n", shown)
+    assert "A step takes 10.4 s in A and 8.35 s in B: -2.00 s" in plain
+    words = {word for word in printed.split() if str(tmp_path) not in word}
+    assert {word for word in words if word not in unescape(plain)} == set()
+
+    short = write_lines(tmp_path / "short", trainer_0=[event("gen", 1, 0.5)])
+    assert 0 == run_command(runs[0], short, "-o", out)
+    assert "Both runs cannot be compared: short has 0 finished training steps" in out.read_text()
+    assert 0 == run_command(*runs, short, "-o", out)
+    assert "shows their difference; this one is of 3" in out.read_text()
+    assert 0 == run_command(runs[0], "-o", out)
+    assert "difference" not in out.read_text().split("<main")[1].split("<script")[0]

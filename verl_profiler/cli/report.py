@@ -16,14 +16,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import add_out, add_reading, check_steps
 from verl_profiler.cli.output import target_of, write_whole
 from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
-from verl_profiler.render.visible import visible
+from verl_profiler.render.visible import shown, visible
 
 if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Steps
@@ -110,7 +110,7 @@ def write(
     from verl_profiler.cli.logs import are_logs
 
     if are_logs(runs):
-        return _write_of_logs(runs, out, steps, force=force)
+        return _write_of_logs(runs, out, steps, force=force, cache=cache)
     import msgspec
 
     from verl_profiler.launch.settings import Settings
@@ -125,15 +125,16 @@ def write(
         gathered = document(opened, steps)
         defaults = msgspec.to_builtins(Settings(output_dir=""))
         gathered["about"] = without_defaults(gathered["about"], defaults)
+        difference = _difference(opened.labels, runs, steps, cache=cache)
     if not gathered["steps"]["rows"]:
         print_error("nothing to report:", *gathered["problems"])
         return None
-    write_whole(target, [page(gathered, made=_made())])
+    write_whole(target, [page(gathered, made=_made(), difference=difference)])
     return target
 
 
 def _write_of_logs(
-    paths: Sequence[Path], out: Path | None, steps: Steps, *, force: bool
+    paths: Sequence[Path], out: Path | None, steps: Steps, *, force: bool, cache: bool
 ) -> Path | None:
     """Write the report of logs: what their timers show, and what ended them."""
     from verl_profiler.analysis.log_findings import log_findings
@@ -147,10 +148,34 @@ def _write_of_logs(
         print_error(*(ends or ("nothing to report:", *problems)))
         return None
     found = [row for each in logged for row in log_findings(each)]
+    labels = [each.label for each in logged]
+    difference = _difference(labels, paths, steps, cache=cache)
     content = log_document(logged, found, ends, problems)
-    text = page(content, made=_made(), elsewhere=SECTION)
+    text = page(content, made=_made(), difference=difference, elsewhere=SECTION)
     write_whole(target, [text])
     return target
+
+
+def _difference(
+    labels: Sequence[str], runs: Sequence[Path], steps: Steps, *, cache: bool
+) -> dict[str, Any] | str | None:
+    """Return the comparison of both runs, or why there is none; None of a single run."""
+    from verl_profiler.cli.diff import comparison
+    from verl_profiler.cli.diff_sides import Side
+    from verl_profiler.views.diff_text import diff_parts
+
+    if len(labels) < 2:
+        return None
+    if len(labels) != len(runs) or len(runs) > 2:
+        return (
+            f"A report of two runs shows their difference; this one is of {len(labels)}. "
+            "`verl-profiler diff A B` compares any two."
+        )
+    a, b = (Side(*each, steps) for each in zip(labels, runs, strict=True))
+    try:
+        return diff_parts(shown(comparison([a], [b], cache=cache)))
+    except ReadingError as error:
+        return f"Both runs cannot be compared: {visible(str(error))}"
 
 
 def _made() -> str:

@@ -12,7 +12,7 @@ from verl_profiler.render.text import align
 from verl_profiler.units import seconds, share
 from verl_profiler.views.diff_cells import amount, change_cells, in_brackets, moved
 
-__all__ = ["diff_text", "gathered", "verification_text"]
+__all__ = ["diff_parts", "diff_text", "gathered", "verification_text"]
 
 _HEADINGS = ("metric", "A", "B", "change", "", "95 % interval", "p")
 _NOTE = (
@@ -143,6 +143,23 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
     blocks.append(_left_out_names(document))
     blocks += [_verdict(each) for each in document["conditions"]]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def diff_parts(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a comparison as the parts of a page, in their order.
+
+    Returns:
+        conclusion and sides (sentences), differences (lines), headings and tables (title and rows of cells)
+        and notes (sentences).
+    """
+    return {
+        "conclusion": _paragraphs(document),
+        "sides": _sides(document),
+        "differences": _differences(document),
+        "headings": _HEADINGS,
+        "tables": [(title, [*map(change_cells, rows)]) for title, rows in _groups(document)],
+        "notes": [note for note in (_note(document), _left_out_names(document)) if note],
+    }
 
 
 def verification_text(result: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ def page(
     document: Mapping[str, Any],
     *,
     made: str,
+    difference: Mapping[str, Any] | str | None = None,
     elsewhere: str = "path",
 ) -> str:
     """Write the page.
@@ -33,6 +34,7 @@ def page(
     Args:
         document: What `sections.document` returns.
         made: When and by which version, for the foot of the page.
+        difference: What `diff_text.diff_parts` returns of two runs, or why they were not compared.
         elsewhere: The section that findings lead to whose view is in none.
     """
 
@@ -54,6 +56,7 @@ def page(
         sentences=document["sentences"],
         findings=finding_texts(document["findings"]),
         section_of=place_of,
+        difference=difference,
         made=made,
         stepped=bool(document["steps"]["rows"]),
         style=trusted(style),

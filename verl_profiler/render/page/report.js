@@ -248,6 +248,7 @@ function startSections() {
   }
   const links = byId('links');
   links.append(linkTo({name: 'top', link: 'Overview'}));
+  if (find('difference')) links.append(linkTo({name: 'difference', link: 'Difference'}));
   for (const [topic, own] of topics) {
     byId('main').append(...(topic === null ? own.map(frameOf) : [topicOf(topic, own)]));
     const group =
