@@ -398,3 +398,22 @@ def test_of_many_workers_the_last_to_end_is_first(browser, tmp_path):
         browser.press("ArrowUp")
 
     assert text(browser, "#panel h3").startswith("last: 2.00 s")
+
+
+def test_enter_opens_the_first_request_that_the_search_finds(browser, small):
+    """Its panel comes into view, and it is selected in the timeline and in the address."""
+    browser.open(small)
+    browser.evaluate("document.getElementById('search').focus()")
+    browser.call("Input.insertText", text="search")
+    browser.settle()
+    wanted = browser.evaluate(
+        "document.querySelector('#request-table tbody button').ariaLabel.match(/^Request (.*), /)[1]"
+    )
+    browser.press("Enter", "\r")
+
+    assert text(browser, "#panel h3").startswith(wanted)
+    assert f"request={wanted}" in browser.evaluate("location.hash")
+    browser.wait(
+        "((box) => box.top < innerHeight && box.bottom > 0)"
+        "(document.getElementById('panel').getBoundingClientRect())"
+    )

@@ -69,6 +69,9 @@ export function requestsSection(choose) {
     spellcheck: 'false',
     oninput: findRequest,
   });
+  search.addEventListener('keydown', ({key}) => {
+    if (key === 'Enter') openFirst();
+  });
   const all = number(timelines.of);
   return [
     about(
@@ -247,6 +250,13 @@ function fillRequests() {
 function findRequest() {
   const rows = fillRequests();
   if (rows.length === 1 && rows[0] !== picked) pick(rows[0], 'link');
+}
+
+/** Open the first request of the table, its slowest unless it was sorted. */
+function openFirst() {
+  const row = /** @type {HTMLElement | null} */ (byId('request-table').querySelector('tbody button'));
+  row?.click();
+  if (row) scrollTo(byId('panel'));
 }
 
 function fillParts() {
