@@ -254,7 +254,9 @@ function findRequest() {
 
 /** Open the first request of the table, its slowest unless it was sorted. */
 function openFirst() {
-  const row = /** @type {HTMLElement | null} */ (byId('request-table').querySelector('tbody button'));
+  const row = /** @type {HTMLElement | null} */ (
+    byId('request-table').querySelector('tbody button')
+  );
   row?.click();
   if (row) scrollTo(byId('panel'));
 }
