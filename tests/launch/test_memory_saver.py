@@ -48,36 +48,6 @@ def saver(monkeypatch):
     return found.append
 
 
-def test_by_default_no_setting_changes():
-    """Profiling alone leaves every memory setting as it is, without a warning."""
-    given = config()
-
-    assert [] == apply(given, MemorySaverSettings())
-    assert config() == given
-
-
-def test_each_setting_becomes_the_hosts_own():
-    """The keys are those of verl 0.9."""
-    given = config()
-    requested = MemorySaverSettings(
-        enable_memory_saver=True,
-        free_cache_engine=True,
-        gpu_memory_utilization=0.4,
-        param_offload=True,
-        optimizer_offload=True,
-    )
-
-    assert [] == apply(given, requested)
-    rollout = given["actor_rollout_ref"]["rollout"]
-    offload = {"param_offload": True, "optimizer_offload": True}
-
-    assert {"enable_memory_saver": True} == rollout["engine_kwargs"]["sglang"]
-    assert 0.4 == rollout["gpu_memory_utilization"]
-    assert offload == given["actor_rollout_ref"]["actor"]["fsdp_config"]
-    assert offload == given["actor_rollout_ref"]["ref"]["fsdp_config"]
-    assert offload == given["critic"]["fsdp"]
-
-
 def test_keys_of_another_version_or_engine_are_found_too():
     """verl up to 0.7 has the critic's below the model; for vLLM the switch is its sleep mode."""
     given, vllm = config(), config("vllm")
