@@ -19,7 +19,7 @@ import {
 import {launchSection, problemsSection} from './section_run.js';
 import {stepsSection} from './section_steps.js';
 import {viewBlocks} from './section_view.js';
-import {drawCharts, whenStepPicked} from './vega.js';
+import {drawCharts, redrawCharts, whenStepPicked} from './vega.js';
 
 const {sections} = DATA;
 
@@ -105,6 +105,7 @@ function startTheme() {
     root.dataset.theme = dark ? 'dark' : 'light';
     button.textContent = dark ? 'Light' : 'Dark';
     redrawTimeline();
+    redrawCharts();
   };
   button.addEventListener('click', () => set(!isDark()));
   system.addEventListener('change', () => set(system.matches));

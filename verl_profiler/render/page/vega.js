@@ -48,6 +48,11 @@ const sizes = new ResizeObserver((entries) => {
   for (const {target} of entries) if (target.firstChild) boxes.get(target)?.();
 });
 
+/** Draw what was drawn again, in the colors of the page. */
+export function redrawCharts() {
+  for (const [box, update] of boxes) if (box.firstChild) update();
+}
+
 /** Draw every chart, in view or not: nothing scrolls while the page is printed. */
 export function drawCharts() {
   for (const update of boxes.values()) update();
@@ -64,12 +69,13 @@ export function chart(spec) {
   const title = clean(spec.title.text.join(' '));
   const box = element('div', {class: 'vega', role: 'img', 'aria-label': title});
   box.style.minHeight = `${heightOf(spec)}px`;
-  let drawn = 0;
+  let state = '';
   boxes.set(box, () => {
     const width = Math.floor(box.clientWidth);
-    if (!width || width === drawn) return;
-    drawn = width;
-    void draw(box, spec, width).then(() => (box.dataset.drawn = String(width)));
+    const now = `${width} ${isDark()}`;
+    if (!width || now === state) return;
+    state = now;
+    void draw(box, spec, width).then(() => (box.dataset.drawn = now));
   });
   seen.observe(box);
   sizes.observe(box);
@@ -128,14 +134,14 @@ async function draw(box, spec, width) {
 }
 
 /**
- * The specification in the page's width and font, without what the page writes itself.
+ * The specification in the page's width, font and colors, without what the page writes itself.
  * @param {Spec} spec
  * @param {number} wide Of the panels.
  * @param {number} width Of the box.
  */
 function fitted(spec, wide, width) {
   /** @type {Spec} */
-  const made = structuredClone({...spec, title: undefined});
+  const made = colored({...spec, title: undefined}, isDark());
   made.config.background = 'transparent';
   made.config.font = getComputedStyle(document.body).fontFamily;
   made.config.padding = 0;
@@ -186,6 +192,41 @@ function linesOf(text, most) {
     else lines[lines.length - 1] = last;
   }
   return lines;
+}
+
+function isDark() {
+  return getComputedStyle(document.documentElement).colorScheme === 'dark';
+}
+
+/** @type {Record<string, string>} */
+const DARK = {'#1F2328': '#e6e9ed', '#59636E': '#9aa4af', '#DDE1E6': '#3a424c', white: '#14171b'};
+
+/**
+ * A copy, in which dark colors are light where the page is dark.
+ * @param {any} value
+ * @param {boolean} dark
+ * @returns {any}
+ */
+function colored(value, dark) {
+  if (typeof value === 'string') return dark ? (DARK[value] ?? lightened(value)) : value;
+  if (Array.isArray(value)) return value.map((each) => colored(each, dark));
+  if (!value || typeof value !== 'object') return value;
+  const copy = {...value};
+  for (const key of Object.keys(copy)) {
+    // Data has no colors, and shades of a ramp keep their order.
+    const kept = key === 'data' || (key === 'scale' && copy[key]?.interpolate);
+    copy[key] = kept ? structuredClone(copy[key]) : colored(copy[key], dark);
+  }
+  return copy;
+}
+
+/** @param {string} text */
+function lightened(text) {
+  if (!/^#[0-9A-Fa-f]{6}(66)?$/.test(text)) return text;
+  const parts = [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
+  if (0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2] > 70) return text;
+  const light = parts.map((part) => Math.round(part * 0.5 + 255 * 0.5));
+  return `#${light.map((part) => part.toString(16).padStart(2, '0')).join('')}${text.slice(7)}`;
 }
 
 /**
