@@ -95,18 +95,6 @@ def test_every_stage_is_exact_and_on_the_wall_clock(tmp_path, fork):
     assert [] == log.notes
 
 
-def test_calls_without_a_trace_id_are_calls_of_their_own(tmp_path):
-    """The fork's analyzer made one of all that have N/A."""
-    writer = Writer(fork=True)
-    for number in range(20):
-        writer.call(number, [("get", 0.01 * (number + 1)), ("compute", 0.1), ("put", 0.02)])
-
-    log = read(tmp_path, writer.text())
-
-    assert [10_000 * (number + 1) for number in range(20)] == [row["get_us"] for row in log.calls]
-    assert {None} == {row["trace_id"] for row in log.calls}
-
-
 def test_stages_that_come_again_add_up(tmp_path):
     """A function that reads and writes the queue in its own code does so as often as it likes."""
     writer = Writer()
