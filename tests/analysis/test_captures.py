@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_profiler.analysis.captures import gpu_idle, range_times, span_kernels, top_kernels
+from verl_profiler.analysis.captures import gpu_idle, range_times, top_kernels
 from verl_profiler.reading.tables.tables import Tables
 
 MS = 1_000_000
@@ -33,30 +33,6 @@ def test_work_belongs_to_the_range_that_launched_it():
     assert [("turn", 0.1, 2, 0.04), ("update_actor", 0.01, 1, 0.03)] == [
         (row["event"], row["total_s"], row["launches"], pytest.approx(row["gpu_s"]))
         for row in range_times(made)
-    ]
-
-
-def test_a_range_joins_the_event_that_begins_with_it():
-    """Of two of the same name the nearer one; a range that no event stands for is left out."""
-
-    def event(begin_us, request, turn):
-        times = {"begin_us": begin_us, "end_us": begin_us + 5000, "duration_us": 5000}
-        who = {"run": "r", "name": "actor_0", "step": 2, "request_id": request, "turn": turn}
-        return {**who, "event": "turn", **times}
-
-    made = tables(
-        events=[event(10_100, "a", 0), event(11_000, "b", 1)],
-        capture_ranges=[
-            a_range(10, 15, "turn", kind="start"),
-            a_range(11, 16, "turn", kind="start"),
-            a_range(90, 95, "turn", kind="start"),
-        ],
-        capture_work=[work(10, 20, 30)],
-    )
-
-    assert [("a", 0, 1, 0.01), ("b", 1, 0, 0.0)] == [
-        (row["request_id"], row["turn"], row["launches"], row["gpu_s"])
-        for row in span_kernels(made)
     ]
 
 

@@ -10,7 +10,7 @@ from verl_profiler.reading.tables.tables import Tables
 NOT_IN_A_REHEARSAL = (
     *("own_spans", "memory_peaks", "step_trend"),
     *("memory_timeline", "memory_over_time", "phase_spans"),
-    *("range_times", "span_kernels", "top_kernels", "gpu_idle", "routes"),
+    *("range_times", "top_kernels", "gpu_idle", "routes"),
     *(
         "engine_load",
         "engine_load_over_time",

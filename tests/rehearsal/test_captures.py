@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from verl_profiler.analysis.captures import range_times, span_kernels
+from verl_profiler.analysis.captures import range_times
 from verl_profiler.cli import main
 from verl_profiler.reading.reader import load
 
@@ -44,13 +44,12 @@ def test_a_real_nsys_captures_each_process_and_task(nsys, rehearsed):
 
 @of_engine("sglang")
 def test_the_ranges_of_a_capture_are_the_events(nsys, rehearsed, monkeypatch):
-    """Exported and read back, they join the requests, turns and phases of the event files."""
+    """Exported and read back, they are the requests, turns and phases of the event files."""
     _, run, _ = rehearsed
     monkeypatch.setenv("PATH", nsys["PATH"])
     assert 0 == main(["collect", "--export", str(run)])
     with load(run) as opened:
         ranges = range_times(opened.tables)
-        spans = span_kernels(opened.tables)
         recorded = opened.rows(
             "SELECT event, count(*) AS events FROM events WHERE name = 'actor_0' "
             f"AND step = {STEPS} AND event IN ('train_mini_batch', 'optimizer_step') GROUP BY event"
@@ -69,8 +68,8 @@ def test_the_ranges_of_a_capture_are_the_events(nsys, rehearsed, monkeypatch):
     for row in recorded:
         assert row["events"] == of_actor[row["event"]]
     # The loop's captured requests and turns, as in the event files.
-    assert {"request", "turn", "engine_call", "tool_call"} <= {row["event"] for row in spans}
-    assert {"engine_0", "actor_0"} <= {row["name"] for row in spans}
+    assert {"request", "turn", "engine_call", "tool_call"} <= {row["event"] for row in ranges}
+    assert {"engine_0", "actor_0"} <= {row["name"] for row in ranges}
     # SGLang's schedulers are processes below the captured servers; a batch has a pass and a result.
     batches = {row["event"]: row["ranges"] for row in schedulers}
     assert {"forward_extend", "forward_decode", "batch_result"} == set(batches)

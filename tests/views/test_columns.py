@@ -27,7 +27,7 @@ RUNS = ("small_run", "rehearsal_run.tar.gz", "tq/run.tar.gz", "colocate_async_ru
 ONE_QUERY = {
     *("own_spans", "engine_load", "engine_load_over_time"),
     *("phase_efficiency", "device_use", "device_use_over_time", "device_times", "phase_intervals"),
-    *("range_times", "span_kernels", "top_kernels", "gpu_idle"),
+    *("range_times", "top_kernels", "gpu_idle"),
 }
 # No recorded run has such a row.
 NOT_RECORDED = {("tq_findings", "failed")}

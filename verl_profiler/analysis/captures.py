@@ -9,7 +9,7 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["gpu_idle", "range_times", "span_kernels", "top_kernels"]
+__all__ = ["gpu_idle", "range_times", "top_kernels"]
 
 # The range that starts and ends a capture.
 _CAPTURE = "(event = 'capture' AND coalesce(domain, '') = 'verl_profiler')"
@@ -40,8 +40,6 @@ _LAUNCHED = """
             AND r.place = b.place AND r.begin_ns > b.launch_ns
     )
 """
-# Largest distance between the begins of a range and its event, and the width of the lookup slots.
-_APART_US = 2000
 
 
 def range_times(tables: Tables, steps: Steps = None) -> Rows:
@@ -63,38 +61,6 @@ def range_times(tables: Tables, steps: Steps = None) -> Rows:
         FROM measured
         GROUP BY run, step, name, coalesce(domain, ''), event
         ORDER BY run, step, name, total_s DESC, domain, event
-        """
-    )
-
-
-def span_kernels(tables: Tables, steps: Steps = None) -> Rows:
-    """Join the ranges of the domain `verl_profiler` with their events.
-
-    Returns:
-        Table `span_kernels`: one row per event.  A range is joined with the closest event of
-        its process and name within 2 ms.
-    """
-    return tables.rows(
-        f"""
-        WITH ranges AS (
-            SELECT *, row_number() OVER () AS id, begin_ns // 1000 AS begin_us FROM capture_ranges
-            WHERE domain = 'verl_profiler' AND NOT {_CAPTURE} AND end_ns IS NOT NULL
-                AND {in_steps(steps)}
-        ), slots AS (
-            SELECT *, begin_us // {_APART_US} + unnest([-1, 0, 1]) AS slot FROM ranges
-        ), selected AS (
-            SELECT r.* EXCLUDE (slot), e.request_id, e.turn, e.duration_us, e.step AS event_step
-            FROM slots AS r JOIN event_fields AS e
-                ON e.run = r.run AND e.name = r.name AND e.event = r.event
-                AND e.begin_us // {_APART_US} = r.slot
-            WHERE abs(e.begin_us - r.begin_us) <= {_APART_US}
-            QUALIFY row_number() OVER (PARTITION BY r.id ORDER BY
-                abs(e.begin_us - r.begin_us) + abs(e.end_us - r.end_ns // 1000)) = 1
-        ), {_LAUNCHED}
-        SELECT run, event_step AS step, name, event, request_id, turn,
-            duration_us / 1e6 AS duration_s, launches, gpu_ns / 1e9 AS gpu_s
-        FROM measured
-        ORDER BY run, step, name, begin_ns, event
         """
     )
 
