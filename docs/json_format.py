@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from analyses import ANALYSES
+
 __all__ = ["FORMATS", "schema", "table_docs"]
 
 # The `format` of commands whose output has changed.
@@ -223,8 +225,6 @@ def schema(command: str) -> dict[str, Any]:
 
 def table_docs() -> dict[str, tuple[str, Mapping[str, str]]]:
     """Return what each table holds, one row of it, and its columns with a sentence for each."""
-    from analyses import ANALYSES
-
     from verl_profiler.analysis import overview
     from verl_profiler.analysis.requests import request_timeline
     from verl_profiler.views.columns import column_texts
