@@ -387,18 +387,6 @@ def test_a_probe_that_fails_costs_itself_only(host, recording, worker_config, ca
     assert 2 == capsys.readouterr().err.count("probe-failed")
 
 
-def test_arguments_reach_the_hooks_by_name(host, recording):
-    """However the caller passed them."""
-    seen = []
-    placing.install([probe("Host.plain", enter=lambda call: seen.append(dict(call.arguments)))])
-    one = host.Host()
-    one.result = None
-    one.plain(1, y=5)
-    one.plain(x=2)
-
-    assert [{"self": one, "x": 1, "y": 5}, {"self": one, "x": 2}] == seen
-
-
 def test_a_target_that_moved_costs_one_line_and_that_probe_only(host, recording, capsys):
     """Training is not affected, and the header says what is missing."""
     placing.install([probe("Host.gone", "gone"), probe("Host.plain")])
@@ -416,15 +404,6 @@ def test_a_parameter_that_is_gone_is_named(host, recording, capsys):
 
     assert "no longer takes priority" in capsys.readouterr().err
     assert ["seen"] == list(status.installed)
-
-
-def test_of_several_targets_in_one_module_the_first_that_exists_is_used(host, recording):
-    """Newest verl first."""
-    both = Probe("seen", "rollout", ("probed_host:Host.newer", "probed_host:Host.plain"))
-    placing.install([both])
-
-    assert {"seen": ["probed_host:Host.plain"]} == status.installed
-    assert {} == status.missed
 
 
 def test_a_module_that_comes_later_is_probed_when_it_comes(recording, tmp_path, monkeypatch):

@@ -193,29 +193,6 @@ def test_rewards_are_followed_into_the_users_function():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "culprit", "confidence"),
-    [
-        ((GATHER, "torch.serialization:load:3"), "actor_1 in torch.serialization:load:3", "high"),
-        ((GATHER, None), "actor_1: in no call", "medium"),
-        ((GATHER, GATHER), "all ranks wait for each other", "low"),
-    ],
-)
-def test_the_rank_that_the_others_wait_for(ranks, culprit, confidence):
-    """Ranks in a collective wait; the one that is not is the culprit."""
-    files = {
-        f"actor_{rank}": opened(calls=[call("update_actor", 99, at)])
-        for rank, at in enumerate(ranks)
-        if at is not None
-    }
-    trainer = {"trainer_0": opened(phases=[phase("update_actor")])}
-
-    found = verdict(RUN, {**trainer, **files}, HERE, NOW)
-
-    assert found.culprit.startswith(culprit)
-    assert confidence == found.confidence
-
-
-@pytest.mark.parametrize(
     ("open_s", "usual", "longest", "state"),
     [
         (59, 10.0, None, "running"),

@@ -160,40 +160,38 @@ WHOLE = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_bridged_call_prints_all_its_stages(hosts, trace, kind):
-    """In their order, with one call id, and the ratios of the guide."""
+def test_a_bridged_coroutine_prints_all_its_stages(hosts, trace):
+    """In their order, with one call id, the ratios of the guide, and each transfer's size and speed."""
     queue, bridge = hosts
-    printed = trace(trace=True)
+    printed = trace(trace=True, detail=True)
 
-    if kind == "sync":
+    @bridge.tqbridge()
+    async def compute_log_prob(data):
+        return {"log_probs": data["ids"] * 3}
 
-        @bridge.tqbridge()
-        def compute_log_prob(data):
-            return {"log_probs": data["ids"]}
-
-        compute_log_prob(meta_of(queue, 3, 3))
-    else:
-
-        @bridge.tqbridge()
-        async def compute_log_prob(data):
-            return {"log_probs": data["ids"]}
-
-        assert inspect.iscoroutinefunction(compute_log_prob)
-        asyncio.run(compute_log_prob(meta_of(queue, 3, 3)))
+    assert inspect.iscoroutinefunction(compute_log_prob)
+    asyncio.run(compute_log_prob(meta_of(queue, 3, 3)))
 
     found = printed()
+    function = [line for line in found if line["mark"] == "TQ-TRACE"]
     assert WHOLE == stages(found)
     assert {"compute_log_prob"} == {line["func"] for line in found}
-    assert 1 == len({line["call"] for line in found})
+    assert 1 == len({line["call"] for line in function})
     assert {trace_ids.of_batch("train", 3)} == {line["trace_id"] for line in found}
     assert {"3"} == {line["step"] for line in found}
-    end = found[-1]
+    end = function[-1]
     assert "ok" == end["status"]
     for ratio in ("get_ratio", "compute_ratio", "put_ratio"):
         assert re.fullmatch(r"\d+\.\d\d%", end[ratio])
     assert re.fullmatch(r"\d+\.\d{6}s", end["total_duration"])
-    assert "2" == found[1]["batch_size"]
+    assert "2" == function[1]["batch_size"]
+    get, put = (line for line in found if re.fullmatch(r"TQ_CLIENT_\w+_END", line["stage"]))
+    assert ["1.00", "3.00"] == [get["data_size_mb"], put["data_size_mb"]]
+    for line in (get, put):
+        speed = float(line["data_size_mb"]) / float(line["duration"].rstrip("s"))
+        assert float(line["throughput_mbps"]) == pytest.approx(speed, rel=0.2)
+    assert {end["call"]} == {line["call"].rpartition(".")[0] for line in (get, put)}
+    assert get["call"] != put["call"]
 
 
 def test_lines_have_the_documented_fields_in_the_documented_order(hosts, trace, caplog):
@@ -220,22 +218,6 @@ def test_lines_have_the_documented_fields_in_the_documented_order(hosts, trace, 
         "TQ_CLIENT_PUT_START": "trace_id stage batch_size data_size_mb timestamp func pid call step",
         "TQ_CLIENT_PUT_END": "trace_id stage duration throughput_mbps data_size_mb timestamp func pid call status step",
     } == {stage: " ".join(found) for stage, found in keys.items()}
-
-
-def test_client_operations_say_size_and_speed_both_ways(hosts, trace):
-    """And belong to the function's call."""
-    queue, bridge = hosts
-    printed = trace(detail=True)
-    bridge.tqbridge()(lambda data: {"out": data["ids"] * 3})(meta_of(queue, 1))
-    get, put = [line for line in printed() if line["stage"].endswith("_END")]
-
-    assert ["TQ_CLIENT_GET_END", "TQ_CLIENT_PUT_END"] == [get["stage"], put["stage"]]
-    assert ["1.00", "3.00"] == [get["data_size_mb"], put["data_size_mb"]]
-    for line in (get, put):
-        speed = float(line["data_size_mb"]) / float(line["duration"].rstrip("s"))
-        assert float(line["throughput_mbps"]) == pytest.approx(speed, rel=0.2)
-    assert get["call"].rpartition(".")[0] == put["call"].rpartition(".")[0]
-    assert get["call"] != put["call"]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,10 @@ def test_tracing_has_targets_of_its_own(reports):
 
 
 def test_no_caller_notices_a_probe(report):
-    """Result, exception, signature, kind and attributes stay, also where verl finds a worker's methods by them."""
+    """Signature, kind and attributes stay, also where verl finds a worker's methods by them.
+
+    Results and exceptions are tried in tests/instrumentation, with each probe in each kind of function.
+    """
     assert {} == {target: odd for target, odd in report["targets"].items() if odd}
     assert [target for target in report["registered"] if "update_actor" in target]
 
