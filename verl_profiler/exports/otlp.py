@@ -29,6 +29,8 @@ from verl_profiler.events.json_values import is_tuple
 __all__ = ["has_time_of_day", "make_span", "otlp_lines", "send", "span_id", "trace_id"]
 
 _BATCH = 512
+# For each batch, with repetitions.
+_TIMEOUT_S = 10.0
 # Times before 2001 are no times of day: a process's own clock, of lines without one.
 _FIRST_WALL_US = 10**15
 _SCOPE = InstrumentationScope("verl_profiler")
@@ -129,13 +131,12 @@ def otlp_lines(given: Iterator[ReadableSpan]) -> Iterator[str]:
         yield json.dumps(content, separators=(",", ":")) + "\n"
 
 
-def send(given: Iterator[ReadableSpan], endpoint: str, *, timeout_s: float = 10.0) -> int:
+def send(given: Iterator[ReadableSpan], endpoint: str) -> int:
     """Send spans to an OTLP/HTTP endpoint; return how many.
 
     Args:
         given: The spans.
         endpoint: Such as `http://127.0.0.1:4318`; `/v1/traces` is added where there is no path.
-        timeout_s: For each batch, with repetitions.
 
     Raises:
         ReadingError: It does not take them.
@@ -147,7 +148,7 @@ def send(given: Iterator[ReadableSpan], endpoint: str, *, timeout_s: float = 10.
             "otlp-endpoint",
         )
     url = endpoint if "/" in rest.rstrip("/") else f"{endpoint.rstrip('/')}/v1/traces"
-    exporter = OTLPSpanExporter(endpoint=url, timeout=timeout_s)
+    exporter = OTLPSpanExporter(endpoint=url, timeout=_TIMEOUT_S)
     sent = 0
     try:
         for batch in _batches(given):

@@ -280,28 +280,23 @@ def _event_attributes(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def transfer_queue_spans(
-    tables: Tables,
-    steps: Steps = None,
-    *,
-    function: str | None = None,
-    of_requests: bool = True,
+    tables: Tables, steps: Steps = None, *, of_requests: bool = True
 ) -> Iterator[ReadableSpan]:
     """Make the spans of all TransferQueue calls whose time of day is known.
 
     Args:
         tables: The tables.
         steps: First and last step; None for all.
-        function: One function; None for all.
         of_requests: Include transfers of a single request, which `request_spans` has too.
     """
     calls: dict[tuple[Any, ...], SpanContext | None] = {}
-    for row in filter(has_time_of_day, tq_calls(tables, steps, function=function)):
+    for row in filter(has_time_of_day, tq_calls(tables, steps)):
         made = _tq_span(row["func"], row, None)
         calls[_call(row)] = made.context
         yield made
-    for row in filter(has_time_of_day, tq_call_stages(tables, steps, function=function)):
+    for row in filter(has_time_of_day, tq_call_stages(tables, steps)):
         yield _tq_span(f"TQ_{row['stage'].upper()}:{row['func']}", row, calls.get(_call(row)))
-    for row in filter(has_time_of_day, tq_transfers(tables, steps, function=function)):
+    for row in filter(has_time_of_day, tq_transfers(tables, steps)):
         if of_requests or row["request_id"] is None:
             yield _tq_span(row["event"], row, calls.get(_call(row, of_transfer=True)))
 

@@ -86,14 +86,11 @@ class TransferLog:
         )
 
 
-def read_logs(
-    paths: Sequence[Path], *, label: str | None = None, utc_offset_s: int = 0
-) -> TransferLog:
+def read_logs(paths: Sequence[Path], *, utc_offset_s: int = 0) -> TransferLog:
     """Read logs as parts of one run, in the order in which they are given.
 
     Args:
         paths: Console logs, compressed or not; `-` is standard input.
-        label: For the column `run`; the first log's name when None.
         utc_offset_s: How far the clocks of the logs are ahead of UTC; they do not say it.
 
     Raises:
@@ -105,7 +102,7 @@ def read_logs(
         reading.take(line)
     shown = "standard input" if paths[0] == STDIN else paths[0].name
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    log.label = label if label is not None else shown + more
+    log.label = shown + more
     reading.finish(log.label)
     return log
 
