@@ -114,52 +114,25 @@ def test_the_tables_tell_what_a_tree_lacks(tmp_path):
     ]
 
 
-@pytest.fixture
-def rollouter(monkeypatch):
-    """Give a function that puts a stub in the place of verl's rollouter, and returns one of it."""
+def test_no_sample_is_expected_where_none_is_noticed(monkeypatch):
+    """A verl that names them otherwise: nothing is known of its progress."""
 
-    def make(*, has_samples):
-        class FullyAsyncRollouter:
-            active_tasks = max_concurrent_samples = staleness_samples = ()
+    class FullyAsyncRollouter:
+        active_tasks = max_concurrent_samples = staleness_samples = ()
 
-            async def _should_pause_generation(self):
-                return False
+        async def _should_pause_generation(self):
+            return False
 
-            async def _process_single_sample_streaming(self, rollout_sample):
-                pass
-
-        if not has_samples:
-            del FullyAsyncRollouter._process_single_sample_streaming
-        name = "verl.experimental.fully_async_policy.fully_async_rollouter"
-        module = types.ModuleType(name)
-        module.FullyAsyncRollouter = FullyAsyncRollouter
-        monkeypatch.setitem(sys.modules, name, module)
-        placing.install(experimental.PROBES)
-        return FullyAsyncRollouter()
-
+    name = "verl.experimental.fully_async_policy.fully_async_rollouter"
+    module = types.ModuleType(name)
+    module.FullyAsyncRollouter = FullyAsyncRollouter
+    monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(experimental, "_rollouter", experimental._Rollouter())
     with recorded_events():
-        yield make
+        placing.install(experimental.PROBES)
+        asyncio.run(FullyAsyncRollouter()._should_pause_generation())
+        expected = open_calls.idle_ns
         placing.uninstall()
         open_calls.forget()
 
-
-def test_samples_are_progress_where_verl_does_not_count_them(rollouter):
-    """As verl 0.8: without it, a wait for the next sample would last from the first check on."""
-    made = rollouter(has_samples=True)
-    asyncio.run(made._should_pause_generation())
-    waits = [open_calls.idle_ns]
-    for number in (1, 2):
-        asyncio.run(made._process_single_sample_streaming(types.SimpleNamespace(sample_id=number)))
-        waits.append(open_calls.idle_ns)
-
-    assert None not in waits
-    assert sorted({*waits}) == waits
-
-
-def test_no_sample_is_expected_where_none_is_noticed(rollouter):
-    """A verl that names them otherwise: nothing is known of its progress."""
-    made = rollouter(has_samples=False)
-    asyncio.run(made._should_pause_generation())
-
-    assert open_calls.idle_ns is None
+    assert expected is None

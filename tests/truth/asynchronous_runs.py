@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from truth.engine_readings import reading
+from truth.engine_readings import iterations
 from truth.rows import event_row
 
 __all__ = ["Call", "Plan", "Sample", "Simulation", "events_of", "iterations_of"]
@@ -352,8 +352,9 @@ def iterations_of(run: Simulation) -> list[dict[str, Any]]:
                 whole.append(round(summed))
                 before[place] = summed - whole[place]
             last, busy_s = EPOCH + row[-1][0] * MS, len(row) / 1000
-            made = reading(
+            made = iterations(
                 f"engine_{replica}",
+                last - len(row) * MS,
                 last,
                 iterations=whole[0],
                 decode_requests=whole[1],
@@ -361,9 +362,7 @@ def iterations_of(run: Simulation) -> list[dict[str, Any]]:
                 busy_s=busy_s,
                 device_s=busy_s,
             )
-            begin_us, length_us = last - len(row) * MS, len(row) * MS
-            event = {"event": "engine_iterations", "begin_us": begin_us, "duration_us": length_us}
-            found.append(made | event)
+            found.append(made)
     return found
 
 

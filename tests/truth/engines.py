@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from truth.engine_readings import reading
+from truth.engine_readings import iterations, reading
 from truth.synthetic import Phase, Request, Step, Turn
 
 
@@ -296,8 +296,9 @@ def _iterations(begin_us: int, row: Sequence[Pass]) -> dict[str, Any]:
     name = f"engine_{row[0].replica}"
     first, last = begin_us + round(row[0].begin_us), begin_us + round(row[-1].end_us)
     busy_s = sum(each.end_us - each.begin_us for each in row) / 1e6
-    made = reading(
+    return iterations(
         name,
+        first,
         last,
         iterations=len(row),
         busy_s=busy_s,
@@ -305,11 +306,6 @@ def _iterations(begin_us: int, row: Sequence[Pass]) -> dict[str, Any]:
         decode_requests=sum(each.decoding for each in row),
         prefill_tokens=sum(each.prefill_tokens for each in row),
     )
-    return made | {
-        "event": "engine_iterations",
-        "begin_us": first,
-        "duration_us": last - first,
-    }
 
 
 def state_events(
