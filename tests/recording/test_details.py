@@ -4,7 +4,6 @@ import json
 import signal
 import time
 from collections import Counter
-from itertools import pairwise
 
 import msgspec
 import pytest
@@ -114,28 +113,6 @@ def test_of_each_step_the_longest_and_those_that_ended_last_have_details(worker_
     assert not any("sampled" in line["extra"] for line in lines)
 
 
-def test_every_nth_of_the_others_has_details_that_stand_for_n(worker_config):
-    worker = warmed_up(Worker(worker_config, detail_share=0.1))
-    for number in range(100):
-        worker.request(f"r{number}", 0, 10 + number)
-
-    lines = worker.close()
-
-    counts = detailed(lines)
-    # The last is also the longest, and stands for itself alone.
-    weights = {
-        line["extra"]["request_id"]: line["extra"].get("sampled", 1)
-        for line in lines
-        if line["event"] == "turn"
-    }
-    assert weights.pop("first") == weights.pop("r99") == 1
-    assert set(weights.values()) == {10}
-    assert 9 <= len(weights) <= 10
-    assert set(counts.values()) == {6}
-    places = sorted(int(name[1:]) for name in weights)
-    assert {10} == {after - before for before, after in pairwise(places)}
-
-
 @pytest.mark.parametrize("status", ["error", "cancelled", "unfinished"])
 def test_a_request_that_failed_has_details(worker_config, status):
     worker = warmed_up(Worker(worker_config))
@@ -158,52 +135,6 @@ def test_the_first_request_with_an_event_of_some_name_has_details(worker_config)
     worker.request("c", 0, 90)
 
     assert {"first": 6, "a": 7, "c": 6} == detailed(worker.close())
-
-
-def test_the_line_of_a_request_has_the_sums_of_its_details(worker_config):
-    """Added up by hand; the score lies within the postprocessing and is taken out of it."""
-    worker = warmed_up(Worker(worker_config))
-    worker.start("a", 0)
-    for event, begin, end in (
-        ("prompt_build", 0, 2),
-        ("engine_call", 2, 12),
-        ("tool_parsing", 12, 13),
-        ("tool_call", 13, 20),
-        ("tool_call", 14, 23),
-        ("tool_execution", 13, 23),
-        ("token_merge", 23, 24),
-        ("engine_call", 24, 30),
-        ("agent_loop", 0, 30),
-        ("reward", 31, 34),
-        ("postprocess", 30, 39),
-    ):
-        worker.event(event, begin, end, request_id="a", response_tokens=7)
-    worker.end("a", 0, 40)
-    worker.request("b", 0, 90)
-
-    (line,) = (
-        line
-        for line in worker.close()
-        if line["event"] == "request" and line["extra"]["request_id"] == "a"
-    )
-
-    assert {
-        "one_in": 0,
-        "components": {
-            "engine": 0.016,
-            "prompt_build": 0.002,
-            "tool": 0.010,
-            "tool_parsing": 0.001,
-            "token_merge": 0.001,
-            "reward": 0.003,
-            "postprocess": 0.006,
-        },
-        "engine_calls": 2,
-        "tool_calls": 2,
-        "generated_tokens": 14,
-        "request_id": "a",
-        "sample": "a",
-    } == line["extra"]
 
 
 def test_late_details_share_their_requests_fate(worker_config):

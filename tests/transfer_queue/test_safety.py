@@ -7,7 +7,6 @@ import re
 import sys
 import threading
 import time
-import types
 import weakref
 from contextvars import ContextVar, copy_context
 
@@ -35,10 +34,6 @@ class KVBatchMeta(Data):
 
     def __init__(self):
         self.tags, self.partition_id, self.size = [{"global_steps": 7}], "train", 1
-
-
-class AgentLoopWorkerTQ(Data):
-    """By its name a worker of verl's."""
 
 
 class Printed(logging.Handler):
@@ -77,23 +72,9 @@ def tracing(printed):
     status.clear()
 
 
-def arguments_of(kind):
-    if kind == "rollout":
-        return (AgentLoopWorkerTQ(), Data(), types.MappingProxyType({"step": 3}))
-    if kind == "client_put":
-        return (Data(), Data(), KVBatchMeta())
-    return (Data(), KVBatchMeta(), Data())
-
-
 TRACES = {
-    "bridged": (probes.begin_function, "f", True, False),
     "direct": (probes.begin_function, "f", False, False),
-    "rollout": (probes.begin_rollout,),
-    "compute": (probes.begin_compute,),
-    "get": (probes.begin_operation, "GET"),
-    "put": (probes.begin_operation, "PUT"),
     "client_get": (probes.begin_client_call, "GET"),
-    "client_put": (probes.begin_client_call, "PUT"),
 }
 
 
