@@ -127,6 +127,10 @@ def write_with_times(path, rows, _run):
     path.write_text("\n".join([head, *body]) + "\n")
 
 
+def write_utf16(path, rows, _run):
+    path.write_bytes(console(path, rows).read_text().encode("utf-16"))
+
+
 def write_long(path, rows, _run):
     body = [f"r1,{name},{value},{step}" for step, values in rows for name, value in values.items()]
     path.write_text("\n".join(["run_id,key,value,step", *body]) + "\n")
@@ -141,6 +145,7 @@ def write_long(path, rows, _run):
         ("panel.csv", write_csv, "my-run - "),
         ("mlflow.csv", write_long, ""),
         ("swanlab.csv", write_with_times, ""),
+        ("powershell.log", write_utf16, ""),
     ],
 )
 def test_files_of_other_loggers_have_the_figures_of_the_console(tmp_path, capsys, name, write, run):

@@ -26,7 +26,7 @@ WRITTEN = st.one_of(
     st.booleans().map(lambda value: (str(value), float(value))),
     st.sampled_from(["nan", "inf", "-inf", "np.float64(nan)"]).map(lambda text: (text, None)),
 )
-PREFIXES = st.sampled_from([form.prefix for form in FORMS.values()])
+PREFIXES = st.sampled_from([form.prefix for form in FORMS.values()] + ["> (TaskRunner pid=7) "])
 
 
 def read(text, folder, name="a.log"):

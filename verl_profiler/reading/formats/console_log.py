@@ -10,6 +10,7 @@ are not UTF-8 are replaced, and a line without a prefix has no process.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 import sys
@@ -65,6 +66,8 @@ class ConsoleLine(NamedTuple):
         pid: The process id in Ray's prefix.
         ip: The node in Ray's prefix; None on the driver's own node.
         repeated: How many processes printed it, by Ray's count; 1 without one.
+        before: What stands before the first prefix of the physical line: a quotation mark, a
+            scheduler's timestamp, or another process's line that was not ended.
         whole: False for the last line of a file that has no line end.
     """
 
@@ -74,6 +77,7 @@ class ConsoleLine(NamedTuple):
     pid: int | None = None
     ip: str | None = None
     repeated: int = 1
+    before: str = ""
     whole: bool = True
 
 
@@ -153,10 +157,18 @@ def _opened(path: Path) -> Generator[BinaryIO, None, None]:
     file = sys.stdin.buffer if path == STDIN else open_log(path)
     try:
         with expanded(file) as content:
-            yield cast("BinaryIO", content)
+            yield _utf8(cast("BinaryIO", content))
     finally:
         if path != STDIN:
             file.close()
+
+
+def _utf8(content: BinaryIO) -> BinaryIO:
+    """Transcode UTF-16, which PowerShell writes; anything else stays as it is."""
+    peek = getattr(content, "peek", None)
+    if peek is None or peek(2)[:2] not in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return content
+    return cast("BinaryIO", codecs.EncodedFile(content, "utf-8", "utf-16", "replace"))
 
 
 def _by_process(text: str, number: int, *, whole: bool) -> Iterator[ConsoleLine]:
@@ -165,6 +177,7 @@ def _by_process(text: str, number: int, *, whole: bool) -> Iterator[ConsoleLine]
         text, repeated = _counted(text)
         yield ConsoleLine(text, number, repeated=repeated, whole=whole)
         return
+    before = text[: found[0].start()]
     ends = [match.start() for match in found[1:]]
     for match, end in zip(found, [*ends, None], strict=True):
         part, repeated = _counted(text[match.end() : end])
@@ -175,8 +188,10 @@ def _by_process(text: str, number: int, *, whole: bool) -> Iterator[ConsoleLine]
             pid=int(match["pid"]),
             ip=match["ip"],
             repeated=repeated,
+            before=before,
             whole=whole or end is not None,
         )
+        before = ""
 
 
 def _prefixes(text: str) -> Iterator[re.Match[str]]:

@@ -222,21 +222,25 @@ class _Text:
         self.whole = line.whole
         self.wraps = 0
         self.width = len(line.text)
+        self.quoted = (line.before or line.text).lstrip().startswith(">")
 
     def continued(self, line: ConsoleLine) -> bool:
         """Take a line as the rest of this one, if that is what it must be."""
         if line.pid is not None or not line.text.strip():
             return False
+        text = line.text
+        if self.quoted:
+            text = text.removeprefix(">").removeprefix(" ")
         open_end = self.text.rpartition(_BETWEEN)[2]
         for joint in ("", " "):
-            joined = (open_end + joint + line.text).removesuffix(_BETWEEN[:-1])
+            joined = (open_end + joint + text).removesuffix(_BETWEEN[:-1])
             metrics = [part for part in joined.split(_BETWEEN) if part]
             if _fits(metrics) and (
                 len(metrics) > 1
                 or not _METRIC.fullmatch(open_end)
                 or (self.wraps and len(line.text) <= self.width)
             ):
-                self.text += joint + line.text
+                self.text += joint + text
                 self.whole = line.whole
                 self.wraps += 1
                 return True
