@@ -232,6 +232,19 @@ def test_late_lines_of_an_earlier_version_are_no_resumption(tmp_path):
     assert [] == problems
 
 
+def test_slime_s_lines_are_read(tmp_path, capsys):
+    times = "{'perf/update_weights_time': 1.3, 'perf/train_wait_time': 211.3, 'perf/actor_train_time': 81.0, 'perf/train_time': 95.0, 'perf/step_time': 306.3}"
+    log = tmp_path / "slime.log"
+    log.write_text(
+        "".join(f"(Actor pid=3) metric_utils.py:44 - perf {n}: {times}\n" for n in range(1, 7))
+    )
+
+    assert 0 == main(["summary", str(log)])
+    out = capsys.readouterr().out
+    assert "train_wait  3 min 31 s   69 %" in out
+    assert "6 steps, mean 5 min 6 s" in out
+
+
 def test_a_log_that_ends_without_a_step_is_answered_with_what_ended_it(tmp_path, capsys):
     log = tmp_path / "train.log"
     log.write_text(

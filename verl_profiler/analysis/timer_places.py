@@ -42,6 +42,9 @@ _CORE = (
     "update_critic",
     "update_critic_actor",
     "update_actor",
+    # slime's step, which is their sum.
+    "train_wait",
+    "train",
 )
 # Inside in some versions and outside in others; where the numbers allow both, inside or not by the
 # version that has `update_weights` (0.7.1 and later).

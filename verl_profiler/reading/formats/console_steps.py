@@ -6,16 +6,19 @@ verl prints `%.3f` up to 0.4 and what `pprint` makes of a value since 0.5.  A li
 progress bar, be wrapped by a terminal, or be cut.  Logs of several launches in a row are separated:
 a launch that begins above the first step of the one before resumes it, and what it did again
 counts; one that does not is a run of its own.  Lines of trainers that ran at once, by Ray's process
-ids, are of different runs.  Files of other loggers (`metric_files`) are read as such lines.
+ids, are of different runs.  Files of other loggers (`metric_files`) and the `perf` lines of slime are
+read as such lines.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 from verl_profiler.reading.formats.console_log import STDIN, ConsoleLine, file_lines, lines_of
 from verl_profiler.reading.formats.metric_files import metric_rows
@@ -30,10 +33,14 @@ _STEP = re.compile(r"(?<![\w/@.\-])step:(?P<step>\d{1,9})(?= -|\s*$)")
 _BETWEEN = " - "
 _TIMER = "timing_s/"
 _STEP_TIMER = f"{_TIMER}step"
+_PERF = "perf "
+_SLIME = re.compile(r"(?<![\w/])perf (?P<step>\d{1,9}): (?P<values>\{'perf/[^{}]*\})")
 # The block that W&B prints at the end; without a console logger it has the only step.
 _SUMMARY = "wandb: Run summary"
 _SUMMARIZED = re.compile(r"wandb: +(?P<name>\S+) (?P<value>[-+]?[\d.]+(?:e[-+]?\d+)?)$")
 _STEP_NAMES = ("training/global_step", "global_step", "_step")
+# slime's step is its waiting and its training; all other timers are parts of these.
+_OF_SLIME = ("step", "train_wait", "train")
 
 _NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
 _VALUE = (
@@ -179,9 +186,15 @@ def step_lines(path: Path, problems: list[str]) -> Iterator[StepLine]:
         if summary is not None and "wandb: " in raw:
             metrics = (_SUMMARIZED.search(line.text) for line in lines_of(raw, number))
             summary |= {each["name"]: float(each["value"]) for each in metrics if each is not None}
-        if current is None and "step:" not in raw:
+        if current is None and "step:" not in raw and _PERF not in raw:
             continue
         for line in lines_of(raw, number):
+            slime = _SLIME.search(line.text) if _PERF in line.text else None
+            if slime is not None:
+                printed = True
+                at = StepLine(int(slime["step"]), {}, path, number, line.pid)
+                yield _of_slime(at, slime["values"])
+                continue
             match = _STEP.search(line.text)
             if match is None and current is not None and current.continued(line):
                 continue
@@ -210,6 +223,22 @@ def _of_metrics(line: StepLine, values: Mapping[str, float]) -> StepLine:
         },
         validated=f"{_TIMER}testing" in values or any(map(_is_validation, values)),
     )
+
+
+def _of_slime(line: StepLine, text: str) -> StepLine:
+    """Read a line of slime (slime/utils/train_metric_utils.py); its step is waiting and training."""
+    try:
+        content = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return line
+    values: dict[str, float] = {}
+    pairs = cast("dict[Any, Any]", content).items() if isinstance(content, dict) else ()
+    for name, value in pairs:
+        timer = str(name).removeprefix("perf/").removesuffix("_time")
+        if isinstance(value, int | float) and str(name).endswith("_time"):
+            part = "" if timer in _OF_SLIME else "slime/"
+            values[f"{_TIMER}{part}{timer}"] = float(value)
+    return _of_metrics(line, values)
 
 
 class _Text:
