@@ -1,6 +1,5 @@
 """The diff command: tables, conditions and exit status."""
 
-import argparse
 import json
 import re
 import shutil
@@ -9,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 from cached_runs import REHEARSED, SMALL
+from commands import command
 
 from verl_profiler.analysis.compare.comparison import Metric
 from verl_profiler.analysis.compare.conditions import condition
@@ -18,11 +18,7 @@ from verl_profiler.views.diff_text import diff_text
 
 BEGIN = datetime(2026, 11, 21, 2, tzinfo=UTC)
 
-
-def run(*arguments):
-    parser = argparse.ArgumentParser()
-    diff.add_arguments(parser)
-    return diff.run(parser.parse_args([*map(str, arguments)]))
+run = command(diff)
 
 
 def make_run(

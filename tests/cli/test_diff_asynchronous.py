@@ -1,21 +1,17 @@
 """`diff` of recorded runs of which at least one is asynchronous."""
 
-import argparse
 import json
 
 import pytest
 from cached_runs import cached
+from commands import command
 
 from verl_profiler.cli import diff
 from verl_profiler.errors import ReadingError
 
 SYNCHRONOUS = "rehearsal_run"
 
-
-def run(*arguments):
-    parser = argparse.ArgumentParser()
-    diff.add_arguments(parser)
-    return diff.run(parser.parse_args([*map(str, arguments)]))
+run = command(diff)
 
 
 def compared(capsys, first, second):
