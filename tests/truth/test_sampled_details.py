@@ -4,13 +4,13 @@ The same run is recorded twice: in full, and with the details of one request in 
 of each step and worker.  The full run is the truth.
 """
 
-import argparse
 import math
 import shutil
 from pathlib import Path
 
 import pytest
 from analyses import ANALYSES
+from commands import command
 from truth.sampled_runs import SHAPE, full_run, record_again
 
 from verl_profiler.cli import diff, requests, summary
@@ -206,16 +206,10 @@ def test_the_note_counts_the_requests_with_details(runs):
     assert [] == full.notes
 
 
-def command(module, *arguments):
-    parser = argparse.ArgumentParser()
-    module.add_arguments(parser)
-    return module.run(parser.parse_args([*map(str, arguments)]))
-
-
 def test_summary_and_diff_mark_estimates(runs, folder, capsys):
     """And nothing else: a full run has no mark."""
     del runs
-    command(summary, folder / "part", "--no-cache", "-v")
+    command(summary)(folder / "part", "--no-cache", "-v")
     printed = capsys.readouterr().out
     tools = [line for line in printed.splitlines() if " calc" in line]
     requests = [line for line in printed.splitlines() if line.strip().startswith("requests ")]
@@ -224,10 +218,10 @@ def test_summary_and_diff_mark_estimates(runs, folder, capsys):
     assert requests
     assert not any("≈" in line for line in requests)
 
-    command(summary, folder / "full", "--no-cache", "-v")
+    command(summary)(folder / "full", "--no-cache", "-v")
     assert "≈" not in capsys.readouterr().out
 
-    command(diff, folder / "full", folder / "part", "--no-cache", "--all")
+    command(diff)(folder / "full", folder / "part", "--no-cache", "--all")
     lines = capsys.readouterr().out.splitlines()
     marked = {line.split()[1].split(".")[0] for line in lines if line.strip().startswith("≈ ")}
     assert {"turn", "engine_call", "tool_call", "tool_call:calc"} <= marked
@@ -242,7 +236,7 @@ def test_a_request_without_details_says_so(runs, folder, capsys):
             "SELECT request_id FROM requests WHERE NOT validate AND detailed = ? ORDER BY request_id LIMIT 1",
             [detailed],
         )
-        command(requests, folder / "part", "--no-cache", "--request", row["request_id"])
+        command(requests)(folder / "part", "--no-cache", "--request", row["request_id"])
         printed = capsys.readouterr().out
         assert detailed == ("details of this request" not in printed)
         assert "engine" in printed

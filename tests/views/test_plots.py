@@ -23,7 +23,6 @@ from verl_profiler.views.step_text import step_block
 from verl_profiler.views.view import Choice, NothingToDraw
 
 DATA = Path(__file__).parent.parent / "data"
-HOSTILE = "$\\frac{1}{0}$ <b>\x1b[31m\u202e工具 " + "long " * 20
 
 
 def with_more_lines(folder, files, event, more):
