@@ -144,6 +144,19 @@ def test_other_hosts_clocks_are_corrected_before_they_are_compared(tmp_path):
     assert 1 == len(problems(tmp_path))
 
 
+def test_headers_of_older_versions_give_one_line(tmp_path):
+    """They show nothing about the end; so nothing is claimed."""
+    write_process(tmp_path, "trainer_0", events=[(9.0, "step")], ended=9.5)
+    for number in range(5):
+        write_process(tmp_path, f"worker_{number}")
+
+    (text,) = problems(tmp_path)
+    assert text == (
+        "5 of 6 processes were killed; up to 0.5 s of events each may be lost (their headers, of an "
+        "older version, do not show whether any are)"
+    )
+
+
 @pytest.mark.parametrize(
     ("header", "expected"),
     [

@@ -31,8 +31,8 @@ class _Killed:
     """A process without an end.
 
     Args:
-        complete_us: Up to when its files are complete, on the run's axis; None where its header does not
-            have it.
+        complete_us: Up to when its files are complete, on the run's axis; None where its header,
+            written by an older version, does not have it.
         heard_us: Its last sign of life, on the run's axis.
         window_s: No more than this of events can be missing.
         waiting: Events that it could not write.
@@ -106,7 +106,7 @@ def _of_run(
             f"{_none_of(members)}: the run was killed, or its disk stopped responding; events after "
             f"{_tenths(first_us)} UTC may be lost{later}"
         )
-        rest = []
+        rest = [each for each in rest if each.complete_us is None]
     lost: dict[str, float] = {}
     for each in rest:
         if each.complete_us is not None:
@@ -118,6 +118,12 @@ def _of_run(
         yield (
             f"{len(lost)} of {len(members)} processes were killed while others worked; "
             f"{_bound(max(lost.values()))} each may be lost ({some(lost, _SHOWN)})"
+        )
+    old = [each.name for each in rest if each.complete_us is None]
+    if old:
+        yield (
+            f"{len(old)} of {len(members)} processes were killed; up to 0.5 s of events each may be "
+            "lost (their headers, of an older version, do not show whether any are)"
         )
 
 
