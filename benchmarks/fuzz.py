@@ -83,6 +83,7 @@ def command_lines(mutant, clean, rng):
         (10, ["collect", run, *rng.choice(([], ["--json"]))]),
         (12, ["timing", log, *rng.choice((["--json"], ["--csv"]))]),
         (0.3, ["timing", log, "--output-dir", out]),
+        (3, ["memory", log, *rng.choice(([], ["--json"]))]),
         (3, ["tq", log, *rng.choice(([], ["--json"], ["--lang", "zh"]))]),
         (1, ["summary", run, *cache, *step]),
         (1, ["summary", run, "--json", *cache, *step]),

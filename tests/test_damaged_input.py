@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from verl_profiler.cli import main
+from verl_profiler.reading.formats.console_memory import read_logs as read_memory
 from verl_profiler.reading.formats.console_steps import logged_runs
 from verl_profiler.reading.formats.registry import read_trace
 from verl_profiler.reading.formats.tq_log import read_logs as read_transfers
@@ -31,14 +32,14 @@ READERS = {
     "whole_file": (2, ["requests RUN", "tq RUN"]),
     "compressed": (1, ["requests RUN"]),
     "json_file": (2, ["requests RUN", "stuck RUN -v"]),
-    "file_kind": (3, ["stuck RUN -v", "timing LOG --json"]),
+    "file_kind": (3, ["stuck RUN -v", "memory LOG"]),
     "file_name": (1, ["stuck RUN"]),
     "folder_name": (1, ["requests RUN"]),
     "parent_name": (1, ["requests RUN"]),
     "cache": (2, ["requests RUN"]),
     "parquet": (1, ["requests RUN"]),
     "archive": (2, ["requests RUN"]),
-    "console": (4, ["timing LOG --json", "tq LOG --json"]),
+    "console": (4, ["timing LOG --json", "memory LOG --json", "tq LOG --json"]),
     "torch_trace": (1, ["export perfetto RUN -o OUT"]),
     "nsys": (1, ["export perfetto RUN -o OUT"]),
 }
@@ -163,7 +164,9 @@ def test_no_line_of_a_log_takes_long(tmp_path):
     ]
     path.write_text(GOOD + "\n".join(lines) + "\n" + GOOD.replace("step:1", "step:9"))
 
+    memory, _ = read_memory([path])
     runs = logged_runs([path], [])
     read_transfers([path])
 
     assert {1, 9} <= {line.step for run in runs for line in run.lines}
+    assert len(memory.rows("SELECT * FROM memory")) >= 2

@@ -21,10 +21,16 @@ def places(tmp_path_factory):
     again = folder / f"again{TOKEN.replace('/', '')}"
     shutil.copytree(run, again)
     log = hostile_log(DATA / "console_logs" / "verl-0.9.1-real.log", folder / f"{run.name}.log")
+    memory = folder / f"memory{run.name}.log"
+    memory.write_text(
+        "step:1 - timing_s/step:1.0\n"
+        f"Before {TOKEN.splitlines()[0]}, memory allocated (GB): 1.00, memory reserved (GB): 2.00\n"
+        "step:2 - timing_s/step:1.0\n"
+    )
     tq = folder / f"tq{run.name}.log"
     (folder / "tq.log").write_bytes(gzip.decompress((DATA / "tq" / "console.log.gz").read_bytes()))
     hostile_log(folder / "tq.log", tq)
-    names = {"AGAIN": again, "LOG": log, "TQ": tq}
+    names = {"AGAIN": again, "LOG": log, "MEMORY": memory, "TQ": tq}
     below = {
         name: folder / f"{name.lower()}{TOKEN.replace('/', '')}" for name in ("OUT", "NOWHERE")
     }
@@ -46,7 +52,7 @@ WORDS = [
     ("watch RUN --once", 0),
     ("timing LOG --output-dir OUT/timing", 0),
     ("tq TQ", 0),
-    ("memory RUN", 0),
+    ("memory MEMORY", 0),
     ("export prometheus RUN", 0),
     ("export perfetto RUN --out OUT/timeline.pftrace", 0),
     ("collect RUN", 1),

@@ -225,7 +225,7 @@ def memory_findings(
     Args:
         tables: The tables of the runs.
         steps: First and last; None for all.
-        launches: `run.json` by run.
+        launches: `run.json` by run; a log has none.
 
     Returns:
         Table `memory_findings`: one row per finding.
@@ -268,7 +268,7 @@ def _findings(effects: Rows, requested: Mapping[str, Any], engine: Any) -> list[
         ]
     if not effects:
         text = "No releases or resumes of an engine's memory were recorded."
-        advice = "Record the family weights."
+        advice = "Record the family weights; in a log, set VERL_LOGGING_LEVEL=DEBUG."
         return [_finding("not-recorded", False, text, advice)]
     found: list[dict[str, Any]] = []
     if not known:

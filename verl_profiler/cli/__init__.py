@@ -23,7 +23,7 @@ from verl_profiler.reading.progress import watched
 
 __all__ = ["COMMANDS", "main", "version"]
 
-_OF_RUNS_ALONE = ("requests", "plot", "memory", "export")
+_OF_RUNS_ALONE = ("requests", "plot", "export")
 # Exports of TransferQueue's calls, which console logs have.
 _OF_TRANSFERS = ("otlp", "prometheus", "jsonl")
 COMMANDS = (

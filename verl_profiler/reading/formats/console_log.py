@@ -1,9 +1,8 @@
 """Lines of a training console, cleaned: colors, Ray's prefixes and its repeat counts set apart.
 
     problems = []
-    for number, raw in file_lines(Path("verl_demo.log"), problems):
-        for line in lines_of(raw, number):
-            print(line.number, line.process, line.text)
+    for line in console_lines(Path("verl_demo.log"), problems):
+        print(line.number, line.process, line.text)
 
 Reads plain and gzip-compressed files, and `-` for standard input.  No text is an error: bytes that
 are not UTF-8 are replaced, and a line without a prefix has no process.
@@ -29,7 +28,7 @@ from verl_profiler.events.files import (
     reason_of,
 )
 
-__all__ = ["CONSOLE", "STDIN", "ConsoleLine", "clean", "file_lines", "lines_of"]
+__all__ = ["CONSOLE", "STDIN", "ConsoleLine", "clean", "console_lines", "file_lines", "lines_of"]
 
 # The name under which a run directory keeps its console, if it does.
 CONSOLE = "console.log"
@@ -80,6 +79,20 @@ class ConsoleLine(NamedTuple):
     repeated: int = 1
     before: str = ""
     whole: bool = True
+
+
+def console_lines(path: Path, problems: list[str]) -> Iterator[ConsoleLine]:
+    """Read a console log.
+
+    Args:
+        path: A text or gzip file; `-` for standard input.
+        problems: Takes a sentence when the end of a compressed file is missing.
+
+    Raises:
+        ReadingError: The file cannot be read.
+    """
+    for number, raw in file_lines(path, problems):
+        yield from lines_of(raw, number)
 
 
 def file_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, str]]:
