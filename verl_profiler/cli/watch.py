@@ -127,12 +127,16 @@ class _Reading:
 
         stream = io.StringIO()
         with quick_rows(), load(self._path) as opened:
-            files = ProcessFiles(run_directory(self._path, self._path))
-            shown = present(files, opened.tables)
-            if write_summary(opened, None, stream, as_json=False):
-                self.problem = "; ".join(["nothing to report yet", *opened.problems])
-            else:
-                self.problem = None
+            try:
+                files = ProcessFiles(run_directory(self._path, self._path))
+                shown = present(files, opened.tables)
+                if write_summary(opened, None, stream, as_json=False):
+                    self.problem = "; ".join(["nothing to report yet", *opened.problems])
+                else:
+                    self.problem = None
+            except BaseException:
+                self._made |= opened.supersede(set())
+                raise
             self._made = opened.supersede(self._made)
         self.present, self.text, self._read_s = shown, stream.getvalue(), time.time()
 

@@ -183,7 +183,8 @@ class CacheFolder:
         Otherwise, a command that reads a growing run again and again would leave a copy of its end each time.
         """
         for name in made:
-            if name in self._used:
+            # What is not here is where the folder was before, or comes back with it.
+            if name in self._used or not (self.path / name).exists():
                 self.made.add(name)
             else:
                 self._remove(name, math.inf)
