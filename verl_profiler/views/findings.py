@@ -16,6 +16,8 @@ from verl_profiler.units import seconds, share
 __all__ = ["RULES", "brief_findings", "finding_list", "finding_texts", "short_findings"]
 
 _WIDTH = 92
+# A culprit with more characters is not repeated below the message that names it.
+_LONG = 40
 
 
 def finding_texts(rows: Rows) -> list[dict[str, Any]]:
@@ -121,13 +123,16 @@ def finding_list(rows: Rows, left_out: LeftOut = NOTHING) -> str:
 def short_findings(rows: Rows, most: int = 3) -> list[list[str]]:
     """Return the first findings as lines: the message, the gain with the culprit, and the fix."""
     found: list[list[str]] = []
-    for number, text in enumerate(finding_texts(rows[:most]), 1):
+    for number, (row, text) in enumerate(zip(rows, finding_texts(rows[:most]), strict=False), 1):
         lines = textwrap.wrap(
             visible(f"{number}. {text['message']}"), 100, subsequent_indent="   ",
             max_lines=2, placeholder=" …",
         )  # fmt: skip
-        culprit = f"; culprit: {text['who']}" if text["who"] else ""
-        lines.append(clipped(f"   gain: {text['gain']}{culprit}"))
+        culprit = f"culprit: {text['who']}" if text["who"] else ""
+        if len(row["culprit_text"]) > _LONG and row["culprit_text"] in row["message"]:
+            culprit = row["where"]
+        parts = [text["gain"], *([culprit] if culprit else [])]
+        lines.append(clipped(f"   gain: {'; '.join(parts)}"))
         names = " and ".join(name for name, _ in text["files"])
         # What can be pasted is never cut off.
         fix = " ".join(text["paste"]) + f"  ({names}: summary -v)" * bool(names)

@@ -227,7 +227,9 @@ def _changes(
                 by_tokens.append((_lost_s(series, more), phase, more))
             if rate is not None:
                 how = "tokens as before" if more is None else "besides its tokens"
-                text = f"{phase}: {rate.first:.3g} to {rate.last:.3g} ms per token, {how}"
+                long = shape_of(series, first)
+                spent = f"{seconds(long.first)} to {seconds(long.last)}, " if long else ""
+                text = f"{phase}: {spent}{rate.first:.3g} to {rate.last:.3g} ms per token, {how}"
                 found.append(_finding(series, rate, phase, text))
             if rate is not None or more is not None:
                 continue
