@@ -14,8 +14,8 @@ REHEARSE_FLAGS ?=
 REQUIREMENTS := verl_profiler/rehearsal/requirements-$(ENGINE)
 # A change of a list, or of what the package itself needs, installs again.
 INSTALLED := $(VENV)/installed-$(ENGINE)
-# Passed to pytest, for example -k recorder, or -m nightly; without any, two parts run beside each other: the
-# others, and what needs the real verl or Ray, most of which waits for processes to start, with lint behind it.
+# Passed to pytest, for example -k recorder, or -m nightly; without any, two parts run beside each other: what
+# needs the real verl or Ray, most of which waits for processes to start; lint, and then the others.
 TEST_FLAGS ?=
 REAL := verl or ray or rehearsal
 # The files with such tests: to collect the others costs each process 15 s of CPU.
@@ -32,7 +32,7 @@ WITH_NODE = PATH="$(NODE)/bin:$$PATH"
 # Each process that a test or a rehearsal starts would compile all that it imports; those of users do not.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install rehearsal docs lint test test-all test-quick test-real real-then-lint
+.PHONY: help install rehearsal docs lint test test-all test-quick test-real lint-then-quick
 
 help:
 	@echo "make rehearsal                  install into $(VENV) and rehearse with the real SGLang"
@@ -66,18 +66,16 @@ test: $(INSTALLED) lint
 	$(VENV)/bin/python -m pytest $(TEST_FLAGS)
 else
 test: $(INSTALLED) $(VENV)/installed-dev
-	$(MAKE) --no-print-directory --keep-going --output-sync=target -j2 real-then-lint test-quick
+	$(MAKE) --no-print-directory --keep-going --output-sync=target -j2 test-real lint-then-quick
 endif
 
-real-then-lint:
-	$(MAKE) --no-print-directory test-real; tested=$$?; $(MAKE) --no-print-directory lint && exit $$tested
+lint-then-quick:
+	$(MAKE) --no-print-directory lint; linted=$$?; $(MAKE) --no-print-directory test-quick && exit $$linted
 
 test-all:
 	$(MAKE) --no-print-directory test LESS=
 
-# The page's accessibility is tested where its checker can be installed.
 test-quick: $(VENV)/installed-dev
-	-$(MAKE) --no-print-directory $(PAGE_CHECKS)/installed
 	$(PYTEST) -m "not ($(REAL)) $(LESS)" --ignore=tests/verl
 
 test-real: $(VENV)/installed-dev

@@ -221,7 +221,7 @@ def tools(tables: Tables, steps: Steps) -> Found:
         slowest = tables.rows(
             "SELECT step, tool AS who, duration_us / 1e6 AS seconds, request_id AS what "
             f"FROM tool_calls WHERE run = ? AND tool = ? AND NOT validate AND {in_steps(steps)} "
-            f"AND duration_us IS NOT NULL ORDER BY duration_us DESC, step LIMIT {_EXAMPLES}",
+            f"AND duration_us IS NOT NULL ORDER BY duration_us DESC, step, request_id LIMIT {_EXAMPLES}",
             [run, culprit.who],
         )
         found.setdefault(run, {})["slow_tools"] = (

@@ -113,6 +113,6 @@ def stragglers(tables: Tables, steps: Steps = None) -> Rows:
         FROM summed AS s JOIN counted AS c ON c.run = s.run AND c.kind = s.kind
         WHERE caused_wait_us > 0
         ORDER BY s.run, coalesce(list_position(['request', 'tool', 'worker', 'replica'], s.kind), 9),
-            s.kind, caused_wait_us DESC, who
+            s.kind, round(caused_wait_us) DESC, who
         """
     )
