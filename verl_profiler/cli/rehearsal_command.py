@@ -14,7 +14,15 @@ from verl_profiler.launch.command_line import CommandLine
 from verl_profiler.rehearsal.environment import environment
 from verl_profiler.render.visible import escaped
 
-__all__ = ["ENGINES", "TRAINERS", "Command", "build", "trainer_of", "without_sizes"]
+__all__ = [
+    "ENGINES",
+    "TRAINERS",
+    "Command",
+    "build",
+    "leaves_engines_out",
+    "trainer_of",
+    "without_sizes",
+]
 
 _MAIN = "verl.trainer.main_ppo"
 _TO_URL = re.compile(r"""\+*profiler\.output_dir=["']?[a-z][a-z0-9+.-]+://""")
@@ -45,6 +53,9 @@ _OTHERS = {
 # The others are verl's `trainer.v1.trainer_mode`.
 TRAINERS = ("sync", "colocate_async", "separate_async", *_OTHERS)
 
+# Engines with models of their own.
+_APART = r"(reward\.)?reward_model|distillation"
+_IS_ON = re.compile(rf"\+*({_APART})\.enabled?=true", re.IGNORECASE)
 # Sizes, machines and places of a real training, besides what the rehearsal group sets.
 _SIZES = re.compile(
     r"trainer\.(nnodes|n_gpus_per_node|total_training_steps|total_epochs|logger|default_\w+_dir|resume_\w+"
@@ -56,7 +67,7 @@ _SIZES = re.compile(
     r"|actor_rollout_ref\.rollout\.(prompt_length|response_length|max_\w+|engine_kwargs\..+|mode|nnodes"
     r"|n_gpus_per_node|free_cache_engine|enable_\w+|checkpoint_engine\..+)"
     r"|rollout\.(nnodes|n_gpus_per_node|total_rollout_steps)"
-    r"|(reward\.)?reward_model\..+|distillation\..+"
+    rf"|({_APART})\..+"
     r"|ray_kwargs\..+|profiler(\..+)?|rehearsal(\..+)?|global_profiler\..+|hydra\.run\.dir"
 )
 # Kept where the user's file is on this machine.
@@ -162,6 +173,11 @@ def without_sizes(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
         own = key in toy and not (here and not key.startswith("actor_rollout_ref.model."))
         (replaced if own or lost or _SIZES.fullmatch(key) else kept).append(override)
     return kept, replaced
+
+
+def leaves_engines_out(replaced: Sequence[str]) -> bool:
+    """Whether a reward model or a distillation's teachers were on and are not rehearsed."""
+    return any(map(_IS_ON.match, replaced))
 
 
 def _leaves_of_rehearsal() -> Iterator[str]:

@@ -23,7 +23,6 @@ import importlib
 import importlib.util
 import os
 import queue
-import re
 import signal
 import sys
 import threading
@@ -38,6 +37,7 @@ from verl_profiler.cli.rehearsal_command import (
     ENGINES,
     TRAINERS,
     build,
+    leaves_engines_out,
     trainer_of,
     without_sizes,
 )
@@ -182,10 +182,7 @@ def _take_over(args: argparse.Namespace) -> None:
     args.overrides = [*config, *kept]
     if replaced:
         print(visible(f"replaced by small ones, or absent here: {' '.join(replaced)}"))
-    if any(
-        re.match(r"\+*((reward\.)?reward_model|distillation)\.enabled?=true", each, re.IGNORECASE)
-        for each in replaced
-    ):
+    if leaves_engines_out(replaced):
         print(
             "not rehearsed: the reward model and the teachers of a distillation, which are engines with "
             "models of their own"
