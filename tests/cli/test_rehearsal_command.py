@@ -12,6 +12,7 @@ from verl_profiler.cli import main
 from verl_profiler.cli import rehearsal_command as command_module
 from verl_profiler.cli.rehearse import _summarize
 from verl_profiler.launch.command_line import parse
+from verl_profiler.launch.dry_run import _compose, _declared, leaves
 from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION, environment
 
 
@@ -221,3 +222,20 @@ def test_a_script_s_python_is_caught_by_whatever_path_it_is_called(tmp_path):
 
     assert (str(main_file), ["trainer.nnodes=2"]) == (command.entry, command.overrides)
     assert not ran.exists()
+
+
+@pytest.mark.parametrize("engine", ["cpu", "standin", "vllm"])
+def test_each_model_of_a_rehearsal_is_the_generated_one(engine):
+    """The critic's as well, which verl's default algorithm trains."""
+    pytest.importorskip("verl")
+    name, folder, _ = _declared("verl.trainer.main_ppo")
+    overrides = [f"+rehearsal={engine}", "actor_rollout_ref.model.path=/toy"]
+    config = dict(leaves(_compose(name, str(folder), overrides)))
+
+    for of in ("actor_rollout_ref.model", "critic.model"):
+        assert ("/toy", "sdpa", False) == (
+            config[f"{of}.path"],
+            config[f"{of}.override_config.attn_implementation"],
+            config[f"{of}.use_remove_padding"],
+        )
+    assert [] == [key for key, value in config.items() if str(value).startswith("~/models")]

@@ -28,6 +28,20 @@ def test_a_second_launch_with_one_name_gets_its_own(tmp_path, monkeypatch):
     assert "old-2" == make(tmp_path / "old").name
 
 
+def test_a_run_is_not_written_into_rays_copy_of_a_working_directory(tmp_path, monkeypatch, capsys):
+    """`ray job submit --working-dir`: Ray deletes its copy, a folder of its session."""
+    session = tmp_path / "ray" / "session_1" / "runtime_resources"
+    copy = session / "working_dir_files" / "_ray_pkg_0a1b" / "scripts"
+    copy.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(copy)
+
+    assert tmp_path / "home" / "logs" / "x" == make("logs/x")
+    assert f"in {tmp_path / 'home'}" in capsys.readouterr().err
+    assert tmp_path / "y" == make(tmp_path / "y")
+    assert "" == capsys.readouterr().err
+
+
 def test_launches_at_the_same_moment_get_their_own(tmp_path):
     """Whoever creates run.json has the name."""
     made = []

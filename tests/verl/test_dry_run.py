@@ -162,8 +162,14 @@ def test_commands_are_taken_as_they_are(tmp_path, monkeypatch, capsys):
         # The message has the number of GPUs of the config that was composed.
         assert 2 == check(*words)
         assert f"ranks go from 0 to {gpus - 1} " in capsys.readouterr().err
+    (tmp_path / "data.sh").write_text("set -xeu\nulimit -n 1 -n 2\npython3 -m json.tool $DATA\n")
     for words, says in (
         (("bash", "run.sh", rank), "starts no training"),
+        (("--", "bash", "data.sh"), "data.sh: line 3: DATA: unbound variable.\n"),
+        (
+            ("torchrun", "-m", "verl.trainer.sft_trainer", "data.train_batch_size=4"),
+            "(sft-trainer)",
+        ),
         (("python3", "-m", "no.such.module", rank), "no.such.module is not here"),
         (("python3", "-m", "json.tool", rank), "declares no config"),
     ):

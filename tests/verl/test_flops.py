@@ -1,13 +1,19 @@
 """Tokens and FLOPs of batches, from verl's real counter and real nested tensors."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from verl_profiler.instrumentation import wrapping
-from verl_profiler.probes.flops import PROBES, batch_size
-from verl_profiler.recording.call import Call
+from verl_profiler.probes.flops import PROBES
+from verl_profiler.probes.workers import PROBES as OF_WORKERS
 
 LENGTHS = [100, 28, 72]
 (OUTPUT, ESTIMATE) = PROBES
+(INFER, FORWARD) = (
+    next(probe for probe in OF_WORKERS if probe.event == event)
+    for event in ("infer_batch", "forward_backward")
+)
 
 
 @pytest.fixture
@@ -52,34 +58,48 @@ def test_what_verl_does_not_know_is_left_out(estimate):
     assert 200 == extra["tokens"]
 
 
-def batch(lengths, *, nested=True, counts=True):
-    """Return the fields of a worker's call with a batch of these sequences."""
-    torch = pytest.importorskip("torch")
-    tensordict = pytest.importorskip("tensordict")
-    rows = [torch.zeros(length, dtype=torch.long) for length in lengths]
-    if nested:
-        ids = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-    else:
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    data = tensordict.TensorDict({"input_ids": ids}, batch_size=[len(lengths)])
+@pytest.fixture
+def batch(recording, monkeypatch):
+    """Return a function that has a worker's engine infer these sequences, and gives the call's fields."""
 
-    class Engine:
-        def is_mp_src_rank_with_outputs(self):
-            return counts
+    def call(lengths, *, nested=True, counts=True):
+        torch = pytest.importorskip("torch")
+        tensordict = pytest.importorskip("tensordict")
+        rows = [torch.zeros(length, dtype=torch.long) for length in lengths]
+        if nested:
+            ids = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        else:
+            ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
-    class Worker:
-        engine = Engine()
+        class Engine:
+            def is_mp_src_rank_with_outputs(self):
+                return counts
 
-    return batch_size(Call("train_batch", 0, ("self", "data"), (Worker(), data)))
+            def forward_backward_batch(self, data, loss_function=None, forward_only=False):
+                pass
+
+        class Worker:
+            def infer_batch(self, data):
+                data = tensordict.TensorDict({"input_ids": ids}, batch_size=[len(lengths)])
+                wrapping.wrap(FORWARD, Engine.forward_backward_batch)(Engine(), data, None, True)
+
+        taken = []
+        monkeypatch.setattr(recording, "queue", taken)
+        # A critic's worker gets metadata, which its method exchanges for the data.
+        wrapping.wrap(INFER, Worker.infer_batch)(Worker(), SimpleNamespace(tags=[]))
+        assert ["forward_backward", "infer_batch"] == [item[0] for item in taken]
+        return taken[1][3] or {}
+
+    return call
 
 
-def test_tokens_are_those_of_nested_sequences():
+def test_tokens_are_those_of_nested_sequences(batch):
     """As verl 0.9.1's trainers pass them; of one of the ranks that share a batch."""
     assert {"tokens": 200, "sequences": 3} == batch(LENGTHS)
     assert {} == batch(LENGTHS, counts=False)
 
 
-def test_padded_sequences_are_not_counted():
+def test_padded_sequences_are_not_counted(batch):
     """Their mask may be on the device: reading it would wait."""
     assert {} == batch(LENGTHS, nested=False)
 

@@ -81,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
+    if argv[:3] == ["check", "--config", "--"]:
+        # As before the command of `rehearse`; argparse takes no `--` for the words of an option.
+        argv = [*argv[:2], *argv[3:]]
     command = _command(argv)
     parser = _parser((command,) if command else COMMANDS)
     args = parser.parse_args(argv)

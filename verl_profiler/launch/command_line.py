@@ -34,10 +34,11 @@ if trains:
 if trains or words and os.path.basename(words[0]) in {never}:
     os._exit(0)
 """
-# They would change the machine, or start what is in their arguments.
+# They would change the machine, load models, or start what is in their arguments.
 _NEVER = (
     *("uv", "ray", "torchrun", "accelerate", "pip", "pip3"),
     *("srun", "sbatch", "mpirun", "docker", "kubectl", "ssh"),
+    *("hf", "huggingface-cli", "git", "wget", "curl"),
 )
 _SCRIPT_S = 60
 
@@ -125,7 +126,10 @@ def _of_script(words: Sequence[str]) -> list[str]:
             key: os.pathsep.join([folder, *filter(None, [each])]) for key, each in found.items()
         }
         try:
-            _run(command, {**os.environ, **first})
+            # bash reads it before the script; a limit that cannot be raised here would end that.
+            Path(folder, "bash").write_text("ulimit() { :; }\n")
+            apart = {"BASH_ENV": str(Path(folder, "bash")), "HF_HUB_OFFLINE": "1"}
+            last = _run(command, {**os.environ, **first, **apart})
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(
                 f"`{' '.join(words)}` cannot be run: {error}.\nGive the Python command that it runs",
@@ -134,21 +138,28 @@ def _of_script(words: Sequence[str]) -> list[str]:
         lines = kept.read_text().splitlines() if kept.exists() else []
     if not lines:
         raise ConfigError(
-            f"`{' '.join(words)}` starts no training in Python.\nGive the Python command that it runs",
+            f"`{' '.join(words)}` starts no training in Python{last and f'; it ended with: {last}'}.\n"
+            "Set what it needs, or give the Python command that it runs",
             "config-value",
         )
     return json.loads(lines[0])
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run a program without input and output; end all that it started if it takes long."""
-    nothing = subprocess.DEVNULL
-    with subprocess.Popen(  # noqa: S603  the user asks for it
-        command, env=environment, stdin=nothing, stdout=nothing, stderr=nothing,
-        start_new_session=True,
-    ) as process:  # fmt: skip
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Run a program without input; return its last line, and end all that it started if it takes long."""
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as printed,
+        subprocess.Popen(  # noqa: S603  the user asks for it
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
+            start_new_session=True,
+        ) as process,
+    ):  # fmt: skip
         try:
             process.wait(_SCRIPT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
+        printed.seek(0)
+        # `set -x` marks what it runs.
+        lines = [line.strip() for line in printed if line.strip() and not line.startswith("+")]
+        return lines[-1] if lines else ""

@@ -169,6 +169,10 @@ def _compose(name: str, folder: str, overrides: list[str]) -> Any:
         with initialize_config_dir(str(Path(folder).absolute()), version_base=None):
             return compose(name, overrides)
     except (HydraException, OmegaConfBaseException) as error:
+        if "Multiple values for profiler" in str(error):
+            from verl_profiler.launch.prepare import of_sft
+
+            raise of_sft() from None
         raise ConfigError(f"Hydra cannot compose this command:\n{error}", "config-value") from None
 
 

@@ -36,7 +36,7 @@ from verl_profiler.recording import recorder, run_directory
 from verl_profiler.recording.clock import Anchor, take_anchor
 from verl_profiler.recording.worker_config import UNNAMED_RUN, WorkerConfig
 
-__all__ = ["end", "prepare", "settings_of"]
+__all__ = ["end", "of_sft", "prepare", "settings_of"]
 
 NODE = "profiler"
 _UPLOAD_EVERY_S = 60.0
@@ -107,11 +107,7 @@ def settings_of(config: Any) -> Settings:
             "config-group-not-found",
         )
     if "optim" in config and "actor_rollout_ref" not in config:
-        raise ConfigError(
-            "this is the config of an SFT trainer, which is not recorded.\nRemove profiler=…; "
-            "profiler.enable=true captures with verl's own profiler.",
-            "sft-trainer",
-        )
+        raise of_sft()
     node = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     given = mapping_or_empty(node)
     if given.get("output_dir", "") is None:
@@ -120,6 +116,15 @@ def settings_of(config: Any) -> Settings:
     settings = parse(node)
     switches = settings.transfer_queue.under(os.environ)
     return msgspec.structs.replace(settings, transfer_queue=switches)
+
+
+def of_sft() -> ConfigError:
+    """Return the error for an SFT trainer, whose config has a `profiler` group of its own."""
+    return ConfigError(
+        "this is the config of an SFT trainer, which is not recorded.\nRemove profiler=…; "
+        "profiler.enable=true captures with verl's own profiler.",
+        "sft-trainer",
+    )
 
 
 def _translate_keys(config: Any, settings: Settings) -> verl_keys.Capture | None:

@@ -23,17 +23,14 @@ __all__ = ["PROBES", "batch_size"]
 _forward_only = False
 
 
-def batch_size(call: Call) -> dict[str, Any]:
-    """Return `tokens` and `sequences` of a worker's batch, if this rank is the one that counts for its group.
+def batch_size(engine: Any, data: Any) -> dict[str, Any]:
+    """Return `tokens` and `sequences` of an engine's batch, if this rank is the one that counts for its group.
 
     Ranks that share a batch (tensor, sequence and pipeline parallelism) have one that returns outputs.
     """
-    arguments = call.arguments
-    engine = getattr(arguments.get("self"), "engine", None)
     counts = getattr(engine, "is_mp_src_rank_with_outputs", None)
     if not callable(counts) or not counts():
         return {}
-    data: Any = arguments.get("data")
     ids = data.get("input_ids", None)
     if ids is None or not getattr(ids, "is_nested", False):
         return {}

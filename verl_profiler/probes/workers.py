@@ -20,6 +20,9 @@ _TRAINING = "verl.workers.engine_workers:TrainingWorker"
 _ENGINES = "verl.workers.engine.base"
 
 _is_moving: ContextVar[bool] = ContextVar("verl_profiler_moving", default=False)
+# The worker's call that gives its batch to an engine; a critic's has TransferQueue's metadata, and gets
+# the batch inside.
+_of_batch: ContextVar[Call | None] = ContextVar("verl_profiler_of_batch", default=None)
 
 
 def _learn_step(call: Call) -> None:
@@ -40,7 +43,7 @@ def _learn_step(call: Call) -> None:
 
 def _begin_batch(call: Call) -> None:
     _learn_step(call)
-    call.extra = batch_size(call) or None
+    call.bind(_of_batch, call)
 
 
 def _begin_inference(call: Call) -> None:
@@ -57,8 +60,12 @@ def _end_timed(call: Call, _result: Any) -> None:
 
 
 def _begin_forward(call: Call) -> None:
-    call.extra = {"forward_only": bool(call.arguments.get("forward_only", False))}
+    arguments = call.arguments
+    call.extra = {"forward_only": bool(arguments.get("forward_only", False))}
     _begin_timed(call)
+    outer = _of_batch.get()
+    if outer is not None:
+        outer.extra = batch_size(arguments.get("self"), arguments.get("data")) or None
 
 
 def _begin_move(call: Call) -> None:

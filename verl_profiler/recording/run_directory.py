@@ -17,6 +17,7 @@ from verl_profiler.errors import ConfigError
 from verl_profiler.events.redaction import recorded_command, recorded_values
 from verl_profiler.events.vocabulary import FORMAT_VERSION, RUN_FILE
 from verl_profiler.recording.clock import Anchor
+from verl_profiler.recording.complaints import say
 
 __all__ = ["discard", "make", "versions"]
 
@@ -25,7 +26,7 @@ def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, A
     """Make the run directory; a second launch with one name gets `<name>-2`, and so on.
 
     Args:
-        output_dir: `profiler.output_dir`; a relative path is taken from the current directory.
+        output_dir: `profiler.output_dir`; a relative path is taken from the current directory, or the home.
         clock: The driver's anchor.
         settings: The checked settings, for run.json.
         training: The settings of the training, for run.json.
@@ -36,7 +37,7 @@ def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, A
     Raises:
         ConfigError: If it cannot be made or written.
     """
-    wanted = Path(os.path.abspath(os.path.expanduser(output_dir)))
+    wanted = _absolute(output_dir)
     content = msgspec.json.format(
         msgspec.json.encode(_launch(wanted.name, clock, settings, training)), indent=2
     )
@@ -80,6 +81,20 @@ def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, A
         "Set EXPERIMENT_NAME or profiler.output_dir to a unique name.",
         "output-dir",
     )
+
+
+def _absolute(output_dir: str) -> Path:
+    """Return an absolute path; of a relative one in Ray's copy of a working directory, below the home."""
+    given = Path(os.path.expanduser(output_dir))
+    here = Path.cwd()
+    # ray._private.runtime_env.working_dir: `ray job submit --working-dir` starts the command there.
+    if given.is_absolute() or "working_dir_files" not in here.parts:
+        return Path(os.path.abspath(given))
+    say(
+        f"this working directory is Ray's copy, which Ray deletes: the run directory is in {Path.home()}, "
+        "or set an absolute profiler.output_dir"
+    )
+    return Path(os.path.abspath(Path.home() / given))
 
 
 def discard(directory: Path) -> None:

@@ -41,6 +41,22 @@ def _pageable_offload(module: Any) -> None:
     module.CPUOffloadPolicy = lambda pin_memory=True: original(pin_memory=False)
 
 
+def _value_model(module: Any) -> None:
+    """Load the critic with torch's attention: verl requests flash attention, whatever the config has."""
+
+    def load(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        transformers: Any = importlib.import_module("transformers")
+        return transformers.AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            dtype=torch_dtype,
+            config=model_config,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+        )
+
+    module.load_valuehead_model = load
+
+
 def _gloo(module: Any) -> None:
     """Use `gloo` where verl would build `cpu:gloo,cpu:gloo`, which torch rejects."""
     original = module.initialize_global_process_group_ray
@@ -174,6 +190,7 @@ ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("verl.utils.attention_utils", _padding_without_flash_attention),
     ("verl.utils.device", _cpu_as_device),
     ("verl.utils.distributed", _gloo),
+    ("verl.utils.model", _value_model),
     ("verl.workers.engine.fsdp.transformer_impl", _engines_for_cpu),
     ("verl.workers.engine.fsdp.transformer_impl", _pageable_offload),
     ("verl.workers.rollout.base", _standin_adapter),
@@ -181,7 +198,7 @@ ADJUSTMENTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("verl.workers.rollout.sglang_rollout.sglang_rollout", _sglang_adapter),
     ("vllm.model_executor.layers.utils", _unpacked_weights),
 )
-_FOR_RANKS = (_cpu_as_device, _gloo, _engines_for_cpu, _pageable_offload)
+_FOR_RANKS = (_cpu_as_device, _gloo, _value_model, _engines_for_cpu, _pageable_offload)
 
 
 def install() -> None:
