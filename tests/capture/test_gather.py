@@ -5,17 +5,13 @@ import json
 import os
 import shutil
 import stat
-import sys
-import threading
-import time
-import types
 
 import msgspec
 import pytest
 from picked import picked
 
 from verl_profiler import plugin
-from verl_profiler.capture import gather, node_copy, tools
+from verl_profiler.capture import gather, tools
 from verl_profiler.capture.files import umask
 from verl_profiler.capture.gather import collect
 from verl_profiler.capture.plan import Plan
@@ -224,65 +220,6 @@ def test_what_comes_while_it_waits_is_taken(run, monkeypatch):
     assert ("actor_0.step2.nsys-rep", 3) == (found.file, len(polls))
 
 
-def test_a_placed_report_is_not_fetched_again(run, monkeypatch):
-    """It has another name here; its metadata has the first one."""
-    journal(run, 2)
-    report(run, "actor_h1_11.1.nsys-rep")
-    collect(run)
-    requested = {}
-    monkeypatch.setattr(
-        node_copy.Nodes, "fetch", lambda _self, folders, _left_s: requested.update(folders)
-    )
-    fetch = gather.Fetch(run)
-    fetch(1.0)
-
-    assert {"actor_h1_11.1.nsys-rep": 6} == requested[run / "nsight" / "raw"]
-    assert {"actor_h1_11.1.nsys-rep", "actor_h1_11.jsonl"} == set(
-        requested[run / "nsight" / "journal"]
-    )
-    assert [] == fetch.account()
-
-
-def test_files_of_another_node_come_whole_or_not_at_all(tmp_path, monkeypatch):
-    """In pieces; one that breaks off has no name that a later collection would take for done."""
-    monkeypatch.setattr(node_copy, "_CHUNK", 4)
-    there, here = tmp_path / "there", tmp_path / "here"
-    there.mkdir()
-    here.mkdir()
-    (there / "a.nsys-rep").write_bytes(b"0123456789")
-    (there / "b.nsys-rep").write_bytes(b"")
-    (there / "c.nsys-rep").write_bytes(b"known")
-    (there / "d.nsys-rep").write_bytes(b"grown")
-    with (there / "e.nsys-rep").open("w"):
-        pieces = list(node_copy._read_files(str(there), "mark", {"c.nsys-rep": 5, "d.nsys-rep": 2}))
-    (there / "mark").touch()
-    assert [] == list(node_copy._read_files(str(there), "mark", {})), "one disk of two nodes"
-    # A piece of an earlier try must not become part of the file.
-    node_copy._write_files(here, pieces[:2])
-    assert ["a.nsys-rep.part"] == [path.name for path in here.iterdir()]
-    node_copy._write_files(here, pieces)
-
-    assert {"a.nsys-rep": b"0123456789", "b.nsys-rep": b"", "d.nsys-rep": b"grown"} == {
-        path.name: path.read_bytes() for path in here.iterdir()
-    }
-
-
-@pytest.mark.timeout(30)
-def test_a_file_that_grows_while_it_is_sent_comes_as_long_as_it_was(tmp_path, monkeypatch):
-    """What is added meanwhile comes the next time, and no writer keeps the sender busy forever."""
-    monkeypatch.setattr(node_copy, "_CHUNK", 4)
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"0123456789")
-    content = b""
-    for name, chunk, last in node_copy._read_files(str(tmp_path), "mark", {}):
-        with path.open("ab") as file:
-            file.write(b"more" * 4)
-        content += chunk
-        assert (name, last) == ("a.jsonl", len(content) == 10)
-
-    assert b"0123456789" == content
-
-
 def _odd(**facts):
     line = {"capture": 1, "role": "actor", "rank": 0, "host": "h1", "pid": 9, "step": 3}
     return json.dumps({**line, "begin_ns": 1, **facts}) + "\n"
@@ -347,139 +284,6 @@ def test_a_process_that_nsys_started_has_the_drivers_umask(monkeypatch, worker_c
         os.umask(before)
 
     assert [0, 0o027] == found
-
-
-def node_id(host):
-    return host.encode().ljust(28, b"\0").hex()
-
-
-class FakeRay:
-    """Nodes that answer, are silent, or fail; connected or not."""
-
-    def __init__(self, *hosts, connected=True):
-        self.hosts = hosts
-        self.connected = connected
-        self.module = types.ModuleType("ray")
-        for name in ("is_initialized", "get_runtime_context", "nodes", "remote", "get", "kill"):
-            setattr(self.module, name, getattr(self, name))
-
-    def is_initialized(self):
-        return self.connected
-
-    def get_runtime_context(self):
-        assert self.connected, "a cluster was started"
-        return types.SimpleNamespace(get_node_id=lambda: node_id("here"))
-
-    def nodes(self):
-        assert self.connected, "a cluster was started"
-        return [
-            {"NodeID": node_id(host), "NodeManagerHostname": host, "Alive": host != "gone"}
-            for host in ("here", *self.hosts)
-        ]
-
-    def remote(self, _actor):
-        def with_options(scheduling_strategy, **_options):
-            node = bytes.fromhex(scheduling_strategy.node_id).rstrip(b"\0").decode()
-            handle = types.SimpleNamespace(node=node, ended=threading.Event())
-
-            def iterate(_function, folder, *_):
-                handle.pieces = Pieces(node, os.path.basename(folder))
-
-            handle.iterate = types.SimpleNamespace(remote=lambda *given: (handle, iterate, given))
-            following = lambda: next(handle.pieces, None)
-            handle.next = types.SimpleNamespace(remote=lambda: (handle, following, ()))
-            return types.SimpleNamespace(remote=lambda: handle)
-
-        return types.SimpleNamespace(options=with_options)
-
-    def get(self, answer, timeout):
-        handle, function, given = answer
-        if handle.node.startswith("silent"):
-            handle.ended.wait(timeout)
-            raise RuntimeError("the actor was ended")
-        return function(*given)
-
-    def kill(self, handle):
-        handle.ended.set()
-
-
-class Pieces:
-    """What is read on a node: one report."""
-
-    def __init__(self, node, folder):
-        self.node = node
-        self.left = [("actor_h1_11.1.nsys-rep", b"report", True)] if folder == "raw" else []
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.node.startswith("failing"):
-            raise RuntimeError("died of token=sECRet\nsomewhere")
-        if not self.left:
-            raise StopIteration
-        return self.left.pop()
-
-
-@pytest.fixture
-def ray(monkeypatch):
-    pytest.importorskip("ray.util.scheduling_strategies")
-
-    def use(*hosts, **options):
-        monkeypatch.setitem(sys.modules, "ray", FakeRay(*hosts, **options).module)
-
-    return use
-
-
-@pytest.mark.timeout(60)
-def test_silent_nodes_share_one_deadline_and_are_named(run, ray):
-    """Whatever the number of silent nodes."""
-    ray("silent-1", "silent-2", "gone", "good", "failing")
-    journal(run, 2)
-    fetch = gather.Fetch(run)
-    (found,) = collect(run, patience_s=1, fetch=fetch, fetch_s=1)
-    lines = fetch.account()
-
-    assert "actor_0.step2.nsys-rep" == found.file
-    assert ["gone", "silent-1", "silent-2", "failing"] == [line.split()[1] for line in lines]
-    assert "no answer within 1 s" in lines[1]
-    assert "sECRet" not in "".join(lines)
-
-
-def test_collecting_starts_no_cluster(run, ray):
-    """The command may have shut Ray down before; `ray.nodes()` would start another one."""
-    ray("node", connected=False)
-    journal(run, 2)
-    report(run, "actor_h1_11.1.nsys-rep")
-    fetch = gather.Fetch(run)
-    (found,) = collect(run, fetch=fetch)
-
-    assert "actor_0.step2.nsys-rep" == found.file
-    assert "Ray has been shut down" in fetch.account()[0]
-
-
-def test_a_node_that_is_sending_may_finish_after_the_deadline(run, ray, monkeypatch):
-    """A report may have gigabytes; a node that stops sending is still abandoned."""
-    ray("good")
-    journal(run, 2)
-    monkeypatch.setattr(node_copy, "_SILENCE_S", 30)
-    pieces = [("actor_h1_11.1.nsys-rep", b"r", False)] * 20
-    pieces.append(("actor_h1_11.1.nsys-rep", b"e", True))
-
-    def advance(self):
-        if not self.left or "raw" not in self.folder:
-            raise StopIteration
-        time.sleep(0.1)
-        return pieces[-self.left.pop()]
-
-    def begin(self, node, folder):
-        self.node, self.folder, self.left = node, folder, list(range(1, 22))
-
-    monkeypatch.setattr(Pieces, "__init__", begin)
-    monkeypatch.setattr(Pieces, "__next__", advance)
-    (found,) = collect(run, fetch=gather.Fetch(run), fetch_s=1)
-
-    assert 21 == found.size_bytes
 
 
 def test_without_nsys_the_command_that_exports_is_in_the_message(tmp_path, monkeypatch):

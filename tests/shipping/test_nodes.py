@@ -4,13 +4,16 @@ tests/on_ray has a real cluster.
 """
 
 import json
+import shutil
+import sys
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from verl_profiler.nodes import actor, clock, rounds
+from verl_profiler.capture import gather
+from verl_profiler.nodes import actor, clock, files, rounds
 from verl_profiler.nodes import thread as ship
 from verl_profiler.nodes.rounds import Nodes
 from verl_profiler.recording.clock import now
@@ -26,6 +29,9 @@ class FakeRay:
         self.alive = dict.fromkeys(directories, True)
         self.broken = set()
         self.hanging = set()
+        # Where tools write on a node, if not into the run directory; seconds that a piece takes.
+        self.raw = {}
+        self.slow_s = 0
         # Nodes with a kernel of their own, whose clock is ahead by so many nanoseconds.
         self.ahead_ns = {}
         self.calls = []
@@ -77,7 +83,10 @@ class FakeRay:
                 return now() + self.ahead_ns[handle.node]
             if name == "open":
                 self.opened.add(arguments[0])
-                arguments = (str(self.directories[handle.node]),)
+                places = self.raw if arguments[0].endswith("/raw") else self.directories
+                arguments = (str(places[handle.node]),)
+            if name == "pieces":
+                time.sleep(self.slow_s)
             return getattr(instance, name)(*arguments)
 
         return lambda *arguments: self._pool.submit(call, *arguments)
@@ -240,7 +249,7 @@ def test_a_node_that_hangs_does_not_hold_up_the_end(cluster, monkeypatch):
     finally:
         ray.hanging.clear()
     assert "step_1/worker_b.jsonl" in content(run)
-    assert ["host-a did not send all of its event files: no answer for 1 s"] == found
+    assert ["host-a did not send all of its files: no answer for 1 s"] == found
 
 
 def test_a_second_driver_process_continues(cluster, tmp_path):
@@ -350,3 +359,123 @@ def test_an_actor_that_never_starts_is_ended_and_tried_less_and_less_often(clock
 
     assert {"host-c": 8} == compared()
     assert [3, False] == [sum(each.node == "a" for each in ray.actors), "a" in ray.running()]
+
+
+def capture(place, pid, *names, raw=None):
+    """Write a journal of captures, and their reports, as a process of a node does."""
+    lines = [
+        {"capture": number, "role": "actor", "rank": pid, "host": "h", "pid": pid, "step": number}
+        | {"task": None, "tool": "nsys", "silent": False, "begin_ns": number, "end_ns": number + 1}
+        for number in range(1, len(names) + 1)
+    ]
+    write(
+        place, f"nsight/journal/actor_h_{pid}.jsonl", "".join(f"{json.dumps(x)}\n" for x in lines)
+    )
+    for name in names:
+        write(raw or place / "nsight/raw", name, f"report {name}")
+
+
+@pytest.fixture
+def captured(cluster, tmp_path, monkeypatch):
+    """The cluster as `import ray` has it; two captures on `a`, of which one is empty, and one on `b`."""
+    run, ray = cluster
+    module = types.ModuleType("ray")
+    for name in ("is_initialized", "get_runtime_context", "nodes", "remote", "get", "kill"):
+        setattr(module, name, getattr(ray, name))
+    monkeypatch.setitem(sys.modules, "ray", module)
+    monkeypatch.setattr(gather, "_POLL_S", 0.01)
+    capture(tmp_path / "a", 1, "actor_h_1.1.nsys-rep", "actor_h_1.2.nsys-rep")
+    (tmp_path / "a" / "nsight/raw/actor_h_1.2.nsys-rep").write_bytes(b"")
+    capture(tmp_path / "b", 2, "actor_h_2.nsys-rep")
+    (run / "nsight").mkdir()
+    return run, ray
+
+
+def gathered(run, fetch, **options):
+    found = gather.collect(run, fetch=fetch, **options)
+    return {each.label + f".{each.step}": each.size_bytes for each in found if not each.problem}
+
+
+def test_reports_of_other_nodes_come_whole_and_once(captured, tmp_path, monkeypatch):
+    """In pieces; not one that its tool has open, nor one that was gathered under another name."""
+    run, ray = captured
+    monkeypatch.setattr(files, "CHUNK_BYTES", 4)
+    # What an earlier try left must not become part of it.
+    write(run, "nsight/raw/actor_h_1.1.nsys-rep.part", "torn")
+    fetch = gather.Fetch(run)
+    with (tmp_path / "b" / "nsight/raw/actor_h_2.nsys-rep").open("a"):
+        assert {"actor_1.1": 27} == gathered(run, fetch)
+    assert {"actor_1.1": 27, "actor_2.1": 25} == gathered(run, fetch)
+    assert [] == fetch.account()
+    assert "report actor_h_1.1.nsys-rep" == (run / "nsight/actor_1.step1.nsys-rep").read_text()
+    assert b"" == (run / "nsight/actor_1.step2.nsys-rep").read_bytes(), "its problem is that it is"
+    assert ["host-a", "host-b"] == sorted(host for host, _ in fetch._nodes[0].sent())
+    assert not ray.running()
+
+    again = gather.Fetch(run)
+    assert {"actor_1.1": 27, "actor_2.1": 25} == gathered(run, again)
+    # An empty file has nothing to send.
+    assert {"host-a": 0, "host-b": 0} == dict(again._nodes[0].sent())
+    # Neither events nor an account of shipping came with them.
+    assert {"step_1/worker_here.jsonl", "step_1/worker_c.jsonl"} == {
+        name for name in content(run) if name.startswith("step_")
+    }
+    assert not (run / "shipping.json").exists()
+
+
+def test_reports_come_from_disks_of_the_tool_where_the_run_has_one_for_all(captured, tmp_path):
+    """`profiler.nsight.directory`; journals are on the shared disk."""
+    run, ray = captured
+    shutil.rmtree(tmp_path / "b")
+    for node in ("a", "b"):
+        ray.directories[node] = run
+        ray.raw[node] = tmp_path / node / "raw"
+        capture(run, ord(node), f"actor_h_{ord(node)}.nsys-rep", raw=ray.raw[node])
+    ray.raw["c"] = tmp_path / "none"
+    raw = tmp_path / "here" / "raw"
+    fetch = gather.Fetch(run, raw)
+
+    assert {"actor_97.1": 26, "actor_98.1": 26} == gathered(run, fetch, raw=raw)
+    assert [] == fetch.account()
+    assert [] == list(raw.glob("actor*"))
+
+
+def test_nodes_that_send_no_reports_are_named(captured, capfd):
+    """Those that hang share one deadline; one that has left was never visited."""
+    run, ray = captured
+    ray.alive |= {"gone": False, "d": True}
+    ray.directories["d"] = run
+    ray.broken.add("a")
+    ray.hanging |= {"c", "d"}
+    fetch = gather.Fetch(run)
+    try:
+        assert {"actor_2.1": 25} == gathered(run, fetch, fetch_s=1)
+    finally:
+        ray.hanging.clear()
+    lines = fetch.account()
+
+    assert all(line.endswith("(not-fetched)") for line in lines)
+    assert ["host-a", "host-c", "host-d", "host-gone"] == sorted(line.split()[1] for line in lines)
+    assert 2 == sum("no answer for 1 s" in line for line in lines)
+
+
+def test_a_node_that_is_sending_may_finish_after_the_deadline(captured, monkeypatch):
+    """A report may have gigabytes."""
+    run, ray = captured
+    monkeypatch.setattr(files, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(rounds, "CHUNK_BYTES", 1)
+    ray.slow_s = 0.01
+
+    assert {"actor_1.1": 27, "actor_2.1": 25} == gathered(run, gather.Fetch(run), fetch_s=0.1)
+
+
+def test_collecting_starts_no_cluster(captured):
+    """The command may have shut Ray down before; `ray.nodes()` would start another one."""
+    run, ray = captured
+    ray.initialized = False
+    capture(run, 3, "actor_h_3.nsys-rep")
+    fetch = gather.Fetch(run)
+
+    assert {"actor_3.1": 25} == gathered(run, fetch)
+    assert [] == ray.actors
+    assert "Ray has been shut down" in fetch.account()[0]

@@ -1,14 +1,13 @@
-"""Files of captures: their umask, which nsys has cleared, and which of them are still being written."""
+"""The umask of captures' files, which nsys has cleared."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 
 from verl_profiler.environ import UNDER_NSYS
 
-__all__ = ["being_written", "restore_umask", "restrict", "umask"]
+__all__ = ["restore_umask", "restrict", "umask"]
 
 
 def umask() -> int:
@@ -35,21 +34,3 @@ def restrict(path: str | os.PathLike[str]) -> None:
         mode = os.stat(path).st_mode & 0o7777
         if mode & umask():
             os.chmod(path, mode & ~umask())
-
-
-def being_written(folder: Path) -> set[str]:
-    """Return the files under a folder, relative to it, that a process of this machine has open for writing.
-
-    None without `/proc`, for example on a Mac.
-    """
-    prefix = os.path.realpath(folder) + os.sep
-    found: set[str] = set()
-    for descriptors in Path("/proc").glob("[0-9]*/fd"):
-        with contextlib.suppress(OSError):
-            for link in os.scandir(descriptors):
-                with contextlib.suppress(OSError):
-                    target = os.readlink(link.path)
-                    # The link's own permissions are how the file was opened.
-                    if target.startswith(prefix) and os.lstat(link.path).st_mode & 0o200:
-                        found.add(target.removeprefix(prefix))
-    return found

@@ -18,21 +18,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.capture import node_copy, tools
-from verl_profiler.capture.files import being_written, restrict
+from verl_profiler.capture import tools
+from verl_profiler.capture.files import restrict
 from verl_profiler.capture.plan import raw_directory
 from verl_profiler.capture.record import CaptureRecord, read_journals, read_metadata
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import is_regular, read_object, reason_of
 from verl_profiler.events.json_values import mapping_or_empty
+from verl_profiler.events.redaction import problem_of
 from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.events.whole_files import replace_file
+from verl_profiler.nodes.files import being_written
+from verl_profiler.nodes.rounds import Nodes
 from verl_profiler.units import size
 
 __all__ = ["Fetch", "account", "collect", "raw_of"]
 
 SUMMARY = "captures.json"
 _POLL_S = 1.0
+# How long one call of `Fetch` waits for nodes that have not answered yet.
+_FETCH_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,7 @@ def account(captures: list[CaptureRecord]) -> list[str]:
 
 
 class Fetch:
-    """Copies the journals and reports of the other nodes to this one, over Ray.
+    """Brings the journals and reports of the other nodes to this one, over Ray.
 
     Args:
         run: The run directory.
@@ -152,10 +157,12 @@ class Fetch:
     def __init__(self, run: Path, raw: Path | None = None) -> None:
         self._run = run
         self._raw = raw_of(run) if raw is None else raw
-        self._nodes = node_copy.Nodes()
+        self._nodes: list[Nodes] | None = None
+        self._problem = ""
+        self._ended = False
 
     def __call__(self, left_s: float) -> bool:
-        """Copy what is finished by now and was not copied before.
+        """Take what is finished by now and was not taken before.
 
         Args:
             left_s: How long it may take; a node that is sending files then may continue.
@@ -163,22 +170,50 @@ class Fetch:
         Returns:
             Whether more may come.
         """
-        home = self._run / "nsight"
+        import ray
+
+        if left_s <= 0 or self._problem or self._ended:
+            return False
+        try:
+            if not ray.is_initialized():
+                self._problem = (
+                    "Ray has been shut down; files on other nodes' own disks were not copied"
+                )
+                return False
+            if self._nodes is None:
+                self._nodes = self._places(ray)
+            if left_s <= _FETCH_S:
+                self._ended = True
+                for nodes in self._nodes:
+                    nodes.finish(left_s)
+                return False
+            complete = [nodes.round(patience_s=_FETCH_S) for nodes in self._nodes]
+            return not all(complete)
+        except Exception as error:  # noqa: BLE001  Ray is gone, or the head does not answer
+            self._problem = problem_of(error)
+            return False
+
+    def _places(self, ray: Any) -> list[Nodes]:
+        """Return a visit of all nodes per folder that may have a disk of its own there."""
         # Placed reports have other names here.
-        placed = {record.source: record.size_bytes for record in read_metadata(home)}
-        folders: dict[Path, dict[str, int]] = {}
-        for folder in (home / "journal", self._raw):
-            here = {
-                str(path.relative_to(folder)): path.stat().st_size
-                for path in folder.rglob("*")
-                if is_regular(path)
-            }
-            folders[folder.absolute()] = here | placed
-        return self._nodes.fetch(folders, left_s)
+        placed = {
+            record.source: record.size_bytes for record in read_metadata(self._run / "nsight")
+        }
+        journal, own = "nsight/journal", "nsight/raw"
+        if self._raw == self._run / own:
+            have = {f"{own}/{name}": size_bytes for name, size_bytes in placed.items()}
+            return [Nodes(ray, self._run, captures=(journal, own), have=have)]
+        self._raw.mkdir(parents=True, exist_ok=True)
+        reports = Nodes(ray, self._raw, captures=("",), have=placed)
+        return [Nodes(ray, self._run, captures=(journal,)), reports]
 
     def account(self) -> list[str]:
-        """Return lines for a terminal: which nodes could not send their reports."""
-        return [f"WARNING {problem} (not-fetched)" for problem in self._nodes.problems()]
+        """End what brings them; return lines for a terminal: which nodes could not send their reports."""
+        problems = [self._problem] if self._problem else []
+        for nodes in self._nodes or ():
+            nodes.close()
+            problems += nodes.problems()
+        return [f"WARNING {problem} (not-fetched)" for problem in dict.fromkeys(problems)]
 
 
 def _may_come(capture: CaptureRecord, place: _Place) -> bool:

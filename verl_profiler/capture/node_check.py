@@ -1,7 +1,7 @@
 """Check before training that every node can capture as planned.
 
 Ray detects a missing or failing nsys only when it starts the first actor under it, tries three times,
-and prints the output as bytes; with a wrong `python` on PATH it waits forever.  So a task on each node
+and prints the output as bytes; with a wrong `python` on PATH it waits forever.  So an actor on each node
 first tries what Ray's agent will do, with the agent's PATH.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 from verl_profiler.capture import tools
 from verl_profiler.capture.plan import Plan
 from verl_profiler.errors import ConfigError
+from verl_profiler.nodes.actor import NodeActor
 from verl_profiler.recording import recorder
 
 __all__ = ["check_nodes", "probe_node", "problems_of"]
@@ -55,26 +56,25 @@ def check_nodes(plan: Plan) -> None:
 
 
 def _probe_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     ray: Any = importlib.import_module("ray")
-    probe: Any = ray.remote(num_cpus=0)(probe_node)
-    nodes: list[dict[str, Any]] = ray.nodes()
     options = {role: capture.options for role, capture in plan.roles.items()}
-    started = {
-        name: probe.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-        ).remote(plan.tool, plan.directory, options)
-        for name, node in _names([node for node in nodes if node["Alive"]]).items()
+    nodes = {
+        host: NodeActor(ray, node)
+        for host, node in _names([node for node in ray.nodes() if node["Alive"]]).items()
+    }
+    answers = {
+        host: node.start("run", probe_node, plan.tool, plan.directory, options)
+        for host, node in nodes.items()
     }
     reports: dict[str, dict[str, Any]] = {}
-    for host, reference in started.items():
+    for host, answer in answers.items():
         try:
-            reports[host] = ray.get(reference, timeout=_TIMEOUT_S)
+            reports[host] = answer(_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001  a node that cannot answer cannot capture either
             lines = f"{type(error).__name__}: {error}".strip().splitlines()
             text = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
             reports[host] = {"failed": text}
+        nodes[host].end()
     return reports
 
 

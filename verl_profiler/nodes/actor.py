@@ -1,4 +1,4 @@
-"""The profiler's own actor on a node: it reads the node's clock, and the files of a run there.
+"""The profiler's own actor on a node: it reads the node's clock and the files of a run, and checks the node.
 
 It takes no CPUs, has a low priority, never imports verl, and nothing is recorded in it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from verl_profiler.environ import SETTINGS
@@ -46,14 +47,19 @@ class NodeActor:
             .remote()
         )
 
-    def call(self, method: str, *arguments: Any, timeout_s: float = _TIMEOUT_S) -> Any:
-        """Call a method there, and return its result.
+    def start(self, method: str, *arguments: Any) -> Callable[[float], Any]:
+        """Call a method there.
 
-        Raises:
-            Exception: What Ray raises: the node left, or did not answer in time.
+        Returns:
+            What waits for the result so many seconds, and returns it.  Raises what Ray raises: the node left,
+            or did not answer in time.
         """
         answer = getattr(self._handle, method).remote(*arguments)
-        return as_connected(self._ray.get)(answer, timeout=timeout_s)
+        return lambda timeout_s: as_connected(self._ray.get)(answer, timeout=timeout_s)
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = _TIMEOUT_S) -> Any:
+        """Call a method there, and return its result; raises what Ray raises."""
+        return self.start(method, *arguments)(timeout_s)
 
     def end(self) -> None:
         """End the actor, if it is still there."""
@@ -88,11 +94,11 @@ def _actor_class() -> type:
             self.directory = directory
             return files.disk_of(files.Path(directory))
 
-        def begin(self, have: dict[str, int]) -> None:
+        def begin(self, have: dict[str, int], captures: Sequence[str]) -> None:
             """Take note of what the other side has."""
             from verl_profiler.nodes.files import NodeFiles
 
-            self.files = NodeFiles(self.directory, have)
+            self.files = NodeFiles(self.directory, have, captures)
 
         def request_evidence(self, hangs: int) -> None:
             """Make the folders that processes of this node look for."""
@@ -108,12 +114,8 @@ def _actor_class() -> type:
             """Return the next pieces."""
             return self.files.pieces(limit)
 
-        def iterate(self, function: Any, *arguments: Any) -> None:
-            """Call a function that yields something, for `next`."""
-            self.items = iter(function(*arguments))
-
-        def next(self) -> Any:
-            """Return what it yields next; None at its end."""
-            return next(self.items, None)
+        def run(self, function: Any, *arguments: Any) -> Any:
+            """Return what a function returns on this node."""
+            return function(*arguments)
 
     return VerlProfilerNode

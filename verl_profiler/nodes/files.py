@@ -1,8 +1,8 @@
 """On a node: read what the files of a run have gained since the last call.
 
 Files that only grow (`.jsonl`) are read from where the last call ended, up to their last whole line;
-all others (headers, compressed files) whole, whenever they have changed.  Nothing is held open
-between calls, and one call reads about `limit` bytes, or one file or line that is larger.
+all others (headers, compressed files, reports of captures) whole, whenever they have changed.  Nothing is
+held open between calls, and one call reads about `limit` bytes, or one piece or line that is larger.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -24,8 +24,11 @@ __all__ = [
     "CHUNK_BYTES",
     "NodeFiles",
     "Piece",
+    "being_written",
     "disk_of",
+    "files_of",
     "hangs_of",
+    "packed_from",
     "request_evidence",
 ]
 
@@ -33,7 +36,7 @@ CHUNK_BYTES = 4 << 20
 # A line that is longer than a chunk is read whole, up to this.
 _LINE_BYTES = 64 << 20
 _PROCESSES = "processes"
-_PACKED = ".gz"
+_PACKED = ".jsonl.gz"
 # What tells whether a file is small, and replaced often.
 _LIGHT = (_PROCESSES, OPEN, EVIDENCE_FOLDER)
 
@@ -80,6 +83,56 @@ def disk_of(directory: Path) -> str | None:
     return path.read_text().strip() or None
 
 
+def packed_from(name: str) -> str | None:
+    """Return the name of the event file that a compressed one replaces; None for other files."""
+    return name.removesuffix(".gz") if name.endswith(_PACKED) else None
+
+
+def files_of(
+    root: Path, folders: Sequence[str] = ("",), *, captures: bool = False
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield names and states of the files that are brought from a node.
+
+    Args:
+        root: The run directory, or another one that a capture tool writes to.
+        folders: Names below it.
+        captures: Whether they hold what capture tools write, whose files have any name.
+    """
+    left = [root / name for name in folders]
+    while left:
+        folder = left.pop()
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                name = os.path.relpath(entry.path, root)
+                with contextlib.suppress(OSError):
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(Path(entry.path))
+                    elif (
+                        not name.endswith(".part") if captures else travels(name)
+                    ) and entry.is_file(follow_symlinks=False):
+                        yield name, entry.stat(follow_symlinks=False)
+
+
+def being_written(folder: Path) -> set[str]:
+    """Return the files under a folder, relative to it, that a process of this machine has open for writing.
+
+    None without `/proc`, for example on a Mac.
+    """
+    prefix = os.path.realpath(folder) + os.sep
+    found: set[str] = set()
+    for descriptors in Path("/proc").glob("[0-9]*/fd"):
+        with contextlib.suppress(OSError):
+            for link in os.scandir(descriptors):
+                with contextlib.suppress(OSError):
+                    target = os.readlink(link.path)
+                    # The link's own permissions are how the file was opened.
+                    if target.startswith(prefix) and os.lstat(link.path).st_mode & 0o200:
+                        found.add(target.removeprefix(prefix))
+    return found
+
+
 def hangs_of(directory: Path) -> int:
     """Return of how many hangs evidence is requested in a run directory."""
     numbers = [
@@ -110,10 +163,17 @@ class NodeFiles:
     Args:
         directory: The run directory.
         have: Names and sizes of the files that the other side has.
+        captures: Folders of it with what capture tools write, which is read in place of the event files.
     """
 
-    def __init__(self, directory: str | Path, have: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        have: Mapping[str, int] | None = None,
+        captures: Sequence[str] = (),
+    ) -> None:
         self._root = Path(directory)
+        self._captures = tuple(captures)
         # These are read again in any case: they may have another content of the same size.
         self._known = {
             name: _Known(size, size, -1, -1)
@@ -121,6 +181,8 @@ class NodeFiles:
             if not name.startswith(_LIGHT)
         }
         self._queue: deque[str] = deque()
+        # The first file of the queue, where a part of it was read.
+        self._begun: _Known | None = None
 
     def scan(self, *, light: bool = False) -> None:
         """Find out which files have changed; `pieces` then reads them.
@@ -128,10 +190,15 @@ class NodeFiles:
         Args:
             light: Only headers, open calls and evidence, which are few and small.
         """
-        found = dict(self._files(light))
+        folders = _LIGHT if light else self._captures or ("",)
+        found = dict(files_of(self._root, folders, captures=bool(self._captures)))
+        if self._captures:
+            # They are sent once their tool has closed them.
+            for name in being_written(self._root):
+                found.pop(name, None)
         changed = [name for name, status in found.items() if self._has_changed(name, status)]
         # The compressed copy first: what is left of the other one is sent with the next scan.
-        packed = {name.removesuffix(_PACKED) for name in changed if name.endswith(_PACKED)}
+        packed = set(map(packed_from, changed))
         new = {
             process_of(name)
             for name in changed
@@ -150,6 +217,7 @@ class NodeFiles:
         # What is left of a step precedes the removal of its files.  A header has how many events were
         # written: it is read again after them.
         self._queue = deque([*first, *others, *gone, *headers])
+        self._begun = None
 
     def pieces(self, limit: int = CHUNK_BYTES) -> list[Piece]:
         """Return the next pieces, of about `limit` bytes together; none where all was read."""
@@ -171,24 +239,10 @@ class NodeFiles:
                 room -= max(len(piece.data or b""), 1)
         return found
 
-    def _files(self, light: bool) -> Iterator[tuple[str, os.stat_result]]:
-        folders = [self._root / name for name in _LIGHT] if light else [self._root]
-        while folders:
-            folder = folders.pop()
-            with contextlib.suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    name = os.path.relpath(entry.path, self._root)
-                    with contextlib.suppress(OSError):
-                        if entry.is_dir(follow_symlinks=False):
-                            if not entry.name.startswith("."):
-                                folders.append(Path(entry.path))
-                        elif travels(name) and entry.is_file(follow_symlinks=False):
-                            yield name, entry.stat(follow_symlinks=False)
-
     def _has_changed(self, name: str, status: os.stat_result) -> bool:
         known = self._known.get(name)
         if known is None:
-            return status.st_size > 0
+            return status.st_size > 0 or bool(self._captures)
         if known.inode == -1:
             return status.st_size != known.size
         return (status.st_size, status.st_mtime_ns, status.st_ino) != (
@@ -199,7 +253,7 @@ class NodeFiles:
 
     def _replaced(self, name: str) -> bool:
         """Whether a file that is gone was closed by its process, and not removed by somebody else."""
-        return name.startswith(f"{OPEN}/") or f"{name}{_PACKED}" in self._known
+        return name.startswith(f"{OPEN}/") or f"{name}.gz" in self._known
 
     def _gone(self, name: str) -> Piece | None:
         known = self._known.get(name)
@@ -246,13 +300,27 @@ class NodeFiles:
         return Piece(name, offset, data, last)
 
     def _whole(self, name: str, file: BinaryIO, status: os.stat_result) -> Piece | None:
-        """Read a file that is replaced as a whole."""
-        if not self._has_changed(name, status):
-            # Read earlier in this scan.
-            return None
-        data = file.read()
-        self._known[name] = _Known(len(data), status.st_size, status.st_mtime_ns, status.st_ino)
-        if name.endswith(_PACKED):
+        """Read the next piece of a file that is replaced as a whole; its length is that of the first piece.
+
+        Raises:
+            OSError: It was cut short meanwhile.
+        """
+        begun = self._begun
+        if begun is None or begun.inode != status.st_ino:
+            if not self._has_changed(name, status):
+                # Read earlier in this scan.
+                return None
+            begun = _Known(0, status.st_size, status.st_mtime_ns, status.st_ino)
+        offset = begun.offset
+        file.seek(offset)
+        data = file.read(min(CHUNK_BYTES, begun.size - offset))
+        begun.offset += len(data)
+        last = begun.offset == begun.size
+        self._begun = None if last or not data else begun
+        if not last and not data:
+            raise OSError(f"{name} became shorter")
+        if last:
+            self._known[name] = begun
             # Later lines go to a new file of the name.
-            self._known.pop(name.removesuffix(_PACKED), None)
-        return Piece(name, 0, data)
+            self._known.pop(packed_from(name) or "", None)
+        return Piece(name, offset, data, last)

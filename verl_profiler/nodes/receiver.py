@@ -1,6 +1,6 @@
 """In the driver: put the pieces that a node sends into the run directory.
 
-A file that grows is appended to, all others get their name when they are whole.  Processes of two
+A file that grows is appended to, all others get their names when they are whole.  Processes of two
 nodes with separate disks may have one name, such as an actor that Ray started again elsewhere; the
 second one's files are stored as `<name>-2`.
 """
@@ -10,17 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from verl_profiler.events.shipping import SUFFIXES, process_of, travels
 from verl_profiler.events.whole_files import replace_file
-from verl_profiler.nodes.files import Piece
+from verl_profiler.nodes.files import Piece, files_of, packed_from
 from verl_profiler.recording.process_header import claim_name
 
 __all__ = ["Names", "Receiver"]
-
-_PACKED = ".gz"
 
 
 class Names:
@@ -60,6 +58,7 @@ class Receiver:
         names: Of all nodes.
         processes: Names on that disk, and here, of an earlier shipment.
         claimed: Called when a process got a name, before its files come.
+        captures: Folders with what capture tools write, which comes in place of the event files.
 
     Attributes:
         processes: Names of processes on that disk, and here.
@@ -72,8 +71,10 @@ class Receiver:
         names: Names,
         processes: Mapping[str, str] | None = None,
         claimed: Callable[[], None] = lambda: None,
+        captures: Sequence[str] = (),
     ) -> None:
         self._run = run
+        self._captures = tuple(captures)
         self._names = names
         self._claimed = claimed
         self._bases: dict[str, int] = {}
@@ -85,15 +86,13 @@ class Receiver:
         """Return names on that disk, and sizes, of the files that are here."""
         there = {here: name for name, here in self.processes.items()}
         found: dict[str, int] = {}
-        for path in _files(self._run):
-            name = str(PurePosixPath(path.relative_to(self._run)))
-            process = process_of(name)
+        folders = self._captures or ("",)
+        for name, status in files_of(self._run, folders, captures=bool(self._captures)):
+            process = self._process_of(name)
             if process is None:
-                with contextlib.suppress(OSError):
-                    found[name] = path.stat().st_size
+                found[name] = status.st_size
             elif process in there:
-                with contextlib.suppress(OSError):
-                    found[_renamed(name, there[process])] = path.stat().st_size
+                found[_renamed(name, there[process])] = status.st_size
         return found
 
     def accept(self, piece: Piece) -> None:
@@ -113,11 +112,15 @@ class Receiver:
             self._replace(piece, target)
         self.size_bytes += len(piece.data)
 
+    def _process_of(self, name: str) -> str | None:
+        return None if self._captures else process_of(name)
+
     def _target(self, name: str) -> Path:
         path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or "\0" in name or not travels(name):
+        known = any(name.startswith(each) for each in self._captures) or travels(name)
+        if path.is_absolute() or ".." in path.parts or "\0" in name or not known:
             raise OSError(f"{name!r} is not a file of a run")
-        process = process_of(name)
+        process = self._process_of(name)
         if process is None:
             return self._run / name
         here = self.processes.get(process)
@@ -127,41 +130,47 @@ class Receiver:
         return self._run / _renamed(name, here)
 
     def _append(self, piece: Piece, target: Path) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(target, flags, 0o666), "ab", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if piece.offset == 0:
-                # Somebody removed the file on the node, and its process made another one.
-                self._bases[piece.name] = size
-            if size != self._bases.get(piece.name, 0) + piece.offset:
-                raise OSError(
-                    f"{target} has {size:,} bytes, and the node continues at {piece.offset:,}"
-                )
-            data = memoryview(piece.data or b"")
-            try:
-                while data:
-                    data = data[file.write(data) or 0 :]
-            except OSError:
-                # A full disk: no half line stays.
-                with contextlib.suppress(OSError):
-                    os.ftruncate(file.fileno(), size)
-                raise
+        size = target.stat().st_size if target.exists() else 0
+        if piece.offset == 0:
+            # Somebody removed the file on the node, and its process made another one.
+            self._bases[piece.name] = size
+        _add(piece, target, self._bases.get(piece.name, 0) + piece.offset)
 
     def _replace(self, piece: Piece, target: Path) -> None:
-        replace_file(target, piece.data or b"")
-        if target.name.endswith(_PACKED):
+        if piece.last and piece.offset == 0:
+            replace_file(target, piece.data or b"")
+        else:
+            part = target.with_name(f"{target.name}.part")
+            if piece.offset == 0:
+                # Of an earlier try.
+                part.unlink(missing_ok=True)
+            _add(piece, part, piece.offset)
+            if piece.last:
+                part.replace(target)
+        if packed_from(target.name):
             # What it was made of; later lines of the process begin another file.
             target.with_suffix("").unlink(missing_ok=True)
-            self._bases.pop(piece.name.removesuffix(_PACKED), None)
+            self._bases.pop(packed_from(piece.name) or "", None)
 
 
-def _files(run: Path) -> Iterator[Path]:
-    for folder, folders, names in os.walk(run):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            path = Path(folder) / name
-            if travels(str(PurePosixPath(path.relative_to(run)))):
-                yield path
+def _add(piece: Piece, target: Path, offset: int) -> None:
+    """Append a piece to a file that has `offset` bytes."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(target, flags, 0o666), "ab", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != offset:
+            raise OSError(
+                f"{target} has {size:,} bytes, and the node continues at {piece.offset:,}"
+            )
+        data = memoryview(piece.data or b"")
+        try:
+            while data:
+                data = data[file.write(data) or 0 :]
+        except OSError:
+            # A full disk: no half line stays.
+            with contextlib.suppress(OSError):
+                os.ftruncate(file.fileno(), size)
+            raise
 
 
 def _renamed(name: str, process: str) -> str:

@@ -1,5 +1,6 @@
-"""Visit the nodes of a cluster in rounds, over Ray: compare their clocks, and bring their event files.
+"""Visit the nodes of a cluster in rounds, over Ray: compare their clocks, and bring the files of a run.
 
+These are its event files, or the reports and journals of captures.
 On each node there is one small actor (actor.py).  A node whose run directory has the driver's `.disk` file
 shares its disk and sends nothing.  From all others the driver requests pieces of 4 MiB, one at a time
 per node and of at most four nodes at once, which is what Ray's object store holds of them.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,7 +110,10 @@ class Nodes:
         run: The run directory of this process.
         every_s: The interval between two shipments of events, for `shipping.json`.
         clocks: Compare the clocks.
-        files: Bring the event files.
+        files: Bring files.
+        captures: Folders below `run` with what capture tools write, which is brought in place of the event
+            files.
+        have: Names and sizes of files in them that are here under other names.
     """
 
     def __init__(
@@ -119,6 +124,8 @@ class Nodes:
         every_s: float | None = None,
         clocks: bool = False,
         files: bool = True,
+        captures: Sequence[str] = (),
+        have: Mapping[str, int] | None = None,
     ) -> None:
         self._ray = ray
         self._run = run
@@ -128,6 +135,8 @@ class Nodes:
         self._every_s = every_s
         self._clocks = clocks
         self._with_files = files
+        self._captures = tuple(captures)
+        self._have = have or {}
         self._own_disk: str | None = None
         self._here = ""
         self._names = Names(run)
@@ -157,14 +166,16 @@ class Nodes:
         """
         if not self._here:
             self._here = as_connected(self._ray.get_runtime_context)().get_node_id()
-        alive = {each["NodeID"]: each for each in as_connected(self._ray.nodes)() if each["Alive"]}
+        nodes = {each["NodeID"]: each for each in as_connected(self._ray.nodes)()}
+        alive = {node_id: about for node_id, about in nodes.items() if about["Alive"]}
         now = time.time()
         if self._with_files and self._own_disk is None and len(alive) > 1:
             # Without it, a node that shares the disk would ship to itself.
             self._own_disk = disk_of(self._run)
             if self._own_disk is None:
                 raise FileNotFoundError(f"{self._run} is not there")
-        for node_id, about in alive.items():
+        # Reports are brought at the end, when a node may have left before it was ever visited.
+        for node_id, about in (nodes if self._captures else alive).items():
             if node_id != self._here and node_id not in self._nodes:
                 self._nodes[node_id] = _Node(node_id, about["NodeManagerHostname"])
         for node in self._nodes.values():
@@ -185,7 +196,7 @@ class Nodes:
         self._await(started, patience_s)
         self.write()
         waiting = [node for node in self._nodes.values() if node.state in ("new", "shipping")]
-        return all(node.complete or not node.ships for node in waiting)
+        return all(node.complete or not (node.ships or node.busy) for node in waiting)
 
     def finish(self, patience_s: float = _SILENCE_S) -> list[str]:
         """Take all that is left, end the actors, and return problems of files as sentences.
@@ -194,7 +205,7 @@ class Nodes:
             patience_s: Give up on nodes once none has sent anything for so long.
         """
         if not self._with_files:
-            self._end_all()
+            self.close()
             return []
         self._await(list(self._nodes.values()), patience_s)
         for node in self._nodes.values():
@@ -214,20 +225,26 @@ class Nodes:
             if node.busy and not node.problem:
                 node.problem = f"no answer for {patience_s:.0f} s"
         self.write(ended=True)
-        self._end_all()
+        self.close()
         return [problem] if problem else self.problems()
+
+    def close(self) -> None:
+        """Take nothing more, and end the actors."""
+        self._closed = True
+        for node in self._nodes.values():
+            self._end(node)
 
     def problems(self) -> list[str]:
         """Return which nodes could not send all, as sentences."""
         found: list[str] = []
         for node in self._nodes.values():
-            if node.state == "left" and node.ships:
+            if node.state == "left" and (node.ships or self._captures):
                 found.append(
                     f"{node.host} has left the cluster; what it wrote since its last shipment"
                     f" ({iso(node.shipped_s) or 'none'}) is on its own disk"
                 )
             elif node.problem and node.state != "shared":
-                found.append(f"{node.host} did not send all of its event files: {node.problem}")
+                found.append(f"{node.host} did not send all of its files: {node.problem}")
         return found
 
     def sent(self) -> list[tuple[str, int]]:
@@ -239,7 +256,9 @@ class Nodes:
         ]
 
     def write(self, *, ended: bool = False) -> None:
-        """Replace `shipping.json`, once a node has a disk of its own."""
+        """Replace `shipping.json`, once a node has a disk of its own; it has nothing of captures."""
+        if self._captures:
+            return
         with self._writing:
             rows = dict(self._earlier)
             for node in list(self._nodes.values()):
@@ -335,9 +354,13 @@ class Nodes:
         if node.receiver is None:
             earlier = self._earlier.get(str(node.disk), {})
             node.receiver = Receiver(
-                self._run, self._names, earlier.get("processes"), claimed=self.write
+                self._run,
+                self._names,
+                earlier.get("processes"),
+                claimed=self.write,
+                captures=self._captures,
             )
-        self._called(node, "begin", node.receiver.have())
+        self._called(node, "begin", {**self._have, **node.receiver.have()}, self._captures)
         node.opened = True
         return True
 
@@ -369,11 +392,6 @@ class Nodes:
         result = node.actor.call(method, *arguments, timeout_s=timeout_s)
         node.seen_s, self._heard_s = time.time(), time.monotonic()
         return result
-
-    def _end_all(self) -> None:
-        self._closed = True
-        for node in self._nodes.values():
-            self._end(node)
 
     def _end(self, node: _Node) -> None:
         actor, node.actor, node.opened = node.actor, None, False
