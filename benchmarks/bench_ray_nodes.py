@@ -9,7 +9,7 @@ one disk.  A driver prepares as verl's does and starts a trainer; the trainer st
 ranks, and has all of them record at a steady rate in steps.  Four jobs follow each other on the
 cluster: all processes without the profiler, a quarter of them with it, all with it, and all without it
 again, so that a trend of the machine shows.  Two processes run under strace for some steps; `summary`,
-`watch` and `stuck` are run while the job records, the last two also while requests are open for long.
+`summary --follow` and `stuck` are run while the job records, the last two also while requests are open for long.
 Needs root, iproute2 and strace.
 
 Exit status 1: an event was neither read back nor counted as dropped, or a process has no header, or no
@@ -365,7 +365,7 @@ def drive(args: argparse.Namespace) -> None:
         found["traced_s"] = time.monotonic() - begin
         for trace in traces:
             trace.send_signal(signal.SIGINT)
-        words = [["summary", str(run)], ["watch", "--once", str(run)], ["stuck", str(run)]]
+        words = [["summary", str(run)], ["summary", "--follow", str(run)], ["stuck", str(run)]]
         found["commands"] = [command(each) for each in words]
         if args.hold:
             marked(marks, f"ended_{args.steps}", result)

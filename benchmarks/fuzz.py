@@ -79,7 +79,7 @@ def command_lines(mutant, clean, rng):
     # What is quick is drawn more often, so that many runs are read.
     table = (
         (10, ["events"]),
-        (3, ["watch", "--once", run]),
+        (3, ["summary", "--follow", run]),
         (10, ["collect", run, *rng.choice(([], ["--json"]))]),
         (12, ["timing", log, *rng.choice((["--json"], ["--csv"]))]),
         (0.3, ["timing", log, "--output-dir", out]),

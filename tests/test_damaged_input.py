@@ -119,7 +119,7 @@ def test_any_value_in_any_place_costs_its_own_row(base, tmp_path):
     damaged = read_trace(path)
     assert good.threads.keys() <= damaged.threads.keys()
     assert damaged.left_out > 100
-    assert 0 == main(["watch", str(run), "--once"])
+    assert 0 == main(["summary", "--follow", str(run)])
     assert 0 == main(["export", "perfetto", str(run), "-o", str(tmp_path / "out")])
     with load(run, cache=False) as opened:
         assert {"nsys", "torch"} <= {row["tool"] for row in opened.rows("FROM captures")}

@@ -49,7 +49,7 @@ WORDS = [
     ("stuck RUN", 0),
     ("diff RUN AGAIN --all --warmup 0", 0),
     ("diff RUN AGAIN --warmup 0 --fail-if EVIL", 2),
-    ("watch RUN --once", 0),
+    ("summary --follow RUN", 0),
     ("timing LOG --output-dir OUT/timing", 0),
     ("tq TQ", 0),
     ("memory MEMORY", 0),
@@ -99,7 +99,7 @@ SHOWN = {
     "summary RUN --json",
     "requests RUN --request 31d0b664 --width 60",
     "plot tool_latencies RUN --csv",
-    "watch RUN --once",
+    "summary --follow RUN",
     "tq TQ",
     "export prometheus RUN",
 }

@@ -87,10 +87,11 @@ def test_the_traceback_is_shown_on_request(monkeypatch, capsys):
         ("requests RUN --slowest 0", "option-value", "--slowest 20"),
         ("summary RUN --step 9", "no-such-step", "it has 0 to 2.\nFor example --step 2"),
         ("why RUN --steps 7", "no-such-step", "step 7 is not in this run; it has 0 to 2."),
-        ("watch gone", "no-such-run", "gone"),
+        ("summary --follow gone", "no-such-run", "gone"),
         # An archive, or another file, does not grow.
-        (f"watch {__file__}", "no-such-run", "test_main.py"),
-        ("watch RUN --interval 0", "option-value", "--interval"),
+        (f"summary --follow {__file__}", "no-such-run", "test_main.py"),
+        ("summary --follow RUN --step 1", "option-not-heeded", "--steps"),
+        ("watch RUN", "no-such-command", "summary --follow"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_is(words, slug, says, capsys):
@@ -138,7 +139,7 @@ NEEDS = {
     "requests": {"RUN": "analysis"},
     "plot": {"all RUN": "plots", "--list": "plots"},
     "diff": {"RUN RUN": "analysis", "--verify polling RUN RUN": "analysis"},
-    "watch": {"RUN": "analysis"},
+    "runs": {"RUN": "analysis"},
     "stuck": {"RUN": None},
     "timing": {"LOG": "plots"},
     "tq": {"RUN": "analysis", "LOG": "analysis"},

@@ -89,7 +89,7 @@ def test_the_console_has_one_line_at_the_start_and_the_commands_at_the_end(ray, 
     end = capsys.readouterr().err
 
     assert (
-        f"[verl-profiler] recording to {directory}; follow: verl-profiler watch {directory}\n"
+        f"[verl-profiler] recording to {directory}; follow: verl-profiler summary --follow {directory}\n"
         == begin
     )
     assert (

@@ -437,7 +437,7 @@ def test_the_command_waits_for_the_end_and_prints_json(tmp_path, capsys):
     assert ("ended", None, []) == (found["state"], found["culprit"], found["problems"])
 
 
-@pytest.mark.parametrize("command", [["summary"], ["watch", "--once"]])
+@pytest.mark.parametrize("command", [["summary"], ["summary", "--follow"]])
 def test_other_commands_point_to_it(tmp_path, capsys, command):
     """What the run is stuck on comes first."""
     run = tmp_path / "run"

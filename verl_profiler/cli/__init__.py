@@ -33,7 +33,7 @@ COMMANDS = (
     "requests",
     "plot",
     "diff",
-    "watch",
+    "runs",
     "stuck",
     "timing",
     "tq",
@@ -44,6 +44,9 @@ COMMANDS = (
     "rehearse",
 )
 
+
+# Commands of earlier versions.
+_GONE = {"watch": "summary --follow"}
 
 # What a command needs in the end, whichever module is missing first; others need `analysis`.
 _EXTRAS = {
@@ -151,9 +154,9 @@ def _command(argv: Sequence[str]) -> str:
     if name.startswith("-"):
         return ""
     if name and name not in COMMANDS:
+        other = f"; it is now `{_GONE[name]}`." if name in _GONE else did_you_mean(name, COMMANDS)
         raise ReadingError(
-            f"there is no command {name!r}{did_you_mean(name, COMMANDS)}\n"
-            f"Commands: {', '.join(COMMANDS)}",
+            f"there is no command {name!r}{other}\nCommands: {', '.join(COMMANDS)}",
             "no-such-command",
         )
     return name

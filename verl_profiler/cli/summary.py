@@ -3,13 +3,15 @@
     verl-profiler summary logs/my-run
     verl-profiler summary -v logs/my-run
     verl-profiler summary logs/my-run --step 5
+    verl-profiler summary --follow logs/my-run
     verl-profiler summary logs/my-run logs/my-run-2 --json
     verl-profiler summary train.log
 
 Of a console log or a file of metrics (verl's file logger, W&B, MLflow), the
 timers are summarized. -v shows everything: all phases, findings with their
 causes, warnings, and the blocks of the longest steps. --step N adds the block
-of that step. NO_COLOR disables colors.
+of that step. --follow refreshes the summary of a running training until it
+ends, and waits for a run that does not exist yet. NO_COLOR disables colors.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from verl_profiler.cli.options import add_reading, check_steps, opened_run, step
 from verl_profiler.cli.output import bounded, json_text
 from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import control, has_color, print_error
+from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import escaped, shown
 
 if TYPE_CHECKING:
@@ -39,7 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="show findings and steps in full"
     )
-    parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="print all tables as one JSON object")
+    shape.add_argument(
+        "--follow", action="store_true", help="refresh the summary until the training ends"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from verl_profiler.cli.logs import are_logs, summarize_logs
 
+    if args.follow:
+        return _follow(args)
     if are_logs(args.runs):
         return summarize_logs(args.runs, steps=args.steps, as_json=args.json, verbose=args.verbose)
     if not args.json:
@@ -67,6 +76,17 @@ def run(args: argparse.Namespace) -> int:
         if status and not args.json:
             print_error("nothing to report:", *opened.problems)
         return status
+
+
+def _follow(args: argparse.Namespace) -> int:
+    from verl_profiler.cli.following import follow
+
+    if len(args.runs) > 1 or args.steps is not None or args.verbose:
+        raise ReadingError(
+            "--follow shows the summary of one run as a whole.\nOmit -v, --steps and the other runs",
+            "option-not-heeded",
+        )
+    return follow(args.runs[0])
 
 
 def _print_stuck(path: Path) -> None:

@@ -170,7 +170,7 @@ def _record_driver(encoded: str, directory: Path, url: str | None) -> None:
     activate("driver")
     uploaded = f", uploaded to {public(url)}" if url is not None else ""
     recorder.say(
-        f"recording to {directory}{uploaded}; follow: verl-profiler watch {shlex.quote(str(directory))}"
+        f"recording to {directory}{uploaded}; follow: verl-profiler summary --follow {shlex.quote(str(directory))}"
     )
 
 

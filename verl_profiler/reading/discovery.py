@@ -49,7 +49,14 @@ from verl_profiler.reading.listing import (
     usable,
 )
 
-__all__ = ["Source", "find_sources", "role_and_rank", "run_directory"]
+__all__ = [
+    "Source",
+    "find_sources",
+    "is_run_directory",
+    "role_and_rank",
+    "run_directory",
+    "runs_below",
+]
 
 PROCESSES = "processes"
 _NAME = re.compile(r"(?P<role>.+?)_(?P<rank>[0-9]{1,9})(?:-[0-9]+)?", re.DOTALL)
@@ -273,7 +280,8 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def _is_run(folder: Path) -> bool:
+def is_run_directory(folder: Path) -> bool:
+    """Return whether a folder holds the files of a run itself."""
     return (
         is_regular(folder / RUN_FILE)
         or _is_folder(folder / PROCESSES)
@@ -284,16 +292,31 @@ def _is_run(folder: Path) -> bool:
     )
 
 
+def runs_below(folder: Path) -> list[Path]:
+    """Return the run directories in a folder and in those of its folders that are no runs, by name.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    found: list[Path] = []
+    for child in sorted(folder.iterdir()):
+        if not _is_folder(child):
+            continue
+        if is_run_directory(child):
+            found.append(child)
+        else:
+            found += sorted(
+                each for each in child.glob("*") if _is_folder(each) and is_run_directory(each)
+            )
+    return found
+
+
 def run_directory(path: Path, named: Path) -> Path:
     """Return the run in or below `path`, when there is exactly one."""
     try:
-        if _is_run(path):
+        if is_run_directory(path):
             return path
-        runs = sorted(child for child in path.iterdir() if _is_folder(child) and _is_run(child))
-        if not runs:
-            runs = sorted(
-                child for child in path.glob("*/*") if _is_folder(child) and _is_run(child)
-            )
+        runs = runs_below(path)
     except OSError as error:
         raise ReadingError(f"{named} cannot be read: {error.strerror}", "unreadable") from error
     if len(runs) == 1:
@@ -301,7 +324,8 @@ def run_directory(path: Path, named: Path) -> Path:
     if runs:
         listed = "\n    ".join(str(run) for run in runs[:10])
         raise ReadingError(
-            f"{named} holds {len(runs)} runs; name the one that you mean:\n    {listed}",
+            f"{named} holds {len(runs)} runs; name one, or list them with `verl-profiler runs {named}`:\n"
+            f"    {listed}",
             "several-runs",
         )
     raise ReadingError(

@@ -14,7 +14,7 @@ from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
 
-__all__ = ["about_run", "event_settings", "recorded_events", "without_defaults"]
+__all__ = ["about_run", "event_settings", "launch_facts", "recorded_events", "without_defaults"]
 
 _ROWS = 4_000
 
@@ -95,29 +95,28 @@ _VERSIONS = ("verl", "sglang", "vllm", "torch")
 def _line(launches: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what was run, and when, as a few texts; what launches differ in, once for each value."""
     texts: list[str] = []
-    for column in zip(*map(_facts_of, launches), strict=True):
+    for column in zip(*(launch_facts(each).values() for each in launches), strict=True):
         values = list(dict.fromkeys(each for each in column if each))
         texts += [short_text(" / ".join(values))] if values else []
     return texts
 
 
-def _facts_of(launch: Mapping[str, Any]) -> list[str]:
-    """Return date, devices, model, batch and versions of a launch; empty what was not recorded."""
+def launch_facts(launch: Mapping[str, Any]) -> dict[str, str]:
+    """Return launched, devices, model, batch and versions of a launch; empty what was not recorded."""
     training = mapping_or_empty(recorded_values(launch.get("training"), "training"))
     versions = mapping_or_empty(recorded_values(launch.get("versions"), "versions"))
     nodes, each = training.get("nnodes"), training.get("n_gpus_per_node")
     on_cpu = any(str(each).endswith("+cpu") for each in versions.values())
     device = "device" if on_cpu else "GPU"
     batch, samples = training.get("train_batch_size"), training.get("rollout_n")
-    model = str(training.get("model") or "").rstrip("/").rpartition("/")[2]
     named = [f"{name} {versions[name]}" for name in _VERSIONS if versions.get(name)]
-    return [
-        str(launch.get("launched") or "")[:16].replace("T", " "),
-        f"{nodes} × {each} {device}s" if nodes and each else "",
-        model,
-        f"batch {batch}" + (f" × {samples}" if samples else "") if batch else "",
-        ", ".join(named),
-    ]
+    return {
+        "launched": str(launch.get("launched") or "")[:16].replace("T", " "),
+        "devices": f"{nodes} × {each} {device}s" if nodes and each else "",
+        "model": str(training.get("model") or "").rstrip("/").rpartition("/")[2],
+        "batch": f"batch {batch}" + (f" × {samples}" if samples else "") if batch else "",
+        "versions": ", ".join(named),
+    }
 
 
 def without_defaults(about: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The watch command, on a terminal, while a recorded run is played again."""
+"""`summary --follow`, on a terminal, while a recorded run is played again."""
 
 import fcntl
 import gzip
@@ -16,16 +16,12 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import command
 from recorded import grow, lines_in_order, unpacked
 
-from verl_profiler.cli import main, watch
+from verl_profiler.cli import main
 
 # Readings follow each other at once.
-MAIN = "import sys; from verl_profiler.cli import main, watch; watch._REST = 0; sys.exit(main())"
-
-
-run = command(watch)
+MAIN = "import sys; from verl_profiler.cli import following, main; following._REST, following._INTERVAL_S = 0, 0.05; sys.exit(main())"
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +116,7 @@ def test_at_each_moment_the_screen_is_the_summary(recorded_run, tmp_path, capsys
             for file in (path / "step_1").glob("*.jsonl"):
                 Path(f"{file}.gz").write_bytes(gzip.compress(file.read_bytes()))
                 file.unlink()
-        main(["watch", str(path), "--once"])
+        main(["summary", "--follow", str(path)])
         heads, _, text = capsys.readouterr().out.partition("\n\n")
         if torn is not None:
             content = torn.read_bytes()
@@ -137,7 +133,7 @@ def test_at_each_moment_the_screen_is_the_summary(recorded_run, tmp_path, capsys
 def test_a_run_is_followed_on_a_terminal_until_it_ends(recorded_run, tmp_path, capsys):
     """Before it exists, while it grows and is away for a moment; the cache holds no copies of its end."""
     path = tmp_path / "run"
-    terminal = Terminal("watch", path, "--interval", "0.05")
+    terminal = Terminal("summary", "--follow", path)
     try:
         terminal.wait_for("waiting for the run: ")
         ordered = lines_in_order(recorded_run)
@@ -172,17 +168,16 @@ def test_a_run_is_followed_on_a_terminal_until_it_ends(recorded_run, tmp_path, c
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_cursor_comes_back_when_it_is_ended(tmp_path, number, expected):
     """Ctrl-C, and the SIGTERM of a job manager."""
-    terminal = Terminal("watch", tmp_path / "none")
+    terminal = Terminal("summary", "--follow", tmp_path / "none")
     terminal.wait_for("waiting for the run: ")
 
     assert expected == terminal.end(number)
     assert terminal.written.rstrip().endswith(b"\x1b[?25h")
 
 
-@pytest.mark.parametrize("option", [["--once"], []])
-def test_without_a_terminal_one_plain_screen_is_printed(recorded_run, capsys, option):
-    """As for --once: of a run that has ended, too."""
-    assert 0 == main(["watch", str(recorded_run), *option])
+def test_without_a_terminal_one_plain_screen_is_printed(recorded_run, capsys):
+    """Of a run that has ended, too."""
+    assert 0 == main(["summary", "--follow", str(recorded_run)])
     head, _, text = capsys.readouterr().out.partition("\n\n")
     assert "ended; last event 2026-11-21T04:14:56+00:00" == head
     assert summarized(recorded_run, capsys) == text
@@ -192,7 +187,7 @@ def test_a_run_without_events_has_nothing_to_show(tmp_path, capsys):
     """It may be starting."""
     (tmp_path / "run.json").write_text('{"format": 1}')
 
-    assert 1 == main(["watch", str(tmp_path), "--once"])
+    assert 1 == main(["summary", "--follow", str(tmp_path)])
     assert capsys.readouterr().out == (
         "running; before the first step; no events yet\nnothing to report yet; no events were found\n"
     )

@@ -1,18 +1,11 @@
-"""Follow a running training in the terminal.
+"""`summary --follow`: what `summary` prints, below a line with the present step and phase, again and again.
 
-    verl-profiler watch logs/my-run
-    verl-profiler watch logs/my-run --once
-
-Shows what `summary` prints, below a line with the present step and phase, and
-reads the run again every few seconds: less often if reading takes long, so
-that it uses at most 20 % of a core. Waits for a run that does not exist yet,
-and ends with the run; Ctrl-C stops it without affecting the run. --once prints
-one screen, also for a finished run; so does output to a file or pipe.
+Reads the run again every few seconds: less often if reading takes long, so that it uses at most 20 % of
+a core.  Waits for a run that does not exist yet, and ends with the run.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import shutil
@@ -27,9 +20,10 @@ from verl_profiler.errors import ReadingError
 if TYPE_CHECKING:
     from verl_profiler.live.present import Present
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["follow"]
 
-# Waits so many times the CPU time of the last reading.
+# The shortest time between two readings; each waits so many times the CPU time of the last one.
+_INTERVAL_S = 2.0
 _REST = 5
 _TICK_S = 1.0
 # A reading that is older has its age on the screen.
@@ -38,37 +32,22 @@ _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _CLEAR, _HOME, _END_OF_LINE, _BELOW = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument("run_directory", metavar="RUN", type=Path, help="run directory")
-    parser.add_argument("--once", action="store_true", help="print one screen and exit")
-    parser.add_argument(
-        "--interval",
-        metavar="SECONDS",
-        type=float,
-        default=2.0,
-        help="shortest time between two readings (default: 2)",
-    )
+def follow(path: Path) -> int:
+    """Show the run until it ends, or once where the output is no terminal.
 
-
-def run(args: argparse.Namespace) -> int:
-    """Show the run until it ends; return 0, or 1 if there is nothing to show.
+    Returns:
+        0, or 1 if there is nothing to show.
 
     Raises:
-        ReadingError: The path or the arguments cannot be used (exit code 2).
+        ReadingError: The path cannot be used (exit code 2).
     """
     from verl_profiler.reading.progress import Watcher, watched
+    from verl_profiler.reading.remote import is_downloaded
 
-    path: Path = args.run_directory
-    if not args.interval > 0:
+    once = not sys.stdout.isatty()
+    if (not os.path.isdir(path) and (once or os.path.lexists(path))) or is_downloaded(path):
         raise ReadingError(
-            f"--interval {args.interval:g} is not a positive number of seconds.\nFor example --interval 2",
-            "option-value",
-        )
-    once = args.once or not sys.stdout.isatty()
-    if not os.path.isdir(path) and (once or os.path.lexists(path)):
-        raise ReadingError(
-            f"{path} is not a directory; watch needs the run directory itself.\n"
+            f"{path} is not a directory that a run writes; --follow needs the run directory itself.\n"
             "For example logs/my-run",
             "no-such-run",
         )
@@ -81,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         control(_HIDE_CURSOR + _CLEAR)
         # The screen has no place for lines on progress.
         with watched(Watcher()):
-            _follow(reading, args.interval)
+            _refresh(reading)
     finally:
         control(f"{_SHOW_CURSOR}\n")
     return 0
@@ -163,7 +142,7 @@ class _Reading:
         return [*lines, "", *self.text.splitlines()] if self.text else lines
 
 
-def _follow(reading: _Reading, interval_s: float) -> None:
+def _refresh(reading: _Reading) -> None:
     _draw(reading)
     while True:
         before, begin_s = reading.text, time.process_time()
@@ -172,7 +151,7 @@ def _follow(reading: _Reading, interval_s: float) -> None:
         _draw(reading)
         if reading.has_ended and reading.text == before:
             return
-        until_s = time.monotonic() + max(interval_s, _REST * spent_s)
+        until_s = time.monotonic() + max(_INTERVAL_S, _REST * spent_s)
         while (left_s := until_s - time.monotonic()) > 0:
             time.sleep(min(left_s, _TICK_S))
             _draw(reading)

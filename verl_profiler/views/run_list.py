@@ -1,0 +1,131 @@
+"""Runs of a folder, one row each: what was run, how long its steps take, and what to change first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.overview import headline
+from verl_profiler.analysis.selection import Rows, left_out
+from verl_profiler.analysis.steps import step_times
+from verl_profiler.errors import ReadingError
+from verl_profiler.reading.discovery import runs_below
+from verl_profiler.reading.formats.registry import format_of
+from verl_profiler.reading.reader import load
+from verl_profiler.render.text import align
+from verl_profiler.render.visible import shown
+from verl_profiler.units import seconds, share
+from verl_profiler.views.about_run import launch_facts
+from verl_profiler.views.findings import finding_texts
+
+__all__ = ["list_page", "list_text", "run_row", "runs_in"]
+
+_FIGURES = (
+    "steps",
+    "step_mean_s",
+    "useful_share",
+    "finding",
+    "gain",
+    "recoverable_s",
+    "problem",
+)
+_TITLES = ("launched", "run", "model", "devices", "steps", "mean step", "useful", "first finding")
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the run directories and archives in a folder, at most one folder deep.
+
+    Raises:
+        ReadingError: It cannot be listed.
+    """
+    try:
+        packed = [
+            path
+            for path in sorted(folder.iterdir())
+            if format_of(path, "run") == "archive" and path.is_file()
+        ]
+        return runs_below(folder) + packed
+    except OSError as error:
+        raise ReadingError(f"{folder} cannot be read: {error.strerror}", "unreadable") from error
+
+
+def run_row(path: Path, name: str, *, cache: bool) -> dict[str, Any]:
+    """Return a run as a row.
+
+    Args:
+        path: Of the run.
+        name: What `run` shows.
+        cache: As in `load`.
+
+    Returns:
+        run, launched, devices, model, batch, versions (texts, empty where not recorded); steps,
+        step_mean_s and useful_share, as `headline`; finding, gain (in a word) and recoverable_s of the
+        first finding; problem: why there are none of these.  What is not known is None.
+    """
+    row: dict[str, Any] = {"run": name, **launch_facts({}), **dict.fromkeys(_FIGURES)}
+    try:
+        with load(path, cache=cache) as opened:
+            for launch in opened.launches.values():
+                row |= launch_facts(launch)
+            explained = explanations(opened.tables)
+            totals = headline(
+                step_times(opened.tables), explained["bubble_ledger"], left_out(opened.tables)
+            )
+    except ReadingError as error:
+        return row | {"problem": str(error).partition("\n")[0]}
+    if not totals:
+        return row | {"steps": 0, "problem": "no step has finished"}
+    row |= {name: totals[0][name] for name in ("steps", "step_mean_s", "useful_share")}
+    first = next(iter(explained["findings"]), None)
+    if first is not None:
+        row |= {
+            "finding": first["message"],
+            "gain": finding_texts([first])[0]["brief"],
+            "recoverable_s": first["recoverable_s"],
+        }
+    return row
+
+
+def list_text(rows: Rows) -> str:
+    """Return the rows of `run_row` as a table, one line each."""
+    lines = [_cells(row) for row in shown(rows)]
+    return align([_TITLES, *lines], left=(0, 1, 2, 3, 7), indent="")
+
+
+def list_page(folder: str, rows: Sequence[Mapping[str, Any]], *, made: str) -> str:
+    """Return the page that lists runs.
+
+    Args:
+        folder: Its title.
+        rows: Of `run_row`, each with `href`: its report's address, relative to the page; None for none.
+        made: When and by which version, for the foot of the page.
+    """
+    # The list in a terminal needs no jinja2.
+    from verl_profiler.render.html import digest, part, template, trusted
+
+    style = part("report.css")
+    return template("runs.html").render(
+        folder=folder,
+        titles=_TITLES,
+        rows=[(row["href"], _cells(each)) for row, each in zip(rows, shown(rows), strict=True)],
+        made=made,
+        style=trusted(style),
+        policy=f"default-src 'none'; style-src '{digest(style)}'; img-src data:; base-uri 'none'",
+    )
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    gain = f"{row['gain']}: {row['finding']}" if row["finding"] else ""
+    known = [each for each in (gain, row["problem"]) if each]
+    return [
+        row["launched"] or "-",
+        row["run"],
+        row["model"] or "-",
+        row["devices"] or "-",
+        "-" if row["steps"] is None else str(row["steps"]),
+        seconds(row["step_mean_s"]),
+        share(row["useful_share"]),
+        " ".join(known) or "no single change is worth 3 % of a step",
+    ]
