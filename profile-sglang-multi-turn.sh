@@ -115,7 +115,7 @@ if $rehearse; then
     has verl || fail "verl is not installed for $python; see docs/rehearsal.md"
     # Enough ranks for two replicas.
     carry_out "$python" -m verl_profiler rehearse --engine "${REHEARSE_ENGINE:-standin}" \
-        --profiler "$profiler" --ranks $((2 * tp)) --output "logs/$name" \
+        --profiler "$profiler" --ranks $((2 * tp)) -o "logs/$name" \
         "${recipe[@]}" actor_rollout_ref.rollout.multi_turn.function_tool_path=null \
         ${overrides[@]+"${overrides[@]}"}
     exit

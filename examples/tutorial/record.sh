@@ -11,7 +11,7 @@ shift
 
 for version in "$@"; do
     cd "$here/$version"
-    verl-profiler rehearse --engine standin --steps 10 --output "$output/$version" \
+    verl-profiler rehearse --engine standin --steps 10 -o "$output/$version" \
         actor_rollout_ref.rollout.multi_turn.function_tool_path=tools.py \
         rehearsal.poll_interval_s=0.1 trainer.val_before_train=false trainer.test_freq=-1
 done

@@ -14,7 +14,7 @@ HOOKED = "loads no plugins: Ray's worker process set-up hook does"
 
 def test_the_lines_name_what_was_checked(tmp_path, capsys):
     """Python, verl, plugin, Hydra, each family of probes, nsys, the directory; as JSON for programs."""
-    main(["check", "--output-dir", str(tmp_path / "logs")])
+    main(["check", "-o", str(tmp_path / "logs")])
     out = capsys.readouterr().out
     main(["check", "--json", "--output-dir", str(tmp_path)])
     findings = json.loads(capsys.readouterr().out)

@@ -147,7 +147,7 @@ def rehearsed(request, tmp_path_factory, command_environment, nsys_or_reason):
         "VERL_LOGGING_LEVEL": "INFO",
         "RAY_DEDUP_LOGS": "0",
     }
-    command = [*command, "--engine", engine, "--steps", str(STEPS), "--output", str(output)]
+    command = [*command, "--engine", engine, "--steps", str(STEPS), "-o", str(output)]
     with contextlib.ExitStack() as stack:
         if engine == "standin":
             address = stack.enter_context(running_cluster())

@@ -23,6 +23,8 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument(
+        "-o",
+        "--out",
         "--output-dir",
         default="logs",
         metavar="DIR",
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from verl_profiler.launch import doctor
 
-    findings = doctor.examine(Path(args.output_dir))
+    findings = doctor.examine(Path(args.out))
     if args.json:
         print_json([finding._asdict() for finding in findings])
     else:

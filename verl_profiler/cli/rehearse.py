@@ -77,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=_positive, default=3, help="training steps (default: 3)")
     parser.add_argument(
+        "-o",
+        "--out",
         "--output",
         type=_directory,
         metavar="DIR",
@@ -109,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the rehearsal; return 0 if the trainer exited with 0, else 1."""
-    output = _output(args.output)
+    output = _output(args.out)
     if is_command(args.overrides):
         _take_over(args)
     command = build(
@@ -285,7 +287,7 @@ def _output(given: Path | None) -> Path:
     if given.exists() and not (given.is_dir() and not any(given.iterdir())):
         raise ConfigError(
             f"{given} already exists; each run needs a new directory.\n"
-            "Choose another with --output DIR, or omit --output.",
+            "Choose another with --out DIR, or omit --out.",
             "output-exists",
         )
     return given.absolute()
