@@ -118,6 +118,10 @@ KINDS = {
     "throttled": Kind(
         _each("speeds", *((1, s, 1, 1) for s in (2.0, 4.0)), speeds_in=(4, 5, 6)), r"engine_1", 12
     ),
+    "tool_since": Kind(_each("tool_since", (7, 10.0), (7, 30.0)), r"calls of code", 12),
+    "loops": Kind(_each("loops", (0.05, 8), (0.05, 16)), r"in \d+ turns"),
+    "idle_replica": Kind(_each("route", (0.34, 0.33, 0.33, 0.0)), r"serves none"),
+    "fifth_prompts": Kind(_each("fifth_prompts", 10.0, 40.0), r"in the other steps", 12),
     "long_context": Kind(_each("prefill_token", 2e-2, 5e-2), r"[Pp]refill"),
     "clean": Kind(
         (

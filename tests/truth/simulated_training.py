@@ -54,6 +54,8 @@ class Plan:
     slow_url: float = 0.0
     tools_at_once: int = 10**9
     in_turn: bool = False
+    tool_since: tuple[int, float] = (0, 0.0)
+    loops: tuple[float, int] = (0.0, 0)
     failing: tuple[float, float] = (0.0, 0.0)
     block: float = 0.0
     pauses: tuple[float, float] = (0.0, 0.0)
@@ -77,6 +79,7 @@ class Plan:
     cache_lost: int = 0
     timed: bool = True
     # The trainer.
+    fifth_prompts: float = 1.0
     prepare: float = 0.2
     slow_batch: tuple[int, float] = (1, 0.0)
     adv: float = 0.3
@@ -303,6 +306,8 @@ class Training:
             turns += 1
         if plan.many_turns and prompt == plan.many_turns[0]:
             turns = plan.many_turns[1]
+        if self._random("loops", step, prompt, sample).random() < plan.loops[0]:
+            turns = plan.loops[1]
         factor = group * dict(plan.long_prompts).get(prompt, 1.0)
         factor *= 1 + plan.token_grows * (step - 1)
         since, change = plan.longer_since
@@ -322,7 +327,8 @@ class Training:
             tokens.append(max(int(each), 20))
             if turn < turns - 1:
                 tools.append((tool, picks, of.random()))
-        return int(of.uniform(450, 800)), tokens, tools
+        longer = plan.fifth_prompts if step % 5 == 0 else 1.0
+        return int(of.uniform(450, 800) * longer), tokens, tools
 
     def _dispatch(self, step, finished):
         """Start all requests of a step; the batch is cut into one part for each worker."""
@@ -466,6 +472,8 @@ class Training:
             tool = f"url_{int(picks * 12):02d}"
             took += plan.slow_url if tool == "url_07" else 0.0
         took *= self._busy(worker)
+        since, slower = plan.tool_since
+        took += slower if tool == "code" and since and step >= since else 0.0
         share, timeout = plan.failing
         if fails < share:
             yield timeout

@@ -47,7 +47,8 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Found:
         By run and finding (a key of `rules.RULES`): the culprit, and the seconds lost to it alone in all
         steps together (the saving if it were as fast as the next of its kind; None if not measured).
     """
-    gathered = {name: gather(tables, steps) for name, gather in _GATHERED.items()}
+    gathered = [gather(tables, steps) for gather in _GATHERED]
+    gathered.append(over_time(tables, segments, steps))
     named: Found = {}
     for run, own in by_run(segments).items():
         found = named[run] = {}
@@ -64,8 +65,8 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Found:
                     culprit = replace(culprit, where=f"in {counted(len(places), 'step')}")
                 only = _FIXABLE.get(name, culprit.who)
                 found[name] = replace(culprit, fixable=culprit.who == only), None
-        for gather in gathered.values():
-            for name, (culprit, lost_s) in gather.get(run, {}).items():
+        for gathering in gathered:
+            for name, (culprit, lost_s) in gathering.get(run, {}).items():
                 if culprit.evidence or name not in found:
                     found[name] = culprit, lost_s
         forward = _forward_only(own)
@@ -267,21 +268,20 @@ def _replicas_by_load(tables: Tables, steps: Steps) -> Found:
     return found
 
 
-_GATHERED: dict[str, Callable[[Tables, Steps], Found]] = {
-    "ranks": _ranks,
-    "requests": rollout_culprits.requests,
-    "workers": rollout_culprits.workers,
-    "tools": rollout_culprits.tools,
-    "replicas": rollout_culprits.replicas,
-    "loads": _replicas_by_load,
-    "prompts": work.prompts,
-    "prefill": work.first_prefill,
-    "few": work.few_at_once,
-    "tokens": work.rank_tokens,
-    "time": over_time,
-    "engines": engines,
-    "devices": idle_devices,
-    "memory": _host_memory,
-    "stalls": rollout_culprits.stalls,
-    "rewards": rollout_culprits.rewards,
-}
+_GATHERED: tuple[Callable[[Tables, Steps], Found], ...] = (
+    _ranks,
+    rollout_culprits.requests,
+    rollout_culprits.workers,
+    rollout_culprits.tools,
+    rollout_culprits.replicas,
+    _replicas_by_load,
+    work.prompts,
+    work.first_prefill,
+    work.few_at_once,
+    work.rank_tokens,
+    engines,
+    idle_devices,
+    _host_memory,
+    rollout_culprits.stalls,
+    rollout_culprits.rewards,
+)

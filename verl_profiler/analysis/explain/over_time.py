@@ -1,4 +1,4 @@
-"""Changes within a run: one step that stands still, growth from step to step, a change since a step.
+"""Changes within a run: one step that stands still, growth from step to step, a change since a step, two kinds of steps.
 
 Time per token and tokens are told apart: either grows, or the other.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import StatisticsError, correlation, fmean, linear_regression, median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_profiler.analysis.explain.concentration import Culprit
 from verl_profiler.analysis.explain.work import Found
@@ -29,6 +29,11 @@ _STEPS, _SIDE = 5, 3
 _TREND, _CHANGE = 3.3, 3.8
 # Least growth, or change, over the run.
 _GROWTH = 0.1
+# Steps of another kind have so many times the tokens, and are at most this part of all.
+_KIND, _RARE = 1.5, 0.4
+# The part of a phase that is named has at least this share of its variation over the steps.
+_MOSTLY = 0.5
+_CALLS_OF = "calls of "
 
 
 class Shape(NamedTuple):
@@ -43,11 +48,12 @@ class Shape(NamedTuple):
 _Series = Mapping[int, float]
 
 
-def over_time(tables: Tables, steps: Steps) -> Found:
-    """Find what makes some steps of a run longer than others."""
+def over_time(tables: Tables, segments: Rows, steps: Steps) -> Found:
+    """Find what makes some steps of a run longer than others; `segments` are those of `critical_segments`."""
     lengths = _lengths(tables, steps)
     work = _work(tables, steps)
     longest = _longest(tables, steps)
+    parts = _parts(segments)
     found: Found = {}
     for run, phases in lengths.items():
 
@@ -55,7 +61,10 @@ def over_time(tables: Tables, steps: Steps) -> Found:
             return _last_of(tables, run, step, phase)
 
         first = _first_step(tables, run)
-        changes = changes_in(phases, work.get(run, {}), longest.get(run, {}), first, last_of)
+        own_parts = parts.get(run, {})
+        changes = changes_in(
+            phases, work.get(run, {}), longest.get(run, {}), first, last_of, own_parts
+        )
         for finding, lost_s, culprit in changes:
             own = found.setdefault(run, {})
             if finding not in own or lost_s > (own[finding][1] or 0.0):
@@ -69,6 +78,7 @@ def changes_in(
     longest: _Series,
     first: int,
     last_of: Callable[[int, str], str] = lambda _step, _phase: "",
+    parts: Mapping[str, Mapping[str, _Series]] = {},
 ) -> list[tuple[str, float, Culprit]]:
     """Return finding, lost seconds and culprit of what makes some steps longer than others.
 
@@ -78,6 +88,7 @@ def changes_in(
         longest: Tokens of the longest request by step, where known.
         first: The run's first step.
         last_of: Returns what is known of who ended last in a step's phase, as the end of a sentence.
+        parts: Seconds by phase, part of it and step, where known.
     """
     demands = {
         phase: {s: tokens for s, (tokens, _) in each.items()} for phase, each in work.items()
@@ -88,7 +99,7 @@ def changes_in(
         for step, phase, lost_s in stalled
     ]
     without = {step for step, *_ in stalled}
-    return found + _changes(phases, work, without, first)
+    return found + _changes(phases, work, without, first, parts)
 
 
 def _lengths(tables: Tables, steps: Steps) -> dict[str, dict[str, dict[int, float]]]:
@@ -136,6 +147,32 @@ def _longest(tables: Tables, steps: Steps) -> dict[str, dict[int, float]]:
     ):
         found.setdefault(row["run"], {})[row["step"]] = float(row["tokens"])
     return found
+
+
+def _parts(segments: Rows) -> dict[str, dict[str, dict[str, dict[int, float]]]]:
+    """Return the seconds of the critical path by run, phase, category or tool, and step."""
+    found: dict[str, dict[str, dict[str, dict[int, float]]]] = {}
+    for row in segments:
+        name = f"{_CALLS_OF}{row['what']}" if row["category"] == "tool" else row["category"]
+        if row["phase"] is not None and name != row["phase"]:
+            own = found.setdefault(row["run"], {}).setdefault(row["phase"], {}).setdefault(name, {})
+            own[row["step"]] = own.get(row["step"], 0.0) + row["duration_s"]
+    return found
+
+
+def _mostly(series: _Series, parts: Mapping[str, _Series]) -> str:
+    """Return the part that most of a series' variation over the steps is in; empty without one."""
+    mean = fmean(series.values())
+    off = {step: each - mean for step, each in series.items()}
+    whole = sum(each**2 for each in off.values())
+    shares = {
+        name: sum(off[step] * own.get(step, 0.0) for step in off) / whole if whole else 0.0
+        for name, own in parts.items()
+    }
+    tools = sum(each for name, each in shares.items() if name.startswith(_CALLS_OF))
+    shares |= {"tool calls": min(tools, _MOSTLY)}
+    most = max(shares, key=lambda name: shares[name])
+    return most if shares[most] >= _MOSTLY else ""
 
 
 def _first_step(tables: Tables, run: str) -> int:
@@ -213,18 +250,29 @@ def _changes(
     work: Mapping[str, Mapping[int, tuple[float, float]]],
     without: set[int],
     first: int,
+    parts: Mapping[str, Mapping[str, _Series]],
 ) -> list[tuple[str, float, Culprit]]:
     """Return finding, seconds and culprit of what grows or has changed."""
     found: list[tuple[str, float, Culprit]] = []
-    by_tokens: list[tuple[float, str, Shape]] = []
+    by_tokens: dict[str, list[tuple[float, str, str, Rows]]] = {}
     for phase, lengths in phases.items():
         series = {step: each for step, each in lengths.items() if step not in without}
         known = {step: each for step, each in work.get(phase, {}).items() if step in series}
         if len(known) == len(series):
             rate = shape_of({step: ms for step, (_, ms) in known.items()}, first)
-            more = shape_of({step: tokens for step, (tokens, _) in known.items()}, first)
+            demand = {step: tokens for step, (tokens, _) in known.items()}
+            more = shape_of(demand, first)
+            kinds = _two_kinds(demand) if more is None else None
             if more is not None:
-                by_tokens.append((_lost_s(series, more), phase, more))
+                text = f"{more.first:,.0f} to {more.last:,.0f} tokens per step in {phase}"
+                text += f", since step {more.since}" if more.since is not None else ""
+                own = _lost_s(series, more), phase, text, list[dict[str, Any]]()
+                by_tokens.setdefault("more_tokens", []).append(own)
+            elif kinds is not None:
+                text = f"{kinds.last:,.0f} tokens per step in {phase}, in the other steps {kinds.first:,.0f}"
+                out = {step: each for step, each in series.items() if kinds.kept[step] < 1}
+                own = _lost_s(series, kinds), phase, text, _longest_of(out, phase)
+                by_tokens.setdefault("uneven_steps", []).append(own)
             if rate is not None:
                 how = "tokens as before" if more is None else "besides its tokens"
                 long = shape_of(series, first)
@@ -235,18 +283,38 @@ def _changes(
                 continue
         shape = shape_of(series, first)
         if shape is not None:
+            mostly = _mostly(series, parts.get(phase, {}))
             text = f"{phase}: {seconds(shape.first)} to {seconds(shape.last)}"
-            if not known:
+            if mostly:
+                text += f", mostly {mostly}"
+            elif not known:
                 text += "; its tokens were not recorded"
             found.append(_finding(series, shape, phase, text))
-    if by_tokens:
-        lost_s = sum(each[0] for each in by_tokens)
-        _, phase, shape = max(by_tokens, key=lambda each: each[0])
-        text = f"{shape.first:,.0f} to {shape.last:,.0f} tokens per step in {phase}"
-        if shape.since is not None:
-            text += f", since step {shape.since}"
-        found.append(("more_tokens", lost_s, Culprit("phase", phase, text)))
+    for name, each in by_tokens.items():
+        _, phase, text, evidence = max(each, key=lambda own: own[0])
+        culprit = Culprit("phase", phase, text, evidence=evidence)
+        found.append((name, sum(lost_s for lost_s, *_ in each), culprit))
     return found
+
+
+def _two_kinds(series: _Series) -> Shape | None:
+    """Return whether few steps have many times the value of the others, as every fifth one may."""
+    typical = median(series.values())
+    spread = median(abs(each - typical) for each in series.values())
+    limit = max(_KIND * typical, typical + _SPREADS * 1.48 * spread)
+    out = [step for step, each in series.items() if each > limit]
+    if len(series) < _STEPS or not 0 < len(out) <= _RARE * len(series):
+        return None
+    first = fmean(each for step, each in series.items() if step not in out)
+    kept = {step: first / each if step in out else 1.0 for step, each in series.items()}
+    return Shape(None, first, fmean(series[step] for step in out), kept)
+
+
+def _longest_of(series: _Series, phase: str) -> Rows:
+    return [
+        {"step": step, "who": phase, "seconds": series[step], "what": None}
+        for step in sorted(series, key=lambda step: -series[step])[:3]
+    ]
 
 
 def _lost_s(series: _Series, shape: Shape) -> float:
@@ -254,10 +322,7 @@ def _lost_s(series: _Series, shape: Shape) -> float:
 
 
 def _finding(series: _Series, shape: Shape, phase: str, text: str) -> tuple[str, float, Culprit]:
-    evidence: Rows = [
-        {"step": step, "who": phase, "seconds": series[step], "what": None}
-        for step in sorted(series, key=lambda step: -series[step])[:3]
-    ]
+    evidence = _longest_of(series, phase)
     lost_s = _lost_s(series, shape)
     if shape.since is None:
         return "grows", lost_s, Culprit("phase", phase, text, evidence=evidence)

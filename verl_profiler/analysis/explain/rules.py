@@ -227,6 +227,13 @@ RULES: dict[str, Rule] = {
         ("step_durations", "token_rates"),
         measured=True,
     ),
+    "uneven_steps": Rule(
+        "Some steps have many times the tokens of the others: {who}.",
+        "Look at what these steps train on: the order of the data (data.shuffle), or long prompts; a limit of "
+        "the prompt or response length changes what is trained.",
+        ("step_durations", "token_rates"),
+        measured=True,
+    ),
     "engine_queue": Rule(
         "The last request to finish waits {lost_s} per step in the engine's queue.",
         "Raise the concurrency limit or the KV-cache memory; more replicas.",

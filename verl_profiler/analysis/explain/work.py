@@ -54,7 +54,7 @@ _SLOWER_TOOL, _CALLS = 5, 5
 _FEW = 0.25
 
 _ENDED = f"""
-SELECT run, step, name, request_id, sample, begin_us, end_us, generated_tokens FROM requests
+SELECT run, step, name, request_id, sample, begin_us, end_us, turns, generated_tokens FROM requests
 WHERE finished AND NOT validate AND {SYNCHRONOUS}
 """
 
@@ -155,12 +155,14 @@ def evidence_of(places: Sequence[Place], who: str) -> list[dict[str, Any]]:
 
 
 # A call is long among those of its step if its tokens are so many times the spread of the shorter half above
-# the median, and at least so many times the median.
+# the median, and at least so many times the median.  A request has many turns if they are so many times those
+# that most requests have at most.
 _LONG_SPREADS, _LONG = 4, 2
+_MOST_REQUESTS = 0.8
 
 
 def tails(tables: Tables, steps: Steps) -> dict[str, tuple[str, float]]:
-    """Find requests with much longer calls than the others, that run when the others have ended.
+    """Find requests with much longer calls or many more turns than the others, that run when the others have ended.
 
     Returns:
         By run: a sentence about them, and how much earlier the last of the others ends, in all steps.
@@ -176,6 +178,10 @@ def tails(tables: Tables, steps: Steps) -> dict[str, tuple[str, float]]:
         ), long AS (
             SELECT DISTINCT run, step, name, request_id FROM calls JOIN typical USING (run, step)
             WHERE length > middle + greatest({_LONG_SPREADS} * spread, ln({_LONG}))
+            UNION
+            SELECT run, step, name, request_id FROM ({_ENDED}) WHERE {in_steps(steps)}
+            QUALIFY turns > {_LONG} * quantile_cont(turns, {_MOST_REQUESTS})
+                OVER (PARTITION BY run, step)
         ), others AS (
             SELECT run, step, max(end_us) AS others_us FROM ({_ENDED}) ANTI JOIN long
                 USING (run, step, name, request_id) GROUP BY run, step
@@ -200,6 +206,8 @@ def tails(tables: Tables, steps: Steps) -> dict[str, tuple[str, float]]:
                 count(DISTINCT step) AS steps, count(DISTINCT name) FILTER (is_long) AS workers,
                 count(*) FILTER (name IN (SELECT name FROM long)) AS theirs,
                 median(tokens) FILTER (is_long) / median(tokens) FILTER (NOT is_long) AS longer,
+                median(turns) FILTER (is_long) AS turns,
+                median(turns) FILTER (NOT is_long) AS other_turns,
                 count(*) FILTER (is_long AND at_limit) AS at_limit FROM every
             """,
             {"run": run},
@@ -211,6 +219,8 @@ def tails(tables: Tables, steps: Steps) -> dict[str, tuple[str, float]]:
         text = (
             f"{row['long']:,} of {row['many']:,} requests with {row['longer']:.1f} times the tokens"
         )
+        if (row["turns"] or 0) >= _LONG * (row["other_turns"] or 0) > 0:
+            text += f" in {row['turns']:g} turns, others {row['other_turns']:g} (medians)"
         if row["at_limit"]:
             text += f", {row['at_limit']:,} of them at the limit"
         found[run] = f"Last are {text}.", lost_in(places)
@@ -403,12 +413,15 @@ class ReplicaLoads(NamedTuple):
 
 
 def routing(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLoads]) -> Found:
-    """Find a replica that gets more sessions than an equal share, and what equal shares would save."""
-    replicas = {
-        row["run"]: row["replicas"]
+    """Find a replica that gets more sessions than an equal share, or none, and what equal shares would save."""
+    # Not those of a reward model, which have requests of their own.
+    idle_of = {
+        row["run"]: row["idle"]
         for row in tables.rows(
-            "SELECT run, count(DISTINCT coalesce(replica, rank)) AS replicas FROM processes "
-            "WHERE role = 'engine' GROUP BY run"
+            "SELECT run, count(*) FILTER (NOT served) AS idle FROM (SELECT p.run, "
+            "bool_or(e.name IS NOT NULL) AS served FROM processes AS p LEFT JOIN "
+            "(SELECT DISTINCT run, name FROM engine_requests) AS e USING (run, name) "
+            "WHERE role = 'engine' GROUP BY p.run, coalesce(p.replica, p.rank)) GROUP BY run"
         )
     }
     found: Found = {}
@@ -416,10 +429,13 @@ def routing(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLoads]) 
         sessions: dict[str, int] = {}
         for row in loads.rows:
             sessions[row["who"]] = sessions.get(row["who"], 0) + row["sessions"]
-        many, every = max(len(sessions), replicas.get(run, 0)), sum(sessions.values())
+        idle, every = idle_of.get(run, 0), sum(sessions.values())
+        many = len(sessions) + idle
         who = max(sessions, key=lambda each: (sessions[each], each))
         equal = every / many
-        if many < 2 or sessions[who] < max(_MORE * equal, equal + _DEVIATIONS * equal**0.5):
+        off = _DEVIATIONS * equal**0.5
+        more = sessions[who] >= max(_MORE * equal, equal + off)
+        if many < 2 or not (more or (idle and equal >= off)):
             continue
         cuts = f"""
             WITH calls AS (
@@ -439,6 +455,8 @@ def routing(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLoads]) 
         parameters = {"run": run, "who": who, "many": many, "slope": loads.slope or 0.0}
         places = earlier(tables, cuts, steps, parameters).get((run, who), [])
         text = f"{who} serves {share(sessions[who] / every)} of the requests, 1 of {many} replicas"
+        if idle:
+            text += f", {idle} of which serve{'s' * (idle == 1)} none"
         evidence = evidence_of(places, who)
         culprit = Culprit("replica", who, text, f"in {len(places)} steps", evidence=evidence)
         found[run] = {"skewed_routing": (culprit, lost_in(places))}
