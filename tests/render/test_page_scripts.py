@@ -23,11 +23,10 @@ def declared():
     ):
         fields = {*re.findall(r"(\w+): [^;]+;", body)}
         found[name] = fields.union(*(found[base] for base in re.findall(r"\w+", bases)))
-    tables = dict(re.findall(r"(\w+): (\w+);", text.split("interface Tables {")[1].split("}")[0]))
-    return {name: found[row] for name, row in tables.items()} | {
+    return {
         "steps": found["StepRow"],
+        "time_tree": found["TreeRow"],
         "requests": found["DrawnRequest"],
-        "processes": found["ProcessRow"],
     }
 
 
@@ -47,11 +46,7 @@ def test_the_tables_have_the_columns_that_the_scripts_read(documents):
     """`tsc` holds the scripts to the types, and this the types to the tables."""
     columns = {}
     for data in documents:
-        tables = {
-            **data,
-            "requests": data["timelines"]["requests"],
-            "processes": data["about"]["processes"],
-        }
+        tables = {**data, "requests": data["timelines"]["requests"]}
         for name, table in tables.items():
             if isinstance(table, dict):
                 columns.setdefault(name, set()).update(table.get("columns", ()))

@@ -50,12 +50,28 @@ def set_value(browser, selector, value):
     browser.settle()
 
 
-def drag(browser, x, y, by, *, during="0", **more):
-    """Drag to the right from a point; return the value of an expression before the button is released."""
+def drag(browser, x, y, by):
+    """Drag to the right from a point."""
     browser.mouse("mouseMoved", x, y)
-    browser.mouse("mousePressed", x, y, button="left", clickCount=1, **more)
-    browser.mouse("mouseMoved", x + by, y, button="left", buttons=1, **more)
-    found = browser.evaluate(during)
-    browser.mouse("mouseReleased", x + by, y, button="left", clickCount=1, **more)
+    browser.mouse("mousePressed", x, y, button="left", clickCount=1)
+    browser.mouse("mouseMoved", x + by, y, button="left", buttons=1)
+    browser.mouse("mouseReleased", x + by, y, button="left", clickCount=1)
     browser.settle()
-    return found
+
+
+def tips(browser):
+    """Return the lines of each tip of the timeline and where it is: the pointer moves over all of it."""
+    found = browser.evaluate(
+        f"""(() => {{
+            const [box, tip] = [{CANVAS}.getBoundingClientRect(), document.getElementById('tip')];
+            const found = new Map();
+            for (let y = 6; y < box.height; y += 5) for (let x = 100; x < box.width; x += 3) {{
+                const [clientX, clientY] = [box.left + x, box.top + y];
+                {CANVAS}.dispatchEvent(new PointerEvent('pointermove', {{clientX, clientY}}));
+                const lines = [...tip.children].map((each) => each.textContent);
+                if (!tip.hidden) found.set(lines.join('\\n'), [lines, {{x: clientX, y: clientY}}]);
+            }}
+            return [...found.values()];
+        }})()"""
+    )
+    return [tuple(each) for each in found]

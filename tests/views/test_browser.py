@@ -4,7 +4,7 @@ import re
 
 import pytest
 from event_files import ended, write_lines
-from views.opened_report import CANVAS, SMALL, drag, place, set_value, text, unfold, view
+from views.opened_report import CANVAS, SMALL, drag, place, set_value, text, tips, unfold, view
 
 from verl_profiler.cli import main
 from verl_profiler.cli.report import write_report
@@ -162,21 +162,16 @@ def test_keys_zoom_pan_and_return(browser, small):
 
 def test_a_stall_is_a_band_over_the_lane_that_it_stops(browser, small):
     """A tip on the bars below it names the stall first, and a click selects the bar all the same."""
-    browser.open(small, fragment="step=2&worker=worker_0&hide=trainer")
-    left, top, width, height = place(browser, ".lane-canvas")
-    tips = []
-    for across in range(200, int(width), 12):
-        browser.mouse("mouseMoved", left + across, top + 23)
-        browser.settle()
-        tips.append(text(browser, "#tip"))
-    stalled = [tip.splitlines() for tip in tips if "Event loop stalled for 1.50 s" in tip]
+    browser.open(small, fragment="step=2")
+    stalled = [
+        lines for lines, _ in tips(browser) if lines[0].startswith("Event loop stalled for 1.50 s")
+    ]
     assert stalled
-    assert all(lines[0].startswith("Event loop stalled for 1.50 s") for lines in stalled)
     assert any(len(lines) > 3 for lines in stalled), "the bar below has its own lines"
 
 
-def test_dragging_pans_and_measures_with_shift(browser, small):
-    """What was under the pointer stays under it; with shift the stretch fills the timeline afterwards."""
+def test_dragging_pans(browser, small):
+    """What was under the pointer stays under it."""
     browser.open(small)
     browser.evaluate(f"{CANVAS}.focus()")
     for _ in range(3):
@@ -188,16 +183,6 @@ def test_dragging_pans_and_measures_with_shift(browser, small):
     after = view(browser)
     assert after[0] < before[0]
     assert after[1] - after[0] == pytest.approx(before[1] - before[0])
-
-    ruler = "document.querySelector('.ruler')"
-    shown = drag(browser, x, y, 100, during=f"[{ruler}.hidden, {ruler}.textContent]", modifiers=8)
-    measured = view(browser)
-    assert shown[0] is False
-    number, unit = shown[1].split()
-    length = float(number) * {"s": 1, "ms": 1e-3}[unit]
-    assert measured[1] - measured[0] == pytest.approx(length, rel=0.01)
-    assert after[0] < measured[0] < measured[1] < after[1]
-    assert browser.evaluate(f"{ruler}.hidden")
 
 
 def test_a_link_leads_to_a_step_and_a_request(browser, small):
@@ -225,21 +210,20 @@ def test_a_link_leads_to_a_step_and_a_request(browser, small):
 
 
 def test_a_link_opens_what_is_folded(browser, small):
-    """A section or a view, by address and by the list at the side; the step and the filter stay."""
+    """A section or a view, by address and by the list at the side; the step stays."""
     at_top = "Math.abs(document.getElementById('tools').getBoundingClientRect().top) < 200"
     for fragment in ("view=tool_latencies", "tools"):
         browser.open(small, fragment=fragment)
         assert "sandbox takes 55 % of all tool time" in text(browser, "#tools")
         assert browser.evaluate(at_top)
-    browser.open(small, fragment="step=2&tool=search")
+    browser.open(small, fragment="step=2")
     browser.evaluate("document.querySelector('#links a[href=\"#tools\"]').click()")
     browser.settle()
     assert "2" == browser.evaluate("document.getElementById('step').selectedOptions[0].text")
     assert browser.evaluate(at_top)
-    assert browser.evaluate("location.hash") == "#step=2&tool=search&view=tools"
+    assert browser.evaluate("location.hash") == "#step=2&view=tools"
     browser.reload()
     assert "2" == browser.evaluate("document.getElementById('step').selectedOptions[0].text")
-    assert text(browser, "#filter-count")
 
 
 def test_choosing_a_step_shows_it_everywhere(browser, small):

@@ -12,9 +12,16 @@ from verl_profiler.events.json_values import is_list, is_object, mapping_or_empt
 from verl_profiler.events.redaction import recorded_command, recorded_values
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.frames import frame, short_text
+from verl_profiler.render.frames import short_text
 
-__all__ = ["about_run", "event_settings", "launch_facts", "recorded_events", "without_defaults"]
+__all__ = [
+    "about_run",
+    "event_settings",
+    "launch_facts",
+    "processes",
+    "recorded_events",
+    "without_defaults",
+]
 
 _ROWS = 4_000
 
@@ -28,6 +35,14 @@ def recorded_events(tables: Tables, steps: Steps = None) -> dict[str, int]:
     return {row["event"]: row["events"] for row in rows}
 
 
+def processes(tables: Tables) -> Rows:
+    """Return what each process wrote, and how it ended."""
+    return tables.rows(
+        "SELECT run, name, role, host, pid::VARCHAR AS pid, recorded_events, size_bytes, dropped, "
+        f"write_errors, end_reason FROM processes ORDER BY run, role, rank, name LIMIT {_ROWS}"
+    )
+
+
 def event_settings(run: Run) -> dict[str, Any]:
     """Return the `events` settings of the first run that has them."""
     for launch in run.launches.values():
@@ -38,7 +53,7 @@ def event_settings(run: Run) -> dict[str, Any]:
 
 
 def about_run(run: Run, recorded: Mapping[str, int]) -> dict[str, Any]:
-    """Return what was launched, and in which processes.
+    """Return what was launched.
 
     Args:
         run: An open run.
@@ -46,10 +61,8 @@ def about_run(run: Run, recorded: Mapping[str, int]) -> dict[str, Any]:
 
     Returns:
         runs (labels), line (date, devices, model, batch and versions, as texts), events (their number),
-        launches (facts and groups of settings), processes (a table), missed (probes that were not
-        placed), notes (of the reader).
+        launches (facts and groups of settings), notes (of the reader).
     """
-    tables = run.tables
     launches: list[dict[str, Any]] = []
     for label in run.labels:
         launch = run.launches.get(label) or {}
@@ -68,22 +81,11 @@ def about_run(run: Run, recorded: Mapping[str, int]) -> dict[str, Any]:
             if is_object(value):
                 groups[group] = [[*each] for each in _texts(value, group)]
         launches.append({"run": short_text(label), "facts": facts, **groups})
-    processes = tables.rows(
-        "SELECT run, name, role, rank, host, pid, recorded_events, size_bytes, dropped, "
-        "write_errors, wrapper_s, writer_s, ended, end_reason FROM processes "
-        "ORDER BY run, role, rank, name"
-    )
-    missed = tables.rows(
-        "SELECT run, name, header->'$.probes.missed' AS missed FROM processes "
-        "WHERE json_type(header, '$.probes.missed') = 'OBJECT' ORDER BY run, name"
-    )
     return {
         "runs": [short_text(label) for label in run.labels],
         "line": _line([run.launches.get(label) or {} for label in run.labels]),
         "events": sum(recorded.values()),
         "launches": launches,
-        "processes": frame(processes[:_ROWS]),
-        "missed": _missed(missed),
         "notes": [short_text(note, 2_000) for note in run.notes],
     }
 
@@ -151,19 +153,3 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         else:
             text = each if isinstance(each, str) else json.dumps(each, default=str)
             yield f"{prefix}{key}", text
-
-
-def _missed(rows: Rows) -> list[list[str]]:
-    """Say which probes were not placed, and in how many processes."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        try:
-            missed = json.loads(row["missed"])
-        except ValueError:
-            continue
-        for probe, reason in missed.items():
-            found.setdefault((str(probe), str(reason)), []).append(row["name"])
-    return [
-        [short_text(probe), short_text(reason), f"{len(names)} ({', '.join(names[:3])})"]
-        for (probe, reason), names in sorted(found.items())
-    ]

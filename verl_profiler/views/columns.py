@@ -17,6 +17,7 @@ __all__ = [
     "listed",
     "page_view",
     "sections",
+    "shown_columns",
 ]
 
 # The section of the columns that several tables have.
@@ -110,8 +111,7 @@ def page_view(
         missing: Why another run has none.
     """
     names = [column for column in table["columns"] if column != "s"]
-    texts = column_texts().get(name)
-    sentences = described(texts, names) if texts else dict.fromkeys(names, "")
+    texts = described(column_texts()[name], names) if name in column_texts() else {}
     return {
         "question": question,
         "charts": [*charts],
@@ -119,11 +119,21 @@ def page_view(
         "table": table,
         # Times of the wall clock, in microseconds, are for programs.
         "columns": [
-            [each, heading(each, name), format_of(each), text]
-            for each, text in sentences.items()
+            [each, heading(each, name), format_of(each), texts.get(each, "")]
+            for each in names
             if not each.endswith("_us")
         ],
     }
+
+
+def shown_columns(names: Iterable[str], *tables: str) -> list[list[str]]:
+    """Return title, format and sentence of columns, each as in the first table that has it."""
+    found: list[list[str]] = []
+    for name in names:
+        table = next((each for each in tables if name in column_texts()[each]), "")
+        text = column_texts()[table][name] if table else ""
+        found.append([name, heading(name, table), format_of(name), text])
+    return found
 
 
 def described(columns: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

@@ -58,12 +58,10 @@ def log_document(
             "notes": [*ends, MORE],
             "events": 0,
             "launches": [],
-            "processes": empty,
-            "missed": [],
         },
         "steps": empty,
-        "step_phases": empty,
-        "request_parts": empty,
+        "time_tree": empty,
+        "columns": {"steps": [], "requests": []},
         "detailed": [],
         "computing": [],
         "timelines": {
@@ -77,7 +75,6 @@ def log_document(
         "views": views,
         "sections": [section, *([quality] if problems else [])],
         "mean_step": [_mean_step(run) for run in runs],
-        "headline": [],
         "sentences": [headline(run) for run in runs],
     }
 

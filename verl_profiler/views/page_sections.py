@@ -61,7 +61,11 @@ TABLES: dict[str, dict[str, str]] = {
         "straggler_requests": "Straggler requests",
         "step_replays": "Replays of each step",
     },
-    "rollout": {"request_times": "Requests", "engine_times": "Engine calls"},
+    "rollout": {
+        "request_times": "Requests",
+        "request_parts": "Request time by component",
+        "engine_times": "Engine calls",
+    },
     "workers": {
         "rollout_balance": "Agent-loop workers: who was done last",
         "replica_balance": "Replicas",
@@ -83,6 +87,7 @@ TABLES: dict[str, dict[str, str]] = {
     },
     "lags": {"loop_lags": "Event-loop stalls by loop", "longest_lags": "Longest stalls"},
     "validation": {"validation_times": "Validations"},
+    "launch": {"processes": "Processes"},
     "cost": {"profiler_cost": "Profiler cost"},
 }
 # What was not recorded, where the reason belongs to another section.

@@ -80,7 +80,7 @@ def page(
 def _colors(document: Mapping[str, Any]) -> dict[str, str]:
     """Give each phase, part and category that occurs its color."""
     colors = {**PART_COLORS, **PHASE_COLORS, **ENGINE_COLORS}
-    table = document["step_phases"]
+    table = document["time_tree"]
     if table["columns"]:
         place = table["columns"].index("phase")
         colors.update({row[place]: color(row[place]) for row in table["rows"] if row[place]})

@@ -23,10 +23,9 @@ from verl_profiler.analysis.memory import (
     release_effects,
     sleep_times,
 )
-from verl_profiler.analysis.overview import headline, phase_totals
 from verl_profiler.analysis.registry import summarized
 from verl_profiler.analysis.requests import request_parts, request_times
-from verl_profiler.analysis.selection import LeftOut, Rows, Steps, in_steps, left_out
+from verl_profiler.analysis.selection import Rows, Steps, in_steps, left_out
 from verl_profiler.analysis.steps import validation_times
 from verl_profiler.analysis.time_tree import time_tree, whole_time_tree
 from verl_profiler.analysis.tq_findings import tq_findings
@@ -36,8 +35,13 @@ from verl_profiler.events.vocabulary import COMPUTING_ROLES, FAMILIES
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
-from verl_profiler.views.about_run import about_run, event_settings, recorded_events
-from verl_profiler.views.columns import page_view
+from verl_profiler.views.about_run import (
+    about_run,
+    event_settings,
+    processes,
+    recorded_events,
+)
+from verl_profiler.views.columns import page_view, shown_columns
 from verl_profiler.views.conclusions import conclusions, notes
 from verl_profiler.views.mean_step import mean_step
 from verl_profiler.views.page_sections import TABLES, page_sections
@@ -57,8 +61,17 @@ _ROWS = 4_000
 _VIEW_ROWS = 1_000
 # Explanations that leave the warm-up out, where a view has all steps.
 _STEADY = frozenset({"stragglers", "straggler_requests"})
-# Tables that scripts of the page read.
-_READ = frozenset({"step_phases", "time_tree", "request_times", "request_parts"})
+# Columns of the lists of steps and of requests, and the tables that describe them.
+_STEP_COLUMNS = (
+    *("duration_s", "gen_s", "longest_phase", "longest_share", "unaccounted_s", "requests"),
+    *("p50_s", "p95_s", "max_s", "after_p80_s", "poll_s"),
+    *("generated_tokens_per_s", "engine_tokens_per_s"),
+)
+_STEP_TABLES = ("step_times", "request_times", "step_tail", "engine_times")
+_REQUEST_COLUMNS = (
+    *("request_id", "step", "sample", "session", "name", "duration_s", "engine_s", "tool_s"),
+    *("other_s", "turns", "generated_tokens", "reward", "status"),
+)
 
 
 def document(
@@ -86,7 +99,6 @@ def document(
         for each in (range_times, top_kernels, gpu_idle):
             found[each.__name__] = each(tables, steps)
         warm_up = left_out(tables, steps)
-        whole["step_phases"] = _whole_phases(found["step_phases"], warm_up)
         found["time_tree"] = time_tree(tables, steps)
         whole["time_tree"] = whole_time_tree(found["time_tree"])
         several = len(run.labels) > 1
@@ -106,7 +118,7 @@ def document(
         "problems": [short_text(problem, 2_000) for problem in run.problems],
     }
     tabled = {name for own in TABLES.values() for name in own}
-    for name in found.keys() & (_READ | tabled):
+    for name in found.keys() & (tabled | {"time_tree"}):
         rows = found[name]
         # A tree of which rows are missing does not add up.
         limit = len(rows) if name == "time_tree" else _ROWS
@@ -115,6 +127,7 @@ def document(
         data[name] = frame(kept, drop=("run", "step"))
     # Of all steps together.
     data["straggler_requests"] = frame(whys["straggler_requests"], drop=() if several else ("run",))
+    data["processes"] = frame(processes(tables), drop=() if several else ("run",))
     data["findings"] = whys["findings"]
     every = set(places.values())
     lags = _placed(longest_lags(tables, steps), places, every, _ROWS)
@@ -135,14 +148,17 @@ def document(
     known = found | {name: rows for name, rows in whys.items() if name not in _STEADY}
     views = page_views(run, steps, lambda rows: _placed(rows, places, detailed, _VIEW_ROWS), known)
     views |= {
-        name: page_view(name, caption, data[name] if name in _READ else data.pop(name))
+        name: page_view(name, caption, data.pop(name))
         for own in TABLES.values()
         for name, caption in own.items()
     }
     data["views"] = views
     data["sections"] = page_sections(views, data["notes"], whys["findings"])
     data["mean_step"] = mean_step(whys)
-    data["headline"] = headline(listed, whys["bubble_ledger"], warm_up)
+    data["columns"] = {
+        "steps": shown_columns(_STEP_COLUMNS, *_STEP_TABLES),
+        "requests": shown_columns(_REQUEST_COLUMNS, "request_breakdown"),
+    }
     data["sentences"] = conclusions(found, listed, warm_up, several=several)
     return data
 
@@ -183,14 +199,6 @@ def _whole(tables: Tables, steps: Steps) -> dict[str, Rows]:
     """Ask the same questions of all steps together."""
     with _merged(tables, steps) as merged:
         return {ask.__name__: ask(merged) for ask, _ in _WHOLE}
-
-
-def _whole_phases(rows: Rows, warm_up: LeftOut) -> Rows:
-    """Sum the phases of all finished steps but the warm-up, of all runs."""
-    return [
-        {"duration_s": row["total_s"], **{key: row[key] for key in ("phase", "share", "count")}}
-        for row in phase_totals(rows, by_run=False, left_out=warm_up)
-    ]
 
 
 @contextmanager

@@ -34,53 +34,11 @@ export const requests = unpack(timelines.requests).map((request, place) => ({
   spans: timelines.requests.spans[place],
   calls: timelines.requests.calls[place],
   hasCalls: request.tool_calls > 0,
+  step: `${steps[request.s]?.label}${request.validate ? ' val' : ''}`,
 }));
-
-/** @type {Map<keyof Tables, unknown[]>} */
-const unpacked = new Map();
-
-/**
- * All rows of a table.
- * @template {keyof Tables} Name
- * @param {Name} name
- * @returns {Tables[Name][]}
- */
-export function tableOf(name) {
-  if (!unpacked.has(name)) unpacked.set(name, unpack(/** @type {Frame<object>} */ (DATA[name])));
-  return /** @type {Tables[Name][]} */ (unpacked.get(name));
-}
 
 /** The step that is shown, by its place in `steps`. */
 export const shown = {step: ALL};
-
-// Names of the tables whose rows name their step.
-/**
- * @typedef {{
- *   [Name in keyof Tables]: Tables[Name] extends OfStep ? Name : never
- * }[keyof Tables]} Stepped
- */
-
-/**
- * The rows of the step that is shown, or those of all steps together.
- * @template {Stepped} Name
- * @param {Name} name
- * @returns {Tables[Name][]}
- */
-export function shownRows(name) {
-  return tableOf(name).filter((row) => row.s === shown.step);
-}
-
-/**
- * The same, of training requests alone.
- * @template {Stepped} Name
- * @param {Tables[Name] extends Validated ? Name : never} name
- * @returns {Tables[Name][]}
- */
-export function trainingRows(name) {
-  return shownRows(/** @type {Name} */ (name)).filter(
-    (row) => !('validate' in row && row.validate),
-  );
-}
 
 /** The step that is shown; none where all are. */
 export function shownStep() {

@@ -20,15 +20,8 @@ interface OfStep {
 }
 
 interface StepRow extends OfStep {
-  label: string; step: number; finished: boolean; duration_s: Num; seen_s: Num; gen_s: Num;
-  unaccounted_s: Num; testing_s: Num; requests: number; validation_requests: number;
-  p50_s: Num; p95_s: Num; max_s: Num; after_p80_s: Num; after_p95_s: Num; spread_s: Num;
-  poll_s: Num; longest_phase: MaybeText; longest_share: Num; generated_tokens_per_s: Num;
-  engine_tokens_per_s: Num;
-}
-
-interface PhaseRow extends OfStep {
-  phase: string; duration_s: number; share: Num;
+  label: string; step: number; finished: boolean; seen_s: Num; requests: number;
+  validation_requests: number;
 }
 
 /** In preorder; what lies below a row adds up to it. */
@@ -40,26 +33,8 @@ interface Validated extends OfStep {
   validate: boolean;
 }
 
-interface RequestTimesRow extends Validated {
-  p95_s: Num;
-}
-
-interface RequestPartRow extends Validated {
-  part: string; total_s: number; share: number; mean_s: number;
-}
-
 /** Counts: of each part in which something changed, its number, the highest and the last count. */
 type Counts = [part: number, most: number, last: number][];
-
-/** The tables that are at the top of the document. */
-interface Tables {
-  step_phases: PhaseRow; time_tree: TreeRow; request_times: RequestTimesRow; request_parts: RequestPartRow;
-}
-
-interface ProcessRow {
-  name: string; role: string; host: MaybeText; pid: Num; recorded_events: Num; size_bytes: Num;
-  dropped: Num; write_errors: Num; end_reason: MaybeText;
-}
 
 interface Launch {
   run: string; facts: Fact[]; training?: Fact[]; versions?: Fact[]; settings?: Fact[];
@@ -83,6 +58,8 @@ interface RequestRow extends DrawnRequest {
   spans: number[];
   calls: PackedCall[];
   hasCalls: boolean;
+  /** The label of its step. */
+  step: string;
 }
 
 type SpanName = [event: string, tool: MaybeText, failed: number, color: string];
@@ -113,11 +90,15 @@ interface Timelines {
   requests: Frame<DrawnRequest> & {spans: number[][]; calls: PackedCall[][]; servers: string[]};
 }
 
+type ShownColumn = [
+  name: string, title: string, format: import('./table.js').Format | '', sentence: string,
+];
+
 /** A view's own table, and how its columns are shown. */
 interface PageView {
   question: string; charts: Record<string, any>[]; missing: string[];
   table: Frame<Record<string, any>>;
-  columns: [name: string, title: string, format: import('./table.js').Format | '', sentence: string][];
+  columns: ShownColumn[];
 }
 
 interface PageSection {
@@ -132,13 +113,13 @@ interface MeanStep {
   parts: [name: string, seconds: number, about: string, color: string][];
 }
 
-type PageDocument = {[Name in keyof Tables]: Frame<Tables[Name]>} & {
+interface PageDocument {
   about: {
     runs: string[]; line: string[]; events: number;
-    launches: Launch[]; missed: [probe: string, reason: string, where: string][];
-    processes: Frame<ProcessRow>; notes: string[];
+    launches: Launch[]; notes: string[];
   };
-  mean_step: MeanStep[]; steps: Frame<StepRow>; detailed: number[]; computing: string[];
+  mean_step: MeanStep[]; steps: Frame<StepRow>; time_tree: Frame<TreeRow>;
+  columns: Record<'steps' | 'requests', ShownColumn[]>; detailed: number[]; computing: string[];
   timelines: Timelines; problems: string[]; notes: Record<string, string[]>;
   sections: PageSection[]; views: Record<string, PageView>; colors: Record<string, string>;
-};
+}

@@ -22,7 +22,6 @@ export function fillHead() {
   const gaps = [];
   if (problems.length === 1) gaps.push(`Data quality: ${clean(problems[0])}`);
   else if (problems.length) gaps.push(plural(problems.length, 'data-quality warning'));
-  if (about.missed.length) gaps.push(`${plural(about.missed.length, 'probe')} not installed`);
   if (!gaps.length) return;
   byId('warning').append(`${gaps.join(', ')}: `, element('a', {href: '#problems'}, 'details'));
   byId('warning').hidden = false;

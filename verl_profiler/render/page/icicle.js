@@ -3,7 +3,7 @@
 
 import {note} from './blocks.js';
 import {block} from './charts.js';
-import {colorOf, shownName, shownRows} from './data.js';
+import {colorOf, DATA, shown, shownName, unpack} from './data.js';
 import {element, withTip} from './dom.js';
 import {clean, seconds, share, shorten} from './format.js';
 
@@ -39,7 +39,7 @@ function colorOfBlock({depth, name}) {
 
 /** The icicle of what is shown; nothing where no step has finished. */
 export function icicle() {
-  const rows = shownRows('time_tree');
+  const rows = unpack(DATA.time_tree).filter((row) => row.s === shown.step);
   if (!rows.length) return [];
   const blocks = blocksOf(rows);
   const whole = blocks[0].duration_s;

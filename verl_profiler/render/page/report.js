@@ -5,10 +5,7 @@ import {byId, element, find} from './dom.js';
 import {clean, number} from './format.js';
 import {fillHead} from './head.js';
 import {
-  applyFilter,
-  filter,
   followStep,
-  onFilter,
   onPicked,
   pickedRequest,
   pickRequest,
@@ -130,7 +127,7 @@ function addressWords() {
   if (shown.step !== ALL) words.push(`step=${encodeURIComponent(stepLabel(shown.step))}`);
   const id = pickedRequest()?.request_id;
   if (id && chosen) words.push(`request=${encodeURIComponent(id)}`);
-  return [...words, ...filter.words()];
+  return words;
 }
 
 /** @param {number} step */
@@ -175,12 +172,7 @@ function follow() {
       )
     : undefined;
   following = false;
-  // A link within the page leaves the filter and the step as they are.
-  if (!plain || !address) {
-    filter.read(words);
-    applyFilter();
-    if (step && step.s !== shown.step) choose(step.s);
-  }
+  if (step && step.s !== shown.step) choose(step.s);
   const absent = [
     label !== null && !step ? `step ${clean(label)}` : '',
     id && !request ? absentRequest(id) : '',
@@ -275,7 +267,7 @@ function startMenu() {
     if (!place) return;
     event.preventDefault();
     update();
-    // The address keeps the step and the filter beside the section.
+    // The address keeps the step beside the section.
     const words = [...addressWords(), `view=${name}`];
     history.pushState(null, '', `#${words.length > 1 ? words.join('&') : name}`);
     lead(place);
@@ -313,7 +305,6 @@ function start() {
   startMenu();
   startPrint();
   follow();
-  onFilter(remember);
   onPicked(() => {
     chosen = true;
     remember();

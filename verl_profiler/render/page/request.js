@@ -201,6 +201,16 @@ export function callOf(span, calls) {
 }
 
 /**
+ * A span of a request by its place, in a few lines.
+ * @param {RequestRow} request
+ * @param {number} place
+ */
+export function sliceLines(request, place) {
+  const span = spansOf(request)[place];
+  return spanLines(span, callOf(span, callsOf(request)));
+}
+
+/**
  * A span's own begin, duration, tokens and status in a few lines.
  * @param {Span} span
  * @param {Call | undefined} call

@@ -14,7 +14,7 @@ import {
   spansOf,
   turnRows,
 } from './request.js';
-import {table} from './table.js';
+import {columnsOf, table} from './table.js';
 
 /** @typedef {import('./request.js').Span} Span */
 /** @typedef {import('./request.js').Call} Call */
@@ -66,35 +66,25 @@ function factsOf(request) {
 
 /** @param {Turn[]} rows */
 function turnsTable(rows) {
-  const outside = 'Part of the call outside the engine server';
-  const cached = 'Prompt tokens found in the engine’s cache';
-  /** @type {import('./table.js').Column<Turn>[]} */
+  /** @type {ShownColumn[]} */
   const columns = [
-    ['turn', 'turn', 'n'],
-    ['length', 'time', 's'],
-    ['engine', 'engine call', 's'],
-    ['queue', 'queue', 's'],
-    ['prefill', 'prefill', 's'],
-    ['decode', 'decode', 's'],
-    ['outside', 'outside', 's', {title: outside}],
-    ['tools', 'tools', 's'],
-    ['tool_names', 'tool calls', 'text'],
-    ['prompt_tokens', 'prompt', 'n', {title: 'Prompt tokens'}],
-    ['response_tokens', 'generated', 'n', {title: 'Generated tokens'}],
-    ['cached_tokens', 'cached', 'n', {title: cached}],
-    ['rate', 'call tokens/s', 'n', {title: 'Generated tokens divided by the time of the calls'}],
-    ['server', 'server', 'text'],
+    ['turn', 'turn', 'n', ''],
+    ['length', 'time', 's', ''],
+    ['engine', 'engine call', 's', ''],
+    ['queue', 'queue', 's', ''],
+    ['prefill', 'prefill', 's', ''],
+    ['decode', 'decode', 's', ''],
+    ['outside', 'outside', 's', 'Part of the call outside the engine server'],
+    ['tools', 'tools', 's', ''],
+    ['tool_names', 'tool calls', 'text', ''],
+    ['prompt_tokens', 'prompt', 'n', 'Prompt tokens'],
+    ['response_tokens', 'generated', 'n', 'Generated tokens'],
+    ['cached_tokens', 'cached', 'n', 'Prompt tokens found in the engine’s cache'],
+    ['rate', 'call tokens/s', 'n', 'Generated tokens divided by the time of the calls'],
+    ['server', 'server', 'text', ''],
   ];
-  /** Columns that are there only with values in them. */
-  const optional = [...ENGINE_PARTS, 'outside', 'cached_tokens'];
-  return table({
-    caption: 'Turns of this request',
-    rows,
-    limit: 12,
-    columns: columns.filter(
-      ([key]) => !optional.includes(key) || rows.some((row) => row[key] !== null),
-    ),
-  });
+  const caption = 'Turns of this request';
+  return table({caption, rows, limit: 12, columns: columnsOf(columns, rows)});
 }
 
 /**

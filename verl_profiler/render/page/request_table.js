@@ -1,11 +1,11 @@
 // The table of requests: those of the step that is shown, or those that the search finds.
 
 import {note} from './blocks.js';
-import {ALL, requests, shown, shownName, steps, timelines} from './data.js';
+import {ALL, DATA, requests, shown, shownName, timelines} from './data.js';
 import {byId} from './dom.js';
-import {clean, NONE, number, plural, seconds, shorten} from './format.js';
+import {number, plural, seconds} from './format.js';
 import {spansOf} from './request.js';
-import {table} from './table.js';
+import {columnsOf, table} from './table.js';
 
 /**
  * Names of the tools that a request called.
@@ -18,14 +18,12 @@ function toolsOf(request) {
 }
 
 /**
- * Fill the table: with what a search finds in all steps, or with the step that is shown; without
- * what the filter leaves out.
- * @param {import('./timeline_filter.js').Filter} filter
+ * Fill the table: with what a search finds in all steps, or with the step that is shown.
  * @param {(row: RequestRow) => boolean} selected
  * @param {(row: RequestRow) => void} onRow
  * @returns {RequestRow[]} The rows that are left.
  */
-export function listRequests(filter, selected, onRow) {
+export function listRequests(selected, onRow) {
   const search = /** @type {HTMLInputElement} */ (byId('search'));
   const wanted = search.value.trim().toLowerCase();
   /** @param {RequestRow} request */
@@ -34,35 +32,21 @@ export function listRequests(filter, selected, onRow) {
       (value) => value?.toLowerCase().includes(wanted),
     ) || toolsOf(request).some((tool) => tool.toLowerCase().includes(wanted));
   const all = shown.step === ALL;
-  const found = requests.filter((request) =>
+  const rows = requests.filter((request) =>
     wanted ? matches(request) : !request.validate && (all || request.s === shown.step),
   );
-  const rows = filter.narrows() ? found.filter((request) => filter.keeps(request)) : found;
-  const left = found.length - rows.length;
   const listed =
     requests.length < timelines.of ? `, among the ${number(requests.length)} listed` : '';
   byId('found').textContent = wanted
-    ? `${plural(rows.length, 'match', 'matches')} in all steps${listed}` +
-      (left ? `; the filter hides ${number(left)} more` : '')
+    ? `${plural(rows.length, 'match', 'matches')} in all steps${listed}`
     : '';
-  const name = (wanted ? 'the search' : shownName()) + (filter.narrows() ? ', filtered' : '');
+  const name = wanted ? 'the search' : shownName();
   byId('request-table').replaceChildren(
     rows.length
       ? requestTable(rows, name, all || wanted !== '', {selected, onRow})
-      : note(withoutRequests(wanted !== '', left > 0)),
+      : note(wanted ? 'No listed request matches.' : `No requests of ${name} are listed.`),
   );
   return rows;
-}
-
-/**
- * @param {boolean} searched
- * @param {boolean} filtered
- */
-function withoutRequests(searched, filtered) {
-  if (searched) return `No listed request matches${filtered ? ' the search and the filter' : ''}.`;
-  return filtered
-    ? `No listed request of ${shownName()} matches the filter.`
-    : `No requests of ${shownName()} are listed.`;
 }
 
 /**
@@ -72,22 +56,6 @@ function withoutRequests(searched, filtered) {
  * @param {Pick<import('./table.js').TableOptions<RequestRow>, 'selected' | 'onRow'>} choice
  */
 function requestTable(rows, name, ofSteps, choice) {
-  /** @typedef {import('./table.js').Column<RequestRow>} Column */
-  /** @param {RequestRow} row */
-  const step = (row) => clean(steps[row.s].label) + (row.validate ? ' val' : '');
-  /** @param {RequestRow} row */
-  const sample = (row) => {
-    if (row.sample === null) return NONE;
-    return shorten(row.sample, 20) + (row.session === null ? '' : ` / ${shorten(row.session, 8)}`);
-  };
-  /** @type {Column[]} */
-  const stepColumns = ofSteps ? [['s', 'step', 'n', {show: step}]] : [];
-  /** @type {Column[]} */
-  const rewards = rows.some((row) => row.reward !== null) ? [['reward', 'reward', 'n']] : [];
-  /** @type {Column[]} */
-  const statuses = rows.some((row) => row.status !== null)
-    ? [['status', 'status', 'text', {show: (row) => clean(row.status ?? '')}]]
-    : [];
   return table({
     caption: `Requests of ${name}`,
     rows,
@@ -95,19 +63,6 @@ function requestTable(rows, name, ofSteps, choice) {
     sort: ['duration_s', true],
     ...choice,
     label: (row) => `Request ${row.request_id}, ${seconds(row.duration_s)}`,
-    columns: [
-      ['request_id', 'request', 'text', {show: (row) => shorten(row.request_id ?? '(no id)', 40)}],
-      ...stepColumns,
-      ['sample', 'sample', 'text', {show: sample}],
-      ['name', 'worker', 'text', {show: (row) => shorten(row.name, 24)}],
-      ['duration_s', 'time', 's', {bar: true}],
-      ['engine_s', 'engine', 's'],
-      ['tool_s', 'tools', 's'],
-      ['other_s', 'other', 's', {title: 'Unattributed time'}],
-      ['turns', 'turns', 'n'],
-      ['generated_tokens', 'tokens', 'n', {title: 'Generated tokens'}],
-      ...rewards,
-      ...statuses,
-    ],
+    columns: columnsOf(DATA.columns.requests, rows).filter(([key]) => ofSteps || key !== 'step'),
   });
 }

@@ -1,27 +1,14 @@
 // Requests: what they spend their time on, the timeline, the search, one of them in detail.
 
-import {about, heading, note, nothing} from './blocks.js';
-import {legend, partsBar} from './charts.js';
-import {
-  ALL,
-  colorOf,
-  requests,
-  shown,
-  shownName,
-  shownStep,
-  steps,
-  timelines,
-  trainingRows,
-} from './data.js';
+import {about, heading, nothing} from './blocks.js';
+import {legend} from './charts.js';
+import {ALL, colorOf, requests, shown, shownStep, steps, timelines} from './data.js';
 import {byId, element, find, scrollTo} from './dom.js';
 import {clean, number, seconds} from './format.js';
 import {requestLines, slowestOf} from './request.js';
 import {requestPanel} from './request_panel.js';
 import {listRequests} from './request_table.js';
-import {sliceDetails} from './slice.js';
-import {table} from './table.js';
 import {Timeline} from './timeline.js';
-import {Filter} from './timeline_filter.js';
 import {requestsOf} from './timeline_lanes.js';
 
 const {scenes} = timelines;
@@ -30,13 +17,6 @@ const {scenes} = timelines;
 let timeline = null;
 /** @type {RequestRow | null} */
 let picked = null;
-/** @type {() => void} */
-let onFiltered = () => {};
-export const filter = new Filter(() => {
-  timeline?.place();
-  fillRequests();
-  onFiltered();
-});
 
 /** @param {(step: number, keepScene: boolean) => void} choose */
 export function requestsSection(choose) {
@@ -96,16 +76,13 @@ export function requestsSection(choose) {
       element(
         'span',
         {class: 'hint', id: 'timeline-keys'},
-        'W S zoom at the pointer · A D or drag pan · click, then scroll zooms · shift-drag measures · Home · ↑ ↓ request · , . slice',
+        'W S zoom at the pointer · A D or drag pan · click, then scroll zooms · Home · ↑ ↓ request',
       ),
     ),
     element('p', {class: 'note', id: 'scene-note'}),
-    filter.box,
     element('div', {id: 'timeline'}),
     element('div', {id: 'timeline-legend'}),
     element('p', {class: 'picked', id: 'picked'}),
-    element('div', {id: 'slice', role: 'region', 'aria-label': 'Selected slice', hidden: true}),
-    element('div', {id: 'parts-of-requests'}),
     heading('Requests'),
     element('div', {id: 'request-table'}),
     element('div', {id: 'request-panel', 'aria-live': 'off'}),
@@ -118,19 +95,6 @@ let onPickedByPerson = () => {};
 /** @param {() => void} action What to do when a person selects a request. */
 export function onPicked(action) {
   onPickedByPerson = action;
-}
-
-/** @param {() => void} action What to do when a person changes the filter. */
-export function onFilter(action) {
-  onFiltered = action;
-}
-
-/** Show what the filter leaves, once the address has set it. */
-export function applyFilter() {
-  if (!timeline) return;
-  filter.offer(timeline.scene);
-  timeline.place();
-  fillRequests();
 }
 
 export function pickedRequest() {
@@ -147,14 +111,7 @@ export function startTimeline() {
   if (!scenes.length) return;
   const slowest = slowestOf((request) => request.scene !== null);
   const scene = scenes[slowest?.scene ?? -1] ?? scenes.find((each) => !each.validate) ?? scenes[0];
-  filter.offer(scene);
-  /** @type {import('./timeline_lanes.js').LaneFilter} */
-  const kept = {
-    keeps: (request) => filter.keeps(request),
-    shows: (lane) => filter.shows(lane),
-    narrows: () => filter.narrows(),
-  };
-  timeline = new Timeline(byId('timeline'), scene, pickBox, kept);
+  timeline = new Timeline(byId('timeline'), scene, (request) => pick(request, 'timeline'));
   showScene(scene);
   if (slowest) pick(slowest, 'start');
 }
@@ -165,7 +122,6 @@ export function redrawTimeline() {
 
 /** @param {boolean} keepScene Whether the timeline stays where it is. */
 export function followStep(keepScene) {
-  fillParts();
   if (find('search')) fillRequests();
   const {step} = shown;
   if (timeline && !keepScene) {
@@ -193,7 +149,6 @@ function showScene(scene) {
   if (!timeline) return;
   const select = /** @type {HTMLSelectElement} */ (byId('scene'));
   select.value = String(scenes.indexOf(scene));
-  filter.offer(scene);
   timeline.show(scene);
   byId('timeline-legend').replaceChildren(sceneLegend(timeline));
   const drawn = requestsOf(scene).length;
@@ -237,10 +192,9 @@ function sceneLegend({order, lanes}) {
   return legend([...names].map(([name, color]) => ({name, color})));
 }
 
-/** Fill the table with the requests that the search and the filter leave. */
+/** Fill the table with the requests that the search leaves. */
 function fillRequests() {
   return listRequests(
-    filter,
     (row) => row === picked,
     (row) => pick(row, 'table'),
   );
@@ -261,33 +215,6 @@ function openFirst() {
   if (row) scrollTo(byId('panel'));
 }
 
-function fillParts() {
-  const box = find('parts-of-requests');
-  if (!box) return;
-  const rows = trainingRows('request_parts');
-  if (!rows.length) {
-    box.replaceChildren();
-    return;
-  }
-  const parts = rows.filter((row) => row.total_s > 0);
-  box.replaceChildren(
-    heading(`Request time by component, ${shownName()}`),
-    partsBar(parts.map((row) => ({name: row.part, value: row.total_s}))) || '',
-    table({
-      caption: 'Request time by component',
-      rows,
-      limit: 12,
-      columns: [
-        ['part', 'component', 'text', {swatch: true}],
-        ['share', 'share', 'share'],
-        ['mean_s', 'mean per request', 's', {bar: true, color: (row) => colorOf(row.part)}],
-        ['total_s', 'all requests together', 's'],
-      ],
-    }),
-    note('Components add up to the request time; “other” is unattributed.'),
-  );
-}
-
 /**
  * Show a request in detail, and mark it in the timeline and in the table.
  * @param {RequestRow} request
@@ -297,10 +224,7 @@ function pick(request, from) {
   picked = request;
   const scene = request.scene === null ? undefined : scenes[request.scene];
   if (timeline && scene && timeline.scene !== scene) showScene(scene);
-  if (from !== 'timeline') {
-    timeline?.select(request);
-    byId('slice').hidden = true;
-  }
+  timeline?.select(request);
   byId('request-panel').replaceChildren(requestPanel(request));
   const scroll = () => scrollTo(byId('panel'));
   const lines = timeline ? requestLines(request).filter(Boolean) : [];
@@ -312,19 +236,4 @@ function pick(request, from) {
   const id = clean(request.request_id);
   byId('status').textContent = `Selected request ${id}, ${seconds(request.duration_s)}`;
   if (from !== 'start' && from !== 'step') onPickedByPerson();
-}
-
-/**
- * Show what was selected in the timeline: a slice, with the events behind it, and its request.
- * @param {Partial<import('./timeline_painter.js').Box>} box
- */
-function pickBox(box) {
-  if (!timeline) return;
-  if (box.request) pick(box.request, 'timeline');
-  const {node, text} = sliceDetails(box);
-  byId('slice').replaceChildren(node);
-  byId('slice').hidden = false;
-  const ofRequest = box.request ? ` of request ${clean(box.request.request_id)}` : '';
-  const whole = box.request && box.span === undefined;
-  if (!whole) byId('status').textContent = `Selected ${text}${ofRequest}`;
 }

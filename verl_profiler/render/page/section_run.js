@@ -1,16 +1,12 @@
 // About the run and the recording: problems and launch.
 
 import {about, heading, note} from './blocks.js';
-import {DATA, several, unpack} from './data.js';
+import {DATA, several} from './data.js';
 import {element} from './dom.js';
-import {clean, NONE, number} from './format.js';
-import {table} from './table.js';
+import {clean, number} from './format.js';
 
 export function problemsSection() {
-  const {
-    problems,
-    about: {missed},
-  } = DATA;
+  const {problems} = DATA;
   /** @param {string[]} those */
   const list = (those) =>
     element(
@@ -27,19 +23,6 @@ export function problemsSection() {
     ),
     problems.length ? list(problems.slice(0, 12)) : null,
     problems.length > 12 ? element('details', {}, more, list(problems.slice(12))) : null,
-    missed.length ? heading('Probes not installed') : null,
-    missed.length
-      ? table({
-          caption: 'Probes not installed',
-          limit: 10,
-          rows: missed.map(([probe, reason, where]) => ({probe, reason, where})),
-          columns: [
-            ['probe', 'probe', 'text'],
-            ['reason', 'why', 'text'],
-            ['where', 'processes', 'text'],
-          ],
-        })
-      : null,
   ];
 }
 
@@ -78,27 +61,5 @@ function launchFacts(launch) {
 }
 
 export function launchSection() {
-  const processes = unpack(DATA.about.processes);
-  return [
-    ...DATA.about.launches.flatMap(launchFacts),
-    processes.length ? heading('Processes') : null,
-    processes.length
-      ? table({
-          caption: 'Processes',
-          rows: processes,
-          limit: 16,
-          columns: [
-            ['name', 'process', 'text'],
-            ['role', 'role', 'text'],
-            ['host', 'host', 'text'],
-            ['pid', 'pid', 'n', {show: (row) => (row.pid === null ? NONE : String(row.pid))}],
-            ['recorded_events', 'events', 'n'],
-            ['size_bytes', 'written', 'bytes'],
-            ['dropped', 'dropped', 'n'],
-            ['write_errors', 'write errors', 'n'],
-            ['end_reason', 'ended', 'text'],
-          ],
-        })
-      : null,
-  ];
+  return DATA.about.launches.flatMap(launchFacts);
 }

@@ -3,11 +3,9 @@
 import {heading, note, notKept} from './blocks.js';
 import {ALL, DATA, shown, shownName, steps, unpack} from './data.js';
 import {element} from './dom.js';
-import {clean, missing} from './format.js';
-import {table} from './table.js';
+import {clean} from './format.js';
+import {columnsOf, table} from './table.js';
 import {chart} from './vega.js';
-
-/** @typedef {Record<string, any>} Row */
 
 /** @type {Map<string, HTMLElement[]>} */
 const charts = new Map();
@@ -40,24 +38,10 @@ function tableOfView(view) {
     .filter((row) => !stepped || whole || row.s === shown.step)
     .map((row) => (stepped && row.s !== ALL ? {label: steps[row.s].label, ...row} : row));
   if (!rows.length) return [note(`${view.question} Nothing in ${shownName()}.`), ...notKept()];
-  /** @type {import('./table.js').Column<Row>[]} */
-  const columns = view.columns
-    .filter(([key]) => rows.some((row) => !missing(row[key])))
-    .map(([key, label, format, title]) => [key, label, format || plain(key, rows), {title}]);
+  const columns = columnsOf(view.columns, rows);
   if (whole && stepped) columns.unshift(['label', 'step', 'text']);
   const made = table({caption: view.question, rows, limit: 12, columns});
   if (!view.charts.length) return [heading(view.question), made];
   const summary = element('summary', {}, `Table: ${view.question}`);
   return element('details', {class: 'numbers'}, summary, made);
-}
-
-/**
- * The format of a column whose name has no unit.
- * @param {string} key
- * @param {Row[]} rows
- */
-function plain(key, rows) {
-  /** @param {Row} row */
-  const texts = (row) => typeof row[key] === 'string' || Array.isArray(row[key]);
-  return rows.some(texts) ? 'text' : 'n';
 }

@@ -1,36 +1,20 @@
 // Sortable tables.
 
-import {colorOf} from './data.js';
 import {element} from './dom.js';
-import {clean, missing, NONE, number, quantile, seconds, share, size} from './format.js';
-
-/**
- * Of a column: `bar` draws the value beside it, `swatch` the color of the name, `show` writes the
- * cell in place of the format.
- * @template Row
- * @typedef {object} ColumnOptions
- * @property {string} [title]
- * @property {boolean} [bar]
- * @property {boolean} [swatch]
- * @property {string | ((row: Row) => string)} [color] Of the bar.
- * @property {(row: Row) => string} [show]
- */
+import {clean, missing, number, quantile, seconds, share, size} from './format.js';
 
 /** @typedef {'s' | 'q' | 'share' | 'n' | 'bytes' | 'text'} Format */
 
-/**
- * @template Row
- * @typedef {[Extract<keyof Row, string>, label: string, Format, ColumnOptions<Row>?]} Column
- */
+/** @typedef {[key: string, label: string, Format, title?: string]} Column */
 
 /**
  * @template Row
  * @typedef {object} TableOptions
  * @property {string} caption
  * @property {Row[]} rows
- * @property {Column<NoInfer<Row>>[]} columns
+ * @property {Column[]} columns
  * @property {number} [limit] Rows shown at first.
- * @property {[key: Extract<keyof NoInfer<Row>, string>, descending: boolean]} [sort]
+ * @property {[key: string, descending: boolean]} [sort]
  * @property {(row: NoInfer<Row>) => void} [onRow]
  * @property {(row: NoInfer<Row>) => boolean} [selected]
  * @property {(row: NoInfer<Row>) => string} [label] Read out for a row that can be chosen.
@@ -57,16 +41,15 @@ export function table(options) {
       update();
     },
   });
-  const heads = columns.map(([key, label, format, {title = null} = {}]) => {
+  const heads = columns.map(([key, label, format, title = '']) => {
     const sort = () => {
       if (sortKey === key) descending = !descending;
       else [sortKey, descending] = [key, format !== 'text'];
       update();
     };
-    const button = element('button', {type: 'button', title, onclick: sort}, label);
+    const button = element('button', {type: 'button', title: title || null, onclick: sort}, label);
     return element('th', {scope: 'col', class: format === 'text' ? 'text' : null}, button);
   });
-  const cells = columns.map((column, place) => cellMaker(column, rows, place === 0));
 
   function update() {
     heads.forEach((head, place) => {
@@ -83,7 +66,8 @@ export function table(options) {
 
   /** @param {Row} row */
   function line(row) {
-    const made = element('tr', {}, ...cells.map((cell) => cell(row)));
+    const cells = columns.map((column, place) => cellOf(column, row, place === 0));
+    const made = element('tr', {}, cells);
     if (options.onRow) choosable(made, row, options);
     return made;
   }
@@ -129,10 +113,10 @@ function choosable(made, row, {onRow, label, selected}) {
 function sorted(rows, key, descending) {
   const factor = descending ? -1 : 1;
   /** @param {Row} row */
-  const cellOf = (row) => /** @type {Record<string, any>} */ (row)[key];
+  const valueOf = (row) => /** @type {Record<string, any>} */ (row)[key];
   return rows.slice().sort((one, other) => {
-    const a = cellOf(one);
-    const b = cellOf(other);
+    const a = valueOf(one);
+    const b = valueOf(other);
     const without = Number(missing(a)) - Number(missing(b));
     if (without) return without;
     if (typeof a === 'string' || typeof b === 'string') {
@@ -143,39 +127,33 @@ function sorted(rows, key, descending) {
 }
 
 /**
- * @template {object} Row
- * @param {Column<Row>} column
- * @param {Row[]} rows
+ * @param {Column} column
+ * @param {any} row
  * @param {boolean} first
  */
-function cellMaker([key, , format, {bar, swatch, color, show} = {}], rows, first) {
+function cellOf([key, , format], row, first) {
   const isText = format === 'text';
-  /** @param {Row} row */
-  const cellOf = (row) => /** @type {any} */ (row[key]);
-  const most = bar ? Math.max(...rows.map((row) => cellOf(row) || 0), 1e-12) : 0;
+  const shown = FORMATS[format](row[key], row);
+  const made = element(first ? 'th' : 'td', {
+    scope: first ? 'row' : null,
+    class: isText ? 'text' : null,
+    title: isText && shown.length > 24 ? shown : null,
+  });
+  made.append(isText ? element('bdi', {}, shown) : shown);
+  return made;
+}
 
-  return (/** @type {Row} */ row) => {
-    const shown = show ? show(row) : FORMATS[format](cellOf(row), row);
-    const made = element(first ? 'th' : 'td', {
-      scope: first ? 'row' : null,
-      class: isText ? 'text' : null,
-    });
-    if (bar && shown !== NONE) {
-      const filled = element('span');
-      filled.style.width = `${(100 * Math.max(0, cellOf(row) || 0)) / most}%`;
-      if (color) filled.style.background = typeof color === 'function' ? color(row) : color;
-      const drawn = element('span', {class: 'bar', 'aria-hidden': 'true'}, filled);
-      made.append(element('span', {class: 'barred'}, element('span', {}, shown), drawn));
-      return made;
-    }
-    if (bar) made.className = 'no-bar';
-    if (swatch) {
-      const square = element('span', {class: 'swatch', 'aria-hidden': 'true'});
-      square.style.background = colorOf(cellOf(row));
-      made.append(square);
-    }
-    if (isText && shown.length > 24) made.title = shown;
-    made.append(isText ? element('bdi', {}, shown) : shown);
-    return made;
-  };
+/**
+ * The columns of a table that has any value in them.
+ * @param {ShownColumn[]} columns
+ * @param {Record<string, any>[]} rows
+ * @returns {Column[]}
+ */
+export function columnsOf(columns, rows) {
+  /** @param {string} key */
+  const plain = (key) =>
+    rows.some((row) => typeof row[key] === 'string' || Array.isArray(row[key])) ? 'text' : 'n';
+  return columns
+    .filter(([key]) => rows.some((row) => !missing(row[key])))
+    .map(([key, label, format, title]) => [key, label, format || plain(key), title]);
 }

@@ -2,31 +2,22 @@
 
 import {timelines} from './data.js';
 import {element, hideTip, showTip} from './dom.js';
-import {seconds} from './format.js';
-import {requestLines} from './request.js';
-import {shownSpans, sliceLines} from './slice.js';
-import {listenToKeys} from './timeline_keys.js';
+import {requestLines, sliceLines} from './request.js';
 import {placeLanes} from './timeline_lanes.js';
 import {Painter} from './timeline_painter.js';
 
 /**
- * @typedef {{
- *   x: number, y: number, view: number[], top: number, moved: boolean, measure: boolean,
- * }} Drag
- * @typedef {import('./timeline_painter.js').Box} Box
- * @typedef {import('./timeline_lanes.js').LaneFilter} LaneFilter
+ * @typedef {{x: number, y: number, view: number[], top: number, moved: boolean}} Drag
  */
 
 export class Timeline {
   /**
    * @param {HTMLElement} box
    * @param {Scene} scene
-   * @param {(box: Partial<Box>) => void} onPick Called with the slice that a person selects.
-   * @param {LaneFilter} filter
+   * @param {(request: RequestRow) => void} onPick Called with the request that a person selects.
    */
-  constructor(box, scene, onPick, filter) {
+  constructor(box, scene, onPick) {
     this.onPick = onPick;
-    this.filter = filter;
     const axis = element('canvas', {'aria-hidden': 'true'});
     this.canvas = element('canvas', {
       class: 'lane-canvas',
@@ -35,14 +26,11 @@ export class Timeline {
       'aria-roledescription': 'timeline',
       'aria-describedby': 'timeline-keys',
     });
-    this.ruler = element('div', {class: 'ruler', hidden: ''});
-    this.lanesBox = element('div', {class: 'lanes'}, this.canvas, this.ruler);
+    this.lanesBox = element('div', {class: 'lanes'}, this.canvas);
     box.append(element('div', {class: 'frame'}, axis, this.lanesBox));
     this.painter = new Painter(axis, this.canvas);
     /** @type {RequestRow | null} */
     this.selected = null;
-    /** @type {number | null} Of the selected request. */
-    this.span = null;
     this.scene = scene;
     /** @type {import('./timeline_lanes.js').PlacedLane[]} */
     this.lanes = [];
@@ -56,7 +44,7 @@ export class Timeline {
     /** @type {PointerEvent | null} Where it last was over the lanes. */
     this.pointer = null;
     this.listenToPointer();
-    listenToKeys(this);
+    this.listenToKeys();
     const redraw = () => requestAnimationFrame(() => this.layout());
     new ResizeObserver(redraw).observe(this.lanesBox);
     this.show(scene);
@@ -72,9 +60,9 @@ export class Timeline {
     this.place();
   }
 
-  /** Place the lanes and requests that the filter leaves. */
+  /** Place the lanes and their requests. */
   place() {
-    const {lanes, height} = placeLanes(this.scene, this.filter);
+    const {lanes, height} = placeLanes(this.scene);
     this.lanes = lanes;
     this.height = height;
     this.order = lanes.flatMap((lane) =>
@@ -83,8 +71,7 @@ export class Timeline {
     this.layout();
     const label =
       `Timeline: ${lanes.length} lanes, ${this.order.length} requests. Arrow left and right pan, ` +
-      'plus and minus zoom, Home shows everything, arrow up and down select a request, ' +
-      'comma and period a slice of it.';
+      'plus and minus zoom, Home shows everything, arrow up and down select a request.';
     this.canvas.setAttribute('aria-label', label);
   }
 
@@ -95,7 +82,7 @@ export class Timeline {
   }
 
   draw() {
-    this.painter.draw(this.scene, this.lanes, this.view, this.selected, this.span);
+    this.painter.draw(this.scene, this.lanes, this.view, this.selected);
     const [from, to] = this.view.map((time) => time * timelines.unit_s);
     this.canvas.dataset.from = String(from);
     this.canvas.dataset.to = String(to);
@@ -148,36 +135,15 @@ export class Timeline {
     if (!this.order.length) return;
     const place = this.selected ? this.order.indexOf(this.selected) : -1;
     const next = place < 0 ? 0 : Math.max(0, Math.min(this.order.length - 1, place + by));
-    this.pick({request: this.order[next]});
+    this.onPick(this.order[next]);
   }
 
   /**
-   * Select the next slice of the selected request, or the one before.
-   * @param {number} by
-   */
-  moveSlice(by) {
-    if (!this.selected) return;
-    const places = shownSpans(this.selected);
-    if (!places.length) return;
-    const at = this.span === null ? -1 : places.indexOf(this.span);
-    const next = at < 0 ? 0 : Math.max(0, Math.min(places.length - 1, at + by));
-    this.pick({request: this.selected, span: places[next]});
-  }
-
-  /** @param {Partial<Box>} box */
-  pick(box) {
-    if (box.request) this.select(box.request, box.span ?? null);
-    this.onPick(box);
-  }
-
-  /**
-   * Mark a request, or a slice of it, and bring it into view.
+   * Mark a request, and bring it into view.
    * @param {RequestRow} request
-   * @param {number | null} [span]
    */
-  select(request, span = null) {
+  select(request) {
     this.selected = request;
-    this.span = span;
     for (const lane of this.lanes) {
       if (lane.kind !== 'requests') continue;
       const row = lane.rows.findIndex((requests) => requests.includes(request));
@@ -203,12 +169,6 @@ export class Timeline {
     }
   }
 
-  /** @param {PointerEvent} event */
-  boxAt(event) {
-    const frame = this.canvas.getBoundingClientRect();
-    return this.painter.hit(event.clientX - frame.left, event.clientY - frame.top);
-  }
-
   /**
    * Time under the pointer.
    * @param {MouseEvent} event
@@ -218,7 +178,10 @@ export class Timeline {
     return this.painter.timeAt(Math.max(x, this.painter.gutter));
   }
 
-  /** @param {PointerEvent} event */
+  /**
+   * Name what is under the pointer.
+   * @param {PointerEvent} event
+   */
   hover(event) {
     const frame = this.canvas.getBoundingClientRect();
     const [x, y] = [event.clientX - frame.left, event.clientY - frame.top];
@@ -226,7 +189,7 @@ export class Timeline {
     this.canvas.style.cursor = box ? 'pointer' : '';
     if (!box) {
       hideTip();
-      return;
+      return box;
     }
     const {request, span} = box;
     const stalls = this.painter.hits(x, y).filter((each) => each.stall && each !== box);
@@ -235,6 +198,7 @@ export class Timeline {
     else if (span === undefined) lines.push(...requestLines(request));
     else lines.push(...sliceLines(request, span), ...requestLines(request).slice(0, 2));
     showTip(event, lines);
+    return box;
   }
 
   /**
@@ -247,53 +211,11 @@ export class Timeline {
     if (Math.abs(by) + Math.abs(down) > 3) drag.moved = true;
     if (!drag.moved) return;
     hideTip();
-    if (drag.measure) {
-      this.measure(event, drag);
-      return;
-    }
     this.canvas.classList.add('dragged');
     const [from, to] = drag.view;
     const scale = (to - from) / this.painter.room;
     this.look(from - by * scale, to - by * scale);
     if (event.pointerType === 'mouse') this.lanesBox.scrollTop = drag.top - down;
-  }
-
-  /**
-   * Both ends of what is measured, in time.
-   * @param {MouseEvent} event
-   * @param {Drag} drag
-   */
-  measured(event, drag) {
-    const left = this.canvas.getBoundingClientRect().left;
-    const at = [drag.x, event.clientX].sort((a, b) => a - b);
-    return at.map((x) => this.painter.timeAt(Math.max(x - left, this.painter.gutter)));
-  }
-
-  /**
-   * Show the length of the stretch between where the drag began and the pointer.
-   * @param {MouseEvent} event
-   * @param {Drag} drag
-   */
-  measure(event, drag) {
-    const [from, to] = this.measured(event, drag);
-    const left = this.canvas.getBoundingClientRect().left;
-    const [first, last] = [drag.x, event.clientX].sort((a, b) => a - b);
-    const begin = Math.max(first - left, this.painter.gutter);
-    this.ruler.hidden = false;
-    this.ruler.textContent = seconds((to - from) * timelines.unit_s);
-    this.ruler.style.left = `${begin}px`;
-    this.ruler.style.width = `${Math.max(last - left - begin, 0)}px`;
-    this.ruler.style.height = `${this.height}px`;
-  }
-
-  /**
-   * @param {MouseEvent} event
-   * @param {Drag} drag
-   */
-  lookAtMeasured(event, drag) {
-    this.ruler.hidden = true;
-    const [from, to] = this.measured(event, drag);
-    if (drag.moved && to > from) this.look(from, to);
   }
 
   listenToPointer() {
@@ -303,8 +225,7 @@ export class Timeline {
     canvas.addEventListener('pointerdown', (event) => {
       if (event.button !== 0) return;
       const {clientX: x, clientY: y} = event;
-      const measure = event.shiftKey;
-      drag = {x, y, view: this.view, top: this.lanesBox.scrollTop, moved: false, measure};
+      drag = {x, y, view: this.view, top: this.lanesBox.scrollTop, moved: false};
       canvas.setPointerCapture(event.pointerId);
     });
     canvas.addEventListener('pointermove', (event) => {
@@ -314,21 +235,53 @@ export class Timeline {
     });
     canvas.addEventListener('pointerup', (event) => {
       canvas.classList.remove('dragged');
-      if (drag?.measure) this.lookAtMeasured(event, drag);
-      const box = drag && !drag.moved ? this.boxAt(event) : undefined;
-      if (box) this.pick(box);
+      this.pointer = event;
+      const request = drag && !drag.moved ? this.hover(event)?.request : undefined;
+      if (request) this.onPick(request);
       drag = null;
     });
-    canvas.addEventListener('pointercancel', () => {
-      this.ruler.hidden = true;
-      drag = null;
-    });
-    canvas.addEventListener('pointerleave', () => {
+    canvas.addEventListener('pointercancel', () => (drag = null));
+    canvas.addEventListener('pointerleave', ({pointerType}) => {
       this.pointer = null;
-      hideTip();
+      // A finger leaves where it taps; what it tapped stays named.
+      if (pointerType === 'mouse') hideTip();
     });
     canvas.addEventListener('dblclick', (event) => this.zoom(0.4, this.timeUnder(event)));
     canvas.addEventListener('wheel', (event) => this.wheel(event), {passive: false});
+  }
+
+  /** Letters are those of other trace viewers. */
+  listenToKeys() {
+    // At the pointer where it is over the lanes, else at the middle.
+    /** @param {number} factor */
+    const zoom = (factor) =>
+      this.zoom(factor, this.pointer ? this.timeUnder(this.pointer) : undefined);
+    /** @type {Record<string, () => void>} */
+    const keys = {
+      '+': () => zoom(0.6),
+      '=': () => zoom(0.6),
+      '-': () => zoom(1 / 0.6),
+      _: () => zoom(1 / 0.6),
+      w: () => zoom(0.6),
+      s: () => zoom(1 / 0.6),
+      a: () => this.pan(-0.15),
+      d: () => this.pan(0.15),
+      ArrowLeft: () => this.pan(-0.15),
+      ArrowRight: () => this.pan(0.15),
+      Home: () => this.reset(),
+      ArrowUp: () => this.move(-1),
+      ArrowDown: () => this.move(1),
+    };
+    // Letters act without a click too, while the pointer is over the lanes and nobody is typing.
+    window.addEventListener('keydown', (event) => {
+      const target = /** @type {Element} */ (event.target);
+      const letter = event.key.toLowerCase();
+      const over = 'wasd'.includes(letter) && this.pointer && !target.closest('input, select');
+      const action = target === this.canvas || over ? (keys[event.key] ?? keys[letter]) : undefined;
+      if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      action();
+    });
   }
 
   /** @param {WheelEvent} event */

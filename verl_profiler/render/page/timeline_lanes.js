@@ -21,41 +21,32 @@ const MANY = 12;
  * @typedef {SpansLane & Place & {rows: PackedSpan[][]}} PlacedSpans
  * @typedef {RequestsLane & Place & {rows: RequestRow[][]}} PlacedRequests
  * @typedef {CountLane & Place & {values: number[]}} PlacedCounts
- * @typedef {object} LaneFilter
- * @property {(request: RequestRow) => boolean} keeps
- * @property {(lane: Lane) => boolean} shows
- * @property {() => boolean} narrows Whether it leaves out any request.
- *
  * @typedef {PlacedSpans | PlacedRequests | PlacedCounts} PlacedLane
  */
 
 /**
  * @param {Scene} scene
- * @param {LaneFilter} filter
  * @returns {{lanes: PlacedLane[], height: number}}
  */
-export function placeLanes(scene, filter) {
-  const drawn = requestsOf(scene).filter(filter.keeps);
-  const narrows = filter.narrows();
+export function placeLanes(scene) {
+  const drawn = requestsOf(scene);
   const place = {top: 0, height: 0, row: SPAN_ROW};
   /** @type {PlacedLane[]} */
-  const all = scene.lanes.filter(filter.shows).map((lane) => {
+  const all = scene.lanes.map((lane) => {
     const second = secondLine(lane);
     if (lane.kind === 'requests') {
       const own = drawn.filter((request) => request.name === lane.name);
-      const left = `${number(own.length)} of ${plural(lane.of, 'request')}`;
-      return {...lane, ...place, second: narrows ? left : second, rows: rowsOfRequests(own)};
+      return {...lane, ...place, second, rows: rowsOfRequests(own)};
     }
     if (lane.kind === 'spans') return {...lane, ...place, second, rows: nested(lane.spans)};
     return {...lane, ...place, second, values: dense(lane.counts, COUNTS)};
   });
-  const left = all.filter((lane) => !narrows || lane.kind !== 'requests' || lane.rows.length);
-  const workers = left.filter(isWorker);
-  const engines = left.filter(isEngine);
+  const workers = all.filter(isWorker);
+  const engines = all.filter(isEngine);
   if (workers.length > MANY) workers.sort((a, b) => b.last - a.last);
   if (engines.length > MANY) engines.sort((a, b) => b.most - a.most);
   // In the places that lanes of their kind have.
-  const lanes = left.map((lane) =>
+  const lanes = all.map((lane) =>
     isWorker(lane)
       ? /** @type {PlacedLane} */ (workers.shift())
       : isEngine(lane)

@@ -98,9 +98,8 @@ export class Painter {
    * @param {PlacedLane[]} lanes
    * @param {number[]} view
    * @param {RequestRow | null} selected
-   * @param {number | null} span The selected slice of that request.
    */
-  draw(scene, lanes, view, selected, span) {
+  draw(scene, lanes, view, selected) {
     const {context} = this;
     this.view = view;
     this.paint = colors();
@@ -123,7 +122,7 @@ export class Painter {
       context.stroke();
     }
     for (const lane of lanes) {
-      if (lane.kind === 'requests') this.drawRequests(lane, selected, span);
+      if (lane.kind === 'requests') this.drawRequests(lane, selected);
       else if (lane.kind === 'spans') this.drawSpans(lane);
       else this.drawCounts(lane, scene);
       drawStalls(this, lane);
@@ -251,9 +250,8 @@ export class Painter {
   /**
    * @param {PlacedRequests} lane
    * @param {RequestRow | null} selected
-   * @param {number | null} span
    */
-  drawRequests(lane, selected, span) {
+  drawRequests(lane, selected) {
     const {context} = this;
     lane.rows.forEach((requests, row) => {
       const y = lane.top + row * lane.row;
@@ -276,11 +274,6 @@ export class Painter {
           context.strokeStyle = this.paint.ink;
           context.lineWidth = 2;
           context.strokeRect(left - 1, y - 1, wide + 2, height + 2);
-          const slice =
-            span === null ? undefined : this.boxes.findLast((each) => each.span === span);
-          if (slice?.request === request) {
-            context.strokeRect(slice.x + 1, y + 1, Math.max(slice.width - 2, 1), height - 2);
-          }
         }
       }
     });
