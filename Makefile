@@ -12,6 +12,10 @@ LAZILY := --no-compile
 REHEARSE_FLAGS ?=
 
 REQUIREMENTS := verl_profiler/rehearsal/requirements-$(ENGINE)
+# Versions and hashes of all but torch, for the Python and machine that its first line names; what it
+# lacks comes from the lists.
+LOCK := verl_profiler/rehearsal/lock-$(ENGINE).txt
+MACHINE := 'import platform; print("Python {}.{},".format(*platform.python_version_tuple()), platform.machine())'
 # A change of a list, or of what the package itself needs, installs again.
 INSTALLED := $(VENV)/installed-$(ENGINE)
 # Passed to pytest, for example -k recorder, or -m nightly; without any, two parts run beside each other: what
@@ -99,8 +103,10 @@ $(PAGE_CHECKS)/installed: $(wildcard tests/js/*) $(VENV)/installed-dev
 
 # Plain pip: it finds the CPU builds of torch that uv does not.  Its warnings of conflicts are about
 # what the -no-deps lists leave out on purpose.
-$(INSTALLED): pyproject.toml $(wildcard verl_profiler/rehearsal/requirements-*.txt)
+$(INSTALLED): pyproject.toml $(wildcard verl_profiler/rehearsal/*.txt)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	if test -f $(LOCK) && head -n 1 $(LOCK) | grep -qF "$$($(VENV)/bin/python -c $(MACHINE))"; then \
+		$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-deps --require-hashes -r $(LOCK); fi
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) -r $(REQUIREMENTS).txt
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-deps -r $(REQUIREMENTS)-no-deps.txt
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --no-warn-conflicts -e '.[report]'

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "profile-sglang-multi-turn.sh"
@@ -167,3 +169,25 @@ def test_the_gpu_check_ends_with_a_line_where_there_is_none(tmp_path):
         done.stderr.splitlines()
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_the_lock_of_the_rehearsal_has_what_its_lists_name():
+    """In the listed versions, each with the hash of its file, but for torch."""
+    folder = ROOT / "verl_profiler" / "rehearsal"
+
+    def listed(name):
+        for line in (folder / name).read_text().splitlines():
+            if line.startswith("-r "):
+                yield from listed(line[3:])
+            elif line and not line.startswith("#"):
+                yield Requirement(line)
+
+    locked = {}
+    for line in (folder / "lock-sglang.txt").read_text().splitlines()[1:]:
+        named, digest = line.split(" --hash=sha256:")
+        assert 64 == len(digest)
+        name, version = named.split("==")
+        locked[canonicalize_name(name)] = version
+    for wanted in [*listed("requirements-sglang.txt"), *listed("requirements-sglang-no-deps.txt")]:
+        if wanted.name != "torch":
+            assert wanted.specifier.contains(locked[canonicalize_name(wanted.name)]), wanted
