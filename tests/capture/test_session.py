@@ -36,7 +36,7 @@ def captured(worker_config, tmp_path):
             msgspec.structs.replace(worker_config, capture_plan=plan.encode()),
             lambda: Identity("agent_loop", 0),
         )
-        recorder.active()._writer.identity = Identity("agent_loop", 0)
+        recorder.active()._writer.process.identity = Identity("agent_loop", 0)
         return plan
 
     yield begin

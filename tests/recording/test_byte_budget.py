@@ -9,6 +9,9 @@ from reading_back import headers_of, lines_of
 from verl_profiler.reading.reader import load
 from verl_profiler.recording.byte_budget import ByteBudget
 from verl_profiler.recording.clock import now
+from verl_profiler.recording.closed_steps import ClosedSteps
+from verl_profiler.recording.complaints import Complaints
+from verl_profiler.recording.details import Details
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.recorder import Recorder
 
@@ -48,7 +51,7 @@ def test_the_budget_holds_and_everything_is_accounted_for(worker_config, capsys,
     # No file is large enough to be compressed.
     monkeypatch.setattr("verl_profiler.recording.closed_steps._LEAST_BYTES", MB)
     recorder = recorder_with(worker_config, max_gb=0.001)
-    recorder._writer._budget.limit_bytes = limit = MB // 5
+    recorder._writer.budget.limit_bytes = limit = MB // 5
     directory = Path(worker_config.directory)
     offered = 0
     for step in range(1, 51):
@@ -124,9 +127,11 @@ def test_compressed_steps_give_bytes_back(worker_config):
 )
 def test_each_time_half_of_what_was_left_is_used_the_share_is_halved(used, halvings):
     """Of 100 bytes 90 are for details: half of them are 45, half of the rest 22.5."""
-    budget = ByteBudget(100)
+    details = Details(1.0, 5, 1000, 0)
+    budget = ByteBudget(100, ClosedSteps(lambda _path: None, print), details, Complaints())
     budget.used_bytes = used
-    budget.update(0)
+    budget.update()
+    assert details.every == (0 if halvings is None else 2**halvings)
     assert halvings == budget.halvings
 
 

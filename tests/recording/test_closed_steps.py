@@ -10,7 +10,7 @@ import pytest
 from recording.children import until
 
 from verl_profiler.reading.reader import load
-from verl_profiler.recording import background_writer, recorder
+from verl_profiler.recording import recorder, step_costs
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import EventSettings
@@ -40,7 +40,7 @@ def record(step, events=EVENTS):
 @pytest.fixture(autouse=True)
 def no_accounts(monkeypatch):
     """On a busy machine the account of a step's cost comes when its file is already compressed."""
-    monkeypatch.setattr(background_writer, "_COST_INTERVAL_S", 600.0)
+    monkeypatch.setattr(step_costs, "INTERVAL_S", 600.0)
 
 
 def written(active, step):

@@ -14,6 +14,7 @@ from verl_profiler import span
 from verl_profiler.recording import background_writer, context, recorder, requests
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.details import Details
+from verl_profiler.recording.encoding import Logged
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.recorder import Recorder
 
@@ -177,7 +178,7 @@ def test_an_id_of_the_users_own_is_nobodys_detail(share):
     for number in range(2000):
         for event in ("http", "engine_call"):
             # As `log_manager.log` makes them.
-            item = (event, 0, 1, {"request_id": f"job-{number}"}, 1, None, None, None)
+            item = (event, 0, 1, Logged({"request_id": f"job-{number}"}), 1)
             assert [item] == list(details.take(item))
 
     assert 0 == details.waiting
@@ -186,7 +187,7 @@ def test_an_id_of_the_users_own_is_nobodys_detail(share):
 
 def test_with_no_more_room_the_request_that_began_first_is_written(worker_config):
     worker = warmed_up(Worker(worker_config, max_pending=1000))
-    details = worker.recorder._writer._details
+    details = worker.recorder._writer.details
     details._limit = 20
     worker.start("long", 0)
     worker.details("long", 0, 1, events=["turn"] * 15)

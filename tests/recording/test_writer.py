@@ -1,9 +1,13 @@
 """The event files of one process, and what it takes to open them."""
 
+import contextlib
+import errno
+import os
 import shutil
 from pathlib import Path
 
 import msgspec
+import pytest
 from reading_back import headers_of, lines_of
 
 from verl_profiler.recording.identity import Identity
@@ -87,3 +91,51 @@ def test_where_no_new_file_can_be_made_events_are_counted(worker_config):
     assert 0 == account["events"]
     assert files.offered + account["own_events"] == account["dropped"]
     assert 10 == account["dropped_by"]["removed"]
+
+
+def test_other_threads_run_after_some_hundred_events(worker_config, monkeypatch):
+    """With 25,000 in the queue, all of them were encoded in eight turns of 14 ms; more that waits has larger ones."""
+    files = Files(worker_config)
+    written = files.recorder._writer.files
+    sizes, append = [], written.append
+
+    def counting(path, lines, **options):
+        sizes.append(len(lines))
+        append(path, lines, **options)
+
+    monkeypatch.setattr(written, "append", counting)
+    files.flush(25_000)
+    assert 256 == max(sizes)
+    sizes.clear()
+    files.flush(80_000)
+    assert 4096 < max(sizes)
+    files.close()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("error", [MemoryError, SystemExit])
+def test_a_write_that_ends_in_an_unknown_way_loses_nothing(worker_config, monkeypatch, error, kept):
+    """After a part of a line, with lines that waited for a full disk or others."""
+    files = Files(worker_config)
+    write = os.write
+    failures = [OSError(errno.ENOSPC, "full")] * kept + ["short", error()]
+
+    def broken(descriptor, data):
+        if not failures or b'"turn"' not in bytes(data):
+            return write(descriptor, data)
+        failure = failures.pop(0)
+        if failure == "short":
+            # The rest of the second line has its name no more.
+            data = bytes(data)
+            return write(descriptor, data[: data.index(b'"turn"', data.index(b"\n")) - 3])
+        raise failure
+
+    monkeypatch.setattr(os, "write", broken)
+    for _ in range(2 + kept):
+        with contextlib.suppress(MemoryError, SystemExit):
+            files.flush()
+    assert not failures
+    files.flush()
+
+    files.close()
+    assert list(range(files.offered)) == [line["extra"]["n"] for line in lines_of(files.directory)]

@@ -31,6 +31,7 @@ from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.recording import context, observers, recorder, requests, values
 from verl_profiler.recording.attributes import apart
 from verl_profiler.recording.clock import now, take_anchor
+from verl_profiler.recording.encoding import Logged
 from verl_profiler.recording.recorder import EVENT_NAME_LIMIT, SAMPLED, STEP_LIMIT
 from verl_profiler.recording.worker_config import UNNAMED_RUN, EventSettings, WorkerConfig
 
@@ -76,7 +77,7 @@ def _record(
             extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
             extra["error"] = type(error).__name__
         if active.steps is None or step in active.steps:
-            # As in `_append`, without the calls.
+            # As in `log_manager.log`, without the calls.
             if type(event) is not str or len(event) > EVENT_NAME_LIMIT:
                 event = _name(event)
             if event in EVENTS:
@@ -102,17 +103,6 @@ class _BadArgumentError(ValueError):
 
 def _reason(problem: Exception) -> str:
     return str(problem) if isinstance(problem, _BadArgumentError) else type(problem).__name__
-
-
-def _append(
-    active: recorder.Recorder, extra: dict[str, Any], head: tuple[Any, ...], tail: tuple[Any, ...]
-) -> None:
-    """Hand over an event of which the caller can change nothing any more."""
-    kept = values.snapshot(extra)
-    if kept is extra:
-        active.append((*head, extra, *tail))
-    elif isinstance(kept, msgspec.Raw):
-        active.append_long((*head, kept, *tail), len(memoryview(kept)))
 
 
 def _name(event: Any) -> str:
@@ -338,12 +328,14 @@ class LogManager:
                 fields = apart(fields, _named_by(fields))
                 extra_keys = apart(extra_keys, {})
             more = msgspec.Raw(values.encode(extra_keys, _KEYS_LIMIT)) if extra_keys else None
-            _append(
-                active,
-                {**identity, **fields},
-                (name, begin, end),
-                (number, _workid(workid), path, more),
-            )
+            fields = {**identity, **fields}
+            # The caller can change nothing of it any more.
+            kept = _snapshot(fields)
+            item = (name, begin, end, Logged(kept, _workid(workid), path, more), number)
+            if kept is fields:
+                active.append(item)
+            else:
+                active.append_long(item, len(memoryview(kept)))  # type: ignore[arg-type]
         except Exception as problem:  # noqa: BLE001  nothing of ours reaches the host
             active.refuse(_reason(problem))
 

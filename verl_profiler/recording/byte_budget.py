@@ -9,6 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.recording.closed_steps import ClosedSteps
+from verl_profiler.recording.complaints import Complaints, say
+from verl_profiler.recording.details import Details
+from verl_profiler.recording.encoding import Target
 
 __all__ = ["ByteBudget"]
 
@@ -25,18 +29,29 @@ _SPARE = frozenset(
 
 
 class ByteBudget:
-    """Decides about one process's lines.
+    """Decides about one process's lines, and compresses its files.
 
     Args:
         limit_bytes: Of the event files, as they are on the disk.
+        closed_steps: What compresses them.
+        details: Gets which share of requests has details.
+        complaints: Has the process's name.
 
     Attributes:
         used_bytes: What the files take, with the lines that wait for the disk.
         halvings: How often the share of requests with details is halved; None once there are no details.
+        refused: Lines for which there was no room.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(
+        self, limit_bytes: int, closed_steps: ClosedSteps, details: Details, complaints: Complaints
+    ) -> None:
         self.limit_bytes = limit_bytes
+        self._closed_steps = closed_steps
+        self._details = details
+        self._every, self._slowest = details.every, details.slowest
+        self._complaints = complaints
+        self._saved_bytes = self._refused_then = 0
         self.used_bytes = 0
         self.halvings: int | None = 0
         # What was printed last.
@@ -54,12 +69,36 @@ class ByteBudget:
         self.used_bytes += size
         return True
 
-    def update(self, saved_bytes: int) -> str | None:
-        """Count what compression has given back, and set `halvings`.
+    def written(self, target: Target) -> None:
+        """Take note of a file."""
+        if target.owned:
+            self._closed_steps.note(target.path)
 
-        Returns:
-            What changed, in words, where less is written from now on; else None.
-        """
+    def after_flush(self, *, final: bool) -> None:
+        """Compress a file of a step that is over, and adapt the share of requests with details."""
+        if not final:
+            self._closed_steps.compress_one()
+        self.update()
+
+    def update(self) -> None:
+        """Count what compression has given back, and adapt the share of requests with details."""
+        saved_bytes = self._closed_steps.saved_bytes
+        change = self._changed(saved_bytes - self._saved_bytes)
+        self._saved_bytes = saved_bytes
+        left = self.halvings
+        self._details.every = 0 if left is None else self._every << left
+        self._details.slowest = 0 if left is None else self._slowest
+        if change is not None:
+            say(f"{self._complaints.name}: profiler.events.max_gb: {change} (byte-budget)")
+        elif self.refused and not self._refused_then:
+            say(
+                f"{self._complaints.name}: profiler.events.max_gb is used up; further events are dropped "
+                "and counted (byte-budget)"
+            )
+        self._refused_then = self.refused
+
+    def _changed(self, saved_bytes: int) -> str | None:
+        """Set `halvings`; return what changed, in words, where less is written from now on."""
         self.used_bytes = max(self.used_bytes - saved_bytes, 0)
         room = self.limit_bytes * (1 - _RESERVED)
         left = 1 - self.used_bytes / room

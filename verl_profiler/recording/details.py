@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from verl_profiler.events.json_values import is_object
 from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.recording.encoding import Event, Logged
 from verl_profiler.recording.worker_config import EventSettings
 
 __all__ = ["DETAILS", "QUIET_NS", "SLOWEST", "Details", "are_held", "one_in"]
-
-Item = tuple[Any, ...]
-# Those of `log_manager.log` may have more.
-_PLAIN = 5
 
 # Written by the agent loop inside a request.
 DETAILS = frozenset(
@@ -68,7 +67,7 @@ class _Ended:
     duration_ns: int
     end_ns: int
     chosen: int
-    details: list[Item]
+    details: list[Event]
 
 
 @dataclass
@@ -110,7 +109,7 @@ class Details:
         # Ids of verl's requests, and of those that a span names, until they end.
         self._known: set[str] = set()
         # Of them, those that have details to hold, by the first of these.
-        self._held: dict[str, list[Item]] = {}
+        self._held: dict[str, list[Event]] = {}
         # Requests of which everything is written, since they are first to have an event of some name, or
         # there was no more room.
         self._written: set[str] = set()
@@ -120,35 +119,33 @@ class Details:
         self._fates: OrderedDict[str, int] = OrderedDict()
         self._sums: dict[str, _Sums] = {}
 
-    def take(self, item: Item) -> Iterable[Item]:
+    def take(self, item: Event) -> Iterable[Event]:
         """Take the next event; return what is to be written now."""
-        event = item[0]
-        extra: Any = item[3]
+        event, _, _, extra, _ = item
         if event in self._seen and is_object(extra):
             # Most events are these.
             key = extra.get("request_id")
-            if type(key) is str and key in self._held and len(item) <= _PLAIN:
+            if type(key) is str and key in self._held:
                 self._held[key].append(item)
                 self.waiting += 1
                 return () if self.waiting <= self._limit else self._make_room()
         if event == "request_start":
             return self._started(item)
-        if not is_object(extra):
-            return (item,)
+        fields = _fields_of(item)
         if event == "request":
-            return self._ended(item)
-        key = extra.get("request_id")
+            return self._ended(item, fields)
+        key = fields.get("request_id")
         if (event not in DETAILS and event in EVENTS) or type(key) is not str:
             return (item,)
         return self._other_detail(key, item)
 
-    def quiet(self, now_ns: int) -> list[Item]:
+    def quiet(self, now_ns: int) -> list[Event]:
         """Return the details of steps that are over, as nothing has happened in them for long."""
         return self._release(
             group for group in self._groups.values() if now_ns - group.last_ns >= QUIET_NS
         )
 
-    def close(self) -> list[Item]:
+    def close(self) -> list[Event]:
         """Return all that is held; for the end of the process."""
         for group in self._groups.values():
             group.open = 0
@@ -159,8 +156,8 @@ class Details:
         self.waiting = 0
         return items
 
-    def _started(self, item: Item) -> list[Item]:
-        items: list[Item] = []
+    def _started(self, item: Event) -> list[Event]:
+        items: list[Event] = []
         key = self._group_of(item)
         if key not in self._groups:
             step, validate = key
@@ -172,29 +169,29 @@ class Details:
                     if type(other) is int and other < step
                 )
             self._groups[key] = _Group()
-        extra: Any = item[3]
-        named = extra.get("request_id") if is_object(extra) else None
+        named = _fields_of(item).get("request_id")
         if type(named) is str:
             # An id that is used again is another request's.
             self._fates.pop(named, None)
             self._known.add(named)
         self._groups[key].open += 1
-        self._groups[key].last_ns = item[2]
+        _, _, self._groups[key].last_ns, _, _ = item
         self._open += 1
         items.append(item)
         return items
 
-    def _other_detail(self, key: str, item: Item) -> Iterable[Item]:
+    def _other_detail(self, key: str, item: Event) -> Iterable[Event]:
         """Take a request's first detail, one with a name that is new, or one that is written at once."""
-        event = item[0]
-        if len(item) > _PLAIN and item[6] is not None:
+        event, _, _, extra, _ = item
+        logged = type(extra) is Logged
+        if logged and extra.path is not None:
             # It has a file of its own.
             return (item,)
         if key not in self._known:
             fate = self._fates.get(key)
             if fate is not None:
                 return self._late(key, fate, item)
-            if not self._open or len(item) > _PLAIN:
+            if not self._open or logged:
                 # An id that `log_manager.log` was given may be the user's own, which no `request` line
                 # follows.  All others are of the request that the code belongs to.
                 return (item,)
@@ -210,18 +207,18 @@ class Details:
         self.waiting += 1
         return () if self.waiting <= self._limit else self._make_room()
 
-    def _written_now(self, key: str) -> list[Item]:
+    def _written_now(self, key: str) -> list[Event]:
         """Write what is held of a request."""
         details = self._held.pop(key, [])
         self.waiting -= len(details)
         return self._counted(key, details)
 
-    def _counted(self, key: str, details: list[Item]) -> list[Item]:
+    def _counted(self, key: str, details: list[Event]) -> list[Event]:
         """Add details that are written before their request ends to its sums."""
         self._sums.setdefault(key, _Sums(self._offset_ns)).add(details)
         return details
 
-    def _late(self, key: str, fate: int, item: Item) -> Iterable[Item]:
+    def _late(self, key: str, fate: int, item: Event) -> Iterable[Event]:
         if fate == _UNDECIDED:
             for group in self._groups.values():
                 if key in group.slow:
@@ -234,30 +231,30 @@ class Details:
             return ()
         return (_weighted(item, fate),)
 
-    def _make_room(self) -> list[Item]:
+    def _make_room(self) -> list[Event]:
         """Give up holding the request that was begun first, which is among the slowest."""
         for key in self._held:
             self._written.add(key)
             return self._written_now(key)
         return self._release(self._groups.values(), over=False)
 
-    def _ended(self, item: Item) -> list[Item]:
-        event, begin_ns, end_ns, extra, step = item[:5]
+    def _ended(self, item: Event, fields: Mapping[str, Any]) -> list[Event]:
+        _, begin_ns, end_ns, _, _ = item
         group = self._groups.get(self._group_of(item))
         if group is not None:
             group.open = max(group.open - 1, 0)
             group.last_ns = end_ns
         self._open = max(self._open - 1, 0)
-        key = extra.get("request_id")
+        key = fields.get("request_id")
         if type(key) is not str:
             return [item]
         self._known.discard(key)
         details = self._held.pop(key, [])
         sums = self._sums.pop(key, None) or _Sums(self._offset_ns)
         sums.add(details)
-        line = (event, begin_ns, end_ns, {**sums.fields(self.every), **extra}, step, *item[5:])
+        line = _with_fields(item, {**sums.fields(self.every), **fields})
         self._fates.pop(key, None)
-        if key in self._written or "status" in extra or group is None:
+        if key in self._written or "status" in fields or group is None:
             self._written.discard(key)
             return [line, *self._settle(key, 1, details)]
         ended = _Ended(end_ns - (begin_ns or end_ns), end_ns, self._chosen(group, key), details)
@@ -269,7 +266,7 @@ class Details:
         group.slow[key] = ended
         return [*items, *self._drop_faster(group)]
 
-    def _drop_faster(self, group: _Group) -> list[Item]:
+    def _drop_faster(self, group: _Group) -> list[Event]:
         """Decide about the requests of a step that are no longer among its slowest."""
         if len(group.slow) <= self.slowest:
             return []
@@ -277,15 +274,15 @@ class Details:
         longest = sorted(slow, key=lambda key: -slow[key].duration_ns)[: self.slowest]
         last = sorted(slow, key=lambda key: -slow[key].end_ns)[: self.slowest]
         kept = {*longest, *last}
-        items: list[Item] = []
+        items: list[Event] = []
         for key in [key for key in slow if key not in kept]:
             ended = slow.pop(key)
             items += self._settle(key, ended.chosen, ended.details)
         return items
 
-    def _release(self, groups: Iterable[_Group], *, over: bool = True) -> list[Item]:
+    def _release(self, groups: Iterable[_Group], *, over: bool = True) -> list[Event]:
         """Return the details of the slowest requests of steps that are over."""
-        items: list[Item] = []
+        items: list[Event] = []
         for group in groups:
             if over and group.open:
                 continue
@@ -299,7 +296,7 @@ class Details:
             }
         return items
 
-    def _settle(self, key: str, weight: int, details: list[Item]) -> list[Item]:
+    def _settle(self, key: str, weight: int, details: list[Event]) -> list[Event]:
         """Write the details of a request that stands for `weight` requests, or none for 0."""
         self._remember(key, weight)
         self.waiting -= len(details)
@@ -324,13 +321,27 @@ class Details:
         return every if every and group.ended % every == 0 else 0
 
     @staticmethod
-    def _group_of(item: Item) -> tuple[Any, bool]:
-        extra: Any = item[3]
-        return item[4], is_object(extra) and extra.get("validate") is True
+    def _group_of(item: Event) -> tuple[Any, bool]:
+        _, _, _, _, step = item
+        return step, _fields_of(item).get("validate") is True
 
 
-def _weighted(item: Item, weight: int) -> Item:
-    return (*item[:3], {**item[3], "sampled": weight}, *item[4:])
+def _fields_of(item: Event) -> Mapping[str, Any]:
+    """Return an event's fields; none where they are encoded."""
+    _, _, _, extra, _ = item
+    fields = extra.fields if type(extra) is Logged else extra
+    return fields if is_object(fields) else {}
+
+
+def _with_fields(item: Event, fields: dict[str, Any]) -> Event:
+    event, begin_ns, end_ns, extra, step = item
+    if type(extra) is Logged:
+        return event, begin_ns, end_ns, msgspec.structs.replace(extra, fields=fields), step
+    return event, begin_ns, end_ns, fields, step
+
+
+def _weighted(item: Event, weight: int) -> Event:
+    return _with_fields(item, {**_fields_of(item), "sampled": weight})
 
 
 class _Sums:
@@ -347,16 +358,16 @@ class _Sums:
         self.post: tuple[int, int] | None = None
         self.reward: tuple[int, int] | None = None
 
-    def add(self, details: Iterable[Item]) -> None:
+    def add(self, details: Iterable[Event]) -> None:
         """Add details; the user's own spans have no component."""
         times_us, calls = self.times_us, self.calls
         offset_ns = self.offset_ns
         for item in details:
-            event = item[0]
+            event, begin_ns, end_ns, _, _ = item
             if event not in DETAILS:
                 continue
-            end_us = (item[2] + offset_ns) // 1000
-            begin_us = end_us if item[1] is None else (item[1] + offset_ns) // 1000
+            end_us = (end_ns + offset_ns) // 1000
+            begin_us = end_us if begin_ns is None else (begin_ns + offset_ns) // 1000
             if event in times_us:
                 times_us[event] += end_us - begin_us
                 calls[event] += 1
@@ -364,7 +375,7 @@ class _Sums:
                 times_us[event] = end_us - begin_us
                 calls[event] = 1
             if event == "engine_call":
-                tokens = item[3].get("response_tokens")
+                tokens = _fields_of(item).get("response_tokens")
                 if type(tokens) is int:
                     self.tokens = (self.tokens or 0) + tokens
             elif event == "postprocess":

@@ -1,4 +1,4 @@
-"""The header of one process: a claim on its name, an account of itself, and how far its files go.
+"""The name of this process in the run, and its header: who it is, and what became of its events.
 
 The header is replaced whole every few seconds.  Its last fields have a fixed width and are
 overwritten in place after every flush, so that the header of a killed process is up to date.
@@ -8,94 +8,218 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import sys
+import tempfile
+import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from verl_profiler.events.vocabulary import FORMAT_VERSION, process_name
+from verl_profiler.recording import context
+from verl_profiler.recording.clock import Readings, now
+from verl_profiler.recording.complaints import Complaints
+from verl_profiler.recording.encoding import LineEncoder
+from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.values import plain
 
-__all__ = ["Mark", "ProcessHeader", "claim_name"]
+if TYPE_CHECKING:
+    from verl_profiler.recording.byte_budget import ByteBudget
+    from verl_profiler.recording.recorder import Recorder
+
+__all__ = ["OwnProcess", "claim_name"]
 
 _NAMES = 10_000
 _WRITE_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+# A process whose role stays unknown (a short Ray task) waits this long before it writes anyway.
+_IDENTITY_PATIENCE_S = 10.0
+_HEADER_INTERVAL_NS = 15_000_000_000
 
 
-class Mark(msgspec.Struct):
-    """How far the files of a process go.
+# The last fields: name, counter of `Recorder.account`, digits; before them `complete_until`, up to when every
+# event is in the files or counted as dropped, on the axis of the process's events.
+_MARK = (
+    ("written_events", "events", 16),
+    ("written_bytes", "bytes", 20),
+    ("waiting_events", "waiting", 12),
+    ("dropped_events", "dropped", 16),
+    ("sampled_out_events", "sampled_out", 16),
+)
+
+
+class OwnProcess:
+    """Names the process and keeps its header.
 
     Args:
-        complete_until: Every event taken before is in the files or counted as dropped; ISO-8601 with
-            microseconds, on the axis of the process's events.
-        written_events: Lines written.
-        written_bytes: Their bytes.
-        waiting_events: Events taken, neither written, dropped nor sampled out.
-        dropped_events: Events dropped.
-        sampled_out_events: Details of requests whose details are not written.
+        recorder: The process's.
+        encoder: Gets the name.
+        complaints: Prints what goes wrong.
+        budget: Of bytes, if there is one.
+
+    Attributes:
+        directory: The run directory, or the folder in its place.
+        identity: Who the process is, once that is known.
+        name: Its name in the run, once it has one.
+        errors: Headers that could not be written.
+        header_ns: When the header was written last.
+        complete_ns: Every event taken before is in the files or counted.
     """
 
-    complete_until: str
-    written_events: int = 0
-    written_bytes: int = 0
-    waiting_events: int = 0
-    dropped_events: int = 0
-    sampled_out_events: int = 0
-
-    def encode(self) -> bytes:
-        """Return the last fields of the JSON object, always of the same length."""
-        return (
-            f',"complete_until":"{self.complete_until:<32.32}"'
-            f',"written_events":{self.written_events:>16}'
-            f',"written_bytes":{self.written_bytes:>20}'
-            f',"waiting_events":{self.waiting_events:>12}'
-            f',"dropped_events":{self.dropped_events:>16}'
-            f',"sampled_out_events":{self.sampled_out_events:>16}}}'
-        ).encode()
-
-
-class ProcessHeader:
-    """One header file.  Only one thread at a time may use it."""
-
-    def __init__(self) -> None:
-        self.directory: Path | None = None
-        self.name: str | None = None
+    def __init__(
+        self,
+        recorder: Recorder,
+        encoder: LineEncoder,
+        complaints: Complaints,
+        budget: ByteBudget | None,
+    ) -> None:
+        self._recorder = recorder
+        self._encoder = encoder
+        self._complaints = complaints
+        self._budget = budget
+        self._longest_flush_ns = 0
         self._fd: int | None = None
         self._offset = 0
         self._marked = b""
+        self._readings = Readings()
+        self._fallback: str | None = None
+        self._started = _iso_now()
+        self._started_ns = self.complete_ns = now()
+        self.directory = Path(recorder.config.directory)
+        self.identity: Identity | None = None
+        self.name: str | None = None
+        self.errors = 0
+        self.header_ns = 0
 
-    def claim(self, directory: Path, base: str) -> str:
-        """Take the first free name in `processes/`; the file's creation is the claim.
+    def settle(self, *, final: bool) -> bool:
+        """Return whether the process has a name; take one as soon as its role is known.
 
-        Returns:
-            `base`, or `base` with a number if that is taken.
-
-        Raises:
-            OSError: If no file can be made there.
+        Args:
+            final: Wait no longer for the role.
         """
-        self.directory, self.name = directory, claim_name(directory, base)
-        return self.name
+        if self.name is not None:
+            return True
+        identity = self._recorder.identify()
+        if identity is None:
+            waited_s = (now() - self._started_ns) / 1e9
+            if not self._recorder.taken or (waited_s < _IDENTITY_PATIENCE_S and not final):
+                return False
+            identity = Identity("process", None)
+        if not self._claim_name(identity):
+            return False
+        if identity.replica is not None:
+            context.process.replica = identity.replica
+        self.write()
+        return True
 
-    def write(self, content: dict[str, Any], mark: Mark) -> None:
-        """Replace the header.
+    def complete(self, until_ns: int) -> None:
+        """Note that every event taken before is in the files or counted."""
+        interval_ns = round(self._recorder.config.flush_interval_s * 1e9)
+        late_ns = until_ns - self.complete_ns - interval_ns
+        self._longest_flush_ns = max(self._longest_flush_ns, late_ns)
+        self.complete_ns = until_ns
 
-        Raises:
-            OSError: If it cannot be written; the old one stays.
-        """
-        if self.directory is None or self.name is None:
+    def check(self) -> None:
+        """Begin the header anew where somebody has removed or replaced it."""
+        if self._fd is None or self.name is None:
             return
-        target = self.directory / "processes" / f"{self.name}.json"
-        partial = target.with_suffix(".json.part")
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._fd), os.stat(self._path)):
+                return
+        try:
+            # In a directory that another launch has made meanwhile, the name may be taken.
+            self._settle_name(claim_name(self.directory, self.name))
+        except OSError as error:
+            self._complaints.make(
+                "header",
+                f"the header of {self.name} was removed and cannot be written: {error} (disk-refuses)",
+            )
+            return
+        self.write()
+
+    def update(self) -> None:
+        """Bring the header up to date: its last fields, and at an interval all of it."""
+        if now() - self.header_ns > _HEADER_INTERVAL_NS:
+            self.write()
+        marked = self._mark(self._recorder.account())
+        if self._fd is not None and marked != self._marked and len(marked) == len(self._marked):
+            with contextlib.suppress(OSError):
+                os.pwrite(self._fd, marked, self._offset)
+                self._marked = marked
+
+    def close(self) -> None:
+        """Close the header's file."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    @property
+    def _path(self) -> Path:
+        return self.directory / "processes" / f"{self.name}.json"
+
+    def write(self, ended: str | None = None) -> None:
+        """Replace the header."""
+        self.header_ns = now()
+        identity = self.identity
+        if identity is None or self.name is None:
+            return
+        account = self._recorder.account()
+        header: dict[str, Any] = {
+            "format": FORMAT_VERSION,
+            "name": self.name,
+            "role": identity.role,
+            "rank": identity.rank,
+            "replica": identity.replica,
+            "host": socket.gethostname(),
+            "pid": self._recorder.pid,
+            "ppid": os.getppid(),
+            "actor_name": identity.actor_name,
+            "actor_class": identity.actor_class,
+            "python": sys.version.split()[0],
+            "clock": {
+                **msgspec.structs.asdict(self._recorder.anchor),
+                "readings": self._readings.take(),
+                "last_wall_ns": time.time_ns(),
+                "last_monotonic_ns": now(),
+            },
+            "counters": {
+                **{name: count for name, count in account.items() if name != "waiting"},
+                **{name: spent_ns / 1e9 for name, spent_ns in self._recorder.spent().items()},
+            },
+            "started": self._started,
+            "updated": _iso_now(),
+            "ended": _iso_now() if ended else None,
+            "end_reason": ended,
+            "directory": str(self.directory),
+            "fallback": self._fallback,
+            "flush_interval_s": self._recorder.config.flush_interval_s,
+            "longest_flush_s": round(self._longest_flush_ns / 1e9, 6),
+        }
+        if self._budget is not None:
+            header["budget"] = self._budget.header()
+        try:
+            header |= self._recorder.describe()
+            self._replace(header, self._mark(account))
+        except Exception as error:  # noqa: BLE001  the events are worth more than the header
+            self.errors += 1
+            self._complaints.make(
+                "header", f"the header of {self.name} could not be written: {error} (disk-refuses)"
+            )
+
+    def _replace(self, header: dict[str, Any], marked: bytes) -> None:
+        partial = self._path.with_suffix(".json.part")
         # Versions of packages may be subclasses of str.
-        body = msgspec.json.encode(content, enc_hook=plain)[:-1]
-        marked = mark.encode()
+        body = msgspec.json.encode(header, enc_hook=plain)[:-1]
         fd = os.open(partial, _WRITE_FLAGS | os.O_CREAT | os.O_TRUNC, 0o666)
         # Whatever may be thrown into this thread, one of the two files is closed.
         try:
             data = memoryview(body + marked)
             while data:
                 data = data[os.write(fd, data) :]
-            partial.replace(target)
+            partial.replace(self._path)
             self._fd, fd = fd, self._fd
             self._offset, self._marked = len(body), marked
         finally:
@@ -103,32 +227,44 @@ class ProcessHeader:
                 with contextlib.suppress(OSError):
                     os.close(fd)
 
-    def update(self, mark: Mark) -> None:
-        """Overwrite the last fields; does nothing before the first `write`."""
-        marked = mark.encode()
-        if self._fd is None or marked == self._marked or len(marked) != len(self._marked):
-            return
-        with contextlib.suppress(OSError):
-            os.pwrite(self._fd, marked, self._offset)
-            self._marked = marked
+    def _mark(self, account: dict[str, Any]) -> bytes:
+        """Return the last fields of the JSON object, always of the same length."""
+        until = self._encoder.timestamp(self.complete_ns)
+        counts = "".join(f',"{name}":{account[key]:>{digits}}' for name, key, digits in _MARK)
+        return f',"complete_until":"{until:<32.32}"{counts}}}'.encode()
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether somebody has removed or replaced the file."""
-        if self._fd is None or self.directory is None:
-            return False
+    def _claim_name(self, identity: Identity) -> bool:
+        host = socket.gethostname()
+        base = process_name(identity.role, identity.rank, host, self._recorder.pid)
         try:
-            there = os.stat(self.directory / "processes" / f"{self.name}.json")
-            return not os.path.samestat(os.fstat(self._fd), there)
-        except OSError:
-            return True
+            name = claim_name(self.directory, base)
+        except OSError as error:
+            try:
+                directory = Path(tempfile.mkdtemp(prefix="verl_profiler_"))
+                name = claim_name(directory, base)
+            except OSError:
+                self._complaints.make(
+                    "claim",
+                    f"{self.directory} cannot be written ({error.strerror or error}), nor can "
+                    f"{tempfile.gettempdir()}; the events of {base} are kept in memory (not-writable)",
+                )
+                return False
+            self._fallback = f"{self.directory} cannot be written on this host"
+            self.directory = directory
+            self._complaints.make(
+                "fallback",
+                f"{self._recorder.config.directory} cannot be written on {host}; the events of this "
+                f"process go to {directory}.\n"
+                "Copy that folder's contents into the run directory afterwards. (not-writable)",
+            )
+        self.identity = identity
+        self._settle_name(name)
+        return True
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._fd is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
-            self._fd = None
+    def _settle_name(self, name: str) -> None:
+        self.name = self._complaints.name = name
+        if self.identity is not None:
+            self._encoder.settle(self.directory, name, self.identity.rank)
 
 
 def claim_name(directory: Path, base: str, taken: Collection[str] = ()) -> str:
@@ -160,3 +296,8 @@ def _create(path: Path) -> None:
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, flags, 0o666))
+
+
+def _iso_now() -> str:
+    seconds, rest = divmod(time.time_ns() // 1000, 1_000_000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest:06d}+00:00"

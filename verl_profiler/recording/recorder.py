@@ -5,7 +5,7 @@ process, timestamps, JSON, files) happens in the writer thread, at most `flush_i
 Nothing here raises into the host, holds a lock across host code, or calls fsync.
 
 Every event that is taken is written or counted: `Recorder.account`.  A file only ever holds whole
-lines: the process owns it alone (see `ProcessHeader.claim`).
+lines: the process owns it alone (see `process_header.claim_name`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from verl_profiler.recording import context, process_end
 from verl_profiler.recording.background_writer import BackgroundWriter
 from verl_profiler.recording.clock import Anchor, anchor_for_this_boot, now
 from verl_profiler.recording.complaints import say
-from verl_profiler.recording.encoding import EVENT_NAME_LIMIT, STEP_LIMIT
+from verl_profiler.recording.encoding import EVENT_NAME_LIMIT, STEP_LIMIT, Event
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import WorkerConfig
 
@@ -58,7 +58,7 @@ class _Ended:
         # An empty queue sends the wrappers to `Recorder.append`.
         return 0
 
-    def append(self, _item: tuple[Any, ...]) -> None:
+    def append(self, _item: Event) -> None:
         # CPython 3.10 to 3.12 switch threads at calls and backward jumps only: no count is lost here
         # or at the recorder's other counters.
         self.count += 1
@@ -90,7 +90,7 @@ class Recorder:
         self.wrapper_cpu_ns = 0
         self.alive_ns = 0
         self.steps = frozenset(config.events.steps) if config.events.steps is not None else None
-        self.taken: deque[tuple[Any, ...]] = deque()
+        self.taken: deque[Event] = deque()
         self.queue: Any = self.taken
         self.limit = config.max_pending
         self.config = config
@@ -113,19 +113,19 @@ class Recorder:
     @property
     def directory(self) -> Path:
         """Where this process writes: the run directory, or the folder used in its place."""
-        return self._writer.directory
+        return self._writer.process.directory
 
     @property
     def name(self) -> str | None:
         """The process's name in the run, once it is known."""
-        return self._writer.name
+        return self._writer.process.name
 
     @property
     def identity(self) -> Identity | None:
         """Who this process is, once it is known."""
-        return self._writer.identity
+        return self._writer.process.identity
 
-    def append(self, item: tuple[Any, ...]) -> None:
+    def append(self, item: Event) -> None:
         """Take one event; the only work done in the caller's thread."""
         queue = self.queue
         # One that holds something has its writer running.
@@ -134,7 +134,7 @@ class Recorder:
         else:
             self._append_first_or_drop(item)
 
-    def _append_first_or_drop(self, item: tuple[Any, ...]) -> None:
+    def _append_first_or_drop(self, item: Event) -> None:
         if self._writer.closing:
             self.late.append(item)
             return
@@ -145,7 +145,7 @@ class Recorder:
         if not self._writer.is_running:
             self._writer.start()
 
-    def append_long(self, item: tuple[Any, ...], size: int) -> None:
+    def append_long(self, item: Event, size: int) -> None:
         """Take one event whose values have `size` bytes, unless too many of these wait."""
         if len(self.queue) * size > _LONG_VALUES_BYTES:
             self._queue_full += 1
@@ -197,13 +197,22 @@ class Recorder:
         writer = self._writer
         return {
             "events": writer.files.events,
-            "own_events": writer.own_events,
+            "own_events": writer.costs.own_events,
             "bytes": writer.files.bytes,
             "dropped": sum(dropped.values()),
             "dropped_by": dropped,
-            "sampled_out": writer.sampled_out,
+            "sampled_out": 0 if writer.details is None else writer.details.sampled_out,
             "waiting": 0 if self._hung() else self.waiting(),
-            "write_errors": writer.write_errors + writer.files.errors,
+            "write_errors": writer.write_errors + writer.process.errors + writer.files.errors,
+        }
+
+    def spent(self) -> dict[str, int]:
+        """Return nanoseconds by the name of their counter, which is in seconds."""
+        return {
+            "wrapper_s": self.wrapper_ns,
+            "wrapper_cpu_s": self.wrapper_cpu_ns,
+            "writer_s": self._writer.spent_ns,
+            "writer_cpu_s": self._writer.spent_cpu_ns,
         }
 
     def _hung(self) -> bool:
@@ -217,7 +226,8 @@ class Recorder:
         counts = Counter(self._writer.files.dropped)
         counts["queue_full"] += self._queue_full
         counts["bad_event"] += self.bad_events
-        counts["budget"] += self._writer.over_budget
+        if self._writer.budget is not None:
+            counts["budget"] = self._writer.budget.refused
         # What a hung disk holds up has no later chance once the process ends.
         counts["late"] += self.late.count + (self.waiting() if self._hung() else 0)
         return {reason: count for reason, count in sorted(counts.items()) if count}

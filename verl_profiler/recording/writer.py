@@ -62,15 +62,17 @@ class _File:
         self.size = found.st_size
 
     def write(self, lines: list[bytes]) -> OSError | None:
-        """Append lines; on an error leave in `lines` what is not in the file."""
+        """Append lines; leave in `lines` what is not in the file, also where anything else is raised."""
         data = b"".join(lines)
         sent = 0
         try:
             while sent < len(data):
                 sent += os.write(self.fd, memoryview(data)[sent:])
-        except OSError as error:
+        except BaseException as error:
             self._take_back(lines, sent)
-            return error
+            if isinstance(error, OSError):
+                return error
+            raise
         self.size += len(data)
         lines.clear()
         return None
@@ -165,17 +167,19 @@ class EventFiles:
         return self._refuses
 
     def append(self, path: Path, lines: list[bytes], *, owned: bool = True) -> None:
-        """Write lines, or keep them where the disk refuses.
+        """Write lines, or keep them where the disk refuses or anything is raised.
 
         Args:
             path: The file.
             lines: Whole lines, with their ends; emptied.
             owned: Whether only this process writes the file; others choose their own path.
         """
-        if path not in self._kept and not (owned and self._refuses):
-            self._try(path, lines, owned)
-        if lines:
-            self._keep(path, lines, owned)
+        try:
+            if path not in self._kept and not (owned and self._refuses):
+                self._try(path, lines, owned)
+        finally:
+            if lines:
+                self._keep(path, lines, owned)
 
     def retry(self) -> None:
         """Try to write what waits."""
@@ -184,10 +188,12 @@ class EventFiles:
             while kept and not (owned and self._refuses):
                 batch = self._take(kept)
                 before = len(batch)
-                self._try(path, batch, owned)
-                kept.extendleft(reversed(batch))
-                self.waiting += len(batch)
-                self._kept_bytes += sum(map(len, batch))
+                try:
+                    self._try(path, batch, owned)
+                finally:
+                    kept.extendleft(reversed(batch))
+                    self.waiting += len(batch)
+                    self._kept_bytes += sum(map(len, batch))
                 if len(batch) == before:
                     break
             if not kept:
@@ -270,12 +276,13 @@ class EventFiles:
             error = self._open(path, owned).write(lines)
         except (OSError, ValueError) as failed:
             error = failed
-        written, written_bytes = count - len(lines), size - sum(map(len, lines))
-        self.events += written
-        self.bytes += written_bytes
-        before = self._written.get(path, (0, 0))
-        if written or path in self._files:
-            self._written[path] = before[0] + written, before[1] + written_bytes
+        finally:
+            written, written_bytes = count - len(lines), size - sum(map(len, lines))
+            self.events += written
+            self.bytes += written_bytes
+            before = self._written.get(path, (0, 0))
+            if written or path in self._files:
+                self._written[path] = before[0] + written, before[1] + written_bytes
         if error is None:
             return
         self.errors += 1
