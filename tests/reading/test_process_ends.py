@@ -167,19 +167,19 @@ def test_headers_of_older_versions_give_one_line(tmp_path):
         ),
         (
             {"counters": {"events": 1, "dropped": 3}},
-            "50 processes dropped 150 events because their queue was full; ",
+            "50 processes (NAMES) dropped 150 events because the queue was full; ",
         ),
         (
             {"counters": {"events": 1, "write_errors": 2}},
-            "50 processes had 100 write errors (NAMES)",
+            "50 processes (NAMES) had 100 write errors",
         ),
         (
             {"counters": {"events": 3}},
-            "50 processes wrote 150 events and 50 were found; the rest is missing (NAMES)",
+            "50 processes (NAMES) wrote 150 events and 50 were found; the rest is missing",
         ),
         (
             {"counters": {"events": 3}, "events": None},
-            "50 processes have headers (150 events written on host n) but no event files; ",
+            "of 50 processes (NAMES) there are headers (150 events, written on n) but no event files; ",
         ),
     ],
 )

@@ -374,16 +374,16 @@ STEPPED_TWICE = [[10**9, 10**9, 90], [0, 4 * 10**9, 90]]
 # Of a process with one event on a host of its own; NAME and HOST are its own.
 HEADERS = [
     ({"counters": {"events": 5}}, "NAME wrote 5 events and 1 were found"),
-    ({"counters": {"dropped": 3}}, "NAME dropped 3 events because its queue was full"),
+    ({"counters": {"dropped": 3}}, "NAME dropped 3 events because the queue was full"),
     ({"counters": {"write_errors": 2}}, "NAME had 2 write errors"),
     ({"probes": {"missed": {"turn": "gone"}}}, "probe turn is not installed in NAME: gone"),
     ({"probes": {"errors": {"turn": 4}}}, "probe turn failed 4 times in NAME"),
     ({"ended": None}, "1 of 13 processes were killed; up to 0.5 s of events each may be lost"),
     (
         {"counters": {"dropped": 3, "dropped_by": {"disk": 2, "bad_event": 1, "late": 0}}},
-        "NAME dropped 3 events because the disk rejected them, they could not be encoded; its totals",
+        "NAME dropped 3 events because the disk rejected them, they could not be encoded; totals",
     ),
-    ({"dropped_events": 4}, "NAME dropped 4 events because its queue was full"),
+    ({"dropped_events": 4}, "NAME dropped 4 events because the queue was full"),
     ({"written_events": 5}, "NAME wrote 5 events and 1 were found"),
     ({"format": 9}, "NAME.json has format 9; this version of verl-profiler reads format 1"),
     ({"fallback": "disk full"}, "could not write into the run directory: NAME (disk full)"),
@@ -397,13 +397,13 @@ HEADERS = [
 
 def test_headers_tell_what_is_missing(tmp_path):
     """What a process knows about its own losses reaches the reader."""
-    for rank, (changes, _) in enumerate(HEADERS):
+    for rank, (changes, sentence) in enumerate(HEADERS):
+        run = tmp_path / str(rank)
         header = {"rank": rank, "host": f"n{rank}", **changes}
-        write_run(tmp_path, [line(rank)], f"worker_{rank}", header=header)
+        write_run(run, [line(rank)], f"worker_{rank}", header=header)
 
-    text = "\n".join(problems_of(tmp_path))
+        text = "\n".join(problems_of(run))
 
-    for rank, (_, sentence) in enumerate(HEADERS):
         assert sentence.replace("NAME", f"worker_{rank}").replace("HOST", f"n{rank}") in text
 
 
@@ -448,7 +448,7 @@ def test_lines_of_another_run_are_named(small):
     wrote = json.loads((small / "processes/actor_0.json").read_text())["counters"]["events"]
     assert any(
         problem.startswith(
-            f"actor_0 wrote {wrote} events and {wrote + count} were found; {count} are"
+            f"actor_0 wrote {wrote} events and {wrote + count} were found; some are not"
         )
         for problem in problems
     ), problems
@@ -519,7 +519,7 @@ def test_a_header_without_files_and_files_without_a_header_are_named(tmp_path):
     problems = problems_of(tmp_path)
 
     assert any(
-        "engine_0 has a header (12 events written on host far) but no" in p for p in problems
+        "of engine_0 there are headers (12 events, written on far) but no" in p for p in problems
     )
     assert any(p.startswith("no header in processes/ for actor_0;") for p in problems)
     assert "nothing was left by worker_1" in problems

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +36,13 @@ _RANK_LIMIT = 100_000
 _EARLY_S = 60
 # The reasons that headers have for dropped events.
 _DROPPED = {
-    "queue_full": "its queue was full",
+    "queue_full": "the queue was full",
     "disk": "the disk rejected them",
-    "budget": "its byte budget (profiler.events.max_gb) was used up",
+    "budget": "the byte budget (profiler.events.max_gb) was used up",
     "bad_event": "they could not be encoded",
     "bad_path": "their file could not be opened",
     "removed": "their file was removed during the run",
-    "late": "they were recorded after its end, or could not be written within the time limit at exit",
+    "late": "they were recorded after the end, or could not be written within the time limit at exit",
 }
 # Of more processes than this, one sentence names so many.
 _SHOWN = 4
@@ -308,36 +308,27 @@ def _missing_files(
         yield f"could not write into the run directory: {', '.join(fallbacks[:5])}"
 
 
+def _named(names: Sequence[str]) -> str:
+    """Write which processes are meant: the name of one, or how many and the first of them."""
+    return names[0] if len(names) == 1 else f"{len(names)} processes ({some(names, _SHOWN)})"
+
+
 def _unread(
     recorded: Mapping[str, int], counts: Mapping[str, int], found: Mapping[str, Process]
 ) -> Iterator[str]:
-    """Say of which processes events are missing; many take one sentence."""
+    """Say of which processes events are missing."""
     absent = [name for name, events in recorded.items() if events and not counts.get(name, 0)]
     partly = [name for name, events in recorded.items() if 0 < counts.get(name, 0) < events]
-    if len(absent) <= _SHOWN:
-        for name in absent:
-            yield (
-                f"{name} has a header ({recorded[name]} events written on host {found[name].host}) "
-                "but no event files; were they left on that host?"
-            )
-    else:
+    if absent:
         hosts = sorted({str(found[name].host) for name in absent})
-        one = len(hosts) == 1
         yield (
-            f"{len(absent)} processes have headers ({sum(recorded[name] for name in absent)} events "
-            f"written on host{'' if one else 's'} {some(hosts, _SHOWN)}) but no event files; were they left "
-            f"on {'that host' if one else 'those hosts'}? ({some(absent, _SHOWN)})"
+            f"of {_named(absent)} there are headers ({sum(recorded[name] for name in absent)} events, "
+            f"written on {some(hosts, _SHOWN)}) but no event files; were they left there?"
         )
-    if len(partly) <= _SHOWN:
-        for name in partly:
-            yield (
-                f"{name} wrote {recorded[name]} events and {counts[name]} were found; the rest is "
-                "missing"
-            )
-    else:
+    if partly:
         yield (
-            f"{len(partly)} processes wrote {sum(recorded[name] for name in partly)} events and "
-            f"{sum(counts[name] for name in partly)} were found; the rest is missing ({some(partly, _SHOWN)})"
+            f"{_named(partly)} wrote {sum(recorded[name] for name in partly)} events and "
+            f"{sum(counts[name] for name in partly)} were found; the rest is missing"
         )
 
 
@@ -352,22 +343,16 @@ def _surplus(found: Mapping[str, Process], counts: Mapping[str, int]) -> Iterato
         # Some writers of headers do not count.
         and (process.size_bytes or math.inf) >= _LINE_BYTES * process.recorded_events
     }
-    if len(more) <= _SHOWN:
-        for name, (recorded, read) in more.items():
-            yield (
-                f"{name} wrote {recorded} events and {read} were found; {read - recorded} are not its own "
-                f"(another run's file? an edited copy?), so figures of {name} may be wrong"
-            )
-    else:
+    if more:
         yield (
-            f"{len(more)} processes wrote {sum(each[0] for each in more.values())} events and "
-            f"{sum(each[1] for each in more.values())} were found; some are not their own (another run's "
-            f"files? edited copies?), so figures of these may be wrong ({some(list(more), _SHOWN)})"
+            f"{_named([*more])} wrote {sum(each[0] for each in more.values())} events and "
+            f"{sum(each[1] for each in more.values())} were found; some are not of this run (another "
+            "run's file? an edited copy?), so figures of it may be wrong"
         )
 
 
 def _losses(found: Iterable[Process]) -> Iterator[str]:
-    """Say which processes dropped events or had errors; many of one kind take one sentence."""
+    """Say which processes dropped events or had errors."""
     dropped: dict[tuple[str, ...], dict[str, int]] = {}
     errors: dict[str, int] = {}
     for process in found:
@@ -381,24 +366,13 @@ def _losses(found: Iterable[Process]) -> Iterator[str]:
         if process.write_errors:
             errors[process.name] = process.write_errors
     for reasons, by_name in dropped.items():
-        if len(by_name) <= _SHOWN:
-            why = ", ".join(_DROPPED.get(key, key) for key in reasons)
-            for name, count in by_name.items():
-                yield f"{name} dropped {count} events because {why}; its totals are too low"
-        else:
-            why = ", ".join(_DROPPED.get(key, key).replace("its ", "their ") for key in reasons)
-            yield (
-                f"{len(by_name)} processes dropped {sum(by_name.values())} events because "
-                f"{why}; their totals are too low ({some(list(by_name), _SHOWN)})"
-            )
-    if len(errors) <= _SHOWN:
-        for name, count in errors.items():
-            yield f"{name} had {count} write errors"
-    else:
+        why = ", ".join(_DROPPED.get(key, key) for key in reasons)
         yield (
-            f"{len(errors)} processes had {sum(errors.values())} write errors "
-            f"({some(list(errors), _SHOWN)})"
+            f"{_named([*by_name])} dropped {sum(by_name.values())} events because {why}; totals are "
+            "too low"
         )
+    if errors:
+        yield f"{_named([*errors])} had {sum(errors.values())} write errors"
 
 
 def _probe_problems(found: dict[str, Process]) -> Iterator[str]:
