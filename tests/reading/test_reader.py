@@ -378,7 +378,7 @@ HEADERS = [
     ({"counters": {"write_errors": 2}}, "NAME had 2 write errors"),
     ({"probes": {"missed": {"turn": "gone"}}}, "probe turn is not installed in NAME: gone"),
     ({"probes": {"errors": {"turn": 4}}}, "probe turn failed 4 times in NAME"),
-    ({"ended": None}, "1 of 13 processes were killed; up to 0.5 s of events each may be lost"),
+    ({"ended": None}, "1 of 1 processes were killed; up to 0.5 s of events each may be lost"),
     (
         {"counters": {"dropped": 3, "dropped_by": {"disk": 2, "bad_event": 1, "late": 0}}},
         "NAME dropped 3 events because the disk rejected them, they could not be encoded; totals",
