@@ -23,7 +23,7 @@ from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, di
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
-from verl_profiler.render.visible import shown, visible
+from verl_profiler.render.visible import shown
 from verl_profiler.views.tq_phrases import note_text
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from verl_profiler.reading.tq_sources import Source
 
 __all__ = ["add_arguments", "check", "nothing", "run"]
+
+_TIMES = ("duration_us", "get_us", "compute_us", "put_us")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -183,45 +185,24 @@ def _print_text(sources: list[Source], tables: Mapping[str, Rows], language: str
 def _print_trace(sources: list[Source], rows: Rows, args: argparse.Namespace) -> int:
     """List the matching trace ids; for a single match, list its calls."""
     from verl_profiler.analysis.tq_traces import tq_calls
-    from verl_profiler.render.text import align
-    from verl_profiler.units import seconds
+    from verl_profiler.views.text_tables import table_text
 
-    rows = shown(rows)
     if not rows:
         reason = f"no call has a trace id that starts with {args.trace!r}"
         print_error(f"nothing to report: {reason}")
         return 1
-    header = ["trace id", "calls", "spread", "in calls", "get", "put", "failed", "functions"]
-    lines = [
-        [
-            row["trace_id"],
-            str(row["calls"]),
-            *(seconds(row[key]) for key in ("spread_s", "total_s", "get_s", "put_s")),
-            str(row["failed"] or "-"),
-            " → ".join(row["functions"]),
-        ]
-        for row in rows
-    ]
-    print(align([header, *lines], left=(0, 7)))
+    columns = ("trace_id", "calls", "spread_s", "total_s", "get_s", "put_s", "failed", "functions")
+    print(table_text("Data", shown(rows), columns, "tq_traces", len(rows)))
     if len(rows) > 1:
         return 0
     calls = [
-        [
-            seconds(((row["begin_us"] or 0) - (rows[0]["begin_us"] or 0)) / 1e6),
-            seconds(None if row["duration_us"] is None else row["duration_us"] / 1e6),
-            *(
-                seconds(None if row[key] is None else row[key] / 1e6)
-                for key in ("get_us", "compute_us", "put_us")
-            ),
-            "-" if row["step"] is None else str(row["step"]),
-            row["func"],
-            row["name"],
-            row["status"] or "",
-        ]
+        row
+        | {f"{name[:-2]}s": None if row[name] is None else row[name] / 1e6 for name in _TIMES}
+        | {"after_s": ((row["begin_us"] or 0) - (rows[0]["begin_us"] or 0)) / 1e6}
         for source in sources
         for row in tq_calls(source.tables, args.steps, function=args.function)
-        if rows[0]["trace_id"] in shown(row["trace_ids"]) and visible(row["run"]) == rows[0]["run"]
+        if rows[0]["trace_id"] in row["trace_ids"] and row["run"] == rows[0]["run"]
     ]
-    titles = ["begin", "took", "get", "compute", "put", "step", "function", "process", ""]
-    print("\n" + align([titles, *calls], left=(6, 7, 8)))
+    columns = ("after_s", *(f"{name[:-2]}s" for name in _TIMES), "step", "func", "name", "status")
+    print("\n" + table_text("Calls", shown(calls), columns, "tq_calls", len(calls)))
     return 0
