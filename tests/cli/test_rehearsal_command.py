@@ -129,12 +129,20 @@ TRAINING = [
     "+ray_kwargs.ray_init.runtime_env.py_executable=uv run", "trainer.logger=['console','wandb']",
     "trainer.n_gpus_per_node=8", "trainer.nnodes=4", "+profiler=multiturn",
     "actor_rollout_ref.rollout.multi_turn.tool_config_path=/data/tools.yaml",
+    "actor_rollout_ref.actor.use_kl_loss=False", "actor_rollout_ref.rollout.multi_turn.enable=True",
+    "actor_rollout_ref.rollout.agent.default_agent_loop=mine", "model_engine=megatron",
+    "actor_rollout_ref.model.lora_rank=64", "actor_rollout_ref.actor.profiler.enable=true",
+    "+actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload=True",
     "reward.reward_model.enable=True", "reward.reward_model.rollout.tensor_model_parallel_size=2",
 ]  # fmt: skip
 KEPT = {
     "algorithm.adv_estimator=rloo",
     "actor_rollout_ref.actor.optim.lr=1e-6",
     "actor_rollout_ref.rollout.temperature=0.7",
+    "actor_rollout_ref.actor.use_kl_loss=False",
+    "actor_rollout_ref.rollout.multi_turn.enable=True",
+    "actor_rollout_ref.rollout.agent.default_agent_loop=mine",
+    "actor_rollout_ref.model.lora_rank=64",
 }
 
 
@@ -172,6 +180,7 @@ def test_a_whole_command_is_rehearsed_with_its_rewards_and_small_sizes(tmp_path,
     assert apart.startswith("not rehearsed: the reward model")
     printed = shlex.split(rest.replace("\\\n", " "))
     assert {*KEPT, own, "+rehearsal=standin", "trainer.n_gpus_per_node=2"} <= {*printed}
+    assert "actor_rollout_ref.rollout.multi_turn.tool_config_path=rehearsal" in printed
     assert not {*printed} & ({*TRAINING} - KEPT - {"+profiler=multiturn"})
     assert all(each in replaced for each in {*TRAINING} - KEPT)
     assert not marker.exists()
@@ -239,3 +248,25 @@ def test_each_model_of_a_rehearsal_is_the_generated_one(engine):
             config[f"{of}.use_remove_padding"],
         )
     assert [] == [key for key, value in config.items() if str(value).startswith("~/models")]
+
+
+def test_a_command_keeps_verls_defaults_of_what_is_rehearsed(capsys):
+    """Algorithm and agent loop of a rehearsal without a command are an example."""
+    pytest.importorskip("verl")
+    assert 0 == main(["rehearse", "--print-command", "--", "python", "-m", "verl.trainer.main_ppo"])
+    words = shlex.split(capsys.readouterr().out.replace("\\\n", " "))
+    name, folder, _ = _declared("verl.trainer.main_ppo")
+    own, toy = (
+        dict(leaves(_compose(name, str(folder), overrides)))
+        for overrides in ([], words[words.index("+rehearsal=cpu") :])
+    )
+
+    assert own["actor_rollout_ref.model.path"] != toy["actor_rollout_ref.model.path"]
+    for key in (
+        "algorithm.adv_estimator",
+        "actor_rollout_ref.actor.use_kl_loss",
+        "actor_rollout_ref.rollout.multi_turn.enable",
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+        "actor_rollout_ref.rollout.agent.default_agent_loop",
+    ):
+        assert own[key] == toy[key]

@@ -1,10 +1,11 @@
-"""Whole rehearsals on older versions of verl: their recorded runs, and nightly new ones, from their wheels."""
+"""Whole rehearsals on older versions of verl and with a critic: recorded runs, and nightly new ones, from wheels."""
 
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,13 @@ from verl_profiler.reading.reader import load
 
 STEPS = 3
 # Recorded run, or trainer and packages of a new one.
-RUNS = ("verl_0_8_v0_run", "verl_0_8_sync_run", "verl_0_8_fully_async_run")
+RUNS = ("verl_0_8_v0_run", "verl_0_8_sync_run", "verl_0_8_fully_async_run", "critic_run")
+CRITIC = "algorithm.adv_estimator=gae"
 NEW = (
     ("sync", {"verl": "0.8.0"}),
     ("main_ppo_sync", {"verl": "0.8.0", "TransferQueue": "0.1.7"}),
     ("fully_async", {"verl": "0.8.0"}),
-    ("sync", {"verl": "0.9.0"}),
+    ("sync", {"verl": "0.9.0"}, CRITIC),
 )
 
 
@@ -30,7 +32,7 @@ def _name(given):
     return given if isinstance(given, str) else f"{given[0]}-{given[1]['verl']}"
 
 
-def _rehearsed(trainer, packages, output):
+def _rehearsed(trainer, packages, *overrides, output):
     try:
         folders = [verl_drift.folder_of(version, name) for name, version in packages.items()]
     except verl_drift.NoWheel as error:
@@ -38,7 +40,7 @@ def _rehearsed(trainer, packages, output):
     command = [Path(sys.executable).parent / "verl-profiler", "rehearse", "--engine", "standin"]
     path = os.pathsep.join(map(str, folders))
     done = subprocess.run(
-        [*command, "--trainer", trainer, "--steps", str(STEPS), "--output", output],
+        [*command, "--trainer", trainer, "--steps", str(STEPS), "--output", output, *overrides],
         check=False,
         # Where the trainer uses TransferQueue, it is traced.
         env={**os.environ, **ON, "PYTHONPATH": path},
@@ -62,7 +64,7 @@ def run(request, tmp_path_factory):
     """Return the directory of a run."""
     if isinstance(request.param, str):
         return cached(request.param)
-    return _rehearsed(*request.param, tmp_path_factory.mktemp("older") / "run")
+    return _rehearsed(*request.param, output=tmp_path_factory.mktemp("older") / "run")
 
 
 @pytest.fixture
@@ -130,6 +132,30 @@ def test_ranks_replicas_and_weights_are_recorded(lines, run):
     for header in headers:
         assert {} == header["probes"]["errors"]
         assert 0 == header["counters"]["dropped"]
+
+
+def test_a_critic_is_recorded_in_phases_and_ranks(lines, run):
+    """Its rank gets TransferQueue's metadata, not the batch, whose tokens are those that verl logs."""
+    if CRITIC not in json.loads((run / "run.json").read_bytes())["command"]:
+        pytest.skip("no critic")
+    logged = {line["step"]: line["extra"]["metrics"] for line in of(lines, "metrics")}
+    for step in range(1, STEPS + 1):
+        own = [line for line in lines if line["step"] == step]
+        (values,) = of(own, "values")
+        end = datetime.fromisoformat(values["timestamp"]).timestamp()
+        passes = [
+            line
+            for line in of(own, "infer_batch")
+            if 0
+            < end - datetime.fromisoformat(line["timestamp"]).timestamp()
+            < values["duration_sec"]
+        ]
+        assert ["actor_0", "actor_1"] == sorted(line["file"] for line in passes)
+        tokens = sum(line["extra"]["tokens"] for line in passes)
+        assert tokens == logged[step]["perf/total_num_tokens"]
+        assert {"timing_s/values", "timing_s/update_critic"} <= logged[step].keys()
+        # Of the critic and of the actor.
+        assert 2 == sum(line["file"] == "actor_1" for line in of(own, "train_mini_batch"))
 
 
 def test_generation_counts_as_consumed_unless_it_is_known_not_to_be(lines, run):

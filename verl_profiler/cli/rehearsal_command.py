@@ -6,7 +6,7 @@ import importlib.resources
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from verl_profiler.render.visible import escaped
 
 __all__ = [
     "ENGINES",
+    "NO_EXAMPLE",
     "TRAINERS",
     "Command",
     "build",
@@ -53,6 +54,9 @@ _OTHERS = {
 # The others are verl's `trainer.v1.trainer_mode`.
 TRAINERS = ("sync", "colocate_async", "separate_async", *_OTHERS)
 
+# The override that leaves out the algorithm, tools and agent loop of a rehearsal without a command.
+NO_EXAMPLE = "~rehearsal/example@_global_"
+
 # Engines with models of their own.
 _APART = r"(reward\.)?reward_model|distillation"
 _IS_ON = re.compile(rf"\+*({_APART})\.enabled?=true", re.IGNORECASE)
@@ -61,17 +65,21 @@ _SIZES = re.compile(
     r"trainer\.(nnodes|n_gpus_per_node|total_training_steps|total_epochs|logger|default_\w+_dir|resume_\w+"
     r"|save_freq|device|val_before_train)"
     r"|data\.(gen_batch_size|val_batch_size|truncation)"
-    r"|(.+\.)?(fsdp_config|megatron|veomni)\..+"
+    r"|model_engine|(.+\.)?(fsdp|fsdp_config|megatron|veomni|torchtitan|automodel)\..+"
+    # An optimizer's own, of the engine that is replaced.
+    r"|.+\.optim\.(?!(lr|betas|weight_decay|lr_warmup_steps|lr_warmup_steps_ratio)$).+"
     r"|(.+\.)?\w*(micro_batch_size|max_token_len|mini_batch_size|parallel_size|use_dynamic_bsz)\w*"
-    r"|actor_rollout_ref\.model\..+|critic\.model\..+|(.+\.)?strategy"
+    r"|(actor_rollout_ref|critic)\.model\.(?!(lora_rank|lora_alpha|target_modules|exclude_modules)$).+"
+    r"|(.+\.)?strategy"
     r"|actor_rollout_ref\.rollout\.(prompt_length|response_length|max_\w+|engine_kwargs\..+|mode|nnodes"
     r"|n_gpus_per_node|free_cache_engine|enable_\w+|checkpoint_engine\..+)"
     r"|rollout\.(nnodes|n_gpus_per_node|total_rollout_steps)"
     rf"|({_APART})\..+"
-    r"|ray_kwargs\..+|profiler(\..+)?|rehearsal(\..+)?|global_profiler\..+|hydra\.run\.dir"
+    r"|ray_kwargs\..+|(.+\.)?profiler(\..+)?|rehearsal(\..+)?|global_profiler\..+|hydra\.run\.dir"
 )
 # Kept where the user's file is on this machine.
 _FILES = re.compile(r".*(_files|_path|\.path|_dir)")
+_TOOLS = re.compile(r"actor_rollout_ref\.rollout\.multi_turn\.(function_tool|tool_config)_path")
 _KEY = re.compile(r"(?P<sign>\+{0,2}|~)(?P<key>[^=@]+)(@[^=]*)?(=(?P<value>.*))?", re.DOTALL)
 
 # Engine → the option of the `rehearsal` group, and its description.
@@ -162,7 +170,12 @@ def without_sizes(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     Replaced are sizes, model, engine, GPUs, paths that are not on this machine, and profiling; what is
     rehearsed is the rest: rewards, tools, agent loops, algorithm, sampling.
     """
-    toy = set(_leaves_of_rehearsal())
+    from omegaconf import OmegaConf
+
+    from verl_profiler.launch.dry_run import leaves
+
+    file = importlib.resources.files("verl_profiler.configs") / "rehearsal" / "cpu.yaml"
+    toy = {key for key, _ in leaves(OmegaConf.create(file.read_text()))}
     kept: list[str] = []
     replaced: list[str] = []
     for override in overrides:
@@ -172,24 +185,15 @@ def without_sizes(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
         lost = _FILES.fullmatch(key) is not None and not here and value not in ("null", "")
         own = key in toy and not (here and not key.startswith("actor_rollout_ref.model."))
         (replaced if own or lost or _SIZES.fullmatch(key) else kept).append(override)
+        if lost and _TOOLS.fullmatch(key):
+            # So that tools are called; the generated model learns what is there.
+            kept.append(f"{key}=rehearsal")
     return kept, replaced
 
 
 def leaves_engines_out(replaced: Sequence[str]) -> bool:
     """Whether a reward model or a distillation's teachers were on and are not rehearsed."""
     return any(map(_IS_ON.match, replaced))
-
-
-def _leaves_of_rehearsal() -> Iterator[str]:
-    """Yield the keys that the rehearsal's config group sets, but for what a user rehearses."""
-    from omegaconf import OmegaConf
-
-    from verl_profiler.launch.dry_run import leaves
-
-    file = importlib.resources.files("verl_profiler.configs") / "rehearsal" / "cpu.yaml"
-    for key, _ in leaves(OmegaConf.create(file.read_text())):
-        if not key.startswith("algorithm."):
-            yield key
 
 
 def _quoted(path: Path) -> str:

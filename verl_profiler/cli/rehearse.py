@@ -35,6 +35,7 @@ from typing import IO
 
 from verl_profiler.cli.rehearsal_command import (
     ENGINES,
+    NO_EXAMPLE,
     TRAINERS,
     build,
     leaves_engines_out,
@@ -181,7 +182,7 @@ def _take_over(args: argparse.Namespace) -> None:
     if trainer != "sync":
         args.trainer = trainer
     kept, replaced = without_sizes(command.overrides)
-    args.overrides = [*config, *kept]
+    args.overrides = [*config, NO_EXAMPLE, *kept]
     if replaced:
         print(visible(f"replaced by small ones, or absent here: {' '.join(replaced)}"))
     if leaves_engines_out(replaced):

@@ -18,7 +18,10 @@ _STEP = re.compile(r"^step:(\d+) - ")
 # Fully asynchronous training logs these besides the trainer's own.
 _OF_ROLLOUTER = re.compile(r"^step:(\d+ - fully_async/rollouter/|[1-9]\d* - rollouter/)")
 _TOTAL = re.compile(r"Total training steps: (\d+)")
-_PHASES = ("gen", "old_log_prob", "ref", "update_actor", "update_weights")
+_PHASES = (
+    *("gen", "old_log_prob", "ref", "values", "update_critic", "update_actor"),
+    "update_weights",
+)
 
 # Console messages of verl 0.9, Ray and SGLang, and their meaning; each is reported once.
 _MILESTONES: tuple[tuple[str, str], ...] = (
