@@ -130,7 +130,7 @@ TRAINING = [
     "trainer.n_gpus_per_node=8", "trainer.nnodes=4", "+profiler=multiturn",
     "actor_rollout_ref.rollout.multi_turn.tool_config_path=/data/tools.yaml",
     "actor_rollout_ref.actor.use_kl_loss=False", "actor_rollout_ref.rollout.multi_turn.enable=True",
-    "actor_rollout_ref.rollout.agent.default_agent_loop=mine", "model_engine=megatron",
+    "actor_rollout_ref.rollout.agent.default_agent_loop=mine", "model_engine=megatron", "data.image_key=images",
     "actor_rollout_ref.model.lora_rank=64", "actor_rollout_ref.actor.profiler.enable=true",
     "+actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload=True",
     "reward.reward_model.enable=True", "reward.reward_model.rollout.tensor_model_parallel_size=2",
@@ -143,6 +143,7 @@ KEPT = {
     "actor_rollout_ref.rollout.multi_turn.enable=True",
     "actor_rollout_ref.rollout.agent.default_agent_loop=mine",
     "actor_rollout_ref.model.lora_rank=64",
+    "data.image_key=images",
 }
 
 
@@ -176,8 +177,9 @@ def test_a_whole_command_is_rehearsed_with_its_rewards_and_small_sizes(tmp_path,
 
     assert 0 == main(words)
 
-    replaced, apart, rest = capsys.readouterr().out.split("\n", 2)
-    assert apart.startswith("not rehearsed: the reward model")
+    replaced, *apart, rest = capsys.readouterr().out.split("\n", 4)
+    parts = ("the reward model", "the trainer's engine", "images")
+    assert all(map(str.startswith, apart, (f"not rehearsed: {part}" for part in parts)))
     printed = shlex.split(rest.replace("\\\n", " "))
     assert {*KEPT, own, "+rehearsal=standin", "trainer.n_gpus_per_node=2"} <= {*printed}
     assert "actor_rollout_ref.rollout.multi_turn.tool_config_path=rehearsal" in printed

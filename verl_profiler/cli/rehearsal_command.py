@@ -20,7 +20,7 @@ __all__ = [
     "TRAINERS",
     "Command",
     "build",
-    "leaves_engines_out",
+    "not_rehearsed",
     "trainer_of",
     "without_sizes",
 ]
@@ -59,7 +59,18 @@ NO_EXAMPLE = "~rehearsal/example@_global_"
 
 # Engines with models of their own.
 _APART = r"(reward\.)?reward_model|distillation"
-_IS_ON = re.compile(rf"\+*({_APART})\.enabled?=true", re.IGNORECASE)
+# Overrides, and what of them is not rehearsed.
+_NOT_REHEARSED = (
+    (
+        rf"\+*({_APART})\.enabled?=true",
+        "the reward model and the teachers of a distillation, which are engines with models of their own",
+    ),
+    (
+        r"\+*(model_engine|.+\.strategy)=(?!dp$|fsdp2?$).+",
+        "the trainer's engine, which needs GPUs; FSDP2 trains instead",
+    ),
+    (r"\+*data\.(image|video)_key=.+", "images and videos; the generated model reads text"),
+)
 # Sizes, machines and places of a real training, besides what the rehearsal group sets.
 _SIZES = re.compile(
     r"trainer\.(nnodes|n_gpus_per_node|total_training_steps|total_epochs|logger|default_\w+_dir|resume_\w+"
@@ -191,9 +202,13 @@ def without_sizes(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     return kept, replaced
 
 
-def leaves_engines_out(replaced: Sequence[str]) -> bool:
-    """Whether a reward model or a distillation's teachers were on and are not rehearsed."""
-    return any(map(_IS_ON.match, replaced))
+def not_rehearsed(overrides: Sequence[str]) -> list[str]:
+    """Return which parts of a training are left out of its rehearsal, and why."""
+    return [
+        part
+        for pattern, part in _NOT_REHEARSED
+        if any(re.match(pattern, override, re.IGNORECASE) for override in overrides)
+    ]
 
 
 def _quoted(path: Path) -> str:

@@ -38,7 +38,7 @@ from verl_profiler.cli.rehearsal_command import (
     NO_EXAMPLE,
     TRAINERS,
     build,
-    leaves_engines_out,
+    not_rehearsed,
     trainer_of,
     without_sizes,
 )
@@ -185,11 +185,8 @@ def _take_over(args: argparse.Namespace) -> None:
     args.overrides = [*config, NO_EXAMPLE, *kept]
     if replaced:
         print(visible(f"replaced by small ones, or absent here: {' '.join(replaced)}"))
-    if leaves_engines_out(replaced):
-        print(
-            "not rehearsed: the reward model and the teachers of a distillation, which are engines with "
-            "models of their own"
-        )
+    for part in not_rehearsed(command.overrides):
+        print(f"not rehearsed: {part}")
 
 
 def _what_failed(console: Path) -> str:
