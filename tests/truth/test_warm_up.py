@@ -108,7 +108,6 @@ def test_every_command_has_the_same_headline(name, capsys, tmp_path):
     assert figures["step_mean_s"] == pytest.approx(fmean(kept), abs=1e-3)
     assert figures["steps"] == len(lengths)
     assert [figures] == why["headline"]
-    assert [figures] == page["headline"]
     assert f"mean {seconds(figures['step_mean_s'])}" in page["sentences"][0]
     assert step["a"] == pytest.approx(figures["step_mean_s"])
     assert scalars["profile/step_mean_s"] == figures["step_mean_s"]
