@@ -116,7 +116,7 @@ def test_of_many_steps_neighbors_share_a_bar(tmp_path):
     assert [2.0] * 250 == [bar["high"] for bar in bars]
     assert (0.5, 6.5) == pytest.approx((bars[0]["from"], bars[0]["to"]))
     assert 250 == len([row for row in data_in(spec, "value") if "step" in row])
-    assert "time [s], mean of 6 steps each" in words(spec)
+    assert "time, mean of 6 steps each" in words(spec)
 
 
 def test_the_throughput_is_named_per_gpu_and_the_job_s_stands_beside_it(run):

@@ -57,7 +57,6 @@ __all__ = [
     "step_bars",
     "step_lines",
     "steps_axis",
-    "time_unit",
     "tint",
     "whole",
 ]
@@ -89,6 +88,12 @@ _TOUCHING = 60
 _MARKED = 30
 # Pixels between names, of few rows and of many.
 _ROW, _THIN_ROW, _MANY_ROWS = 21, 10, 30
+
+# The label of a time on an axis.
+_SECONDS = (
+    "abs(datum.value) < 0.1 && datum.value ? format(datum.value * 1000, '.6~g') + ' ms' "
+    ": format(datum.value, ',.6~g') + ' s'"
+)
 
 # Each panel has colors and a legend of its own.
 _APART = {"scale": {"color": "independent", "shape": "independent", "strokeDash": "independent"}}
@@ -267,7 +272,7 @@ def quantity(
     Args:
         field: Of the rows.
         title: Of the axis, with its unit; None for none.
-        form: A number format of d3: `%` for shares.
+        form: A number format of d3: `%` for shares; `s` for seconds, which are labeled with their unit.
         ends: Of the axis; None where the numbers end.
         log: A logarithmic axis.
         axis: More properties of the axis.
@@ -278,7 +283,9 @@ def quantity(
     if ends[1] is not None:
         # Sums of floats differ in their last digits.
         scale["domainMax"] = _value(ends[1])
-    if form:
+    if form == "s":
+        axis["labelExpr"] = _SECONDS
+    elif form:
         axis["format"] = ".3~%" if form == "%" else form
     return {
         "field": field,
@@ -337,13 +344,14 @@ def colored(field: str, colors: Mapping[str, str], *, legend: bool = True) -> Sp
 
 
 def ramp(field: str, title: str, top: float) -> Spec:
-    """Return a channel of shades from white, which is 0, to the darkest, which is `top`."""
+    """Return a channel of shades of seconds from white, which is 0, to the darkest, which is `top`."""
     return {
         "field": field,
         "type": "quantitative",
         "title": title,
         "scale": {"range": list(_WHITE_RAMP), "interpolate": "lab", "domain": [0, top]},
-        "legend": {"gradientLength": 200, "direction": "horizontal", "tickCount": 4},
+        "legend": {"gradientLength": 200, "direction": "horizontal", "tickCount": 4}
+        | {"labelExpr": _SECONDS},
     }
 
 
@@ -511,7 +519,6 @@ def step_lines(
     series: Iterable[Line],
     title: str,
     *,
-    factor: float = 1.0,
     form: str = "",
     legend: bool = True,
     ends: tuple[float | None, float | None] = (0, None),
@@ -526,7 +533,6 @@ def step_lines(
         steps: Those of the axis.
         series: What to draw; rows without a value are left out.
         title: Of the vertical axis, with its unit.
-        factor: What to multiply values with.
         form: Of the vertical axis.
         legend: The lines are named below.
         ends: Of the vertical axis.
@@ -547,7 +553,7 @@ def step_lines(
         among: dict[float, list[float]] = {}
         for row in own:
             if row[key] is not None and row["step"] in place:
-                among.setdefault(place[row["step"]], []).append(row[key] * factor)
+                among.setdefault(place[row["step"]], []).append(row[key])
         if not among:
             continue
         values = {at: statistics.fmean(found) for at, found in among.items()}
@@ -608,14 +614,6 @@ def fewer(rows: Rows, keys: Sequence[str], most: int = 400) -> tuple[Rows, int]:
     every = -(-len(changed) // most) or 1
     groups = [changed[place : place + every] for place in range(0, len(changed), every)]
     return [max(group, key=lambda row: row[keys[0]] or 0) for group in groups], every
-
-
-def time_unit(longest_s: float | None) -> tuple[float, str]:
-    """Return what to multiply seconds with, and the unit, for an axis up to `longest_s`."""
-    longest = longest_s or 0.0
-    if longest < 0.5:
-        return 1000.0, "ms"
-    return (1.0, "s") if longest < 3600 else (1 / 60, "min")
 
 
 def size_unit(most_bytes: float | None) -> tuple[float, str]:

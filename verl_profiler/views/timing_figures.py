@@ -25,7 +25,6 @@ from verl_profiler.render.charts import (
     step_bars,
     step_lines,
     steps_axis,
-    time_unit,
 )
 from verl_profiler.render.colors import INK, PHASE_COLORS, color, is_known
 from verl_profiler.render.text import without
@@ -99,33 +98,27 @@ def _breakdown(data: DataTables, label: str) -> Spec:
         )
     if any(row["overlap_s"] for row in steps):
         notes.append("In some steps the timers together are longer than the step: they overlap.")
-    longest = max(
-        [row["accounted_s"] + row["outside_s"] for row in steps]
-        + [row["step_s"] for row in totals],
-        default=0,
-    )
-    factor, unit = time_unit(longest)
     series: list[Series] = [
-        (named.format(name), [values.get(step, 0.0) * factor for step in numbers], color(name))
+        (named.format(name), [values.get(step, 0.0) for step in numbers], color(name))
         for named, timers in (("{}", inside), (_OUTSIDE, outside))
         for name, values in _ordered(timers)
     ]
     pale = [_OUTSIDE.format(name) for name in outside]
-    bars = step_bars(numbers, series, f"time [{unit}]", pale=pale)
+    bars = step_bars(numbers, series, "time", pale=pale, form="s")
     return _chart(
         _breakdown_title(phases, steps),
         label,
         steps,
-        [panel(bars, _step_times(totals, factor, steps, bars[0]), _marked(steps), height=380)],
+        [panel(bars, _step_times(totals, steps, bars[0]), _marked(steps), height=380)],
         [*notes, *["Lines: the time of the step (timing_s/step)."] * bool(totals)],
     )
 
 
-def _step_times(rows: Rows, factor: float, steps: Rows, bars: Spec) -> list[Spec]:
+def _step_times(rows: Rows, steps: Rows, bars: Spec) -> list[Spec]:
     """Draw how long each step took on the axis of the bars, as a broken line."""
     if not rows:
         return []
-    (line,) = step_lines(_numbers(steps), [("", rows, "step_s", INK)], "", factor=factor)
+    (line,) = step_lines(_numbers(steps), [("", rows, "step_s", INK)], "")
     del line["encoding"]["color"]
     line["mark"] = {"type": "line", "strokeDash": [4, 2], "color": INK}
     line["encoding"]["y"] = bars["encoding"]["y"] | {"field": "value"}
@@ -176,15 +169,14 @@ def _throughput(data: DataTables, label: str) -> Spec:
     axis = "perf/throughput [tokens/s per GPU]"
     if gpus:
         more = f", {' and '.join(map(str, sorted(gpus)))} GPU{'s' if gpus != {1} else ''}"
-    factor, unit = time_unit(max(times.values(), default=0))
     panels: list[Spec] = []
-    for values, words, code, named, scale in (
-        (each, _count, PHASE_COLORS["gen"], axis, 1.0),
-        (times, seconds, INK, f"perf/time_per_step [{unit}]", factor),
+    for values, words, code, named, form in (
+        (each, _count, PHASE_COLORS["gen"], axis, ""),
+        (times, seconds, INK, "perf/time_per_step", "s"),
     ):
         if values:
             line: Line = (_middles(values, words), _rows(values), "value", code)
-            drawn = step_lines(_numbers(steps), [line], named, factor=scale)
+            drawn = step_lines(_numbers(steps), [line], named, form=form)
             panels.append(panel(drawn, [] if panels else _marked(steps), height=200))
     return _chart(title, label, steps, panels, [], more)
 
@@ -242,12 +234,11 @@ def _times(
     style: Callable[[str], list[int]] = lambda _: [1, 0],
 ) -> Spec:
     """Draw a line per timer, with its mean and median in the legend."""
-    factor, unit = time_unit(max(max(values.values()) for values in series.values()))
     lines: list[Line] = []
     for name, values in series.items():
         words = f"{name}: {_middles(values, seconds)}"
         lines.append((words, _rows(values), "value", _timer_color(name), style(name)))
-    drawn = step_lines(_numbers(steps), lines, f"time [{unit}]", factor=factor)
+    drawn = step_lines(_numbers(steps), lines, "time", form="s")
     return _chart(title, label, steps, [panel(drawn, _marked(steps), height=340)], notes)
 
 

@@ -177,9 +177,9 @@ def of_run(data: DataTables, label: str) -> dict[str, Rows]:
     }
 
 
-def column(rows: Rows, name: str, factor: float = 1.0) -> list[float]:
+def column(rows: Rows, name: str) -> list[float]:
     """Return a column's numbers; None becomes 0, which draws nothing."""
-    return [(row[name] or 0) * factor for row in rows]
+    return [row[name] or 0 for row in rows]
 
 
 def known(rows: Rows, name: str) -> list[Any]:

@@ -15,11 +15,10 @@ from verl_profiler.render.charts import (
     name_bars,
     panel,
     step_bars,
-    time_unit,
 )
 from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
 from verl_profiler.units import seconds, share
-from verl_profiler.views.view import Asking, Choice, DataTables, NothingToDraw, View
+from verl_profiler.views.view import Asking, Choice, DataTables, NothingToDraw, View, column
 
 __all__ = ["VIEWS", "savings"]
 
@@ -40,13 +39,10 @@ def _path(data: DataTables, choice: Choice) -> Spec:
     small = [category for category in order if category not in shown]
     first, second = (*order[:2], order[0])[:2]
     lengths = {(row["step"], row["category"]): row["duration_s"] for row in rows}
-    wholes = {step: sum(lengths.get((step, category), 0.0) for category in order) for step in steps}
-    factor, unit = time_unit(max(wholes.values()))
 
     def spent(categories: Sequence[str]) -> list[float]:
         return [
-            factor * sum(lengths.get((step, category), 0.0) for category in categories)
-            for step in steps
+            sum(lengths.get((step, category), 0.0) for category in categories) for step in steps
         ]
 
     series: list[Series] = [
@@ -59,7 +55,7 @@ def _path(data: DataTables, choice: Choice) -> Spec:
         f"{share(sums[second] / total)} {second}; "
         f"{share(sums.get(UNEXPLAINED, 0.0) / total)} is unattributed",
         f"{choice.text()}: {len(steps)} steps, {seconds(total / len(steps))} on average",
-        panel(step_bars(steps, series, f"time [{unit}]"), height=300),
+        panel(step_bars(steps, series, "time", form="s"), height=300),
         notes=(
             "Every second of a step is attributed to one category: what the step waited for. "
             "Faint: the trainer's phases."
@@ -98,18 +94,16 @@ def savings(rows: Rows) -> list[Spec]:
         rows: With about, expected_s, low_s and high_s (None without an interval) and, if they are
             to have diamonds, saved_s; the first on top.
     """
-    columns = ("expected_s", "low_s", "high_s", "saved_s")
-    factor, unit = time_unit(max(abs(row.get(name) or 0) for row in rows for name in columns))
     bars = name_bars(
         [row["about"] for row in rows],
-        [("saved", [row["expected_s"] * factor for row in rows], ACCENT)],
-        f"saved per step [{unit}]",
+        [("saved", column(rows, "expected_s"), ACCENT)],
+        "saved per step",
+        form="s",
         legend=False,
     )
     x, y = bars[0]["encoding"]["x"], bars[0]["encoding"]["y"]
     scaled = [
-        {"at": at}
-        | {name: None if row.get(name) is None else row[name] * factor for name in columns}
+        {"at": at, **{name: row.get(name) for name in ("low_s", "high_s", "saved_s")}}
         for at, row in zip(y["scale"]["domain"], rows, strict=True)
     ]
     drawn = [*bars, layer([{"low": 0}], {"type": "rule", "color": MUTED}, x=x)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED, request_engine_time
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel, time_unit
+from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel
 from verl_profiler.render.colors import CALL_PART_COLORS
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.view import Choice, DataTables, View, column, known, request_names
@@ -30,7 +30,6 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
         part = worst["mostly"]
         title += f", {share(worst[f'{part}_s'] / worst['engine_s'])} of it {CALL_PARTS[part]}"
     parts = [part for part in CALL_PARTS if any(row[f"{part}_s"] for row in rows)]
-    factor, unit = time_unit(worst["engine_s"])
     texts = [
         ", ".join(
             [
@@ -44,13 +43,15 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
         for row in rows
     ]
     series: list[Series] = [
-        (part, column(rows, f"{part}_s", factor), CALL_PART_COLORS[part]) for part in parts
+        (part, column(rows, f"{part}_s"), CALL_PART_COLORS[part]) for part in parts
     ]
-    axis = f"time of generate calls [{unit}]"
+    bars = name_bars(
+        request_names(rows), series, "time of generate calls", texts=texts, form="s", room=1.5
+    )
     return chart(
         title,
         f"{choice.text()}: the {counted(len(rows), 'request')} with the longest generate calls",
-        panel(name_bars(request_names(rows), series, axis, texts=texts, room=1.5), height=0),
+        panel(bars, height=0),
         notes=[
             (
                 "At the bars: tokens generated, mean batch of the replica while they were decoded, calls "

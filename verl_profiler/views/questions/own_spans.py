@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.overview import own_spans
-from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
+from verl_profiler.render.charts import Spec, chart, name_bars, panel
 from verl_profiler.render.colors import ACCENT
 from verl_profiler.units import counted, quantile_texts, seconds
 from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, column
@@ -19,11 +19,11 @@ def _spans(data: DataTables, choice: Choice) -> Spec:
     about = f"{choice.text()}: {counted(sum(row['calls'] for row in every), 'call')}"
     if len(every) > len(rows):
         about += f"; the {len(rows)} spans with the most time of {len(every)}"
-    factor, unit = time_unit(max(row["total_s"] for row in rows))
     bars = name_bars(
         [row["event"] for row in rows],
-        [("all calls", column(rows, "total_s", factor), ACCENT)],
-        f"time of all calls together [{unit}]",
+        [("all calls", column(rows, "total_s"), ACCENT)],
+        "time of all calls together",
+        form="s",
         texts=[
             f"{counted(row['calls'], 'call')}, P50 {quantile_texts(row, 'p50', 'max')[0]}, "
             f"max {seconds(row['max_s'])}"

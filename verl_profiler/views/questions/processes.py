@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.event_loop import loop_suspects
-from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
+from verl_profiler.render.charts import Spec, chart, name_bars, panel
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.step_text import lag_weight
@@ -64,7 +64,6 @@ def _suspects(data: DataTables, choice: Choice) -> Spec:
         notes.append(
             f"Not drawn: {counted(sum(row['lags'] for row in early), 'stall')} before the first step."
         )
-    factor, unit = time_unit(max(each["total_s"] for each in held))
     bars = name_bars(
         [
             f"{name}: {during or 'no probed call'}"
@@ -73,11 +72,12 @@ def _suspects(data: DataTables, choice: Choice) -> Spec:
             for name, loop, during in shown
         ],
         [
-            (kind, [each["total_s"] * factor if each["kind"] == kind else 0 for each in held], hue)
+            (kind, [each["total_s"] if each["kind"] == kind else 0 for each in held], hue)
             for kind, hue in _KINDS.items()
             if any(each["kind"] == kind for each in held)
         ],
-        f"event-loop stalls [{unit}]",
+        "event-loop stalls",
+        form="s",
         texts=[
             f"{counted(each['lags'], 'stall')}, longest {seconds(each['max_s'])}" for each in held
         ],

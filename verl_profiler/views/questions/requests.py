@@ -21,7 +21,6 @@ from verl_profiler.render.charts import (
     quantity,
     short,
     step_lines,
-    time_unit,
     tint,
 )
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
@@ -83,10 +82,9 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
         notes.append(f"Too few requests in each step for {listed}: drawn of all steps only.")
     if several:
         notes.insert(0, "Line: all steps together. Shaded: from the fastest to the slowest step.")
-    factor, unit = time_unit(pooled[-1]["duration_s"])
-    x = quantity("duration_s", f"duration of a request [{unit}]")
+    x = quantity("duration_s", "duration of a request", form="s")
     y = quantity("share", "share of requests that took no longer", form="%", ends=(0, 1))
-    points = [{"duration_s": 0.0, "share": 0.0}, *_scaled(pooled, factor)]
+    points = [{"duration_s": 0.0, "share": 0.0}, *pooled]
     drawn = [
         layer(
             points,
@@ -96,10 +94,10 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
             y=y,
             color=INK,
         ),
-        _marks(sure, factor, x, y),
+        _marks(sure, x, y),
     ]
     if several:
-        band = _band([[row for row in curve if row["step"] == step] for step in steps], factor)
+        band = _band([[row for row in curve if row["step"] == step] for step in steps])
         low, high = {**x, "field": "low"}, {"field": "high"}
         area = {"type": "area", "orient": "horizontal", "opacity": 0.5}
         drawn.insert(0, layer(band, area, x=low, x2=high, y=y, color=tint(0.25)))
@@ -109,15 +107,11 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
     return chart(title, about, *panels, notes=notes)
 
 
-def _scaled(rows: Rows, factor: float) -> list[dict[str, Any]]:
-    return [{**row, "duration_s": row["duration_s"] * factor} for row in rows]
-
-
-def _marks(rows: Rows, factor: float, x: Spec, y: Spec) -> Spec:
+def _marks(rows: Rows, x: Spec, y: Spec) -> Spec:
     """Mark percentiles on the curve."""
     marked = [
         {
-            "duration_s": row["duration_s"] * factor,
+            "duration_s": row["duration_s"],
             "share": row["percentile"] / 100,
             "text": f"P{row['percentile']:g}  {seconds(row['duration_s'])}",
         }
@@ -127,7 +121,7 @@ def _marks(rows: Rows, factor: float, x: Spec, y: Spec) -> Spec:
     return layer(marked, mark, tip=("text",), x=x, y=y, color=ACCENT)
 
 
-def _band(curves: Sequence[Rows], factor: float) -> list[dict[str, float]]:
+def _band(curves: Sequence[Rows]) -> list[dict[str, float]]:
     """Return the fastest and the slowest step's duration at each share."""
     band: list[dict[str, float]] = []
     for place in range(1, _SHARES + 1):
@@ -135,13 +129,12 @@ def _band(curves: Sequence[Rows], factor: float) -> list[dict[str, float]]:
         reached = [
             next(r["duration_s"] for r in rows if r["share"] >= at - 1e-9) for rows in curves
         ]
-        band.append({"share": at, "low": min(reached) * factor, "high": max(reached) * factor})
+        band.append({"share": at, "low": min(reached), "high": max(reached)})
     return band
 
 
 def _percentile_lines(rows: Rows, steps: list[int]) -> Spec:
     listed = sorted({row["percentile"] for row in rows})
-    factor, unit = time_unit(max(row["duration_s"] for row in rows))
     lines = step_lines(
         steps,
         [
@@ -153,8 +146,8 @@ def _percentile_lines(rows: Rows, steps: list[int]) -> Spec:
             )
             for place, name in enumerate(listed)
         ],
-        f"duration of a request [{unit}]",
-        factor=factor,
+        "duration of a request",
+        form="s",
     )
     return panel(lines, title="percentiles of each step", height=200)
 
@@ -204,12 +197,12 @@ def _slowest(data: DataTables, choice: Choice) -> Spec:
             "queue, prefill, decode: as the engine reports them; outside: the rest of the generate "
             "call (transport, load balancing, waiting for the event loop)."
         )
-    factor, unit = time_unit(worst["duration_s"])
     bars = name_bars(
         request_names(rows),
-        [(part, column(rows, f"{part}_s", factor), PART_COLORS[part]) for part in parts],
-        f"time [{unit}]",
+        [(part, column(rows, f"{part}_s"), PART_COLORS[part]) for part in parts],
+        "time",
         texts=list(map(_bar_text, rows)),
+        form="s",
     )
     return chart(title, about, panel(bars, height=0), notes=notes)
 

@@ -12,7 +12,6 @@ from verl_profiler.render.charts import (
     panel,
     step_bars,
     step_lines,
-    time_unit,
     tint,
 )
 from verl_profiler.render.colors import ACCENT, PHASE_COLORS
@@ -46,8 +45,7 @@ def _tails(data: DataTables, choice: Choice) -> Spec:
     if few:
         notes.append(f"Too few requests in a rollout for the last {' and '.join(few)}.")
     steps = [row["step"] for row in rows]
-    factor, unit = time_unit(max(row["rollout_s"] for row in rows))
-    rests = [column(rows, key, factor) for key in ("rollout_s", *(f"tail{n}_s" for n in levels))]
+    rests = [column(rows, key) for key in ("rollout_s", *(f"tail{n}_s" for n in levels))]
     rests.append([0.0] * len(rows))
     names = [f"{low} to {high} %" for low, high in pairwise([0, *levels])]
     names.append(f"the last {100 - levels[-1]} %" if levels else "all requests")
@@ -69,7 +67,7 @@ def _tails(data: DataTables, choice: Choice) -> Spec:
         title or f"The rollouts took {seconds(total)}",
         about,
         panel(
-            step_bars(steps, series, f"time [{unit}]"),
+            step_bars(steps, series, "time", form="s"),
             title="time until these requests were done",
             height=220,
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
-from verl_profiler.render.charts import Spec, chart, name_bars, panel, step_bars, time_unit, tint
+from verl_profiler.render.charts import Spec, chart, name_bars, panel, step_bars, tint
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import seconds, share
 from verl_profiler.views.staleness_text import by_cause, by_group, makers
@@ -73,14 +73,14 @@ def _causes(data: DataTables, choice: Choice) -> Spec:
         part = share(most["behind"] / behind)
         title += f"; {part} of the versions behind: {most['cause'].replace('_', ' ')}"
     causes = [row["cause"].replace("_", " ") for row in rows]
-    factor, unit = time_unit(max(row["age_s"] for row in rows))
     of_versions = name_bars(
         causes, [("", column(rows, "behind"), ACCENT)], "versions behind, mean", legend=False
     )
     of_time = name_bars(
         causes,
-        [("", column(rows, "age_s", factor), MUTED)],
-        f"time per sample, mean [{unit}]",
+        [("", column(rows, "age_s"), MUTED)],
+        "time per sample, mean",
+        form="s",
         legend=False,
     )
     return chart(

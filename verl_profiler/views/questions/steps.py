@@ -14,7 +14,6 @@ from verl_profiler.render.charts import (
     chart,
     panel,
     step_bars,
-    time_unit,
 )
 from verl_profiler.render.colors import MUTED, PHASE_COLORS, color
 from verl_profiler.render.text import without
@@ -69,11 +68,10 @@ def _durations(data: DataTables, choice: Choice) -> Spec:
         )
     steps = [row["step"] for row in rows]
     heights = [sum(row[key] or 0 for _, key, _ in (*_INSIDE, *_BETWEEN)) for row in rows]
-    factor, unit = time_unit(max(heights))
 
     def shown(parts: Sequence[tuple[str, str, str]], sign: int) -> list[Series]:
         return [
-            (name, column(rows, key, sign * factor), code)
+            (name, [sign * value for value in column(rows, key)], code)
             for name, key, code in parts
             if sum(row[key] or 0 for row in rows) > 0.001 * sum(heights)
         ]
@@ -82,7 +80,8 @@ def _durations(data: DataTables, choice: Choice) -> Spec:
     bars = step_bars(
         steps,
         [*shown(_BETWEEN, -1), *shown(_INSIDE, 1)],
-        f"time [{unit}]",
+        "time",
+        form="s",
         pale=[name for name, _, _ in _BETWEEN],
     )
     title = _duration_title(rows, data["step_trend"], choice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
+from verl_profiler.render.charts import Spec, chart, name_bars, panel
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import seconds, share
 from verl_profiler.views.view import Choice, DataTables, View, column
@@ -68,11 +68,11 @@ def _stragglers(data: DataTables, choice: Choice) -> Spec:
     ):
         if not rows_of:
             continue
-        factor, unit = time_unit(max(row["per_step_s"] for row in rows_of))
         bars = name_bars(
             names,
-            [("caused wait time", column(rows_of, "per_step_s", factor), code)],
-            f"caused wait time per step [{unit}]",
+            [("caused wait time", column(rows_of, "per_step_s"), code)],
+            "caused wait time per step",
+            form="s",
             texts=[f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in rows_of],
             legend=False,
         )

@@ -11,7 +11,6 @@ from verl_profiler.render.charts import (
     panel,
     quantity,
     step_lines,
-    time_unit,
     tint,
 )
 from verl_profiler.render.colors import INK, PART_COLORS
@@ -36,11 +35,11 @@ def _tools(data: DataTables, choice: Choice) -> Spec:
     about = f"{choice.text()}: {calls:,} tool calls, {failed:,} failed"
     if len(every) > len(rows):
         about += f"; the {len(rows)} tools with the most time of {len(every)}"
-    factor, unit = time_unit(max(row["total_s"] for row in rows))
     bars = name_bars(
         [row["tool"] for row in rows],
-        [("", column(rows, "total_s", factor), PART_COLORS["tool"])],
-        f"time of all calls together [{unit}]",
+        [("", column(rows, "total_s"), PART_COLORS["tool"])],
+        "time of all calls together",
+        form="s",
         texts=[
             counted(row["calls"], "call")
             + (f", {share(row['failed_share'])} failed" if row["failed"] else "")
@@ -61,10 +60,8 @@ def _calls(rows: Rows, y: Spec) -> list[Spec]:
     slowest = max(row["max_s"] for row in rows)
     quickest = min((row["p50_s"] for row in rows if row["p50_s"]), default=0.0)
     wide = quickest > 0 and slowest / quickest > 50
-    factor, unit = time_unit(slowest)
-    title = f"time of one call [{unit}]" + (", logarithmic" if wide else "")
-    x = quantity("value", title, log=wide)
-    return spread_layers(rows, factor, x, y)
+    title = "time of one call" + (", logarithmic" if wide else "")
+    return spread_layers(rows, quantity("value", title, form="s", log=wide), y)
 
 
 _REWARD_COLORS = {
@@ -98,15 +95,14 @@ def _rewards(data: DataTables, choice: Choice) -> Spec:
         notes.append("Not drawn: P99, which needs 100 requests in a step.")
     panels: list[Spec] = []
     for key, name in timed:
-        factor, unit = time_unit(max(known(times, key), default=None))
         lines = step_lines(
             steps,
             [
                 (part, [row for row in times if row["part"] == part], key, _REWARD_COLORS[part])
                 for part in parts
             ],
-            f"time [{unit}]",
-            factor=factor,
+            "time",
+            form="s",
         )
         panels.append(panel(lines, title=name, height=150))
     if scores:

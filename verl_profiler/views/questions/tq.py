@@ -17,7 +17,6 @@ from verl_profiler.render.charts import (
     name_bars,
     panel,
     quantity,
-    time_unit,
 )
 from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS
 from verl_profiler.units import counted, rate, seconds, share, size
@@ -60,11 +59,11 @@ def _functions(data: DataTables, choice: Choice) -> Spec:
     if traced != calls:
         notes.append(f"{traced:,} calls were traced; the others are estimated from them.")
     names = [row["func"] for row in shown]
-    factor, unit = time_unit(max([*known(shown, "mean_s"), *_stage_sums(shown)], default=0))
     calls_of = name_bars(
         names,
-        [(s, column(shown, f"{s}_mean_s", factor), TQ_COLORS[s]) for s in TQ_STAGES],
-        f"mean time of a call [{unit}]",
+        [(s, column(shown, f"{s}_mean_s"), TQ_COLORS[s]) for s in TQ_STAGES],
+        "mean time of a call",
+        form="s",
         texts=[
             counted(row["calls"], "call")
             + (f", {row['failed']} failed" if row["failed"] else "")
@@ -85,10 +84,6 @@ def _functions(data: DataTables, choice: Choice) -> Spec:
         panel(calls_of, title=cut, height=0),
         notes=notes,
     )
-
-
-def _stage_sums(rows: Rows) -> list[float]:
-    return [sum(row[f"{stage}_mean_s"] or 0 for stage in TQ_STAGES) for row in rows]
 
 
 def _over_time(data: DataTables, choice: Choice) -> Spec:
@@ -115,13 +110,10 @@ def _over_time(data: DataTables, choice: Choice) -> Spec:
     for row in callers:
         key = row["role"], row["event"]
         sums[key] = sums.get(key, 0.0) + row["total_s"]
-    factor, unit = time_unit(rows[-1]["end_s"])
-    x = quantity(
-        "begin", f"time after the first call [{unit}]", ends=(0, rows[-1]["end_s"] * factor)
-    )
+    x = quantity("begin_s", "time after the first call", form="s", ends=(0, rows[-1]["end_s"]))
     panels = [
-        *([_rates(rows, factor, x)] if rated else []),
-        *([_load(loaded, factor, x)] if loaded else []),
+        *([_rates(rows, x)] if rated else []),
+        *([_load(loaded, x)] if loaded else []),
         *([_callers(callers, sums)] if sums else []),
     ]
     return chart(
@@ -141,7 +133,6 @@ def _callers(rows: Rows, sums: Mapping[tuple[str, str], float]) -> Spec:
     """Draw the time in calls by role and kind, longest first, with their number and bytes."""
     order = sorted(sums, key=lambda key: (-sums[key], key))
     shown = order[:_CALLERS]
-    factor, unit = time_unit(max(sums.values()))
     texts: list[str] = []
     for key in shown:
         mine = [row for row in rows if (row["role"], row["event"]) == key]
@@ -151,10 +142,11 @@ def _callers(rows: Rows, sums: Mapping[tuple[str, str], float]) -> Spec:
     bars = name_bars(
         [f"{event} of {role}" for role, event in shown],
         [
-            (kind, [sums[key] * factor if key[1] == kind else 0 for key in shown], code)
+            (kind, [sums[key] if key[1] == kind else 0 for key in shown], code)
             for kind, code in {event: _EVENT_COLORS.get(event, GRID) for _, event in shown}.items()
         ],
-        f"time of all callers together [{unit}]",
+        "time of all callers together",
+        form="s",
         texts=texts,
         legend=False,
         room=1.45,
@@ -163,7 +155,7 @@ def _callers(rows: Rows, sums: Mapping[tuple[str, str], float]) -> Spec:
     return panel(bars, title=f"time in calls{more}", height=0)
 
 
-def _rates(rows: Rows, factor: float, x: Spec) -> Spec:
+def _rates(rows: Rows, x: Spec) -> Spec:
     codes = {
         operation: TQ_COLORS[operation]
         for operation in ("get", "put")
@@ -174,7 +166,7 @@ def _rates(rows: Rows, factor: float, x: Spec) -> Spec:
     # A part without a call is a gap, not a slope.
     points = [
         {
-            "begin": (rows[0]["begin_s"] + (part - rows[0]["part"] + 0.5) * length_s) * factor,
+            "begin_s": rows[0]["begin_s"] + (part - rows[0]["part"] + 0.5) * length_s,
             "operation": operation,
             "rate": by_part.get(part, {}).get(f"{operation}_mib_per_s"),
         }
@@ -199,7 +191,7 @@ def _rates(rows: Rows, factor: float, x: Spec) -> Spec:
         layer(
             points,
             {"type": "line", "point": {"size": 22, "filled": True}},
-            tip=("begin", "operation", "rate"),
+            tip=("begin_s", "operation", "rate"),
             x=x,
             y=y,
             color=colored("operation", codes),
@@ -209,11 +201,11 @@ def _rates(rows: Rows, factor: float, x: Spec) -> Spec:
     )
 
 
-def _load(rows: Rows, factor: float, x: Spec) -> Spec:
+def _load(rows: Rows, x: Spec) -> Spec:
     drawn = [
         {
-            "begin": row["begin_s"] * factor,
-            "end": row["end_s"] * factor,
+            "begin_s": row["begin_s"],
+            "end_s": row["end_s"],
             "zero": 0,
             "share": row["overhead_share"],
             "level": "high" if row["overhead_share"] > HIGH_OVERHEAD else "not high",
@@ -227,9 +219,9 @@ def _load(rows: Rows, factor: float, x: Spec) -> Spec:
         layer(
             drawn,
             {"type": "rect", "stroke": "white", "strokeWidth": 0.4},
-            tip=("begin", "share"),
+            tip=("begin_s", "share"),
             x=x,
-            x2={"field": "end"},
+            x2={"field": "end_s"},
             y=y,
             y2={"field": "zero"},
             color=colored("level", levels, legend=False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
-from verl_profiler.render.charts import Spec, chart, panel, step_lines, time_unit
+from verl_profiler.render.charts import Spec, chart, panel, step_lines
 from verl_profiler.render.colors import color
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, known
@@ -21,22 +21,19 @@ def _efficiency(data: DataTables, choice: Choice) -> Spec:
     longest = max(phases, key=lambda phase: spent[phase])
     tokens = sum(row["tokens"] for row in rows if row["phase"] == longest)
     title = f"{longest} takes {seconds(spent[longest] / tokens * 1000)} per 1,000 tokens"
-    factor, unit = time_unit(max(known(rows, "s_per_1k_tokens"), default=None))
     shown = (
-        ("s_per_1k_tokens", f"time per 1,000 tokens [{unit}]", factor, ""),
-        ("mean_length", "tokens per sequence", 1.0, ""),
-        ("mfu", "MFU", 1.0, "%"),
+        ("s_per_1k_tokens", "time per 1,000 tokens", "s"),
+        ("mean_length", "tokens per sequence", ""),
+        ("mfu", "MFU", "%"),
     )
     panels: list[Spec] = []
-    for key, label, scale, form in shown:
+    for key, label, form in shown:
         lines = [
             (phase, [row for row in rows if row["phase"] == phase], key, color(phase))
             for phase in phases
         ]
         if known(rows, key):
-            panels.append(
-                panel(step_lines(steps, lines, label, factor=scale, form=form), height=150)
-            )
+            panels.append(panel(step_lines(steps, lines, label, form=form), height=150))
     return chart(
         title,
         f"{choice.text()}: {counted(len(steps), 'step')}",

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.transfers import weight_transfers
-from verl_profiler.render.charts import Spec, chart, name_bars, panel, time_unit
+from verl_profiler.render.charts import Spec, chart, name_bars, panel
 from verl_profiler.render.colors import PHASE_COLORS
 from verl_profiler.units import counted, seconds, size
 from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, known
@@ -41,14 +41,14 @@ def _weight_transfers(data: DataTables, choice: Choice) -> Spec:
     last = max(caused, key=lambda name: (caused[name], name))
     if caused[last] > 0:
         title += f"; the others wait {seconds(caused[last] / syncs)} for {last}"
-    factor, unit = time_unit(max(means.values()))
     bars = name_bars(
         [f"{name} {_WAYS[way][0]}" for name, way in shown],
         [
-            (way, [means[key] * factor if key[1] == way else 0 for key in shown], code)
+            (way, [means[key] if key[1] == way else 0 for key in shown], code)
             for way, (_, code) in _WAYS.items()
         ],
-        f"time per step [{unit}]",
+        "time per step",
+        form="s",
         texts=[_moved(groups[key]) for key in shown],
         legend=False,
         room=1.6,

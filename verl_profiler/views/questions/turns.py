@@ -16,7 +16,6 @@ from verl_profiler.render.charts import (
     panel,
     quantity,
     step_bars,
-    time_unit,
     tint,
 )
 from verl_profiler.render.colors import MUTED, PART_COLORS
@@ -45,24 +44,21 @@ def _turn_times(data: DataTables, choice: Choice) -> Spec:
         if any(row[f"{part}_s"] for row in rows)
     ]
     labels = [f"turn {row['turn']} ({row['turns']:,})" for row in rows]
-    factor, unit = time_unit(max(row["max_s"] for row in rows))
-    x = quantity("value", f"duration of a turn [{unit}]")
-    spread = spread_layers(rows, factor, x, names("at", labels))
+    x = quantity("value", "duration of a turn", form="s")
+    spread = spread_layers(rows, x, names("at", labels))
     panels = [panel(spread, title="how it is spread", height=0)]
     if parts:
-        factor, unit = time_unit(max(row["mean_s"] for row in rows))
-        series = [(part, column(rows, f"{part}_s", factor), PART_COLORS[part]) for part in parts]
-        bars = name_bars(labels, series, f"mean duration of a turn [{unit}]")
+        series = [(part, column(rows, f"{part}_s"), PART_COLORS[part]) for part in parts]
+        bars = name_bars(labels, series, "mean duration of a turn", form="s")
         panels.append(panel(bars, title="what it consists of", height=0))
     return chart(title, about, *panels)
 
 
-def spread_layers(rows: Rows, factor: float, x: Spec, y: Spec) -> list[Spec]:
+def spread_layers(rows: Rows, x: Spec, y: Spec) -> list[Spec]:
     """Draw percentiles on a line from the median to the longest.
 
     Args:
         rows: With `p50_s` to `max_s`; percentiles that no row has are not in the legend.
-        factor: What to multiply seconds with.
         x: The channel of the durations.
         y: Of a name per row.
     """
@@ -75,13 +71,13 @@ def spread_layers(rows: Rows, factor: float, x: Spec, y: Spec) -> list[Spec]:
     # A logarithmic axis has no zero.
     least = 0 if x["scale"].get("type") == "log" else -1
     marked = [
-        {"at": place, "of": name, "value": row[f"{name.lower()}_s"] * factor}
+        {"at": place, "of": name, "value": row[f"{name.lower()}_s"]}
         for row, place in zip(rows, places, strict=True)
         for name in codes
         if row[f"{name.lower()}_s"] is not None and row[f"{name.lower()}_s"] > least
     ]
     ranges = [
-        {"at": place, "value": row["p50_s"] * factor, "to": row["max_s"] * factor}
+        {"at": place, "value": row["p50_s"], "to": row["max_s"]}
         for row, place in zip(rows, places, strict=True)
         if row["p50_s"] is not None and row["p50_s"] > least
     ]
@@ -147,12 +143,12 @@ def _turns(data: DataTables, choice: Choice) -> Spec:
         number = sum(row["requests"] for row in timed)
         if number:
             means[turns] = sum(row["mean_s"] * row["requests"] for row in timed) / number
-    factor, unit = time_unit(max(means.values(), default=None))
     every = range(counts[0], counts[-1] + 1)
     timed = name_bars(
         [f"{turns} turn{'s' * (turns != 1)}" for turns in every],
-        [("mean", [means.get(turns, 0) * factor for turns in every], PART_COLORS["engine"])],
-        f"mean duration of such a request [{unit}]",
+        [("mean", [means.get(turns, 0) for turns in every], PART_COLORS["engine"])],
+        "mean duration of such a request",
+        form="s",
         legend=False,
     )
     return chart(

@@ -14,7 +14,6 @@ from verl_profiler.render.charts import (
     panel,
     ramp,
     steps_axis,
-    time_unit,
 )
 from verl_profiler.render.colors import GRID, color
 from verl_profiler.units import counted, seconds
@@ -83,21 +82,16 @@ def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Spec:
         times = {(row["name"], row["phase"]): row["duration_s"] for row in mine}
         waits = [sum(row["waited_s"] for row in mine if row["name"] == name) for name in processes]
         total = sum(times.values())
-        ends = [
-            wait + sum(times.get((name, phase), 0) for phase in phases)
-            for name, wait in zip(processes, waits, strict=True)
-        ]
-        factor, unit = time_unit(max(ends))
         series: list[Series] = [
-            (phase, [times.get((name, phase), 0) * factor for name in processes], color(phase))
+            (phase, [times.get((name, phase), 0) for name in processes], color(phase))
             for phase in phases
             if sum(times.get((name, phase), 0) for name in processes) > 0.001 * total
         ]
-        series.append((_WAITED, [wait * factor for wait in waits], GRID))
+        series.append((_WAITED, waits, GRID))
         texts = [
             f"waited {seconds(wait)}" if wait > 0.0005 else "waited for none" for wait in waits
         ]
-        bars = name_bars(processes, series, f"time [{unit}]", texts=texts, pale=[_WAITED])
+        bars = name_bars(processes, series, "time", texts=texts, pale=[_WAITED], form="s")
         panels.append(panel(bars, title=role, height=0))
     return chart(
         title,
@@ -152,12 +146,11 @@ def _heat(rows: Rows, role: str, phase: str) -> Spec:
     """
     steps = sorted({row["step"] for row in rows})
     most = max(row["waited_s"] for row in rows) or 0.001
-    factor, unit = time_unit(most)
     first: dict[int, float] = {}
     for row in rows:
         first[row["step"]] = max(first.get(row["step"], 0.0), row["waited_s"])
     sums: dict[str, float] = {}
-    later = {(r["name"], r["step"]): (first[r["step"]] - r["waited_s"]) * factor for r in rows}
+    later = {(r["name"], r["step"]): first[r["step"]] - r["waited_s"] for r in rows}
     for (name, _), by in later.items():
         sums[name] = sums.get(name, 0.0) + by
     processes = sorted(sums, key=lambda name: (-sums[name], _by_number(name)))[:_ROWS]
@@ -183,7 +176,7 @@ def _heat(rows: Rows, role: str, phase: str) -> Spec:
         x=steps_axis(steps, "from"),
         x2={"field": "to"},
         y=names("process", processes),
-        color=ramp("later", f"later by [{unit}]", most * factor),
+        color=ramp("later", "later by", most),
     )
     title = f"{phase} of {role}: how much later than the first to finish{cut}"
     return {**panel(map_, title=title, height=0), "view": {"fill": GRID, "stroke": None}}
