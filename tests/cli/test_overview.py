@@ -12,6 +12,7 @@ from event_files import ended, write_lines
 
 from verl_profiler.cli import main
 from verl_profiler.views.overview_text import TABLES, overview_text
+from verl_profiler.views.step_text import of_which
 
 STEPS = 100
 NAMES = ("rehearsal_run", "vllm_colocate_async_run")
@@ -224,3 +225,16 @@ def test_a_terminal_gets_colors_and_a_pipe_none(monkeypatch, capsys):
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[" not in on_a_terminal()
     assert "\x1b[" not in printed(capsys, "summary", SMALL)
+
+
+@pytest.mark.parametrize(
+    ("spent", "text"),
+    [
+        # A tool call of 981 ms is the longest call, and not what the request consists of.
+        ({"tool_s": 0.981, "reward_s": 10.3}, ", 10.3 s of it in its reward"),
+        ({"tool_s": 9.0, "engine_s": 0.9}, ", 981 ms of it in tool search (turn 1)"),
+    ],
+)
+def test_the_slowest_request_is_described_by_its_largest_part(spent, text):
+    """The longest single call is named where it is of that part."""
+    assert text == of_which({"longest": "search", "longest_turn": 1, "longest_s": 0.981, **spent})

@@ -45,7 +45,7 @@ def test_the_selection_narrows_the_table(capsys):
 
 
 def test_one_request_is_shown_by_the_beginning_of_its_id(capsys):
-    """Every turn and call of it, each with its bar, and the engine's side."""
+    """Every turn and call of it, each with its begin and duration, and the engine's side."""
     request = listed(capsys, REHEARSED, "--slowest", 1)["requests"][0]
 
     assert 0 == run(REHEARSED, "--request", request["request_id"][:10], "--width", 120)
@@ -53,8 +53,8 @@ def test_one_request_is_shown_by_the_beginning_of_its_id(capsys):
 
     lines = printed.splitlines()
     assert lines[0].startswith(f"request {request['request_id']}: {request['name']}, step ")
-    assert request["turns"] == sum(line.startswith("  turn ") for line in lines)
-    for word in ("engine_request", "queue", "prefill", "decode", "tool_call", "reward", "█"):
+    assert request["turns"] == sum(line.startswith("    turn ") for line in lines)
+    for word in ("engine_request", "queue", "prefill", "decode", "tool_call", "reward"):
         assert word in printed
     assert max(map(len, lines)) <= 120
 

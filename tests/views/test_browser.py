@@ -316,7 +316,7 @@ def test_runs_with_little_in_them_draw_too(browser, tmp_path, events):
     shown = browser.evaluate("document.body.innerText")
 
     assert 0 == empty
-    assert "No tool calls were recorded." in shown
+    assert "no tool call was recorded there." in shown
     assert not {"undefined", "NaN", "[object"} & set(shown.split())
     assert quiet(browser, out)
 

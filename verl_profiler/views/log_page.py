@@ -64,6 +64,7 @@ def log_document(
         "columns": {"steps": [], "requests": []},
         "detailed": [],
         "computing": [],
+        "notes": {"engine": []},
         "timelines": {
             "requests": {**empty, "spans": [], "calls": []},
             "scenes": [],

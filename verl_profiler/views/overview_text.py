@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from verl_profiler.analysis.selection import NOTHING, LeftOut, steady
 from verl_profiler.render.text import align, clipped
 from verl_profiler.render.visible import visible
-from verl_profiler.units import quantile_texts, seconds, share
+from verl_profiler.units import counted, quantile_texts, seconds, share
 from verl_profiler.views.findings import short_findings
 from verl_profiler.views.ledger_text import ledger_lines
 from verl_profiler.views.step_text import of_which
@@ -233,7 +233,9 @@ def _headline(run: str, found: Mapping[str, Rows], left_out: LeftOut) -> str:
     lengths = [row["duration_s"] for row in finished]
     if not lengths:
         seen = max((row["seen_s"] or 0 for row in found["step_times"]), default=0)
-        return f"{run}: no finished steps; {seconds(seen)} were recorded"
+        requests = sum(row["requests"] or 0 for row in found["step_times"])
+        text = f"{run}: no finished steps; {seconds(seen)} were recorded"
+        return f"{text}, with {counted(requests, 'request')}" if requests else text
     text = f"{run}: {len(lengths):,} step{'s' * (len(lengths) > 1)}, {seconds(sum(lengths))}"
     if len(lengths) > 1:
         kept = steady(finished, left_out)

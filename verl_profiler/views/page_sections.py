@@ -90,8 +90,8 @@ TABLES: dict[str, dict[str, str]] = {
     "launch": {"processes": "Processes"},
     "cost": {"profiler_cost": "Profiler cost"},
 }
-# What was not recorded, where the reason belongs to another section.
-_NOTES = {"engine": "rollout", "ranks": "workers", "memory": "weights", "memory_saver": "weights"}
+# The sections of notes that have another name.
+_NOTES = {"engine": "rollout", "memory_saver": "weights"}
 
 
 def _sections() -> dict[str, Section]:
@@ -164,7 +164,9 @@ def page_sections(
             "questions": [VIEWS[name].question for name in of[section.name]],
             "views": shows[section.name],
             "answers": of[section.name],
-            "notes": _notes(section.name, of[section.name], views, notes),
+            "notes": _notes(
+                section.name, (*of[section.name], *TABLES.get(section.name, ())), views, notes
+            ),
         }
         for section in there
     ]
@@ -176,9 +178,12 @@ def _notes(
     views: Mapping[str, Mapping[str, Any]],
     notes: Mapping[str, list[str]],
 ) -> list[str]:
-    """Return what was not recorded; where nothing is known of that, why views have no chart."""
+    """Return what is to be known of a section, and why views of it have nothing to show."""
     found = [
         text for key, texts in notes.items() if section in (key, _NOTES.get(key)) for text in texts
     ]
-    absent = [views[name]["missing"] for name in own if not views[name]["table"]["rows"]]
-    return found or list(dict.fromkeys(text for texts in absent for text in texts))
+    empty = [name for name in own if not views[name]["table"]["rows"]]
+    reasons = [text for name in empty for text in views[name]["missing"]]
+    if own and len(empty) == len(own) and not reasons:
+        reasons = ["Nothing of this was recorded."]
+    return [*found, *dict.fromkeys(reasons)]

@@ -1,4 +1,4 @@
-"""Requests as text for a terminal: a table of many, and one as a timeline."""
+"""Requests as text for a terminal: a table of many, and one with its events."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.reading.tables.tables import REQUEST_PARTS
-from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds
 from verl_profiler.views.text_tables import bar_table, facts, fitting_table
+from verl_profiler.views.timeline_lanes import depth
 
 __all__ = ["request_lines", "request_table"]
 
@@ -18,27 +18,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 _PARTS = (*REQUEST_PARTS, "other")
 _STAGES = ("queue", "prefill", "decode")
-# Columns of what is noted beside a bar.
-_NOTE = 34
-
-# How deep an event lies, which is also the order of events that start at the same time.
-_INSIDE = {
-    "request": 0,
-    "agent_loop": 1,
-    "prompt_build": 2,
-    "turn": 2,
-    "engine_call": 3,
-    "token_merge": 3,
-    "tool_parsing": 3,
-    "tool_execution": 3,
-    "postprocess": 1,
-    "reward": 2,
-    "tq_put": 2,
-    "tq_get": 2,
-    "tq_meta": 2,
-    "tq_clear": 2,
-}
-_ELSEWHERE = 4
+_EVENTS = (
+    *("event", "begin_s", "duration_s", "what", "tokens", "queue_s", "prefill_s", "decode_s"),
+    *("status", "error"),
+)
 
 
 def request_table(
@@ -78,22 +61,20 @@ def request_table(
         )
     if any(row["queue_s"] is not None for row in rows):
         notes.append("queue, prefill and decode are components of engine.")
-    if left_out:
-        notes.append(f"Left out to fit {width} columns: {', '.join(left_out)} (--width, --json).")
     notes.append("--request ID shows one in detail.")
     wrapped = textwrap.wrap(" ".join(notes), width or 10_000)
-    return "\n".join([about + ".", "", table, "", *wrapped])
+    return "\n".join([about + ".", "", table, "", *wrapped]) + _left_out(left_out, width)
 
 
 def request_lines(request: Mapping[str, Any], timeline: Rows, *, width: int = 110) -> str:
-    """Return one request: its attributes, its components, and a bar for each event.
+    """Return one request: its attributes, its components, and its events.
 
     Args:
         request: A row of `request_breakdown`.
         timeline: The rows of `request_timeline` of the same request.
         width: Columns of the terminal.
     """
-    blocks = [_about(request), _parts(request), _bars(request, timeline, width)]
+    blocks = [_about(request), _parts(request), _events(timeline, width)]
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -138,52 +119,26 @@ def _parts(request: Mapping[str, Any]) -> str:
     return bar_table("components" + f" ({more})" * bool(more), parts, whole or 1.0)
 
 
-def _bars(request: Mapping[str, Any], timeline: Rows, width: int) -> str:
-    whole = request["duration_s"] or request["seen_s"] or 0
-    rows = sorted(
-        (row for row in timeline if row["event"] != "request"),
-        key=lambda row: (row["begin_s"], _INSIDE.get(row["event"], _ELSEWHERE), -row["duration_s"]),
-    )
-    if not rows or not whole:
-        return ""
-    lines: list[tuple[str, float, float, str]] = []
-    for row in rows:
-        name = "  " * max(_INSIDE.get(row["event"], _ELSEWHERE) - 1, 0) + row["event"]
-        if row["event"] == "turn" and row["turn"] is not None:
-            name += f" {row['turn']}"
-        lines.append((name, row["begin_s"], row["duration_s"], _note(row)))
-        begin = row["begin_s"]
-        for stage in _STAGES:
-            length = row[f"{stage}_s"] if row["event"] == "engine_request" else None
-            if length is not None:
-                lines.append((f"        {stage}", begin, length, ""))
-                begin += length
-    texts = [[name, seconds(begin), seconds(length)] for name, begin, length, _ in lines]
-    used = sum(max(len(line[at]) for line in texts) for at in range(3))
-    room = max(width - used - min(max(len(line[3]) for line in lines), _NOTE) - 9, 16)
-    shown = [
-        [
-            *text,
-            _bar(begin / whole, length / whole, room),
-            textwrap.shorten(note, _NOTE, placeholder="…"),
-        ]
-        for text, (_, begin, length, note) in zip(texts, lines, strict=True)
+def _events(timeline: Rows, width: int | None) -> str:
+    """Return each event below the one that contains it."""
+    rows = [
+        {
+            **row,
+            "event": "  " * max(depth(row["event"]) - 1, 0)
+            + row["event"]
+            + (f" {row['turn']}" if row["event"] == "turn" and row["turn"] is not None else ""),
+            "what": row["name"] if row["event"] == "engine_request" else row["what"],
+        }
+        for row in sorted(
+            timeline, key=lambda row: (row["begin_s"], depth(row["event"]), -row["duration_s"])
+        )
+        if row["event"] != "request"
     ]
-    head = ["", "begins", "takes", "0 s".ljust(room - len(seconds(whole))) + seconds(whole), ""]
-    return align([head, *shown], left=(0, 3, 4), indent="")
+    table, left_out = fitting_table(rows, _EVENTS, "request_timeline", width)
+    return table + _left_out(left_out, width)
 
 
-def _note(row: Mapping[str, Any]) -> str:
-    what = row["name"] if row["event"] == "engine_request" else row["what"]
-    notes = [str(what)] if what else []
-    if row["event"] in ("engine_call", "engine_request") and row["tokens"] is not None:
-        notes.append(f"{row['tokens']:,} tokens")
-    if row["status"] is not None:
-        notes.append(" ".join(str(each) for each in (row["status"], row["error"]) if each))
-    return ", ".join(notes)
-
-
-def _bar(begin: float, length: float, room: int) -> str:
-    """Draw a part of 0 to 1; shorter than half a column is a thin line."""
-    first = min(int(min(max(begin, 0.0), 1.0) * room), room - 1)
-    return (" " * first + ("█" * round(length * room) or "▏"))[:room]
+def _left_out(columns: Sequence[str], width: int | None) -> str:
+    """Name the columns that a table left out; empty without any."""
+    named = f"Left out to fit {width} columns: {', '.join(columns)} (--width, --json)."
+    return "\n" + "\n".join(textwrap.wrap(named, width or 10_000)) if columns else ""

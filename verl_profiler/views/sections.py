@@ -31,7 +31,7 @@ from verl_profiler.analysis.time_tree import time_tree, whole_time_tree
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.analysis.transfers import transfer_totals
 from verl_profiler.analysis.workers import rank_balance
-from verl_profiler.events.vocabulary import COMPUTING_ROLES, FAMILIES
+from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
@@ -42,8 +42,9 @@ from verl_profiler.views.about_run import (
     recorded_events,
 )
 from verl_profiler.views.columns import page_view, shown_columns
-from verl_profiler.views.conclusions import conclusions, notes
+from verl_profiler.views.conclusions import engine_notes, families_off
 from verl_profiler.views.mean_step import mean_step
+from verl_profiler.views.overview_text import head_text
 from verl_profiler.views.page_sections import TABLES, page_sections
 from verl_profiler.views.page_views import page_views
 from verl_profiler.views.step_rows import step_rows
@@ -137,14 +138,18 @@ def document(
     )
     validations = _placed(validation_times(tables, steps), places, every, _ROWS)
     data["validation_times"] = frame(validations, drop=("run", "step"))
-    data["notes"] = notes(found, recorded, event_settings(run), FAMILIES)
-    data["notes"]["memory_saver"] = [
-        f"{row['message']} {row['advice']}".strip()
-        for row in memory_findings(tables, steps, launches=run.launches)
-    ]
-    data["notes"].setdefault("transfers", []).extend(
-        short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
-    )
+    settings = event_settings(run)
+    data["about"]["notes"] += families_off(settings)
+    data["notes"] = {
+        "engine": engine_notes(found, recorded, settings),
+        "memory_saver": [
+            f"{row['message']} {row['advice']}".strip()
+            for row in memory_findings(tables, steps, launches=run.launches)
+        ],
+        "transfers": [
+            short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
+        ],
+    }
     known = found | {name: rows for name, rows in whys.items() if name not in _STEADY}
     views = page_views(run, steps, lambda rows: _placed(rows, places, detailed, _VIEW_ROWS), known)
     views |= {
@@ -159,7 +164,7 @@ def document(
         "steps": shown_columns(_STEP_COLUMNS, *_STEP_TABLES),
         "requests": shown_columns(_REQUEST_COLUMNS, "request_breakdown"),
     }
-    data["sentences"] = conclusions(found, listed, warm_up, several=several)
+    data["sentences"] = head_text({"step_times": listed}, run.labels, warm_up).split("\n")
     return data
 
 

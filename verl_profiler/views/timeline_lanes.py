@@ -14,7 +14,7 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.colors import color
 from verl_profiler.render.frames import short_text
 
-__all__ = ["UNIT_US", "Names", "add_lanes"]
+__all__ = ["UNIT_US", "Names", "add_lanes", "depth"]
 
 UNIT_US = 10
 _PROCESSES = 16
@@ -113,17 +113,17 @@ def _span_lanes(tables: Tables, names: Names, source: str) -> dict[int, list[dic
         for lane in those.values():
             # Of two spans of the same length, the outer one comes first.
             spans: list[list[int]] = lane["spans"]
-            spans.sort(key=lambda span: (span[1], -span[2], _depth(names.listed[span[0]][0])))
+            spans.sort(key=lambda span: (span[1], -span[2], depth(names.listed[span[0]][0])))
     return {
         scene: _some_lanes(list(those.values()), {name: totals[scene, name] for name in those})
         for scene, those in lanes.items()
     }
 
 
-def _depth(event: str) -> int:
+def depth(event: str) -> int:
     """Count the events that contain this one."""
     known = EVENTS.get(event)
-    return 0 if known is None or known.parent is None else 1 + _depth(known.parent)
+    return 0 if known is None or known.parent is None else 1 + depth(known.parent)
 
 
 def _some_lanes(lanes: list[dict[str, Any]], totals: Mapping[str, int]) -> list[dict[str, Any]]:

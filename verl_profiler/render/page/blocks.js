@@ -1,6 +1,6 @@
 // What the sections are made of besides tables and charts: headings, sentences, notes.
 
-import {ALL, DATA, shown, shownName, shownStep, steps} from './data.js';
+import {ALL, DATA, shown, shownStep, steps} from './data.js';
 import {element} from './dom.js';
 import {number} from './format.js';
 
@@ -17,22 +17,6 @@ export function note(text) {
 /** @param {string} text */
 export function heading(text) {
   return element('h3', {}, text);
-}
-
-/** @param {string} name */
-export function notesOf(name) {
-  return (DATA.notes[name] || []).map(note);
-}
-
-/**
- * For a section with nothing in it: why nothing was recorded, or that this step has none.
- * @param {string} name
- * @param {boolean} ever Whether another step has some.
- * @param {string} what
- */
-export function nothing(name, ever, what) {
-  if (DATA.notes[name]) return DATA.notes[name].map(about);
-  return [about(`No ${what}${ever ? ` in ${shownName()}` : ' were recorded'}.`), ...notKept()];
 }
 
 const detailed = new Set(DATA.detailed);

@@ -29,7 +29,7 @@ export function requestPanel(request) {
   const id = element('bdi', {}, clean(request.request_id ?? '(no request id)'));
   const time = request.duration_s === null ? 'did not end' : seconds(request.duration_s);
   const timed = calls.some((call) => ENGINE_PARTS.some((key) => call[key] !== null));
-  const untimed = (DATA.notes.engine || ['Queue, prefill and decode times are unknown.'])[0];
+  const untimed = DATA.notes.engine[0] ?? 'Queue, prefill and decode times are unknown.';
   return element(
     'div',
     {class: 'panel', id: 'panel'},

@@ -1,6 +1,6 @@
 // Requests: what they spend their time on, the timeline, the search, one of them in detail.
 
-import {about, heading, nothing} from './blocks.js';
+import {about, heading} from './blocks.js';
 import {legend} from './charts.js';
 import {ALL, colorOf, requests, shown, shownStep, steps, timelines} from './data.js';
 import {byId, element, find, scrollTo} from './dom.js';
@@ -20,7 +20,7 @@ let picked = null;
 
 /** @param {(step: number, keepScene: boolean) => void} choose */
 export function requestsSection(choose) {
-  if (!requests.length && !scenes.length) return nothing('requests', false, 'requests');
+  if (!requests.length && !scenes.length) return [about('No requests were recorded.')];
   /** @type {HTMLSelectElement} */
   const select = element(
     'select',

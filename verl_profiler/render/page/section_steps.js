@@ -1,6 +1,6 @@
 // The steps.
 
-import {about, note, notesOf, nothing} from './blocks.js';
+import {about, note} from './blocks.js';
 import {DATA, shown, steps, trained} from './data.js';
 import {seconds} from './format.js';
 import {icicle} from './icicle.js';
@@ -8,12 +8,11 @@ import {columnsOf, table} from './table.js';
 
 /** @param {(step: number) => void} choose */
 export function stepsSection(choose) {
-  if (!trained.length) return nothing('steps', false, 'steps');
+  if (!trained.length) return [about('No steps were recorded.')];
   const start = steps.find((step) => step.step === 0 && !step.finished);
   const validation = start?.validation_requests ? ' and validation' : '';
   return [
     about('Select a step, here or in a chart, to show it in the timeline and in all tables.'),
-    ...notesOf('steps'),
     ...icicle(),
     table({
       caption: 'Steps',

@@ -14,7 +14,6 @@ from verl_profiler.views.view import (
     Asking,
     Choice,
     DataTables,
-    NothingToDraw,
     Section,
     View,
 )
@@ -46,26 +45,14 @@ def _cycle(data: DataTables, choice: Choice) -> Spec:
 
 
 def _replays(data: DataTables, choice: Choice) -> Spec:
-    (unchanged,) = (row for row in data["asynchronous_what_if"] if row["what"] == UNCHANGED)
-    if unchanged["refused"] is not None:
-        raise NothingToDraw(f"{choice.text()}: {unchanged['refused']}.")
-    replays = sorted(
-        (row for row in data["asynchronous_what_if"] if row["what"] != UNCHANGED),
-        key=lambda row: -row["expected_s"],
-    )
-    best = replays[0]
-    return chart(
-        f"{best['about'][0].upper()}{best['about'][1:]}: {seconds(best['expected_s'])} per step "
-        f"({share(best['share'])})",
-        f"{choice.text()}: {counted(unchanged['steps'], 'step')} replayed, "
-        f"{seconds(unchanged['step_s'])} on average; replay error "
-        f"{share(abs(unchanged['residual_share']))}",
-        panel(savings(replays), height=0),
-        notes=(
-            "Bars: mean saving per step. Lines: 90 % interval.",
-            "The first step is left out as warm-up if two others remain. Gains are not additive.",
-            *as_decoding(unchanged["undivided_share"]),
-        ),
+    rows = data["asynchronous_what_if"]
+    return savings(
+        rows,
+        choice,
+        "",
+        "Bars: mean saving per step. Lines: 90 % interval.",
+        "The first step is left out as warm-up if two others remain. Gains are not additive.",
+        *as_decoding(next(row["undivided_share"] for row in rows if row["what"] == UNCHANGED)),
     )
 
 

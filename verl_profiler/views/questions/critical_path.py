@@ -17,7 +17,7 @@ from verl_profiler.render.charts import (
     step_bars,
 )
 from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
-from verl_profiler.units import seconds, share
+from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.view import Asking, Choice, DataTables, NothingToDraw, View, column
 
 __all__ = ["VIEWS", "savings"]
@@ -64,30 +64,50 @@ def _path(data: DataTables, choice: Choice) -> Spec:
 
 
 def _what_if(data: DataTables, choice: Choice) -> Spec:
+    return savings(
+        data["what_if"],
+        choice,
+        " (median)",
+        "Bars: mean saving per step. Lines: 90 % interval, from three steps on; the first step "
+        "is left out as warm-up if two others remain; for loads not observed, the interval "
+        "reaches from saturated replicas to calls that do not slow each other down. Diamonds: "
+        "saving in these steps, where the trainer polls. Gains are not additive.",
+    )
+
+
+def savings(rows: Rows, choice: Choice, of_steps: str, *notes: str) -> Spec:
+    """Draw what changes would save, the largest saving on top.
+
+    Args:
+        rows: Replays of one run, one of them unchanged.
+        choice: What was asked for.
+        of_steps: What the replay error is of the steps' own.
+        notes: Below the chart.
+
+    Raises:
+        NothingToDraw: No change could be replayed.
+    """
+    (unchanged,) = (row for row in rows if row["what"] == UNCHANGED)
     replays = sorted(
-        (row for row in data["what_if"] if row["expected_s"] is not None),
+        (row for row in rows if row["what"] != UNCHANGED and row["expected_s"] is not None),
         key=lambda row: -row["expected_s"],
     )
     if not replays:
-        raise NothingToDraw(f"{choice.text()}: no change could be replayed there.")
-    (unchanged,) = (row for row in data["what_if"] if row["what"] == UNCHANGED)
+        reason = unchanged.get("refused") or "no change could be replayed there"
+        raise NothingToDraw(f"{choice.text()}: {reason}.")
     best = replays[0]
     return chart(
         f"{best['about'][0].upper()}{best['about'][1:]}: {seconds(best['expected_s'])} per step "
         f"({share(best['share'])})",
-        f"{choice.text()}: {unchanged['steps']} steps replayed, {seconds(unchanged['step_s'])} on "
-        f"average; replay error {share(unchanged['residual_share'])} (median)",
-        panel(savings(replays), height=0),
-        notes=(
-            "Bars: mean saving per step. Lines: 90 % interval, from three steps on; the first step "
-            "is left out as warm-up if two others remain; for loads not observed, the interval "
-            "reaches from saturated replicas to calls that do not slow each other down. Diamonds: "
-            "saving in these steps, where the trainer polls. Gains are not additive."
-        ),
+        f"{choice.text()}: {counted(unchanged['steps'], 'step')} replayed, "
+        f"{seconds(unchanged['step_s'])} on average; replay error "
+        f"{share(abs(unchanged['residual_share']))}{of_steps}",
+        panel(_savings(replays), height=0),
+        notes=notes,
     )
 
 
-def savings(rows: Rows) -> list[Spec]:
+def _savings(rows: Rows) -> list[Spec]:
     """Draw a bar per change, its interval, and a diamond for the saving in the replayed steps.
 
     Args:
