@@ -56,7 +56,7 @@ def activate(role: str | None = None) -> bool:
             identity = Identity(role, None)
             recorder.start(config, lambda: identity, _describe)
             # A main module that imports actor classes takes them to all processes (verl.experimental).
-            _place_probes(config.events.active_families(), only_exported=True)
+            _place_probes(config.events.active_families(), in_driver=True)
         else:
             recorder.start(config, identify, _describe)
             families = config.events.active_families()
@@ -118,21 +118,22 @@ def _complain(text: str) -> None:
         )
 
 
-def _place_probes(families: Collection[str], *, only_exported: bool = False) -> None:
+def _place_probes(families: Collection[str], *, in_driver: bool = False) -> None:
     """Place the probes of these families, and those of tracing even if nothing is recorded.
 
-    With `only_exported` those of tracing are left out: the driver places its own.
+    Those of tracing are left out in the driver, which places its own.
     """
     from verl_profiler.instrumentation import placing
     from verl_profiler.probes import select
 
     probes = select(families) if families else []
-    if only_exported:
-        placing.install(probes, only_exported=True)
+    if in_driver:
+        placing.install(probes, only_exported_of="all")
         placing.place_in_main(probes)
         return
     # A driver of verl before 0.9 has imported verl by now.
-    placing.install(_with_tracing(probes, families), only_exported_of_loaded=not families)
+    exported = "none" if families else "loaded"
+    placing.install(_with_tracing(probes, families), only_exported_of=exported)
     if families:
         from verl_profiler.recording import device_sampler, open_state
 
@@ -149,11 +150,7 @@ def _describe() -> dict[str, Any]:
     """Return versions and probe status for the process header."""
     from verl_profiler.instrumentation.status import status
 
-    clock = sys.modules.get("verl_profiler.nodes.clock")
-    devices = sys.modules.get("verl_profiler.recording.device_sampler")
     return {
-        **(clock.account() if clock is not None else {}),
-        **(devices.account() if devices is not None else {}),
         "versions": _versions(),
         "probes": {
             "installed": dict(status.installed),

@@ -207,7 +207,7 @@ def test_methods_of_actor_classes_that_are_made_already_travel_by_name(host, wor
     by_name = cloudpickle.dumps(host.Host.coroutine)
     made = host.Host.coroutine
     tracing = probe("Host.coroutine", trace=lambda args, kwargs: None)
-    placing.install([tracing], only_exported_of_loaded=True)
+    placing.install([tracing], only_exported_of="loaded")
 
     assert by_name == cloudpickle.dumps(made)
     recorder.start(worker_config, lambda: Identity("agent_loop", 0))

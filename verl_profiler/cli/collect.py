@@ -138,7 +138,7 @@ def _upload(run: Path, url: str, stream: TextIO) -> list[str]:
         other = upload.holds_run_of()
         if not other:
             upload.resume()
-            upload.account.write()
+            upload.write_account()
     except RemoteError as error:
         raise ReadingError(str(error), "remote-run") from None
     except Exception as error:

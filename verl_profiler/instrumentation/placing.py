@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import wrapt
 
@@ -51,16 +51,16 @@ _MOST_WRAPPERS = 50
 
 
 def install(
-    probes: Iterable[Probe], *, only_exported: bool = False, only_exported_of_loaded: bool = False
+    probes: Iterable[Probe], *, only_exported_of: Literal["none", "loaded", "all"] = "none"
 ) -> None:
     """Wrap the targets of `probes`, now or when their modules are imported.  Never raises.
 
     Args:
         probes: Their targets are wrapped.
-        only_exported: Only those of classes that Ray pickles by value, with their wrappers.
-        only_exported_of_loaded: The same for modules that are imported already.  Actor classes that
-            were made of their classes hold the original methods, which Ray pickles by value where the
-            module has something else in their place: other processes would not get their wrapper.
+        only_exported_of: Of which modules only the classes that Ray pickles by value, with their wrappers:
+            of `all`, or of those that are imported already (`loaded`).  Actor classes that were made of
+            their classes hold the original methods, which Ray pickles by value where the module has
+            something else in their place: other processes would not get their wrapper.
     """
     by_module: dict[str, list[Probe]] = {}
     for probe in probes:
@@ -68,7 +68,7 @@ def install(
             by_module.setdefault(module, []).append(probe)
     for module, wanted in by_module.items():
         is_loaded = module in sys.modules and not _is_initializing(sys.modules[module])
-        exported = only_exported or (only_exported_of_loaded and is_loaded)
+        exported = only_exported_of == "all" or (only_exported_of == "loaded" and is_loaded)
         hook = functools.partial(_place_all, wanted, _generation, exported)
         if is_loaded:
             hook(sys.modules[module])

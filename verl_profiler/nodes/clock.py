@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from verl_profiler.recording.clock import boot_id, now
+from verl_profiler.recording.process_header import add_part
 
 __all__ = ["account", "begin", "exchange", "keep"]
 
@@ -58,8 +59,9 @@ def exchange(ask: Callable[[], int], tries: int = _BURST) -> list[int]:
 
 
 def begin() -> None:
-    """Forget the samples of an earlier run of this process."""
+    """Forget the samples of an earlier run of this process; the header has those that come."""
     _samples.clear()
+    add_part(account)
 
 
 def account() -> dict[str, Any]:

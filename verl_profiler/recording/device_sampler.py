@@ -22,6 +22,7 @@ from typing import Any
 from verl_profiler.recording import context, device_libraries, device_memory, recorder
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.device_libraries import Device
+from verl_profiler.recording.process_header import add_part
 
 __all__ = ["LONGEST_S", "account", "begin"]
 
@@ -174,6 +175,7 @@ def begin() -> None:
     """Sample from now on if the settings ask for it, a library is installed and it is this process's turn."""
     global _sampler
     active = recorder.active()
+    add_part(account)
     if active is None or _sampler is not None or not active.config.events.devices:
         return
     if not sys.platform.startswith("linux") or not device_libraries.is_importable():

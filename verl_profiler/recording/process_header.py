@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from verl_profiler.recording.byte_budget import ByteBudget
     from verl_profiler.recording.recorder import Recorder
 
-__all__ = ["OwnProcess", "claim_name"]
+__all__ = ["OwnProcess", "add_part", "claim_name"]
 
 _NAMES = 10_000
 _WRITE_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -48,6 +48,15 @@ _MARK = (
     ("dropped_events", "dropped", 16),
     ("sampled_out_events", "sampled_out", 16),
 )
+
+
+_parts: list[Callable[[], dict[str, Any]]] = []
+
+
+def add_part(part: Callable[[], dict[str, Any]]) -> None:
+    """Have the header contain what a function returns; it is called in the writer thread."""
+    if part not in _parts:
+        _parts.append(part)
 
 
 class OwnProcess:
@@ -201,7 +210,8 @@ class OwnProcess:
         if self._budget is not None:
             header["budget"] = self._budget.header()
         try:
-            header |= self._recorder.describe()
+            for describe in (self._recorder.describe, *_parts):
+                header |= describe()
             self._replace(header, self._mark(account))
         except Exception as error:  # noqa: BLE001  the events are worth more than the header
             self.errors += 1

@@ -6,7 +6,8 @@ One such process runs beside the driver, which imports no client of any storage;
 standard input, after a last upload, also where the driver was killed.  Objects cannot be appended to:
 a file is uploaded as it is, again when it has grown by a quarter, or when it no longer grows.  A
 failure costs a line on the console; the files stay in RUN.  `upload.json`, which is written there only,
-has up to when the run is complete there; whoever uploads next continues from what is there.
+has up to when the run is complete there, and whether more will come: where driver and upload are killed
+together, readers report by it that the upload did not end.  Whoever uploads next continues from what is there.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import secrets
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_profiler.events.files import parse_json, read_object
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.open_files import FOLDER as OPEN
 from verl_profiler.events.redaction import problem_of, public
 from verl_profiler.events.remote import (
@@ -33,11 +36,10 @@ from verl_profiler.events.remote import (
     listing,
     name_of,
 )
-from verl_profiler.events.shipping import UPLOAD_FILE
+from verl_profiler.events.shipping import UPLOAD_FILE, UPLOAD_FORMAT_VERSION, iso
 from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.recording.complaints import say
 from verl_profiler.storage.remote_files import RemoteFiles, is_draft
-from verl_profiler.storage.upload_account import UploadAccount
 
 __all__ = ["Upload", "claim", "main"]
 
@@ -50,6 +52,8 @@ _WAIT_S = 1.0
 _WHOLE_BYTES = 64 << 20
 _CLAIMED_S = 0.5
 _FAILURES = 20
+# Problems in `upload.json`, and characters of each.
+_SHOWN, _LINE = 5, 500
 
 
 @dataclass
@@ -72,7 +76,6 @@ class Upload:
 
     Attributes:
         there: What writes there.
-        account: Writes `upload.json` there.
         files: Files uploaded.
         size_bytes: Their bytes.
 
@@ -92,7 +95,17 @@ class Upload:
         self._progress = progress
         self._sent: dict[str, _Sent] = {}
         self.there = RemoteFiles(self._filesystem, self._target, folders=has_folders(url))
-        self.account = UploadAccount(self.there, run, url, every_s)
+        launch: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            launch = read_object(run / RUN_FILE)
+        self._account = {
+            "format": UPLOAD_FORMAT_VERSION,
+            "host": launch.get("host"),
+            "directory": str(run.absolute()),
+            "url": public(url),
+            "every_s": every_s,
+        }
+        self._uploaded: str | None = None
         self.files = 0
         self.size_bytes = 0
 
@@ -152,9 +165,38 @@ class Upload:
                 break
         return failed + self._write_account(None if failed else begun_s, ended=True, failed=failed)
 
+    def write_account(
+        self,
+        uploaded_s: float | None = None,
+        *,
+        ended: bool = False,
+        failed: Sequence[str] = (),
+    ) -> None:
+        """Replace `upload.json`.
+
+        Args:
+            uploaded_s: When a round began that has just uploaded all that was due; None if none has.
+            ended: Whether nothing more is uploaded.
+            failed: What could not be uploaded, as sentences.
+
+        Raises:
+            Exception: The storage's.
+        """
+        now = iso(time.time())
+        self._uploaded = iso(uploaded_s) or self._uploaded
+        content = {
+            **self._account,
+            "uploaded": self._uploaded,
+            "updated": now,
+            "ended": now if ended else None,
+            "failed": len(failed),
+            "problems": [each[:_LINE] for each in failed[:_SHOWN]],
+        }
+        self.there.write(UPLOAD_FILE, (json.dumps(content, indent=1) + "\n").encode())
+
     def _write_account(self, uploaded_s: float | None, **more: Any) -> list[str]:
         try:
-            self.account.write(uploaded_s, **more)
+            self.write_account(uploaded_s, **more)
         except Exception as error:  # noqa: BLE001  any client's
             return [f"{UPLOAD_FILE}: {problem_of(error)}"]
         return []
@@ -175,7 +217,11 @@ class Upload:
         Files of the same size that are there are taken for uploaded; headers are not among them.  What
         was replaced since is then removed there, too.
         """
-        self.account.take_over()
+        # Whatever a client raises, there is no account then.
+        with contextlib.suppress(Exception):
+            earlier = mapping_or_empty(parse_json(self.there.read(UPLOAD_FILE)))
+            uploaded = earlier.get("uploaded")
+            self._uploaded = uploaded if isinstance(uploaded, str) else None
         try:
             there = listing(self._filesystem, self._target)
         except FileNotFoundError:
@@ -286,7 +332,7 @@ def _takes(upload: Upload, launch: bytes) -> bool:
     time.sleep(_CLAIMED_S)
     if upload.there.read(RUN_FILE) != launch:
         return False
-    upload.account.write()
+    upload.write_account()
     return True
 
 
