@@ -19,7 +19,7 @@ from verl_profiler.instrumentation import nvtx_ranges, wrapping
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import all_probes
-from verl_profiler.recording import context, loop_watchdog
+from verl_profiler.recording import context, event_loop_lag
 from verl_profiler.transfer_queue import calls
 from verl_profiler.transfer_queue.probes import with_tracing
 from verl_profiler.transfer_queue.switches import Switches
@@ -404,7 +404,7 @@ def test_nothing_of_a_call_outlives_it(
 ):
     """Without a garbage collection, which the host's own code needs neither."""
     # The frame of a stalled loop that the watchdog takes a sample of is freed by the collector.
-    monkeypatch.setattr(loop_watchdog, "ensure_watched", lambda _: None)
+    monkeypatch.setattr(event_loop_lag, "_ensure_watched", lambda: None)
     if with_ranges:
         assert nvtx_ranges.switch_on()
     make = suitable if hooks == "work" else unsuitable

@@ -1,8 +1,12 @@
 """Notice when an event loop does not run: a timer that is late by more than the threshold.
 
 A rollout is thousands of coroutines in one thread.  When one of them blocks, every request seems
-slow wherever it happens to wait; the recorded interval is when the loop itself was stalled, and
-`recording.event_loop_lag` in which function.
+slow wherever it happens to wait; the recorded interval is when the loop itself was stalled.
+
+One thread per process names the function.  It wakes shortly after each heartbeat of a loop was
+due.  If the beat has run, that is all; if not, it samples the stack of the loop's thread: the function that
+runs there, the probed call and the request it runs in, and the last time at which the loop is known to have
+been alive.
 """
 
 from __future__ import annotations
@@ -10,17 +14,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import itertools
 import os
 import sys
 import threading
+import time
 import weakref
-from types import FrameType
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
 from typing import Any
 
 from verl_profiler.events.vocabulary import LAG_THRESHOLD_S
-from verl_profiler.recording import loop_watchdog, recorder
+from verl_profiler.recording import context, recorder
 from verl_profiler.recording.clock import now
-from verl_profiler.recording.loop_watchdog import Stall
+from verl_profiler.recording.stacks import (
+    call_of,
+    is_python,
+    is_users,
+    is_wrapper,
+    name_of,
+    running_frames,
+)
 
 __all__ = [
     "WORTH_NAMING_NS",
@@ -35,6 +49,22 @@ _PERIOD_S, _QUIET_PERIOD_S = 0.1, 0.2
 _LATELY_NS = 2_000_000_000
 # Synchronous calls that are shorter are not worth a `note_blocking_call`.
 WORTH_NAMING_NS = 5_000_000
+# A stalled loop is sampled so often at first, and rarely after so many samples.
+_EVERY_S = 0.05
+_OFTEN = 20
+_RARELY_S = 1.0
+# With no loop at all.
+_IDLE_S = 0.2
+# The thread's time on a core is read at each so manyth wake.
+_ACCOUNTED = 20
+# Late by less than this is not looked into, whatever the threshold is.
+_LEAST_NS, _MOST_NS = 10_000_000, 1_000_000_000
+_MOST_FRAMES = 500
+_MOST_FUNCTIONS = 50
+_NAME_LIMIT = 200
+_RUN_HANDLE: CodeType = asyncio.Handle._run.__code__
+_RUN_ONCE: CodeType = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
+_thread: threading.Thread | None = None
 # Event, begin, end and thread of the last probed synchronous call of some length.
 last_blocking_call: tuple[str, int, int, int] = ("", 0, 0, 0)
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -43,6 +73,38 @@ _beats: weakref.WeakSet[_Heartbeat] = weakref.WeakSet()
 # `id` of the loop that was looked at last, so that callers can skip it; 0 when that one is gone.
 last_loop: int = 0
 _last_reference: weakref.ref[Any] | None = None
+
+
+@dataclass
+class _Function:
+    """A function that held the loop's thread, and for which request."""
+
+    during: str
+    innermost: str
+    file: str
+    line: int
+    tool: str | None
+    request: context.Request | None
+    identity: dict[str, Any]
+    held_ns: int = 0
+
+
+@dataclass
+class _Stall:
+    """What was seen of a loop from when its beat was due."""
+
+    # When the loop is known to have been alive last, as of the first sample; None: it never blocked.
+    alive_ns: int | None = None
+    functions: dict[str, _Function] = field(default_factory=dict[str, _Function])
+    # The loop did not run at all: nobody waits for it.
+    stopped: bool = False
+    samples: int = 0
+    sampled_ns: int = 0
+    next_ns: int = 0
+
+    def culprit(self) -> _Function | None:
+        """Return the function that held the loop longest."""
+        return max(self.functions.values(), key=lambda each: each.held_ns, default=None)
 
 
 def watch_running_loop() -> None:
@@ -61,7 +123,7 @@ def watch_running_loop() -> None:
             heartbeat = _Heartbeat(loop, LAG_THRESHOLD_S)
             heartbeat.arm(_PERIOD_S)
             _beats.add(heartbeat)
-            loop_watchdog.ensure_watched(_beats)
+            _ensure_watched()
 
 
 def watched_loops() -> list[Any]:
@@ -86,9 +148,10 @@ def _forget_last(reference: weakref.ref[Any] | None) -> None:
 
 
 def _forked() -> None:
-    """Forget the parent's loops, which never run here."""
-    global last_loop
+    """Forget the parent's loops, which never run here, and its thread."""
+    global last_loop, _thread
     last_loop = 0
+    _thread = None
     _watched.clear()
     _beats.clear()
 
@@ -105,7 +168,7 @@ class _Heartbeat:
         self.thread = threading.get_ident()
         # `id` of the frame that runs the loop; 0 before the first beat.
         self.base = 0
-        self.stall: Stall | None = None
+        self.stall: _Stall | None = None
         # A timer keeps the context it is set in; the caller's is that of one request.
         self._context = contextvars.Context()
 
@@ -130,10 +193,10 @@ class _Heartbeat:
         self.thread = threading.get_ident()
         self.base = _running_frame(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
         self.arm(_PERIOD_S if ran_ns - active.alive_ns < _LATELY_NS else _QUIET_PERIOD_S)
-        loop_watchdog.ensure_watched(_beats)
+        _ensure_watched()
         active.end_section(ran_ns, cpu_ns)
 
-    def _record(self, ran_ns: int, late_ns: int, stall: Stall | None) -> None:
+    def _record(self, ran_ns: int, late_ns: int, stall: _Stall | None) -> None:
         extra: dict[str, Any] = {}
         begin_ns = self.due_ns
         culprit = None if stall is None else stall.culprit()
@@ -171,7 +234,7 @@ class _Heartbeat:
 
 def _running_frame(frame: FrameType | None) -> int:
     """Return the `id` of the frame that runs the loop, which called a beat."""
-    if frame is not None and frame.f_code is loop_watchdog.RUN_HANDLE:
+    if frame is not None and frame.f_code is _RUN_HANDLE:
         # Below it is `_run_once`, which is called by it each time.
         frame = frame.f_back and frame.f_back.f_back
     return id(frame)
@@ -181,3 +244,128 @@ def note_blocking_call(event: str, begin_ns: int, end_ns: int) -> None:
     """Remember a probed synchronous call, so that a stall of its thread's loop can name it."""
     global last_blocking_call
     last_blocking_call = (event, begin_ns, end_ns, threading.get_ident())
+
+
+def _ensure_watched() -> None:
+    """Start the watching thread; cheap when it runs already."""
+    global _thread
+    thread = _thread
+    if thread is not None and thread.is_alive():
+        return
+    thread = threading.Thread(target=_watch, name="verl-profiler watchdog", daemon=True)
+    _thread = thread
+    # Without a thread, stalls are recorded all the same, without a name.
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+
+
+def _watch() -> None:
+    spent_ns = time.thread_time_ns()
+    for wakes in itertools.count():
+        active = recorder.active()
+        if active is None:
+            return
+        wait_s = _IDLE_S
+        # Whatever the host's frames and loops are like, the next stall gets its chance.
+        with contextlib.suppress(Exception):
+            wait_s = _look_at_all(active)
+        if not wakes % _ACCOUNTED:
+            spent_ns, before_ns = time.thread_time_ns(), spent_ns
+            active.wrapper_cpu_ns += spent_ns - before_ns
+        del active
+        time.sleep(wait_s)
+
+
+def _look_at_all(active: recorder.Recorder) -> float:
+    """Look at all loops; return for how many seconds nothing will be due."""
+    beats = list(_beats)
+    alive_ns = active.alive_ns if len(beats) == 1 else 0
+    until_ns = now() + round(_IDLE_S * 1e9)
+    for beat in beats:
+        until_ns = min(until_ns, _look_at(beat, alive_ns))
+    return max(until_ns - now(), 1_000_000) / 1e9
+
+
+def _look_at(beat: _Heartbeat, alive_ns: int) -> int:
+    """Sample a loop that is late; return when to sample again."""
+    due_ns = beat.due_ns
+    grace_ns = min(max(beat.threshold_ns, _LEAST_NS), _MOST_NS)
+    at_ns = now()
+    if at_ns < due_ns + grace_ns:
+        return due_ns + grace_ns
+    stall = beat.stall
+    if stall is None:
+        stall = _Stall()
+    elif at_ns < stall.next_ns:
+        return stall.next_ns
+    if not beat.loop.is_running():
+        stall.stopped = True
+        found = None
+    else:
+        found = _running(beat)
+    if found is not None:
+        if stall.alive_ns is None:
+            stall.alive_ns = alive_ns
+        stall.sampled_ns = stall.sampled_ns or due_ns
+        _credit(stall, found, at_ns - stall.sampled_ns)
+    stall.sampled_ns = at_ns
+    stall.samples += 1
+    every_s = _EVERY_S if stall.samples < _OFTEN else _RARELY_S
+    stall.next_ns = at_ns + round(every_s * 1e9)
+    # The beat may have run meanwhile.
+    if beat.due_ns == due_ns:
+        beat.stall = stall
+    return stall.next_ns
+
+
+def _credit(stall: _Stall, found: _Function, ns: int) -> None:
+    known = stall.functions.get(found.during)
+    if known is None:
+        if len(stall.functions) >= _MOST_FUNCTIONS:
+            return
+        known = stall.functions[found.during] = found
+    elif known.request is not found.request:
+        # One function, called for several requests.
+        known.request, known.identity = None, {}
+    known.held_ns += ns
+
+
+def _running(beat: _Heartbeat) -> _Function | None:
+    """Find the function that runs in a loop's callback; None where the loop runs no callback.
+
+    The innermost one of the user's code, else of a package, else any.
+    """
+    frame = running_frames().get(beat.thread)
+    frames: list[FrameType] = []
+    for _ in range(_MOST_FRAMES):
+        if frame is None or frame.f_code is _RUN_ONCE:
+            # Not this loop, or it is between two callbacks.
+            return None
+        if frame.f_code is _RUN_HANDLE or id(frame) == beat.base:
+            break
+        frames.append(frame)
+        frame = frame.f_back
+    hosts = [each for each in frames if not is_wrapper(each)]
+    if not hosts:
+        return None
+    of_packages = (each for each in hosts if not is_python(each.f_code.co_filename))
+    at = next(filter(is_users, hosts), None) or next(of_packages, hosts[0])
+    calls = [call for call in map(call_of, frames) if call is not None]
+    tools = (call.extra.get("tool") for call in calls if call.extra)
+    requests = (call.request for call in calls if call.request is not None)
+    request = next(requests, None) or _request_of(beat.loop)
+    return _Function(
+        name_of(at),
+        name_of(hosts[0]),
+        os.path.basename(at.f_code.co_filename)[:_NAME_LIMIT],
+        at.f_lineno or 0,
+        next((each for each in tools if isinstance(each, str)), None),
+        request,
+        {} if request is None else request.identity(),
+    )
+
+
+def _request_of(loop: Any) -> context.Request | None:
+    """Return the request of the running task, where Python shows a task's context (from 3.12)."""
+    get_context = getattr(asyncio.current_task(loop), "get_context", None)
+    return None if get_context is None else get_context().get(context.current_request)

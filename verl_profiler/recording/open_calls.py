@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from verl_profiler.events.open_files import NO_PROGRESS
-from verl_profiler.recording import context, event_loop_lag, loop_watchdog, requests
+from verl_profiler.recording import context, event_loop_lag, requests
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall, Request
@@ -27,6 +27,9 @@ from verl_profiler.recording.failures import failure_of
 from verl_profiler.recording.stacks import (
     Stack,
     awaited_by,
+    call_of,
+    is_users,
+    is_wrapper,
     other_threads,
     tasks_of,
 )
@@ -247,11 +250,11 @@ def _suspended(loops: Iterable[Any]) -> Iterator[tuple[Call, OpenCall]]:
 
 def _calls_in(frames: list[FrameType], thread: str | None) -> Iterator[tuple[Call, OpenCall]]:
     """Find the wrappers among the frames; the frames inside of each show where its call stands."""
-    calls = [(place, _call_of(frame)) for place, frame in enumerate(frames)]
+    calls = [(place, call_of(frame)) for place, frame in enumerate(frames)]
     for place, call in calls:
         if call is None or call.event is None or call.begin_ns is None:
             continue
-        inside = [each for each in frames[place + 1 :] if not loop_watchdog.is_wrapper(each)]
+        inside = [each for each in frames[place + 1 :] if not is_wrapper(each)]
         opened = OpenCall(
             text(call.event, _NAME_LIMIT), call.begin_ns, call.step, _identity(call), thread
         )
@@ -259,13 +262,6 @@ def _calls_in(frames: list[FrameType], thread: str | None) -> Iterator[tuple[Cal
             stack = Stack.of(inside)
             opened.at, opened.user, opened.stack = stack.at, stack.user, stack.places
         yield call, opened
-
-
-def _call_of(frame: FrameType) -> Call | None:
-    if not loop_watchdog.is_wrapper(frame):
-        return None
-    call = frame.f_locals.get("call")
-    return call if type(call) is Call else None
 
 
 def _identity(call: Call) -> dict[str, Any]:
@@ -290,7 +286,5 @@ def user_threads(loops: Collection[int]) -> list[tuple[str, Stack]]:
     return [
         (name, Stack.of(frames))
         for ident, name, frames in other_threads()
-        if ident not in loops
-        and any(map(loop_watchdog.is_users, frames))
-        and not any(map(_call_of, frames))
+        if ident not in loops and any(map(is_users, frames)) and not any(map(call_of, frames))
     ]

@@ -7,22 +7,29 @@ import contextlib
 import gc
 import inspect
 import itertools
+import os
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import msgspec
 
-from verl_profiler.recording import loop_watchdog
+from verl_profiler.recording.call import Call
 
 __all__ = [
     "Stack",
     "all_threads",
     "awaited_by",
+    "call_of",
     "frames_of",
+    "is_python",
+    "is_users",
+    "is_wrapper",
+    "name_of",
     "other_threads",
     "place",
     "running_frames",
@@ -37,6 +44,12 @@ _MOST_TASKS = 5000
 _STACK = 14
 _STEPS = ("async_generator_asend", "async_generator_athrow", "coroutine_wrapper")
 _OWN = "verl-profiler "
+_NAME_LIMIT = 200
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_REHEARSAL = os.path.join(_PACKAGE, "rehearsal", "")
+_WRAPPER = os.path.join(_PACKAGE, "instrumentation", "wrapping.py")
+_STDLIB = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 class Stack(msgspec.Struct):
@@ -57,14 +70,14 @@ class Stack(msgspec.Struct):
         """Read it from frames, the outermost first; `count` places at most."""
         if not frames:
             return cls()
-        frames = [each for each in frames if not loop_watchdog.is_wrapper(each)] or frames
-        user = _last(frames, loop_watchdog.is_users)
-        at = _last(frames, loop_watchdog.is_installed)
+        frames = [each for each in frames if not is_wrapper(each)] or frames
+        user = _last(frames, is_users)
+        at = _last(frames, is_installed)
         at = at if frames.index(at) >= frames.index(user) else user
-        if not loop_watchdog.is_users(user) and not loop_watchdog.is_installed(at):
+        if not is_users(user) and not is_installed(at):
             at = frames[-1]
         places = tuple(map(place, frames[-count:]))
-        named = loop_watchdog.is_users(user) and user is not at
+        named = is_users(user) and user is not at
         return cls(place(at), place(user) if named else None, places)
 
     @classmethod
@@ -78,9 +91,50 @@ def _last(frames: list[FrameType], matches: Callable[[FrameType], bool]) -> Fram
     return next((each for each in frames[::-1] if matches(each)), frames[0])
 
 
+def call_of(frame: FrameType) -> Call | None:
+    """Return the probed call whose wrapper a frame is of, if it is one."""
+    call = frame.f_locals.get("call") if is_wrapper(frame) else None
+    return call if type(call) is Call else None
+
+
+def _is_package(filename: str) -> bool:
+    return any(part in filename for part in _PACKAGES)
+
+
+def is_python(filename: str) -> bool:
+    """Whether a file is Python's own."""
+    return filename.startswith(_STDLIB) and not _is_package(filename)
+
+
+def is_wrapper(frame: FrameType) -> bool:
+    """Whether this is a wrapper of ours; its local variable `call` is the probed call."""
+    return frame.f_code.co_filename == _WRAPPER
+
+
+def is_installed(frame: FrameType) -> bool:
+    """Whether this is of an installed package: neither Python's own, nor ours."""
+    filename = frame.f_code.co_filename
+    return not (filename.startswith(_PACKAGE) or is_python(filename))
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether this is the user's code: neither ours, nor Python's, nor of an installed package."""
+    filename = frame.f_code.co_filename
+    own = filename.startswith(_PACKAGE) and not filename.startswith(_REHEARSAL)
+    return not (own or is_python(filename) or _is_package(filename))
+
+
+def name_of(frame: FrameType) -> str:
+    """Return `module:function` of a frame."""
+    module = frame.f_globals.get("__name__")
+    code = frame.f_code
+    name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
+    return f"{module if isinstance(module, str) else '?'}:{name}"[:_NAME_LIMIT]
+
+
 def place(frame: FrameType) -> str:
     """Return a function and its line; no path, no argument."""
-    return f"{loop_watchdog.name_of(frame)}:{frame.f_lineno or 0}"
+    return f"{name_of(frame)}:{frame.f_lineno or 0}"
 
 
 def running_frames() -> dict[int, FrameType]:
