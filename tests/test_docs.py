@@ -132,6 +132,15 @@ def test_links_between_pages_lead_somewhere():
     assert [] == broken
 
 
+def test_every_named_plot_exists():
+    """In the pages, and in what commands and findings advise."""
+    text = "\n".join([DOCS, *(file.read_text() for file in SOURCES)])
+    named = set(re.findall(r"(?:`|verl-profiler )plot ([a-z]\w*)", text))
+
+    assert named - {"all"} <= VIEWS.keys()
+    assert len(named) > 5
+
+
 LEFT = ("logs", "outputs", "build", "dist", "site")
 
 

@@ -268,7 +268,7 @@ def _findings(effects: Rows, requested: Mapping[str, Any], engine: Any) -> list[
         ]
     if not effects:
         text = "No releases or resumes of an engine's memory were recorded."
-        advice = "Record the family weights; in a log, set VERL_LOGGING_LEVEL=DEBUG."
+        advice = "Record the event category weights; for a log, set VERL_LOGGING_LEVEL=DEBUG."
         return [_finding("not-recorded", False, text, advice)]
     found: list[dict[str, Any]] = []
     if not known:

@@ -399,7 +399,7 @@ _MAKERS = {
     ("between_calls",): _Maker(
         "the time between generate calls (tools, rewards)",
         "Weights are synced while samples wait for tools or rewards; their tokens get older.",
-        "Faster tools or rewards (`plot tools`); sync less often (parameter_sync_step).",
+        "Faster tools or rewards (`plot tool_latencies`); sync less often (parameter_sync_step).",
     ),
     ("group",): _Maker(
         "requests that wait for the slowest one of their prompt",

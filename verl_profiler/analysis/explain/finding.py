@@ -82,6 +82,10 @@ class Finding:
             "who": (culprit.text or "no single one") if self.who is None else self.who,
             "reason": self.reason,
         }
+        # Without a single culprit, its text has several.
+        sentence = (
+            rule.sentence if culprit.who else rule.sentence.replace("(most: {who})", "({who})")
+        )
         names = rule.fixes if self.pastes else ()
         overrides, files = fixes_of(names, facts) if facts is not None else (list[str](), {})
         return {
@@ -106,7 +110,7 @@ class Finding:
             "code": culprit.code or None,
             "where": culprit.where if self.where is None else self.where,
             "evidence": culprit.evidence,
-            "message": rule.sentence.format(**filled),
+            "message": sentence.format(**filled),
             "cause": self.cause or culprit.because or rule.cause,
             "advice": ((culprit.who and rule.named_advice) or rule.advice).format(**filled),
             "proof": self.proof,

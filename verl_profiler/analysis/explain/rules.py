@@ -63,7 +63,7 @@ RULES: dict[str, Rule] = {
         "The trainer noticed rollout completion {lost_s} late.",
         "Poll more often: in verl 0.9, whose replay buffer polls every 2 s by default, "
         "subclass ReplayBuffer and pass poll_interval=0.2 (verl 0.8 polls each second, and has no setting). "
-        "A custom sampler gets no group filter and no refills from verl; pass them on where they are used.",
+        "verl passes its group filter and refills only to its own sampler: pass them on if you use them.",
         ("critical_path", "rollout_tail"),
         change="no_polling",
         categories=("polling",),
@@ -171,7 +171,7 @@ RULES: dict[str, Rule] = {
     ),
     "skewed_routing": Rule(
         "Requests are routed unevenly over the replicas ({who}).",
-        "Check how the load balancer chooses: equal shares would save this time. Its replicas differ in speed "
+        "Check how the load balancer chooses: equal shares would save this time. Replicas differ in speed here "
         "because of their load.",
         ("token_rates", "routes"),
         measured=True,
@@ -193,15 +193,15 @@ RULES: dict[str, Rule] = {
     ),
     "uneven_tokens": Rule(
         "Ranks wait for the one whose batch has the most tokens: {who}.",
-        "The V1 trainers balance the tokens of ranks always, the legacy trainer with trainer.balance_batch. A "
+        "The V1 trainers always balance tokens over the ranks, the legacy trainer with trainer.balance_batch. A "
         "sequence longer than a rank's share needs sequence parallelism.",
         ("worker_phases", "critical_path"),
         measured=True,
     ),
     "stalled_step": Rule(
         "One step stalled: {who}.",
-        "Look at this time in the logs of the trainer and of the nodes. The settings of the other steps are no "
-        "remedy; the timeline of the report has what the processes do meanwhile.",
+        "Check the logs of the trainer and of the nodes at that time, and the report's timeline. The other steps "
+        "ran with the same settings.",
         ("step_durations", "worker_phases"),
         categories=("stalled_step",),
         measured=True,
@@ -264,7 +264,7 @@ RULES: dict[str, Rule] = {
     "retractions": Rule(
         "The last request to finish loses up to {lost_s} per step to retractions.",
         "More memory for the engine (gpu_memory_utilization), fewer concurrent requests "
-        "(max_num_seqs), or a more conservative admission (SGLang: schedule_conservativeness).",
+        "(max_num_seqs), or more conservative admission (SGLang: schedule_conservativeness).",
         ("request_engine_time", "engine_load"),
         measured=True,
         fixes=("engine_memory",),
@@ -338,8 +338,8 @@ RULES: dict[str, Rule] = {
         "The last request to finish starts late: {lost_s} per step in preparation and dispatch "
         "(most: {who}).",
         "Of dispatch: more agent-loop workers. Of prepare_step, in which verl's V1 trainer loads the "
-        "batch: a faster dataset; more data.dataloader_num_workers, with which a checkpoint of another "
-        "number cannot be resumed.",
+        "batch: a faster dataset; more data.dataloader_num_workers (a checkpoint resumes only with the number "
+        "that it was saved with).",
         ("critical_path", "rollout_tail"),
         categories=("dispatch", "prepare_step"),
         fixes=("agent_workers",),
@@ -439,7 +439,7 @@ RULES: dict[str, Rule] = {
     ),
     "host_memory": Rule(
         "Host memory grows in each step: {who}.",
-        "Look for what keeps references to batches, samples or logs; a process that is killed for it loses the "
+        "Look for what keeps references to batches, samples or logs. A process that runs out of memory ends the "
         "run.",
         ("memory_over_time",),
         measured=True,
@@ -471,7 +471,7 @@ RULES: dict[str, Rule] = {
     "engine_bound": Rule(
         "Generate calls bound the step: {lost_s} per step ({lost_share}) of the critical path. Whether they "
         "queue, prefill or decode was not recorded (profiler.events.engine_timing).",
-        "Record them: profiler.events.engine_timing=true (SGLang, vLLM), with the event family engine on.",
+        "Record them: profiler.events.engine_timing=true (SGLang, vLLM), unless events.exclude has engine.",
         ("critical_path", "slowest_requests"),
         categories=("engine",),
         least=0.5,

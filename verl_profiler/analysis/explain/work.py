@@ -223,7 +223,7 @@ def tails(tables: Tables, steps: Steps) -> dict[str, tuple[str, float]]:
             text += f" in {row['turns']:g} turns, others {row['other_turns']:g} (medians)"
         if row["at_limit"]:
             text += f", {row['at_limit']:,} of them at the limit"
-        found[run] = f"Last are {text}.", lost_in(places)
+        found[run] = f"The last to finish are {text}.", lost_in(places)
     return found
 
 
