@@ -197,7 +197,7 @@ def test_engine_times_that_were_not_reported_are_said_not_zero(tmp_path):
     )
     data = of(tmp_path / "run")
 
-    (said,) = data["notes"]["engine"]
+    (said,) = data["notes"]["Rollout"]
     assert said.startswith("The engine did not report queue, prefill and decode times; ")
     assert said.endswith("set profiler.events.engine_timing=true.")
     assert "Not recorded: profiler.events.exclude had memory." in data["about"]["notes"]
@@ -220,7 +220,7 @@ def test_a_run_without_engines_counts_the_calls_of_its_servers(tmp_path):
 
     counted = [lane for lane in data["timelines"]["scenes"][0]["lanes"] if lane["kind"] == "count"]
     assert [("s:0", 1)] == [(lane["name"], lane["most"]) for lane in counted]
-    assert data["notes"]["engine"][0].startswith("The engine servers were not recorded")
+    assert data["notes"]["Rollout"][0].startswith("The engine servers were not recorded")
 
 
 def test_a_request_without_an_end_is_drawn_to_where_it_was_last_seen(tmp_path):

@@ -144,7 +144,7 @@ def _write_of_logs(
     """Write the report of logs: what their timers show, and what ended them."""
     from verl_profiler.analysis.log_findings import log_findings
     from verl_profiler.cli.logs import opened
-    from verl_profiler.views.log_page import SECTION, log_document
+    from verl_profiler.views.log_page import log_document
     from verl_profiler.views.report_page import page
 
     target = target_of(paths, out, "report.html", force=force, mark=_MARK)
@@ -156,7 +156,7 @@ def _write_of_logs(
     labels = [each.label for each in logged]
     difference = _difference(labels, paths, steps, cache=cache)
     content = log_document(logged, found, ends, problems)
-    text = page(content, made=_made(), difference=difference, elsewhere=SECTION)
+    text = page(content, made=_made(), difference=difference)
     write_whole(target, [text])
     return target
 

@@ -13,12 +13,12 @@ from verl_profiler.render.colors import color
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.columns import page_view
 from verl_profiler.views.log_text import MORE, headline
+from verl_profiler.views.page_sections import section
 from verl_profiler.views.timing_figures import PICTURES
 from verl_profiler.views.view import NothingToDraw
 
-__all__ = ["SECTION", "log_document"]
+__all__ = ["log_document"]
 
-SECTION = "timers"
 _METRICS = "metric_summary"
 
 
@@ -37,19 +37,14 @@ def log_document(
         As `sections.document`; steps, requests and processes are empty.
     """
     views = {name: _picture(runs, name) for name in PICTURES} | {_METRICS: _metrics(runs)}
-    shows = [name for name, view in views.items() if view["charts"] or view["table"]["rows"]]
-    section = {
-        "name": SECTION,
-        "title": "Timers of the log",
-        "link": "Timers",
-        "topic": None,
-        "questions": [],
-        "views": shows,
-        "answers": list(views),
-        "notes": [text for view in views.values() for text in view["missing"]],
-    }
-    quality = {**section, "name": "problems", "title": "Data quality", "link": "Data quality"}
-    quality |= {"views": [], "answers": [], "notes": []}
+    missing = [text for view in views.values() for text in view["missing"]]
+    sections = [
+        section(name, name.replace("_", " "), None, [name])
+        for name, view in views.items()
+        if view["charts"] or view["table"]["rows"]
+    ]
+    sections += [section("notes", "Notes", None, notes=missing)] * bool(missing)
+    sections += [section("problems", "Data quality", None)] * bool(problems)
     empty = frame([])
     return {
         "about": {
@@ -64,7 +59,7 @@ def log_document(
         "columns": {"steps": [], "requests": []},
         "detailed": [],
         "computing": [],
-        "notes": {"engine": []},
+        "notes": {},
         "timelines": {
             "requests": {**empty, "spans": [], "calls": []},
             "scenes": [],
@@ -74,7 +69,7 @@ def log_document(
         "problems": [short_text(problem, 2_000) for problem in problems],
         "findings": findings,
         "views": views,
-        "sections": [section, *([quality] if problems else [])],
+        "sections": sections,
         "mean_step": [_mean_step(run) for run in runs],
         "sentences": [headline(run) for run in runs],
     }

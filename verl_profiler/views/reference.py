@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from verl_profiler.views.columns import column_texts, listed, sections
-from verl_profiler.views.page_sections import SECTIONS, section_of
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import View
 
@@ -18,13 +17,11 @@ PROSE = Path(__file__).with_name("plots.md")
 
 def entry(view: View) -> str:
     """Return what a view shows, what to conclude from it, its limitations and its columns."""
-    section = section_of(view.name)
     command = f"verl-profiler plot {view.name} logs/my-run {view.example}".rstrip()
     parts = [
         f"## {view.name}",
         view.question,
         f"    {command}",
-        f"On the report page: {SECTIONS[section].title}." if section else "",
         _linked(sections(PROSE)[view.name], view.name),
         listed(column_texts()[view.table or view.name]),
     ]

@@ -14,7 +14,6 @@ from verl_profiler.render.colors import (
 )
 from verl_profiler.render.html import digest, packed, part, script, script_json, template, trusted
 from verl_profiler.views.findings import finding_texts
-from verl_profiler.views.page_sections import section_of
 
 __all__ = ["page"]
 
@@ -27,7 +26,6 @@ def page(
     *,
     made: str,
     difference: Mapping[str, Any] | str | None = None,
-    elsewhere: str = "path",
 ) -> str:
     """Write the page.
 
@@ -35,12 +33,7 @@ def page(
         document: What `sections.document` returns.
         made: When and by which version, for the foot of the page.
         difference: What `diff_text.diff_parts` returns of two runs, or why they were not compared.
-        elsewhere: The section that findings lead to whose view is in none.
     """
-
-    def place_of(view: str) -> str:
-        return section_of(view) or elsewhere
-
     style = part("report.css")
     scripts = script("report")
     text = script_json(
@@ -55,7 +48,7 @@ def page(
         title=", ".join(document["about"]["runs"]),
         sentences=document["sentences"],
         findings=finding_texts(document["findings"]),
-        section_of=place_of,
+        sections={each["name"] for each in document["sections"]},
         difference=difference,
         made=made,
         stepped=bool(document["steps"]["rows"]),

@@ -141,12 +141,12 @@ def document(
     settings = event_settings(run)
     data["about"]["notes"] += families_off(settings)
     data["notes"] = {
-        "engine": engine_notes(found, recorded, settings),
-        "memory_saver": [
+        "Rollout": engine_notes(found, recorded, settings),
+        "Memory and event loops": [
             f"{row['message']} {row['advice']}".strip()
             for row in memory_findings(tables, steps, launches=run.launches)
         ],
-        "transfers": [
+        "Data transfer": [
             short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
         ],
     }

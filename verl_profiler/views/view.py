@@ -17,7 +17,6 @@ __all__ = [
     "Choice",
     "DataTables",
     "NothingToDraw",
-    "Section",
     "View",
     "column",
     "known",
@@ -71,21 +70,6 @@ class Choice:
         return ", ".join(parts)
 
 
-@dataclass(frozen=True)
-class Section:
-    """A section of the report page.
-
-    Args:
-        name: Of the page's element, for links.
-        title: Its heading.
-        link: A shorter title for the list of sections.
-    """
-
-    name: str
-    title: str
-    link: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class View:
     """A question to a run: the rows that answer it, and how every output shows them.
@@ -102,8 +86,6 @@ class View:
         chart: Makes a Vega-Lite specification of the rows of one run (`render.charts.chart`), and
             computes nothing that they lack.
         empty: Why there may be no rows, and what to do about it.
-        section: The section of the report page with these numbers: the name of one that
-            `page_sections.SECTIONS` has, or a new one, which shows the table.
         table: Whose columns its table has, where that is no table of its name.
         takes: Which of `worker`, `validate`, `percentiles` and `count` it honors.
         example: Options of the example command.
@@ -114,7 +96,6 @@ class View:
     analysis: Callable[[Tables, Choice], dict[str, Rows]]
     chart: Callable[[DataTables, Choice], Spec]
     empty: str
-    section: str | Section | None
     table: str = ""
     takes: frozenset[str] = field(default_factory=frozenset[str])
     example: str = ""

@@ -102,9 +102,7 @@ interface PageView {
 }
 
 interface PageSection {
-  name: string; title: string; link: string; topic: MaybeText; questions: string[];
-  /** Those that it shows, and those whose numbers it has. */
-  views: string[]; answers: string[]; notes: string[];
+  name: string; title: string; link: string; topic: MaybeText; views: string[]; notes: string[];
 }
 
 /** Where a mean step of a run goes; parts are largest first. */

@@ -1,6 +1,6 @@
 // Numbers and texts as people read them. What has units follows verl_profiler/units.py.
 
-export const NONE = '-';
+const NONE = '-';
 
 /** @param {unknown} value */
 export function missing(value) {

@@ -44,10 +44,10 @@ const next = /** @type {HTMLButtonElement} */ (byId('next'));
 const made = new Set();
 
 /** @param {PageSection} section */
-function fill({name, title, questions, views, notes}) {
+function fill({name, title, views, notes}) {
   made.add(name);
   const make = () => [...(MAKERS[name]?.() ?? []), ...viewBlocks(views, notes)];
-  const heading = element('h2', {title: questions.join(' ') || null}, title);
+  const heading = element('h2', {}, title);
   byId(name).replaceChildren(heading, ...element('div', {}, make()).childNodes);
 }
 
@@ -164,7 +164,7 @@ function follow() {
   const plain = !address.includes('=');
   const [label, id] = [words.get('step'), words.get('request')];
   const view = plain ? address || null : words.get('view');
-  const place = view === null ? null : placeOf(view);
+  const place = view === null ? null : (find(view)?.closest('section, header, details') ?? null);
   const step = trained.find((each) => clean(each.label) === label);
   const request = id
     ? requests.find(
@@ -192,15 +192,6 @@ function follow() {
 }
 
 /**
- * The element of a section, by the section's name or that of one of its views.
- * @param {string} name
- */
-function placeOf(name) {
-  const section = sections.find((each) => each.name === name || each.answers.includes(name));
-  return find(section?.name ?? name)?.closest('section, header') ?? null;
-}
-
-/**
  * A request that is not listed may have been recorded nevertheless.
  * @param {string} id
  */
@@ -215,9 +206,9 @@ function absentRequest(id) {
  * @param {PageSection[]} own
  */
 function topicOf(topic, own) {
-  const titles = own.map(({title}) => title).join(', ');
-  const heading = element('summary', {}, element('h2', {}, topic), element('span', {}, titles));
-  const fold = element('details', {class: 'topic'}, heading, own.map(frameOf));
+  const links = own.map(({link}) => link).join(', ');
+  const heading = element('summary', {}, element('h2', {}, topic), element('span', {}, links));
+  const fold = element('details', {class: 'topic', id: slug(topic)}, heading, own.map(frameOf));
   fold.addEventListener('toggle', () => fold.open && unfold(fold));
   return fold;
 }
@@ -225,6 +216,11 @@ function topicOf(topic, own) {
 /** @param {PageSection} section */
 function frameOf({name, title}) {
   return element('section', {id: name, 'aria-label': title});
+}
+
+/** @param {string} topic */
+function slug(topic) {
+  return `topic-${topic.toLowerCase().replaceAll(' ', '-')}`;
 }
 
 /** @param {Pick<PageSection, 'name' | 'link'>} section */
@@ -244,11 +240,8 @@ function startSections() {
   if (find('difference')) links.append(linkTo({name: 'difference', link: 'Difference'}));
   for (const [topic, own] of topics) {
     byId('main').append(...(topic === null ? own.map(frameOf) : [topicOf(topic, own)]));
-    const group =
-      topic === null
-        ? own.map(linkTo)
-        : [element('li', {class: 'group'}, topic, element('ul', {}, own.map(linkTo)))];
-    links.append(...group);
+    const shownLinks = topic === null ? own : [{name: slug(topic), link: topic}];
+    links.append(...shownLinks.map(linkTo));
   }
   for (const each of topics.get(null) ?? []) if (FIXED.includes(each.name)) fill(each);
 }

@@ -29,7 +29,6 @@ export const ENGINE_PARTS = /** @type {const} */ (['queue', 'prefill', 'decode']
  * @property {number} length
  *
  * @typedef {ReturnType<typeof callsOf>[number]} Call
- * @typedef {ReturnType<typeof emptyTurn>} Turn
  */
 
 /** @param {RequestRow} request */
@@ -107,87 +106,6 @@ export function callsOf(request) {
     response_tokens: call[10] ?? null,
     cached_tokens: call[11] ?? null,
   }));
-}
-
-/** @param {number} turn */
-function emptyTurn(turn) {
-  const none = /** @type {Num} */ (null);
-  return {
-    turn,
-    length: none,
-    engine: none,
-    queue: none,
-    prefill: none,
-    decode: none,
-    outside: none,
-    tools: none,
-    prompt_tokens: none,
-    response_tokens: none,
-    cached_tokens: none,
-    rate: none,
-    server: /** @type {MaybeText} */ (null),
-    tool_names: /** @type {MaybeText} */ (null),
-  };
-}
-
-/**
- * A turn's times and tokens, from its spans and its engine calls.
- * @param {Span[]} spans
- * @param {Call[]} calls
- * @returns {Turn[]}
- */
-export function turnRows(spans, calls) {
-  const turns = new Set([...spans, ...calls].map((each) => each.turn));
-  return [...turns]
-    .filter((turn) => turn !== null)
-    .sort((a, b) => a - b)
-    .map((turn) => {
-      const own = spans.filter((span) => span.turn === turn);
-      return turnRow(
-        turn,
-        own,
-        calls.filter((call) => call.turn === turn),
-      );
-    });
-}
-
-/**
- * @param {number} turn
- * @param {Span[]} spans
- * @param {Call[]} calls
- */
-function turnRow(turn, spans, calls) {
-  const row = emptyTurn(turn);
-  /**
-   * @param {'engine' | 'tools' | 'outside' | 'length' | typeof ENGINE_PARTS[number]
-   *   | 'prompt_tokens' | 'response_tokens' | 'cached_tokens'} key
-   * @param {Num} value
-   */
-  const add = (key, value) => {
-    if (value !== null) row[key] = (row[key] ?? 0) + value;
-  };
-  const executed = spans.some((span) => span.event === 'tool_execution');
-  /** @type {Map<MaybeText, number>} */
-  const tools = new Map();
-  for (const {event, tool, length} of spans) {
-    if (event === 'turn') row.length = length;
-    // Calls of one turn overlap; what executes them lasts as long as all of them.
-    if (event === (executed ? 'tool_execution' : 'tool_call')) add('tools', length);
-    if (event === 'tool_call') tools.set(tool, (tools.get(tool) ?? 0) + 1);
-  }
-  for (const call of calls) {
-    add('engine', call.length);
-    for (const key of ENGINE_PARTS) add(key, call[key]);
-    add('prompt_tokens', call.prompt_tokens);
-    add('response_tokens', call.response_tokens);
-    add('cached_tokens', call.cached_tokens);
-    if (call.engine_length !== null) add('outside', call.length - call.engine_length);
-    row.server = call.server;
-  }
-  row.tool_names =
-    [...tools].map(([name, n]) => clean(name) + (n > 1 ? ` ×${n}` : '')).join(', ') || null;
-  if (row.response_tokens !== null && row.engine) row.rate = row.response_tokens / row.engine;
-  return row;
 }
 
 /**

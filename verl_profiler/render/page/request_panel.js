@@ -1,35 +1,25 @@
-// One request in detail: its parts, its turns on a time axis, and its turns in a table.
+// One request in detail: its parts, its turns on a time axis, and its events in a table.
 
 import {note} from './blocks.js';
 import {block, legend, partsBar} from './charts.js';
 import {colorOf, DATA, steps, timelines} from './data.js';
 import {element, withTip} from './dom.js';
 import {clean, number, plural, seconds, tickLabel, ticks} from './format.js';
-import {
-  callOf,
-  callsOf,
-  ENGINE_PARTS,
-  requestParts,
-  spanLines,
-  spansOf,
-  turnRows,
-} from './request.js';
+import {callOf, callsOf, ENGINE_PARTS, requestParts, spanLines, spansOf} from './request.js';
 import {columnsOf, table} from './table.js';
 
 /** @typedef {import('./request.js').Span} Span */
 /** @typedef {import('./request.js').Call} Call */
-/** @typedef {import('./request.js').Turn} Turn */
 
 /** @param {RequestRow} request */
 export function requestPanel(request) {
   const spans = spansOf(request);
   const calls = callsOf(request);
   const parts = requestParts(request);
-  const turns = turnRows(spans, calls);
   const id = element('bdi', {}, clean(request.request_id ?? '(no request id)'));
   const time = request.duration_s === null ? 'did not end' : seconds(request.duration_s);
   const timed = calls.some((call) => ENGINE_PARTS.some((key) => call[key] !== null));
-  const untimed = DATA.notes.engine[0] ?? 'Queue, prefill and decode times are unknown.';
+  const untimed = DATA.notes.Rollout?.[0] ?? 'Queue, prefill and decode times are unknown.';
   return element(
     'div',
     {class: 'panel', id: 'panel'},
@@ -39,7 +29,7 @@ export function requestPanel(request) {
     spans.length
       ? breakdown(request, spans, calls)
       : note('Nothing was recorded inside this request.'),
-    turns.length ? turnsTable(turns) : null,
+    spans.length ? eventsTable(spans, calls) : null,
     calls.length && !timed ? note(untimed) : null,
   );
 }
@@ -64,26 +54,34 @@ function factsOf(request) {
   return facts;
 }
 
-/** @param {Turn[]} rows */
-function turnsTable(rows) {
+/**
+ * Every event of a request, and of an engine call what the engine reported.
+ * @param {Span[]} spans
+ * @param {Call[]} calls
+ */
+function eventsTable(spans, calls) {
+  const rows = spans.map((span) => {
+    const call = span.event === 'engine_call' ? callOf(span, calls) : undefined;
+    const rest = call?.engine_length == null ? null : call.length - call.engine_length;
+    return {...call, ...span, outside: rest};
+  });
   /** @type {ShownColumn[]} */
   const columns = [
-    ['turn', 'turn', 'n', ''],
-    ['length', 'time', 's', ''],
-    ['engine', 'engine call', 's', ''],
+    ['event', 'event', '', ''],
+    ['tool', 'tool', '', ''],
+    ['turn', 'turn', '', ''],
+    ['begin', 'begin', 's', ''],
+    ['length', 'duration', 's', ''],
     ['queue', 'queue', 's', ''],
     ['prefill', 'prefill', 's', ''],
     ['decode', 'decode', 's', ''],
     ['outside', 'outside', 's', 'Part of the call outside the engine server'],
-    ['tools', 'tools', 's', ''],
-    ['tool_names', 'tool calls', 'text', ''],
-    ['prompt_tokens', 'prompt', 'n', 'Prompt tokens'],
-    ['response_tokens', 'generated', 'n', 'Generated tokens'],
-    ['cached_tokens', 'cached', 'n', 'Prompt tokens found in the engine’s cache'],
-    ['rate', 'call tokens/s', 'n', 'Generated tokens divided by the time of the calls'],
-    ['server', 'server', 'text', ''],
+    ['prompt_tokens', 'prompt', '', 'Prompt tokens'],
+    ['response_tokens', 'generated', '', 'Generated tokens'],
+    ['cached_tokens', 'cached', '', 'Prompt tokens found in the engine’s cache'],
+    ['server', 'server', '', ''],
   ];
-  const caption = 'Turns of this request';
+  const caption = 'Events of this request';
   return table({caption, rows, limit: 12, columns: columnsOf(columns, rows)});
 }
 

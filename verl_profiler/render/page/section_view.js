@@ -1,6 +1,6 @@
 // The views of a section: of each its chart, and its table of the step that is shown.
 
-import {heading, note, notKept} from './blocks.js';
+import {note, notKept} from './blocks.js';
 import {ALL, DATA, shown, shownName, steps, unpack} from './data.js';
 import {element} from './dom.js';
 import {clean} from './format.js';
@@ -41,7 +41,7 @@ function tableOfView(view) {
   const columns = columnsOf(view.columns, rows);
   if (whole && stepped) columns.unshift(['label', 'step', 'text']);
   const made = table({caption: view.question, rows, limit: 12, columns});
-  if (!view.charts.length) return [heading(view.question), made];
-  const summary = element('summary', {}, `Table: ${view.question}`);
+  if (!view.charts.length) return made;
+  const summary = element('summary', {}, 'Table');
   return element('details', {class: 'numbers'}, summary, made);
 }

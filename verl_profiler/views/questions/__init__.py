@@ -1,4 +1,4 @@
-"""Every question that has a view, in reading order.
+"""Every question that has a view, by topic and in reading order.
 
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import Choice
@@ -38,35 +38,20 @@ from verl_profiler.views.questions import (
 )
 from verl_profiler.views.view import View
 
-__all__ = ["VIEWS"]
+__all__ = ["TOPICS", "VIEWS"]
 
-VIEWS: dict[str, View] = {
-    view.name: view
-    for topic in (
-        steps,
-        critical_path,
-        stragglers,
-        devices,
-        device_use,
-        training,
-        pools,
-        critical_cycle,
-        staleness,
-        rollouts,
-        workers,
-        requests,
-        turns,
-        engines,
-        engine_time,
-        engine_timeline,
-        engine_load,
-        routing,
-        tools,
-        own_spans,
-        transfers,
-        tq,
-        memory,
-        processes,
-    )
-    for view in topic.VIEWS
+_MODULES = {
+    "Steps": (steps, critical_path, stragglers),
+    "Devices and training": (*(devices, device_use, training, pools, critical_cycle, staleness),),
+    "Rollout": (
+        *(rollouts, workers, requests, turns, engines, engine_time, engine_timeline),
+        *(engine_load, routing, tools, own_spans),
+    ),
+    "Data transfer": (transfers, tq),
+    "Memory and event loops": (memory, processes),
 }
+TOPICS: dict[str, tuple[View, ...]] = {
+    topic: tuple(view for module in modules for view in module.VIEWS)
+    for topic, modules in _MODULES.items()
+}
+VIEWS: dict[str, View] = {view.name: view for views in TOPICS.values() for view in views}

@@ -14,7 +14,6 @@ from verl_profiler.views.view import (
     Asking,
     Choice,
     DataTables,
-    Section,
     View,
 )
 
@@ -63,10 +62,6 @@ VIEWS = (
         analysis=Asking(critical_cycle),
         chart=_cycle,
         empty="no asynchronous training with recorded samples.",
-        section=Section(
-            "cycle",
-            "Critical cycle",
-        ),
     ),
     View(
         name="asynchronous_what_if",
@@ -74,9 +69,5 @@ VIEWS = (
         analysis=Asking(asynchronous_what_if),
         chart=_replays,
         empty="no asynchronous training. Synchronous training: what_if.",
-        section=Section(
-            "async_what_if",
-            "What if",
-        ),
     ),
 )

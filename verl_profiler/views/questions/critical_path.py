@@ -149,7 +149,6 @@ VIEWS = (
         analysis=Asking(critical_path),
         chart=_path,
         empty=_NO_STEP,
-        section="path",
     ),
     View(
         name="what_if",
@@ -157,6 +156,5 @@ VIEWS = (
         analysis=Asking(what_if),
         chart=_what_if,
         empty=_NO_STEP,
-        section="path",
     ),
 )

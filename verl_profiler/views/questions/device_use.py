@@ -16,7 +16,7 @@ from verl_profiler.render.charts import Spec, chart, colored, layer, panel, quan
 from verl_profiler.render.colors import ACCENT, INK, color
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, known
+from verl_profiler.views.view import Asking, Choice, DataTables, View, known
 
 __all__ = ["VIEWS", "few_phases", "phase_bands", "with_phases"]
 
@@ -141,11 +141,6 @@ VIEWS = (
         empty=(
             "no devices were sampled there. Install nvidia-ml-py on the nodes; "
             "profiler.events.devices must be true."
-        ),
-        section=Section(
-            "device-use",
-            "Device utilization",
-            link="Utilization",
         ),
     ),
 )

@@ -76,6 +76,5 @@ VIEWS = (
         analysis=Asking(bubble_ledger),
         chart=_ledger,
         empty="no step finished there.",
-        section="devices",
     ),
 )

@@ -9,7 +9,7 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
 from verl_profiler.render.colors import ENGINE_COLORS, PART_COLORS
 from verl_profiler.units import counted, share
-from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, known
+from verl_profiler.views.view import Asking, Choice, DataTables, View, known
 
 __all__ = ["VIEWS", "load_layers"]
 
@@ -148,11 +148,6 @@ VIEWS = (
         empty=(
             "no load of engines was sampled there. Set profiler.events.engine_state=true; "
             "SGLang and vLLM report their load (docs/versions.md)."
-        ),
-        section=Section(
-            "engine-load",
-            "Engine load",
-            link="Load",
         ),
     ),
 )

@@ -69,7 +69,6 @@ VIEWS = (
         analysis=_tables,
         chart=_draw,
         empty="no generate call was recorded there.",
-        section="requests",
         takes=frozenset({"worker", "validate", "count"}),
         example="--steps 5 --slowest 30",
     ),

@@ -13,7 +13,7 @@ from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, pane
 from verl_profiler.render.colors import CALL_PART_COLORS
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.questions.engine_load import load_layers
-from verl_profiler.views.view import Choice, DataTables, Section, View, column
+from verl_profiler.views.view import Choice, DataTables, View, column
 
 __all__ = ["VIEWS"]
 
@@ -151,11 +151,6 @@ VIEWS = (
         analysis=_tables,
         chart=_draw,
         empty="no generate call with its engine's part was recorded there.",
-        section=Section(
-            "engine_lanes",
-            "Engines over time",
-            link="Engines",
-        ),
         example="--steps 5",
     ),
 )

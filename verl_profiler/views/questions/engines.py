@@ -104,7 +104,6 @@ VIEWS = (
         analysis=Asking(token_rates, replica_token_rates, request_token_rates),
         chart=_tokens,
         empty="no generate call was recorded there.",
-        section="workers",
         takes=frozenset({"validate"}),
     ),
 )

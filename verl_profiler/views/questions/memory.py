@@ -173,7 +173,6 @@ VIEWS = (
         analysis=Asking(memory_over_time, phase_spans),
         chart=_memory,
         empty="no memory was read there (or the memory family was off).",
-        section="weights",
         example="--steps 10:12",
     ),
 )

@@ -6,7 +6,7 @@ from verl_profiler.analysis.overview import own_spans
 from verl_profiler.render.charts import Spec, chart, name_bars, panel
 from verl_profiler.render.colors import ACCENT
 from verl_profiler.units import counted, quantile_texts, seconds
-from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, column
+from verl_profiler.views.view import Asking, Choice, DataTables, View, column
 
 __all__ = ["VIEWS"]
 
@@ -44,6 +44,5 @@ VIEWS = (
         analysis=Asking(own_spans),
         chart=_spans,
         empty="no span of your own code was recorded there; see docs/api.md.",
-        section=Section("spans", "Your own spans"),
     ),
 )

@@ -7,7 +7,7 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.charts import Spec, chart, colored, layer, panel, quantity
 from verl_profiler.render.colors import INK, MUTED, VERSION_COLORS, color
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.view import Asking, Choice, DataTables, Section, View
+from verl_profiler.views.view import Asking, Choice, DataTables, View
 
 __all__ = ["VIEWS"]
 
@@ -99,10 +99,5 @@ VIEWS = (
         analysis=Asking(pools_over_time),
         chart=_pools,
         empty="no asynchronous training with a finished step.",
-        section=Section(
-            "pools",
-            "Pools over time",
-            link="Pools",
-        ),
     ),
 )

@@ -103,6 +103,5 @@ VIEWS = (
         analysis=Asking(loop_suspects),
         chart=_suspects,
         empty="no event loop stalled beyond the threshold (or the event_loop family was off).",
-        section="lags",
     ),
 )

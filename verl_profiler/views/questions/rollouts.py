@@ -83,7 +83,6 @@ VIEWS = (
         analysis=Asking(rollout_tail),
         chart=_tails,
         empty="no finished request of synchronous training was recorded there. Asynchronous training: bubble_ledger.",
-        section="rollout",
         takes=frozenset({"worker", "validate"}),
         example="--validate",
     ),

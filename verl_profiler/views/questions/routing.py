@@ -7,7 +7,7 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.units import counted, share
-from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, known
+from verl_profiler.views.view import Asking, Choice, DataTables, View, known
 
 __all__ = ["VIEWS"]
 
@@ -81,10 +81,6 @@ VIEWS = (
         analysis=Asking(routes),
         chart=_routes,
         empty="no choice of a replica was recorded there.",
-        section=Section(
-            "routing",
-            "Routing",
-        ),
         takes=frozenset({"worker", "validate"}),
     ),
 )

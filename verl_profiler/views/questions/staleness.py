@@ -9,7 +9,7 @@ from verl_profiler.render.charts import Spec, chart, name_bars, panel, step_bars
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import seconds, share
 from verl_profiler.views.staleness_text import by_cause, by_group, makers
-from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, column
+from verl_profiler.views.view import Asking, Choice, DataTables, View, column
 
 __all__ = ["VIEWS"]
 
@@ -99,10 +99,6 @@ VIEWS = (
         analysis=Asking(staleness),
         chart=_staleness,
         empty="no asynchronous training with recorded weight versions.",
-        section=Section(
-            "staleness",
-            "Staleness",
-        ),
     ),
     View(
         name="staleness_causes",
@@ -110,10 +106,5 @@ VIEWS = (
         analysis=Asking(staleness_causes),
         chart=_causes,
         empty="no asynchronous training with recorded weight versions.",
-        section=Section(
-            "staleness_causes",
-            "Causes of staleness",
-            link="Why stale",
-        ),
     ),
 )

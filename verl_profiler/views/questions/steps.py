@@ -146,7 +146,6 @@ VIEWS = (
         analysis=Asking(step_durations, step_trend, request_parts),
         chart=_durations,
         empty="no step has a rollout there.",
-        section="steps",
         example="--steps 10:60",
     ),
 )

@@ -93,7 +93,6 @@ VIEWS = (
         analysis=_straggler_tables,
         chart=_stragglers,
         empty="no waiting was recorded there.",
-        section="path",
         takes=frozenset({"count"}),
     ),
 )

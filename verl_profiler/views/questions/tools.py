@@ -16,7 +16,7 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import INK, PART_COLORS
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.questions.turns import spread_layers
-from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, column, known
+from verl_profiler.views.view import Asking, Choice, DataTables, View, column, known
 
 __all__ = ["VIEWS"]
 
@@ -127,7 +127,6 @@ VIEWS = (
         analysis=Asking(tool_latencies),
         chart=_tools,
         empty="no tool call was recorded there.",
-        section="tools",
         takes=frozenset({"worker", "validate"}),
         example="--steps 3:10",
     ),
@@ -137,7 +136,6 @@ VIEWS = (
         analysis=Asking(reward_times, rewards),
         chart=_rewards,
         empty="no reward or post-processing was recorded there.",
-        section=Section("rewards", "Rewards"),
         takes=frozenset({"worker", "validate"}),
     ),
 )

@@ -242,7 +242,6 @@ VIEWS = (
         analysis=Asking(tq_functions),
         chart=_functions,
         empty=f"no traced function was recorded there. {_TRACE}",
-        section="transfers",
     ),
     View(
         name="tq_over_time",
@@ -250,7 +249,6 @@ VIEWS = (
         analysis=Asking(tq_over_time, transfer_totals),
         chart=_over_time,
         empty="no get, put or traced function of TransferQueue was recorded there.",
-        section="transfers",
         example="--steps 3:10",
     ),
 )

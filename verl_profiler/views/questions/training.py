@@ -6,7 +6,7 @@ from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.render.charts import Spec, chart, panel, step_lines
 from verl_profiler.render.colors import color
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, known
+from verl_profiler.views.view import Asking, Choice, DataTables, View, known
 
 __all__ = ["VIEWS"]
 
@@ -51,11 +51,6 @@ VIEWS = (
         empty=(
             "no batches with tokens were recorded there. Sequences must not be padded "
             "(verl's nested tensors), and profiler.events.exclude must not have workers."
-        ),
-        section=Section(
-            "efficiency",
-            "Training by tokens",
-            link="Tokens",
         ),
     ),
 )

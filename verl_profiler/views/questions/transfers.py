@@ -9,7 +9,7 @@ from verl_profiler.analysis.transfers import weight_transfers
 from verl_profiler.render.charts import Spec, chart, name_bars, panel
 from verl_profiler.render.colors import PHASE_COLORS
 from verl_profiler.units import counted, seconds, size
-from verl_profiler.views.view import Asking, Choice, DataTables, Section, View, known
+from verl_profiler.views.view import Asking, Choice, DataTables, View, known
 
 __all__ = ["VIEWS"]
 
@@ -85,10 +85,6 @@ VIEWS = (
         analysis=Asking(weight_transfers),
         chart=_weight_transfers,
         empty="no weights were sent there, or by an earlier version of the profiler.",
-        section=Section(
-            "weight_transfers",
-            "Weight transfers",
-        ),
         example="--csv",
     ),
 )

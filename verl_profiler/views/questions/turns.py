@@ -173,7 +173,6 @@ VIEWS = (
         analysis=_turn_time_tables,
         chart=_turn_times,
         empty="no turn was recorded there. Single-turn agent loops of older versions have none.",
-        section="turns",
         takes=_BOTH,
         example="--validate",
     ),
@@ -183,7 +182,6 @@ VIEWS = (
         analysis=_turns_tables,
         chart=_turns,
         empty="no request with a number of turns was recorded there.",
-        section="turns",
         takes=frozenset({"validate"}),
     ),
 )

@@ -213,7 +213,6 @@ VIEWS = (
         analysis=Asking(worker_phases, worker_balance),
         chart=_workers,
         empty="no agent-loop worker or rank was recorded there.",
-        section="workers",
         example="--steps 7",
     ),
 )
