@@ -75,7 +75,7 @@ def claim(url: str, run: Path) -> str:
 
 
 class _Uploader:
-    """The process, and when it last uploaded a file."""
+    """The process, and the thread that listens to it and starts it again where it was killed."""
 
     def __init__(self, run: Path, url: str, every_s: float) -> None:
         self.run = run
@@ -83,11 +83,16 @@ class _Uploader:
         self.pid = os.getpid()
         self._argv = [sys.executable, "-m", _MODULE, str(run), url, "--every", str(every_s)]
         self._ending = threading.Event()
-        # Held while a process is started, or told to end.
+        # Held while a process is started, or its input closed: it then ends after a last upload.
         self._starting = threading.Lock()
         self._process = self._started()
+        self._status = 0
+        self._problem = ""
         self._heard_s = time.monotonic()
-        threading.Thread(target=self._watch, name="verl-profiler upload", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._watch, name="verl-profiler upload", daemon=True
+        )
+        self._thread.start()
 
     def _started(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603
@@ -99,82 +104,61 @@ class _Uploader:
             start_new_session=True,
         )
 
-    def end(self) -> None:
-        """Have the last files uploaded, and wait; where the process is killed meanwhile, once more."""
-        status = self._last_status()
-        if status not in (None, 0, 1):
-            say(
-                f"WARNING the upload process {_ended(status)} before it had uploaded everything; it is "
-                "started again (upload-restarted)"
-            )
-            with self._starting:
-                self._process = self._started()
-            threading.Thread(target=self._listen, args=[self._process], daemon=True).start()
-            status = self._last_status()
-        if status is None:
-            say(
-                f"WARNING not uploaded: {self.url} did not answer for {_SILENCE_S:.0f} s; the files "
-                f"stay in {self.run}. {self._again} (not-uploaded)"
-            )
-        elif status == 0 and self.run.is_dir():
-            say(f"the run was uploaded to {self.url}")
-        elif status not in (0, 1):
-            # With 1 it printed a line itself.
-            say(
-                f"WARNING not uploaded: the upload process {_ended(status)}; the files stay in "
-                f"{self.run}. {self._again} (not-uploaded)"
-            )
-
-    def _last_status(self) -> int | None:
-        """Let the process end, and return its status; None where it made no progress."""
-        self._ending.set()
-        with self._starting:
-            process = self._process
-            with contextlib.suppress(OSError):
-                if process.stdin is not None:
-                    process.stdin.close()
-        self._heard_s = time.monotonic()
-        while process.poll() is None:
-            if time.monotonic() - self._heard_s > _SILENCE_S:
-                process.kill()
-                process.wait()
-                return None
-            time.sleep(_POLL_S)
-        return process.returncode
-
-    @property
-    def _again(self) -> str:
-        return f"Run: verl-profiler collect {self.run} --to {self.url}"
-
     def _watch(self) -> None:
-        """Start a process that ended early again, a few times."""
-        for number in range(_RESTARTS + 1):
-            process = self._process
-            self._listen(process)
-            status = process.wait()
-            if self._ending.is_set():
+        """Listen until the upload has ended; a few times in a run, and once at its end, start it again."""
+        wait_s = _RESTART_S
+        for left in range(_RESTARTS, -1, -1):
+            self._listen()
+            if self._problem or (self._ending.is_set() and self._status in (0, 1)):
                 return
-            wait_s = _RESTART_S * 2**number
-            again = (
-                "and is not started again before the end of the run"
-                if number == _RESTARTS
-                else f"and is started again in {wait_s:.0f} s"
-            )
+            again = f"in {wait_s:.0f} s" if left else "at the end of the run"
             say(
-                f"WARNING the upload process to {self.url} {_ended(status)}, {again}; the files stay in "
-                f"{self.run} (upload-restarted)"
+                f"WARNING the upload process to {self.url} {_ended(self._status)}, and is started again "
+                f"{'now' if self._ending.is_set() else again}; the files stay in {self.run} "
+                "(upload-restarted)"
             )
-            if number == _RESTARTS or self._ending.wait(wait_s):
-                return
+            self._ending.wait(wait_s if left else None)
+            wait_s *= 2
             with self._starting:
-                if self._ending.is_set():
-                    return
                 self._process = self._started()
+                if self._ending.is_set():
+                    self._close_input()
+                    break
+        self._listen()
 
-    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+    def _listen(self) -> None:
+        process = self._process
         with contextlib.suppress(OSError, ValueError):
             for _ in iter(process.stdout or ()):
                 self._heard_s = time.monotonic()
+        self._status = process.wait()
+
+    def _close_input(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+
+    def end(self) -> None:
+        """Have the last files uploaded, and wait while it makes progress."""
+        with self._starting:
+            self._ending.set()
+            self._close_input()
+        self._heard_s = time.monotonic()
+        while self._thread.is_alive() and not self._problem:
+            self._thread.join(_POLL_S)
+            if time.monotonic() - self._heard_s > _SILENCE_S:
+                self._problem = f"{self.url} did not answer for {_SILENCE_S:.0f} s"
+                self._process.kill()
+        if not self._problem and self._status not in (0, 1):
+            self._problem = f"the upload process {_ended(self._status)}"
+        if self._problem:
+            say(
+                f"WARNING not uploaded: {self._problem}; the files stay in {self.run}. Run: "
+                f"verl-profiler collect {self.run} --to {self.url} (not-uploaded)"
+            )
+        elif self._status == 0 and self.run.is_dir():
+            # With 1 it printed a line itself.
+            say(f"the run was uploaded to {self.url}")
 
 
 def _ended(status: int) -> str:
