@@ -28,8 +28,6 @@ _MOST_RUNNING = 10_000
 class _ScoredSample(context.Request):
     """What the spans of a reward function carry: a reward worker receives no request id."""
 
-    __slots__ = ()
-
     def full_identity(self) -> dict[str, Any]:
         extra = super().full_identity()
         if self.uid is not None:

@@ -158,18 +158,15 @@ def _path(log_path: Any) -> Path:
     return Path(path)
 
 
-class _Span:
+class _Span(msgspec.Struct, eq=False):
     """What `span(...)` returns: a context manager, sync and async, and a decorator."""
 
-    __slots__ = ("_begin_ns", "_event", "_fields", "_named", "_range")
-
-    def __init__(self, event: str, fields: dict[str, Any]) -> None:
-        self._event = event
-        self._fields = fields
-        self._begin_ns = 0
-        # The request that it names, and what takes it out of the context.
-        self._named: tuple[context.Request, Token[Any]] | None = None
-        self._range: Any = None
+    _event: str
+    _fields: dict[str, Any]
+    _begin_ns: int = 0
+    # The request that it names, and what takes it out of the context.
+    _named: tuple[context.Request, Token[Any]] | None = None
+    _range: Any = None
 
     def set(self, /, **fields: Any) -> None:
         """Set fields that are known only later, such as the size of a result; the last value stays."""

@@ -11,6 +11,8 @@ import weakref
 from contextvars import ContextVar, Token
 from typing import Any
 
+import msgspec
+
 __all__ = [
     "EngineCall",
     "Request",
@@ -22,72 +24,39 @@ __all__ = [
 ]
 
 
-class Request:
+class Request(msgspec.Struct, weakref=True, eq=False):
     """One agent-loop run, from its start until its result is stored."""
 
-    __slots__ = (
-        "__weakref__",
-        "_identity",
-        "_identity_id",
-        "_identity_turn",
-        "agent",
-        "attempts",
-        "begin_ns",
-        "calls_open",
-        "explicit_turns",
-        "generated_tokens",
-        "learns_step",
-        "max_weight_version",
-        "min_weight_version",
-        "prompt_tokens",
-        "request_id",
-        "response_tokens",
-        "reward",
-        "sample",
-        "session",
-        "step",
-        "tool_begin_ns",
-        "tool_calls",
-        "tool_end_ns",
-        "tool_tokens",
-        "turn",
-        "turn_begin_ns",
-        "turns",
-        "uid",
-        "validate",
-    )
-
-    def __init__(self, step: int | None, *, validate: bool = False) -> None:
-        self.step = step
-        self.validate = validate
-        self.request_id: str | None = None
-        self.sample: Any = None
-        self.session: Any = None
-        self.uid: str | None = None
-        self.agent: str | None = None
-        self.begin_ns = 0
-        self.turn: int | None = None
-        self.turns = 0
-        self.turn_begin_ns: int | None = None
-        self.explicit_turns = False
-        self.calls_open = 0
-        # Whether verl gives it no step: then it follows the versions of the weights.
-        self.learns_step = False
-        # Attempts of all generate calls; 0 while none was aborted.
-        self.attempts = 0
-        self.min_weight_version: int | None = None
-        self.max_weight_version: int | None = None
-        self.tool_begin_ns: int | None = None
-        self.tool_end_ns = 0
-        self.tool_calls = 0
-        self.prompt_tokens: int | None = None
-        self.response_tokens: int | None = None
-        self.generated_tokens: int | None = None
-        self.tool_tokens: int | None = None
-        self.reward: float | None = None
-        self._identity: dict[str, Any] | None = None
-        self._identity_id: str | None = None
-        self._identity_turn: int | None = None
+    step: int | None
+    validate: bool = False
+    request_id: str | None = None
+    sample: Any = None
+    session: Any = None
+    uid: str | None = None
+    agent: str | None = None
+    begin_ns: int = 0
+    turn: int | None = None
+    turns: int = 0
+    turn_begin_ns: int | None = None
+    explicit_turns: bool = False
+    calls_open: int = 0
+    # Whether verl gives it no step: then it follows the versions of the weights.
+    learns_step: bool = False
+    # Attempts of all generate calls; 0 while none was aborted.
+    attempts: int = 0
+    min_weight_version: int | None = None
+    max_weight_version: int | None = None
+    tool_begin_ns: int | None = None
+    tool_end_ns: int = 0
+    tool_calls: int = 0
+    prompt_tokens: int | None = None
+    response_tokens: int | None = None
+    generated_tokens: int | None = None
+    tool_tokens: int | None = None
+    reward: float | None = None
+    _identity: dict[str, Any] | None = None
+    _identity_id: str | None = None
+    _identity_turn: int | None = None
 
     def identity(self) -> dict[str, Any]:
         """Return `known_identity` as a new dict."""
@@ -132,45 +101,30 @@ class Request:
         return extra
 
 
-class EngineCall:
+class EngineCall(msgspec.Struct, kw_only=True, eq=False):
     """One generate call or one attempt of it, in the client or in the server, while it runs.
 
     Args:
         repeats: Whether the call makes attempts until one is not aborted.
+        outer: The call that this is an attempt of.
     """
 
-    __slots__ = (
-        "aborted_tokens",
-        "answer",
-        "attempts",
-        "ended_ns",
-        "engine_request_id",
-        "is_over",
-        "outer",
-        "repeats",
-        "request",
-        "server",
-        "waits",
-    )
-
-    def __init__(self, *, repeats: bool = False, outer: EngineCall | None = None) -> None:
-        self.repeats = repeats
-        # The call that this is an attempt of.
-        self.outer = outer
-        # Of a call that repeats: attempts that ended, the last one's end, and the aborted ones' tokens.
-        self.attempts = 0
-        self.ended_ns = 0
-        self.aborted_tokens = 0
-        # In a server: whether it came during a pause.
-        self.waits = False
-        self.engine_request_id: str | None = None
-        # The replica that the load balancer chose.
-        self.server: str | None = None
-        # Of a call outside of all requests: what stands for one.
-        self.request: Request | None = None
-        # The engine's last answer, as the server got it.
-        self.answer: Any = None
-        self.is_over = False
+    repeats: bool = False
+    outer: EngineCall | None = None
+    # Of a call that repeats: attempts that ended, the last one's end, and the aborted ones' tokens.
+    attempts: int = 0
+    ended_ns: int = 0
+    aborted_tokens: int = 0
+    # In a server: whether it came during a pause.
+    waits: bool = False
+    engine_request_id: str | None = None
+    # The replica that the load balancer chose.
+    server: str | None = None
+    # Of a call outside of all requests: what stands for one.
+    request: Request | None = None
+    # The engine's last answer, as the server got it.
+    answer: Any = None
+    is_over: bool = False
 
     def end(self) -> None:
         """Let go of the answer: tasks that began meanwhile keep this object in their context."""

@@ -344,19 +344,16 @@ def _weighted(item: Event, weight: int) -> Event:
     return _with_fields(item, {**_fields_of(item), "sampled": weight})
 
 
-class _Sums:
+class _Sums(msgspec.Struct, eq=False):
     """What the details of one request add up to, as the reader adds them up."""
 
-    __slots__ = ("calls", "offset_ns", "post", "reward", "times_us", "tokens")
-
-    def __init__(self, offset_ns: int) -> None:
-        self.offset_ns = offset_ns
-        self.times_us: dict[str, int] = {}
-        self.calls: dict[str, int] = {}
-        # Of what the generate calls returned.
-        self.tokens: int | None = None
-        self.post: tuple[int, int] | None = None
-        self.reward: tuple[int, int] | None = None
+    offset_ns: int
+    times_us: dict[str, int] = {}
+    calls: dict[str, int] = {}
+    # Of what the generate calls returned.
+    tokens: int | None = None
+    post: tuple[int, int] | None = None
+    reward: tuple[int, int] | None = None
 
     def add(self, details: Iterable[Event]) -> None:
         """Add details; the user's own spans have no component."""

@@ -41,7 +41,7 @@ class Logged(msgspec.Struct):
 Event = tuple[Any, int | None, int, Any, Any]
 
 
-class Target:
+class Target(msgspec.Struct, eq=False):
     """A file, and lines of one step that are to be written to it.
 
     Args:
@@ -50,13 +50,10 @@ class Target:
         owned: Whether only this process writes the file.
     """
 
-    __slots__ = ("lines", "owned", "path", "step")
-
-    def __init__(self, path: Path, step: int, *, owned: bool = True) -> None:
-        self.path = path
-        self.step = step
-        self.owned = owned
-        self.lines: list[bytes] = []
+    path: Path
+    step: int
+    owned: bool = True
+    lines: list[bytes] = []
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
@@ -151,6 +148,6 @@ class LineEncoder:
             raise ValueError(f"{number} is no step")
         # Nothing but whole numbers from 0 is a folder of a run.
         own = self._directory / step_folder(max(number, 0)) / f"{self._name}.jsonl"
-        target = Target(path or own, number, owned=path is None)
+        target = Target(path or own, number, path is None)
         self._targets[step if path is None else (path, step)] = target
         return target
