@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from verl_profiler.analysis.explain import findings
+from verl_profiler.analysis import registry
 from verl_profiler.cli import main
 
 _BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
@@ -42,7 +42,7 @@ def replayed(page: Path, folder: Path) -> str:
 @contextlib.contextmanager
 def _explained_once():
     """Explain each run once, as if its explanation were kept; of an archive none is."""
-    explain, made = findings.explanations, {}
+    explain, made = registry.explanations, {}
 
     def explanations(tables, steps=None):
         key = tuple(tables.launches), steps
@@ -50,7 +50,7 @@ def _explained_once():
             made[key] = explain(tables, steps)
         return copy.deepcopy(made[key])
 
-    with mock.patch.object(findings, "explanations", explanations):
+    with mock.patch.object(registry, "explanations", explanations):
         yield
 
 

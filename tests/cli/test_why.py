@@ -7,7 +7,7 @@ from cached_runs import REHEARSED, fixable_run
 from commands import command
 from event_files import ended, write_lines
 
-from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.registry import explanations
 from verl_profiler.cli import why
 from verl_profiler.reading.reader import load
 from verl_profiler.views.why_text import why as view

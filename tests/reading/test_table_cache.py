@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from analyses import ANALYSES
 
-from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.registry import explanations, summarized
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.table_cache import TableCache
 
@@ -112,20 +112,21 @@ def test_two_threads_make_each_table_once(run, monkeypatch):
     assert {1} == set(made.values())
 
 
-def test_an_explanation_is_kept_and_made_again_when_the_run_grows(run):
+@pytest.mark.parametrize("answer", [explanations, summarized])
+def test_an_answer_is_kept_and_made_again_when_the_run_grows(run, answer):
     """Read back as it was made; other steps, or another event, have another file."""
     with load(run) as opened:
-        first = json.loads(json.dumps(explanations(opened.tables)))
-    kept = cached_files(run, "explanations", "json")
+        first = json.loads(json.dumps(answer(opened.tables)))
+    kept = cached_files(run, answer.__name__, "json")
     (file,) = kept
     path = run / ".cache" / "events-1" / file
     assert first == json.loads(path.read_text())
 
     with load(run) as opened:
-        assert first == explanations(opened.tables)
-        assert kept == cached_files(run, "explanations", "json")
-        assert first != explanations(opened.tables, (2, 2))
-    assert 2 == len(cached_files(run, "explanations", "json"))
+        assert first == answer(opened.tables)
+        assert kept == cached_files(run, answer.__name__, "json")
+        assert first != answer(opened.tables, (2, 2))
+    assert 2 == len(cached_files(run, answer.__name__, "json"))
     trainer = next(run.glob("step_2/trainer_0.*"))
     lines = [json.loads(line) for line in trainer.read_text().splitlines()]
     (step,) = (line for line in lines if line.get("event") == "step")
@@ -133,4 +134,4 @@ def test_an_explanation_is_kept_and_made_again_when_the_run_grows(run):
         own = {**step, "event": "mine", "duration_sec": step["duration_sec"] / 3}
         file.write(json.dumps(own) + "\n")
     with load(run) as opened:
-        assert first != json.loads(json.dumps(explanations(opened.tables)))
+        assert first != json.loads(json.dumps(answer(opened.tables)))

@@ -171,7 +171,7 @@ def judge(kind, rows, cost_s):
 
 def findings_of(training):
     """Read a training's files and return its findings, as `summary` has them."""
-    from verl_profiler.analysis.explain.findings import explanations
+    from verl_profiler.analysis.registry import explanations
     from verl_profiler.reading.reader import load
 
     with tempfile.TemporaryDirectory() as folder:

@@ -13,8 +13,9 @@ from truth.test_findings import CASES, QUIET, anomalies, longest_turn, requests_
 
 from verl_profiler.analysis.explain.asynchronous_findings import with_the_rest
 from verl_profiler.analysis.explain.critical_path import BETWEEN, CATEGORIES
-from verl_profiler.analysis.explain.findings import explanations, ranked
+from verl_profiler.analysis.explain.findings import ranked
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
+from verl_profiler.analysis.registry import explanations
 from verl_profiler.views.findings import finding_list
 
 PHASES = ("adv", "update_actor", "old_log_prob", "testing", "save_checkpoint", "{mine}", "gen")

@@ -7,7 +7,7 @@ from truth.asynchronous_runs import events_of as events_of_run
 from truth.synthetic import events_of, tables_of
 from truth.test_culprits import STEPS, healthy
 
-from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.registry import explanations
 from verl_profiler.views.findings import RULES
 
 JOINED = (

@@ -6,7 +6,7 @@ import pytest
 from truth.synthetic import SECOND, Phase, Request, Step, Turn, run_of
 
 from verl_profiler.analysis.explain.concentration import Place, concentration
-from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.registry import explanations
 from verl_profiler.views.findings import finding_list
 
 # The first one is warm-up; of two alike, eight steps name the one that always leads.

@@ -4,7 +4,7 @@ import pytest
 from truth.device_readings import process, reading, sampler
 from truth.synthetic import EPOCH, Request, Step, events_of
 
-from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.registry import explanations
 from verl_profiler.reading.tables.tables import Tables
 
 _EVERY_US = 100_000

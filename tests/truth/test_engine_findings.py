@@ -7,7 +7,7 @@ from truth.engine_readings import reading
 from truth.synthetic import events_of, tables_of
 from truth.test_culprits import STEPS, each_request, each_turn, every, healthy, seconds_per_step
 
-from verl_profiler.analysis.explain.findings import explanations
+from verl_profiler.analysis.registry import explanations
 
 _EVERY_US = 100_000
 _FITS = 10

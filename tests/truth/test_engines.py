@@ -7,10 +7,10 @@ import pytest
 from truth.engines import Engines, changed, steps_of
 from truth.synthetic import Phase, events_of, run_of
 
-from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.replay import lengths_us
 from verl_profiler.analysis.explain.what_if import what_if
+from verl_profiler.analysis.registry import explanations
 
 LINES = ((6_000, 700), (11_000, 1_300))
 # Prefill that hardly holds decoding up, so that a call's passes are all that it takes.

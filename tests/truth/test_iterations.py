@@ -17,11 +17,11 @@ from truth.engines import (
 from truth.synthetic import EPOCH, Request, Step, Turn, events_of, run_of, tables_of
 
 from verl_profiler.analysis.explain import iteration_times
-from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.iteration_times import pass_times
 from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.speed import time_us
 from verl_profiler.analysis.explain.what_if import what_if
+from verl_profiler.analysis.registry import explanations
 from verl_profiler.views.why_text import why
 
 STEPS = 6

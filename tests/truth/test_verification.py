@@ -7,8 +7,8 @@ import pytest
 from truth.synthetic import SECOND, run_of
 from truth.test_culprits import healthy
 
-from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.verification import verified
+from verl_profiler.analysis.registry import explanations
 from verl_profiler.analysis.steps import step_times
 
 

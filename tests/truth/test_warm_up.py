@@ -11,9 +11,9 @@ from truth.synthetic import events_of, run_of, tables_of
 from truth.test_findings import QUIET
 
 from verl_profiler.analysis.explain.finding import Finding, in_order
-from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.overview import headline, phase_totals
+from verl_profiler.analysis.registry import explanations
 from verl_profiler.analysis.selection import left_out
 from verl_profiler.analysis.steps import step_phases, step_times
 from verl_profiler.cli import main

@@ -186,7 +186,7 @@ def _parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         description=verl_profiler.__doc__.splitlines()[0] if verl_profiler.__doc__ else None,
         epilog="Recording needs no command: add +profiler=multiturn to `python -m verl.trainer.main_ppo`.",
     )
-    parser.add_argument("--version", action="version", version=f"verl-profiler {version()}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.add_argument(
         "--traceback", action="store_true", help="print the traceback of an error in this command"
     )
@@ -204,6 +204,14 @@ def _parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         module.add_arguments(command)
         command.set_defaults(run=module.run, command=name)
     return parser
+
+
+class _Version(argparse.Action):
+    """Prints the version, whose look-up is slow, only on request."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"verl-profiler {version()}")
+        parser.exit()
 
 
 def version() -> str:

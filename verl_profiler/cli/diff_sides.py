@@ -166,7 +166,7 @@ def read_findings(each: Side, *, cache: bool) -> tuple[dict[str, Any], Rows]:
     Raises:
         ReadingError: No finished step is left.
     """
-    from verl_profiler.analysis.explain.findings import explanations
+    from verl_profiler.analysis.registry import explanations
     from verl_profiler.analysis.selection import steady, warm_ups
     from verl_profiler.analysis.steps import step_times
     from verl_profiler.reading.reader import load

@@ -81,8 +81,8 @@ def _published(profile: Profile, tracker: str) -> bool:
 
 
 def _profile(opened: Run, report: Path, project: str, experiment: str) -> Profile:
-    from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.analysis.overview import headline, phase_totals
+    from verl_profiler.analysis.registry import explanations
     from verl_profiler.analysis.selection import left_out
     from verl_profiler.analysis.steps import step_phases, step_times
     from verl_profiler.exports.trackers import Profile

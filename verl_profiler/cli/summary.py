@@ -118,9 +118,8 @@ def write_summary(
     color: bool = False,
 ) -> int:
     """Write the summary of an opened run; return 0, or 1 if there is nothing to report."""
-    from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.analysis.overview import headline
-    from verl_profiler.analysis.registry import EXPLANATIONS, summarized
+    from verl_profiler.analysis.registry import EXPLANATIONS, explanations, summarized
     from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.reading.progress import doing
     from verl_profiler.views.about_run import recorded_events

@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
     if are_logs(args.runs):
         return summarize_logs(args.runs, steps=args.steps, as_json=args.json, verbose=True)
-    from verl_profiler.analysis.explain.findings import explanations
     from verl_profiler.analysis.overview import headline
+    from verl_profiler.analysis.registry import explanations
     from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.analysis.steps import step_times
     from verl_profiler.views.why_text import why

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.overview import headline
+from verl_profiler.analysis.registry import explanations
 from verl_profiler.analysis.selection import Rows, left_out
 from verl_profiler.analysis.steps import step_times
 from verl_profiler.errors import ReadingError

@@ -15,7 +15,6 @@ from typing import Any
 from verl_profiler.analysis.captures import gpu_idle, range_times, top_kernels
 from verl_profiler.analysis.engine import engine_times, replica_balance
 from verl_profiler.analysis.event_loop import longest_lags, loop_lags
-from verl_profiler.analysis.explain.findings import explanations
 from verl_profiler.analysis.memory import (
     memory_findings,
     memory_peaks,
@@ -23,7 +22,7 @@ from verl_profiler.analysis.memory import (
     release_effects,
     sleep_times,
 )
-from verl_profiler.analysis.registry import summarized
+from verl_profiler.analysis.registry import explanations, summarized
 from verl_profiler.analysis.requests import request_parts, request_times
 from verl_profiler.analysis.selection import Rows, Steps, in_steps, left_out
 from verl_profiler.analysis.steps import validation_times

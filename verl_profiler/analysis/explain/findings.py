@@ -7,12 +7,18 @@ is that of the trainer's devices.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from verl_profiler.analysis.device_use import device_use
+from verl_profiler.analysis.explain.asynchronous_findings import (
+    ASYNCHRONOUS,
+    asynchronous_findings,
+    with_the_rest,
+)
 from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Place, identity
+from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import (
     BETWEEN,
     CATEGORIES,
@@ -20,16 +26,22 @@ from verl_profiler.analysis.explain.critical_path import (
     critical_segments,
     path_categories,
 )
+from verl_profiler.analysis.explain.culprits import culprit_rows, culprits
 from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_few, in_order, shares_of_work
 from verl_profiler.analysis.explain.fixes import Facts
+from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rollout_culprits import Found
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
+from verl_profiler.analysis.explain.what_if import asynchronous_what_if, replays_and_averages
+from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, by_run, left_out, steps_of
+from verl_profiler.analysis.staleness import staleness
+from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import share
 
-__all__ = ["explanations", "ranked"]
+__all__ = ["explained", "ranked"]
 
 # Minimum share of a step for a gain to be a finding even if its interval contains 0.
 _LARGE = 0.1
@@ -45,8 +57,8 @@ _WORK: dict[str, tuple[str, ...]] = {
 _WORKS = frozenset(category for each in _WORK.values() for category in each)
 
 
-def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
-    """Return all explanations of the step times, each computed once; kept beside the tables.
+def explained(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
+    """Return all explanations of the step times, each computed once.
 
     Returns:
         The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
@@ -56,31 +68,6 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         between_path: the same of the time between steps;
         and findings, see `ranked` and `Finding.row`.
     """
-    if tables.table_cache is None:
-        return _explained(tables, steps)
-    processes = tables.rows("SELECT * FROM processes ORDER BY run, name")
-    made_from = json.dumps([steps, tables.launches, processes], default=str)
-    return tables.table_cache.document(
-        "explanations", [made_from], lambda: _explained(tables, steps)
-    )
-
-
-def _explained(tables: Tables, steps: Steps) -> dict[str, Rows]:
-    # Imported here because most commands find their answer in the cache.
-    from verl_profiler.analysis.device_use import device_use
-    from verl_profiler.analysis.explain.asynchronous_findings import (
-        ASYNCHRONOUS,
-        asynchronous_findings,
-        with_the_rest,
-    )
-    from verl_profiler.analysis.explain.critical_cycle import critical_cycle
-    from verl_profiler.analysis.explain.culprits import culprit_rows, culprits
-    from verl_profiler.analysis.explain.ledger import bubble_ledger
-    from verl_profiler.analysis.explain.what_if import asynchronous_what_if, replays_and_averages
-    from verl_profiler.analysis.phase_efficiency import phase_efficiency
-    from verl_profiler.analysis.staleness import staleness
-    from verl_profiler.analysis.staleness_causes import staleness_causes
-
     replays, averages = replays_and_averages(tables, steps)
     segments = critical_segments(tables, steps)
     steady, without = after_warm_up(tables, steps), left_out(tables, steps)
