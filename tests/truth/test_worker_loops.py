@@ -6,10 +6,11 @@ import pytest
 from truth.event_loops import blocked
 from truth.synthetic import Request, Step, Turn, run_of
 
+from verl_profiler.analysis.explain.changes import CHANGES
+from verl_profiler.analysis.explain.model import Dispatch, Mark, Model, Take, Tools, Unit, Work
 from verl_profiler.analysis.explain.model import Request as ModelRequest
-from verl_profiler.analysis.explain.model import Tools, Work
+from verl_profiler.analysis.explain.replay import lengths_us
 from verl_profiler.analysis.explain.what_if import step_replays
-from verl_profiler.analysis.explain.worker_loops import balanced
 
 
 def _turns(rng):
@@ -82,7 +83,9 @@ def test_by_hand():
         ModelRequest(begin, 100.0, "a", 1, (Work(100.0, own=True),)) for begin in (0.0, 100.0)
     )
     idle = ModelRequest(0.0, 1.0, "b", 1, (Work(0.0, own=True), Tools(((0.0, 1.0, "t"),), 0)))
-    changed = balanced([first, second, idle])
-    ends = [each.begin_us + sum(stage.length_us for stage in each.stages) for each in changed]
+    operations = Mark(0), Dispatch(), Take(1, 0.0)
+    model = Model("run", (1,), (200.0,), operations, (Unit((first, second, idle)),))
+    changed = CHANGES["even_workers"].changed(model, [model])
 
-    assert ends == pytest.approx([50.0, 100.0, 1.0])
+    assert lengths_us(changed.before) == pytest.approx([200.0])
+    assert lengths_us(*changed.models) == pytest.approx([100.0])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from operator import is_
-from statistics import median
+from statistics import fmean, median
 from typing import Any, TypeGuard
 
 from verl_profiler.analysis.explain.model import (
@@ -32,7 +32,7 @@ from verl_profiler.analysis.explain.model import (
 )
 from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.speed import Speed, mean_speed, time_us
-from verl_profiler.analysis.explain.worker_loops import balanced
+from verl_profiler.analysis.explain.worker_loops import looped
 from verl_profiler.reading.quantiles import interpolated, least_values
 
 __all__ = [
@@ -64,11 +64,13 @@ _STALLED = 3.0
 class Changed:
     """Changed models, whose mean is the answer, and models between which the truth is.
 
-    The bounds are for where one assumption decides.
+    The bounds are for where one assumption decides.  They are compared with `before`, if that is not the
+    model itself: what it has besides is no part of the change.
     """
 
     models: Sequence[Model]
     bounds: Sequence[Model] = ()
+    before: Model | None = None
 
 
 Changing = Callable[[Model, Sequence[Model]], Changed | None]
@@ -352,6 +354,25 @@ def _doubled(model: Model, models: Sequence[Model]) -> Changed | None:
     return Changed([model.with_requests([*model.requests, *each.requests]) for each in others])
 
 
+def _even_workers(model: Model, _: Sequence[Model]) -> Changed | None:
+    """Scale the work of each worker's event loop to the mean over the workers."""
+    requests, loads = looped(model.requests)
+    mean_us = fmean(loads.values()) if loads else 0.0
+    if not any(loads.values()):
+        return Changed([model])
+    pools = {**model.pools, **dict.fromkeys(loads, 1)}
+    before = replace(model.with_requests(requests), pools=pools)
+
+    def scaled(stage: Stage) -> Stage:
+        load_us = loads.get(stage.pool or "") if isinstance(stage, Work) else None
+        if not load_us or not isinstance(stage, Work):
+            return stage
+        return stage._replace(length_us=stage.length_us * mean_us / load_us)
+
+    changed = _stages(scaled)(before, [before])
+    return None if changed is None else replace(changed, before=before)
+
+
 def _scaled(state: str, factor: float) -> Changing:
     """Multiply what the trainer does in a state."""
 
@@ -400,14 +421,16 @@ def _in_flight(batches: int) -> Changing:
     would collect all of them.
     """
 
-    def changed(model: Model) -> Model | None:
+    def changed(model: Model, _: Sequence[Model]) -> Changed | None:
         limit = model.limit + batches * max(round(model.batch), 1)
         if limit < 1 or any(unit.dropped for unit in model.units):
             return None
         routing = "request" if batches > 0 and model.is_balanced() else None
-        return replace(model, limit=limit, routing=routing)
+        # Other routes than the recorded ones are not part of the change.
+        before = None if routing == model.routing else replace(model, routing=routing)
+        return Changed([replace(before or model, limit=limit)], before=before)
 
-    return _model(changed)
+    return changed
 
 
 def _moved(replicas: int) -> Changing:
@@ -581,7 +604,7 @@ CHANGES: dict[str, Change] = {
     ),
     "even_workers": Change(
         "balance work over the workers' event loops",
-        _model(lambda model: model.with_requests(balanced(model.requests))),
+        _even_workers,
     ),
     "even_ranks": Change(
         "balance the ranks in each phase",

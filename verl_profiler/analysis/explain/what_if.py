@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -167,7 +166,8 @@ def _replays(models: Sequence[Model]) -> Rows:
             if changed is None:
                 rows.append(_replay_row(model, what, None))
                 continue
-            found = _saving(model, unchanged, changed, change)
+            before = _replayed(changed.before) if changed.before else unchanged
+            found = _saving(changed.before or model, before, changed, change)
             row = _replay_row(model, what, unchanged.us[0] - found.saved_s[0] * 1e6)
             for name in ("saved_s", "earlier_s", "least_s", "most_s"):
                 row[name] = getattr(found, name)[0]
@@ -281,11 +281,8 @@ def _answers(model: Model) -> Iterator[dict[str, Any]]:
         changed = change.changed(model, [model])
         if changed is None:
             continue
-        before = unchanged
-        if changed.models[0].routing != model.routing:
-            # Other routes than the recorded ones are not part of the change.
-            before = _replayed(replace(model, routing=changed.models[0].routing))
-        found = _saving(model, before, changed, change)
+        before = _replayed(changed.before) if changed.before else unchanged
+        found = _saving(changed.before or model, before, changed, change)
         if not found.saved_s:
             continue
         expected = fmean(found.saved_s)

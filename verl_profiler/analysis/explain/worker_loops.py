@@ -1,4 +1,4 @@
-"""The event loops of agent-loop workers as queues: what balancing their work would change.
+"""The event loops of agent-loop workers: which part of a request's stages is a wait for its loop.
 
 A worker's event loop runs one thing at a time.  While a request's own work blocks it, the others wait:
 those that begin, those whose generate call has ended, and those whose tool has answered.  Recorded are
@@ -7,21 +7,20 @@ only the times at which the loop got to them, so the waits are part of the stage
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
-from statistics import fmean, median
+from statistics import median
 
 from verl_profiler.analysis.explain.model import Call, Request, Stage, Tools, Work, measured_us
 
-__all__ = ["balanced"]
+__all__ = ["looped"]
 
 # Work of a loop with shorter pauses is one busy time.
 _PAUSE_US = 1000.0
 # Stands for a tool: what a generate call takes before it arrives at its engine.
 _WAY = "way to the engine"
+_LOOP = "event loop of "
 
 
 @dataclass
@@ -49,11 +48,10 @@ class _Job:
         return self.tool is None and self.earliest_us > float("-inf")
 
 
-def balanced(requests: Sequence[Request]) -> list[Request]:
-    """Return the requests with each worker's work scaled to the mean over the workers.
+def looped(requests: Sequence[Request]) -> tuple[list[Request], dict[str, float]]:
+    """Return the requests with their own work in a pool of one, their worker's loop, and the work by loop.
 
-    How long requests wait for their loops follows from a queue with the scaled work.  Engines and tools
-    keep their durations.
+    What a request waits for its loop is then a part of its work, and not of the stage before.
     """
     jobs: dict[str, list[_Job]] = {}
     chains = [_with_returns(request) for request in requests]
@@ -62,22 +60,11 @@ def balanced(requests: Sequence[Request]) -> list[Request]:
     for own in jobs.values():
         _set_busy(own)
     lengths = _tool_lengths(job for own in jobs.values() for job in own)
-    for own in jobs.values():
-        _set_ready(own, lengths)
-    loads = {worker: sum(job.busy_us for job in own) for worker, own in jobs.items()}
-    mean_us = fmean(loads.values()) if loads else 0.0
-    changed = list(requests)
     for worker, own in jobs.items():
-        if not loads[worker] or loads[worker] == mean_us:
-            continue
-        by_request: dict[int, list[_Job]] = {}
-        for job in sorted(own, key=lambda job: (job.request, job.stage)):
-            by_request.setdefault(job.request, []).append(job)
-        factors = 1.0, mean_us / loads[worker]
-        now, then = (_lengths(by_request.values(), factor) for factor in factors)
-        for place, parts in by_request.items():
-            changed[place] = _with_waits(chains[place], parts, now, then)
-    return changed
+        _set_ready(own, lengths)
+        for job in own:
+            chains[job.request] = _in_loop(chains[job.request], job, _LOOP + worker)
+    return chains, {_LOOP + name: sum(job.busy_us for job in own) for name, own in jobs.items()}
 
 
 def _with_returns(request: Request) -> Request:
@@ -172,56 +159,16 @@ def _set_ready(jobs: Sequence[_Job], tool_lengths: Mapping[str, float]) -> None:
             job.ready_us = max(job.ready_us, min(answered_us, most_us))
 
 
-def _lengths(chains: Iterable[Sequence[_Job]], factor: float) -> dict[int, float]:
-    """Return by `id` for how long each job waits and runs if its work is scaled: a FIFO queue.
-
-    Args:
-        chains: The jobs of each request of a worker, in order.
-        factor: Of their work.
-    """
-    number = count()
-    heap = [(chain[0].ready_us, next(number), chain, 0) for chain in chains]
-    heapq.heapify(heap)
-    free_us = float("-inf")
-    found: dict[int, float] = {}
-    while heap:
-        ready_us, _, chain, place = heapq.heappop(heap)
-        job = chain[place]
-        free_us = max(ready_us, free_us) + job.busy_us * factor
-        found[id(job)] = free_us - ready_us
-        if place + 1 < len(chain):
-            after = chain[place + 1]
-            ready_us = free_us + max(after.ready_us - job.end_us, 0.0)
-            heapq.heappush(heap, (ready_us, next(number), chain, place + 1))
-    return found
-
-
-def _with_waits(
-    request: Request, jobs: Sequence[_Job], now: Mapping[int, float], then: Mapping[int, float]
-) -> Request:
-    """Replace own work and the waits for it by those in a queue with scaled work.
-
-    Args:
-        request: What the jobs are of; the waits are the ends of the stages before them.
-        jobs: In its order.
-        now: By `id` of the job, the length of waiting and work in the queue with the measured work.
-        then: The same with the scaled work.
-    """
+def _in_loop(request: Request, job: _Job, loop: str) -> Request:
+    """Let a job wait for its loop; the wait is no longer the end of the stage before, or before the request."""
     stages = list(request.stages)
-    # By how much the queue with the measured work is shorter than measured.
-    missing_us = 0.0
-    for job in jobs:
-        waited_us = job.begin_us - job.ready_us
-        missing_us += waited_us + job.end_us - job.begin_us - now[id(job)]
-        stages[job.stage] = Work(then[id(job)], own=True)
-        if job.stage:
-            stages[job.stage - 1] = _without_end(stages[job.stage - 1], waited_us)
-    last = jobs[-1]
-    stages[last.stage] = Work(max(then[id(last)] + missing_us, 0.0), own=True)
-    begin_us = request.begin_us
-    if jobs[0].stage == 0:
-        begin_us = jobs[0].ready_us
-    return request._replace(begin_us=begin_us, stages=tuple(stages))
+    length_us = job.end_us - job.ready_us
+    served = job.busy_us / length_us if length_us else 1.0
+    stages[job.stage] = Work(length_us, own=True, pool=loop, served=served)
+    if not job.stage:
+        return request._replace(begin_us=job.ready_us, stages=tuple(stages))
+    stages[job.stage - 1] = _without_end(stages[job.stage - 1], job.begin_us - job.ready_us)
+    return request._replace(stages=tuple(stages))
 
 
 def _without_end(stage: Stage, less_us: float) -> Stage:
