@@ -13,7 +13,13 @@ from verl_profiler.reading.reader import load
 QUICK = [
     *(("long_prompts", 1), ("routing_55", 0), ("small_cache", 1), ("change_point", 0), ("tail", 1)),
     *(("busy_host", 0), ("throttled", 0), ("slow_receiver", 0), ("tool_limit", 2)),
-    *(("tool_since", 0), ("loops", 0), ("idle_replica", 0), ("fifth_prompts", 0)),
+    *(
+        ("tool_since", 0),
+        ("loops", 0),
+        ("idle_replica", 0),
+        ("fifth_prompts", 0),
+        ("tokens_grow", 0),
+    ),
 ]
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from verl_profiler.analysis.explain.concentration import Culprit
 from verl_profiler.analysis.explain.engine_culprits import lost_by_engine
-from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_few, shares_of_work
+from verl_profiler.analysis.explain.finding import Account, Finding, finding_of, with_rest
 from verl_profiler.analysis.explain.fixes import Facts, fits
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.rules import RULES, Rule
@@ -28,17 +28,6 @@ _GENERATING = (
 )
 _TRAINER = ("training", "driver", "offload")
 _EVIDENCE = 3
-# Each account of the trainer's devices with this share of the time is in one finding.
-_LEAST = 0.03
-# The accounts that findings explain, if the devices are the trainer's.
-_EXPLAINED = {
-    "waits_for_rollout": "waiting_for_samples",
-    "waits_in_turn": "waiting_for_samples",
-    "split_off": "waiting_for_samples",
-    "sync_bound": "weight_sync",
-    "stale_samples": "generating_dropped",
-    "wasted_aborts": "generating_aborted",
-}
 # What devices are for, by what it is listed under.
 _WORK = {
     "training": ("training",),
@@ -117,34 +106,27 @@ def with_the_rest(listed: Sequence[Finding], ledger: Rows, steps: Steps = None) 
     """
     found: list[Finding] = []
     for run, pools in _pools_of(ledger, steps).items():
-        pool, rest = pools.trainer, dict(pools.means)
-        own: list[Finding] = []
-        for each in listed:
-            if each.run == run:
-                account = _EXPLAINED.get(each.name)
-                accounts = {account: rest.pop(account)} if account in rest else {}
-                own.append(replace(each, accounts=accounts))
-        large = {each: spent for each, spent in rest.items() if spent >= _LEAST * pool.step_s > 0}
-        works = {each for of in _WORK.values() for each in of}
-        for account, spent in sorted(large.items(), key=lambda each: -each[1]):
-            if account not in works:
-                about = f"{account.replace('_', ' ')}: {ACCOUNTS[account]}"
-                rule = Rule(
-                    f"The trainer's devices spend {{lost_s}} per step ({{lost_share}}) on {about}.",
-                    _TRY.get(account, ""),
-                    ("bubble_ledger",),
-                    pooled=True,
-                )
-                made = _row(account, pool, pool.by_step(account), spent, account, rule=rule)
-                own.append(replace(made, accounts={account: spent}))
-        work = {each: spent for each, spent in large.items() if each in works}
-        if work:
-            text, whole = shares_of_work(work, pool.step_s, _WORK), sum(work.values())
-            made = _row("pool_work", pool, pool.by_step(*work), whole, "", reason=text)
-            own.append(replace(made, accounts=work, culprit=NOBODY))
-        ranks = {id(each): _rank_s(each, pools) for each in own}
-        found += sorted(own, key=lambda e: (e.name == "pool_work", e.rule.dominates, -ranks[id(e)]))
+        own = [(each, {*each.rule.categories}) for each in listed if each.run == run]
+        made = with_rest(pools.trainer, own, "pool_work", _WORK, _of_account)
+        ranks = {id(each): _rank_s(each, pools) for each in made}
+        found += sorted(
+            made, key=lambda e: (e.name == "pool_work", e.rule.dominates, -ranks[id(e)])
+        )
     return found
+
+
+def _of_account(pool: Account, account: str) -> Finding:
+    """Return the finding of an account that no other one explains."""
+    about = f"{account.replace('_', ' ')}: {ACCOUNTS[account]}"
+    rule = Rule(
+        f"The trainer's devices spend {{lost_s}} per step ({{lost_share}}) on {about}.",
+        _TRY.get(account, ""),
+        ("bubble_ledger",),
+        pooled=True,
+    )
+    spent, by_step = pool.spent(account), pool.by_step([account])
+    made = _row(account, pool, by_step, spent, account, rule=rule)
+    return replace(made, accounts={account: spent})
 
 
 def _rank_s(finding: Finding, pools: _Pools) -> float:
@@ -152,43 +134,38 @@ def _rank_s(finding: Finding, pools: _Pools) -> float:
     return max(finding.recoverable_s, pools.idle if finding.name == "split_off" else 0.0)
 
 
-class _Pool:
-    """The accounts of a pool, in seconds per step of each of its devices."""
+class _Pool(Account):
+    """The account of a pool, in seconds per step of each of its devices."""
 
-    def __init__(self, run: str, rows: Rows, steps: list[int]) -> None:
-        self.run, self.steps = run, steps
+    def __init__(self, run: str, rows: Rows) -> None:
         self.devices = rows[0]["devices"]
-        self._rows = rows
-        self.step_s = self.of(*{row["account"] for row in rows})
-
-    def of(self, *accounts: str) -> float:
-        return sum(self.by_step(*accounts).values()) / len(self.steps)
-
-    def by_step(self, *accounts: str) -> dict[int, float]:
-        found = dict.fromkeys(self.steps, 0.0)
-        for row in self._rows:
-            if row["account"] in accounts:
-                found[row["step"]] += row["device_s"] / row["devices"]
-        return found
+        segments = [
+            {
+                "category": row["account"],
+                "step": row["step"],
+                "duration_s": row["device_s"] / row["devices"],
+                "phase": None,
+                "name": row["pool"],
+                "event": "",
+            }
+            for row in rows
+        ]
+        super().__init__(run, segments)
 
 
 class _Pools:
     """The pools of a run: the trainer's, and the rollout's if it has devices of its own."""
 
     def __init__(self, run: str, ledger: Rows) -> None:
-        self.steps = sorted({row["step"] for row in ledger})
         pools = {
-            name: _Pool(run, [row for row in ledger if row["pool"] == name], self.steps)
+            name: _Pool(run, [row for row in ledger if row["pool"] == name])
             for name in dict.fromkeys(row["pool"] for row in ledger)
         }
         self.rollout = pools.get("rollout")
         self.trainer = next(pool for name, pool in pools.items() if name != "rollout")
         self.shared = "shared" in pools
-        self.idle = self.trainer.of("waiting_for_samples")
-        self.ahead = self.rollout.of("staleness_limit") if self.rollout else 0.0
-        accounts = dict.fromkeys(row["account"] for row in ledger)
-        of_trainer = {each: self.trainer.of(each) for each in accounts}
-        self.means = {each: spent for each, spent in of_trainer.items() if spent}
+        self.idle = self.trainer.spent("waiting_for_samples")
+        self.ahead = self.rollout.spent("staleness_limit") if self.rollout else 0.0
 
     @property
     def in_turn(self) -> bool:
@@ -199,15 +176,15 @@ def _of_devices(pools: _Pools, *, lends: bool) -> list[Finding]:
     """Return who waits for whom, and what devices do in vain."""
     trainer, rollout = pools.trainer, pools.rollout
     # While devices that both share generate, the trainer has nothing to train on.
-    waited = trainer.of("waiting_for_samples", *(_GENERATING if pools.shared else ()))
+    waited = trainer.spent("waiting_for_samples", *(_GENERATING if pools.shared else ()))
     found: list[tuple[str, _Pool, tuple[str, ...], float]] = []
     if rollout and pools.in_turn:
         found.append(("waits_in_turn", trainer, ("waiting_for_samples",), pools.idle))
     elif pools.idle > pools.ahead:
         found.append(("waits_for_rollout", trainer, ("waiting_for_samples",), pools.idle))
     elif rollout:
-        found.append(("waits_for_trainer", rollout, ("staleness_limit",), trainer.of(*_TRAINER)))
-    found.append(("sync_bound", trainer, ("weight_sync",), trainer.of("weight_sync")))
+        found.append(("waits_for_trainer", rollout, ("staleness_limit",), trainer.spent(*_TRAINER)))
+    found.append(("sync_bound", trainer, ("weight_sync",), trainer.spent("weight_sync")))
     found += [
         (name, rollout or trainer, (account,), waited)
         for name, account in (
@@ -219,14 +196,14 @@ def _of_devices(pools: _Pools, *, lends: bool) -> list[Finding]:
         _row(
             name,
             pool,
-            pool.by_step(*accounts),
+            pool.by_step(accounts),
             gain,
             accounts[0],
             reason=_LEND if lends and rollout else "",
             pastes=rollout is not None,
         )
         for name, pool, accounts, gain in found
-        if pool.of(*accounts) >= RULES[name].least * pool.step_s
+        if pool.spent(*accounts) >= RULES[name].least * pool.step_s
         and gain >= RULES[name].least * trainer.step_s
     ]
 
@@ -234,9 +211,9 @@ def _of_devices(pools: _Pools, *, lends: bool) -> list[Finding]:
 def _of_engines(tables: Tables, pools: _Pools) -> list[Finding]:
     """Return what the generating devices lose inside the engines, if the trainer waits for them."""
     pool = pools.rollout or pools.trainer
-    generating = pool.by_step(*_GENERATING)
-    waited = pools.trainer.of("waiting_for_samples", *(_GENERATING if pools.shared else ()))
-    steps = pools.steps[0], pools.steps[-1]
+    generating = pool.by_step(_GENERATING)
+    waited = pools.trainer.spent("waiting_for_samples", *(_GENERATING if pools.shared else ()))
+    steps = pool.steps[0], pool.steps[-1]
     rows = lost_by_engine(tables, steps, last_only=False)
     calls_s, found = defaultdict[int, float](float), list[Finding]()
     own = [row for row in rows if row["run"] == pool.run and row["step"] in generating]
@@ -279,12 +256,12 @@ def _split_off(pools: _Pools) -> list[Finding]:
         if to_rollout
         else ("staleness_limit", rollout, trainer)
     )
-    work = {id(trainer): trainer.of("training"), id(rollout): rollout.of(*_GENERATING)}
-    idle = pool.of(account) / pool.step_s * pool.devices
+    work = {id(trainer): trainer.spent("training"), id(rollout): rollout.spent(*_GENERATING)}
+    idle = pool.spent(account) / pool.step_s * pool.devices
     most = min(int(idle + _NOTHING), int(pool.devices) - 1)
 
     def step_s(moved: int) -> float:
-        busy_s = pool.step_s - pool.of(account) - work[id(pool)]
+        busy_s = pool.step_s - pool.spent(account) - work[id(pool)]
         busy_s += work[id(pool)] * pool.devices / (pool.devices - moved)
         return max(busy_s, work[id(other)] * other.devices / (other.devices + moved))
 
@@ -298,7 +275,7 @@ def _split_off(pools: _Pools) -> list[Finding]:
         _row(
             "split_off",
             pool,
-            pool.by_step(account),
+            pool.by_step([account]),
             gains[best],
             f"{less}'s devices",
             who=f"{idle:.1f} of the {less}'s {pool.devices:g} devices are idle on average, while the "
@@ -324,7 +301,7 @@ def _of_staleness(pools: _Pools, rows: Rows, causes: Rows) -> list[Finding]:
 
 def _row(
     name: str,
-    pool: _Pool,
+    pool: Account,
     by_step: Mapping[int, float],
     gain: float,
     culprit: str,
@@ -345,19 +322,19 @@ def _row(
     ]
     if kind is None:
         kind = "account" if culprit in ACCOUNTS else ""
-    return Finding(
-        run=pool.run,
-        name=name,
-        rule=rule or RULES[name],
-        steps=len(pool.steps),
-        step_s=pool.step_s,
-        recoverable_s=gain,
+    return finding_of(
+        pool,
+        name,
+        rule or RULES[name],
+        gain,
+        {},
+        Culprit(kind, named, named, evidence=evidence),
+        by_step,
         lost_s=sum(by_step.values()) / len(pool.steps),
-        culprit=Culprit(kind, named, named, evidence=evidence),
         who=who,
         reason=reason,
         pastes=pastes,
-        **in_few(by_step),
+        proof=None,
     )
 
 

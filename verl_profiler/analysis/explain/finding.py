@@ -1,23 +1,47 @@
-"""One finding, of synchronous and asynchronous runs alike."""
+"""Findings and the account that they come out of, of synchronous and asynchronous runs alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from verl_profiler.analysis.explain.concentration import Culprit
+from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit
+from verl_profiler.analysis.explain.critical_path import BETWEEN
 from verl_profiler.analysis.explain.fixes import Facts, fixes_of
-from verl_profiler.analysis.explain.rules import Rule
+from verl_profiler.analysis.explain.rules import RULES, Rule
+from verl_profiler.analysis.selection import Rows
 from verl_profiler.units import seconds, share
 
-__all__ = ["NOBODY", "Finding", "in_few", "in_order", "shares_of_work"]
+__all__ = [
+    "LATE_START",
+    "LEAST",
+    "NOBODY",
+    "WORK",
+    "Account",
+    "Finding",
+    "finding_of",
+    "in_order",
+    "with_rest",
+]
 
 NOBODY = Culprit("", None, "")
 # More than this part of the time, in steps with more than this many times the median of all.
 _MOSTLY, _FEW = 0.5, 3
+# Each category of the account with this share of the time is accounted for by a finding.
+LEAST = 0.03
+# What a step is for, by what it is listed under: a finding of its own only where a rule triggers.
+WORK: dict[str, tuple[str, ...]] = {
+    "generation": ("decode", "engine", "prefill", "tool"),
+    "training": ("update_actor", "update_critic", "old_log_prob", "ref", "values"),
+    "weight sync": ("update_weights",),
+    "validation": ("testing", "validation"),
+}
+_WORKS = frozenset(category for each in WORK.values() for category in each)
+# The rule whose categories precede the requests.
+LATE_START = "late_start"
 
 
 @dataclass(frozen=True)
@@ -160,3 +184,137 @@ def in_order(listed: Iterable[Finding]) -> list[Finding]:
         return each.rule.dominates, each.name == "work", usual, -each.recoverable_s
 
     return sorted(listed, key=place)
+
+
+class Account:
+    """The time from the start of each step to the start of the next, by category.
+
+    Means are per step: of what lies in steps over all of them, of what lies between steps over those
+    whose successor was recorded, so that the categories add up to the mean time from step to step.
+    """
+
+    def __init__(self, run: str, segments: Rows, start: int | None = None) -> None:
+        self.run = run
+        self.segments: dict[str, Rows] = {}
+        for row in segments:
+            self.segments.setdefault(row["category"], []).append(row)
+        self.steps = sorted({row["step"] for row in segments})
+        # Whether what precedes requests is that of the run's start, and no steps without it are enough.
+        late = self.by_step(self.segments.keys() & RULES[LATE_START].categories)
+        others_s = sum(spent for step, spent in late.items() if step != start)
+        self.only_starts = (
+            start in self.steps and len(self.steps) < 3 and others_s < sum(late.values()) / 10
+        )
+        gaps = {row["step"] for row in segments if row["phase"] == BETWEEN}
+        gaps |= {step for step in self.steps if step + 1 in self.steps}
+        self._counts = {True: len(gaps), False: len(self.steps)}
+        self.means = {category: self._mean(rows) for category, rows in self.segments.items()}
+        self.step_s = sum(self.means.values())
+        self.duration_s = self._mean(row for row in segments if row["phase"] != BETWEEN)
+        self._trainers = {
+            row["name"] for row in segments if row["event"] in ("step", "gen", BETWEEN)
+        }
+        names = {row["name"] for row in segments if row["phase"] in _WORKS}
+        self._has_ranks = bool(names - self._trainers)
+
+    def _mean(self, rows: Iterable[Mapping[str, Any]]) -> float:
+        return sum(row["duration_s"] / self._counts[row["phase"] == BETWEEN] for row in rows)
+
+    def of(self, categories: Iterable[str]) -> dict[str, float]:
+        """Return the seconds per step of those categories that occur."""
+        return {each: self.means[each] for each in categories if each in self.means}
+
+    def spent(self, *categories: str) -> float:
+        """Return the seconds per step of categories together."""
+        return sum(self.of(categories).values())
+
+    def between(self, categories: Iterable[str]) -> bool:
+        """Return whether all of their time lies between steps."""
+        return all(
+            row["phase"] == BETWEEN for category in categories for row in self.segments[category]
+        )
+
+    def on_trainer(self, category: str) -> bool:
+        """Return whether the trainer alone works in a category while ranks are recorded elsewhere."""
+        names = {row["name"] for row in self.segments[category]}
+        return self._has_ranks and names <= self._trainers
+
+    def by_step(self, categories: Iterable[str]) -> dict[int, float]:
+        """Return the seconds of each step."""
+        sums = dict.fromkeys(self.steps, 0.0)
+        for category in categories:
+            for row in self.segments.get(category, ()):
+                sums[row["step"]] += row["duration_s"]
+        return sums
+
+
+def finding_of(
+    account: Account,
+    name: str,
+    rule: Rule,
+    gain: float,
+    own: Mapping[str, float],
+    culprit: Culprit = NOBODY,
+    by_step: Mapping[int, float] | None = None,
+    **more: Any,
+) -> Finding:
+    """Return a finding of `gain` seconds per step, with the seconds of each step if `own` and evidence lack them."""
+    between = bool(own) and account.between(own)
+    metric, whole_s = ("step_to_step", account.step_s) if between else ("step", account.duration_s)
+    proof = f"verl-profiler diff BEFORE AFTER --fail-if '{metric} > {whole_s - gain / 2:.4g}s'"
+    if by_step is None:
+        by_step = account.by_step(own) if own else _by_step(account.steps, culprit.evidence)
+    made = Finding(
+        run=account.run,
+        name=name,
+        rule=rule,
+        steps=len(account.steps),
+        step_s=account.step_s,
+        recoverable_s=gain,
+        lost_s=gain,
+        culprit=culprit,
+        accounts=own,
+        between=between,
+        proof=None if rule.dominates or not gain else proof,
+        **in_few(by_step),
+    )
+    return replace(made, **more)
+
+
+def _by_step(steps: Iterable[int], evidence: Rows) -> dict[int, float]:
+    """Return the seconds of each step; nothing if the evidence may be a part of all."""
+    sums = dict.fromkeys(steps, 0.0)
+    for row in evidence:
+        sums[row["step"]] = sums.get(row["step"], 0.0) + row["seconds"]
+    return sums if len(evidence) < EVIDENCE else {}
+
+
+def with_rest(
+    account: Account,
+    listed: Iterable[tuple[Finding, set[str]]],
+    work: str,
+    kinds: Mapping[str, Sequence[str]],
+    of_category: Callable[[Account, str], Finding],
+) -> list[Finding]:
+    """Give findings what they account for, and add others until each category of `LEAST` is in one.
+
+    Args:
+        account: Of their run.
+        listed: Findings, and the categories that each explains.
+        work: The rule of what is no loss.
+        kinds: The categories of that, by what they are listed under.
+        of_category: Returns the finding of another category.
+    """
+    rest = dict(account.means)
+    found: list[Finding] = []
+    for each, own in listed:
+        taken = {category: rest.pop(category) for category in sorted(own & rest.keys())}
+        found.append(replace(each, accounts=taken))
+    large = {key: value for key, value in rest.items() if value >= LEAST * account.step_s > 0}
+    works = {category for of in kinds.values() for category in of}
+    found += [of_category(account, key) for key in large if key not in works]
+    done = {key: value for key, value in large.items() if key in works}
+    if done:
+        text = shares_of_work(done, account.step_s, kinds)
+        found.append(finding_of(account, work, RULES[work], sum(done.values()), done, reason=text))
+    return found

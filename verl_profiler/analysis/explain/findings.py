@@ -7,7 +7,7 @@ is that of the trainer's devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,17 +17,26 @@ from verl_profiler.analysis.explain.asynchronous_findings import (
     asynchronous_findings,
     with_the_rest,
 )
-from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Place, identity
+from verl_profiler.analysis.explain.concentration import Culprit, Place, identity
 from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import (
-    BETWEEN,
     CATEGORIES,
     between_segments,
     critical_segments,
     path_categories,
 )
 from verl_profiler.analysis.explain.culprits import culprit_rows, culprits
-from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_few, in_order, shares_of_work
+from verl_profiler.analysis.explain.finding import (
+    LATE_START,
+    LEAST,
+    NOBODY,
+    WORK,
+    Account,
+    Finding,
+    finding_of,
+    in_order,
+    with_rest,
+)
 from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rollout_culprits import Found
@@ -45,16 +54,6 @@ __all__ = ["explained", "ranked"]
 
 # Minimum share of a step for a gain to be a finding even if its interval contains 0.
 _LARGE = 0.1
-# Each category of the account with this share of the time is accounted for by a finding.
-_LEAST = 0.03
-# What a step is for, by what it is listed under: a finding of its own only where a rule triggers.
-_WORK: dict[str, tuple[str, ...]] = {
-    "generation": ("decode", "engine", "prefill", "tool"),
-    "training": ("update_actor", "update_critic", "old_log_prob", "ref", "values"),
-    "weight sync": ("update_weights",),
-    "validation": ("testing", "validation"),
-}
-_WORKS = frozenset(category for each in _WORK.values() for category in each)
 
 
 def explained(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
@@ -115,8 +114,6 @@ _FIRST_STEPS = """
 SELECT run, min(step) AS step FROM steps WHERE finished AND step > 0
     AND run IN (SELECT run FROM event_fields WHERE event = 'init') GROUP BY run
 """
-# The rule whose categories that start is in.
-_LATE_START = "late_start"
 
 
 def _starts(tables: Tables) -> dict[str, int]:
@@ -141,16 +138,16 @@ def ranked(
         starts: The step of each run in which it starts, where that is recorded.
 
     Returns:
-        One per run and rule that triggers, and per other category of `_LEAST`: first anomalies, then
+        One per run and rule that triggers, and per other category of `finding.LEAST`: first anomalies, then
         what merely dominates, most recoverable time first within each.  Gains are not additive;
-        `accounts` are: each category of `_LEAST` is in those of exactly one finding of its run.
+        `accounts` are: each category of `finding.LEAST` is in those of exactly one finding of its run.
     """
     listed: list[Finding] = []
     changes, why = by_run(replays), by_run(waits)
     for run, segments in by_run(account).items():
         culprits = named.get(run, {})
         listed += _of_run(
-            _Account(run, _without_stall(segments, culprits), (starts or {}).get(run)),
+            Account(run, _without_stall(segments, culprits), (starts or {}).get(run)),
             {row["what"]: row for row in changes.get(run, ())},
             culprits,
             _reason(why.get(run, [])),
@@ -184,73 +181,15 @@ def _without_stall(segments: Rows, culprits: Mapping[str, tuple[Culprit, float |
     return found
 
 
-class _Account:
-    """The time from the start of each step to the start of the next, by category.
-
-    Means are per step: of what lies in steps over all of them, of what lies between steps over those
-    whose successor was recorded, so that the categories add up to the mean time from step to step.
-    """
-
-    def __init__(self, run: str, segments: Rows, start: int | None = None) -> None:
-        self.run = run
-        self.segments: dict[str, Rows] = {}
-        for row in segments:
-            self.segments.setdefault(row["category"], []).append(row)
-        self.steps = sorted({row["step"] for row in segments})
-        # Whether what precedes requests is that of the run's start, and no steps without it are enough.
-        late = self.by_step(self.segments.keys() & RULES[_LATE_START].categories)
-        others_s = sum(spent for step, spent in late.items() if step != start)
-        self.only_starts = (
-            start in self.steps and len(self.steps) < 3 and others_s < sum(late.values()) / 10
-        )
-        gaps = {row["step"] for row in segments if row["phase"] == BETWEEN}
-        gaps |= {step for step in self.steps if step + 1 in self.steps}
-        self._counts = {True: len(gaps), False: len(self.steps)}
-        self.means = {category: self._mean(rows) for category, rows in self.segments.items()}
-        self.step_s = sum(self.means.values())
-        self.duration_s = self._mean(row for row in segments if row["phase"] != BETWEEN)
-        self._trainers = {
-            row["name"] for row in segments if row["event"] in ("step", "gen", BETWEEN)
-        }
-        names = {row["name"] for row in segments if row["phase"] in _WORKS}
-        self._has_ranks = bool(names - self._trainers)
-
-    def _mean(self, rows: Iterable[Mapping[str, Any]]) -> float:
-        return sum(row["duration_s"] / self._counts[row["phase"] == BETWEEN] for row in rows)
-
-    def of(self, categories: Iterable[str]) -> dict[str, float]:
-        """Return the seconds per step of those categories that occur."""
-        return {each: self.means[each] for each in categories if each in self.means}
-
-    def between(self, categories: Iterable[str]) -> bool:
-        """Return whether all of their time lies between steps."""
-        return all(
-            row["phase"] == BETWEEN for category in categories for row in self.segments[category]
-        )
-
-    def on_trainer(self, category: str) -> bool:
-        """Return whether the trainer alone works in a category while ranks are recorded elsewhere."""
-        names = {row["name"] for row in self.segments[category]}
-        return self._has_ranks and names <= self._trainers
-
-    def by_step(self, categories: Iterable[str]) -> dict[int, float]:
-        """Return the seconds of each step."""
-        sums = dict.fromkeys(self.steps, 0.0)
-        for category in categories:
-            for row in self.segments[category]:
-                sums[row["step"]] += row["duration_s"]
-        return sums
-
-
 def _of_run(
-    account: _Account,
+    account: Account,
     replays: Mapping[str | None, Mapping[str, Any]],
     culprits: Mapping[str, tuple[Culprit, float | None]],
     reason: str,
 ) -> list[Finding]:
     found: dict[str, Finding] = {}
     for name, rule in RULES.items():
-        blames_start = account.only_starts and name == _LATE_START
+        blames_start = account.only_starts and name == LATE_START
         if not rule.pooled and account.step_s and not blames_start:
             each = _of_rule(account, name, rule, replays.get(rule.change), culprits.get(name))
             if each is not None:
@@ -263,52 +202,12 @@ def _of_run(
         while (heir := heirs[passed[-1]]) is not None and heir not in passed:
             passed.append(heir)
         accounts.get(passed[-1], set()).update(each.accounts)
-    rest = dict(account.means)
-    listed: list[Finding] = []
-    for name, own in accounts.items():
-        taken = {category: rest.pop(category) for category in sorted(own & rest.keys())}
-        listed.append(replace(found[name], accounts=taken))
-    large = {key: value for key, value in rest.items() if value >= _LEAST * account.step_s > 0}
-    listed += [_of_category(account, key) for key in large if key not in _WORKS]
-    work = {key: value for key, value in large.items() if key in _WORKS}
-    if work:
-        text, rule = shares_of_work(work, account.step_s, _WORK), RULES["work"]
-        listed.append(_finding(account, "work", rule, sum(work.values()), work, reason=text))
-    return listed
-
-
-def _finding(
-    account: _Account,
-    name: str,
-    rule: Rule,
-    gain: float,
-    own: Mapping[str, float],
-    culprit: Culprit = NOBODY,
-    **more: Any,
-) -> Finding:
-    between = bool(own) and account.between(own)
-    metric, whole_s = ("step_to_step", account.step_s) if between else ("step", account.duration_s)
-    proof = f"verl-profiler diff BEFORE AFTER --fail-if '{metric} > {whole_s - gain / 2:.4g}s'"
-    by_step = account.by_step(own) if own else _by_step(account.steps, culprit.evidence)
-    made = Finding(
-        run=account.run,
-        name=name,
-        rule=rule,
-        steps=len(account.steps),
-        step_s=account.step_s,
-        recoverable_s=gain,
-        lost_s=gain,
-        culprit=culprit,
-        accounts=own,
-        between=between,
-        proof=None if rule.dominates or not gain else proof,
-        **in_few(by_step),
-    )
-    return replace(made, **more)
+    listed = [(found[name], own) for name, own in accounts.items()]
+    return with_rest(account, listed, "work", WORK, _of_category)
 
 
 def _of_rule(
-    account: _Account,
+    account: Account,
     name: str,
     rule: Rule,
     replay: Mapping[str, Any] | None,
@@ -335,14 +234,14 @@ def _of_rule(
     enough = category_s if rule.unseen else gain
     # What one rank, replica or host costs counts where what all cost is as usual.
     placed = named and culprit.kind in ("rank", "replica", "host")
-    least = min(rule.least, _LEAST) if placed else rule.least
+    least = min(rule.least, LEAST) if placed else rule.least
     if not (named if rule.always else enough >= least * step_s):
         return None
     if rule.varies and _may_be_chance(resampled, gain, step_s):
         return None
     if rule.dominates and known is None:
         culprit = replace(culprit, text=largest)
-    return _finding(
+    return finding_of(
         account,
         name,
         rule,
@@ -373,11 +272,11 @@ _WHAT = {
 _SPLIT = "What happens inside was not recorded: put span(…) around its parts."
 
 
-def _of_category(account: _Account, category: str) -> Finding:
+def _of_category(account: Account, category: str) -> Finding:
     """Return the finding of a category that no rule explains: what was measured of it."""
     name, rule = _RULE_OF.get(category, (category, None))
     lost_s = account.means[category]
-    starts = account.only_starts and name == _LATE_START
+    starts = account.only_starts and name == LATE_START
     if rule is None or starts:
         where, advice = "", _TRY.get(category, _SPLIT)
         if starts:
@@ -401,7 +300,7 @@ def _of_category(account: _Account, category: str) -> Finding:
         )
     places = [Place(step, {category: each}) for step, each in account.by_step([category]).items()]
     culprit = replace(identity("phase", places), where="")
-    return _finding(account, name, rule, lost_s, {category: lost_s}, culprit)
+    return finding_of(account, name, rule, lost_s, {category: lost_s}, culprit)
 
 
 # The rules that a category alone triggers, but only if it takes long enough.
@@ -411,14 +310,6 @@ _RULE_OF = {
     if not rule.dominates and not rule.pooled
     for category in rule.categories
 }
-
-
-def _by_step(steps: Iterable[int], evidence: Rows) -> dict[int, float]:
-    """Return the seconds of each step; nothing if the evidence may be a part of all."""
-    sums = dict.fromkeys(steps, 0.0)
-    for row in evidence:
-        sums[row["step"]] = sums.get(row["step"], 0.0) + row["seconds"]
-    return sums if len(evidence) < EVIDENCE else {}
 
 
 def _gain(

@@ -27,6 +27,9 @@ _TIMES, _SPREADS = 3, 8
 _STEPS, _SIDE = 5, 3
 # Normal quantiles of Fisher's z of a correlation: one test, and the best of all places of a change.
 _TREND, _CHANGE = 3.3, 3.8
+# A change at one step leaves at most this part of the variation that growth leaves, or it is growth: one of
+# many places fits by chance.
+_CLOSER = 0.6
 # Least growth, or change, over the run.
 _GROWTH = 0.1
 # Steps of another kind have so many times the tokens, and are at most this part of all.
@@ -341,12 +344,13 @@ def shape_of(series: Mapping[int, float], first: int) -> Shape | None:
     values = [series[step] for step in steps]
     if len(steps) < _STEPS or min(values) <= 0:
         return None
-    trend = _z(steps, values) / _TREND
+    straight = _r(steps, values)
+    trend = _of_correlation(straight, len(values)) / _TREND
     place, r = _largest_step(values)
     best, since = _of_correlation(r, len(values)) / _CHANGE, steps[place]
     if max(trend, best) < 1:
         return None
-    if best > trend:
+    if best > trend and (trend < 1 or 1 - r**2 < _CLOSER * (1 - straight**2)):
         before = fmean(series[step] for step in steps if step < since)
         after = fmean(series[step] for step in steps if step >= since)
         kept = {step: before / after if step >= since else 1.0 for step in steps}
@@ -354,7 +358,7 @@ def shape_of(series: Mapping[int, float], first: int) -> Shape | None:
     else:
         logs = [math.log(each) for each in values]
         # Growth by a constant share where that fits better.
-        shares = _z(steps, logs) > _z(steps, values)
+        shares = _r(steps, logs) > straight
         slope, constant = linear_regression(steps, logs if shares else values)
         line = {step: constant + slope * step for step in (first, *steps)}
         fitted = {s: math.exp(each) if shares else max(each, 1e-9) for s, each in line.items()}
@@ -377,13 +381,13 @@ def _largest_step(values: Sequence[float]) -> tuple[int, float]:
     return place, best
 
 
-def _z(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return Fisher's z of a correlation, in standard deviations of chance."""
+def _r(x: Sequence[float], y: Sequence[float]) -> float:
     try:
-        return _of_correlation(correlation(x, y), len(x))
+        return correlation(x, y)
     except StatisticsError:
         return 0.0
 
 
 def _of_correlation(r: float, number: int) -> float:
+    """Return Fisher's z of a correlation, in standard deviations of chance."""
     return math.atanh(min(r, 1 - 1e-12)) * math.sqrt(number - 3)

@@ -507,6 +507,7 @@ RULES: dict[str, Rule] = {
         "The device split is unbalanced: {who}.",
         "{reason} trainer.n_gpus_per_node, trainer.nnodes and the rollout's settings of these names determine the split.",
         ("bubble_ledger",),
+        categories=("waiting_for_samples",),
         least=0.05,
         pooled=True,
     ),
@@ -521,6 +522,7 @@ RULES: dict[str, Rule] = {
         "The trainer waits {lost_s} per step for samples, {lost_share} of its time.",
         "More devices for the rollout{reason}.",
         ("bubble_ledger",),
+        categories=("waiting_for_samples",),
         least=0.05,
         fixes=("hybrid_switch",),
         pooled=True,
@@ -539,6 +541,7 @@ RULES: dict[str, Rule] = {
         "A larger num_warmup_batches: more samples are in flight. They are staler by as many versions, which "
         "changes what is trained.",
         ("bubble_ledger", "staleness"),
+        categories=("waiting_for_samples",),
         least=0.05,
         pooled=True,
     ),
@@ -547,6 +550,7 @@ RULES: dict[str, Rule] = {
         "A faster rollout.checkpoint_engine; larger buckets. A larger parameter_sync_step makes samples "
         "staler, which changes what is trained.",
         ("bubble_ledger", "weight_transfers"),
+        categories=("weight_sync",),
         least=0.1,
         fixes=("larger_bucket",),
         pooled=True,
@@ -557,6 +561,7 @@ RULES: dict[str, Rule] = {
         "Fewer warm-up batches; a larger max_off_policy_threshold, or max_off_policy_strategy=wait. Each changes "
         "which samples are trained.",
         ("bubble_ledger", "staleness"),
+        categories=("generating_dropped",),
         least=0.05,
         pooled=True,
     ),
@@ -566,6 +571,7 @@ RULES: dict[str, Rule] = {
         "Engines that keep the tokens of an aborted call. A larger parameter_sync_step makes samples staler, "
         "which changes what is trained.",
         ("bubble_ledger", "staleness"),
+        categories=("generating_aborted",),
         least=0.05,
         pooled=True,
     ),
