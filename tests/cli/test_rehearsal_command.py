@@ -252,6 +252,23 @@ def test_each_model_of_a_rehearsal_is_the_generated_one(engine):
     assert [] == [key for key, value in config.items() if str(value).startswith("~/models")]
 
 
+def test_data_that_is_here_is_rehearsed(tmp_path, capsys):
+    """Also several files; their prompts are longer than the generated ones."""
+    files = [tmp_path / f"{name}.parquet" for name in ("gsm8k", "math")]
+    for file in files:
+        file.touch()
+    given = ["data.max_prompt_length=8192", f"data.train_files=['{files[0]}', '{files[1]}']"]
+    lost = f"data.val_files=['{files[0]}', '/nowhere/math.parquet']"
+    words = ["python", "-m", "verl.trainer.main_ppo", *given, lost]
+    assert 0 == main(["rehearse", "--print-command", "--", *words])
+    replaced, printed = capsys.readouterr().out.split("\n", 1)
+    printed = shlex.split(printed.replace("\\\n", " "))
+
+    assert lost in replaced
+    assert given[1] in printed
+    assert "data.max_prompt_length=2048" in printed
+
+
 def test_a_command_keeps_verls_defaults_of_what_is_rehearsed(capsys):
     """Algorithm and agent loop of a rehearsal without a command are an example."""
     pytest.importorskip("verl")

@@ -192,14 +192,23 @@ def without_sizes(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     for override in overrides:
         found = _KEY.fullmatch(override)
         key, value = (found["key"], found["value"] or "") if found else (override, "")
-        here = Path(value.strip("'\"")).exists() if value else False
+        here = _is_here(value)
         lost = _FILES.fullmatch(key) is not None and not here and value not in ("null", "")
         own = key in toy and not (here and not key.startswith("actor_rollout_ref.model."))
         (replaced if own or lost or _SIZES.fullmatch(key) else kept).append(override)
         if lost and _TOOLS.fullmatch(key):
             # So that tools are called; the generated model learns what is there.
             kept.append(f"{key}=rehearsal")
+    if any(override.startswith(("data.train_files=", "data.val_files=")) for override in kept):
+        # Prompts of their own, in the generated model's tokens.
+        kept += ["data.max_prompt_length=2048", "data.filter_overlong_prompts=true"]
     return kept, replaced
+
+
+def _is_here(value: str) -> bool:
+    """Whether a path, or each path of a list, exists on this machine."""
+    paths = [each.strip(" '\"") for each in value.strip("[]").split(",")]
+    return all(each and Path(each).expanduser().exists() for each in paths)
 
 
 def not_rehearsed(overrides: Sequence[str]) -> list[str]:
