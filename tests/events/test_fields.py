@@ -16,6 +16,7 @@ from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.capture.record import CaptureRecord
 from verl_profiler.events.fields import CAPTURE, FIELDS, HEADER, IDENTITY, LINE, fields_of
 from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.nodes import clock
 from verl_profiler.recording import recorder
 from verl_profiler.recording.identity import Identity
 
@@ -203,9 +204,9 @@ def test_every_value_of_a_recorded_run_has_the_type_of_its_field(recorded):
 
 def test_every_key_that_is_written_now_is_in_the_tables(worker_config, tmp_path, monkeypatch):
     """A header with everything, a journal, a list of captures."""
-    monkeypatch.setattr(
-        "verl_profiler.nodes.clock._samples", {"b": {"host": "h", "samples": [[1, 2, 3]]}}
-    )
+    monkeypatch.setattr(clock, "_samples", {})
+    clock.begin()
+    clock.keep("b", "h", [1, 2, 3])
     recorder.start(worker_config, lambda: Identity("trainer", 0), plugin._describe)
     recorder.record("step", 1, 2, {}, 1)
     recorder.stop()
