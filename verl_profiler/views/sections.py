@@ -53,7 +53,11 @@ from verl_profiler.views.tq_text import finding_lines
 __all__ = ["document"]
 
 
+# Stands for all steps together.
 WHOLE = -1
+# Explanations that are tables, and tables with few rows in any step.
+_EXPLAINED = ("step_replays", "straggler_requests")
+_FEW = frozenset({"longest_lags", "validation_times"})
 # Tables by step are kept for the longest steps and for a systematic sample of the others.
 _DETAILED_STEPS = 150
 _LONGEST_STEPS = 50
@@ -93,13 +97,9 @@ def document(
         found = summarized(tables, steps)
         whole = _whole(tables, steps)
         listed = found["step_times"]
-        found["memory_timeline"] = memory_timeline(tables, steps)
-        found["sleep_times"] = sleep_times(tables, steps)
-        found["captures"] = _captures(tables, steps)
-        for each in (range_times, top_kernels, gpu_idle):
-            found[each.__name__] = each(tables, steps)
+        found |= {each.__name__: each(tables, steps) for each in _MORE}
+        found["processes"] = processes(tables)
         warm_up = left_out(tables, steps)
-        found["time_tree"] = time_tree(tables, steps)
         whole["time_tree"] = whole_time_tree(found["time_tree"])
         several = len(run.labels) > 1
         places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
@@ -107,8 +107,7 @@ def document(
         recorded = recorded_events(tables, steps)
         drawn = timelines(tables, steps, listed, places)
         whys = explained.result()
-    found["critical_path"] = whys["critical_path"]
-    found["step_replays"] = whys["step_replays"]
+    found |= {name: whys[name] for name in ("critical_path", *_EXPLAINED)}
     data: dict[str, Any] = {
         "about": about_run(run, recorded),
         "steps": _steps(found, several=several),
@@ -117,26 +116,20 @@ def document(
         "timelines": drawn,
         "problems": [short_text(problem, 2_000) for problem in run.problems],
     }
-    tabled = {name for own in TABLES.values() for name in own}
-    for name in found.keys() & (tabled | {"time_tree"}):
+    tabled = {name: caption for own in TABLES.values() for name, caption in own.items()}
+    frames: dict[str, dict[str, Any]] = {}
+    for name in (*tabled, "time_tree"):
         rows = found[name]
-        # A tree of which rows are missing does not add up.
-        limit = len(rows) if name == "time_tree" else _ROWS
-        kept = _placed(rows, places, detailed, limit)
-        kept += [{"s": WHOLE, **row} for row in whole.get(name, ())]
-        data[name] = frame(kept, drop=("run", "step"))
-    # Of all steps together.
-    data["straggler_requests"] = frame(whys["straggler_requests"], drop=() if several else ("run",))
-    data["processes"] = frame(processes(tables), drop=() if several else ("run",))
+        stepped = bool(rows) and "step" in rows[0]
+        if stepped:
+            # A tree of which rows are missing does not add up.
+            limit = len(rows) if name == "time_tree" else _ROWS
+            rows = _placed(rows, places, None if name in _FEW else detailed, limit)
+            rows += [{"s": WHOLE, **row} for row in whole.get(name, ())]
+        drop = ("run", "step") if stepped else () if several else ("run",)
+        frames[name] = frame(rows, drop=drop)
+    data["time_tree"] = frames["time_tree"]
     data["findings"] = whys["findings"]
-    every = set(places.values())
-    lags = _placed(longest_lags(tables, steps), places, every, _ROWS)
-    data["longest_lags"] = frame(lags, drop=("run", "step"))
-    data["release_effects"] = frame(
-        release_effects(tables, steps), drop=() if several else ("run",)
-    )
-    validations = _placed(validation_times(tables, steps), places, every, _ROWS)
-    data["validation_times"] = frame(validations, drop=("run", "step"))
     settings = event_settings(run)
     data["about"]["notes"] += families_off(settings)
     data["notes"] = {
@@ -151,11 +144,7 @@ def document(
     }
     known = found | {name: rows for name, rows in whys.items() if name not in _STEADY}
     views = page_views(run, steps, lambda rows: _placed(rows, places, detailed, _VIEW_ROWS), known)
-    views |= {
-        name: page_view(name, caption, data.pop(name))
-        for own in TABLES.values()
-        for name, caption in own.items()
-    }
+    views |= {name: page_view(name, caption, frames[name]) for name, caption in tabled.items()}
     data["views"] = views
     data["sections"] = page_sections(views, data["notes"], whys["findings"])
     data["mean_step"] = mean_step(whys)
@@ -238,12 +227,13 @@ def _detailed(listed: Rows) -> set[int]:
 
 
 def _placed(
-    rows: Rows, places: Mapping[tuple[Any, Any], int], detailed: set[int], limit: int
+    rows: Rows, places: Mapping[tuple[Any, Any], int], detailed: set[int] | None, limit: int
 ) -> Rows:
+    """Name the step of rows by its place on the page, and keep those of some steps; of all when None."""
     placed: Rows = []
     for row in rows:
         place = places.get((row["run"], row["step"]))
-        if place is not None and place in detailed:
+        if place is not None and (detailed is None or place in detailed):
             placed.append({"s": place, **row})
     if len(placed) > limit:
         # Rows come worst first within their step: keep as many of each step as there is room for.
@@ -266,7 +256,8 @@ def _steps(found: Mapping[str, Rows], *, several: bool) -> dict[str, Any]:
     return frame(rows, drop=("run",))
 
 
-def _captures(tables: Tables, steps: Steps) -> Rows:
+def captures(tables: Tables, steps: Steps) -> Rows:
+    """Return the captured processes, and what their files hold."""
     return tables.rows(
         f"""
         SELECT run, step, name, host, task, tool, file, size_bytes, problem,
@@ -274,3 +265,10 @@ def _captures(tables: Tables, steps: Steps) -> Rows:
         FROM captures WHERE {in_steps(steps)} ORDER BY run, step, name, number
         """
     )
+
+
+# Analyses beside those of the summary.
+_MORE = (
+    *(memory_timeline, sleep_times, release_effects, longest_lags, validation_times, time_tree),
+    *(captures, range_times, top_kernels, gpu_idle),
+)
