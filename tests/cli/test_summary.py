@@ -76,7 +76,7 @@ SERVED = event(0, "engine_request", engine_request_id="e")
         (
             {"worker_0": [event(0), event(0, "profiler_cost", events="many")]},
             (
-                "profiler      costliest worker_0, processes 1; not recorded: costliest, share, wrapper, ",
+                "profiler      costliest worker_0, processes 1; not recorded: its time, share, wrapper, ",
             ),
         ),
         (

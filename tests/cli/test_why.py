@@ -52,6 +52,7 @@ def test_without_v_a_run_of_any_size_fits_on_one_screen(capsys):
     assert len(text.splitlines()) <= SCREEN
     assert "1. Validation takes 2.12 s per step" in text
     assert "\n   gain: " in text
+    assert "culprit: poll interval of the replay buffer, in 2 steps" in text
     assert "delay the step by 893 ms (no single operation: tq_get 53 %, " in text
     assert "critical path of " in text
     assert "-v has findings in full" in text

@@ -172,7 +172,7 @@ VIEWS = (
         question="How much memory did devices, processes and hosts use, and what was the trainer doing?",
         analysis=Asking(memory_over_time, phase_spans),
         chart=_memory,
-        empty="no memory was read there (or the memory family was off).",
+        empty="no memory was read there (or profiler.events.exclude had memory).",
         example="--steps 10:12",
     ),
 )

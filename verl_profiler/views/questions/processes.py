@@ -102,6 +102,6 @@ VIEWS = (
         question="Did an event loop stall and make everything on it look slow?",
         analysis=Asking(loop_suspects),
         chart=_suspects,
-        empty="no event loop stalled beyond the threshold (or the event_loop family was off).",
+        empty="no event loop stalled beyond the threshold (or profiler.events.exclude had event_loop).",
     ),
 )

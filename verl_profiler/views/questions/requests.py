@@ -214,8 +214,8 @@ def _bar_text(row: Mapping[str, Any]) -> str:
 
 
 _NO_REQUESTS = (
-    "no finished request was recorded there. The rollout family may be in "
-    "profiler.events.exclude, or no request ended."
+    "no finished request was recorded there. profiler.events.exclude may have "
+    "rollout, or no request ended."
 )
 _BOTH = frozenset({"worker", "validate"})
 
