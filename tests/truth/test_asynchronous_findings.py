@@ -331,3 +331,26 @@ def test_what_engines_lose_is_found_where_the_trainer_waits_for_them(name, extra
     # A trainer that never waits gains nothing from quicker engines.
     busy_trainer, _, _ = with_engines(Plan(stages=fast, train_ms=2400), extra_of, full=full)
     assert name not in busy_trainer
+
+
+def test_a_slow_rank_and_a_tool_that_fails_are_named():
+    """Three ranks of four end each update 100 ms before the other one; every third tool call fails."""
+    plan = Plan(stages=even, train_ms=900, sync_ms=30, ahead=8, steps=8, batch=8, trainer_devices=4)
+    events = events_of(Simulation(plan))
+    sound = rows_of(tables_of(events), (2, plan.steps))
+    tools = [each for each in events if each["event"] == "tool_call"]
+    for each in tools[::3]:
+        each |= {"status": "error", "error": "TimeoutError"}
+    for each in events:
+        if each["event"] == "update_actor" and each["role"] == "actor" and each["rank"] != 2:
+            each["end_us"] -= 100_000
+            each["duration_us"] -= 100_000
+    rows = rows_of(tables_of(events), (2, plan.steps))
+
+    assert {"slow_ranks", "failing_tools"} == rows.keys() - sound.keys()
+    assert ("actor_2", "rank") == (
+        rows["slow_ranks"]["culprit"],
+        rows["slow_ranks"]["culprit_kind"],
+    )
+    assert rows["slow_ranks"]["recoverable_s"] == pytest.approx(0.1)
+    assert "TimeoutError" in rows["failing_tools"]["message"]

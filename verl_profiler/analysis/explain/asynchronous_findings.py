@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from verl_profiler.analysis.explain.concentration import Culprit
+from verl_profiler.analysis.explain.culprits import culprits_of_any_run
 from verl_profiler.analysis.explain.engine_culprits import lost_by_engine
-from verl_profiler.analysis.explain.finding import Account, Finding, finding_of, with_rest
+from verl_profiler.analysis.explain.finding import NOBODY, Account, Finding, finding_of, with_rest
 from verl_profiler.analysis.explain.fixes import Facts, fits
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.rules import RULES, Rule
@@ -70,6 +71,7 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
     stale = by_run(staleness(tables, steps))
     # Without the syncs' own events it is not known when a sample became older.
     synced = {row["run"] for row in tables.rows(_SYNCED)}
+    named_of = culprits_of_any_run(tables, steps)
     causes = by_run(row for row in staleness_causes(tables, steps) if row["run"] in synced)
     for run, pools in _pools_of(ledger, steps).items():
         if run in recorded:
@@ -78,6 +80,7 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
                 *_of_staleness(pools, stale.get(run, []), causes.get(run, [])),
                 *_of_devices(pools, lends=fits("hybrid_switch", Facts(tables, run))),
                 *_of_engines(tables, pools),
+                *_of_culprits(pools, named_of.get(run, {})),
             ]
             listed += sorted(named, key=lambda each: (each.rule.dominates, -_rank_s(each, pools)))
     return listed
@@ -206,6 +209,17 @@ def _of_devices(pools: _Pools, *, lends: bool) -> list[Finding]:
         if pool.spent(*accounts) >= RULES[name].least * pool.step_s
         and gain >= RULES[name].least * trainer.step_s
     ]
+
+
+def _of_culprits(
+    pools: _Pools, named: Mapping[str, tuple[Culprit, float | None]]
+) -> Iterator[Finding]:
+    """Give what one rank, tool or process costs; a step is shorter by at most that."""
+    for name in ("slow_ranks", "failing_tools", "host_memory"):
+        culprit, lost_s = named.get(name, (NOBODY, None))
+        rule, gain = RULES[name], (lost_s or 0.0) / len(pools.trainer.steps)
+        if culprit.who and (rule.always or gain >= rule.least * pools.trainer.step_s):
+            yield finding_of(pools.trainer, name, rule, gain, {}, culprit, proof=None)
 
 
 def _of_engines(tables: Tables, pools: _Pools) -> list[Finding]:

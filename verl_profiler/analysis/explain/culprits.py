@@ -30,7 +30,7 @@ from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds, size
 
-__all__ = ["culprit_rows", "culprits"]
+__all__ = ["culprit_rows", "culprits", "culprits_of_any_run"]
 
 _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
@@ -77,6 +77,15 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Found:
             because = rollout_culprits.calls_of(tables, run, culprit.who, steps)
             found["tool_time"] = replace(culprit, because=because), None
     return named
+
+
+def culprits_of_any_run(tables: Tables, steps: Steps = None) -> Found:
+    """Determine the culprits that need no critical path: ranks, failing tools, and host memory that grows."""
+    found: Found = {}
+    for gathered in (_ranks, rollout_culprits.tools, _host_memory):
+        for run, own in gathered(tables, steps).items():
+            found.setdefault(run, {}).update(own)
+    return found
 
 
 def culprit_rows(named: Found) -> Rows:
