@@ -162,6 +162,7 @@ RUNS = {
     **dict.fromkeys(("rehearsal", "new-2"), "rehearsal_run"),
 }
 PLACEHOLDERS = {
+    "logs": ".",
     "RUN": "logs/my-run",
     "BEFORE": "logs/before",
     "AFTER": "logs/after",
