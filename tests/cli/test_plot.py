@@ -134,3 +134,18 @@ def test_the_list_says_what_each_plot_answers(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(VIEWS) == len(lines)
     assert all(line.endswith("?") for line in lines)
+
+
+def test_a_plot_is_drawn_again_over_its_own_file_and_over_no_other(tmp_path, capsys):
+    """A specification may have been edited since it was written."""
+    for name in ("a.png", "a.svg"):
+        assert 0 == run("rollout_tail", SMALL, "--out", tmp_path / name)
+        first = (tmp_path / name).read_bytes()
+        assert 0 == run("rollout_tail", SMALL, "--out", tmp_path / name)
+        assert first == (tmp_path / name).read_bytes()
+    assert 0 == run("rollout_tail", SMALL, "--spec", "--out", tmp_path / "a.vl.json")
+    (tmp_path / "b.png").write_bytes(b"\x89PNG of somebody else")
+    for options in (["--spec", "--out", tmp_path / "a.vl.json"], ["--out", tmp_path / "b.png"]):
+        with pytest.raises(ReadingError, match="would be overwritten"):
+            run("rollout_tail", SMALL, *options)
+    capsys.readouterr()

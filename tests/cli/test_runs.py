@@ -64,6 +64,7 @@ def test_it_is_sorted_and_filtered(folder, capsys):
     assert ["off.tar.gz"] == names("--only", "OFF.tar")
     assert 1 == main(["runs", str(folder), "--only", "no such text"])
     assert "none of 4 runs has 'no such text'" in capsys.readouterr().err
+    assert str(folder / "starting") in printed(capsys, folder / "starting")
     assert 2 == main(["runs", str(folder / "notes")])
     assert "holds no runs" in capsys.readouterr().err
 

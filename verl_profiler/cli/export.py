@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run", "write_timeline"]
 
-_TRANSFERS = ("prometheus", "jsonl")
+# What a file has near its beginning that was written for this format, and may be replaced.
+_TIMELINE, _SPANS = b"whole run", b'"scope":{"name":"verl_profiler"}'
+_TRANSFERS = {"prometheus": b"# HELP verl_tq_", "jsonl": b'"kind":"call","run":"'}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +137,7 @@ _HONORED: dict[str, tuple[str, ...]] = {
     "merge": ("perfetto",),
     "endpoint": ("otlp",),
     "only": ("otlp",),
-    "function": _TRANSFERS,
+    "function": (*_TRANSFERS,),
     "project": ("trackers",),
     "experiment": ("trackers",),
     "tracker": ("trackers",),
@@ -166,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
         from verl_profiler.cli.publishing import publish_run
 
         return publish_run(args)
-    target = target_of(args.runs, args.out, "timeline.pftrace", force=args.force)
+    target = target_of(args.runs, args.out, "timeline.pftrace", force=args.force, mark=_TIMELINE)
     if not write_timeline(
         args.runs,
         target,
@@ -189,7 +191,7 @@ def _otlp(args: argparse.Namespace) -> int:
         )
     target = None
     if args.endpoint is None:
-        target = target_of(args.runs, args.out, "spans.otlp.jsonl", force=args.force)
+        target = target_of(args.runs, args.out, "spans.otlp.jsonl", force=args.force, mark=_SPANS)
 
     from verl_profiler.exports.otlp import otlp_lines
     from verl_profiler.exports.otlp_spans import request_spans, transfer_queue_spans
@@ -234,7 +236,7 @@ def _transfers(args: argparse.Namespace) -> int:
     from verl_profiler.reading.tq_sources import has_transfers, open_sources
 
     if args.out is not None:
-        refuse_overwriting(args.out, force=args.force)
+        refuse_overwriting(args.out, force=args.force, mark=_TRANSFERS[args.format])
     with open_sources(
         args.runs, cache=not args.no_cache, utc_offset_s=args.utc_offset or 0
     ) as sources:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import zlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -98,12 +99,12 @@ def refuse_overwriting(
 
 
 def _begins_with(target: Path, mark: bytes) -> bool:
-    from verl_profiler.events.files import open_regular
+    from verl_profiler.events.files import expanded, open_regular
 
     try:
-        with open_regular(target) as file:
-            return mark in file.read(_HEAD_BYTES)
-    except OSError:
+        with open_regular(target) as file, expanded(file) as content:
+            return mark in content.read(_HEAD_BYTES)
+    except (OSError, EOFError, zlib.error):
         return False
 
 

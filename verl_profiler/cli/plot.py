@@ -166,13 +166,15 @@ def _choices(opened: Run, args: argparse.Namespace) -> dict[str, Choice]:
 
 def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
     from verl_profiler.render.charts import check_installed
-    from verl_profiler.views.view import NothingToDraw, of_run
+    from verl_profiler.views.view import MARK, NothingToDraw, of_run
 
     if not args.spec:
         check_installed()
     choices = _choices(opened, args)
     form, paths = _paths(chosen, list(choices), args)
-    refuse_overwriting(*paths.values(), force=args.force)
+    # A specification may have been edited since.
+    mark = None if args.spec else MARK.encode()
+    refuse_overwriting(*paths.values(), force=args.force, mark=mark)
     written, empty = 0, dict.fromkeys(chosen, 0)
     for name, plot in chosen.items():
         data = plot.analysis(opened.tables, next(iter(choices.values())))

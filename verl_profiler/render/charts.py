@@ -657,14 +657,15 @@ def render(spec: Spec, form: str, *, description: str = "") -> bytes:
     Args:
         spec: From `chart`.
         form: One of `FORMATS`.
-        description: A PNG file carries it near its beginning.
+        description: PNG and SVG files carry it near their beginning.
     """
     import vl_convert
 
     drawn: Any = vl_convert
     text = json.dumps(whole(spec), allow_nan=False)
     if form == "svg":
-        return drawn.vegalite_to_svg(text).encode()
+        svg: str = drawn.vegalite_to_svg(text)
+        return svg.replace(">", f"><desc>{description}</desc>", 1).encode()
     if form == "pdf":
         return drawn.vegalite_to_pdf(text)
     picture: bytes = drawn.vegalite_to_png(text, scale=1.5)

@@ -11,7 +11,7 @@ from verl_profiler.analysis.registry import explanations
 from verl_profiler.analysis.selection import Rows, left_out
 from verl_profiler.analysis.steps import step_times
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading.discovery import runs_below
+from verl_profiler.reading.discovery import is_run_directory, runs_below
 from verl_profiler.reading.formats.registry import format_of
 from verl_profiler.reading.reader import load
 from verl_profiler.render.text import align
@@ -35,11 +35,13 @@ _TITLES = ("launched", "run", "model", "devices", "steps", "mean step", "useful"
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the run directories and archives in a folder, at most one folder deep.
+    """Return the run directories and archives in a folder, at most one folder deep, or the run that it is.
 
     Raises:
         ReadingError: It cannot be listed.
     """
+    if is_run_directory(folder):
+        return [folder]
     try:
         packed = [
             path

@@ -12,6 +12,7 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Spec, short
 
 __all__ = [
+    "MARK",
     "SPEC",
     "Asking",
     "Choice",
@@ -26,6 +27,8 @@ __all__ = [
 
 # The format of a specification, as the names of its files end.
 SPEC = "vl.json"
+# In every drawn plot, so that it may be replaced.
+MARK = "verl-profiler plot"
 
 # The rows of each table that a plot draws, by the table's name; the plot's own table is first.
 DataTables = Mapping[str, Rows]
@@ -119,7 +122,7 @@ class View:
         from verl_profiler.render.charts import render, spec_text
 
         spec = self.spec(data, choice)
-        return spec_text(spec).encode() if form == SPEC else render(spec, form)
+        return spec_text(spec).encode() if form == SPEC else render(spec, form, description=MARK)
 
 
 class Asking:
