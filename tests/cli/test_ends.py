@@ -1,5 +1,6 @@
 """How commands end: by signals, closed pipes, full disks and poor encodings; and what they leave."""
 
+import csv
 import io
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 from hostile_names import SMALL_RUN
 
 from verl_profiler.cli import main
-from verl_profiler.cli.output import json_text, replacing, write_whole
+from verl_profiler.cli.output import csv_text, json_text, replacing, write_whole
 from verl_profiler.errors import ReadingError
 
 MAIN = "import sys; from verl_profiler.cli import main; sys.exit(main())"
@@ -241,6 +242,19 @@ def test_json_has_null_where_a_number_is_none():
 
     text = json_text({"a": [float("inf"), (1.5, {"b": float("nan")})], "c": "NaN"})
     assert {"a": [None, [1.5, {"b": None}]], "c": "NaN"} == json.loads(text, parse_constant=refuse)
+
+
+def test_a_spreadsheet_finds_no_formula():
+    """Names get an apostrophe, as OWASP advises; numbers stay numbers."""
+    cells = {
+        **{text: f"'{text}" for text in ("=1+1", "+cmd", "-cmd", "@SUM(A1)", "＝1+1")},
+        "\t=1": r"\t=1",
+        "\r=1": r"\r=1",
+        **{text: text for text in ("-1.5e3", "+7", "a=b", "")},
+    }
+    rows = list(csv.reader(io.StringIO(csv_text([{"=name": each, "n": -1.5} for each in cells]))))
+
+    assert [["'=name", "n"], *([cell, "-1.5"] for cell in cells.values())] == rows
 
 
 def test_a_file_in_the_way_of_a_folder_is_an_error(tmp_path):

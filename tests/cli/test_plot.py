@@ -1,5 +1,7 @@
 """The plot command: files where it says, refusals that name what exists, numbers on demand."""
 
+import csv
+import io
 import json
 
 import pytest
@@ -78,6 +80,7 @@ def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
             "output-format",
             "contradict",
         ),
+        (["all", SMALL, "--csv"], "output-format", "--out FOLDER"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_what_can(arguments, slug, said, monkeypatch, tmp_path):
@@ -92,17 +95,29 @@ def test_what_cannot_be_done_is_refused_with_what_can(arguments, slug, said, mon
     assert [] == list(tmp_path.iterdir())
 
 
-def test_the_numbers_are_those_of_the_plot(tmp_path, capsys):
-    """With every table, on the terminal or in a file."""
+def test_the_numbers_are_those_of_the_plot(capsys):
+    """As JSON with every table, and as CSV with the plot's own."""
     assert 0 == run("rollout_tail", SMALL, "--json")
-    printed = capsys.readouterr().out
-    content = json.loads(printed)
-    assert 0 == run("rollout_tail", SMALL, "--json", "--out", tmp_path / "one.json")
+    content = json.loads(capsys.readouterr().out)
+    assert 0 == run("rollout_tail", SMALL, "--csv")
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
 
     table = content["plots"]["rollout_tail"]["rollout_tail"]
     assert [1, 2] == [row["step"] for row in table]
-    assert printed == (tmp_path / "one.json").read_text()
+    assert [row["rollout_s"] for row in table] == [float(row["rollout_s"]) for row in rows]
     assert ["small_run"] == content["runs"]
+
+
+def test_numbers_go_to_files_as_well(tmp_path, capsys):
+    """A file per table in a folder, or the plot's own in a named file."""
+    assert 0 == run("step_durations", SMALL, "--csv", "--out", tmp_path / "folder")
+    assert 0 == run("step_durations", SMALL, "--csv", "--out", tmp_path / "one.csv")
+    assert 0 == run("step_durations", SMALL, "--json", "--out", tmp_path / "one.json")
+    capsys.readouterr()
+
+    assert (tmp_path / "one.csv").read_text() == (
+        tmp_path / "folder/step_durations.csv"
+    ).read_text()
 
 
 def test_selections_reach_the_numbers(capsys):

@@ -1,5 +1,6 @@
 """The timing command: five pictures, the original's summary, numbers, and nothing of anyone's lost."""
 
+import csv
 import gzip
 import io
 import json
@@ -188,6 +189,19 @@ def test_json_has_every_number_and_what_is_known_about_it(demo, capsys):
     assert [8] * 4 == [row["gpus"] for row in logged["logged_steps"]]
     assert "timing_s/agent_loop/slowest/prompt_length" in logged["metrics"][0]
     assert {"logged_phases", "generation_times", "per_token_times", "metric_summary"} < set(logged)
+
+
+def test_csv_has_a_line_per_step(demo, tmp_path, capsys):
+    """For a spreadsheet: what a step lacks is empty."""
+    out = tmp_path / "steps.csv"
+
+    assert 0 == run(demo, "--csv", "--out", out)
+    assert f"Wrote {out}\n" == capsys.readouterr().out
+    rows = list(csv.DictReader(out.open()))
+    assert ["1", "2", "3", "4"] == [row["step"] for row in rows]
+    assert ["", "", "", "True"] == [row["timing_s/testing"] and row["validated"] for row in rows]
+    with pytest.raises(ReadingError, match="would be overwritten"):
+        run(demo, "--csv", "--out", out)
 
 
 def test_only_the_chosen_steps_are_shown(demo, capsys):

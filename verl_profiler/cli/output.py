@@ -1,11 +1,14 @@
-"""Output of commands: atomic file writes that overwrite only on request; JSON."""
+"""Output of commands: atomic file writes that overwrite only on request; JSON and CSV."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import math
 import os
+import re
 import sys
 import zlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -20,6 +23,7 @@ from verl_profiler.render.visible import visible
 __all__ = [
     "JSON_ROWS",
     "bounded",
+    "csv_text",
     "give",
     "json_text",
     "print_json",
@@ -29,9 +33,12 @@ __all__ = [
     "write_whole",
 ]
 
+# A spreadsheet treats a cell that starts like this as a formula, also in its full-width form.
+_FORMULA = re.compile(r"[=+\-@＝＋－＠]")
 _HEAD_BYTES = 2048
 # Maximum number of rows of a table, or items of a list, that `bounded` keeps.
 JSON_ROWS = 10_000
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def target_of(
@@ -187,3 +194,27 @@ def _finite(content: Any) -> Any:
     if is_list(content) or is_tuple(content):
         return [_finite(each) for each in content]
     return content
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as CSV, with every column that any row has.
+
+    Text that a spreadsheet would treat as a formula is prefixed with an apostrophe; numbers stay
+    numbers.
+    """
+    listed = list(rows)
+    columns = list(dict.fromkeys(name for row in listed for name in row))
+    if not columns:
+        return ""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_cell, columns))
+    writer.writerows([_cell(row.get(name)) for name in columns] for row in listed)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    text = visible(str(value))
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text

@@ -7,13 +7,14 @@
     verl-profiler plot rollout_tail logs/my-run --json
     verl-profiler plot rollout_tail logs/my-run --spec
 
-With --json the numbers behind the plot are printed instead, or written to
---out.
+With --json or --csv the numbers behind the plot are printed instead, or
+written to --out.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,12 @@ from verl_profiler.cli.options import (
     run_argument,
 )
 from verl_profiler.cli.output import (
+    csv_text,
     give,
     json_text,
     refuse_overwriting,
     replacing,
+    write_whole,
 )
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -88,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write Vega-Lite specifications (NAME.vl.json), to be restyled, instead of pictures",
     )
+    numbers.add_argument("--csv", action="store_true", help="print the numbers as CSV")
     add_cache(parser)
     add_on(parser)
 
@@ -118,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
         check_worker(opened, args.worker)
         if args.json:
             return _write_json(opened, chosen, args)
+        if args.csv:
+            return _write_csv(opened, chosen, args)
         return _draw(opened, chosen, args)
 
 
@@ -272,4 +278,34 @@ def _write_json(opened: Run, chosen: Mapping[str, View], args: argparse.Namespac
     out: Path | None = args.out
     path = out / f"{args.name}.json" if out is not None and out.is_dir() else out
     give(json_text(content), path, force=args.force)
+    return 1 if _nothing(numbers, chosen) else 0
+
+
+def _write_csv(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
+    numbers = _numbers(opened, chosen, args)
+    tables = {table: rows for data in numbers.values() for table, rows in data.items() if rows}
+    out: Path | None = args.out
+    if out is None:
+        # A terminal takes one table: the plot's own.
+        if len(chosen) > 1:
+            raise ReadingError(
+                "--csv of all plots needs a folder to write to.\nAdd --out FOLDER", "output-format"
+            )
+        sys.stdout.write(csv_text(next(iter(next(iter(numbers.values())).values()))))
+        return 1 if _nothing(numbers, chosen) else 0
+    if out.suffix.lower() == ".csv" and not out.is_dir():
+        if len(chosen) > 1:
+            raise ReadingError(
+                f"--out {out} is one file, and there are {len(tables)} tables to write.\n"
+                "Name a folder instead",
+                "output-format",
+            )
+        tables = dict(list(tables.items())[:1])
+        paths = dict.fromkeys(tables, out)
+    else:
+        paths = {table: out / f"{table}.csv" for table in tables}
+    refuse_overwriting(*paths.values(), force=args.force)
+    for table, path in paths.items():
+        write_whole(path, [csv_text(tables[table])])
+        print(visible(f"Wrote {path}"))
     return 1 if _nothing(numbers, chosen) else 0

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from verl_profiler.cli.logs import opened
 from verl_profiler.cli.options import add_out, add_steps
 from verl_profiler.cli.output import (
+    csv_text,
     give,
     json_text,
     refuse_overwriting,
@@ -54,13 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_out(
         parser,
-        "folder for the figures (default: plot, next to the log), or the file for --json "
+        "folder for the figures (default: plot, next to the log), or the file for --json or --csv "
         "(default: the terminal)",
         "--output-dir",
     )
     add_steps(parser)
     numbers = parser.add_mutually_exclusive_group()
     numbers.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    numbers.add_argument("--csv", action="store_true", help="print one line per step as CSV")
     numbers.add_argument(
         "--spec",
         action="store_true",
@@ -79,8 +81,9 @@ def run(args: argparse.Namespace) -> int:
     if not runs:
         print_error(*(ends or ("nothing to plot:", *problems)))
         return 1
-    if args.json:
-        give(_as_json(runs, ends, problems), args.out, force=args.force)
+    if args.json or args.csv:
+        text = _as_json(runs, ends, problems) if args.json else _as_csv(runs)
+        give(text, args.out, force=args.force)
         return 0
     _draw(runs, args)
     print("".join(f"\n{visible(end)}\n" for end in ends), end="")
@@ -197,3 +200,15 @@ def _as_json(runs: Sequence[LoggedRun], ends: Sequence[str], problems: Sequence[
         "problems": list(problems),
     }
     return json_text(content)
+
+
+def _as_csv(runs: Sequence[LoggedRun]) -> str:
+    """Write a line per step: what is known about it, then every metric as verl names it."""
+    from verl_profiler.analysis.console_timers import logged_steps
+
+    rows = [
+        {"run": run.label, **row, **line.values}
+        for run in runs
+        for row, line in zip(logged_steps(run), run.lines, strict=True)
+    ]
+    return csv_text(rows)

@@ -79,7 +79,7 @@ class View:
 
     `columns.md` describes its columns, and `plots.md` how to read it.
 
-    `plot --list`, the plot, its tables as JSON, the sections of the report page and
+    `plot --list`, the plot, its tables as JSON or CSV, the sections of the report page and
     the list of plots are made of views.
 
     Args:

@@ -85,5 +85,6 @@ VIEWS = (
         analysis=Asking(weight_transfers),
         chart=_weight_transfers,
         empty="no weights were sent there, or by an earlier version of the profiler.",
+        example="--csv",
     ),
 )
