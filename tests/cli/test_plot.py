@@ -1,5 +1,6 @@
 """The plot command: files where it says, refusals that name what exists, numbers on demand."""
 
+import argparse
 import csv
 import io
 import json
@@ -164,3 +165,13 @@ def test_a_plot_is_drawn_again_over_its_own_file_and_over_no_other(tmp_path, cap
         with pytest.raises(ReadingError, match="would be overwritten"):
             run("rollout_tail", SMALL, *options)
     capsys.readouterr()
+
+
+def test_the_examples_of_plots_are_commands():
+    """Each has only options that there are, and that its plot takes."""
+    parser = argparse.ArgumentParser()
+    plot.add_arguments(parser)
+    for name, view in VIEWS.items():
+        args = parser.parse_args([name, "RUN", *view.example.split()])
+        assert {"worker"} & view.takes or args.worker is None
+        assert "validate" in view.takes or not args.validate

@@ -90,7 +90,7 @@ class View:
             computes nothing that they lack.
         empty: Why there may be no rows, and what to do about it.
         table: Whose columns its table has, where that is no table of its name.
-        takes: Which of `worker`, `validate`, `percentiles` and `count` it honors.
+        takes: Which of `worker` and `validate` it honors.
         example: Options of the example command.
     """
 

@@ -69,7 +69,7 @@ VIEWS = (
         analysis=_tables,
         chart=_draw,
         empty="no generate call was recorded there.",
-        takes=frozenset({"worker", "validate", "count"}),
-        example="--steps 5 --slowest 30",
+        takes=frozenset({"worker", "validate"}),
+        example="--steps 5",
     ),
 )

@@ -237,7 +237,7 @@ VIEWS = (
         analysis=_slowest_tables,
         chart=_slowest,
         empty=_NO_REQUESTS,
-        takes=_BOTH | {"count"},
-        example="--steps 5 --slowest 30",
+        takes=_BOTH,
+        example="--steps 5",
     ),
 )

@@ -93,6 +93,5 @@ VIEWS = (
         analysis=_straggler_tables,
         chart=_stragglers,
         empty="no waiting was recorded there.",
-        takes=frozenset({"count"}),
     ),
 )
