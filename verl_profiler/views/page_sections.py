@@ -108,10 +108,11 @@ def section(
     notes: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Return a section of a page as data; for the arguments see `page_sections`."""
+    link = name.replace("tq_", "TransferQueue ").replace("_", " ")
     return {
         "name": name,
         "title": title,
-        "link": f"{name[0].upper()}{name[1:].replace('_', ' ').partition('-')[0]}",
+        "link": f"{link[0].upper()}{link[1:].partition('-')[0]}",
         "topic": topic,
         "views": [*views],
         "notes": [*notes],

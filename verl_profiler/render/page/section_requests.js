@@ -70,8 +70,7 @@ export function requestsSection(choose) {
       button('Zoom in', '+', () => timeline?.zoom(0.5)),
       button('Zoom out', '−', () => timeline?.zoom(2)),
       button('Reset the zoom', 'Reset', () => timeline?.reset()),
-      element('label', {for: 'search'}, 'Find a request'),
-      search,
+      element('label', {for: 'search'}, 'Find a request ', search),
       element('span', {id: 'found', role: 'status'}),
       element(
         'span',
