@@ -71,7 +71,7 @@ def test_readings_stay_few_and_span_the_whole_run(monkeypatch):
     monkeypatch.setattr(clock, "now", lambda: passed[0])
     readings = Readings()
     for passed[0] in range(0, 3 * 86_400 * 10**9, 5 * 10**9):
-        taken = readings.take()
+        taken = readings.read()
         assert len(taken) <= 32
 
     times = [monotonic for _, monotonic, _ in taken]

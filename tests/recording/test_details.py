@@ -174,12 +174,12 @@ def test_what_is_no_detail_is_always_written(worker_config):
 def test_an_id_of_the_users_own_is_nobodys_detail(share):
     """No `request` line follows it: whoever held it back would hold it until the process ends."""
     details = Details(share, 1, 1000, 0)
-    details.take(("request_start", None, 0, {"sample": 1}, 1))
+    details.add(("request_start", None, 0, {"sample": 1}, 1))
     for number in range(2000):
         for event in ("http", "engine_call"):
             # As `log_manager.log` makes them.
             item = (event, 0, 1, Logged({"request_id": f"job-{number}"}), 1)
-            assert [item] == list(details.take(item))
+            assert [item] == list(details.add(item))
 
     assert 0 == details.waiting
     assert [] == details.close()

@@ -115,10 +115,10 @@ def test_a_log_that_stands_still_costs_lines_and_they_are_counted(tracing, print
     """A full pipe stops the thread that prints, not the host, and not for more than so much memory."""
     monkeypatch.setattr(lines, "_MOST", 100)
     # One that cannot be put together is counted like those that there is no room for.
-    lines.say(lambda: 1 / 0)
+    lines.write_soon(lambda: 1 / 0)
     printed.open.clear()
     for number in range(1000):
-        lines.say("line {}".format, number)
+        lines.write_soon("line {}".format, number)
 
     assert len(lines._pending) <= 100
     printed.open.set()
@@ -148,7 +148,7 @@ def test_threads_that_begin_together_start_one_writer(tracing, monkeypatch):
 
     def begin():
         barrier.wait()
-        lines.say("x".format)
+        lines.write_soon("x".format)
         metrics.add_operation("GET", 1, 1)
 
     threads = [threading.Thread(target=begin) for _ in range(6)]
@@ -191,7 +191,7 @@ def test_a_store_that_does_not_answer_costs_one_thread(tracing, monkeypatch):
     metrics.add_operation("GET", 1, 1)
     try:
         for _ in range(5):
-            metrics._Trainer.take()
+            metrics._Trainer.since_last()
         reading = [each for each in threading.enumerate() if each.name == "verl-profiler tq read"]
     finally:
         answer.set()

@@ -90,7 +90,7 @@ def _of_actor(decision: _Decision, actor: Any, options: dict[str, Any]) -> Any:
             options.get("name"), class_name, mapping_or_empty(given.get("env_vars"))
         )
     except Exception as error:  # noqa: BLE001  another Ray
-        recorder.say(f"WARNING an actor is not captured: {error!r}")
+        recorder.announce(f"WARNING an actor is not captured: {error!r}")
         return None
     if identity.role == "trainer" and before_trainer is not None:
         before_trainer()
@@ -98,7 +98,7 @@ def _of_actor(decision: _Decision, actor: Any, options: dict[str, Any]) -> Any:
         capture = plan.of(identity.role, identity.rank)
         options["runtime_env"] = runtime_env_for(plan, capture, options.get("runtime_env"))
     except Exception as error:  # noqa: BLE001  verl creates its actors in any case
-        recorder.say(f"WARNING {class_name} is not captured: {error!r}")
+        recorder.announce(f"WARNING {class_name} is not captured: {error!r}")
         return None
     return identity if capture is not None else None
 
@@ -118,7 +118,7 @@ def _of_task(decision: _Decision, _function: Any, options: dict[str, Any]) -> No
                 made, is_job_runtime_env=False, serialize=True
             )
     except Exception as error:  # noqa: BLE001  another Ray; the task runs as its parent does
-        recorder.say(f"WARNING a task may run under nsys: {error!r}")
+        recorder.announce(f"WARNING a task may run under nsys: {error!r}")
 
 
 def runtime_env_for(plan: Plan, capture: RoleCapture | None, runtime_env: Any) -> Any:

@@ -42,7 +42,7 @@ def check_nodes(plan: Plan) -> None:
             versions.setdefault(report["version"], []).append(host)
     if len(versions) > 1:
         listed = "; ".join(f"{version} on {', '.join(on)}" for version, on in versions.items())
-        recorder.say(
+        recorder.announce(
             f"WARNING the nodes have different versions of {plan.tool}: {listed}. Open and export the "
             "reports with the newest of them. (nsys-versions)"
         )

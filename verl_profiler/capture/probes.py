@@ -88,7 +88,7 @@ def _call_actors(function: Callable[..., Any], *arguments: Any) -> None:
         _, late = ray.wait(list(calls), num_returns=len(calls), timeout=_TIMEOUT_S)
     if late:
         names = sorted({f"{role} {rank}" for role, rank in (calls[call] for call in late)})
-        recorder.say(
+        recorder.announce(
             f"WARNING {', '.join(names)} did not {function.__name__} a capture within "
             f"{_TIMEOUT_S:.0f} s. Training continues. (capture-late)"
         )

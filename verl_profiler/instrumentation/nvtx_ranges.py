@@ -58,7 +58,7 @@ def switch_on() -> bool:
     try:
         import nvtx  # pyright: ignore[reportMissingImports]
     except ImportError:
-        recorder.say(
+        recorder.announce(
             "WARNING nvtx is not installed, so nsys will not show verl-profiler's ranges. (no-nvtx)"
         )
         return False

@@ -43,7 +43,9 @@ def load() -> None:
         if config.events.engine_iterations and os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
             _register_clock()
     except Exception as error:  # noqa: BLE001  the engine runs with or without ranges
-        recorder.say(f"WARNING SGLang's schedulers open no NVTX ranges: {error!r} (plugin-failed)")
+        recorder.announce(
+            f"WARNING SGLang's schedulers open no NVTX ranges: {error!r} (plugin-failed)"
+        )
 
 
 def _register() -> None:

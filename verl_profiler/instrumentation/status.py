@@ -44,7 +44,7 @@ def missed(probe: Probe, reason: str) -> None:
     status.missed[probe.name] = (
         reason if probe.lost is None else f"{reason}; {probe.lost} is not recorded"
     )
-    recorder.say(
+    recorder.announce(
         f"WARNING probe {probe.name!r}: {reason}. Training is not affected; "
         f"{probe.lost or 'this measurement'} will be missing. (target-changed)"
     )
@@ -58,7 +58,7 @@ def failed(probe: Probe, error: BaseException) -> None:
     # At the recursion limit, or with an exception whose text cannot be had, this fails too.
     with contextlib.suppress(*FAILURES):
         lines = "".join(traceback.format_exception(error)).rstrip()
-        recorder.say(
+        recorder.announce(
             f"WARNING probe {probe.name!r} failed; training is not affected, further failures "
             f"are only counted. (probe-failed)\n{lines}"
         )

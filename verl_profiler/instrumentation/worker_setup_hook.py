@@ -49,7 +49,7 @@ def _job_has_hook(job_config: str) -> bool:
     except (ValueError, LookupError, TypeError, RecursionError):
         return False
     if hook:
-        recorder.say(
+        recorder.announce(
             f"WARNING the Ray job has a {_KEY} of its own, so processes that do "
             "not import verl (TransferQueue's) are not recorded. (job-hook)"
         )

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from verl_profiler.environ import SETTINGS
-from verl_profiler.recording.complaints import say
+from verl_profiler.recording.complaints import announce
 
 __all__ = ["conclude"]
 
@@ -46,7 +46,7 @@ def conclude(directory: Path, *, patience_s: float = PATIENCE_S) -> None:
             start_new_session=True,
         )
     except subprocess.TimeoutExpired:
-        say(f"the summary takes longer than {patience_s:g} s; see verl-profiler summary")
+        announce(f"the summary takes longer than {patience_s:g} s; see verl-profiler summary")
         return
     except Exception:  # noqa: BLE001  training has succeeded; the files are still there
         return
@@ -56,4 +56,4 @@ def conclude(directory: Path, *, patience_s: float = PATIENCE_S) -> None:
         finding = itertools.takewhile(lambda line: line.startswith(("1. ", "   ")), first)
         headline = (line for line in lines if line.startswith(f"{directory.name}: "))
         for line in [*itertools.islice(headline, 1), *finding]:
-            say(line)
+            announce(line)

@@ -132,7 +132,7 @@ def _translate_keys(config: Any, settings: Settings) -> verl_keys.Capture | None
     nsight = settings.nsight
     capture = verl_keys.translate(config, nsight.tool, nsight.roles.workers)
     for warning in memory_saver.apply(config, settings.memory_saver):
-        recorder.say(f"WARNING {warning}")
+        recorder.announce(f"WARNING {warning}")
     return capture
 
 
@@ -169,7 +169,7 @@ def _record_driver(encoded: str, directory: Path, url: str | None) -> None:
     _hook_ray_init()
     activate("driver")
     uploaded = f", uploaded to {public(url)}" if url is not None else ""
-    recorder.say(
+    recorder.announce(
         f"recording to {directory}{uploaded}; follow: verl-profiler summary --follow {shlex.quote(str(directory))}"
     )
 
@@ -185,7 +185,7 @@ def _note_missing_targets(config: Any, settings: Settings) -> None:
     lines = targets.unrecorded(tuple(sorted(settings.events.active_families())), tuple(unused))
     if lines:
         listed = f": {lines[0]}" if len(lines) == 1 else ", of\n  " + "\n  ".join(lines)
-        recorder.say(
+        recorder.announce(
             "WARNING this verl lacks targets of probes; training is not affected (target-changed). "
             f"Recorded{listed}"
         )
@@ -209,9 +209,11 @@ def _prepare_captures(config: Any, capture: verl_keys.Capture, plan: Plan) -> No
         role if chosen.ranks is None else f"{role} {list(chosen.ranks)}"
         for role, chosen in plan.roles.items()
     )
-    recorder.say(f"capturing steps {list(plan.steps)} with {plan.tool}: {roles or 'no process'}")
+    recorder.announce(
+        f"capturing steps {list(plan.steps)} with {plan.tool}: {roles or 'no process'}"
+    )
     for remark in remarks(config, capture, plan):
-        recorder.say(f"WARNING {remark}")
+        recorder.announce(f"WARNING {remark}")
     hook_creation(plan, lambda: check_nodes(plan))
 
 
@@ -231,17 +233,17 @@ def end(*, failed: bool) -> None:
         plan = decoded_plan(active.config.capture_plan)
         _end(active.directory, plan, failed=failed)
     except Exception as error:  # noqa: BLE001  the command keeps its own result
-        recorder.say(f"WARNING finishing the recording failed: {error!r}")
+        recorder.announce(f"WARNING finishing the recording failed: {error!r}")
 
 
 def _end(directory: Path, plan: Plan | None, *, failed: bool) -> None:
     if failed and not _ray_started:
         run_directory.discard(directory)
         remote_output.finish()
-        recorder.say("the run failed before it started; nothing was recorded")
+        recorder.announce("the run failed before it started; nothing was recorded")
         return
     named = shlex.quote(str(directory))
-    recorder.say(
+    recorder.announce(
         f"events are in {directory}; next: verl-profiler summary {named}, "
         f"verl-profiler report {named}"
     )
@@ -261,9 +263,9 @@ def _collect(directory: Path, plan: Plan) -> None:
         fetch = gather.Fetch(directory, raw)
         found = gather.collect(directory, patience_s=_COLLECT_S, fetch=fetch, raw=raw)
         for line in [*gather.account(found), *fetch.account()]:
-            recorder.say(line)
+            recorder.announce(line)
     except Exception as error:  # noqa: BLE001  training has succeeded; the files are still there
-        recorder.say(
+        recorder.announce(
             f"WARNING the captures could not be gathered: {error!r}. "
             f"Run: verl-profiler collect {directory} (not-collected)"
         )
@@ -291,7 +293,7 @@ def _enable_engine_timing(config: Any) -> None:
         rollout.disable_log_stats = False
         return
     if name != "sglang":
-        recorder.say(
+        recorder.announce(
             f"WARNING profiler.events.engine_timing works with SGLang and vLLM, not {name!r}"
         )
         return
@@ -306,7 +308,7 @@ def _hook_ray_init() -> None:
     ray: Any = importlib.import_module("ray")
     if ray.is_initialized():
         _ray_started = True
-        recorder.say(
+        recorder.announce(
             "WARNING Ray was initialized before the profiler; processes that do not inherit "
             f"{SETTINGS} record nothing. Call verl_profiler.prepare before ray.init. "
             "(ray-initialized)"
@@ -322,7 +324,7 @@ def _hook_ray_init() -> None:
         try:
             worker_setup_hook.add(args, kwargs)
         except Exception as error:  # noqa: BLE001  the run starts in any case
-            recorder.say(f"WARNING processes without verl are not recorded: {error!r}")
+            recorder.announce(f"WARNING processes without verl are not recorded: {error!r}")
         result = original(*args, **kwargs)
         _ray_started = True
         if not worker_setup_hook.is_through_client(args, kwargs):
@@ -341,7 +343,7 @@ def _visit_nodes(ray: Any) -> None:
     try:
         nodes.start(ray, Path(active.config.directory), active.config.events.ship_every_s)
     except Exception as error:  # noqa: BLE001  the run starts in any case
-        recorder.say(
+        recorder.announce(
             "WARNING the clocks of other nodes are not compared, and event files stay there: "
             f"{error!r} (not-shipped)"
         )

@@ -19,7 +19,7 @@ from pathlib import Path
 from verl_profiler.environ import SETTINGS
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.redaction import public
-from verl_profiler.recording.complaints import say
+from verl_profiler.recording.complaints import announce
 
 __all__ = ["claim", "finish", "start"]
 
@@ -112,7 +112,7 @@ class _Uploader:
             if self._problem or (self._ending.is_set() and self._status in (0, 1)):
                 return
             again = f"in {wait_s:.0f} s" if left else "at the end of the run"
-            say(
+            announce(
                 f"WARNING the upload process to {self.url} {_ended(self._status)}, and is started again "
                 f"{'now' if self._ending.is_set() else again}; the files stay in {self.run} "
                 "(upload-restarted)"
@@ -152,13 +152,13 @@ class _Uploader:
         if not self._problem and self._status not in (0, 1):
             self._problem = f"the upload process {_ended(self._status)}"
         if self._problem:
-            say(
+            announce(
                 f"WARNING not uploaded: {self._problem}; the files stay in {self.run}. Run: "
                 f"verl-profiler collect {self.run} --to {self.url} (not-uploaded)"
             )
         elif self._status == 0 and self.run.is_dir():
             # With 1 it printed a line itself.
-            say(f"the run was uploaded to {self.url}")
+            announce(f"the run was uploaded to {self.url}")
 
 
 def _ended(status: int) -> str:
@@ -192,7 +192,7 @@ def finish() -> None:
         if uploader is not None and uploader.pid == os.getpid():
             uploader.end()
     except Exception as error:  # noqa: BLE001  training has succeeded; the files are still there
-        say(f"WARNING not uploaded: {error!r} (not-uploaded)")
+        announce(f"WARNING not uploaded: {error!r} (not-uploaded)")
 
 
 def _environment() -> dict[str, str]:

@@ -33,7 +33,7 @@ class Names:
         self._lock = threading.Lock()
         self._taken: set[str] = set()
 
-    def hold(self, names: Iterable[str]) -> None:
+    def reserve(self, names: Iterable[str]) -> None:
         """Take names that an earlier shipment gave."""
         self._taken.update(names)
 
@@ -80,7 +80,7 @@ class Receiver:
         self._bases: dict[str, int] = {}
         self.processes = dict(processes or {})
         self.size_bytes = 0
-        names.hold(self.processes.values())
+        names.reserve(self.processes.values())
 
     def have(self) -> dict[str, int]:
         """Return names on that disk, and sizes, of the files that are here."""

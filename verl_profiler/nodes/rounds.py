@@ -148,7 +148,7 @@ class Nodes:
         self._heard_s = 0.0
         self._closed = False
         for row in self._earlier.values():
-            self._names.hold(row["processes"].values())
+            self._names.reserve(row["processes"].values())
 
     def round(self, *, light: bool = False, patience_s: float = _ROUND_S) -> bool:
         """Compare the clocks, and take from every node what its files have gained.

@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_profiler.nodes import clock
 from verl_profiler.nodes.rounds import Nodes
-from verl_profiler.recording.complaints import say
+from verl_profiler.recording.complaints import announce
 
 __all__ = ["finish", "start"]
 
@@ -57,15 +57,15 @@ class _Thread(threading.Thread):
         again = f"While the cluster is up, run: verl-profiler collect --ray {self.run_directory}"
         if not self._ray.is_initialized():
             if self.nodes.sent():
-                say(
+                announce(
                     "WARNING Ray has been shut down; event files of other nodes lack what was written "
                     f"since their last shipment. {again} (not-shipped)"
                 )
             return
         for problem in self.nodes.finish():
-            say(f"WARNING {problem}. {again} (not-shipped)")
+            announce(f"WARNING {problem}. {again} (not-shipped)")
         for host, size_bytes in self.nodes.sent():
-            say(f"{size_bytes:,} bytes of events came from {host}")
+            announce(f"{size_bytes:,} bytes of events came from {host}")
 
 
 def start(ray: Any, run: Path, every_s: float | None) -> None:
@@ -93,4 +93,4 @@ def finish() -> None:
         if thread is not None and thread.pid == os.getpid():
             thread.end()
     except Exception as error:  # noqa: BLE001  the command keeps its own result
-        say(f"WARNING event files of other nodes were not shipped: {error!r} (not-shipped)")
+        announce(f"WARNING event files of other nodes were not shipped: {error!r} (not-shipped)")

@@ -68,7 +68,7 @@ class _Reader:
             for load in loads:
                 self._record(load)
         except Exception as error:  # noqa: BLE001  the engine serves in any case
-            recorder.say(
+            recorder.announce(
                 f"WARNING the engine's load is no longer recorded: {error!r} (engine-state-failed)"
             )
             return
@@ -133,7 +133,7 @@ def _end_launch(call: Call, _result: Any) -> None:
     if not active.config.events.engine_state or _reader is not None:
         return
     if not callable(getattr(manager, "get_loads", None)):
-        recorder.say(
+        recorder.announce(
             "WARNING profiler.events.engine_state: this engine does not report its load "
             "(engine-state-missing)"
         )

@@ -150,7 +150,7 @@ class _Subscriber:
         try:
             self._read()
         except Exception as error:  # noqa: BLE001  the engine serves with or without being read
-            recorder.say(
+            recorder.announce(
                 "WARNING the engine's iterations are no longer recorded: "
                 f"{error!r} (engine-iterations-failed)"
             )
@@ -199,7 +199,7 @@ def begin_launch(server: Any) -> None:
     if dataclasses.is_dataclass(arguments):
         names = {field.name for field in dataclasses.fields(arguments)}
     if not {_PUBLISH, _ENDPOINT} <= names:
-        recorder.say(
+        recorder.announce(
             "WARNING profiler.events.engine_iterations: this SGLang has no forward-pass metrics "
             "(engine-iterations-missing)"
         )

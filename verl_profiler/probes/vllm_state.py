@@ -50,7 +50,7 @@ class _Readings:
             self._add(scheduler_stats, iteration_stats)
         except Exception as error:  # noqa: BLE001  the engine serves with or without being read
             self.failed = True
-            recorder.say(
+            recorder.announce(
                 f"WARNING the engine's load is no longer recorded: {error!r} (engine-state-failed)"
             )
 
@@ -135,7 +135,7 @@ def _current_load(engine: Any) -> dict[str, Any]:
 def _end_init(call: Call, _result: Any) -> None:
     evidence.add_source_of("engine", call.arguments["self"], _current_load)
     if _asked() and not _added:
-        recorder.say(
+        recorder.announce(
             "WARNING profiler.events.engine_state: this engine does not report its load "
             "(engine-state-missing)"
         )

@@ -268,9 +268,9 @@ class Run:
             fields = (
                 f"SELECT * FROM ({fields}) WHERE step BETWEEN {first} AND {last} OR step IS NULL"
             )
-        self.tables.take("event_fields", fields)
-        self.tables.take("events", f"SELECT *, {RECORDED_EXTRA} AS extra FROM event_fields")
-        self.tables.put("processes", (process.row() for process in everyone))
+        self.tables.create_view("event_fields", fields)
+        self.tables.create_view("events", f"SELECT *, {RECORDED_EXTRA} AS extra FROM event_fields")
+        self.tables.create_table("processes", (process.row() for process in everyone))
         roots = [(source.label, source.root) for source in sources]
         self._problems += take_captures(self.tables, roots)
 

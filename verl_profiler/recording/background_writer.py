@@ -187,7 +187,7 @@ class BackgroundWriter:
             self.spent_cpu_ns += time.thread_time_ns() - cpu
 
     def _flush(self, *, final: bool = False) -> None:
-        if not self.process.settle(final=final):
+        if not self.process.has_name(final=final):
             return
         self._check_files()
         self.files.retry()
@@ -241,7 +241,7 @@ class BackgroundWriter:
     def _held_back(self, details: Details, event: Event) -> Iterable[Event]:
         """Return what is to be written now, where an event has come."""
         try:
-            return details.take(event)
+            return details.add(event)
         except Exception as error:  # noqa: BLE001  as below
             self._recorder.refuse(f"{type(error).__name__} in the writer")
             return ()

@@ -10,7 +10,7 @@ from typing import Any
 
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.recording.closed_steps import ClosedSteps
-from verl_profiler.recording.complaints import Complaints, say
+from verl_profiler.recording.complaints import Complaints, announce
 from verl_profiler.recording.details import Details
 from verl_profiler.recording.encoding import Target
 
@@ -72,7 +72,7 @@ class ByteBudget:
     def written(self, target: Target) -> None:
         """Take note of a file."""
         if target.owned:
-            self._closed_steps.note(target.path)
+            self._closed_steps.opened(target.path)
 
     def after_flush(self, *, final: bool) -> None:
         """Compress a file of a step that is over, and adapt the share of requests with details."""
@@ -89,9 +89,9 @@ class ByteBudget:
         self._details.every = 0 if left is None else self._every << left
         self._details.slowest = 0 if left is None else self._slowest
         if change is not None:
-            say(f"{self._complaints.name}: profiler.events.max_gb: {change} (byte-budget)")
+            announce(f"{self._complaints.name}: profiler.events.max_gb: {change} (byte-budget)")
         elif self.refused and not self._refused_then:
-            say(
+            announce(
                 f"{self._complaints.name}: profiler.events.max_gb is used up; further events are dropped "
                 "and counted (byte-budget)"
             )

@@ -90,7 +90,7 @@ class Readings:
         self._interval_ns = 0
         self._taken: list[tuple[int, int, int]] = []
 
-    def take(self) -> list[tuple[int, int, int]]:
+    def read(self) -> list[tuple[int, int, int]]:
         """Take one if it is time to; return all: wall, monotonic and uncertainty in ns."""
         moment = now()
         if not self._taken or moment - self._taken[-1][1] >= self._interval_ns:

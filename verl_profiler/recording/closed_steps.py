@@ -45,8 +45,8 @@ class ClosedSteps:
         self._failed = False
         self.saved_bytes = 0
 
-    def note(self, path: Path) -> None:
-        """Take note of a file that lines are written to."""
+    def opened(self, path: Path) -> None:
+        """Remember a file that lines are written to."""
         if path not in self._open:
             self._open[path] = step = step_of_folder(path.parent.name) or 0
             self._newest = max(self._newest, step)

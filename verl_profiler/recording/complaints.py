@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable
 
-__all__ = ["Complaints", "say"]
+__all__ = ["Complaints", "announce"]
 
 # A path of the user's may hold what a terminal obeys.
 _UNSEEN = (
@@ -23,7 +23,7 @@ def _unseen() -> re.Pattern[str]:
     return re.compile(_UNSEEN)
 
 
-def say(text: str) -> None:
+def announce(text: str) -> None:
     """Print to stderr, marked as ours, without passwords of URLs; control characters are escaped."""
     with contextlib.suppress(Exception):
         # Its patterns take a while to compile, and most processes have nothing to print.
@@ -55,7 +55,7 @@ class Complaints:
         if len(problem) > _LONGEST:
             half = _LONGEST // 2
             problem = f"{problem[:half]} … {problem[-half:]}"
-        say(f"WARNING {self.name or 'process'}: {problem}")
+        announce(f"WARNING {self.name or 'process'}: {problem}")
 
     def forget(self, kinds: Iterable[str]) -> None:
         """Print problems of these kinds again: what caused them is over."""

@@ -65,8 +65,8 @@ class Request(msgspec.Struct, weakref=True, eq=False):
     def known_identity(self) -> dict[str, Any]:
         """Return the identity keys of an event's `extra`, as far as they are known; not to be changed.
 
-        Within a turn these are `request_id` and `turn`: the request's own lines say which sample it
-        is of, and most lines of a run lie within turns.
+        Within a turn these are `request_id` and `turn`: the request's own lines name its
+        sample, and most lines of a run lie within turns.
         """
         if (
             self._identity is None

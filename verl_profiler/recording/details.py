@@ -119,7 +119,7 @@ class Details:
         self._fates: OrderedDict[str, int] = OrderedDict()
         self._sums: dict[str, _Sums] = {}
 
-    def take(self, item: Event) -> Iterable[Event]:
+    def add(self, item: Event) -> Iterable[Event]:
         """Take the next event; return what is to be written now."""
         event, _, _, extra, _ = item
         if event in self._seen and is_object(extra):

@@ -66,7 +66,7 @@ class _Sampler(threading.Thread):
             if self.wait_for_role() and self.wait_for_election():
                 self.sample()
         except Exception as error:  # noqa: BLE001  training goes on with or without readings
-            recorder.say(
+            recorder.announce(
                 f"WARNING devices are no longer sampled: {error!r} (device-sampling-failed)"
             )
         finally:
@@ -138,7 +138,7 @@ class _Sampler(threading.Thread):
             fields = device.read()
         except Exception as error:  # noqa: BLE001  a device that is lost: the host will fail on it
             self.devices.remove(device)
-            recorder.say(
+            recorder.announce(
                 f"WARNING device {device.index} is no longer sampled: {error!r} (device-lost)"
             )
             return

@@ -68,7 +68,7 @@ def _give_up(error: Exception) -> None:
     global _failed
     _failed = True
     forget()
-    recorder.say(f"WARNING device time is no longer recorded: {error!r} (device-time-failed)")
+    recorder.announce(f"WARNING device time is no longer recorded: {error!r} (device-time-failed)")
 
 
 def harvest() -> None:

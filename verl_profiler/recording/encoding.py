@@ -84,7 +84,7 @@ class LineEncoder:
         # By step, or by path and step.
         self._targets: dict[Any, Target] = {}
 
-    def settle(self, directory: Path, name: str, rank: int | None) -> None:
+    def assign(self, directory: Path, name: str, rank: int | None) -> None:
         """Set where lines go and whose they are."""
         self._directory, self._name, self._rank = directory, name, rank
         self._targets = {}

@@ -34,7 +34,7 @@ from verl_profiler.recording import (
     recorder,
 )
 from verl_profiler.recording.clock import Timestamps, now
-from verl_profiler.recording.complaints import say
+from verl_profiler.recording.complaints import announce
 from verl_profiler.recording.open_calls import FailedPhase, OpenCall, OpenPhase
 from verl_profiler.recording.stacks import Stack
 
@@ -256,13 +256,13 @@ class _Watcher(threading.Thread):
             if not any(phase.begin_ns == began for phase in phases):
                 announced, self.announced = self.announced, None
                 length = f"{(at_ns - began) / 1e9:.0f} s"
-                say(f"{self.active.name}: {_named(announced)} is over after {length}")
+                announce(f"{self.active.name}: {_named(announced)} is over after {length}")
         elif phases and self.is_stuck(phases[-1], at_ns):
             self.announced = phase = phases[-1]
             usual = ""
             if phase.usual_ns is not None and phase.event != NO_PROGRESS:
                 usual = f", usually {phase.usual_ns / 1e9:.1f} s"
-            say(
+            announce(
                 f"WARNING {self.active.name}: {_named(phase)} has taken "
                 f"{(at_ns - phase.begin_ns) / 1e9:.0f} s so far{usual}. What it waits for: "
                 f"verl-profiler stuck {self.active.directory} (phase-stuck)",

@@ -102,7 +102,7 @@ class OwnProcess:
         self.errors = 0
         self.header_ns = 0
 
-    def settle(self, *, final: bool) -> bool:
+    def has_name(self, *, final: bool) -> bool:
         """Return whether the process has a name; take one as soon as its role is known.
 
         Args:
@@ -190,7 +190,7 @@ class OwnProcess:
             "python": sys.version.split()[0],
             "clock": {
                 **msgspec.structs.asdict(self._recorder.anchor),
-                "readings": self._readings.take(),
+                "readings": self._readings.read(),
                 "last_wall_ns": time.time_ns(),
                 "last_monotonic_ns": now(),
             },
@@ -274,7 +274,7 @@ class OwnProcess:
     def _settle_name(self, name: str) -> None:
         self.name = self._complaints.name = name
         if self.identity is not None:
-            self._encoder.settle(self.directory, name, self.identity.rank)
+            self._encoder.assign(self.directory, name, self.identity.rank)
 
 
 def claim_name(directory: Path, base: str, taken: Collection[str] = ()) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from verl_profiler.recording import context, process_end
 from verl_profiler.recording.background_writer import BackgroundWriter
 from verl_profiler.recording.clock import Anchor, anchor_for_this_boot, now
-from verl_profiler.recording.complaints import say
+from verl_profiler.recording.complaints import announce
 from verl_profiler.recording.encoding import EVENT_NAME_LIMIT, STEP_LIMIT, Event
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import WorkerConfig
@@ -33,10 +33,10 @@ __all__ = [
     "Recorder",
     "active",
     "after_fork",
+    "announce",
     "before_stop",
     "in_captured_step",
     "record",
-    "say",
     "start",
     "stop",
 ]

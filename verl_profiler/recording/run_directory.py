@@ -17,7 +17,7 @@ from verl_profiler.errors import ConfigError
 from verl_profiler.events.redaction import recorded_command, recorded_values
 from verl_profiler.events.vocabulary import FORMAT_VERSION, RUN_FILE
 from verl_profiler.recording.clock import Anchor
-from verl_profiler.recording.complaints import say
+from verl_profiler.recording.complaints import announce
 
 __all__ = ["discard", "make", "versions"]
 
@@ -90,7 +90,7 @@ def _absolute(output_dir: str) -> Path:
     # ray._private.runtime_env.working_dir: `ray job submit --working-dir` starts the command there.
     if given.is_absolute() or "working_dir_files" not in here.parts:
         return Path(os.path.abspath(given))
-    say(
+    announce(
         f"this working directory is Ray's copy, which Ray deletes: the run directory is in {Path.home()}, "
         "or set an absolute profiler.output_dir"
     )

@@ -38,7 +38,7 @@ from verl_profiler.events.remote import (
 )
 from verl_profiler.events.shipping import UPLOAD_FILE, UPLOAD_FORMAT_VERSION, iso
 from verl_profiler.events.vocabulary import RUN_FILE
-from verl_profiler.recording.complaints import say
+from verl_profiler.recording.complaints import announce
 from verl_profiler.storage.remote_files import RemoteFiles, is_draft
 
 __all__ = ["Upload", "claim", "main"]
@@ -361,7 +361,7 @@ def main(argv: list[str] | None = None) -> int:
     while not _input_ended(args.every):
         failed = upload.round_with_account()
         if failed and not complained:
-            say(
+            announce(
                 f"WARNING uploading to {args.target} fails, and is tried again: {failed[0]}; the files "
                 f"stay in {args.run} (not-uploaded)"
             )
@@ -374,7 +374,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     failed = upload.finish()
     if failed:
-        say(
+        announce(
             f"WARNING {len(failed)} files were not uploaded to {args.target} ({failed[0]}); they stay in "
             f"{args.run}. Run: verl-profiler collect {args.run} --to {args.target} (not-uploaded)"
         )

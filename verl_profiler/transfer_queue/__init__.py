@@ -138,7 +138,7 @@ def _ray_job() -> str | None:
 
 @functools.lru_cache(1)
 def _announce(switches: Switches, v1: bool | None) -> None:
-    from verl_profiler.recording.recorder import say
+    from verl_profiler.recording.recorder import announce
 
     parts = {
         "TRACE lines": switches.trace,
@@ -148,17 +148,17 @@ def _announce(switches: Switches, v1: bool | None) -> None:
     text = ", ".join(part for part, on in parts.items() if on)
     if switches.sample_every > 1:
         text += f"; lines of every {switches.sample_every}th call"
-    say(f"TransferQueue tracing: {text}")
+    announce(f"TransferQueue tracing: {text}")
     nothing = _nothing_to_trace(v1)
     if nothing:
-        say(
+        announce(
             f"WARNING TransferQueue tracing: {nothing}, so there is nothing to trace. Training is "
             "not affected. (tq-not-there)"
         )
         return
     level = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
     if level in _QUIET_LEVELS and (switches.trace or switches.detail):
-        say(
+        announce(
             f"WARNING {LOG_LEVEL_VARIABLE}={level} hides the TRACE and DETAIL lines.\n"
             f"Unset it or set it to INFO. (tq-lines-hidden)"
         )

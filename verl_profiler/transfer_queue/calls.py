@@ -107,7 +107,7 @@ class _Traced:
         status: str = "",
     ) -> None:
         if self.wanted and self.sampled and lines.are_shown():
-            lines.say(
+            lines.write_soon(
                 self._line, before, stage, fields, moment_ns, after, status, switches.sample_every
             )
 

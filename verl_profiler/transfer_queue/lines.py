@@ -20,7 +20,7 @@ from typing import Any
 from verl_profiler.recording import recorder
 from verl_profiler.transfer_queue.switches import LOG_LEVEL_VARIABLE
 
-__all__ = ["are_shown", "configure", "flush", "say", "stop"]
+__all__ = ["are_shown", "configure", "flush", "stop", "write_soon"]
 
 NAME = "verl_profiler.transfer_queue"
 _INTERVAL_S = 0.05
@@ -51,7 +51,7 @@ def are_shown() -> bool:
     return _log.isEnabledFor(logging.INFO)
 
 
-def say(make: Callable[..., str], *arguments: Any) -> None:
+def write_soon(make: Callable[..., str], *arguments: Any) -> None:
     """Print the line that `make(*arguments)` returns, soon, from another thread."""
     if len(_pending) >= _MOST:
         _drop()

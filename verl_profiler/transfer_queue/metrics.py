@@ -157,7 +157,7 @@ def _complain(text: str) -> None:
     global _complained
     if not _complained:
         _complained = True
-        recorder.say(f"WARNING tq/* metrics: {text}. Training is not affected. (tq-metrics)")
+        recorder.announce(f"WARNING tq/* metrics: {text}. Training is not affected. (tq-metrics)")
 
 
 class _Trainer:
@@ -190,7 +190,7 @@ class _Trainer:
             _complain(f"the sums of the other processes could not be read: {error!r}")
 
     @classmethod
-    def take(cls) -> tuple[dict[str, int], int]:
+    def since_last(cls) -> tuple[dict[str, int], int]:
         """Return the sums since the last time, and how many processes have any."""
         # One that still waits for a store that does not answer is enough.
         if cls.reading is None or not cls.reading.is_alive():
@@ -260,7 +260,7 @@ def add_to_log(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         if _Trainer.step is None:
             atexit.register(_clear)
         _Trainer.step = step
-        data = {**data, **summary(*_Trainer.take())}
+        data = {**data, **summary(*_Trainer.since_last())}
         if "data" in kwargs:
             return args, {**kwargs, "data": data}
         return (args[0], data, *args[2:]), kwargs

@@ -206,7 +206,7 @@ def _merged(tables: Tables, steps: Steps) -> Generator[Tables, None, None]:
         cursor.execute("SET search_path = 'whole,main'")
         merged = Tables(cursor)
         for name in names:
-            merged.take(
+            merged.create_view(
                 name,
                 f"SELECT * REPLACE ('' AS run, 0 AS step) FROM main.{name} WHERE {in_steps(steps)}",
             )

@@ -196,7 +196,7 @@ class _Nsys(Tool):
             if self.is_silent():
                 from verl_profiler.recording import recorder
 
-                recorder.say(
+                recorder.announce(
                     f"WARNING nvtx {_version_of('nvtx')} and this nsys record no range together, so "
                     "nsys will capture nothing here. Use a newer nsys, or pip install "
                     "'nvtx==0.2.11' matplotlib. (nvtx-silent)"

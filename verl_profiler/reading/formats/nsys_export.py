@@ -273,7 +273,7 @@ def take_captures(tables: Tables, roots: Iterable[tuple[str, Path]]) -> list[str
         for problem, names in missing.items()
     ]
     for name, listed in rows.items():
-        tables.put(name, listed)
+        tables.create_table(name, listed)
     return problems
 
 

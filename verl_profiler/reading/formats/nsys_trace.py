@@ -26,14 +26,14 @@ def read(path: Path, *, found: bool = False) -> ForeignTrace:  # noqa: ARG001
         raise unusable(path, "has no absolute time (time of day)")
     trace = ForeignTrace(f"nsys: {path.name}")
 
-    def take(lane: str, pid: int, begin_ns: int, end_ns: int, name: Any, category: str) -> None:
+    def add(lane: str, pid: int, begin_ns: int, end_ns: int, name: Any, category: str) -> None:
         trace.pids.add(pid)
         span = ForeignSpan(begin_ns, end_ns, str(name or "range"), category)
         trace.threads.setdefault(lane, []).append(span)
 
     for _domain, name, category, _payload, _kind, pid, tid, begin_ns, end_ns in export.ranges:
         if end_ns is not None:
-            take(f"NVTX of thread {tid}", pid, begin_ns, end_ns, name, category or "nvtx")
+            add(f"NVTX of thread {tid}", pid, begin_ns, end_ns, name, category or "nvtx")
     for kind, name, gpu, stream, pid, _tid, _launch_ns, begin_ns, end_ns in export.work:
-        take(f"GPU {gpu}, stream {stream}", pid, begin_ns, end_ns, name, kind)
+        add(f"GPU {gpu}, stream {stream}", pid, begin_ns, end_ns, name, kind)
     return trace

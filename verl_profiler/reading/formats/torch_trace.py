@@ -97,7 +97,7 @@ def _chrome(path: Path, content: Any) -> ForeignTrace:
     for event in known:
         reading.name(event)
     for event in known:
-        if not reading.take(event):
+        if not reading.add(event):
             reading.trace.left_out += 1
     reading.join()
     return reading.trace
@@ -121,7 +121,7 @@ class _Chrome:
         if event.get("ph") == "M" and event.get("name") == "thread_name" and is_object(args):
             self._names[_place(event)] = _name(args.get("name"))
 
-    def take(self, event: Mapping[str, Any]) -> bool:
+    def add(self, event: Mapping[str, Any]) -> bool:
         """Take any other event; return False where it cannot be one."""
         kind, place = event.get("ph"), _place(event)
         if kind == "M" or not isinstance(kind, str):

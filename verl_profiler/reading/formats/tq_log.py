@@ -91,7 +91,7 @@ def read_logs(paths: Sequence[Path], *, utc_offset_s: int = 0) -> TransferLog:
 
     Args:
         paths: Console logs, compressed or not; `-` is standard input.
-        utc_offset_s: How far the clocks of the logs are ahead of UTC; they do not say it.
+        utc_offset_s: How far the clocks of the logs are ahead of UTC, which they do not have.
 
     Raises:
         ReadingError: A log cannot be opened.
@@ -99,7 +99,7 @@ def read_logs(paths: Sequence[Path], *, utc_offset_s: int = 0) -> TransferLog:
     log = TransferLog()
     reading = _Reading(log)
     for line in lines(paths, log.problems, utc_offset_s):
-        reading.take(line)
+        reading.add(line)
     shown = "standard input" if paths[0] == STDIN else paths[0].name
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     log.label = shown + more
@@ -127,7 +127,7 @@ class _Reading:
         self.unreadable: list[str] = []
         self.reported: set[int] = set()
 
-    def take(self, line: Line) -> None:
+    def add(self, line: Line) -> None:
         """Read a line; one that cannot be read is counted."""
         self.order += 1
         if line.wall_us is not None and (self.latest_wall_us or 0) < line.wall_us:

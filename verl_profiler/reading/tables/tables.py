@@ -101,7 +101,7 @@ class Tables:
         made = cls(duckdb.connect())
         given = {**{name: () for name in SCHEMAS if name not in derivations()}, **(tables or {})}
         for name, rows in given.items():
-            made.put(name, rows)
+            made.create_table(name, rows)
         return made
 
     def beside(self) -> Tables:
@@ -113,7 +113,7 @@ class Tables:
         tables.connection = self.connection.cursor()
         return tables
 
-    def put(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def create_table(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Make the table `name` of exactly these rows."""
         columns = SCHEMAS[name]
         with tempfile.TemporaryDirectory(prefix="verl_profiler-") as folder:
@@ -131,7 +131,7 @@ class Tables:
             )
         self._made.add(name)
 
-    def take(self, name: str, query: str) -> None:
+    def create_view(self, name: str, query: str) -> None:
         """Make `name` a view of `query`, which must have the table's columns."""
         columns = ", ".join(f'"{column}"' for column in SCHEMAS[name])
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT {columns} FROM ({query})")
@@ -187,7 +187,7 @@ class Tables:
             with doing(f"table {name}", number, len(queries)):
                 files.append(table_cache.table(self.connection, name, query, made_from))
         table_cache.forget_others(name)
-        self.take(name, f"SELECT * FROM {scan('read_parquet', (path for _, path in files))}")
+        self.create_view(name, f"SELECT * FROM {scan('read_parquet', (path for _, path in files))}")
         return files
 
     def _sources(self, query: str, number: int, chunk: Chunk) -> str:
