@@ -109,7 +109,7 @@ def list_page(folder: str, rows: Sequence[Mapping[str, Any]], *, made: str) -> s
 
     style = part("report.css")
     return template("runs.html").render(
-        folder=folder,
+        title=folder,
         titles=_TITLES,
         rows=[(row["href"], _cells(each)) for row, each in zip(rows, shown(rows), strict=True)],
         made=made,
