@@ -163,10 +163,9 @@ def _write_of_logs(
 
 def _holds_runs(path: Path) -> bool:
     """Return whether a path is a folder of several runs, not a run or the folder of one."""
-    from verl_profiler.reading.discovery import is_run_directory
     from verl_profiler.views.run_list import runs_in
 
-    return path.is_dir() and not is_run_directory(path) and len(runs_in(path)) > 1
+    return path.is_dir() and len(runs_in(path)) > 1
 
 
 def _write_list(folder: Path, out: Path | None, *, force: bool, cache: bool) -> Path:

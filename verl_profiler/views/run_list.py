@@ -40,9 +40,9 @@ def runs_in(folder: Path) -> list[Path]:
     Raises:
         ReadingError: It cannot be listed.
     """
-    if is_run_directory(folder):
-        return [folder]
     try:
+        if is_run_directory(folder):
+            return [folder]
         packed = [
             path
             for path in sorted(folder.iterdir())
@@ -50,7 +50,10 @@ def runs_in(folder: Path) -> list[Path]:
         ]
         return runs_below(folder) + packed
     except OSError as error:
-        raise ReadingError(f"{folder} cannot be read: {error.strerror}", "unreadable") from error
+        raise ReadingError(
+            f"{folder} cannot be read: {error.strerror}.\nName a folder of runs, such as logs",
+            "unreadable",
+        ) from error
 
 
 def run_row(path: Path, name: str, *, cache: bool) -> dict[str, Any]:
