@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from verl_profiler.environ import SETTINGS
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
+LOG = str(Path(__file__).parent / "data/console_logs/verl-0.7-megatron.log")
 READING = {"duckdb", "vl_convert", "jinja2", "pandas", "numpy", "scipy"}
 HOSTS = {"torch", "ray", "verl", "sglang", "vllm", "transfer_queue", "hydra", "omegaconf"}
 
@@ -88,12 +90,14 @@ def test_what_a_part_does_not_need_is_not_imported(modules, left_out):
     assert set() == found & left_out
 
 
-def test_the_command_line_needs_only_the_core(tmp_path):
-    """`--help` and `check` work on a training node."""
+@pytest.mark.parametrize(
+    "words", [["--help"], ["summary", LOG], ["why", LOG], ["timing", "--json", LOG]]
+)
+def test_the_command_line_needs_only_the_core(words):
+    """`--help` and `check` work on a training node; a log is answered at once."""
     found = imported_by(
-        "import verl_profiler.cli as cli\n"
-        "try: cli.main(['--help'])\n"
-        "except SystemExit as end: assert end.code == 0"
+        "import contextlib, io, verl_profiler.cli as cli\n"
+        f"with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): cli.main({words})"
     )
 
     assert set() == found & (READING | HOSTS)

@@ -14,6 +14,7 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.calls import engine_interval
+from verl_profiler.analysis.explain.rules import BETWEEN
 from verl_profiler.analysis.routing import REPLICA_NAMES
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.steps import WITH_NEXT
@@ -22,7 +23,6 @@ from verl_profiler.reading.tables.derivations import STALL_NOTICED_US, SYNCHRONO
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
-    "BETWEEN",
     "CATEGORIES",
     "UNEXPLAINED",
     "between_segments",
@@ -32,8 +32,6 @@ __all__ = [
 ]
 
 UNEXPLAINED = "unexplained"
-# The phase of segments after the end of a step, and the category of what no timer covers there.
-BETWEEN = "between_steps"
 
 # Categories other than verl's phases, and their meaning.
 CATEGORIES: dict[str, str] = {

@@ -19,12 +19,12 @@ from verl_profiler.analysis.explain.concentration import (
     identity,
     places_of,
 )
-from verl_profiler.analysis.explain.critical_path import BETWEEN
 from verl_profiler.analysis.explain.device_culprits import idle_devices
 from verl_profiler.analysis.explain.engine_culprits import engines
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import over_time
 from verl_profiler.analysis.explain.rollout_culprits import Found, late_s
+from verl_profiler.analysis.explain.rules import BETWEEN
 from verl_profiler.analysis.explain.step_rows import TOGETHER
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.tables import Tables

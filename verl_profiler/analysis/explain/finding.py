@@ -9,9 +9,8 @@ from statistics import median
 from typing import Any
 
 from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit
-from verl_profiler.analysis.explain.critical_path import BETWEEN
 from verl_profiler.analysis.explain.fixes import Facts, fixes_of
-from verl_profiler.analysis.explain.rules import RULES, Rule
+from verl_profiler.analysis.explain.rules import BETWEEN, RULES, Rule
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.units import seconds, share
 

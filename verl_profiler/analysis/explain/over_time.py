@@ -11,12 +11,12 @@ from statistics import StatisticsError, correlation, fmean, linear_regression, m
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_profiler.analysis.explain.concentration import Culprit
-from verl_profiler.analysis.explain.work import Found
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.units import seconds
 
 if TYPE_CHECKING:
+    from verl_profiler.analysis.explain.work import Found
     from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["Shape", "changes_in", "over_time", "shape_of"]

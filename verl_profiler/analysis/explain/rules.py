@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["RULES", "Rule"]
+__all__ = ["BETWEEN", "RULES", "Rule"]
+
+# The phase of segments after the end of a step, and the category of what no timer covers there.
+BETWEEN = "between_steps"
 
 
 @dataclass(frozen=True)
