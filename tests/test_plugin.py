@@ -10,7 +10,7 @@ import pytest
 
 from verl_profiler import plugin, span
 from verl_profiler.environ import SETTINGS
-from verl_profiler.instrumentation import placing, worker_setup_hook
+from verl_profiler.instrumentation import placing, ray_init
 from verl_profiler.recording import recorder
 from verl_profiler.recording.identity import Identity
 
@@ -54,7 +54,7 @@ def test_a_job_config_of_another_form_is_no_failure(config, monkeypatch):
     """It is Ray's own, and may change."""
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", config)
     kwargs = {}
-    worker_setup_hook.add((), kwargs)
+    ray_init.set_up_workers(kwargs)
 
     assert callable(kwargs["runtime_env"]["worker_process_setup_hook"])
 
@@ -64,7 +64,7 @@ def test_the_hook_survives_a_closed_stderr_and_a_missing_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "verl_profiler.plugin", None)
     monkeypatch.setattr(sys, "stderr", Closed())
 
-    worker_setup_hook.make_hook(None)()
+    ray_init.make_hook(None)()
 
 
 def test_a_reason_in_the_header_holds_no_credential(monkeypatch, capfd):

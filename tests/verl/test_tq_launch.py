@@ -1,11 +1,13 @@
 """TransferQueue tracing in the driver: what the command's settings and environment hand on."""
 
 import inspect
+import sys
 
 import pytest
 
 from verl_profiler import transfer_queue
 from verl_profiler.errors import ConfigError
+from verl_profiler.instrumentation import ray_init
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.launch import prepare as launch
 from verl_profiler.launch.targets import find_targets
@@ -110,7 +112,10 @@ def test_ray_init_hands_them_on_without_the_settings(monkeypatch):
     """What the user gives `ray.init` stays; the hook loads the plugin where verl does not."""
     got = []
     ray = type("ray", (), {"init": staticmethod(lambda *a, **k: got.append((a, k)))})
-    transfer_queue._hook_ray_init({"TQ_TRACE_ENABLED": "1", "MINE": "ours"}, ray)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(ray_init, "_started", [])
+    monkeypatch.setattr(ray_init, "_variables", [])
+    ray_init.extend(variables=lambda: {"TQ_TRACE_ENABLED": "1", "MINE": "ours"})
     ray.init("auto", runtime_env={"working_dir": ".", "env_vars": {"MINE": "users"}})
     ray.init(num_cpus=2)
     ray.init("ray://head:10001")

@@ -6,7 +6,6 @@ Python call it themselves.  Any invalid setting ends the command here, before tr
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import shlex
@@ -27,7 +26,7 @@ from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.redaction import public
 from verl_profiler.events.remote import is_url
-from verl_profiler.instrumentation import worker_setup_hook
+from verl_profiler.instrumentation import ray_init
 from verl_profiler.launch import conclusion, memory_saver, remote_output, targets
 from verl_profiler.launch.settings import Settings, parse
 from verl_profiler.launch.training_facts import selected, training_facts
@@ -314,31 +313,15 @@ def _hook_ray_init() -> None:
             "(ray-initialized)"
         )
         return
-    original = ray.init
-    if getattr(original, "__verl_profiler__", False):
-        return
-
-    @functools.wraps(original)
-    def init(*args: Any, **kwargs: Any) -> Any:
-        global _ray_started
-        try:
-            worker_setup_hook.add(args, kwargs)
-        except Exception as error:  # noqa: BLE001  the run starts in any case
-            recorder.announce(f"WARNING processes without verl are not recorded: {error!r}")
-        result = original(*args, **kwargs)
-        _ray_started = True
-        if not worker_setup_hook.is_through_client(args, kwargs):
-            _visit_nodes(ray)
-        return result
-
-    init.__verl_profiler__ = True  # type: ignore[attr-defined]
-    ray.init = init
+    ray_init.extend(started=_begin_with_ray)
 
 
-def _visit_nodes(ray: Any) -> None:
+def _begin_with_ray(ray: Any, through_client: bool) -> None:
     """Compare the clocks of the other nodes, and bring their event files, during the run."""
+    global _ray_started
+    _ray_started = True
     active = recorder.active()
-    if active is None:
+    if active is None or through_client:
         return
     try:
         nodes.start(ray, Path(active.config.directory), active.config.events.ship_every_s)

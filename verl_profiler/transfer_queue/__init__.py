@@ -14,12 +14,11 @@ import functools
 import importlib.util
 import os
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from verl_profiler.events.json_values import is_object
+from verl_profiler.instrumentation import ray_init
 from verl_profiler.transfer_queue.switches import (
     LOG_LEVEL_VARIABLE,
     RUN_VARIABLE,
@@ -85,47 +84,17 @@ def wrap_main() -> None:
     place_in_main(PROBES)
 
 
+@functools.lru_cache(1)
 def _become_driver(switches: Switches) -> None:
     """Hand the switches on with `ray.init`; Ray gives a running cluster none of our environment."""
-    if getattr(_become_driver, "done", False):
-        return
-    _become_driver.done = True  # type: ignore[attr-defined]
-    import wrapt
-
     passed_on = carry(switches)
     os.environ[RUN_VARIABLE] = passed_on.get(RUN_VARIABLE, "")
-    hook = functools.partial(_hook_ray_init, passed_on)
-    if "ray" in sys.modules:
-        hook(sys.modules["ray"])
-    else:
-        wrapt.register_post_import_hook(hook, "ray")
 
+    def at_ray_init() -> Mapping[str, str]:
+        wrap_main()
+        return passed_on
 
-def _hook_ray_init(passed_on: Mapping[str, str], ray: Any) -> None:
-    original = ray.init
-
-    @functools.wraps(original)
-    def init(*args: Any, **kwargs: Any) -> Any:
-        try:
-            _prepare(passed_on, args, kwargs)
-        except Exception:  # noqa: BLE001  the run starts all the same
-            traceback.print_exc()
-        return original(*args, **kwargs)
-
-    ray.init = init
-
-
-def _prepare(passed_on: Mapping[str, str], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Put the switches, and the way in for verl before 0.9, into the arguments of `ray.init`."""
-    from verl_profiler.instrumentation import worker_setup_hook
-
-    wrap_main()
-    runtime_env = kwargs.get("runtime_env")
-    if runtime_env is None or is_object(runtime_env):
-        given: dict[str, Any] = runtime_env or {}
-        there: dict[str, str] = given.get("env_vars") or {}
-        kwargs["runtime_env"] = {**given, "env_vars": {**passed_on, **there}}
-    worker_setup_hook.add(args, kwargs)
+    ray_init.extend(variables=at_ray_init)
 
 
 def _ray_job() -> str | None:
