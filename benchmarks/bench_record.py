@@ -1,6 +1,6 @@
 """What recording costs, beside what users would otherwise use; all measured in one run.
 
-    python benchmarks/bench_record.py [--json FILE]
+    python benchmarks/bench_record.py [--write]
 
 Needs no verl for the first table's own rows; verl's timer and OpenTelemetry are measured where they are
 installed.  Figures are nanoseconds per event on the calling thread, median and p99 over batches;
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -123,13 +124,16 @@ def bench_spans(folder):
     rows["  single call"] = (None, single(ours))
 
     def ours_span():
-        with span("tool_call", request_id="0123456789abcdef", turn=2, tokens=55, ok=1):
+        with span("lookup", table="users", turn=2, tokens=55, ok=1):
             pass
 
     rows["span(...), 4 fields"] = measure(ours_span, pause=PAUSE_S)
     rows["  single call "] = (None, single(ours_span))
     recorder.stop()
     size, count = size_of(directory)
+    (header,) = directory.glob("processes/*.json")
+    counters = json.loads(header.read_bytes())["counters"]
+    writer_us = counters["writer_cpu_s"] / counters["events"] * 1e6
 
     original = Original(folder / "original.jsonl")
 
@@ -167,7 +171,7 @@ def bench_spans(folder):
                 pass
 
         rows["verl marked_timer (a sum, no event)"] = measure(verls, batches=60)
-    return rows, size / count
+    return rows, size / count, writer_us
 
 
 def size_of(directory):
@@ -189,6 +193,10 @@ class Host:
     async def coroutine(self, request_id, prompt_ids):
         return prompt_ids
 
+    async def stream(self, request_id, prompt_ids):
+        for number in range(5000):
+            yield number
+
 
 def _fields(call, result):
     call.extra = {
@@ -200,6 +208,8 @@ def _fields(call, result):
 def bench_calls(folder):
     """What a probe adds to a call, with fields read from it and a request's identity."""
     probe = Probe("engine_call", "rollout", ("x:y",), leave=_fields)
+    # As that of vLLM's outputs, of which there is one per token.
+    streamed = replace(probe, leave=None, item=lambda call, item: None)
     request = Request(3)
     request.request_id, request.turn, request.sample, request.session = "0123456789abcdef", 1, 7, 0
     host, ids = Host(), list(range(50))
@@ -222,13 +232,26 @@ def bench_calls(folder):
 
         return asyncio.run(many())
 
+    def run_stream(function):
+        async def item_ns():
+            begin = now()
+            async for _ in function(host, "r", ids):
+                pass
+            return (now() - begin) / 5000
+
+        # The writer has written what came before.
+        time.sleep(1)
+        return statistics.median(asyncio.run(item_ns()) for _ in range(30))
+
     bare_sync = measure(lambda: Host.method(host, "r", ids))
+    bare_stream = run_stream(Host.stream)
     bare_first, bare_async = run_async(Host.coroutine)
     off = measure(lambda: wrapped_sync(host, "r", ids))
     start(folder)
     current_request.set(request)
     on_sync = measure(lambda: wrapped_sync(host, "r", ids), pause=PAUSE_S)
     on_first, on_async = run_async(wrapped_async)
+    on_stream = run_stream(wrapping.wrap(streamed, Host.stream))
     recorder.stop()
     current_request.set(None)
     rows["method, bare"] = bare_sync
@@ -240,21 +263,27 @@ def bench_calls(folder):
         "method": on_sync[0] - bare_sync[0],
         "coroutine": on_async[0] - bare_async[0],
         "coroutine, first after 10 ms of idling": on_first[0] - bare_first[0],
+        "stream's item": on_stream - bare_stream,
     }
     return rows, added
 
 
 def bench_import():
-    """Milliseconds that the plugin adds to a worker, of which the caller waits."""
+    """What importing the plugin adds to a worker, unprofiled and profiled: medians of nine, by name."""
     # A worker has imported these long before; Ray and TransferQueue bring them.
-    code = (
-        "import asyncio, importlib.metadata, msgspec, time, typing_extensions; "
-        "b = time.perf_counter(); import verl_profiler.plugin; "
-        "print((time.perf_counter() - b) * 1e3)"
-    )
+    code = """
+import asyncio, importlib.metadata, json, msgspec, sys, threading, time, typing_extensions
+def taken():
+    with open("/proc/self/statm") as file:
+        return len(sys.modules), int(file.read().split()[1]) * 4096 / 1e6, threading.active_count()
+before, begin = taken(), time.thread_time()
+import verl_profiler.plugin
+took = (time.thread_time() - begin) * 1e3
+print(json.dumps([took, *(now - then for now, then in zip(taken(), before))]))
+"""
     folder = tempfile.mkdtemp()
     encoded = WorkerConfig(folder, folder, EventSettings(), take_anchor()).encode()
-    times = {"off": [], "on": []}
+    rows = {"off": [], "on": []}
     for _ in range(9):
         for name, environment in (("off", {}), ("on", {"VERL_PROFILER_SETTINGS": encoded})):
             done = subprocess.run(
@@ -264,8 +293,57 @@ def bench_import():
                 text=True,
                 check=True,
             )
-            times[name].append(float(done.stdout))
-    return {name: statistics.median(values) for name, values in times.items()}
+            rows[name].append(json.loads(done.stdout))
+    names = ("ms", "modules", "megabytes", "threads")
+    return {
+        name: dict(zip(names, map(statistics.median, zip(*each, strict=True)), strict=True))
+        for name, each in rows.items()
+    }
+
+
+COSTS = Path(__file__).with_name("costs.json")
+
+
+def write_costs(spans, added, line_bytes, writer_us, imports):
+    """Replace what COSTS has of this script; docs/platform.md shows it as a table."""
+    record, ours, original = (
+        f"{spans[name][0] / 1e3:.1f} µs"
+        for name in (
+            "recorder.record, 4 fields",
+            "span(...), 4 fields",
+            "original logger (json + flush)",
+        )
+    )
+    method, coroutine, first, item = (f"{each / 1e3:.1f} µs" for each in added.values())
+    off, on = imports["off"], imports["on"]
+    costs = {
+        "import of the plugin in a process that is not profiled": (
+            f"{off['ms']:.1f} ms of CPU, {off['modules']:.0f} modules, no thread"
+        ),
+        "import of the plugin in a profiled process that has asyncio and msgspec, as a Ray worker has": (
+            f"{on['ms']:.0f} ms of CPU, {on['modules']:.0f} modules, {on['megabytes']:.1f} MB of "
+            f"memory, {on['threads']:.0f} threads (a third with an event loop)"
+        ),
+        "an event with four fields in the caller's thread, tight loop": (
+            f"{record} (`recorder.record`), {ours} (`span`); the original logger: {original}"
+        ),
+        "a probed call beyond the call itself, tight loop": (
+            f"{method} (method), {coroutine} (coroutine), {first} (coroutine after 10 ms of idling)"
+        ),
+        "a token of vLLM's stream, tight loop": f"{item}, no event",
+        "a line with four fields, tight loop": (
+            f"{writer_us:.1f} µs of CPU in the writer thread, {line_bytes:.0f} bytes on disk"
+        ),
+    }
+    measured = [
+        each
+        for each in json.loads(COSTS.read_text(encoding="utf-8"))
+        if each["script"] != "bench_record.py"
+    ]
+    mine = {"script": "bench_record.py", "date": time.strftime("%Y-%m-%d"), "costs": costs}
+    COSTS.write_text(
+        json.dumps([mine, *measured], indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def main():
@@ -273,10 +351,10 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the figures here")
+    parser.add_argument("--write", action="store_true", help="write the costs to costs.json")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench_record_"))
-    spans, line_bytes = bench_spans(folder)
+    spans, line_bytes, writer_us = bench_spans(folder)
     calls, added = bench_calls(folder)
     imports = bench_import()
 
@@ -294,22 +372,13 @@ def main():
         print(f"{name:<40}{median:>7,.0f} ns{p99:>7,.0f} ns")
     for name, nanoseconds in added.items():
         print(f"{'added to a ' + name:<52}{nanoseconds:>7,.0f} ns")
-    print(f"\nbytes per line with 4 fields: {line_bytes:.0f}")
-    print(f"import of the plugin: off {imports['off']:.1f} ms, on {imports['on']:.1f} ms")
-    if args.json:
-        Path(args.json).write_text(
-            json.dumps(
-                {
-                    "spans_ns": spans,
-                    "calls_ns": calls,
-                    "added_ns": added,
-                    "line_bytes": line_bytes,
-                    "import_ms": imports,
-                },
-                indent=2,
-            )
-        )
-        print(f"Wrote {args.json}")
+    print(
+        f"\nper line with 4 fields: {line_bytes:.0f} bytes, {writer_us:.1f} µs of CPU in the writer"
+    )
+    print(f"import of the plugin: {imports}")
+    if args.write:
+        write_costs(spans, added, line_bytes, writer_us, imports)
+        print(f"Wrote {COSTS}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""The pages of the site that are made from the code: plots, tables, JSON output, fields.
+"""The pages of the site that are made from the code: plots, tables, JSON output, fields; the table of costs.
 
-`mkdocs build` makes them; `python docs/generated.py FOLDER` writes them into a folder.
+`mkdocs build` makes the pages; `python docs/generated.py FOLDER` writes them into a folder.
+`python docs/generated.py` prints the table of costs, for docs/platform.md.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +29,7 @@ from verl_profiler.views.columns import COMMON, column_texts, listed
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.reference import PROSE, entry
 
-__all__ = ["pages"]
+__all__ = ["costs", "pages"]
 
 # Where the pages describe the columns that several tables have.
 _COMMON = "plots.md#columns-of-several-tables"
@@ -41,6 +43,18 @@ def pages() -> dict[str, str]:
         "json.md": _json(),
         "fields.md": _fields(),
     }
+
+
+def costs() -> str:
+    """Return the table of measured costs, in Markdown."""
+    file = Path(__file__).resolve().parents[1] / "benchmarks/costs.json"
+    lines = ["| what | cost | measured with |", "| --- | --- | --- |"]
+    lines += [
+        f"| {what} | {cost} | `{each['script']}`, {each['date']} |"
+        for each in json.loads(file.read_text(encoding="utf-8"))
+        for what, cost in each["costs"].items()
+    ]
+    return "\n".join([*lines, ""])
 
 
 def _plots() -> str:
@@ -144,5 +158,8 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 if __name__ == "__main__":
-    for name, text in pages().items():
-        Path(sys.argv[1], name).write_text(text, encoding="utf-8")
+    if not sys.argv[1:]:
+        print(costs(), end="")
+    for folder in sys.argv[1:]:
+        for name, text in pages().items():
+            Path(folder, name).write_text(text, encoding="utf-8")
