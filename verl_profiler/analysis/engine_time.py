@@ -28,7 +28,7 @@ UNRECORDED = (
 def request_engine_time(
     tables: Tables,
     steps: Steps = None,
-    count: int = 10,
+    count: int = 20,
     *,
     worker: int | None = None,
     validate: bool = False,

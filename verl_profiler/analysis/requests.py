@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, rows_of
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 
 __all__ = [
-    "PERCENTILES",
     "request_breakdown",
     "request_duration_cdf",
     "request_parts",
@@ -22,7 +19,7 @@ __all__ = [
     "turns_per_request",
 ]
 
-PERCENTILES = (50.0, 80.0, 90.0, 95.0, 99.0, 99.9)
+_PERCENTILES = (50.0, 80.0, 90.0, 95.0, 99.0, 99.9)
 # Beyond this many requests the curve has a point per this part of them, and every one of the last.
 _POINTS, _LAST = 1000, 100
 _TURN_PARTS = ("engine", "tool", "tool_parsing", "token_merge", "other")
@@ -201,7 +198,6 @@ def request_duration_cdf(
 def request_percentiles(
     tables: Tables,
     steps: Steps = None,
-    percentiles: Sequence[float] = PERCENTILES,
     *,
     worker: int | None = None,
     validate: bool = False,
@@ -212,10 +208,8 @@ def request_percentiles(
         Table `request_percentiles`: one row per run, step (None for all steps together) and
         percentile; of too few requests, without a duration.
     """
-    if not percentiles:
-        return []
-    names = ", ".join(repr(float(each)) for each in percentiles)
-    levels = quantiles("duration_us", *(float(each) / 100 for each in percentiles))
+    names = ", ".join(map(str, _PERCENTILES))
+    levels = quantiles("duration_us", *(each / 100 for each in _PERCENTILES))
     return tables.rows(
         f"""
         SELECT run, step, requests, unfinished, mean_us / 1e6 AS mean_s,

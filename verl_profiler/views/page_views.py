@@ -12,7 +12,7 @@ from verl_profiler.render.charts import Spec
 from verl_profiler.render.frames import frame
 from verl_profiler.views.columns import page_view
 from verl_profiler.views.questions import VIEWS
-from verl_profiler.views.view import Asking, Choice, NothingToDraw, View, of_run
+from verl_profiler.views.view import Choice, NothingToDraw, View, of_run
 
 __all__ = ["page_views"]
 
@@ -42,12 +42,8 @@ def _shown(
     kept: Callable[[Rows], Rows],
     known: Mapping[str, Rows],
 ) -> dict[str, Any]:
-    choice, asking = Choice(steps=steps), view.analysis
-    data = (
-        asking(run.tables, choice, known)
-        if isinstance(asking, Asking)
-        else asking(run.tables, choice)
-    )
+    choice = Choice(steps=steps)
+    data = view.analysis(run.tables, choice, known)
     charts: list[Spec] = []
     missing: list[str] = []
     for label in run.labels:

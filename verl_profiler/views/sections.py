@@ -142,7 +142,7 @@ def document(
             short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
         ],
     }
-    known = found | {name: rows for name, rows in whys.items() if name not in _STEADY}
+    known = {name: rows for name, rows in (found | whys).items() if name not in _STEADY}
     views = page_views(run, steps, lambda rows: _placed(rows, places, detailed, _VIEW_ROWS), known)
     views |= {name: page_view(name, caption, frames[name]) for name, caption in tabled.items()}
     data["views"] = views

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from verl_profiler.analysis.requests import PERCENTILES
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Spec, short
@@ -14,7 +13,6 @@ from verl_profiler.render.charts import Spec, short
 __all__ = [
     "MARK",
     "SPEC",
-    "Asking",
     "Choice",
     "DataTables",
     "NothingToDraw",
@@ -23,6 +21,7 @@ __all__ = [
     "known",
     "of_run",
     "request_names",
+    "view",
 ]
 
 # The format of a specification, as the names of its files end.
@@ -32,6 +31,7 @@ MARK = "verl-profiler plot"
 
 # The rows of each table that a plot draws, by the table's name; the plot's own table is first.
 DataTables = Mapping[str, Rows]
+_NARROWING = frozenset({"worker", "validate"})
 
 
 class NothingToDraw(Exception):  # noqa: N818
@@ -47,16 +47,12 @@ class Choice:
         steps: First and last; None for all.
         worker: The rank of an agent-loop worker; None for all.
         validate: Validation instead of training.
-        percentiles: Those to mark, where a plot marks any.
-        count: How many rows, where a plot lists the slowest.
     """
 
     run: str = ""
     steps: Steps = None
     worker: int | None = None
     validate: bool = False
-    percentiles: tuple[float, ...] = PERCENTILES
-    count: int = 20
 
     def text(self) -> str:
         """Return which part this is: `my-run, steps 3 to 10, worker 2, validation`."""
@@ -73,35 +69,60 @@ class Choice:
         return ", ".join(parts)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class View:
     """A question to a run: the rows that answer it, and how every output shows them.
 
     `columns.md` describes its columns, and `plots.md` how to read it.
 
     `plot --list`, the plot, its tables as JSON or CSV, the sections of the report page and
-    the list of plots are made of views.
+    the list of plots are made of views; `view` makes them.
 
     Args:
         name: Of the view, and of its own table.
         question: One sentence with a question mark.
-        analysis: Gives the rows by table name; the view's own table comes first.
+        analyses: Give its tables; its own comes first, and the others have the names of their functions.
         chart: Makes a Vega-Lite specification of the rows of one run (`render.charts.chart`), and
             computes nothing that they lack.
         empty: Why there may be no rows, and what to do about it.
         table: Whose columns its table has, where that is no table of its name.
-        takes: Which of `worker` and `validate` it honors.
         example: Options of the example command.
     """
 
     name: str
     question: str
-    analysis: Callable[[Tables, Choice], dict[str, Rows]]
+    analyses: tuple[Callable[..., Rows], ...]
     chart: Callable[[DataTables, Choice], Spec]
     empty: str
     table: str = ""
-    takes: frozenset[str] = field(default_factory=frozenset[str])
     example: str = ""
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """Return which of `worker` and `validate` all of its analyses honor."""
+        return _NARROWING.intersection(*(each.__kwdefaults__ or () for each in self.analyses))
+
+    def analysis(
+        self, tables: Tables, choice: Choice, known: Mapping[str, Rows] | None = None
+    ) -> dict[str, Rows]:
+        """Return the rows of each table, by its name.
+
+        Args:
+            tables: Of the runs.
+            choice: What to show.
+            known: Rows of analyses of the same steps that were not narrowed.
+        """
+        found: dict[str, Rows] = {}
+        for analysis in self.analyses:
+            usual = analysis.__kwdefaults__ or {}
+            narrowed = {key: getattr(choice, key) for key in _NARROWING if key in usual}
+            name = analysis.__name__
+            found[name if found else self.name] = (
+                known[name]
+                if known and name in known and narrowed.items() <= usual.items()
+                else analysis(tables, choice.steps, **narrowed)
+            )
+        return found
 
     def spec(self, data: DataTables, choice: Choice) -> Spec:
         """Return the chart of the rows of one run as a Vega-Lite specification.
@@ -125,33 +146,16 @@ class View:
         return spec_text(spec).encode() if form == SPEC else render(spec, form, description=MARK)
 
 
-class Asking:
-    """Gives the tables of analyses, narrowed by a choice."""
-
-    def __init__(self, *analyses: Callable[..., Rows]) -> None:
-        self._analyses = analyses
-
-    def __call__(
-        self, tables: Tables, choice: Choice, known: Mapping[str, Rows] | None = None
-    ) -> dict[str, Rows]:
-        """Return the rows of each analysis, by its name.
-
-        Args:
-            tables: Of the runs.
-            choice: What to show.
-            known: Rows of analyses of the same steps that were not narrowed.
-        """
-        found: dict[str, Rows] = {}
-        for analysis in self._analyses:
-            name, usual = analysis.__name__, analysis.__kwdefaults__ or {}
-            narrowed = {
-                key: getattr(choice, key) for key in ("worker", "validate", "count") if key in usual
-            }
-            if known and name in known and narrowed.items() <= usual.items():
-                found[name] = known[name]
-            else:
-                found[name] = analysis(tables, choice.steps, **narrowed)
-        return found
+def view(
+    name: str,
+    question: str,
+    *analyses: Callable[..., Rows],
+    empty: str,
+    table: str = "",
+    example: str = "",
+) -> Callable[[Callable[[DataTables, Choice], Spec]], View]:
+    """Make a `View` of the function that draws its chart; for the arguments see there."""
+    return lambda chart: View(name, question, analyses, chart, empty, table, example)
 
 
 def of_run(data: DataTables, label: str) -> dict[str, Rows]:

@@ -86,7 +86,7 @@ def explained(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "step_replays": replays,
         "what_if": averages,
         "stragglers": stragglers(tables, steady),
-        "straggler_requests": straggler_requests(tables, steady),
+        "straggler_requests": straggler_requests(tables, steady, 10),
         "culprits": culprit_rows(named),
         "bubble_ledger": bubble_ledger(tables, steps),
         "critical_cycle": critical_cycle(tables, steps),

@@ -28,7 +28,7 @@ REASONS: dict[str, str] = {
 }
 
 
-def straggler_requests(tables: Tables, steps: Steps = None, count: int = 10) -> Rows:
+def straggler_requests(tables: Tables, steps: Steps = None, count: int = 20) -> Rows:
     """Find the requests that caused the most wait time, and the reason.
 
     Returns:

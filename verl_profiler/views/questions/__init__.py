@@ -51,7 +51,9 @@ _MODULES = {
     "Memory and event loops": (memory, processes),
 }
 TOPICS: dict[str, tuple[View, ...]] = {
-    topic: tuple(view for module in modules for view in module.VIEWS)
+    topic: tuple(
+        each for module in modules for each in vars(module).values() if isinstance(each, View)
+    )
     for topic, modules in _MODULES.items()
 }
 VIEWS: dict[str, View] = {view.name: view for views in TOPICS.values() for view in views}

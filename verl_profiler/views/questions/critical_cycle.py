@@ -10,18 +10,17 @@ from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.cycle_text import BOUNDS, as_decoding
 from verl_profiler.views.questions.critical_path import savings
-from verl_profiler.views.view import (
-    Asking,
-    Choice,
-    DataTables,
-    View,
-)
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, view
 
 _POOLS = (("trainer", MUTED), ("rollout", ACCENT))
 
 
+@view(
+    "critical_cycle",
+    "Which loop of dependencies bounds the steps of an asynchronous run?",
+    critical_cycle,
+    empty="no asynchronous training with recorded samples.",
+)
 def _cycle(data: DataTables, choice: Choice) -> Spec:
     rows = data["critical_cycle"]
     series: list[Series] = [
@@ -43,6 +42,12 @@ def _cycle(data: DataTables, choice: Choice) -> Spec:
     )
 
 
+@view(
+    "asynchronous_what_if",
+    "How long would the steps of an asynchronous run take after a change?",
+    asynchronous_what_if,
+    empty="no asynchronous training. Synchronous training: what_if.",
+)
 def _replays(data: DataTables, choice: Choice) -> Spec:
     rows = data["asynchronous_what_if"]
     return savings(
@@ -53,21 +58,3 @@ def _replays(data: DataTables, choice: Choice) -> Spec:
         "The first step is left out as warm-up if two others remain. Gains are not additive.",
         *as_decoding(next(row["undivided_share"] for row in rows if row["what"] == UNCHANGED)),
     )
-
-
-VIEWS = (
-    View(
-        name="critical_cycle",
-        question="Which loop of dependencies bounds the steps of an asynchronous run?",
-        analysis=Asking(critical_cycle),
-        chart=_cycle,
-        empty="no asynchronous training with recorded samples.",
-    ),
-    View(
-        name="asynchronous_what_if",
-        question="How long would the steps of an asynchronous run take after a change?",
-        analysis=Asking(asynchronous_what_if),
-        chart=_replays,
-        empty="no asynchronous training. Synchronous training: what_if.",
-    ),
-)

@@ -18,15 +18,22 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.view import Asking, Choice, DataTables, NothingToDraw, View, column
+from verl_profiler.views.view import Choice, DataTables, NothingToDraw, column, view
 
-__all__ = ["VIEWS", "savings"]
+__all__ = ["savings"]
 
 # Categories with less than this part of the steps are drawn together.
 _SMALL = 0.005
 _SMALL_COLOR = "#E4E7EB"
+_NO_STEP = "no step of synchronous training finished there. Asynchronous training: bubble_ledger."
 
 
+@view(
+    "critical_path",
+    "What did each second of a step wait for?",
+    critical_path,
+    empty=_NO_STEP,
+)
 def _path(data: DataTables, choice: Choice) -> Spec:
     rows = data["critical_path"]
     steps = sorted({row["step"] for row in rows})
@@ -63,6 +70,12 @@ def _path(data: DataTables, choice: Choice) -> Spec:
     )
 
 
+@view(
+    "what_if",
+    "How long would a step have taken after a change?",
+    what_if,
+    empty=_NO_STEP,
+)
 def _what_if(data: DataTables, choice: Choice) -> Spec:
     return savings(
         data["what_if"],
@@ -137,24 +150,3 @@ def _savings(rows: Rows) -> list[Spec]:
         mark = {"type": "point", "shape": "diamond", "size": 45, "fill": "white", "stroke": MUTED}
         drawn.append(layer(diamonds, mark, tip=("saved_s",), x={**x, "field": "saved_s"}, y=y))
     return drawn
-
-
-_NO_STEP = "no step of synchronous training finished there. Asynchronous training: bubble_ledger."
-
-
-VIEWS = (
-    View(
-        name="critical_path",
-        question="What did each second of a step wait for?",
-        analysis=Asking(critical_path),
-        chart=_path,
-        empty=_NO_STEP,
-    ),
-    View(
-        name="what_if",
-        question="How long would a step have taken after a change?",
-        analysis=Asking(what_if),
-        chart=_what_if,
-        empty=_NO_STEP,
-    ),
-)

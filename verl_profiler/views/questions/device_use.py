@@ -16,9 +16,9 @@ from verl_profiler.render.charts import Spec, chart, colored, layer, panel, quan
 from verl_profiler.render.colors import ACCENT, INK, color
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.view import Asking, Choice, DataTables, View, known
+from verl_profiler.views.view import Choice, DataTables, known, view
 
-__all__ = ["VIEWS", "few_phases", "phase_bands", "with_phases"]
+__all__ = ["few_phases", "phase_bands", "with_phases"]
 
 # Devices drawn: those with the most idle time; points of their lines in all; phases behind them.
 _DEVICES = 8
@@ -27,6 +27,16 @@ _BANDS = 600
 _PALE = 0.3
 
 
+@view(
+    "device_use",
+    "How busy were the devices in each phase?",
+    device_use,
+    device_use_over_time,
+    phase_intervals,
+    device_times,
+    empty="no devices were sampled there. Install nvidia-ml-py on the nodes; "
+    "profiler.events.devices must be true.",
+)
 def _device_use(data: DataTables, choice: Choice) -> Spec:
     readings, intervals = data["device_use_over_time"], data["phase_intervals"]
     # Without start-up, unless there is nothing else.
@@ -130,17 +140,3 @@ def few_phases(spans: Rows) -> tuple[Rows, str]:
         [],
         f"Not shaded: {len(spans):,} phases of the trainer are too many; choose fewer --steps.",
     )
-
-
-VIEWS = (
-    View(
-        name="device_use",
-        question="How busy were the devices in each phase?",
-        analysis=Asking(device_use, device_use_over_time, phase_intervals, device_times),
-        chart=_device_use,
-        empty=(
-            "no devices were sampled there. Install nvidia-ml-py on the nodes; "
-            "profiler.events.devices must be true."
-        ),
-    ),
-)

@@ -15,9 +15,7 @@ from verl_profiler.render.colors import account_color
 from verl_profiler.render.text import without
 from verl_profiler.units import counted, share
 from verl_profiler.views.ledger_text import pool_text
-from verl_profiler.views.view import Asking, Choice, DataTables, View
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, view
 
 _NAMES = {account: account.replace("_", " ") for account in ACCOUNTS}
 # Accounts below this share of a pool are in the table, and not in the plot.
@@ -26,6 +24,12 @@ _SMALL = 0.002
 _PIECES = 1_500
 
 
+@view(
+    "bubble_ledger",
+    "How much of the device time is useful work, and what is the rest spent on?",
+    bubble_ledger,
+    empty="no step finished there.",
+)
 def _ledger(data: DataTables, choice: Choice) -> Spec:
     rows = data["bubble_ledger"]
     steps = sorted({row["step"] for row in rows})
@@ -67,14 +71,3 @@ def _bars(rows: Rows, steps: list[int]) -> list[Spec]:
         if sums[account] >= _SMALL * sum(sums.values())
     ]
     return step_bars(steps, series, "share of device time", form="%", most=_PIECES)
-
-
-VIEWS = (
-    View(
-        name="bubble_ledger",
-        question="How much of the device time is useful work, and what is the rest spent on?",
-        analysis=Asking(bubble_ledger),
-        chart=_ledger,
-        empty="no step finished there.",
-    ),
-)

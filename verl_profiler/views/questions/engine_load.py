@@ -9,15 +9,23 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
 from verl_profiler.render.colors import ENGINE_COLORS, PART_COLORS
 from verl_profiler.units import counted, share
-from verl_profiler.views.view import Asking, Choice, DataTables, View, known
+from verl_profiler.views.view import Choice, DataTables, known, view
 
-__all__ = ["VIEWS", "load_layers"]
+__all__ = ["load_layers"]
 
 # Engines drawn: those with the longest queues, then the fullest.
 _ENGINES = 8
 _CODES = {"running": PART_COLORS["decode"], "waiting": ENGINE_COLORS["queue"]}
 
 
+@view(
+    "engine_load",
+    "How full were the engines: running and waiting requests, and KV cache?",
+    engine_load,
+    engine_load_over_time,
+    empty="no load of engines was sampled there. Set profiler.events.engine_state=true; "
+    "SGLang and vLLM report their load (docs/versions.md).",
+)
 def _engine_load(data: DataTables, choice: Choice) -> Spec:
     summed, readings = data["engine_load"], data["engine_load_over_time"]
     engines = sorted(
@@ -137,17 +145,3 @@ def load_layers(rows: Rows, x: Spec, *, legend: bool, more: Sequence[Spec] = ())
         "layer": [kv, {"layer": [lines, *limits, *more]}],
         "resolve": {"scale": {"y": "independent"}},
     }
-
-
-VIEWS = (
-    View(
-        name="engine_load",
-        question="How full were the engines: running and waiting requests, and KV cache?",
-        analysis=Asking(engine_load, engine_load_over_time),
-        chart=_engine_load,
-        empty=(
-            "no load of engines was sampled there. Set profiler.events.engine_state=true; "
-            "SGLang and vLLM report their load (docs/versions.md)."
-        ),
-    ),
-)

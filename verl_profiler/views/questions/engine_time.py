@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED, request_engine_time
-from verl_profiler.analysis.selection import Rows
-from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel
 from verl_profiler.render.colors import CALL_PART_COLORS
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.view import Choice, DataTables, View, column, known, request_names
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, column, known, request_names, view
 
 
-def _tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    rows = request_engine_time(
-        tables, choice.steps, choice.count, worker=choice.worker, validate=choice.validate
-    )
-    return {"request_engine_time": rows}
-
-
+@view(
+    "request_engine_time",
+    "How do the slowest requests spend the time of their generate calls?",
+    request_engine_time,
+    empty="no generate call was recorded there.",
+    example="--steps 5",
+)
 def _draw(data: DataTables, choice: Choice) -> Spec:
     rows = data["request_engine_time"]
     worst = rows[0]
@@ -60,16 +56,3 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
             *([f"Not divided: {UNRECORDED}."] if any(known(rows, "undivided_s")) else []),
         ],
     )
-
-
-VIEWS = (
-    View(
-        name="request_engine_time",
-        question="How do the slowest requests spend the time of their generate calls?",
-        analysis=_tables,
-        chart=_draw,
-        empty="no generate call was recorded there.",
-        takes=frozenset({"worker", "validate"}),
-        example="--steps 5",
-    ),
-)

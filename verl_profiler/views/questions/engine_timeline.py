@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from verl_profiler.analysis import engine_state
 from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
-from verl_profiler.analysis.engine_state import engine_load_over_time
 from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
 from verl_profiler.render.colors import CALL_PART_COLORS
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.questions.engine_load import load_layers
-from verl_profiler.views.view import Choice, DataTables, View, column
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, column, view
 
 # Engines drawn: those with the most lanes.
 _ENGINES = 3
@@ -23,12 +21,14 @@ _ENGINES = 3
 _CALLS = 1_000
 
 
-def _tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    steps = longest_step(tables) if choice.steps is None else choice.steps
-    return {
-        "engine_lanes": engine_lanes(tables, steps),
-        "engine_load_over_time": engine_load_over_time(tables, steps),
-    }
+def _longest(tables: Tables, steps: Steps = None) -> Rows:
+    """Return the lanes of these steps, or of the longest one."""
+    return engine_lanes(tables, steps or longest_step(tables))
+
+
+def engine_load_over_time(tables: Tables, steps: Steps = None) -> Rows:
+    """Return the readings of these steps, or of the longest one."""
+    return engine_state.engine_load_over_time(tables, steps or longest_step(tables))
 
 
 def _many_lanes(lanes: Rows) -> dict[str, int]:
@@ -44,6 +44,14 @@ def _drawn(many: Mapping[str, int]) -> list[str]:
     return sorted(sorted(many, key=lambda name: (-many[name], name))[:_ENGINES])
 
 
+@view(
+    "engine_lanes",
+    "What did each engine serve over time, and how full was it?",
+    _longest,
+    engine_load_over_time,
+    empty="no generate call with its engine's part was recorded there.",
+    example="--steps 5",
+)
 def _draw(data: DataTables, choice: Choice) -> Spec:
     lanes, readings = data["engine_lanes"], data["engine_load_over_time"]
     many = _many_lanes(lanes)
@@ -142,15 +150,3 @@ def _load(readings: Rows, lanes: Rows, x: Spec, *, legend: bool) -> Spec:
     more = [layer(retracted, mark, x=x, y={"value": 72}, color=code)] if retracted else []
     kept, _ = fewer(readings, ("running_requests", "waiting_requests", "kv_share"))
     return load_layers(kept, x, legend=legend, more=more)
-
-
-VIEWS = (
-    View(
-        name="engine_lanes",
-        question="What did each engine serve over time, and how full was it?",
-        analysis=_tables,
-        chart=_draw,
-        empty="no generate call with its engine's part was recorded there.",
-        example="--steps 5",
-    ),
-)

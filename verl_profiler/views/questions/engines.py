@@ -19,11 +19,17 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.units import seconds, share
-from verl_profiler.views.view import Asking, Choice, DataTables, View, column, known
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, column, known, view
 
 
+@view(
+    "token_rates",
+    "How many tokens, and how many per second, by step, replica and request?",
+    token_rates,
+    replica_token_rates,
+    request_token_rates,
+    empty="no generate call was recorded there.",
+)
 def _tokens(data: DataTables, choice: Choice) -> Spec:
     rows = data["token_rates"]
     replicas = data["replica_token_rates"]
@@ -95,15 +101,3 @@ def _tokens(data: DataTables, choice: Choice) -> Spec:
             "length."
         ),
     )
-
-
-VIEWS = (
-    View(
-        name="token_rates",
-        question="How many tokens, and how many per second, by step, replica and request?",
-        analysis=Asking(token_rates, replica_token_rates, request_token_rates),
-        chart=_tokens,
-        empty="no generate call was recorded there.",
-        takes=frozenset({"validate"}),
-    ),
-)

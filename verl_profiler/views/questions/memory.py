@@ -18,9 +18,7 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import ENGINE_COLORS, INK, MUTED, PHASE_COLORS
 from verl_profiler.units import size
 from verl_profiler.views.questions.device_use import few_phases, phase_bands, with_phases
-from verl_profiler.views.view import Asking, Choice, DataTables, View, known
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, known, view
 
 # Processes drawn, the fullest first; points of their lines, and triangles, in all.
 _LINES = 6
@@ -36,6 +34,14 @@ _COLORS = (
 )
 
 
+@view(
+    "memory_over_time",
+    "How much memory did devices, processes and hosts use, and what was the trainer doing?",
+    memory_over_time,
+    phase_spans,
+    empty="no memory was read there (or profiler.events.exclude had memory).",
+    example="--steps 10:12",
+)
 def _memory(data: DataTables, choice: Choice) -> Spec:
     rows = data["memory_over_time"]
     device = bool(known(rows, "used_bytes"))
@@ -164,15 +170,3 @@ def _capacity(totals: list[int], factor: float, **axis: Spec) -> list[Spec]:
     rows = [{"capacity": max(totals, default=0) * factor}]
     encoding: dict[str, Any] = {name: {**channel, "field": "capacity"}}
     return [layer(rows, mark, **encoding)] if totals else []
-
-
-VIEWS = (
-    View(
-        name="memory_over_time",
-        question="How much memory did devices, processes and hosts use, and what was the trainer doing?",
-        analysis=Asking(memory_over_time, phase_spans),
-        chart=_memory,
-        empty="no memory was read there (or profiler.events.exclude had memory).",
-        example="--steps 10:12",
-    ),
-)

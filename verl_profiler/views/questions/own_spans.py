@@ -6,13 +6,17 @@ from verl_profiler.analysis.overview import own_spans
 from verl_profiler.render.charts import Spec, chart, name_bars, panel
 from verl_profiler.render.colors import ACCENT
 from verl_profiler.units import counted, quantile_texts, seconds
-from verl_profiler.views.view import Asking, Choice, DataTables, View, column
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, column, view
 
 _SPANS = 20
 
 
+@view(
+    "own_spans",
+    "How long do the spans of your own code take, and which of them is the longest?",
+    own_spans,
+    empty="no span of your own code was recorded there; see docs/api.md.",
+)
 def _spans(data: DataTables, choice: Choice) -> Spec:
     every = data["own_spans"]
     rows = every[:_SPANS]
@@ -35,14 +39,3 @@ def _spans(data: DataTables, choice: Choice) -> Spec:
     )
     title = f"All calls of {rows[0]['event']} take {seconds(rows[0]['total_s'])} together"
     return chart(title, about, panel(bars, height=0))
-
-
-VIEWS = (
-    View(
-        name="own_spans",
-        question="How long do the spans of your own code take, and which of them is the longest?",
-        analysis=Asking(own_spans),
-        chart=_spans,
-        empty="no span of your own code was recorded there; see docs/api.md.",
-    ),
-)

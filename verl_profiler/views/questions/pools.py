@@ -7,14 +7,18 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.charts import Spec, chart, colored, layer, panel, quantity
 from verl_profiler.render.colors import INK, MUTED, VERSION_COLORS, color
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.view import Asking, Choice, DataTables, View
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, view
 
 _UNKNOWN = "#8FA3BF"
 _LANES = {"trainer": "trainer", "queue": "ready prompts"}
 
 
+@view(
+    "pools_over_time",
+    "What do trainer, queue and replicas of an asynchronous run do at the same time?",
+    pools_over_time,
+    empty="no asynchronous training with a finished step.",
+)
 def _pools(data: DataTables, choice: Choice) -> Spec:
     rows = data["pools_over_time"]
     syncs = [row for row in rows if row["phase"] == "weight_sync"]
@@ -90,14 +94,3 @@ def _levels(rows: Rows, x: Spec, queue: bool) -> Spec:
         y2={"field": "high"},
         color=MUTED if queue else of_versions,
     )
-
-
-VIEWS = (
-    View(
-        name="pools_over_time",
-        question="What do trainer, queue and replicas of an asynchronous run do at the same time?",
-        analysis=Asking(pools_over_time),
-        chart=_pools,
-        empty="no asynchronous training with a finished step.",
-    ),
-)

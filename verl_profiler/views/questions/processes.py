@@ -10,15 +10,19 @@ from verl_profiler.render.charts import Spec, chart, name_bars, panel
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.step_text import lag_weight
-from verl_profiler.views.view import Asking, Choice, DataTables, View
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, view
 
 _BARS = 20
 # By kind of stall, the one to look at first.
 _KINDS = {"requests may wait": ACCENT, "no request waits there": MUTED, "by design": "#B9C2CC"}
 
 
+@view(
+    "loop_suspects",
+    "Did an event loop stall and make everything on it look slow?",
+    loop_suspects,
+    empty="no event loop stalled beyond the threshold (or profiler.events.exclude had event_loop).",
+)
 def _suspects(data: DataTables, choice: Choice) -> Spec:
     rows = data["loop_suspects"]
     early = [row for row in rows if not row["step"]]
@@ -94,14 +98,3 @@ def _kind(row: Mapping[str, Any]) -> str:
 
 def _several_loops(keys: list[tuple[str, str | None, str | None]], name: str) -> bool:
     return len({loop for other, loop, _ in keys if other == name}) > 1
-
-
-VIEWS = (
-    View(
-        name="loop_suspects",
-        question="Did an event loop stall and make everything on it look slow?",
-        analysis=Asking(loop_suspects),
-        chart=_suspects,
-        empty="no event loop stalled beyond the threshold (or profiler.events.exclude had event_loop).",
-    ),
-)

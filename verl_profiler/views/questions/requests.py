@@ -10,7 +10,7 @@ from verl_profiler.analysis.requests import (
     request_duration_cdf,
     request_percentiles,
 )
-from verl_profiler.analysis.selection import Rows, rows_of
+from verl_profiler.analysis.selection import Rows, Steps, rows_of
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 from verl_profiler.render.charts import (
     Spec,
@@ -26,27 +26,24 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.step_text import PART_NAMES
-from verl_profiler.views.view import Choice, DataTables, View, column, request_names
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, column, request_names, view
 
 # Shares at which steps are compared.
 _SHARES = 100
+_NO_REQUESTS = (
+    "no finished request was recorded there. profiler.events.exclude may have "
+    "rollout, or no request ended."
+)
 
 
-def _cdf_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    worker, validate = choice.worker, choice.validate
-    percentiles = sorted({50.0, *choice.percentiles})
-    return {
-        "request_duration_cdf": request_duration_cdf(
-            tables, choice.steps, worker=worker, validate=validate
-        ),
-        "request_percentiles": request_percentiles(
-            tables, choice.steps, percentiles, worker=worker, validate=validate
-        ),
-    }
-
-
+@view(
+    "request_duration_cdf",
+    "How long did requests take, and how long were the slowest few percent?",
+    request_duration_cdf,
+    request_percentiles,
+    empty=_NO_REQUESTS,
+    example="--steps 3:10 --worker 2",
+)
 def _cdf(data: DataTables, choice: Choice) -> Spec:
     curve = data["request_duration_cdf"]
     marks = data["request_percentiles"]
@@ -152,20 +149,34 @@ def _percentile_lines(rows: Rows, steps: list[int]) -> Spec:
     return panel(lines, title="percentiles of each step", height=200)
 
 
-def _slowest_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    rows = request_breakdown(
-        tables, choice.steps, worker=choice.worker, validate=choice.validate, count=choice.count
-    )
-    finished = [row for row in rows if row["finished"]]
-    selection = rows_of(choice.steps, worker=choice.worker, validate=choice.validate)
-    counts = tables.rows(
+def _finished(
+    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
+) -> Rows:
+    rows = request_breakdown(tables, steps, worker=worker, validate=validate)
+    return [row for row in rows if row["finished"]]
+
+
+def counts(
+    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
+) -> Rows:
+    """Return how many requests of each run finished, and how many did not."""
+    return tables.rows(
         "SELECT run, count(*) FILTER (finished) AS requests, "
         "count(*) FILTER (NOT finished) AS unfinished "
-        f"FROM requests WHERE {selection} GROUP BY run ORDER BY run"
+        f"FROM requests WHERE {rows_of(steps, worker=worker, validate=validate)} "
+        "GROUP BY run ORDER BY run"
     )
-    return {"slowest_requests": finished, "counts": counts}
 
 
+@view(
+    "slowest_requests",
+    "Which requests were the slowest, and how did they spend their time?",
+    _finished,
+    counts,
+    empty=_NO_REQUESTS,
+    table="request_breakdown",
+    example="--steps 5",
+)
 def _slowest(data: DataTables, choice: Choice) -> Spec:
     rows = data["slowest_requests"]
     counts = data["counts"][0]
@@ -211,33 +222,3 @@ def _bar_text(row: Mapping[str, Any]) -> str:
     turns = "" if row["turns"] is None else f", {counted(row['turns'], 'turn')}"
     mark = "" if row["status"] is None else f", {short(row['status'], 12)}"
     return f"{seconds(row['duration_s'])}{turns}{mark}"
-
-
-_NO_REQUESTS = (
-    "no finished request was recorded there. profiler.events.exclude may have "
-    "rollout, or no request ended."
-)
-_BOTH = frozenset({"worker", "validate"})
-
-
-VIEWS = (
-    View(
-        name="request_duration_cdf",
-        question="How long did requests take, and how long were the slowest few percent?",
-        analysis=_cdf_tables,
-        chart=_cdf,
-        empty=_NO_REQUESTS,
-        takes=_BOTH | {"percentiles"},
-        example="--steps 3:10 --worker 2",
-    ),
-    View(
-        name="slowest_requests",
-        table="request_breakdown",
-        question="Which requests were the slowest, and how did they spend their time?",
-        analysis=_slowest_tables,
-        chart=_slowest,
-        empty=_NO_REQUESTS,
-        takes=_BOTH,
-        example="--steps 5",
-    ),
-)

@@ -16,11 +16,16 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, PHASE_COLORS
 from verl_profiler.units import seconds, share
-from verl_profiler.views.view import Asking, Choice, DataTables, View, column, known
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, column, known, view
 
 
+@view(
+    "rollout_tail",
+    "How much of each rollout goes to its last requests?",
+    rollout_tail,
+    empty="no finished request of synchronous training was recorded there. Asynchronous training: bubble_ledger.",
+    example="--validate",
+)
 def _tails(data: DataTables, choice: Choice) -> Spec:
     rows = data["rollout_tail"]
     total = sum(row["rollout_s"] for row in rows)
@@ -74,16 +79,3 @@ def _tails(data: DataTables, choice: Choice) -> Spec:
         panel(idle, title="idle capacity", height=150),
         notes=notes,
     )
-
-
-VIEWS = (
-    View(
-        name="rollout_tail",
-        question="How much of each rollout goes to its last requests?",
-        analysis=Asking(rollout_tail),
-        chart=_tails,
-        empty="no finished request of synchronous training was recorded there. Asynchronous training: bubble_ledger.",
-        takes=frozenset({"worker", "validate"}),
-        example="--validate",
-    ),
-)

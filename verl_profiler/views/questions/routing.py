@@ -7,13 +7,17 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.units import counted, share
-from verl_profiler.views.view import Asking, Choice, DataTables, View, known
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, known, view
 
 _SHOWN = 16
 
 
+@view(
+    "routes",
+    "Does the load balancer spread generate calls over the replicas, and why not?",
+    routes,
+    empty="no choice of a replica was recorded there.",
+)
 def _routes(data: DataTables, choice: Choice) -> Spec:
     rows = data["routes"]
     calls = sum(row["calls"] for row in rows)
@@ -72,15 +76,3 @@ def _routes(data: DataTables, choice: Choice) -> Spec:
             "Loads are the load balancer's own counts of calls in flight, before each call."
         ),
     )
-
-
-VIEWS = (
-    View(
-        name="routes",
-        question="Does the load balancer spread generate calls over the replicas, and why not?",
-        analysis=Asking(routes),
-        chart=_routes,
-        empty="no choice of a replica was recorded there.",
-        takes=frozenset({"worker", "validate"}),
-    ),
-)

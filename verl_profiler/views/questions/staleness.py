@@ -9,13 +9,17 @@ from verl_profiler.render.charts import Spec, chart, name_bars, panel, step_bars
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import seconds, share
 from verl_profiler.views.staleness_text import by_cause, by_group, makers
-from verl_profiler.views.view import Asking, Choice, DataTables, View, column
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, column, view
 
 _QUEUE = "#B9C2CC"
 
 
+@view(
+    "staleness",
+    "How stale are the samples that an asynchronous run trains on?",
+    staleness,
+    empty="no asynchronous training with recorded weight versions.",
+)
 def _staleness(data: DataTables, choice: Choice) -> Spec:
     rows = data["staleness"]
     (whole,) = by_group(rows, "all")
@@ -64,6 +68,12 @@ def _distribution(rows: Rows, steps: list[int]) -> Spec:
     return panel(bars, title="Tokens by versions behind", height=200)
 
 
+@view(
+    "staleness_causes",
+    "What were samples in while they went stale?",
+    staleness_causes,
+    empty="no asynchronous training with recorded weight versions.",
+)
 def _causes(data: DataTables, choice: Choice) -> Spec:
     rows = by_cause(data["staleness_causes"])
     samples, behind = rows[0]["samples"], sum(row["behind"] for row in rows)
@@ -90,21 +100,3 @@ def _causes(data: DataTables, choice: Choice) -> Spec:
         panel(of_time, title="From dispatch to consumption", height=0),
         notes="Versions count where the sample was when their weight sync began.",
     )
-
-
-VIEWS = (
-    View(
-        name="staleness",
-        question="How stale are the samples that an asynchronous run trains on?",
-        analysis=Asking(staleness),
-        chart=_staleness,
-        empty="no asynchronous training with recorded weight versions.",
-    ),
-    View(
-        name="staleness_causes",
-        question="What were samples in while they went stale?",
-        analysis=Asking(staleness_causes),
-        chart=_causes,
-        empty="no asynchronous training with recorded weight versions.",
-    ),
-)

@@ -18,9 +18,7 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import MUTED, PHASE_COLORS, color
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
-from verl_profiler.views.view import Asking, Choice, DataTables, View, column, known
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, column, known, view
 
 _TRAINING_COLOR = PHASE_COLORS["update_actor"]
 _OTHER_COLOR = PHASE_COLORS["prepare_step"]
@@ -40,6 +38,15 @@ _BETWEEN = (
 )
 
 
+@view(
+    "step_durations",
+    "How long do rollout and training take in each step, and how long is it from one step to the next?",
+    step_durations,
+    step_trend,
+    request_parts,
+    empty="no step has a rollout there.",
+    example="--steps 10:60",
+)
 def _durations(data: DataTables, choice: Choice) -> Spec:
     rows = data["step_durations"]
     finished = [row for row in rows if row["finished"]]
@@ -137,15 +144,3 @@ def _duration_title(rows: Rows, trends: Rows, choice: Choice) -> str:
             )
         return f"{title}; gen shows no trend"
     return title
-
-
-VIEWS = (
-    View(
-        name="step_durations",
-        question="How long do rollout and training take in each step, and how long is it from one step to the next?",
-        analysis=Asking(step_durations, step_trend, request_parts),
-        chart=_durations,
-        empty="no step has a rollout there.",
-        example="--steps 10:60",
-    ),
-)

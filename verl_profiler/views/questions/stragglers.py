@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
-from verl_profiler.analysis.selection import Rows
-from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Spec, chart, name_bars, panel
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import seconds, share
-from verl_profiler.views.view import Choice, DataTables, View, column
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, column, view
 
 # By the reason of a straggler: what the waiting is due to.
 _DUE_TO = {
@@ -28,13 +24,13 @@ _DUE_TO = {
 }
 
 
-def _straggler_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    return {
-        "stragglers": stragglers(tables, choice.steps),
-        "straggler_requests": straggler_requests(tables, choice.steps, choice.count),
-    }
-
-
+@view(
+    "stragglers",
+    "Which requests, tools, workers and ranks do the others wait for, and why?",
+    stragglers,
+    straggler_requests,
+    empty="no waiting was recorded there.",
+)
 def _stragglers(data: DataTables, choice: Choice) -> Spec:
     rows = data["stragglers"]
     kinds = dict.fromkeys(row["kind"] for row in rows)
@@ -84,14 +80,3 @@ def _stragglers(data: DataTables, choice: Choice) -> Spec:
         *panels,
         notes="Percent: share of the wait time of its kind.",
     )
-
-
-VIEWS = (
-    View(
-        name="stragglers",
-        question="Which requests, tools, workers and ranks do the others wait for, and why?",
-        analysis=_straggler_tables,
-        chart=_stragglers,
-        empty="no waiting was recorded there.",
-    ),
-)

@@ -16,13 +16,18 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import INK, PART_COLORS
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.questions.turns import spread_layers
-from verl_profiler.views.view import Asking, Choice, DataTables, View, column, known
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, column, known, view
 
 _TOOLS = 20
 
 
+@view(
+    "tool_latencies",
+    "Which tools take the most time, how long are their calls, and how often do they fail?",
+    tool_latencies,
+    empty="no tool call was recorded there.",
+    example="--steps 3:10",
+)
 def _tools(data: DataTables, choice: Choice) -> Spec:
     every = data["tool_latencies"]
     rows = every[:_TOOLS]
@@ -71,6 +76,13 @@ _REWARD_COLORS = {
 }
 
 
+@view(
+    "reward_times",
+    "How long do scoring and post-processing take, and how high are the rewards?",
+    reward_times,
+    rewards,
+    empty="no reward or post-processing was recorded there.",
+)
 def _rewards(data: DataTables, choice: Choice) -> Spec:
     times, scores = data["reward_times"], data["rewards"]
     steps = sorted({row["step"] for row in times})
@@ -118,24 +130,3 @@ def _rewards(data: DataTables, choice: Choice) -> Spec:
         )
         panels.append(panel(lines, title="rewards", height=150))
     return chart(title, f"{choice.text()}: {requests:,} requests", *panels, notes=notes)
-
-
-VIEWS = (
-    View(
-        name="tool_latencies",
-        question="Which tools take the most time, how long are their calls, and how often do they fail?",
-        analysis=Asking(tool_latencies),
-        chart=_tools,
-        empty="no tool call was recorded there.",
-        takes=frozenset({"worker", "validate"}),
-        example="--steps 3:10",
-    ),
-    View(
-        name="reward_times",
-        question="How long do scoring and post-processing take, and how high are the rewards?",
-        analysis=Asking(reward_times, rewards),
-        chart=_rewards,
-        empty="no reward or post-processing was recorded there.",
-        takes=frozenset({"worker", "validate"}),
-    ),
-)

@@ -20,9 +20,7 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, GRID, MUTED, TQ_COLORS
 from verl_profiler.units import counted, rate, seconds, share, size
-from verl_profiler.views.view import Asking, Choice, DataTables, View, column, known
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, column, known, view
 
 _FUNCTIONS = 16
 _CALLERS = 12
@@ -35,6 +33,12 @@ _EVENT_COLORS = {
 }
 
 
+@view(
+    "tq_functions",
+    "How much of each function's time goes to TransferQueue's gets and puts?",
+    tq_functions,
+    empty="no traced function was recorded there. Functions are traced with TQ_TRACE_ENABLED=1.",
+)
 def _functions(data: DataTables, choice: Choice) -> Spec:
     rows = data["tq_functions"]
     timed = [row for row in rows if row["overhead_share"] is not None]
@@ -86,6 +90,14 @@ def _functions(data: DataTables, choice: Choice) -> Spec:
     )
 
 
+@view(
+    "tq_over_time",
+    "When was TransferQueue slow, and which processes spend time on it?",
+    tq_over_time,
+    transfer_totals,
+    empty="no get, put or traced function of TransferQueue was recorded there.",
+    example="--steps 3:10",
+)
 def _over_time(data: DataTables, choice: Choice) -> Spec:
     rows, callers = data["tq_over_time"], data["transfer_totals"]
     rated = [row for row in rows if row["mib_per_s"] is not None]
@@ -230,25 +242,3 @@ def _load(rows: Rows, x: Spec) -> Spec:
         title=f"get and put in the time of functions; above {share(HIGH_OVERHEAD)} is high",
         height=120,
     )
-
-
-_TRACE = "Functions are traced with TQ_TRACE_ENABLED=1."
-
-
-VIEWS = (
-    View(
-        name="tq_functions",
-        question="How much of each function's time goes to TransferQueue's gets and puts?",
-        analysis=Asking(tq_functions),
-        chart=_functions,
-        empty=f"no traced function was recorded there. {_TRACE}",
-    ),
-    View(
-        name="tq_over_time",
-        question="When was TransferQueue slow, and which processes spend time on it?",
-        analysis=Asking(tq_over_time, transfer_totals),
-        chart=_over_time,
-        empty="no get, put or traced function of TransferQueue was recorded there.",
-        example="--steps 3:10",
-    ),
-)

@@ -6,11 +6,16 @@ from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.render.charts import Spec, chart, panel, step_lines
 from verl_profiler.render.colors import color
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.view import Asking, Choice, DataTables, View, known
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, known, view
 
 
+@view(
+    "phase_efficiency",
+    "Did a phase of the trainer become slower, or its sequences longer?",
+    phase_efficiency,
+    empty="no batches with tokens were recorded there. Sequences must not be padded "
+    "(verl's nested tensors), and profiler.events.exclude must not have workers.",
+)
 def _efficiency(data: DataTables, choice: Choice) -> Spec:
     rows = data["phase_efficiency"]
     steps = sorted({row["step"] for row in rows})
@@ -40,17 +45,3 @@ def _efficiency(data: DataTables, choice: Choice) -> Spec:
         *panels,
         notes="Time of the trainer's phase, by the tokens of its workers' batches, padding left out.",
     )
-
-
-VIEWS = (
-    View(
-        name="phase_efficiency",
-        question="Did a phase of the trainer become slower, or its sequences longer?",
-        analysis=Asking(phase_efficiency),
-        chart=_efficiency,
-        empty=(
-            "no batches with tokens were recorded there. Sequences must not be padded "
-            "(verl's nested tensors), and profiler.events.exclude must not have workers."
-        ),
-    ),
-)

@@ -9,9 +9,7 @@ from verl_profiler.analysis.transfers import weight_transfers
 from verl_profiler.render.charts import Spec, chart, name_bars, panel
 from verl_profiler.render.colors import PHASE_COLORS
 from verl_profiler.units import counted, seconds, size
-from verl_profiler.views.view import Asking, Choice, DataTables, View, known
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, known, view
 
 _WAYS = {
     "send": ("sends", PHASE_COLORS["update_weights"]),
@@ -21,6 +19,13 @@ _WAYS = {
 _PROCESSES = 16
 
 
+@view(
+    "weight_transfers",
+    "How fast does each rank send, receive or load new weights, and who waits for whom?",
+    weight_transfers,
+    empty="no weights were sent there, or by an earlier version of the profiler.",
+    example="--csv",
+)
 def _weight_transfers(data: DataTables, choice: Choice) -> Spec:
     rows = [row for row in data["weight_transfers"] if row["step"] != 0] or data["weight_transfers"]
     groups: dict[tuple[str, str], Rows] = {}
@@ -76,15 +81,3 @@ def _moved(rows: Rows) -> str:
     parts += [f"{size(means['bytes_per_s'])}/s"] if "bytes_per_s" in means else []
     parts += [f"waits {seconds(means['waited_s'])}"] if "waited_s" in means else []
     return ", ".join(parts)
-
-
-VIEWS = (
-    View(
-        name="weight_transfers",
-        question="How fast does each rank send, receive or load new weights, and who waits for whom?",
-        analysis=Asking(weight_transfers),
-        chart=_weight_transfers,
-        empty="no weights were sent there, or by an earlier version of the profiler.",
-        example="--csv",
-    ),
-)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.requests import turn_times, turns_per_request
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import (
     Series,
@@ -20,16 +20,25 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import MUTED, PART_COLORS
 from verl_profiler.units import seconds, share
-from verl_profiler.views.view import Choice, DataTables, View, column, known
+from verl_profiler.views.view import Choice, DataTables, column, known, view
 
-__all__ = ["VIEWS", "spread_layers"]
-
-
-def _turn_time_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    rows = turn_times(tables, choice.steps, worker=choice.worker, validate=choice.validate)
-    return {"turn_times": [row for row in rows if row["turns"]]}
+__all__ = ["spread_layers"]
 
 
+def _with_turns(
+    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
+) -> Rows:
+    rows = turn_times(tables, steps, worker=worker, validate=validate)
+    return [row for row in rows if row["turns"]]
+
+
+@view(
+    "turn_times",
+    "Do late turns take longer than early ones, and in which component?",
+    _with_turns,
+    empty="no turn was recorded there. Single-turn agent loops of older versions have none.",
+    example="--validate",
+)
 def _turn_times(data: DataTables, choice: Choice) -> Spec:
     rows = data["turn_times"]
     total = sum(row["turns"] for row in rows)
@@ -101,11 +110,16 @@ def _turn_title(rows: Rows) -> str:
     return f"{first}; turn {most['turn']} takes {share(most['share'])} of all turn time"
 
 
-def _turns_tables(tables: Tables, choice: Choice) -> dict[str, Rows]:
-    rows = turns_per_request(tables, choice.steps)
-    return {"turns_per_request": [row for row in rows if row["validate"] == choice.validate]}
+def _either(tables: Tables, steps: Steps = None, *, validate: bool = False) -> Rows:
+    return [row for row in turns_per_request(tables, steps) if row["validate"] == validate]
 
 
+@view(
+    "turns_per_request",
+    "How many turns do requests take, and does that change over the run?",
+    _either,
+    empty="no request with a number of turns was recorded there.",
+)
 def _turns(data: DataTables, choice: Choice) -> Spec:
     rows = data["turns_per_request"]
     requests = sum(row["requests"] for row in rows)
@@ -161,27 +175,3 @@ def _turns(data: DataTables, choice: Choice) -> Spec:
         ),
         panel(timed, title="how long such requests took, as a whole", height=0),
     )
-
-
-_BOTH = frozenset({"worker", "validate"})
-
-
-VIEWS = (
-    View(
-        name="turn_times",
-        question="Do late turns take longer than early ones, and in which component?",
-        analysis=_turn_time_tables,
-        chart=_turn_times,
-        empty="no turn was recorded there. Single-turn agent loops of older versions have none.",
-        takes=_BOTH,
-        example="--validate",
-    ),
-    View(
-        name="turns_per_request",
-        question="How many turns do requests take, and does that change over the run?",
-        analysis=_turns_tables,
-        chart=_turns,
-        empty="no request with a number of turns was recorded there.",
-        takes=frozenset({"validate"}),
-    ),
-)

@@ -17,9 +17,7 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import GRID, color
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.view import Asking, Choice, DataTables, NothingToDraw, View
-
-__all__ = ["VIEWS"]
+from verl_profiler.views.view import Choice, DataTables, NothingToDraw, view
 
 # Phases with less waiting than this part of the most are named, not drawn.
 _LITTLE = 0.05
@@ -30,6 +28,14 @@ _ROWS = 64
 _COLUMNS = 100
 
 
+@view(
+    "worker_phases",
+    "Which worker was the slowest in each phase, and how long did the others wait for it?",
+    worker_phases,
+    worker_balance,
+    empty="no agent-loop worker or rank was recorded there.",
+    example="--steps 7",
+)
 def _workers(data: DataTables, choice: Choice) -> Spec:
     rows = [row for row in data["worker_phases"] if row["step"]] or data["worker_phases"]
     steps = sorted({row["step"] for row in rows})
@@ -204,15 +210,3 @@ def _by_number(name: str) -> tuple[str, int, str]:
     """Order names as people count: worker_2 before worker_10."""
     stem, _, number = name.rpartition("_")
     return (stem, int(number), "") if number.isdecimal() else (name, -1, name)
-
-
-VIEWS = (
-    View(
-        name="worker_phases",
-        question="Which worker was the slowest in each phase, and how long did the others wait for it?",
-        analysis=Asking(worker_phases, worker_balance),
-        chart=_workers,
-        empty="no agent-loop worker or rank was recorded there.",
-        example="--steps 7",
-    ),
-)
