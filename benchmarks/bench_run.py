@@ -1,91 +1,86 @@
-"""What profiling costs a run: the rehearsal with and without the profiler, alternating.
+"""What profiling costs a run: rehearsals of identical work with and without the profiler, alternating.
 
-    python benchmarks/bench_run.py [--engine standin] [--pairs 5] [--steps 6] [--json FILE]
+    python benchmarks/bench_run.py [--pairs 5] [--steps 24] [--warmup 4] [--json FILE]
 
-Each pair is two runs of the real main_ppo, one of them profiled, in an order that alternates.  Of
-each run the first step is left out (engines warm up in it); the rest gives a mean.  verl's replay
-buffer looks for finished samples every 2 s, which would round `gen` up to multiples of that, so here
-it looks every 0.1 s.  Printed: the ratio profiled / bare per pair, of whole steps and of the time
-outside `gen`, and what the profiler says of itself.
+Each pair is two runs of the real main_ppo with the stand-in engine, one of them profiled, in an order that
+alternates.  Their work is the same: responses and the times of engine and tools follow from the prompts
+(`+faults.scripted=true`, tests/faults), and the prompts come in order.  Compared is the CPU time of all
+processes of a run per step, which does not depend on what else runs as much as wall time does.
+Printed: per pair the ratio profiled / bare and what the profiler's own account has of the same steps, then
+the mean ratio with its 95 % interval.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-STEP = re.compile(r"\bstep:(\d+) - (.*)")
-VALUE = re.compile(r"timing_s/(step|gen):(?:np\.float64\()?([\d.e+-]+)")
+from scipy import stats
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "faults"))
 
-def run(engine, steps, profiler, folder, overrides):
-    """Run one rehearsal; return its steps as dicts of seconds."""
-    command = [
-        str(Path(sys.executable).parent / "verl-profiler"),
-        "rehearse",
-        "--engine",
-        engine,
-        "--steps",
-        str(steps),
-        "--profiler",
-        profiler,
-        "--output",
-        str(folder),
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
-        "rehearsal.poll_interval_s=0.1",
-        *overrides,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stdout[-2000:] + done.stderr[-2000:])
-    text = (folder / "console.log").read_text(errors="replace")
-    found = {}
-    for line in text.splitlines():
-        match = STEP.search(line)
-        if match:
-            values = {name: float(value) for name, value in VALUE.findall(match[2])}
-            if "step" in values:
-                found[int(match[1])] = values
-    if len(found) != steps:
-        sys.exit(f"{folder / 'console.log'} has {len(found)} of {steps} steps")
-    return [found[step] for step in sorted(found)][1:]
-
-
-def means(steps):
-    """Return the mean seconds of a step, and of what is not `gen` in it."""
-    return (
-        statistics.mean(step["step"] for step in steps),
-        statistics.mean(step["step"] - step["gen"] for step in steps),
-    )
-
+from rehearsal_faults import with_faults
 
 SPENT = ("wrapper_s", "wrapper_cpu_s", "writer_s", "writer_cpu_s")
 
 
-def own_account(folder):
-    """Return what the busiest process spent in all steps but the first, and its events there.
+def run(steps, profiler, folder, overrides=()):
+    """Run one rehearsal; return CPU seconds of all its processes, and seconds, at the end of each step."""
+    cpu_file = folder.with_name(f"{folder.name}.cpu.jsonl")
+    command = [
+        str(Path(sys.executable).parent / "verl-profiler"),
+        "rehearse",
+        "--engine=standin",
+        f"--steps={steps}",
+        f"--profiler={profiler}",
+        f"--out={folder}",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "rehearsal.poll_interval_s=0.1",
+        "data.shuffle=false",
+        "+faults.scripted=true",
+        f"+faults.cpu_file={cpu_file}",
+        *overrides,
+    ]
+    environment = with_faults(os.environ)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stdout[-2000:] + done.stderr[-2000:])
+    rows = [json.loads(line) for line in cpu_file.read_text().splitlines()]
+    if [row["step"] for row in rows] != list(range(1, steps + 1)):
+        sys.exit(f"{cpu_file} has not one line for each of {steps} steps")
+    return rows
 
-    A process accounts for its whole life; what is told here is its part by the number of events.
-    """
-    best = dict.fromkeys((*SPENT, "events"), 0.0)
-    for file in (folder / "processes").glob("*.json"):
-        counters = json.loads(file.read_bytes())["counters"]
-        events = sum(
-            lines.read_bytes().count(b"\n")
-            for lines in folder.glob(f"step_*/{file.stem}.jsonl")
-            if int(lines.parent.name.removeprefix("step_")) > 1
-        )
-        share = events / max(counters["events"], 1)
-        account = {name: counters[name] * share for name in SPENT} | {"events": events}
-        best = max(best, account, key=lambda each: each["wrapper_s"])
-    return best
+
+def per_step(rows, warmup):
+    """Return CPU seconds and seconds of a mean step after the first ones."""
+    first, last = rows[warmup - 1], rows[-1]
+    if gone := first["cpu_s"].keys() - last["cpu_s"].keys():
+        sys.exit(f"{len(gone)} processes ended during the steps: their CPU time is not known")
+    used = [sum(row["cpu_s"].values()) for row in (first, last)]
+    steps = len(rows) - warmup
+    return (used[1] - used[0]) / steps, (last["time_s"] - first["time_s"]) / steps
+
+
+def own_account(folder, after, process="*"):
+    """Return by process what the profiler says that it has spent in the steps after the first ones."""
+    found = {}
+    for file in folder.glob(f"step_*/{process}.jsonl"):
+        if int(file.parent.name.removeprefix("step_")) <= after:
+            continue
+        total = found.setdefault(file.stem, dict.fromkeys((*SPENT, "events"), 0.0))
+        for line in file.read_bytes().splitlines():
+            if b'"event":"profiler_cost"' in line:
+                extra = json.loads(line)["extra"]
+                for name in total:
+                    total[name] += extra[name]
+    return found
 
 
 def main():
@@ -93,45 +88,47 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--engine", default="standin", choices=("standin", "sglang"))
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--warmup", type=int, default=4, help="first steps that are left out")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench_run_"))
     pairs = []
     for pair in range(args.pairs):
-        seconds = {}
         order = ("none", "multiturn") if pair % 2 == 0 else ("multiturn", "none")
+        found = {}
         for profiler in order:
             where = folder / f"{pair}-{profiler}"
-            steps = run(args.engine, args.steps, profiler, where, args.overrides)
-            seconds[profiler] = means(steps)
-            if profiler == "multiturn":
-                account = own_account(where)
-                total = sum(step["step"] for step in steps)
+            found[profiler] = per_step(
+                run(args.steps, profiler, where, args.overrides), args.warmup
+            )
+        spent = own_account(folder / f"{pair}-multiturn", args.warmup).values()
+        (bare, bare_s), (profiled, profiled_s) = found["none"], found["multiturn"]
+        whole = profiled * (args.steps - args.warmup)
         row = {
-            "bare_s": seconds["none"],
-            "profiled_s": seconds["multiturn"],
-            "ratio_step": seconds["multiturn"][0] / seconds["none"][0],
-            "ratio_outside_gen": seconds["multiturn"][1] / seconds["none"][1],
-            **{name.replace("_s", "_share"): account[name] / total for name in SPENT},
+            "bare_cpu_s": bare,
+            "profiled_cpu_s": profiled,
+            "ratio": profiled / bare,
+            "ratio_of_time": profiled_s / bare_s,
+            "account": sum(each["wrapper_cpu_s"] + each["writer_cpu_s"] for each in spent) / whole,
+            "events": sum(each["events"] for each in spent),
         }
         pairs.append(row)
         print(
-            f"pair {pair + 1}: step {row['bare_s'][0]:.2f} s bare, {row['profiled_s'][0]:.2f} s profiled, "
-            f"ratio {row['ratio_step']:.3f}; outside gen {row['ratio_outside_gen']:.3f}; "
-            f"own account {row['wrapper_share']:.3%} wrappers ({row['wrapper_cpu_share']:.3%} on a "
-            f"core), {row['writer_share']:.3%} writer ({row['writer_cpu_share']:.3%})",
+            f"pair {pair + 1}: {bare:.3f} CPU-s per step of {bare_s:.2f} s bare, {profiled:.3f} of "
+            f"{profiled_s:.2f} s profiled, ratio {row['ratio']:.4f}; own account {row['account']:.2%} "
+            f"for {row['events']:,.0f} events",
             flush=True,
         )
-    for name in ("ratio_step", "ratio_outside_gen"):
-        ratios = sorted(row[name] for row in pairs)
-        print(
-            f"{name}: median {statistics.median(ratios):.3f}, "
-            f"from {ratios[0]:.3f} to {ratios[-1]:.3f}, {len(ratios)} pairs"
-        )
+    ratios = [row["ratio"] for row in pairs]
+    mean = statistics.mean(ratios)
+    line = f"ratio of CPU time: mean {mean:.4f}"
+    if len(ratios) > 1:
+        half = stats.t.ppf(0.975, len(ratios) - 1) * stats.sem(ratios)
+        line += f", 95 % interval {mean - half:.4f} to {mean + half:.4f}"
+    print(f"{line}, {len(ratios)} pairs of {args.steps - args.warmup} steps")
     if args.json:
         Path(args.json).write_text(json.dumps(pairs, indent=2))
         print(f"Wrote {args.json}")

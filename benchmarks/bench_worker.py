@@ -4,7 +4,7 @@
 
 A profiled rehearsal with the stand-in engine and one agent-loop worker, which has the last core to
 itself; everything else shares the others.  Printed is the worker's own account, of all steps but
-the first.  Shared cores, as in `bench_run.py`, add what the worker's thread waits for one.
+the first, for the work of `bench_run.py`.
 """
 
 from __future__ import annotations
@@ -69,12 +69,13 @@ def main():
     threading.Thread(target=keep_apart, args=(ended, cores), daemon=True).start()
     folder = Path(tempfile.mkdtemp(prefix="bench_worker_"))
     overrides = ["actor_rollout_ref.rollout.agent.num_workers=1", *args.overrides]
-    steps = run("standin", args.steps, "multiturn", folder, overrides)
+    rows = run(args.steps, "multiturn", folder / "run", overrides)
     ended.set()
-    total_s = sum(step["step"] for step in steps)
-    account = own_account(folder)
+    total_s = rows[-1]["time_s"] - rows[0]["time_s"]
+    (account,) = own_account(folder / "run", 1, "worker_0").values()
     events = account.pop("events")
-    print(f"{len(steps)} steps of {total_s / len(steps):.1f} s, {events / total_s:.0f} events/s")
+    steps = len(rows) - 1
+    print(f"{steps} steps of {total_s / steps:.1f} s, {events / total_s:.0f} events/s")
     for name, spent_s in account.items():
         print(f"  {name:14} {spent_s / events * 1e6:6.1f} µs per event, {spent_s / total_s:.3%}")
 
