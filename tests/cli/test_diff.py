@@ -378,6 +378,13 @@ def test_steps_without_calls_count_as_zero(tmp_path, capsys):
     assert 1 == run(a, b, "--warmup", 0, "--fail-if", "tool_call.count < -50%")
 
 
+def test_a_length_that_one_step_does_not_have_is_not_listed(capsys):
+    """The last step of a run has no next one."""
+    document, _ = metrics_of(capsys, f"{SMALL}@2", f"{SMALL}@1:2")
+
+    assert ["tool_call:sandbox"] == [each["name"] for each in document["only_in_one"]]
+
+
 def test_what_only_one_run_has_is_listed(tmp_path, capsys, runs):
     """With how often; and a condition may ask for its count."""
     other = make_run(tmp_path / "other", 12)
@@ -494,8 +501,8 @@ def test_the_steps_of_each_side_are_verified(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("poling", SMALL, SMALL), "did you mean polling"),
-        (("slow_ranks", REHEARSED, SMALL), "does not have the finding slow_ranks; it has: "),
+        (("poling", SMALL, SMALL), r"did you mean polling\?\n\S+small_run has polling"),
+        (("slow_ranks", REHEARSED, SMALL), "does not have the finding slow_ranks"),
         (("polling", SMALL, "nowhere"), "nowhere does not exist"),
         (("polling", SMALL, SMALL, "--fail-if", "step > 1s"), "cannot be used with --fail-if"),
         (("polling", SMALL, SMALL, "--warmup", 0), "cannot be used with --warmup"),

@@ -69,7 +69,7 @@ def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
     ("arguments", "slug", "said"),
     [
         (["rollout_tails"], "no-such-plot", "did you mean rollout_tail?"),
-        (["zzz"], "no-such-plot", "There are step_durations"),
+        (["zzz"], "no-such-plot", "`verl-profiler plot --list` lists all of them"),
         ([], "no-such-plot", "plot --list"),
         (["rollout_tail", SMALL, "--steps", "7:9"], "no-such-step", "it has 0 to 2"),
         (["rollout_tail", SMALL, "--worker", "9"], "no-such-worker", "it has worker_0, worker_1"),

@@ -168,7 +168,8 @@ def comparison(
         ],
         changes,
         _configuration(a.launch, b.launch),
-        alone,
+        # A run's last step has no next one.
+        [each for each in alone if each["name"] != "step_to_step"],
         verdicts,
         left_out,
         one_run=one_run,
@@ -195,18 +196,15 @@ def _verify(args: argparse.Namespace) -> int:
     a, b = _single(args.a), _single(args.b)
     found, before = read_findings(a, cache=not args.no_cache)
     remaining, after = read_findings(b, cache=not args.no_cache)
-    # Findings of categories without a rule have the category's name.
-    if args.verify not in {*RULES, *found, *remaining}:
-        raise ReadingError(
-            f"{args.verify!r} is not a finding{did_you_mean(args.verify, RULES)}\n"
-            f"Known findings: {', '.join(RULES)}",
-            "no-such-finding",
-        )
     if args.verify not in found:
-        listed = ", ".join(found) or "none"
+        # Findings of categories without a rule have the category's name.
+        if args.verify in {*RULES, *remaining}:
+            problem = f"{a.shown} does not have the finding {args.verify}."
+        else:
+            near = did_you_mean(args.verify, [*found, *RULES])
+            problem = f"{args.verify!r} is not a finding{near}"
         raise ReadingError(
-            f"{a.shown} does not have the finding {args.verify}; it has: {listed}.",
-            "no-such-finding",
+            f"{problem}\n{a.shown} has {', '.join(found) or 'no findings'}", "no-such-finding"
         )
     left = remaining.get(args.verify)
     result = verified(

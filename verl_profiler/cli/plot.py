@@ -146,8 +146,8 @@ def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, Vi
         return {name: view for name, view in views.items() if narrowing <= view.takes}
     if args.name not in views:
         raise ReadingError(
-            f"there is no plot {args.name!r}{did_you_mean(args.name, views)} "
-            f"There are {', '.join(views)}, and all.",
+            f"there is no plot {args.name!r}{did_you_mean(args.name, views)}\n"
+            "`verl-profiler plot --list` lists all of them",
             "no-such-plot",
         )
     view = views[args.name]
