@@ -107,15 +107,20 @@ def test_a_trace_of_another_year_is_merged_with_a_warning(tmp_path, capsys):
     assert re.search(r"WARNING: .*old.* lies 7(29|30) days from the run's events", printed)
 
 
-@pytest.mark.parametrize("command", ["summary", "report", "why"])
-def test_a_trace_given_as_a_run_is_named_as_such(command, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "command", ["summary", "report", "why", "timing", "requests", "memory", "tq", "stuck", "diff A", "export otlp"]
+)  # fmt: skip
+def test_a_trace_given_as_a_run_or_log_is_named_as_such(command, tmp_path, capsys):
     """With the command that takes it."""
-    trace = tmp_path / "rank-0.1.pt.trace.json.gz"
-    trace.write_bytes(TORCH.read_bytes())
-    assert 2 == main([command, str(trace)])
-    printed = capsys.readouterr().err
-    assert "is a trace of torch.profiler, not a run" in printed
-    assert f"export perfetto RUN --merge {trace}" in printed
+    torch, nsys = tmp_path / "rank-0.1.pt.trace.json.gz", tmp_path / "worker.sqlite"
+    torch.write_bytes(TORCH.read_bytes())
+    nsys_database.write(nsys, ranges=[(1, 2, "push", "gen", nsys_database.TID)])
+    for trace, name in ((torch, "a trace of torch.profiler"), (nsys, "nsys export")):
+        words = [str(trace) if word == "A" else word for word in command.split()]
+        assert 2 == main([*words, str(trace)])
+        printed = capsys.readouterr().err
+        assert f"{name}, not a run or a log" in printed
+        assert f"export perfetto RUN --merge {trace}" in printed
 
 
 def test_an_nsys_export_is_merged(tmp_path):

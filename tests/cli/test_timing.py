@@ -2,8 +2,8 @@
 
 import csv
 import gzip
-import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +14,7 @@ import pytest
 from commands import command
 from console_logs import FORMS, log
 
-from verl_profiler.cli import timing
+from verl_profiler.cli import main, timing
 from verl_profiler.errors import ReadingError
 
 vl_convert = pytest.importorskip("vl_convert")
@@ -165,16 +165,31 @@ def test_compressed_and_resumed_logs_are_one_run(tmp_path, capsys):
     assert {f"plot/{name}" for name in NAMES} < files(tmp_path)
 
 
-def test_standard_input_is_a_log(demo, tmp_path, monkeypatch, capsys):
-    """`zcat old.log.gz | verl-profiler timing -`; the pictures lie in plot here."""
+@pytest.mark.parametrize("how", ["-", "<(…)"])
+def test_a_pipe_is_a_log_for_every_command_that_takes_logs(
+    demo, tmp_path, monkeypatch, capsys, how
+):
+    """`zcat old.log.gz | verl-profiler timing -`; a pipe is read once, a log several times."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(demo.read_bytes())))
-    )
 
-    assert 0 == run("-")
+    def printed(*words):
+        end, other = os.pipe()
+        os.write(other, demo.read_bytes())
+        os.close(other)
+        with os.fdopen(end) as pipe:
+            monkeypatch.setattr("sys.stdin", pipe)
+            piped = "-" if how == "-" else f"/dev/fd/{end}"
+            assert 0 == main([piped if word == "LOG" else word for word in words])
+        return capsys.readouterr().out
+
+    assert f"Output directory: {tmp_path / 'plot'}\n" in printed("timing", "LOG")
     assert {f"plot/{name}" for name in NAMES} < files(tmp_path)
-    assert f"Output directory: {tmp_path / 'plot'}\n" in capsys.readouterr().out
+    for name in ("summary", "why"):
+        text = printed(name, "LOG")
+        assert 0 == main([name, str(demo)])
+        assert text.split()[1:] == capsys.readouterr().out.split()[1:]
+    assert "+0 s (+0 %), not significant" in printed("diff", "LOG", str(demo))
+    assert "Wrote stdin-report.html" in printed("report", "LOG")
 
 
 def test_json_has_every_number_and_what_is_known_about_it(demo, capsys):

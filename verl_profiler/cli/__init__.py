@@ -14,6 +14,8 @@ import inspect
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from verl_profiler.cli.options import did_you_mean, distribute, local
 from verl_profiler.cli.progress import Progress
@@ -23,7 +25,7 @@ from verl_profiler.reading.progress import watched
 
 __all__ = ["COMMANDS", "main", "version"]
 
-_OF_RUNS_ALONE = ("requests", "plot", "export")
+_OF_RUNS_ALONE = ("requests", "plot", "export", "stuck")
 # Exports of TransferQueue's calls, which console logs have.
 _OF_TRANSFERS = ("otlp", "prometheus", "jsonl")
 COMMANDS = (
@@ -163,13 +165,19 @@ def _command(argv: Sequence[str]) -> str:
 
 
 def _check_kind(args: argparse.Namespace) -> None:
-    """Refuse a log where only a recorded run has the answer."""
-    paths = getattr(args, "runs", None) if args.command in _OF_RUNS_ALONE else None
-    if not paths or getattr(args, "format", None) in _OF_TRANSFERS:
+    """Refuse another profiler's trace, and a log where only a recorded run has the answer."""
+    from verl_profiler.reading.formats.registry import refuse_trace
+
+    names = ("runs", "logs", "paths", "run_directory")
+    given: Any = next(filter(None, (getattr(args, name, None) for name in names)), None)
+    paths: list[Path] = [given] if isinstance(given, Path) else given or []
+    for path in paths:
+        refuse_trace(path)
+    if args.command not in _OF_RUNS_ALONE or getattr(args, "format", None) in _OF_TRANSFERS:
         return
     from verl_profiler.cli.logs import are_logs
 
-    if are_logs(paths):
+    if paths and are_logs(paths):
         raise ReadingError(
             f"{paths[0]} is a log, which has no requests, tools, engines or ranks.\n"
             "summary, why, report, diff and timing take logs; +profiler=multiturn records a run",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from verl_profiler.cli.output import json_text
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
+from verl_profiler.reading.formats.console_log import is_log_file
 from verl_profiler.reading.formats.console_steps import logged_runs
 from verl_profiler.reading.formats.metric_files import metric_rows
 from verl_profiler.reading.formats.registry import format_of, suffixes
@@ -26,7 +26,7 @@ __all__ = ["are_logs", "opened", "summarize_logs"]
 def are_logs(paths: Sequence[Path]) -> bool:
     """Return whether all paths are files of logs, not of a run."""
     return all(
-        os.path.isfile(path)
+        is_log_file(path)
         and (
             format_of(path) == "console"
             or (
@@ -43,7 +43,7 @@ def _ends_of(paths: Sequence[Path]) -> list[str]:
     from verl_profiler.reading.formats.console_end import log_end
 
     named = len(paths) > 1
-    ends = [(path, log_end(path).sentence()) for path in paths if os.path.isfile(path)]
+    ends = [(path, log_end(path).sentence()) for path in paths]
     return [f"{path}: {end}" if named else end for path, end in ends if end]
 
 

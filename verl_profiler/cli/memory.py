@@ -21,6 +21,7 @@ from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, ch
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
+from verl_profiler.reading.formats.console_log import is_log_file
 from verl_profiler.reading.formats.registry import is_run
 from verl_profiler.render.visible import shown
 
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _open(paths: Sequence[Path], cache: bool, stack: ExitStack) -> tuple[Any, dict[str, Any], Any]:
     """Open runs, or read console logs; the two cannot be combined."""
-    logs = [path for path in paths if str(path) == "-" or _is_log(path)]
+    logs = [path for path in paths if _is_log(path)]
     if logs and len(logs) < len(paths):
         raise ReadingError(
             f"{logs[0]} is a console log, and {next(p for p in paths if p not in logs)} is a run.\n"
@@ -103,4 +104,4 @@ def _open(paths: Sequence[Path], cache: bool, stack: ExitStack) -> tuple[Any, di
 
 
 def _is_log(path: Path) -> bool:
-    return path.is_file() and not is_run(path)
+    return is_log_file(path) and not is_run(path)

@@ -147,7 +147,8 @@ def _write_of_logs(
     from verl_profiler.views.log_page import log_document
     from verl_profiler.views.report_page import page
 
-    target = target_of(paths, out, "report.html", force=force, mark=_MARK)
+    beside = [paths[0] if os.path.isfile(paths[0]) else Path("stdin")]
+    target = target_of(beside, out, "report.html", force=force, mark=_MARK)
     logged, ends, problems = opened(paths, steps)
     if not logged:
         print_error(*(ends or ("nothing to report:", *problems)))

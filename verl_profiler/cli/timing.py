@@ -141,9 +141,7 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
 
 def _folders(runs: Sequence[LoggedRun], out: Path | None) -> list[Path]:
     """Return the folder of each run; runs that would share one get a folder each inside it."""
-    from verl_profiler.reading.formats.console_log import STDIN
-
-    beside = [Path() if run.source == STDIN else run.source.parent for run in runs]
+    beside = [run.source.parent if os.path.isfile(run.source) else Path() for run in runs]
     folders = [(out or folder / _FOLDER).resolve() for folder in beside]
     shared = Counter(folders)
     return [

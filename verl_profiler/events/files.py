@@ -27,6 +27,7 @@ __all__ = [
     "cleaned_text",
     "expanded",
     "finite",
+    "is_own_pipe",
     "is_regular",
     "is_stale",
     "limited_lines",
@@ -138,8 +139,12 @@ def open_log(path: Path) -> BinaryIO:
     Raises:
         OSError: As `open_regular`.
     """
-    # `<(command)` is a pipe of this process, whose other end is open.
-    return path.open("rb") if path.parent == _OWN_PIPES else open_regular(path)
+    return path.open("rb") if is_own_pipe(path) else open_regular(path)
+
+
+def is_own_pipe(path: Path) -> bool:
+    """Return whether a path is `<(command)`: a pipe of this process, whose other end is open."""
+    return path.parent == _OWN_PIPES
 
 
 def read_bounded(path: str | os.PathLike[str], limit_bytes: int) -> bytes:

@@ -39,8 +39,7 @@ from verl_profiler.reading.descriptions import (
     Upload,
     described,
 )
-from verl_profiler.reading.formats.registry import format_of, label_of
-from verl_profiler.reading.formats.torch_trace import is_trace
+from verl_profiler.reading.formats.registry import format_of, label_of, refuse_trace
 from verl_profiler.reading.listing import (
     EventFile,
     as_text,
@@ -157,12 +156,7 @@ def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
             raise ReadingError(
                 f"{path} cannot be read: {reason_of(error)}", "unreadable"
             ) from error
-        if path.name.endswith((".json", ".json.gz")) and is_trace(path):
-            raise ReadingError(
-                f"{path} is a trace of torch.profiler, not a run.\n`verl-profiler export perfetto RUN "
-                f"--merge {path}` shows it beside the events of its run",
-                "no-events",
-            )
+        refuse_trace(path)
         form = format_of(path, "run")
         if form == "archive":
             archives.unpack(path, scratch, problems)

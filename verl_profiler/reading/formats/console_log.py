@@ -11,28 +11,43 @@ are not UTF-8 are replaced, and a line without a prefix has no process.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
+import os
 import re
+import shutil
 import sys
+import tempfile
 import zlib
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import (
     expanded,
+    is_own_pipe,
     limited_lines,
     open_log,
     reason_of,
 )
 
-__all__ = ["CONSOLE", "STDIN", "ConsoleLine", "clean", "console_lines", "file_lines", "lines_of"]
+__all__ = [
+    "CONSOLE",
+    "STDIN",
+    "ConsoleLine",
+    "clean",
+    "console_lines",
+    "file_lines",
+    "is_log_file",
+    "lines_of",
+]
 
 # The name under which a run directory keeps its console, if it does.
 CONSOLE = "console.log"
 STDIN = Path("-")
+# What pipes gave, by their device and inode.
+_KEPT: dict[tuple[int, int], BinaryIO] = {}
 # Step lines of runs with thousands of metrics have some 100 KB.
 LINE_LIMIT_BYTES = 1 << 20
 
@@ -152,15 +167,32 @@ def clean(text: str) -> str:
     return _ANSI.sub("", text) if _MAYBE_ANSI.search(text) else text
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(path: Path) -> Generator[BinaryIO, None, None]:
-    file = sys.stdin.buffer if path == STDIN else open_log(path)
-    try:
-        with expanded(file) as content:
-            yield _utf8(cast("BinaryIO", content))
-    finally:
-        if path != STDIN:
-            file.close()
+    with contextlib.ExitStack() as stack:
+        file = sys.stdin.buffer if path == STDIN else stack.enter_context(open_log(path))
+        if file.seekable():
+            file.seek(0)
+        else:
+            file = _kept(file)
+        content = stack.enter_context(expanded(file))
+        yield _utf8(cast("BinaryIO", content))
+
+
+def _kept(pipe: BinaryIO) -> BinaryIO:
+    """Return the beginning of what a pipe gave: its log is read several times, the pipe only once."""
+    status = os.fstat(pipe.fileno())
+    key = status.st_dev, status.st_ino
+    if key not in _KEPT:
+        _KEPT[key] = cast("BinaryIO", tempfile.TemporaryFile())  # noqa: SIM115  for the whole process
+        shutil.copyfileobj(pipe, _KEPT[key])
+    _KEPT[key].seek(0)
+    return _KEPT[key]
+
+
+def is_log_file(path: Path) -> bool:
+    """Return whether a path is standard input, a pipe that the shell made, or a file."""
+    return path == STDIN or is_own_pipe(path) or os.path.isfile(path)
 
 
 def _utf8(content: BinaryIO) -> BinaryIO:

@@ -168,7 +168,7 @@ def step_lines(path: Path, problems: list[str]) -> Iterator[StepLine]:
     Raises:
         ReadingError: The file cannot be read.
     """
-    rows = None if path == STDIN else metric_rows(path, problems)
+    rows = metric_rows(path, problems)
     if rows is not None:
         yield from (
             _of_metrics(StepLine(step, {}, path, number, run=run), values)

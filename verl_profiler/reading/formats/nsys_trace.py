@@ -5,10 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from verl_profiler.events.files import open_regular
 from verl_profiler.reading.formats import nsys_export
 from verl_profiler.reading.formats.foreign_traces import ForeignSpan, ForeignTrace, unusable
 
-__all__ = ["read"]
+__all__ = ["is_trace", "read"]
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a file is an SQLite database."""
+    try:
+        with open_regular(path) as file:
+            return file.read(15) == b"SQLite format 3"
+    except OSError:
+        return False
 
 
 def read(path: Path, *, found: bool = False) -> ForeignTrace:  # noqa: ARG001

@@ -1,7 +1,7 @@
 """The input formats: how each is recognized, and what reads it.
 
 `FORMATS` is the only place that has suffixes of input files.  A new trace format is a module with
-`read(path, found=…)` and a row here; one of another kind also needs a reader in its kind's module
+`read(path, found=…)`, `is_trace(path)` and a row here; one of another kind also needs a reader in its kind's module
 (`discovery` for runs, `console_log` for logs).
 """
 
@@ -11,6 +11,8 @@ import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
     from verl_profiler.reading.formats.foreign_traces import ForeignTrace
@@ -23,6 +25,7 @@ __all__ = [
     "is_run",
     "label_of",
     "read_trace",
+    "refuse_trace",
     "suffixes",
 ]
 
@@ -35,12 +38,14 @@ class InputFormat:
         kind: `run`: events, or an archive of a run.  `trace`: another profiler's, merged into a
             timeline.  `log`: console output.
         suffixes: How its names end; empty for what every other name means.
-        reader: The module with `read(path, found=…)`; of traces only.
+        reader: The module with `read(path, found=…)` and `is_trace(path)`; of traces only.
+        name: What a user calls it; of traces only.
     """
 
     kind: Literal["run", "trace", "log"]
     suffixes: tuple[str, ...]
     reader: str = ""
+    name: str = ""
 
 
 FORMATS = {
@@ -48,9 +53,17 @@ FORMATS = {
     "parquet": InputFormat("run", (".parquet",)),
     "archive": InputFormat("run", (".tar", ".tar.gz", ".tgz", ".tar.zst")),
     "torch_trace": InputFormat(
-        "trace", (".json", ".json.gz"), "verl_profiler.reading.formats.torch_trace"
+        "trace",
+        (".json", ".json.gz"),
+        "verl_profiler.reading.formats.torch_trace",
+        "a trace of torch.profiler",
     ),
-    "nsys_export": InputFormat("trace", (".sqlite",), "verl_profiler.reading.formats.nsys_trace"),
+    "nsys_export": InputFormat(
+        "trace",
+        (".sqlite",),
+        "verl_profiler.reading.formats.nsys_trace",
+        "an SQLite database, such as an nsys export",
+    ),
     "console": InputFormat("log", ()),
 }
 
@@ -96,6 +109,21 @@ def find_traces(folder: Path) -> list[Path]:
         for suffix in each.suffixes
     ]
     return sorted(path for pattern in patterns for path in folder.rglob(pattern))
+
+
+def refuse_trace(path: Path) -> None:
+    """Refuse another profiler's trace where a run or a log is to be read.
+
+    Raises:
+        ReadingError: The file is one.
+    """
+    form = FORMATS[format_of(path)]
+    if form.kind == "trace" and importlib.import_module(form.reader).is_trace(path):
+        raise ReadingError(
+            f"{path} is {form.name}, not a run or a log.\n`verl-profiler export perfetto RUN --merge "
+            f"{path}` shows it beside the events of its run",
+            "no-events",
+        )
 
 
 def read_trace(path: Path, *, found: bool = False) -> ForeignTrace | None:
