@@ -144,6 +144,24 @@ def test_every_named_plot_exists():
     assert len(named) > 5
 
 
+def test_no_text_of_the_program_points_into_a_clone():
+    """Who installed it with pip has no docs folder; a command's docstring is its help."""
+    pointing = []
+    for file in SOURCES:
+        tree = parsed(file.read_text())
+        # A bare expression: a docstring.
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                helps = file.parent.name == "cli" and node is getattr(tree.body[0], "value", None)
+                if (helps or id(node) not in docs) and re.search(
+                    r"\b(docs|configs|examples|benchmarks)/", node.value
+                ):
+                    pointing.append(f"{file.name}: {node.value}")
+
+    assert [] == pointing
+
+
 LEFT = ("logs", "outputs", "build", "dist", "site")
 
 

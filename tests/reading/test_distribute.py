@@ -111,7 +111,7 @@ class Elsewhere(Apart):
     ("changed", "reason"),
     [
         ({"root": Path("/no-such-disk/run")}, "does not have /no-such-disk/run"),
-        ({"content": b"of another disk"}, "has another directory as .*/.cache/events-1"),
+        ({"content": b"of another disk"}, "has a different directory at .*/.cache/events-1"),
         ({"versions": "0"}, "has another version of verl-profiler or duckdb"),
     ],
 )
@@ -143,7 +143,7 @@ def test_what_cannot_be_distributed_is_an_error(run, tmp_path, capsys, monkeypat
         assert message in capsys.readouterr().err
     (run / ".cache").touch()
     monkeypatch.setenv("VERL_PROFILER_CACHE_HOME", str(run / "run.json" / "no folder"))
-    with pytest.raises(ReadingError, match=r"no cache of .* that can be written"):
+    with pytest.raises(ReadingError, match=r"the cache of .* cannot be written"):
         distribute([run], Apart())
 
 

@@ -518,11 +518,12 @@ def test_a_header_without_files_and_files_without_a_header_are_named(tmp_path):
 
     problems = problems_of(tmp_path)
 
-    assert any(
-        "of engine_0 there are headers (12 events, written on far) but no" in p for p in problems
+    missing = (
+        "the event files of engine_0 are missing (12 events by their headers); look for them on far"
     )
+    assert missing in problems
     assert any(p.startswith("no header in processes/ for actor_0;") for p in problems)
-    assert "nothing was left by worker_1" in problems
+    assert "no file was found of worker_1" in problems
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_the_budget_holds_and_everything_is_accounted_for(worker_config, capsys,
     with load(directory, cache=False) as opened:
         problems, notes = "\n".join(opened.problems), "\n".join(opened.notes)
     assert f"worker_0 dropped {account['dropped']} events because the byte budget" in problems
-    assert "at last none" in notes
+    assert "none at the end" in notes
     printed = capsys.readouterr().err
     assert "profiler.events.max_gb" in printed
     assert "details are written of 1/2 of the share" in printed

@@ -300,7 +300,7 @@ def _check_installed(engine: str) -> None:
         other = " --engine standin does not need it." if missing == [engine] else ""
         raise ConfigError(
             f"a rehearsal needs {', '.join(missing)}, not installed for {sys.executable}."
-            f"{other}\nInstall as described in docs/rehearsal.md, or run: make rehearsal ENGINE={engine}",
+            f"{other}\nIn a clone of verl-profiler, `make rehearsal ENGINE={engine}` installs all of it",
             "rehearsal-not-installed",
         )
 

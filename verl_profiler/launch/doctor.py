@@ -107,7 +107,7 @@ def _entry_point() -> MachineCheck:
         hooked = f"verl {verl} loads no plugins: Ray's worker process set-up hook does"
         if not _older(verl, (0, 8)):
             return MachineCheck("plugin", True, hooked)
-        advice = "Use verl 0.8 or later; see the probes below, and docs/versions.md."
+        advice = "Use verl 0.8 or later; the probes are listed below."
         return MachineCheck("plugin", False, f"{hooked}; most probes have no target in it", advice)
     return MachineCheck("plugin", True, "verl >= 0.9 loads it in every process")
 
@@ -198,7 +198,9 @@ def _memory() -> MachineCheck:
     message = f"torch-memory-saver {saver}" if saver else "no torch-memory-saver"
     message += f", nvidia-ml-py {driver}" if driver else ", no nvidia-ml-py"
     good = variable is None and not (gpus and details)
-    advice = "" if good else "See docs/memory-saver.md."
+    advice = (
+        "" if good else "Install or change what is listed below, if this machine runs the engine."
+    )
     return MachineCheck(
         "memory saver", good, message if gpus else f"{message}; no GPU here", advice, tuple(details)
     )

@@ -177,7 +177,7 @@ def _translate(config: Any, requested: MemorySaverSettings) -> Iterator[tuple[st
                 OmegaConf.update(config, path, wanted, force_add=True)
             else:
                 notice = f"{_WHERE}.{name}={_yaml(wanted)} is overridden by {path}={_yaml(found)}"
-                yield name, f"{notice} of the command line, the more specific one"
+                yield name, f"{notice} on the command line, which takes precedence"
 
 
 def _pitfalls(config: Any, requested: MemorySaverSettings) -> Iterator[_Pitfall]:
@@ -235,7 +235,7 @@ def _pitfalls(config: Any, requested: MemorySaverSettings) -> Iterator[_Pitfall]
         yield _Pitfall(
             bool(requested.enable_memory_saver),
             f"{name} has expandable_segments:True, which is incompatible with the engine's "
-            "memory saver: SGLang ends at startup, or releases nothing.\n"
+            "memory saver: SGLang exits at startup, or releases nothing.\n"
             f"Remove it from {name}; verl turns it on for the trainer by itself.",
         )
 

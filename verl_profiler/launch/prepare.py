@@ -101,8 +101,8 @@ def settings_of(config: Any) -> Settings:
     node = config.get(NODE)
     if node is None:
         raise ConfigError(
-            f"the config has no {NODE!r} node.\nAdd +profiler=multiturn to the command, or take it "
-            "from configs/profiler/multiturn.yaml.",
+            f"the config has no {NODE!r} node.\nAdd +profiler=multiturn to the command, or to the "
+            "overrides that compose the config.",
             "config-group-not-found",
         )
     if "optim" in config and "actor_rollout_ref" not in config:

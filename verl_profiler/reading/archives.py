@@ -63,7 +63,7 @@ def unpack(archive: Path, target: Path, problems: list[str]) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _too_much(archive, f"does not fit: {error.strerror}") from error
         problems.append(
-            f"{archive.name} breaks off ({reason_of(error)}); the readable part is used"
+            f"{archive.name} is truncated ({reason_of(error)}); the readable part is used"
         )
     if skipped:
         problems.append(f"{archive.name}: {skipped} links or unsafe paths were left out")

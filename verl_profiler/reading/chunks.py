@@ -136,7 +136,7 @@ def build_part(
         except duckdb.OutOfMemoryException as error:
             raise ReadingError(
                 f"the events do not fit into the memory limit: {reason_of(error)}\n"
-                "Give more, for example memory_limit='4GB'",
+                "In Python, give load() more, for example memory_limit='4GB'; or read fewer steps with --steps",
                 "memory-limit",
             ) from error
         except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException):

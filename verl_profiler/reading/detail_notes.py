@@ -45,7 +45,7 @@ def detail_notes(tables: Tables) -> Iterator[str]:
                 else f"{share(1 / most)} to {share(1 / max(least, 1))}"
             )
             if least == 0:
-                part = f"at most {share(1 / most)}, at last none"
+                part = f"at most {share(1 / most)}, none at the end"
             chosen = f"share {part}, and the {slowest} slowest of each step and process"
         estimates = (
             "numbers of turns, engine calls and tools (≈) are estimated from them"

@@ -233,7 +233,7 @@ def _described(root: Path, problems: list[str]) -> Source:
             if size_bytes > _HEADERS_LIMIT_BYTES:
                 problems.append(
                     f"{PROCESSES}/ holds more than {_HEADERS_LIMIT_BYTES >> 20} MiB; "
-                    f"{path.name} and those behind it are not read"
+                    f"{path.name} and the files after it are not read"
                 )
                 break
             header = described(path, shown, Header, faults)

@@ -103,8 +103,8 @@ def distribute(
         cache = CacheFolder.for_run(source.root)
         if cache is None or not cache.can_write():
             raise ReadingError(
-                f"there is no cache of {source.root} that can be written.\n"
-                "--on keeps there what it converts: see the cache in docs/reading.md, or omit --on",
+                f"the cache of {source.root} cannot be written.\n--on stores the converted files in "
+                "it: set VERL_PROFILER_CACHE_HOME to a directory that the nodes share, or omit --on",
                 "unwritable",
             )
         try:
@@ -152,7 +152,7 @@ def _missing(probe: _Probe) -> str | None:
             return None if writable else f"cannot write to {probe.folder}"
     except OSError:
         pass
-    return f"has another directory as {probe.folder}"
+    return f"has a different directory at {probe.folder}"
 
 
 def _versions() -> str:

@@ -298,7 +298,7 @@ def _missing_files(
     gaps = sorted(set(range(highest)) - ranks) if highest < _RANK_LIMIT else []
     if gaps:
         names = ", ".join(f"worker_{rank}" for rank in gaps[:8])
-        yield f"nothing was left by {names}{' and others' if len(gaps) > 8 else ''}"
+        yield f"no file was found of {names}{' and others' if len(gaps) > 8 else ''}"
     fallbacks = [
         f"{name} ({header['fallback']})"
         for name, header in source.headers.items()
@@ -322,8 +322,8 @@ def _unread(
     if absent:
         hosts = sorted({str(found[name].host) for name in absent})
         yield (
-            f"of {_named(absent)} there are headers ({sum(recorded[name] for name in absent)} events, "
-            f"written on {some(hosts, _SHOWN)}) but no event files; were they left there?"
+            f"the event files of {_named(absent)} are missing ({sum(recorded[name] for name in absent)} "
+            f"events by their headers); look for them on {some(hosts, _SHOWN)}"
         )
     if partly:
         yield (
@@ -347,7 +347,7 @@ def _surplus(found: Mapping[str, Process], counts: Mapping[str, int]) -> Iterato
         yield (
             f"{_named([*more])} wrote {sum(each[0] for each in more.values())} events and "
             f"{sum(each[1] for each in more.values())} were found; some are not of this run (another "
-            "run's file? an edited copy?), so figures of it may be wrong"
+            "run's file? an edited copy?), so its numbers may be wrong"
         )
 
 

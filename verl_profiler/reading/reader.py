@@ -376,8 +376,8 @@ def _contradictions(tables: Tables) -> Iterator[str]:
     for row in tables.rows(contradictions_query()):
         if row["contradiction_us"]:
             yield (
-                f"{row['early']} of {row['calls']} generate calls of host {row['host']} are at "
-                f"host {row['engine_host']} earlier than they were made, or later than they came "
-                f"back; the two clocks differ by at least {row['contradiction_us'] / 1000:.3f} ms "
-                "more than is corrected"
+                f"{row['early']} of {row['calls']} generate calls from host {row['host']} appear on "
+                f"host {row['engine_host']} before they were sent or after they returned; the two "
+                f"clocks differ by at least {row['contradiction_us'] / 1000:.3f} ms more than the "
+                "correction"
             )

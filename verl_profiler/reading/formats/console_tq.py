@@ -202,7 +202,7 @@ def read_fields(line: Line, order: int) -> Seen:
     for part in line.text.partition("]")[2].split("|"):
         name, given, value = part.strip().partition("=")
         if not given or not name or " " in name:
-            raise Unreadable(f"{part[:40].strip()!r} is no field")
+            raise Unreadable(f"{part[:40].strip()!r} is not a field")
         if name in _NUMBERS:
             values[name] = _number(name, value)
         elif name in _COUNTS:

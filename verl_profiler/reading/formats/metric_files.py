@@ -94,7 +94,7 @@ def _json_rows(path: Path, problems: list[str]) -> Iterator[MetricRow]:
             continue
         yield number, "", step, _numbers(data)
     if unread:
-        problems.append(f"{path}: {unread} lines are no metrics of a step.")
+        problems.append(f"{path}: {unread} lines are not metrics of a step.")
 
 
 def _wide_rows(path: Path, head: int, step: str, problems: list[str]) -> Iterator[MetricRow]:
@@ -146,7 +146,7 @@ def _csv_rows(
             yield reader.line_num + head - 1, row
     except csv.Error as error:
         problems.append(
-            f"{path}: line {reader.line_num + head - 1} is no CSV ({error}); the rest is not read."
+            f"{path}: line {reader.line_num + head - 1} is not CSV ({error}); the rest is not read."
         )
 
 

@@ -155,19 +155,19 @@ class _Reading:
         stage = seen.fields.get("stage")
         if kind == "TRACE":
             if stage not in ORDER:
-                raise Unreadable(f"no stage that is known: {stage}")
+                raise Unreadable(f"unknown stage {stage}")
             if "func" not in seen.fields:
                 raise Unreadable("no func")
             self._take_trace(stage, seen)
         elif kind == "DETAIL":
             client = CLIENT.fullmatch(stage or "")
             if client is None:
-                raise Unreadable(f"no stage that is known: {stage}")
+                raise Unreadable(f"unknown stage {stage}")
             self._take_transfer(kind, f"tq_{client[1].lower()}", client[2], seen)
         else:
             event = OPERATIONS.get(seen.fields.get("op", ""))
             if event is None or stage not in ("START", "END"):
-                raise Unreadable("no op or stage that is known")
+                raise Unreadable("unknown op or stage")
             self._take_transfer(kind, event, stage, seen)
         self._count(kind, seen)
 

@@ -76,7 +76,7 @@ def _ns(doc: str) -> Field:
 # Columns that are no fields of the files, or not in the same form.
 DERIVED = {
     "run": _text("Label of the run."),
-    "family": _text("Category of the event (docs/events.md)."),
+    "family": _text("Category of the event."),
     "begin_us": _us("Start, since 1970 in UTC."),
     "end_us": _us("End, since 1970 in UTC."),
     "duration_us": _us("Length."),

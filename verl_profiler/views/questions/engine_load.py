@@ -24,7 +24,7 @@ _CODES = {"running": PART_COLORS["decode"], "waiting": ENGINE_COLORS["queue"]}
     engine_load,
     engine_load_over_time,
     empty="no load of engines was sampled there. Set profiler.events.engine_state=true; "
-    "SGLang and vLLM report their load (docs/versions.md).",
+    "SGLang and vLLM report their load, other engines do not.",
 )
 def _engine_load(data: DataTables, choice: Choice) -> Spec:
     summed, readings = data["engine_load"], data["engine_load_over_time"]

@@ -15,7 +15,7 @@ _SPANS = 20
     "own_spans",
     "How long do the spans of your own code take, and which of them is the longest?",
     own_spans,
-    empty="no span of your own code was recorded there; see docs/api.md.",
+    empty="no span of your own code was recorded there; `with verl_profiler.span('lookup'):` records one.",
 )
 def _spans(data: DataTables, choice: Choice) -> Spec:
     every = data["own_spans"]
