@@ -168,6 +168,7 @@ PLACEHOLDERS = {
     "AFTER": "logs/after",
     "FINDING": "event_loop",
     "ID": "eb91107f03984b54b70ad184c848cd5f",
+    "my-run.tar.gz": str(TUTORIAL / "after.tar.gz"),
 }
 
 
@@ -198,7 +199,7 @@ def reading_commands():
         my_run = "separate_async_run" if page.stem == "asynchronous" else "after"
         runs = {"my-run": my_run, **RUNS}
         for argv in argvs(page):
-            if argv and not ELSEWHERE & {*argv} and not re.search(r"://|\.tar\.", " ".join(argv)):
+            if argv and not ELSEWHERE & {*argv} and "://" not in " ".join(argv):
                 words = [PLACEHOLDERS.get(word, word) for word in argv if word != "--open"]
                 text = "\0".join(words).replace("node-*", "node-1").replace("/var/lib/", "")
                 for name, run in runs.items():

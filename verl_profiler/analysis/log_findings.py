@@ -53,7 +53,7 @@ _PHASE = Rule(
     _SHOWS,
 )
 _UNACCOUNTED = Rule(
-    "{lost_s} per step ({lost_share}) are in no timer{reason}.",
+    "{lost_s} per step ({lost_share}) are outside all timers{reason}.",
     "A log does not show what it is; `+profiler=multiturn` records what lies between the timers, and "
     "`span(…)` your own code.",
     _SHOWS,

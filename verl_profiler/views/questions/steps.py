@@ -29,7 +29,7 @@ _INSIDE = (
     ("update_weights", "weights_s", PHASE_COLORS["update_weights"]),
     ("save_checkpoint", "checkpoint_s", PHASE_COLORS["save_checkpoint"]),
     ("other phases", "other_s", _OTHER_COLOR),
-    ("in no timer", "unaccounted_s", PHASE_COLORS["unaccounted"]),
+    ("outside all timers", "unaccounted_s", PHASE_COLORS["unaccounted"]),
     ("outside gen", "outside_gen_s", PHASE_COLORS["unaccounted"]),
 )
 _BETWEEN = (
