@@ -169,6 +169,7 @@ PLACEHOLDERS = {
     "FINDING": "event_loop",
     "ID": "eb91107f03984b54b70ad184c848cd5f",
     "my-run.tar.gz": str(TUTORIAL / "after.tar.gz"),
+    "examples/tutorial/after.tar.gz": str(TUTORIAL / "after.tar.gz"),
 }
 
 

@@ -182,7 +182,7 @@ def _directory(root: Path, problems: list[str]) -> Source:
     if not source.files and not source.parquet and not source.headers and not source.launch:
         raise ReadingError(
             f"{root} holds no event files (step_<N>/<name>.jsonl).\n"
-            "Name the directory that the run wrote, such as logs/my-run",
+            "Name the directory that the run wrote, such as logs/my-run, or a console log",
             "no-events",
         )
     return source
@@ -324,7 +324,7 @@ def run_directory(path: Path, named: Path) -> Path:
         )
     raise ReadingError(
         f"{named} holds no event files (step_<N>/<name>.jsonl).\n"
-        "Name the directory that the run wrote, such as logs/my-run",
+        "Name the directory that the run wrote, such as logs/my-run, or a console log",
         "no-events",
     )
 
