@@ -105,7 +105,7 @@ def test_two_threads_make_each_table_once(run, monkeypatch):
     expected = answers(run, cache=False)
     monkeypatch.setattr(TableCache, "table", counted)
 
-    with load(run, cache=False) as opened, ThreadPoolExecutor(2) as threads:
+    with load(run) as opened, ThreadPoolExecutor(2) as threads:
         given = list(threads.map(asked, [opened.tables, opened.tables.beside()]))
 
     assert [expected, expected] == given

@@ -259,6 +259,8 @@ class Run:
                 own = parts_within(own, steps)
             parts += own
             kept = converted.cache
+        few = steps is None and sum(part.path.stat().st_size for part in parts) < _IN_MEMORY_BYTES
+        self.tables.events_in_memory = few
         if parts:
             alone = kept if len(sources) == 1 else None
             self.tables.table_cache = TableCache(alone or scratch, scratch, parts, steps=steps)
@@ -268,7 +270,7 @@ class Run:
             fields = (
                 f"SELECT * FROM ({fields}) WHERE step BETWEEN {first} AND {last} OR step IS NULL"
             )
-        self.tables.create_view("event_fields", fields)
+        self.tables.create_view("event_fields", fields, "TABLE" if few else "VIEW")
         self.tables.create_view("events", f"SELECT *, {RECORDED_EXTRA} AS extra FROM event_fields")
         self.tables.create_table("processes", (process.row() for process in everyone))
         roots = [(source.label, source.root) for source in sources]
@@ -291,6 +293,8 @@ class Run:
 
 # Of a larger run, a step that does not exist is an error without reading all others.
 _SMALL_BYTES = 1 << 30
+# Parquet files of a few ten thousand events.
+_IN_MEMORY_BYTES = 1 << 20
 _ORIGINAL = (
     "the files are of the original multi-turn logger: times are local without a zone (shown as if "
     "UTC), steps count validation passes too, and trainer phases, engine timings and losses were "

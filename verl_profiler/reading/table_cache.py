@@ -56,6 +56,11 @@ class TableCache:
         return self._folders[0]
 
     @property
+    def lasts(self) -> bool:
+        """Whether another command finds what is kept."""
+        return len(self._folders) > 1
+
+    @property
     def everything(self) -> list[str]:
         """What decides the rows of a table of all events that are read."""
         read = [] if self._steps is None else [f"steps {self._steps[0]} to {self._steps[1]}"]

@@ -78,6 +78,7 @@ class Tables:
 
     Attributes:
         launches: `run.json` by run label, where there is one.
+        events_in_memory: Whether `event_fields` is a table: of few events, plans cost more than rows.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Tables:
         connection.execute(macros())
         self.table_cache = table_cache
         self.launches: Mapping[str, Mapping[str, Any]] = {}
+        self.events_in_memory = False
         self._made: set[str] = set()
         self._chunk_files: dict[str, list[tuple[str, Path]]] = {}
         self._making = threading.RLock()
@@ -99,6 +101,7 @@ class Tables:
             tables: Rows by table name.  Tables that are not given are derived from `events`.
         """
         made = cls(duckdb.connect())
+        made.events_in_memory = True
         given = {**{name: () for name in SCHEMAS if name not in derivations()}, **(tables or {})}
         for name, rows in given.items():
             made.create_table(name, rows)
@@ -131,10 +134,12 @@ class Tables:
             )
         self._made.add(name)
 
-    def create_view(self, name: str, query: str) -> None:
-        """Make `name` a view of `query`, which must have the table's columns."""
+    def create_view(self, name: str, query: str, kind: str = "VIEW") -> None:
+        """Make `name` a view of `query`, or a TABLE; it must have the table's columns."""
         columns = ", ".join(f'"{column}"' for column in SCHEMAS[name])
-        self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT {columns} FROM ({query})")
+        self.connection.execute(
+            f"CREATE OR REPLACE {kind} {name} AS SELECT {columns} FROM ({query})"
+        )
         self._made.add(name)
 
     def make(self, *names: str) -> None:
@@ -153,24 +158,29 @@ class Tables:
             self.make(*_named(query))
             if name in BY_STEPS:
                 self._make_by_steps(name, query)
-            elif kept and self.table_cache is not None:
-                everything = self.table_cache.everything
-                self._cache_table(self.table_cache, name, {query: everything})
+            elif kept and (files := self._files()) is not None:
+                self._cache_table(files, name, {query: files.everything})
             else:
-                kind = "TABLE" if kept else "VIEW"
+                kind = "TABLE" if kept or self.events_in_memory else "VIEW"
                 self.connection.execute(f"CREATE {kind} {name} AS {query}")
             self._made.add(name)
 
+    def _files(self) -> TableCache | None:
+        """Where tables are files; those of few events that no other command finds are in memory."""
+        files = self.table_cache
+        return None if files is None or (self.events_in_memory and not files.lasts) else files
+
     def _make_by_steps(self, name: str, query: str) -> None:
         """Make a table from some steps at a time, so that memory does not grow with the run."""
-        if self.table_cache is not None:
+        files = self._files()
+        if files is not None:
             queries = {
                 f"WITH {self._sources(query, number, chunk)} {query}": self._made_from(
-                    self.table_cache, query, number, chunk
+                    files, query, number, chunk
                 )
                 for number, chunk in enumerate(self.chunks())
             }
-            self._chunk_files[name] = self._cache_table(self.table_cache, name, queries)
+            self._chunk_files[name] = self._cache_table(files, name, queries)
             return
         beginning = f"CREATE TABLE {name} AS"
         for number, chunk in enumerate(self.chunks()):
@@ -193,7 +203,7 @@ class Tables:
     def _sources(self, query: str, number: int, chunk: Chunk) -> str:
         """Return the SQL that puts the rows of a chunk in the place of all rows."""
         fields, served = "main.event_fields", "SELECT * FROM main.engine_requests"
-        if self.table_cache is not None:
+        if self.table_cache is not None and not self.events_in_memory:
             fields = f"({parts_query(self.table_cache.of_steps(chunk.steps, chunk.without_step))})"
             around = parts_query(self.table_cache.of_times(*chunk.around_us))
             served = f"WITH event_fields AS ({around}) {derivations()['engine_requests'].query}"
