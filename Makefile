@@ -6,7 +6,7 @@ VENV ?= .venv
 ENGINE ?= sglang
 # Passed to pip, for example to name an index that has CPU builds of torch.
 PIP_FLAGS ?=
-# The 27,000 files are compiled beside the next step, or when they are imported.
+# The 27,000 files are compiled beside the next steps, or when they are imported.
 LAZILY := --no-compile
 # Passed to `verl-profiler rehearse`, for example --steps 5.
 REHEARSE_FLAGS ?=
@@ -17,6 +17,7 @@ REQUIREMENTS := verl_profiler/rehearsal/requirements-$(ENGINE)
 LOCK := verl_profiler/rehearsal/lock-$(ENGINE).txt
 MACHINE := 'import platform; print("Python {}.{},".format(*platform.python_version_tuple()), platform.machine())'
 # A change of a list, or of what the package itself needs, installs again.
+LOCKED := $(VENV)/locked-$(ENGINE)
 INSTALLED := $(VENV)/installed-$(ENGINE)
 # Passed to pytest, for example -k recorder, or -m nightly; without any, two parts run beside each other: what
 # needs the real verl or Ray, most of which waits for processes to start; lint, and then the others.
@@ -69,7 +70,8 @@ ifneq ($(TEST_FLAGS),)
 test: $(INSTALLED) lint
 	$(VENV)/bin/python -m pytest $(TEST_FLAGS)
 else
-test: $(INSTALLED) $(VENV)/installed-dev
+test:
+	$(MAKE) --no-print-directory -j2 $(VENV)/installed-dev $(VENV)/compiled
 	$(MAKE) --no-print-directory --keep-going --output-sync=target -j2 test-real lint-then-quick
 endif
 
@@ -87,9 +89,12 @@ test-real: $(VENV)/installed-dev
 
 $(VENV)/installed-dev: $(INSTALLED)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --upgrade 'pip >= 25.1'
-	$(VENV)/bin/python -m compileall -qq $(VENV)/lib & \
-		$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-warn-conflicts --group dev; \
-		status=$$?; wait; exit $$status
+	$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-warn-conflicts --group dev
+	touch $@
+
+# Templates among the files are no Python.
+$(VENV)/compiled: $(LOCKED)
+	-$(VENV)/bin/python -m compileall -qq $(VENV)/lib
 	touch $@
 
 $(PAGE_CHECKS)/installed: $(wildcard tests/js/*) $(VENV)/installed-dev
@@ -102,11 +107,16 @@ $(PAGE_CHECKS)/installed: $(wildcard tests/js/*) $(VENV)/installed-dev
 	touch $@
 
 # Plain pip: it finds the CPU builds of torch that uv does not.  Its warnings of conflicts are about
-# what the -no-deps lists leave out on purpose.
-$(INSTALLED): pyproject.toml $(wildcard verl_profiler/rehearsal/*.txt)
+# what the -no-deps lists leave out on purpose.  The lock names each package: two processes share it.
+$(LOCKED): pyproject.toml $(wildcard verl_profiler/rehearsal/*.txt)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	if test -f $(LOCK) && head -n 1 $(LOCK) | grep -qF "$$($(VENV)/bin/python -c $(MACHINE))"; then \
-		$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-deps --require-hashes -r $(LOCK); fi
+		split -n r/2 $(LOCK) $(VENV)/lock- && \
+		printf '%s\n' $(VENV)/lock-a[ab] | xargs -P 2 -n 1 \
+			$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-deps --require-hashes -r; fi
+	touch $@
+
+$(INSTALLED): $(LOCKED)
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) -r $(REQUIREMENTS).txt
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-deps -r $(REQUIREMENTS)-no-deps.txt
 	$(VENV)/bin/pip install $(PIP_FLAGS) -q --no-warn-conflicts -e '.[report]'
