@@ -299,9 +299,54 @@ def test_a_log_that_stops_during_start_up_is_answered_with_how_far_it_came(tmp_p
     for command in ("summary", "timing", "why"):
         assert 1 == main([command, str(log)])
         assert (
-            "No step was finished: the log ends after the data loaders were made."
-            in capsys.readouterr().err
+            "No step was finished: the log ends after the data loaders were made; its last line: "
+            "Before FSDP, memory allocated (GB): 0.00\n" in capsys.readouterr().err
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "ended"),
+    [
+        (
+            (
+                "Could not override 'actor_rollout_ref.rollout.foo'.\nKey 'foo' is not in struct\n"
+                "    full_key: actor_rollout_ref.rollout.foo\n\nSet the environment variable HYDRA_FULL_ERROR=1\n"
+            ),
+            "it failed (Could not override 'actor_rollout_ref.rollout.foo' (Hydra: the config has no such key)).",
+        ),
+        (
+            "omegaconf.errors.ConfigAttributeError: Key 'foo' is not in struct\n    full_key: data.foo\n",
+            "it failed with ConfigAttributeError: Key 'foo' is not in struct (data.foo).",
+        ),
+        (
+            (
+                "(WorkerDict pid=99) [rank3]:[E1010 12:00:00.123 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught "
+                "collective operation timeout: WorkNCCL(SeqNum=4486, OpType=ALLREDUCE, Timeout(ms)=600000) ran for "
+                "600013 milliseconds before timing out.\n"
+            ),
+            (
+                "it failed ([Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4486, "
+                "OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600013 milliseconds)."
+            ),
+        ),
+        (
+            "slurmstepd: error: *** JOB 123 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO TIME LIMIT ***\n",
+            "it failed (*** JOB 123 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO TIME LIMIT (Slurm)).",
+        ),
+        ("run.sh: line 3:  4711 Killed                  python3 -m verl\n", "Killed (by SIGKILL)"),
+        (
+            "main_ppo.py: error: unrecognized arguments: --foo\n\n",
+            "as verl prints one per step; its last line: main_ppo.py: error: unrecognized arguments: --foo",
+        ),
+    ],
+)
+def test_a_log_without_an_exception_ends_with_what_it_shows(tmp_path, capsys, text, ended):
+    """Texts of Hydra, omegaconf, torch, Slurm and bash."""
+    log = tmp_path / "train.log"
+    log.write_text(text)
+
+    assert 1 == main(["summary", str(log)])
+    assert ended in capsys.readouterr().err
 
 
 def test_the_report_of_a_log_begins_as_that_of_a_run_and_that_of_two_with_their_difference(

@@ -77,7 +77,7 @@ _REASONS = tuple(
         # Collectives: NCCL in c10d, its heartbeat, gloo, the store of start-up.
         (
             (
-                r"Watchdog caught collective operation timeout: "
+                r"(?:\[(?:PG [^\]\n]{1,80} )?Rank [0-9]{1,6}\] )?Watchdog caught collective operation timeout: "
                 r"WorkNCCL\((?:[^()\n]|\([^()\n]{0,20}\)){1,300}\)(?: ran for [0-9]+ milliseconds)?"
             ),
             "",
@@ -105,7 +105,19 @@ _REASONS = tuple(
             r"EngineCore encountered an issue|Engine core initialization failed",
             "vLLM's engine core died; its own traceback is before this in the console",
         ),
+        # Hydra, which prints no exception, and the scheduler of jobs.
+        (r"Could not override '[\w.@/-]{1,200}'", "Hydra: the config has no such key"),
+        (
+            (
+                r"\*\*\* (?:JOB|STEP) [\w.+]{1,30} (?:ON \S{1,80} )?CANCELLED AT \S{1,30}"
+                r"(?: DUE TO [A-Z ]{1,40}[A-Z])?"
+            ),
+            "Slurm",
+        ),
+        (r"[Dd]etected [0-9]+ oom[-_]kill events?", "Slurm: the memory of the job ran out"),
+        (r"^(?:\S{1,200}: line [0-9]{1,6}: +[0-9]{1,9} )?Killed\b", "by SIGKILL"),
         # The operating system, CUDA.
+        (r"Segmentation fault(?: \(core dumped\))?", ""),
         (r"No space left on device", ""),
         (r"Disk quota exceeded", ""),
         (r"Too many open files", "see ulimit -n"),

@@ -26,6 +26,8 @@ _ERROR = re.compile(
     r"(?:: (?P<message>.*))?$"
 )
 _WRAPPED = re.compile(r"^(?:ray\.exceptions\.)?RayTaskError\(")
+# omegaconf names the key after its exception.
+_KEY = re.compile(r"^\s+full_key: (\S{1,200})")
 _DEBUGGER = re.compile(r"^\(Pdb\)|^> \S+\(\d+\)\S*\(\)$")
 # What a trainer, its workers and engines print once a phase of start-up is over, in this order.
 _START_UP = (
@@ -70,6 +72,7 @@ class LogEnd:
         reason: A known reason of Ray, torch, an engine or the operating system; else empty.
         debugger: It waits in a debugger.
         before: What the user's own code raised before, most often; empty if nothing else.
+        last: The last line, if there is no exception.
     """
 
     after_step: int | None = None
@@ -81,6 +84,7 @@ class LogEnd:
     reason: str = ""
     debugger: bool = False
     before: str = ""
+    last: str = ""
 
     def sentence(self) -> str:
         """Return what ended the training, as one sentence; empty if the console does not show it."""
@@ -93,7 +97,7 @@ class LogEnd:
         elif self.reason:
             what = "it failed"
         elif self.after_step is None and self.reached:
-            return f"No step was finished: the log ends after {self.reached}."
+            return f"No step was finished: the log ends after {self.reached}; its last line: {self.last[:_MESSAGE]}"
         else:
             return ""
         if self.reason and self.reason not in what:
@@ -127,10 +131,11 @@ def log_end(path: Path) -> LogEnd:
                 since.clear()
         since.append(raw)
     phase = _START_UP[reached][1] if reached >= 0 else ""
-    debugger, reason = False, ""
+    debugger, reason, last = False, "", ""
     failures: list[_Failure] = []
     frames: dict[int | None, list[_Frame]] = {}
     for line in (line for raw in since for line in lines_of(raw, 0)):
+        last = line.text.strip() or last
         debugger = debugger or _DEBUGGER.match(line.text) is not None
         reason = reason or reason_in(line.text) or ""
         found = _FRAME.match(line.text)
@@ -142,9 +147,13 @@ def log_end(path: Path) -> LogEnd:
             own = frames.pop(line.pid, [])
             at = next((each for each in reversed(own) if _is_own(each)), own[-1] if own else None)
             failures.append((error["type"].rpartition(".")[2], error["message"] or "", at))
+        key = _KEY.match(line.text)
+        if key is not None and failures:
+            name, message, at = failures[-1]
+            failures[-1] = name, f"{message} ({key[1]})", at
     framed = [each for each in failures if each[2] is not None] or failures
     if not framed:
-        return LogEnd(step, phase, reason=reason, debugger=debugger)
+        return LogEnd(step, phase, reason=reason, debugger=debugger, last=last)
     name, message, at = framed[-1]
     file, line, function = at or ("", "", "")
     return LogEnd(

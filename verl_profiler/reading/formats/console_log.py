@@ -10,6 +10,7 @@ are not UTF-8 are replaced, and a line without a prefix has no process.
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import contextlib
 import gzip
@@ -185,6 +186,7 @@ def _kept(pipe: BinaryIO) -> BinaryIO:
     key = status.st_dev, status.st_ino
     if key not in _KEPT:
         _KEPT[key] = cast("BinaryIO", tempfile.TemporaryFile())  # noqa: SIM115  for the whole process
+        atexit.register(_KEPT[key].close)
         shutil.copyfileobj(pipe, _KEPT[key])
     _KEPT[key].seek(0)
     return _KEPT[key]

@@ -14,13 +14,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from verl_profiler.reading.formats.console_log import STDIN, ConsoleLine, file_lines, lines_of
+from verl_profiler.reading.formats.console_log import (
+    STDIN,
+    ConsoleLine,
+    console_lines,
+    file_lines,
+    lines_of,
+)
 from verl_profiler.reading.formats.metric_files import metric_rows
 
 __all__ = ["FAMILIES", "LoggedRun", "StepLine", "logged_runs", "step_lines"]
@@ -63,6 +69,8 @@ _ROUNDED = re.compile(r"[-+]?\d+\.\d{3}|nan|inf|[-+]inf")
 _LARGEST = 1e100
 # More of one kind of problem than this are counted instead of listed.
 _LISTED = 5
+# Characters of a line that is shown.
+_SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +159,7 @@ def logged_runs(paths: Iterable[Path], problems: list[str]) -> list[LoggedRun]:
     for path in paths:
         read = list(step_lines(path, problems))
         if not any(line.values for line in read):
-            problems.append(f"{_name(path)}: {_no_timers(read)}")
+            problems.append(f"{_name(path)}: {_no_timers(path, read)}")
         lines += read
     for each in _at_once(lines):
         runs += _runs(_launches(each, problems), problems)
@@ -471,11 +479,12 @@ def _steps(steps: Sequence[int]) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
 
 
-def _no_timers(read: Sequence[StepLine]) -> str:
+def _no_timers(path: Path, read: Sequence[StepLine]) -> str:
     if not read:
-        return (
-            "there is no line `step:N - …` in it; name the file that the trainer's console went to."
-        )
+        written = (line.text.strip() for line in console_lines(path, []))
+        last = next(iter(deque(filter(None, written), maxlen=1)), None)
+        end = "it is empty." if last is None else f"its last line: {last[:_SHOWN]}"
+        return f"there is no line `step:N - …` in it, as verl prints one per step; {end}"
     return (
         f"its {len(read)} step line{'s have' if len(read) > 1 else ' has'} no timers (timing_s/…); "
         "a validation before training has none, and neither has supervised fine-tuning."
