@@ -28,7 +28,7 @@ _HEADLINE = (
         "without it)."
     ),
 )
-_FINDINGS = ("rows", "Findings, most recoverable first: docs/findings.md.")
+_FINDINGS = ("rows", "Findings, largest gain first: docs/findings.md.")
 _TABLES = ("tables", "Rows by table, at most 10,000 of each: see Tables below.")
 _ENDED = ("strings", "What ended the trainings, by their logs; empty if these do not show it.")
 _LEFT_OUT = ("object", "By table, how many rows were left out; `{}` if none.")
@@ -131,7 +131,7 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "miss_s": ("number or null", "Measured minus predicted."),
         "remaining_s": (
             "number or null",
-            "Remaining recoverable time after the change; null if the finding no longer triggers.",
+            "Remaining gain after the change; null if the finding no longer triggers.",
         ),
         "before_s": ("number", "Mean step before."),
         "after_s": ("number", "Mean step after."),

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             name,
             metavar=name.upper(),
             type=sides,
-            help=f"{text}; RUN@N:M selects steps, RUN,RUN are launches of the same",
+            help=f"{text}; RUN@N:M selects steps, RUN,RUN are launches of the same command",
         )
     parser.add_argument(
         "--fail-if",

@@ -119,7 +119,7 @@ def add_on(parser: argparse.ArgumentParser) -> None:
         "--on",
         metavar="ray|ray://HOST:PORT",
         type=_cluster,
-        help="first convert the runs as tasks on a Ray cluster; the runs must be on a disk that its "
+        help="first convert the runs in tasks on a Ray cluster; the runs must be on a disk that its "
         "nodes share",
     )
 

@@ -200,7 +200,7 @@ def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> 
     absent = [name for name, times in empty.items() if times == len(choices)]
     if absent and len(chosen) > 1:
         print_error(
-            f"verl-profiler plot: nothing to draw for {', '.join(absent)}; plot NAME tells why."
+            f"verl-profiler plot: nothing to draw for {', '.join(absent)}; plot NAME prints why."
         )
     return 0 if written else 1
 

@@ -8,6 +8,7 @@
 
 Of a folder of runs, the page lists them with a link to a report of each; those
 that are missing are written, with --force all of them.
+
 The file loads nothing from the network. A report that this command wrote is
 replaced; any other file is not, unless --force is given.
 """

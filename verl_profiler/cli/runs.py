@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "device time first (useful)",
     )
     parser.add_argument(
-        "--only", metavar="TEXT", help="list only runs whose line or versions have this text"
+        "--only", metavar="TEXT", help="list only runs whose line or versions contain this text"
     )
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON object")
     add_cache(parser)
