@@ -20,8 +20,8 @@ from recorded import grow, lines_in_order, unpacked
 
 from verl_profiler.cli import main
 
-# Readings follow each other at once.
-MAIN = "import sys; from verl_profiler.cli import following, main; following._REST, following._INTERVAL_S = 0, 0.05; sys.exit(main())"
+# Each reading waits as long as the last one took.
+MAIN = "import sys; from verl_profiler.cli import following, main; following._REST, following._INTERVAL_S = 1, 0.05; sys.exit(main())"
 
 
 @pytest.fixture(scope="module")

@@ -162,7 +162,9 @@ def test_a_stall_is_a_band_over_the_lane_that_it_stops(browser, small):
     """A tip on the bars below it names the stall first, and a click selects the bar all the same."""
     browser.open(small, fragment="step=2")
     stalled = [
-        lines for lines, _ in tips(browser) if lines[0].startswith("Event loop stalled for 1.50 s")
+        lines
+        for lines, _ in tips(browser, 12)
+        if lines[0].startswith("Event loop stalled for 1.50 s")
     ]
     assert stalled
     assert any(len(lines) > 3 for lines in stalled), "the bar below has its own lines"

@@ -42,7 +42,7 @@ def test_a_tap_names_a_slice_and_selects_its_request(browser, small):
     place(browser, ".frame")
     lines, point = next(
         (lines, at)
-        for lines, at in tips(browser)
+        for lines, at in tips(browser, 12)
         if lines[0] == "engine_call"
         and browser.evaluate(f"document.elementFromPoint({at['x']}, {at['y']}) === {CANVAS}")
     )
