@@ -24,8 +24,8 @@ _HEADLINE = (
     "rows",
     (
         "By run: steps (finished), left_out (those left out of means as warm-up), step_mean_s, step_least_s "
-        "and step_most_s, useful_share (training and consumed generation, as a share of device time; null "
-        "without it)."
+        "and step_most_s, useful_share (training and consumed generation without `few_requests`, as a share of "
+        "device time; null without it)."
     ),
 )
 _FINDINGS = ("rows", "Findings, largest gain first: docs/findings.md.")

@@ -48,7 +48,7 @@ def test_each_run_has_a_line_newest_first_with_what_its_summary_has(folder, caps
     assert "no step has finished" == rows[3]["problem"]
     lines = printed(capsys, folder).splitlines()
     assert 5 == len(lines)
-    assert re.search(r"verl/second .*2 +20\.6 s +75 % +≤ 2\.12 s: Validation takes", lines[2])
+    assert re.search(r"verl/second .*2 +20\.6 s +70 % +≤ 2\.12 s: Validation takes", lines[2])
 
 
 def test_it_is_sorted_and_filtered(folder, capsys):

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from truth.asynchronous_runs import Plan, Simulation, events_of
 from truth.synthetic import events_of as synchronous_events
 from truth.synthetic import tables_of
 from truth.test_culprits import healthy
 
+from verl_profiler.analysis.explain.device_time import Group, integrate
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.views.ledger_text import bound_text, ledger_lines
 
@@ -121,3 +123,29 @@ def test_the_wait_before_hybrid_replicas_are_taken_back_is_no_training():
 
     assert any(each["event"] == "gen" for each in events)
     assert bubble_ledger(tables_of(renamed)) == named
+
+
+def test_a_replica_with_few_calls_is_not_generating_like_a_full_one():
+    """A tail of 90 s after 10 s with nine calls, on two devices: by hand."""
+    calls = (np.zeros(9, np.int64), np.array([*[10_000_000] * 8, 100_000_000], np.int64))
+    group = Group(2.0, calls={"generating": calls}, few={"generating": "few_requests"})
+
+    assert integrate([(0, 101_000_000)], [group]) == [
+        {"generating": 20.0, "few_requests": 180.0, "unattributed": 2.0}
+    ]
+    assert integrate([(0, 101_000_000)], [replace(group, few={})]) == [
+        {"generating": 200.0, "unattributed": 2.0}
+    ]
+
+
+@pytest.mark.parametrize("ahead", [0, 12])
+def test_only_synchronous_steps_wait_for_few_requests(ahead):
+    """An asynchronous rollout fills the slots with the next samples."""
+    run = Simulation(Plan(separate=False, ahead=ahead, replicas=1, batch=12))
+    found, truth = counted(bubble_ledger(tables_of(events_of(run)))), run.seconds
+
+    assert any(account == "few_requests" for _, _, account in found) == (ahead == 0)
+    for (pool, step, account), seconds in truth.items():
+        if account == "generating":
+            few = found.get((pool, step, "few_requests"), 0.0)
+            assert found[pool, step, account] + few == pytest.approx(seconds)

@@ -29,8 +29,8 @@ def headline(
 
     Returns:
         Per run with a finished step: run, steps (finished ones), left_out (those left out of means),
-        step_mean_s, step_least_s and step_most_s, and useful_share (training and consumed generation,
-        as a share of all device time; None without it).
+        step_mean_s, step_least_s and step_most_s, and useful_share (`ledger.USEFUL`, as a share of
+        all device time; None without it).
     """
     runs: dict[str, list[Mapping[str, Any]]] = {}
     for row in step_times:

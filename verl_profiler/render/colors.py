@@ -113,6 +113,7 @@ ACCOUNT_COLORS: dict[str, str] = {
     "driver": "#240048",
     "offload": "#B4FCFC",
     "generating": "#0072B2",
+    "few_requests": "#003CA0",
     "generating_unconsumed": "#56B4E9",
     "generating_aborted": "#CC79A7",
     "generating_dropped": "#5E3267",

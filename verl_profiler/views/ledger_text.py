@@ -18,7 +18,7 @@ _Rows = Sequence[Mapping[str, Any]]
 _SMALL = 0.01
 _NAMED = 3
 _BUSY = {
-    "shared": "training and consumed generation",
+    "shared": "training and generation",
     "trainer": "training",
     "rollout": "consumed generation",
 }

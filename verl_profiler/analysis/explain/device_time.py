@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "Span", "innermost", "integrate"]
 
+# Of a replica that never runs so many calls at a time in a window, none are few.
+_MANY = 8
+_FEW = 1 / 4
+
 
 class Span(NamedTuple):
     """Something that has a state from one time to another, in microseconds."""
@@ -39,6 +43,7 @@ class Group:
             each stands for.
         yields: The states in which running calls count, instead of the state.  None: in all.
         otherwise: The state outside of all `states`.
+        few: What the calls of a state count as while fewer than a quarter of the window's most run.
     """
 
     devices: float
@@ -48,6 +53,7 @@ class Group:
     )
     yields: frozenset[str] | None = None
     otherwise: str = "unattributed"
+    few: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def innermost(spans: Iterable[Span]) -> list[Span]:
@@ -108,6 +114,7 @@ def _integrate(
     import numpy as np
 
     states = [group.otherwise, *(span.state for span in group.states), *group.calls]
+    states += group.few.values()
     number = {state: place for place, state in enumerate(dict.fromkeys(states))}
     changes = np.array([time for span in group.states for time in span[:2]], np.int64)
     begins = {name: np.sort(begins) for name, (begins, _) in group.calls.items()}
@@ -138,9 +145,14 @@ def _integrate(
     sums = np.zeros((len(windows), len(number)))
     still = inside & ~calls
     np.add.at(sums, (window[still], state[still]), lengths[still])
+    most = np.zeros(len(windows), np.int64)
+    np.maximum.at(most, window[calls], total[calls])
+    most = most[window]
+    few = calls & (most >= _MANY) & (total < most * _FEW)
     for name, count in running.items():
-        spent = lengths[calls] * count[calls] / total[calls]
-        np.add.at(sums[:, number[name]], window[calls], spent)
+        for chosen, state in ((calls & ~few, name), (few, group.few.get(name, name))):
+            spent = lengths[chosen] * count[chosen] / total[chosen]
+            np.add.at(sums[:, number[state]], window[chosen], spent)
     for place, row in enumerate(sums):
         for name, at in number.items():
             if row[at]:

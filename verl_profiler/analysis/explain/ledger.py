@@ -37,6 +37,8 @@ ACCOUNTS = {
     "driver": "timers of the trainer in which no rank is active: advantages, rewards",
     "offload": "loading and offloading parameters, gradients or optimizer state",
     "generating": "generate calls of samples that were consumed",
+    "few_requests": "the same while a replica runs fewer than a quarter of the calls that it runs at "
+    "most in the step, in synchronous training",
     "generating_unconsumed": "generate calls of samples that no recorded step consumed",
     "generating_aborted": "generate calls whose tokens an abort discarded; prefill repeated after one",
     "generating_dropped": "generate calls of samples that were dropped",
@@ -103,7 +105,8 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
     The devices of a pool are those that the trainer noted, or else as many as it has ranks; a
     replica has an equal part of them. Generate calls that a replica runs at the same time share its
     devices' time evenly. What a sample became is known from the step that consumed it; in runs
-    without that, all generate calls are `generating`.
+    without that, all generate calls are `generating`. While the last requests of a synchronous step
+    run, it is `few_requests`.
 
     Returns:
         Table `bubble_ledger`: one row per run, step, pool and account, in the order of
@@ -116,6 +119,7 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
     calls = _calls(tables)
     pools = standalone_replicas(tables)
     ranks = trainer_devices(tables)
+    ahead = {row["run"] for row in tables.rows("SELECT run FROM asynchronous")}
     for run, spans in step_windows(tables, steps).items():
         windows = [(begin, end) for _, begin, end in spans]
         trainer = innermost(_states(timers.get(run, []), alone.get(run, [])))
@@ -124,8 +128,10 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
         apart = {name: served for name, served in replicas.items() if own.get(name)}
         shared = {name: served for name, served in replicas.items() if name not in apart}
         trained = float(ranks.get(run) or len(shared) or 1)
+        few = {} if run in ahead else {"generating": "few_requests"}
         groups = [
-            Group(trained / len(shared), trainer, served, _SHARED) for served in shared.values()
+            Group(trained / len(shared), trainer, served, _SHARED, few=few)
+            for served in shared.values()
         ] or [Group(trained, trainer)]
         pool = "shared" if shared or not apart else "trainer"
         found = integrate(windows, groups)

@@ -40,7 +40,7 @@ def _ledger(data: DataTables, choice: Choice) -> Spec:
     total = sum(sums.values())
     useful = sum(sums.get(account, 0.0) for account in USEFUL)
     lost = {account: spent for account, spent in sums.items() if account not in USEFUL}
-    title = f"{share(useful / total)} of device time is training and consumed generation"
+    title = f"{share(useful / total)} of device time is training and generation"
     if lost:
         largest = max(lost, key=lambda account: lost[account])
         title += f"; next is {_NAMES[largest]}, {share(lost[largest] / total)}"
