@@ -50,8 +50,10 @@ _PATIENCE_S = 60
 
 # Few tests of many seconds each: a worker that begins such a file last keeps the others waiting.
 _LONG = {
-    *("test_damaged_input.py", "test_docs.py", "test_large_runs.py", "test_wheel.py"),
-    *("test_browser.py", "test_every_analysis.py", "test_same_quantile.py"),
+    *("test_browser.py", "test_damaged_input.py", "test_docs.py", "test_every_analysis.py"),
+    *("test_following.py", "test_how_to.py", "test_json_format.py", "test_large_runs.py"),
+    *("test_object_storage.py", "test_planted.py", "test_plots.py", "test_runs.py"),
+    *("test_sampled_details.py", "test_wheel.py"),
 }
 
 

@@ -1,5 +1,6 @@
 """The list of the runs of a folder, in the terminal, as JSON and as a page with links."""
 
+import functools
 import json
 import re
 import shutil
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from cached_runs import REHEARSED, SMALL
 
-from verl_profiler.cli import main
+from verl_profiler.cli import main, runs
 
 PACKED = Path(__file__).parents[1] / "data" / "one_step_off_run.tar.gz"
 
@@ -51,8 +52,9 @@ def test_each_run_has_a_line_newest_first_with_what_its_summary_has(folder, caps
     assert re.search(r"verl/second .*2 +20\.6 s +70 % +≤ 2\.12 s: Validation takes", lines[2])
 
 
-def test_it_is_sorted_and_filtered(folder, capsys):
+def test_it_is_sorted_and_filtered(folder, capsys, monkeypatch):
     """What has no value comes last, whatever the order."""
+    monkeypatch.setattr(runs, "listed", functools.cache(runs.listed))
 
     def names(*options):
         return [
