@@ -1,0 +1,34 @@
+"""Half a minute of what `benchmarks/fuzz.py` and `benchmarks/soak.py` do for hours."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("script", "options", "conclusion"),
+    [
+        # Damaged runs: no traceback, no hang, no wrong number.
+        ("fuzz.py", "--seed 1 --limit-s 60 --no-reduce", "no failures"),
+        # Each event is written once or counted; times and memory are judged by the long form.
+        (
+            "soak.py",
+            "--events 150000 --requests 8000 --latency-ratio 0 --memory-share 0.3 --kill-loss-s 20",
+            "all held",
+        ),
+    ],
+)
+def test_half_a_minute_of_a_long_form_finds_nothing(script, options, conclusion):
+    """Seeded; how much there is time for depends on the machine."""
+    command = [sys.executable, BENCHMARKS / script, "--minutes", "0.5", *options.split()]
+
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
+
+    assert 0 == ended.returncode, ended.stdout + ended.stderr
+    assert conclusion in ended.stdout
