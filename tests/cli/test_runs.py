@@ -53,7 +53,7 @@ def test_each_run_has_a_line_newest_first_with_what_its_summary_has(folder, caps
 
 
 def test_it_is_sorted_and_filtered(folder, capsys, monkeypatch):
-    """What has no value comes last, whatever the order."""
+    """What has no value comes last, whatever the order; a narrow terminal has findings below their runs."""
     monkeypatch.setattr(runs, "listed", functools.cache(runs.listed))
 
     def names(*options):
@@ -72,6 +72,12 @@ def test_it_is_sorted_and_filtered(folder, capsys, monkeypatch):
         assert f"{folder / missing} cannot be read: N" in capsys.readouterr().err
     assert 2 == main(["runs", str(folder / "notes")])
     assert "holds no runs" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = printed(capsys, folder).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert re.search(r"verl/second .*2 +20\.6 s +70 %$", lines[4])
+    assert lines[5].startswith("    ≤ 2.12 s: Validation takes")
 
 
 def test_its_page_links_to_a_report_of_each_run(folder, tmp_path, capsys):

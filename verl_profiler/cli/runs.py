@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({"format": 1, "runs": kept})
     elif kept:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1_000
-        print("\n".join(clipped(line, width) for line in list_text(kept).split("\n")))
+        print("\n".join(clipped(line, width) for line in list_text(kept, width)))
     else:
         print_error(f"nothing to list: none of {len(rows)} runs has {args.only!r} in its line")
     return 0 if kept else 1

@@ -31,6 +31,8 @@ _FIGURES = (
     "recoverable_s",
     "problem",
 )
+# What a finding needs beside the columns.
+_LEAST = 40
 _TITLES = ("launched", "run", "model", "devices", "steps", "mean step", "useful", "first finding")
 
 
@@ -93,10 +95,17 @@ def run_row(path: Path, name: str, *, cache: bool) -> dict[str, Any]:
     return row
 
 
-def list_text(rows: Rows) -> str:
-    """Return the rows of `run_row` as a table, one line each."""
-    lines = [_cells(row) for row in shown(rows)]
-    return align([_TITLES, *lines], left=(0, 1, 2, 3, 7), indent="")
+def list_text(rows: Rows, width: int) -> list[str]:
+    """Return the rows of `run_row` as the lines of a table; where it is narrow, findings are below their runs."""
+    lines = [_TITLES, *map(_cells, shown(rows))]
+    columns = align([line[:-1] for line in lines], left=(0, 1, 2, 3), indent="").split("\n")
+    if len(columns[0]) + _LEAST <= width:
+        return align(lines, left=(0, 1, 2, 3, 7), indent="").split("\n")
+    return [
+        part
+        for pair in zip(columns, lines, strict=True)
+        for part in (pair[0], f"    {pair[1][-1]}")
+    ]
 
 
 def list_page(folder: str, rows: Sequence[Mapping[str, Any]], *, made: str) -> str:
