@@ -6,7 +6,6 @@ Users see the YAML of `configs/profiler/`, whose comments describe each key.
 from __future__ import annotations
 
 import difflib
-import importlib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from verl_profiler import configs
 from verl_profiler.capture.plan import NsightSettings
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import is_mapping
@@ -107,17 +107,12 @@ def parse(node: Any, where: str = "profiler") -> Settings:
         problem, _, place = str(error).partition(" - at `$")
         path = where + place.rstrip("`")
         raise ConfigError(
-            f"{path}: {problem}.\nValid values are in the comments of {_commented()}",
+            f"{path}: {problem}.\nValid values are in the comments of {configs.__path__[0]}/profiler/"
+            "multiturn.yaml",
             "config-value",
         ) from None
     _reject_credentials(settings, where)
     return settings
-
-
-def _commented() -> str:
-    """Return the path of the YAML whose comments describe the settings."""
-    configs = importlib.import_module("verl_profiler.configs")
-    return f"{next(iter(configs.__path__))}/profiler/multiturn.yaml"
 
 
 # Settings are printed by verl, written by Hydra and Ray, and sent to trackers.
