@@ -179,7 +179,7 @@ def test_headers_of_older_versions_give_one_line(tmp_path):
         ),
         (
             {"counters": {"events": 3}, "events": None},
-            "of 50 processes (NAMES) there are headers (150 events, written on n) but no event files; ",
+            "the event files of 50 processes (NAMES) are missing (150 events by their headers); ",
         ),
     ],
 )

@@ -182,10 +182,11 @@ class Tables:
             }
             self._chunk_files[name] = self._cache_table(files, name, queries)
             return
-        beginning = f"CREATE TABLE {name} AS"
-        for number, chunk in enumerate(self.chunks()):
+        beginning, chunks = f"CREATE TABLE {name} AS", self.chunks()
+        for number, chunk in enumerate(chunks):
             sources = self._sources(query, number, chunk)
-            self.connection.execute(f"{beginning} WITH {sources} {query}")
+            with doing(f"table {name}", number + 1, len(chunks)):
+                self.connection.execute(f"{beginning} WITH {sources} {query}")
             beginning = f"INSERT INTO {name}"
 
     def _cache_table(
