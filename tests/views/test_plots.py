@@ -255,10 +255,10 @@ def test_a_steps_bar_is_as_long_as_the_step(runs):
     (validated,) = [row for row in data["step_durations"] if row["testing_s"]]
     assert -below[validated["step"]] >= validated["testing_s"] * 0.999
 
-    # The percentage of each component in each step, from the requests themselves.
+    # The share of each component in each step, from the requests themselves.
     wanted = runs["small"].rows(
-        "SELECT step, 100.0 * sum(engine_us) / sum(duration_us) AS engine, "
-        "100.0 * sum(tool_us) / sum(duration_us) AS tool "
+        "SELECT step, sum(engine_us) / sum(duration_us) AS engine, "
+        "sum(tool_us) / sum(duration_us) AS tool "
         "FROM requests WHERE finished AND NOT validate GROUP BY step"
     )
     drawn = {(bar["step"], bar["part"]): bar["value"] for bar in data_in(components, "part")}

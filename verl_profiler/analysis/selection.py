@@ -19,12 +19,14 @@ __all__ = [
     "after_warm_up",
     "by_run",
     "estimated",
+    "grouped",
     "in_steps",
     "left_out",
     "named",
     "rows_of",
     "steady",
     "steps_of",
+    "summed",
     "warm_up",
     "warm_ups",
 ]
@@ -134,10 +136,24 @@ def named(left_out: LeftOut, rows: Iterable[Mapping[str, Any]]) -> list[int]:
 
 def by_run(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
     """Return the rows of each run."""
-    found: dict[str, list[_Row]] = {}
+    return grouped(rows, "run")
+
+
+def grouped(rows: Iterable[_Row], column: str, *more: str) -> dict[Any, list[_Row]]:
+    """Return the rows by the value of a column, or by those of several as a tuple."""
+    found: dict[Any, list[_Row]] = {}
     for row in rows:
-        found.setdefault(row["run"], []).append(row)
+        key = (row[column], *(row[name] for name in more)) if more else row[column]
+        found.setdefault(key, []).append(row)
     return found
+
+
+def summed(rows: Iterable[Mapping[str, Any]], value: str, *columns: str) -> dict[Any, float]:
+    """Return the sum of a column by the values of others, the largest first; None counts as 0."""
+    sums = {
+        key: sum(row[value] or 0.0 for row in own) for key, own in grouped(rows, *columns).items()
+    }
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
 def _finished(tables: Tables) -> Rows:

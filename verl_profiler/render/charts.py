@@ -51,7 +51,6 @@ __all__ = [
     "quantity",
     "ramp",
     "render",
-    "short",
     "size_unit",
     "spec_text",
     "step_bars",
@@ -389,7 +388,6 @@ def step_bars(
     pale: Iterable[str] = (),
     legend: bool = True,
     form: str = "",
-    most: int = _PIECES,
 ) -> list[Spec]:
     """Stack bars over steps, from the bottom up; negative values hang below zero.
 
@@ -402,10 +400,9 @@ def step_bars(
         pale: Names that are drawn lighter, since they are no part of what is measured.
         legend: The names are below the panel.
         form: Of the vertical axis.
-        most: So many pieces of bars at most.
     """
     parts = list(series)
-    each, groups = _neighbors(steps, min(_BARS, most // max(len(parts), 1)))
+    each, groups = _neighbors(steps, min(_BARS, _PIECES // max(len(parts), 1)))
     places = [min(steps) + group * each + (each - 1) / 2 for group in groups]
     listed = [
         (name, [sum(values[at] or 0 for at in own) / len(own) for own in groups.values()], code)
@@ -523,7 +520,6 @@ def step_lines(
     legend: bool = True,
     ends: tuple[float | None, float | None] = (0, None),
     log: bool = False,
-    most: int = _POINTS,
 ) -> list[Spec]:
     """Draw lines over steps, broken where steps of a line's own stride are missing.
 
@@ -537,9 +533,8 @@ def step_lines(
         legend: The lines are named below.
         ends: Of the vertical axis.
         log: It is logarithmic.
-        most: So many points of a line at most.
     """
-    each, groups = _neighbors(steps, most)
+    each, groups = _neighbors(steps, _POINTS)
     place = {
         steps[at]: min(steps) + group * each + (each - 1) / 2
         for group, own in groups.items()
@@ -620,12 +615,6 @@ def size_unit(most_bytes: float | None) -> tuple[float, str]:
     """Return what to multiply bytes with, and the unit, for an axis up to `most_bytes`."""
     power = min(int(math.log(max(most_bytes or 1, 1), 1024)), len(BYTE_UNITS) - 1)
     return 1024.0**-power, BYTE_UNITS[power]
-
-
-def short(text: object, width: int = 28) -> str:
-    """Shorten a name that names no culprit."""
-    name = visible(str(text))
-    return name if len(name) <= width else name[: width - 1] + "\u2026"
 
 
 def whole(spec: Spec) -> Spec:

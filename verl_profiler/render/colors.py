@@ -22,7 +22,6 @@ __all__ = [
     "PHASE_COLORS",
     "TQ_COLORS",
     "VERSION_COLORS",
-    "account_color",
     "category_color",
     "color",
     "is_known",
@@ -172,11 +171,6 @@ def color(name: str) -> str:
         if known in family:
             return family[known]
     return _SPARE[zlib.crc32(name.encode("utf-8", "replace")) % len(_SPARE)]
-
-
-def account_color(name: str) -> str:
-    """Return the color of an account of the bubble ledger."""
-    return ACCOUNT_COLORS[name]
 
 
 def category_color(name: str) -> str:

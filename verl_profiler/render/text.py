@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from verl_profiler.render.visible import visible
 
-__all__ = ["align", "clipped", "without"]
+__all__ = ["align", "clipped", "short", "without"]
 
 
 def align(rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,), indent: str = "  ") -> str:
@@ -45,6 +45,12 @@ def _width(text: str) -> int:
 def without(steps: Sequence[int]) -> str:
     """Return which steps a mean leaves out, to be appended: `, without step 1`; empty for none."""
     return f", without step {', '.join(map(str, steps))}" if steps else ""
+
+
+def short(text: object, width: int) -> str:
+    """Shorten a name that names no culprit."""
+    name = visible(str(text))
+    return name if len(name) <= width else name[: width - 1] + "…"
 
 
 def clipped(text: str, width: int = 120) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.events.json_values import is_list, is_mapping
+from verl_profiler.events.json_values import is_list
 from verl_profiler.events.vocabulary import FAMILIES
 
 __all__ = ["engine_notes", "families_off"]
@@ -19,14 +19,8 @@ def families_off(settings: Mapping[str, Any]) -> list[str]:
     Args:
         settings: `profiler.events` of the run.
     """
-    excluded, switches = settings.get("exclude"), settings.get("families")
-    off = [
-        each
-        for each in FAMILIES
-        if (is_list(excluded) and each in excluded)
-        # Runs of earlier versions have one switch per family.
-        or (is_mapping(switches) and switches.get(each) is False)
-    ]
+    excluded = settings.get("exclude")
+    off = [each for each in FAMILIES if is_list(excluded) and each in excluded]
     return [f"Not recorded: profiler.events.exclude had {', '.join(off)}."] if off else []
 
 

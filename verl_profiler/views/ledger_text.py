@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL, account_totals
-from verl_profiler.analysis.selection import NOTHING, LeftOut, named, steady
+from verl_profiler.analysis.selection import NOTHING, LeftOut, grouped, named, steady
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
 from verl_profiler.views.text_tables import bar_table
@@ -35,8 +35,7 @@ def ledger_text(rows: _Rows, left_out: LeftOut = NOTHING) -> str:
     """
     blocks: list[str] = []
     rows = steady(rows, left_out)
-    for pool in dict.fromkeys(row["pool"] for row in rows):
-        own = [row for row in rows if row["pool"] == pool]
+    for own in grouped(rows, "pool").values():
         steps = len({row["step"] for row in own})
         sums = account_totals(own)
         total = sum(sums.values())
@@ -55,8 +54,7 @@ def ledger_lines(rows: _Rows, left_out: LeftOut = NOTHING) -> list[str]:
     """Return a run's accounts over its steps but those left out, a line for each pool."""
     texts: list[str] = []
     rows = steady(rows, left_out)
-    for pool in dict.fromkeys(row["pool"] for row in rows):
-        own = [row for row in rows if row["pool"] == pool]
+    for pool, own in grouped(rows, "pool").items():
         sums = account_totals(own)
         total = sum(sums.values())
         useful = sum(sums.get(account, 0.0) for account in USEFUL)
@@ -77,22 +75,16 @@ def ledger_lines(rows: _Rows, left_out: LeftOut = NOTHING) -> list[str]:
 
 def bound_text(rows: _Rows) -> str:
     """Return which pool the other one waits for, where trainer and rollout have devices of their own."""
-    pools = dict.fromkeys(row["pool"] for row in rows)
+    pools = grouped(rows, "pool")
     if "rollout" not in pools:
         return ""
     shares: dict[str, dict[str, float]] = {}
-    for pool in pools:
-        sums = account_totals([row for row in rows if row["pool"] == pool])
+    for pool, own in pools.items():
+        sums = account_totals(own)
         shares[pool] = {name: spent / sum(sums.values()) for name, spent in sums.items()}
-    trainer = max(
-        (
-            each.get("waiting_for_samples", 0.0)
-            for pool, each in shares.items()
-            if pool != "rollout"
-        ),
-        default=0.0,
-    )
-    rollout = shares["rollout"].get("staleness_limit", 0.0)
+    rollout = shares.pop("rollout").get("staleness_limit", 0.0)
+    waits = [each.get("waiting_for_samples", 0.0) for each in shares.values()]
+    trainer = max(waits, default=0.0)
     times = f"the trainer waits {share(trainer)} of its time, the rollout is ahead {share(rollout)}"
     if max(trainer, rollout) < _WAITS:
         return f"trainer and rollout are balanced: {times}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from verl_profiler.analysis.console_timers import metric_summary
@@ -14,8 +14,8 @@ from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.columns import page_view
 from verl_profiler.views.log_text import MORE, headline
 from verl_profiler.views.page_sections import section
+from verl_profiler.views.page_views import charts_of
 from verl_profiler.views.timing_figures import PICTURES
-from verl_profiler.views.view import NothingToDraw
 
 __all__ = ["log_document"]
 
@@ -76,14 +76,8 @@ def log_document(
 
 
 def _picture(runs: Sequence[LoggedRun], name: str) -> dict[str, Any]:
-    charts: list[Mapping[str, Any]] = []
-    missing: list[str] = []
-    for run in runs:
-        try:
-            charts.append(PICTURES[name].spec(run))
-        except NothingToDraw as reason:
-            missing.append(short_text(f"{name}: {reason}"))
-    return page_view(name, "", frame([]), charts, missing)
+    charts, missing = charts_of(runs, PICTURES[name].spec)
+    return page_view(name, "", frame([]), charts, [f"{name}: {reason}" for reason in missing])
 
 
 def _metrics(runs: Sequence[LoggedRun]) -> dict[str, Any]:

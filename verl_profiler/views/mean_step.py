@@ -9,7 +9,7 @@ from verl_profiler.analysis.explain.critical_cycle import EDGES
 from verl_profiler.analysis.explain.critical_path import CATEGORIES
 from verl_profiler.analysis.explain.rules import BETWEEN
 from verl_profiler.analysis.selection import by_run
-from verl_profiler.render.colors import account_color, category_color
+from verl_profiler.render.colors import ACCOUNT_COLORS, category_color
 from verl_profiler.render.frames import short_text
 
 __all__ = ["mean_step"]
@@ -69,7 +69,7 @@ def _about(category: str) -> str:
 def _edge(edge: str) -> str:
     if edge in _EDGE_COLORS:
         return category_color(_EDGE_COLORS[edge])
-    return account_color(edge)
+    return ACCOUNT_COLORS[edge]
 
 
 def _bar(run: str, parts: list[tuple[str, float, str, str]]) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from verl_profiler.analysis.selection import NOTHING, LeftOut, steady
+from verl_profiler.analysis.selection import NOTHING, LeftOut, grouped, steady, summed
 from verl_profiler.render.text import align, clipped
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, quantile_texts, seconds, share
@@ -87,7 +88,10 @@ def overview_text(
         own = _of_run(found, run)
         heads.append(paint(clipped(_headline(run, own, left_out)), _BOLD))
         if len(runs) == 1:
-            facts = [_fact(*each) for each in _facts(own, left_out)]
+            facts = [
+                _Item(rank, [clipped(line) for line in lines])
+                for rank, lines in _facts(own, left_out)
+            ]
         elif own["phase_totals"]:
             heads.append(clipped(f"  {_phase_line(own['phase_totals'])}"))
     if len(runs) > _RUNS:
@@ -127,8 +131,7 @@ def totals_text(found: Mapping[str, Rows], runs: Sequence[str], left_out: LeftOu
     for run in runs:
         own = _of_run(found, run)
         phases = _phases(own["phase_totals"], None)
-        facts = [f"{label:<12}{text}" for _, label, text in _facts(own, left_out)]
-        lines = [*phases, *map(visible, facts)]
+        lines = [*phases, *map(visible, _lines(_facts(own, left_out)))]
         blocks.append("\n".join([visible(run), *lines] if len(runs) > 1 else lines))
     return "\n\n".join(block for block in blocks if block)
 
@@ -149,10 +152,6 @@ def _lines(items: Iterable[_Item]) -> list[str]:
 
 def _of_run(found: Mapping[str, Rows], run: str) -> dict[str, Rows]:
     return {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
-
-
-def _fact(rank: str, label: str, text: str) -> _Item:
-    return _Item(rank, [clipped(f"{label:<12}{text}")])
 
 
 def _plain(text: str, _code: str) -> str:
@@ -183,49 +182,47 @@ def _changes(
     return [paint("What to change first (gains per step, not additive)", _BOLD)], items
 
 
-def _device_lines(found: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
-    use = steady(found["device_use"], left_out)
-    lines = [*ledger_lines(found["bubble_ledger"], left_out), device_line(use)]
-    return [line for line in lines if line]
-
-
-def _facts(found: Mapping[str, Rows], left_out: LeftOut) -> list[tuple[str, str, str]]:
-    """Return what is known of a run besides its phases: rank, label and text."""
-    devices = _device_lines(found, left_out)
-    labels = ["devices", *[""] * (len(devices) - 1)]
-    facts = [
-        *_without_requests(found),
-        *(("devices", label, text) for label, text in zip(labels, devices, strict=False)),
-        ("requests", "requests", _requests(found)),
-        ("slowest", "slowest", _slowest(found)),
-        ("tools", "tools", _calls(found["tool_latencies"], "tool")),
-        ("your spans", "your spans", _calls(found["own_spans"], "event")),
-        ("profiler", "profiler", _cost(found["profiler_cost"])),
+def _facts(found: Mapping[str, Rows], left_out: LeftOut) -> list[_Item]:
+    """Return what is known of a run besides its phases, a line each."""
+    devices = device_line(steady(found["device_use"], left_out))
+    texts = {
+        **_without_requests(found),
+        "devices": [*ledger_lines(found["bubble_ledger"], left_out), devices],
+        "requests": [_requests(found)],
+        "slowest": [_slowest(found)],
+        "tools": [_calls(found["tool_latencies"], "tool")],
+        "your spans": [_calls(found["own_spans"], "event")],
+        "profiler": [_cost(found["profiler_cost"])],
+    }
+    return [
+        _Item(label, [f"{'' if place else label:<12}{text}"])
+        for label, own in texts.items()
+        for place, text in enumerate(filter(None, own))
     ]
-    return [fact for fact in facts if fact[2]]
 
 
-def _without_requests(found: Mapping[str, Rows]) -> Iterator[tuple[str, str, str]]:
-    """Give what is known of a run without finished steps and requests, as those of the original logger."""
+def _without_requests(found: Mapping[str, Rows]) -> dict[str, list[str]]:
+    """Return what is known of a run without finished steps and requests, as those of the original logger."""
     if found["phase_totals"] or found["request_totals"]:
-        return
-    spent: dict[str, list[float]] = {}
-    for row in found["step_phases"]:
-        spent.setdefault(row["phase"], []).append(row["duration_s"])
-    means = sorted(((sum(each) / len(each), name) for name, each in spent.items()), reverse=True)
+        return {}
+    phases = grouped(found["step_phases"], "phase").items()
+    means = sorted(
+        ((fmean(row["duration_s"] for row in own), name) for name, own in phases), reverse=True
+    )
     text = ", ".join(f"{name} {seconds(mean)}" for mean, name in means[:_FACTS])
-    yield "phases", "phases", text and f"{text} per step (one may contain another)"
+    texts = {"phases": [text and f"{text} per step (one may contain another)"]}
     several = [row for row in found["worker_balance"] if row["processes"] > 1]
     if several:
         row = max(several, key=lambda row: row["waited_s"])
         slowest = f"{row['slowest']} {seconds(row['slowest_s'])} (step {row['step']})"
         text = f"{row['phase']}: {slowest}, median of {row['processes']} {seconds(row['median_s'])}"
-        yield "workers", "workers", text
+        texts["workers"] = [text]
     if found["engine_times"]:
         row = max(found["engine_times"], key=lambda row: row["max_s"])
         calls = sum(row["calls"] for row in found["engine_times"])
         times = f"p50 {seconds(row['p50_s'])} max {seconds(row['max_s'])}"
-        yield "engine", "engine", f"{calls:,} calls; step {row['step']} has the longest: {times}"
+        texts["engine"] = [f"{calls:,} calls; step {row['step']} has the longest: {times}"]
+    return texts
 
 
 def _headline(run: str, found: Mapping[str, Rows], left_out: LeftOut) -> str:
@@ -297,12 +294,10 @@ def _requests(found: Mapping[str, Rows]) -> str:
     text = f"{row['requests']:,}: " + "  ".join(f"{name} {value}" for name, value in times)
     if row["mean_turns"] is not None:
         text += f"; {row['mean_turns']:.1f} turns"
-    sums: dict[str, float] = {}
-    for part in found["request_parts"]:
-        if not part["validate"]:
-            sums[part["part"]] = sums.get(part["part"], 0.0) + (part["total_s"] or 0)
+    trained = (row for row in found["request_parts"] if not row["validate"])
+    sums = summed(trained, "total_s", "part")
     total = sum(sums.values())
-    largest = sorted(sums.items(), key=lambda item: -item[1])[:3]
+    largest = [*sums.items()][:3]
     if total:
         text += "; " + ", ".join(
             f"{share(spent / total)} {part}" for part, spent in largest if spent

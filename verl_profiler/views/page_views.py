@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.reader import Run
 from verl_profiler.render.charts import Spec
-from verl_profiler.render.frames import frame
+from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.columns import page_view
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import Choice, NothingToDraw, View, of_run
 
-__all__ = ["page_views"]
+__all__ = ["charts_of", "page_views"]
+
+_Run = TypeVar("_Run")
 
 
 def page_views(
@@ -35,6 +37,18 @@ def page_views(
     return {name: _shown(view, run, steps, kept, known) for name, view in VIEWS.items()}
 
 
+def charts_of(runs: Iterable[_Run], draw: Callable[[_Run], Spec]) -> tuple[list[Spec], list[str]]:
+    """Return the charts of runs, and why the others have none."""
+    charts: list[Spec] = []
+    missing: list[str] = []
+    for run in runs:
+        try:
+            charts.append(draw(run))
+        except NothingToDraw as reason:
+            missing.append(short_text(str(reason)))
+    return charts, missing
+
+
 def _shown(
     view: View,
     run: Run,
@@ -44,13 +58,9 @@ def _shown(
 ) -> dict[str, Any]:
     choice = Choice(steps=steps)
     data = view.analysis(run.tables, choice, known)
-    charts: list[Spec] = []
-    missing: list[str] = []
-    for label in run.labels:
-        try:
-            charts.append(view.spec(of_run(data, label), replace(choice, run=label)))
-        except NothingToDraw as reason:
-            missing.append(str(reason))
+    charts, missing = charts_of(
+        run.labels, lambda label: view.spec(of_run(data, label), replace(choice, run=label))
+    )
     rows = data[view.name]
     if rows and "step" in rows[0]:
         rows = kept(rows)

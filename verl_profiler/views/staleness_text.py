@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.selection import grouped
 from verl_profiler.analysis.staleness_causes import CAUSES
 from verl_profiler.views.text_tables import table_text
 
@@ -15,12 +16,8 @@ _Rows = Sequence[Mapping[str, Any]]
 
 def by_group(rows: _Rows, part: str) -> list[dict[str, Any]]:
     """Return the rows of one part over all steps: means over samples, sums of samples and tokens."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["part"] == part:
-            groups.setdefault(row["what"], []).append(row)
     found: list[dict[str, Any]] = []
-    for what, own in groups.items():
+    for what, own in grouped((row for row in rows if row["part"] == part), "what").items():
         sums = {
             name: sum(row[name] for row in own)
             for name in ("samples", "tokens", "off_policy_tokens", "unknown_tokens")

@@ -158,14 +158,12 @@ def lag_weight(row: Mapping[str, Any]) -> tuple[bool, float]:
     return waits and (row["step"] or 0) > 0, row["max_s"]
 
 
-def of_step(rows: Rows, row: Mapping[str, Any], **equal: Any) -> list[Mapping[str, Any]]:
-    """Return the rows of the same run and step."""
+def of_step(rows: Rows, row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the rows of the same run and step, without validation."""
     return [
         each
         for each in rows
-        if each["run"] == row["run"]
-        and each["step"] == row["step"]
-        and each.get("validate", False) in (equal.get("validate", False), None)
+        if (each["run"], each["step"]) == (row["run"], row["step"]) and not each.get("validate")
     ]
 
 

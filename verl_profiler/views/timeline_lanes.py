@@ -6,9 +6,10 @@ They are read by SQL from the tables `drawn_scenes` and `drawn_requests`, which
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from verl_profiler.analysis.selection import grouped
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.colors import color
@@ -17,8 +18,8 @@ from verl_profiler.render.frames import short_text
 __all__ = ["UNIT_US", "Names", "add_lanes", "depth"]
 
 UNIT_US = 10
-_PROCESSES = 16
-_ENGINES = 64
+# Lanes of a role.
+_PROCESSES, _ENGINES = 16, 64
 _LANE_SPANS = 60
 _LANE_LAGS = 30
 _PARTS = 160
@@ -93,31 +94,17 @@ def _span_lanes(tables: Tables, names: Names, source: str) -> dict[int, list[dic
         ORDER BY scene, role, rank, name, begin_us, duration_us DESC, event
         """
     )
-    lanes: dict[int, dict[str, dict[str, Any]]] = {}
-    totals: dict[tuple[int, str], int] = {}
-    for row in rows:
-        lane = lanes.setdefault(row["scene"], {}).setdefault(
-            row["name"],
-            {
-                "kind": "spans",
-                "name": row["name"],
-                "role": row["role"],
-                "of": row["count"],
-                "spans": [],
-            },
-        )
-        totals[row["scene"], row["name"]] = row["total_us"]
-        code = names.code(row["event"], failed=row["failed"])
-        lane["spans"].append([code, row["begin"], row["length"]])
-    for those in lanes.values():
-        for lane in those.values():
-            # Of two spans of the same length, the outer one comes first.
-            spans: list[list[int]] = lane["spans"]
-            spans.sort(key=lambda span: (span[1], -span[2], depth(names.listed[span[0]][0])))
-    return {
-        scene: _some_lanes(list(those.values()), {name: totals[scene, name] for name in those})
-        for scene, those in lanes.items()
-    }
+    lanes: dict[int, list[dict[str, Any]]] = {}
+    for (scene, name), own in grouped(rows, "scene", "name").items():
+        # Of two spans of the same length, the outer one comes first.
+        own.sort(key=lambda row: (row["begin"], -row["length"], depth(row["event"])))
+        spans = [
+            [names.code(row["event"], failed=row["failed"]), row["begin"], row["length"]]
+            for row in own
+        ]
+        lane = {"kind": "spans", "name": name, "role": own[0]["role"], "of": own[0]["count"]}
+        lanes.setdefault(scene, []).append({**lane, "spans": spans, "total": own[0]["total_us"]})
+    return {scene: _some_lanes(those, _PROCESSES) for scene, those in lanes.items()}
 
 
 def depth(event: str) -> int:
@@ -126,19 +113,19 @@ def depth(event: str) -> int:
     return 0 if known is None or known.parent is None else 1 + depth(known.parent)
 
 
-def _some_lanes(lanes: list[dict[str, Any]], totals: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Keep at most `_PROCESSES` lanes of a role: the busiest, the idlest and some between."""
+def _some_lanes(lanes: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Keep at most so many lanes of a role: the busiest, the idlest and some between."""
     kept: list[dict[str, Any]] = []
-    for role in dict.fromkeys(lane["role"] for lane in lanes):
-        those = [lane for lane in lanes if lane["role"] == role]
-        if len(those) > _PROCESSES:
-            ordered = sorted(those, key=lambda lane: totals[lane["name"]])
-            step = (len(ordered) - 1) / (_PROCESSES - 1)
-            chosen = {ordered[round(place * step)]["name"] for place in range(_PROCESSES)}
-            of = len(those)
-            those = [lane for lane in those if lane["name"] in chosen]
-            those[0]["role_of"] = [len(those), of]
-        kept += those
+    for those in grouped(lanes, "role").values():
+        ordered = sorted(those, key=lambda lane: lane["total"])
+        step = (len(ordered) - 1) / (most - 1)
+        chosen = {ordered[round(place * step)]["name"] for place in range(most)}
+        some = [lane for lane in those if len(those) <= most or lane["name"] in chosen]
+        if len(some) < len(those):
+            some[0]["role_of"] = [len(some), len(those)]
+        kept += some
+    for lane in kept:
+        del lane["total"]
     return kept
 
 
@@ -209,7 +196,7 @@ def _count_lanes(tables: Tables, names: Names) -> dict[int, list[dict[str, Any]]
             FROM running JOIN kinds USING (kind) GROUP BY kind, part
         )
         SELECT scene, 'count' AS kind, lane AS name, event AS role, max(most) AS most,
-            list([part, most, last] ORDER BY part) AS counts
+            max(most) AS total, list([part, most, last] ORDER BY part) AS counts
         FROM parts JOIN kinds USING (kind) GROUP BY scene, lane, event
         ORDER BY scene, event NOT IN ('engine_request', 'engine_call'), event, lane
         """
@@ -217,19 +204,7 @@ def _count_lanes(tables: Tables, names: Names) -> dict[int, list[dict[str, Any]]
     lanes: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         lanes.setdefault(row.pop("scene"), []).append({**row, "code": names.code(row["role"])})
-    for scene, those in lanes.items():
-        engines = [lane for lane in those if lane["role"].startswith("engine")]
-        if len(engines) > _ENGINES:
-            busiest = sorted(engines, key=lambda lane: -lane["most"])[:_ENGINES]
-            kept = {lane["name"] for lane in busiest}
-            lanes[scene] = [
-                lane
-                for lane in those
-                if not lane["role"].startswith("engine") or lane["name"] in kept
-            ]
-            first = next(lane for lane in lanes[scene] if lane["name"] in kept)
-            first["role_of"] = [_ENGINES, len(engines)]
-    return lanes
+    return {scene: _some_lanes(those, _ENGINES) for scene, those in lanes.items()}
 
 
 def _lags(tables: Tables) -> dict[tuple[int, str], list[list[Any]]]:

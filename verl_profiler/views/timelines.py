@@ -231,29 +231,6 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
     )
 
 
-_COLUMNS = (
-    "s",
-    "scene",
-    "validate",
-    "name",
-    "request_id",
-    "sample",
-    "session",
-    "agent",
-    "status",
-    "error",
-    "begin",
-    "length",
-    "duration_s",
-    "turns",
-    "tool_calls",
-    "prompt_tokens",
-    "generated_tokens",
-    "reward",
-    *(f"{part}_s" for part in (*REQUEST_PARTS, "other")),
-)
-
-
 def _request_frame(
     tables: Tables, places: Mapping[tuple[Any, Any], int], names: Names
 ) -> dict[str, Any]:
@@ -269,9 +246,10 @@ def _request_frame(
         FROM drawn_requests ORDER BY number
         """
     )
-    for row in rows:
-        row["s"] = places.get((row["run"], row["step"]), -1)
-    table = frame([{column: row[column] for column in _COLUMNS} for row in rows])
+    table = frame(
+        [{"s": places.get((row["run"], row["step"]), -1), **row} for row in rows],
+        drop=("run", "step"),
+    )
     table["spans"] = _request_spans(tables, len(rows), names)
     table["calls"], table["servers"] = _request_calls(tables, len(rows))
     return table
@@ -337,23 +315,10 @@ def _request_calls(tables: Tables, count: int) -> tuple[list[list[Any]], list[st
     calls: list[list[Any]] = [[] for _ in range(count)]
     servers: dict[str, int] = {}
     for row in rows:
-        server = row["server"]
-        call = [row["turn"], row["begin"], row["length"]]
-        call.append(None if server is None else servers.setdefault(server, len(servers)))
-        call += [
-            row[key]
-            for key in (
-                "engine_begin",
-                "engine_length",
-                "queue",
-                "prefill",
-                "decode",
-                "prompt_tokens",
-                "response_tokens",
-                "cached_tokens",
-            )
-        ]
+        if row["server"] is not None:
+            row["server"] = servers.setdefault(row["server"], len(servers))
+        number, *call = row.values()
         while call and call[-1] is None:
             call.pop()
-        calls[row["number"]].append(call)
+        calls[number].append(call)
     return calls, [short_text(server) for server in servers]

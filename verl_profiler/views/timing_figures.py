@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from verl_profiler.analysis.console_timers import (
     logged_steps,
     per_token_times,
 )
-from verl_profiler.analysis.selection import Rows, warm_up
+from verl_profiler.analysis.selection import Rows, grouped, summed, warm_up
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.charts import (
     Line,
@@ -29,7 +29,7 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import INK, PHASE_COLORS, color, is_known
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
-from verl_profiler.views.view import DataTables, NothingToDraw, known
+from verl_profiler.views.view import NothingToDraw, at_steps, column, known
 
 __all__ = ["PICTURES", "Picture"]
 
@@ -59,13 +59,13 @@ class Picture:
     """A picture of one logged run.
 
     Args:
-        data: Gives the rows by name; the first must have some.
-        draw: Draws them.
+        rows: What it is made of.
+        draw: Draws the rows, with those of `logged_steps` and the run's label.
         empty: What the log lacks when there are none.
     """
 
-    data: Callable[[LoggedRun], dict[str, Rows]]
-    draw: Callable[[DataTables, str], Spec]
+    rows: Callable[[LoggedRun], Rows]
+    draw: Callable[[Rows, Rows, str], Spec]
     empty: str
 
     def spec(self, run: LoggedRun) -> Spec:
@@ -74,19 +74,30 @@ class Picture:
         Raises:
             NothingToDraw: The log has no numbers for this picture.
         """
-        data = self.data(run)
-        if not next(iter(data.values())):
+        rows = self.rows(run)
+        if not rows:
             raise NothingToDraw(self.empty)
-        return self.draw(data, run.label)
+        return self.draw(rows, logged_steps(run), run.label)
 
 
-def _breakdown(data: DataTables, label: str) -> Spec:
-    phases, steps = data["phases"], data["steps"]
-    inside = _series(phases, "phase", "duration_s", lambda row: row["place"] == "step")
-    outside = _series(phases, "phase", "duration_s", lambda row: row["place"] == "outside")
-    apart = sorted({row["phase"] for row in phases if row["place"] == "overlapping"})
+# By name, in the order in which they are written.
+PICTURES: dict[str, Picture] = {}
+
+
+def _picture(
+    rows: Callable[[LoggedRun], Rows], empty: str
+) -> Callable[[Callable[[Rows, Rows, str], Spec]], Picture]:
+    """Make a picture of the function that draws it, under the function's name."""
+    return lambda draw: PICTURES.setdefault(draw.__name__, Picture(rows, draw, empty))
+
+
+@_picture(logged_phases, "the log has no timer of a phase")
+def step_timing_breakdown(phases: Rows, steps: Rows, label: str) -> Spec:
+    """Stack the timers of each step, with the time of the step as a line."""
+    places = grouped(phases, "place")
+    inside, outside = (grouped(places.get(place, ()), "phase") for place in ("step", "outside"))
+    apart = sorted({row["phase"] for row in places.get("overlapping", ())})
     totals = [row for row in steps if row["step_s"] is not None]
-    numbers = [row["step"] for row in steps]
     notes: list[str] = []
     if outside:
         notes.append(
@@ -98,15 +109,16 @@ def _breakdown(data: DataTables, label: str) -> Spec:
         )
     if any(row["overlap_s"] for row in steps):
         notes.append("In some steps the timers together are longer than the step: they overlap.")
-    series: list[Series] = [
-        (named.format(name), [values.get(step, 0.0) for step in numbers], color(name))
-        for named, timers in (("{}", inside), (_OUTSIDE, outside))
-        for name, values in _ordered(timers)
-    ]
+    numbers = _numbers(steps)
+    series: list[Series] = []
+    for shown, timers in (("{}", inside), (_OUTSIDE, outside)):
+        for name in sorted(timers, key=_stack_order):
+            values = at_steps(timers[name], "duration_s", numbers)
+            series.append((shown.format(name), values, color(name)))
     pale = [_OUTSIDE.format(name) for name in outside]
     bars = step_bars(numbers, series, "time", pale=pale, form="s")
     return _chart(
-        _breakdown_title(phases, steps),
+        _breakdown_title(places.get("step", []), steps),
         label,
         steps,
         [panel(bars, _step_times(totals, steps, bars[0]), _marked(steps), height=380)],
@@ -125,28 +137,32 @@ def _step_times(rows: Rows, steps: Rows, bars: Spec) -> list[Spec]:
     return [line]
 
 
-def _per_token(data: DataTables, label: str) -> Spec:
-    rows, steps = data["per_token"], data["steps"]
-    series = _series(rows, "timer", "ms_per_token")
-    responses = {row["timer"] for row in rows if row["tokens"] == "response"}
-    middles = {name: statistics.median(values.values()) for name, values in series.items()}
+@_picture(per_token_times, "the log has no timing_per_token_ms/… metric")
+def per_token_timing(rows: Rows, steps: Rows, label: str) -> Spec:
+    """Draw a line per timer."""
+    timers = grouped(rows, "timer")
+    per = {
+        name: f"per {'response ' * (own[0]['tokens'] == 'response')}token"
+        for name, own in timers.items()
+    }
+    middles = {name: statistics.median(column(own, "ms_per_token")) for name, own in timers.items()}
     most = max(middles, key=lambda name: middles[name])
     positive = [middle for middle in middles.values() if middle > 0]
     wide = len(positive) > 1 and max(positive) > _LOG_SCALE * min(positive)
+    responses = {name for name in timers if "response" in per[name]}
     lines: list[Line] = [
         (
-            f"{name}: {_ms(middles[name])} per {'response token' if name in responses else 'token'}",
-            _rows(values),
-            "value",
+            f"{name}: {_ms(middles[name])} {per[name]}",
+            own,
+            "ms_per_token",
             color(name),
             [1, 0] if name in responses else _DASHED,
         )
-        for name, values in series.items()
+        for name, own in timers.items()
     ]
     axis = "time per token [ms]" + (", log scale" if wide else "")
     return _chart(
-        f"{most} takes {_ms(middles[most])} per {'response token' if most in responses else 'token'} "
-        "(median)",
+        f"{most} takes {_ms(middles[most])} {per[most]} (median)",
         label,
         steps,
         [panel(step_lines(_numbers(steps), lines, axis, log=wide), _marked(steps), height=320)],
@@ -154,54 +170,64 @@ def _per_token(data: DataTables, label: str) -> Spec:
     )
 
 
-def _throughput(data: DataTables, label: str) -> Spec:
-    steps = data["steps"]
-    each = _column(steps, "tokens_per_s_per_gpu")
-    job = _column(steps, "tokens_per_s")
-    times = _column(steps, "step_s")
-    gpus = set(known(steps, "gpus"))
-    title = (
-        f"{_count(statistics.median(each.values()))} tokens/s per GPU" if each else "Time per step"
-    )
+def _timed(run: LoggedRun) -> Rows:
+    return [
+        row
+        for row in logged_steps(run)
+        if row["step_s"] is not None or row["tokens_per_s_per_gpu"] is not None
+    ]
+
+
+@_picture(_timed, "the log has neither perf/throughput nor a time per step")
+def throughput(steps: Rows, _every: Rows, label: str) -> Spec:
+    """Draw tokens per second, and below them the time per step."""
+    each, job = known(steps, "tokens_per_s_per_gpu"), known(steps, "tokens_per_s")
+    title = f"{_count(statistics.median(each))} tokens/s per GPU" if each else "Time per step"
     if job:
-        title += f", {_count(statistics.median(job.values()))} tokens/s of the job (medians)"
+        title += f", {_count(statistics.median(job))} tokens/s of the job (medians)"
     more = ""
-    axis = "perf/throughput [tokens/s per GPU]"
+    gpus = set(known(steps, "gpus"))
     if gpus:
         more = f", {' and '.join(map(str, sorted(gpus)))} GPU{'s' if gpus != {1} else ''}"
     panels: list[Spec] = []
-    for values, words, code, named, form in (
-        (each, _count, PHASE_COLORS["gen"], axis, ""),
-        (times, seconds, INK, "perf/time_per_step", "s"),
+    for key, words, code, axis, form in (
+        (
+            "tokens_per_s_per_gpu",
+            _count,
+            PHASE_COLORS["gen"],
+            "perf/throughput [tokens/s per GPU]",
+            "",
+        ),
+        ("step_s", seconds, INK, "perf/time_per_step", "s"),
     ):
-        if values:
-            line: Line = (_middles(values, words), _rows(values), "value", code)
-            drawn = step_lines(_numbers(steps), [line], named, form=form)
+        if known(steps, key):
+            line: Line = (_middles(known(steps, key), words), steps, key, code)
+            drawn = step_lines(_numbers(steps), [line], axis, form=form)
             panels.append(panel(drawn, [] if panels else _marked(steps), height=200))
     return _chart(title, label, steps, panels, [], more)
 
 
-def _middles(values: dict[int, float], words: Callable[[float], str]) -> str:
-    mean, middle = statistics.fmean(values.values()), statistics.median(values.values())
-    return f"mean {words(mean)}, median {words(middle)}"
+def _middles(values: Sequence[float], words: Callable[[float], str]) -> str:
+    return f"mean {words(statistics.fmean(values))}, median {words(statistics.median(values))}"
 
 
-def _comparison(data: DataTables, label: str) -> Spec:
-    phases, steps = data["phases"], data["steps"]
-    series = _series(phases, "phase", "duration_s", lambda row: row["place"] == "step")
+@_picture(logged_phases, "the log has no timer of a phase")
+def component_comparison(phases: Rows, steps: Rows, label: str) -> Spec:
+    """Draw a line per major timer of the step."""
+    timers = grouped((row for row in phases if row["place"] == "step"), "phase")
     total = sum(row["step_s"] or 0 for row in steps) or 1.0
     chosen = {
-        name: values
-        for name, values in series.items()
+        name: own
+        for name, own in timers.items()
         if name in _COMPARED
-        or (name != "unaccounted" and sum(values.values()) >= _COMPARED_SHARE * total)
-    } or series
-    means = {name: statistics.fmean(values.values()) for name, values in chosen.items()}
+        or (name != "unaccounted" and sum(column(own, "duration_s")) >= _COMPARED_SHARE * total)
+    } or timers
+    means = {name: statistics.fmean(column(own, "duration_s")) for name, own in chosen.items()}
     most = max(means, key=lambda name: means[name])
     return _times(
         f"{most} takes {seconds(means[most])} on average",
         chosen,
-        data["steps"],
+        steps,
         label,
         notes=[
             f"Timers other than {', '.join(_COMPARED[:3])} are shown if they take at least {share(_COMPARED_SHARE)} of the time."
@@ -209,24 +235,24 @@ def _comparison(data: DataTables, label: str) -> Spec:
     )
 
 
-def _generation(data: DataTables, label: str) -> Spec:
-    rows = data["generation"]
-    series = _series(rows, "timer", "duration_s")
+@_picture(generation_times, "the log has no timer of gen")
+def generation_timing(rows: Rows, steps: Rows, label: str) -> Spec:
+    """Draw a line per timer inside gen."""
+    timers = grouped(sorted(rows, key=_generation_order), "timer")
+    title = "Inside generation"
+    if "gen" in timers:
+        mean = statistics.fmean(column(timers["gen"], "duration_s"))
+        title = f"gen takes {seconds(mean)} on average"
     inside = any(row["inside"] for row in rows)
-    ordered = {name: series[name] for name in sorted(series, key=_generation_order)}
-    means = {name: statistics.fmean(values.values()) for name, values in ordered.items()}
-    title = (
-        f"gen takes {seconds(means['gen'])} on average" if "gen" in means else "Inside generation"
-    )
     notes = [_CHILDREN if inside else "This log has no timers inside gen."]
-    if "old_log_prob" in ordered:
+    if "old_log_prob" in timers:
         notes.append("old_log_prob is the pass after gen, not part of it.")
-    return _times(title, ordered, data["steps"], label, notes=notes, style=_generation_style)
+    return _times(title, timers, steps, label, notes=notes, style=_generation_style)
 
 
 def _times(
     title: str,
-    series: dict[str, dict[int, float]],
+    timers: Mapping[str, Rows],
     steps: Rows,
     label: str,
     *,
@@ -235,9 +261,9 @@ def _times(
 ) -> Spec:
     """Draw a line per timer, with its mean and median in the legend."""
     lines: list[Line] = []
-    for name, values in series.items():
-        words = f"{name}: {_middles(values, seconds)}"
-        lines.append((words, _rows(values), "value", _timer_color(name), style(name)))
+    for name, own in timers.items():
+        words = f"{name}: {_middles(column(own, 'duration_s'), seconds)}"
+        lines.append((words, own, "duration_s", _timer_color(name), style(name)))
     drawn = step_lines(_numbers(steps), lines, "time", form="s")
     return _chart(title, label, steps, [panel(drawn, _marked(steps), height=340)], notes)
 
@@ -292,21 +318,14 @@ def _numbers(steps: Rows) -> list[int]:
     return [row["step"] for row in steps]
 
 
-def _rows(values: dict[int, float]) -> Rows:
-    return [{"step": step, "value": value} for step, value in values.items()]
-
-
-def _breakdown_title(phases: Rows, steps: Rows) -> str:
+def _breakdown_title(inside: Rows, steps: Rows) -> str:
     # The means of a run leave the same step out.
-    left_out = warm_up([row["step"] for row in steps]) if steps else []
-    times = known([row for row in steps if row["step"] not in left_out], "step_s")
-    totals: dict[str, float] = {}
-    for row in (row for row in phases if row["step"] not in left_out):
-        if row["place"] == "step":
-            totals[row["phase"]] = totals.get(row["phase"], 0.0) + row["duration_s"]
+    left_out = warm_up(_numbers(steps))
+    kept, parts = ([row for row in rows if row["step"] not in left_out] for rows in (steps, inside))
+    times, totals = known(kept, "step_s"), summed(parts, "duration_s", "phase")
     if not times or not totals:
         return "Timers of each step"
-    most = max(totals, key=lambda name: totals[name])
+    most = next(iter(totals))
     return (
         f"A step takes {seconds(statistics.fmean(times))} (mean{without(left_out)}); "
         f"{share(totals[most] / sum(times))} of the time is {most}"
@@ -320,35 +339,16 @@ def _about(label: str, steps: Rows) -> str:
     return text + (f", {missing:,} in between are not in the log" if missing else "")
 
 
-def _series(
-    rows: Rows, name: str, value: str, wanted: Callable[[dict[str, Any]], bool] = lambda _: True
-) -> dict[str, dict[int, float]]:
-    """Return the values by name and step."""
-    series: dict[str, dict[int, float]] = {}
-    for row in rows:
-        if wanted(row):
-            series.setdefault(row[name], {})[row["step"]] = row[value]
-    return series
-
-
-def _column(rows: Rows, name: str) -> dict[int, float]:
-    return {row["step"]: row[name] for row in rows if row[name] is not None}
-
-
-def _ordered(
-    series: dict[str, dict[int, float]],
-) -> Iterable[tuple[str, dict[int, float]]]:
+def _stack_order(name: str) -> tuple[int, int]:
     """Sort timers as the steps have them: the known phases in order, others, the rest on top."""
-    order = {name: place for place, name in enumerate(PHASE_COLORS)}
+    order = [*PHASE_COLORS]
     last = {"unaccounted": 1, "testing": 2}
-    return sorted(
-        series.items(), key=lambda item: (last.get(item[0], 0), order.get(item[0], len(order)))
-    )
+    return last.get(name, 0), order.index(name) if name in order else len(order)
 
 
-def _generation_order(name: str) -> tuple[int, str]:
+def _generation_order(row: Mapping[str, Any]) -> tuple[int, str]:
     known_order = {"gen": 0, "generate_sequences": 1, "reshard": 2, "old_log_prob": 9}
-    return known_order.get(name, 5), name
+    return known_order.get(row["timer"], 5), row["timer"]
 
 
 def _generation_style(name: str) -> list[int]:
@@ -369,37 +369,3 @@ def _ms(value: float) -> str:
 
 def _count(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _with_steps(name: str, ask: Callable[[LoggedRun], Rows]) -> Callable[[LoggedRun], Any]:
-    return lambda run: {name: ask(run), "steps": logged_steps(run)}
-
-
-# In the order in which they are written.
-PICTURES: dict[str, Picture] = {
-    "step_timing_breakdown": Picture(
-        _with_steps("phases", logged_phases), _breakdown, "the log has no timer of a phase"
-    ),
-    "per_token_timing": Picture(
-        _with_steps("per_token", per_token_times),
-        _per_token,
-        "the log has no timing_per_token_ms/… metric",
-    ),
-    "throughput": Picture(
-        lambda run: {
-            "steps": [
-                row
-                for row in logged_steps(run)
-                if row["step_s"] is not None or row["tokens_per_s_per_gpu"] is not None
-            ]
-        },
-        _throughput,
-        "the log has neither perf/throughput nor a time per step",
-    ),
-    "component_comparison": Picture(
-        _with_steps("phases", logged_phases), _comparison, "the log has no timer of a phase"
-    ),
-    "generation_timing": Picture(
-        _with_steps("generation", generation_times), _generation, "the log has no timer of gen"
-    ),
-}

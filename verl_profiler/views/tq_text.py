@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.selection import grouped
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 from verl_profiler.render.visible import visible
 from verl_profiler.units import rate, seconds, share, size
@@ -25,27 +26,6 @@ _ROWS = 30
 _PATHS = 8
 _CALLERS = 8
 
-# Headings and labels.
-_LABELS = {
-    "findings": "findings",
-    "nothing_found": "No findings by the guide's thresholds: {}.",
-    "no_overhead": "get and put at most 30 % of each function",
-    "no_variation": "stable get and put times",
-    "no_slowness": "100 MiB/s or more",
-    "nothing_known": "The data is insufficient for the guide's thresholds.",
-    "advice": "try: ",
-    "functions": "functions",
-    "stages": "stages of a call",
-    "rates": "gets and puts",
-    "steps": "steps",
-    "over_time": "over time",
-    "data": "same data, by trace id",
-    "wall": "wall-clock time",
-    "problems": "data-quality warnings",
-    "no_problems": "No data-quality warnings.",
-    "waits": "waits for others",
-    "all": "all",
-}
 _QUANTILES = ("p50_s", "p95_s", "max_s")
 _LOAD = (
     "total_s",
@@ -57,7 +37,7 @@ _LOAD = (
     "get_mib_per_s",
     "put_mib_per_s",
 )
-# What is shown of each table, below its label.
+# What is shown of each table, below its title.
 _TABLES = {
     "tq_functions": (
         "functions",
@@ -65,21 +45,21 @@ _TABLES = {
          "put_share", "overhead_share"),
     ),
     "stages": (
-        "stages",
+        "stages of a call",
         ("func", "stage", "calls", "mean_s", *_QUANTILES, "share", "variation"),
     ),
     "tq_wall": (
-        "wall",
+        "wall-clock time",
         ("func", "busy_s", "tq_busy_s", "wall_share", "tq_alone_s", "alone_share", "concurrency"),
     ),
     "tq_throughput": (
-        "rates",
+        "gets and puts",
         ("event", "caller", "calls", "size_bytes", "mean_bytes", "mib_per_s", "p5_mib_per_s",
          "p50_mib_per_s", "speed", "good_share", "fair_share", "poor_share"),
     ),
     "tq_steps": ("steps", ("step", "calls", "transfers", *_LOAD)),
-    "tq_over_time": ("over_time", ("begin_s", "calls", "transfers", *_LOAD)),
-    "tq_paths": ("data", ("trace_ids", "calls", "p50_s", "max_s", "waiting_share", "path")),
+    "tq_over_time": ("over time", ("begin_s", "calls", "transfers", *_LOAD)),
+    "tq_paths": ("same data, by trace id", ("trace_ids", "calls", "p50_s", "max_s", "waiting_share", "path")),
 }  # fmt: skip
 
 
@@ -110,10 +90,12 @@ def tq_report(
         ],
     }
     for name, rows in shown.items():
-        label, columns = _TABLES[name]
-        blocks.append(table_text(_LABELS[label], rows, columns, name, _ROWS))
+        title, columns = _TABLES[name]
+        blocks.append(table_text(title, rows, columns, name, _ROWS))
     noted = [visible(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
-    blocks.append("\n".join([_LABELS["problems"], *noted]) if noted else _LABELS["no_problems"])
+    blocks.append(
+        "\n".join(["data-quality warnings", *noted]) if noted else "No data-quality warnings."
+    )
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -191,22 +173,24 @@ def _findings(tables: Mapping[str, Rows]) -> str:
     if not findings:
         functions = tables["tq_functions"]
         checked = {
-            "no_overhead": any(row["overhead_share"] is not None for row in functions),
-            "no_variation": any(row["get_calls"] or row["put_calls"] for row in functions),
-            "no_slowness": bool(tables["tq_throughput"]),
+            "get and put at most 30 % of each function": any(
+                row["overhead_share"] is not None for row in functions
+            ),
+            "stable get and put times": any(
+                row["get_calls"] or row["put_calls"] for row in functions
+            ),
+            "100 MiB/s or more": bool(tables["tq_throughput"]),
         }
-        checks = [_LABELS[name] for name, known in checked.items() if known]
-        return (
-            _LABELS["nothing_found"].format(", ".join(checks))
-            if checks
-            else _LABELS["nothing_known"]
-        )
-    lines = [_LABELS["findings"]]
+        checks = ", ".join(text for text, known in checked.items() if known)
+        if not checks:
+            return "The data is insufficient for the guide's thresholds."
+        return f"No findings by the guide's thresholds: {checks}."
+    lines = ["findings"]
     for kind, rows in itertools.groupby(findings, lambda row: row["finding"]):
         for row in rows:
             first, *evidence = finding_lines(row)
             lines += [visible(f"  ! {first}"), *(f"      {text}" for text in evidence)]
-        lines.append(f"      {_LABELS['advice']}{phrase(f'{kind}.advice', {})}")
+        lines.append(f"      try: {phrase(f'{kind}.advice', {})}")
     return "\n".join(lines)
 
 
@@ -241,7 +225,7 @@ def _shown(key: str, value: Any) -> str:
 
 
 def _named(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, "func": f"{row['func']} ({_LABELS['waits']})"} if row["waits"] else {**row}
+    return {**row, "func": f"{row['func']} (waits for others)"} if row["waits"] else {**row}
 
 
 def _stage_rows(functions: Rows) -> list[dict[str, Any]]:
@@ -262,13 +246,13 @@ def _wall(rows: Rows, functions: Rows) -> list[dict[str, Any]]:
         return []
     order = {row["func"]: place for place, row in enumerate(functions)}
     known.sort(key=lambda row: order.get(row["func"], len(order)))
-    return [{**row, "func": row["func"] or _LABELS["all"]} for row in known]
+    return [{**row, "func": row["func"] or "all"} for row in known]
 
 
 def _few_callers(rates: Rows) -> list[Mapping[str, Any]]:
-    """Leave out the callers of an operation after the first ones."""
-    callers = {
-        event: [row for row in own if row["caller"] is not None][_CALLERS:]
-        for event, own in itertools.groupby(rates, lambda row: row["event"])
-    }
-    return [row for row in rates if not any(row is each for each in callers[row["event"]])]
+    """Leave out the callers of an operation after the first ones; its sum has no caller."""
+    kept: list[Mapping[str, Any]] = []
+    for own in grouped(rates, "event").values():
+        kept += [row for row in own if row["caller"] is None]
+        kept += [row for row in own if row["caller"] is not None][:_CALLERS]
+    return kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.selection import grouped, summed
 from verl_profiler.units import added, counted, share
 from verl_profiler.views.text_tables import table_text
 
@@ -29,13 +30,6 @@ def _idle_s(use: _Rows) -> float | None:
     return sum(known) if known else None
 
 
-def _by_phase(rows: _Rows) -> dict[str, list[Mapping[str, Any]]]:
-    phases: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        phases.setdefault(row["phase"], []).append(row)
-    return phases
-
-
 def device_line(rows: _Rows) -> str:
     """Return a run's sampled utilization in a line; empty without samples."""
     known = [row for row in _of_steps(rows) if row["idle_s"] is not None]
@@ -45,11 +39,8 @@ def device_line(rows: _Rows) -> str:
         return ""
     devices = len({(row["host"], row["device"]) for row in known})
     text = f"{counted(devices, 'device')} sampled: idle {share(idle / covered)} of the time"
-    sums = {phase: sum(row["idle_s"] for row in own) for phase, own in _by_phase(known).items()}
-    ranked = sorted(sums, key=lambda phase: -sums[phase])[:_NAMED]
-    named = [
-        f"{phase} {share(sums[phase] / idle)}" for phase in ranked if sums[phase] >= _SMALL * idle
-    ]
+    ranked = [*summed(known, "idle_s", "phase").items()][:_NAMED]
+    named = [f"{phase} {share(spent / idle)}" for phase, spent in ranked if spent >= _SMALL * idle]
     return f"{text} ({', '.join(named)} of that)" if named else text
 
 
@@ -60,7 +51,7 @@ def device_text(rows: _Rows) -> str:
         return ""
     steps = len({row["step"] for row in rows})
     shown: list[dict[str, Any]] = []
-    for phase, own in _by_phase(rows).items():
+    for phase, own in grouped(rows, "phase").items():
         covered = sum(row["covered_s"] for row in own)
         idle = _idle_s(own)
         joules = added(row["energy_j"] for row in own)
@@ -84,7 +75,7 @@ def efficiency_text(rows: _Rows) -> str:
     if not rows:
         return ""
     shown: list[dict[str, Any]] = []
-    for phase, own in _by_phase(rows).items():
+    for phase, own in grouped(rows, "phase").items():
         spent = sum(row["duration_s"] for row in own)
         tokens = sum(row["tokens"] for row in own)
         sequences = sum(row["sequences"] or 0 for row in own)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.charts import Spec, short
+from verl_profiler.render.charts import Spec
+from verl_profiler.render.text import short
 
 __all__ = [
     "MARK",
@@ -17,6 +18,7 @@ __all__ = [
     "DataTables",
     "NothingToDraw",
     "View",
+    "at_steps",
     "column",
     "known",
     "of_run",
@@ -168,6 +170,12 @@ def of_run(data: DataTables, label: str) -> dict[str, Rows]:
 def column(rows: Rows, name: str) -> list[float]:
     """Return a column's numbers; None becomes 0, which draws nothing."""
     return [row[name] or 0 for row in rows]
+
+
+def at_steps(rows: Rows, name: str, steps: Sequence[int]) -> list[float | None]:
+    """Return a column's number at each of these steps; None where no row has it."""
+    values = {row["step"]: row[name] for row in rows}
+    return [values.get(step) for step in steps]
 
 
 def known(rows: Rows, name: str) -> list[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED
-from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, named, steady
+from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, grouped, named, steady, summed
 from verl_profiler.render.text import without
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds
@@ -111,13 +111,8 @@ def _path(own: Mapping[str, Rows], left_out: LeftOut, count: int | None = None) 
     rows = own["steady_path"]
     steps = {row["step"] for row in rows}
     total = sum(row["duration_s"] for row in rows)
-    categories: dict[str, Rows] = {}
-    for row in rows:
-        categories.setdefault(row["category"], []).append(row)
-    sums = {
-        category: sum(row["duration_s"] for row in group) for category, group in categories.items()
-    }
-    order = sorted(sums, key=lambda category: (category == UNEXPLAINED, -sums[category]))
+    categories, sums = grouped(rows, "category"), summed(rows, "duration_s", "category")
+    order = sorted(sums, key=lambda category: category == UNEXPLAINED)
     large = [each for each in order if sums[each] >= _SMALL * total and each != UNEXPLAINED]
     shown = [*large[:count], *(each for each in order if each == UNEXPLAINED)]
     parts: list[tuple[str, float, str]] = []
@@ -140,13 +135,10 @@ def _path(own: Mapping[str, Rows], left_out: LeftOut, count: int | None = None) 
 
 def _between(rows: Rows) -> str:
     gaps = len({row["step"] for row in rows})
-    sums: dict[str, float] = {}
-    for row in rows:
-        sums[row["category"]] = sums.get(row["category"], 0.0) + row["duration_s"]
     if not gaps:
         return ""
-    order = sorted(sums, key=lambda category: -sums[category])
-    texts = [f"{category} {seconds(sums[category] / gaps)}" for category in order[:_NAMES]]
+    sums = summed(rows, "duration_s", "category")
+    texts = [f"{category} {seconds(sums[category] / gaps)}" for category in [*sums][:_NAMES]]
     whole = seconds(sum(sums.values()) / gaps)
     return f"\n  and {whole} from the end of a step to the start of the next: {', '.join(texts)}"
 

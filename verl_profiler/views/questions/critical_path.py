@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED, critical_path
 from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, summed
 from verl_profiler.render.charts import (
     Series,
     Spec,
@@ -37,11 +37,9 @@ _NO_STEP = "no step of synchronous training finished there. Asynchronous trainin
 def _path(data: DataTables, choice: Choice) -> Spec:
     rows = data["critical_path"]
     steps = sorted({row["step"] for row in rows})
-    sums: dict[str, float] = {}
-    for row in rows:
-        sums[row["category"]] = sums.get(row["category"], 0.0) + row["duration_s"]
+    sums = summed(rows, "duration_s", "category")
     total = sum(sums.values())
-    order = sorted(sums, key=lambda category: (category == UNEXPLAINED, -sums[category]))
+    order = sorted(sums, key=lambda category: category == UNEXPLAINED)
     shown = [category for category in order if sums[category] >= _SMALL * total]
     small = [category for category in order if category not in shown]
     first, second = (*order[:2], order[0])[:2]

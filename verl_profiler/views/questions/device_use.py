@@ -11,7 +11,7 @@ from verl_profiler.analysis.device_use import (
     device_use_over_time,
     phase_intervals,
 )
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, grouped, summed
 from verl_profiler.render.charts import Spec, chart, colored, layer, panel, quantity
 from verl_profiler.render.colors import ACCENT, INK, color
 from verl_profiler.render.visible import visible
@@ -42,12 +42,7 @@ def _device_use(data: DataTables, choice: Choice) -> Spec:
     # Without start-up, unless there is nothing else.
     rows = [row for row in data["device_use"] if row["step"] > 0] or data["device_use"]
     seen = [row for row in intervals if row["step"] > 0] or intervals
-    idle: dict[tuple[str, int], float] = {}
-    phases: dict[str, float] = {}
-    for row in rows:
-        key = row["host"], row["device"]
-        idle[key] = idle.get(key, 0.0) + (row["idle_s"] or 0.0)
-        phases[row["phase"]] = phases.get(row["phase"], 0.0) + (row["idle_s"] or 0.0)
+    idle, phases = summed(rows, "idle_s", "host", "device"), summed(rows, "idle_s", "phase")
     devices = sorted(idle, key=lambda key: (-idle[key], key))
     shown = sorted(devices[:_DEVICES])
     covered = sum(row["covered_s"] for row in rows)
@@ -56,7 +51,7 @@ def _device_use(data: DataTables, choice: Choice) -> Spec:
         f"Devices were idle {share(total / covered)} of the time: {seconds(total)} of device time"
     )
     if total:
-        worst = max(phases, key=lambda phase: phases[phase])
+        worst = next(iter(phases))
         title += f", {share(phases[worst] / total)} of it in {worst}"
     cut = "" if len(shown) == len(devices) else f", the {len(shown)} with most idle time are shown"
     several = len({host for host, _ in devices}) > 1
@@ -66,12 +61,15 @@ def _device_use(data: DataTables, choice: Choice) -> Spec:
         ends = [max(seen[0]["begin_s"], 0.0), seen[-1]["end_s"]]
         x["scale"] = {"domain": ends, "nice": False}
     panels: list[Spec] = []
-    own = {key: [row for row in readings if (row["host"], row["device"]) == key] for key in shown}
-    every = -(-sum(map(len, own.values())) // _POINTS) or 1
+    own = grouped(readings, "host", "device")
+    every = -(-sum(len(own.get(key, ())) for key in shown) // _POINTS) or 1
     for key in shown:
         last = key == shown[-1]
         time = x if last else {**x, "title": None}
-        drawn = [*phase_bands(bands, time, legend=last), *_lines(_means(own[key], every), time)]
+        drawn = [
+            *phase_bands(bands, time, legend=last),
+            *_lines(_means(own.get(key, []), every), time),
+        ]
         name = f"device {key[1]}" + (f" on {key[0]}" if several else "")
         panels.append(panel(drawn, title=name, height=84))
         panels[-1]["resolve"] = {"scale": {"y": "independent"}}

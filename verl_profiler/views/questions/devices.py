@@ -9,19 +9,17 @@ from verl_profiler.analysis.explain.ledger import (
     account_totals,
     bubble_ledger,
 )
-from verl_profiler.analysis.selection import Rows, named, steady, warm_ups
+from verl_profiler.analysis.selection import Rows, grouped, named, steady, warm_ups
 from verl_profiler.render.charts import Series, Spec, chart, panel, step_bars
-from verl_profiler.render.colors import account_color
+from verl_profiler.render.colors import ACCOUNT_COLORS
 from verl_profiler.render.text import without
 from verl_profiler.units import counted, share
 from verl_profiler.views.ledger_text import pool_text
-from verl_profiler.views.view import Choice, DataTables, view
+from verl_profiler.views.view import Choice, DataTables, at_steps, view
 
 _NAMES = {account: account.replace("_", " ") for account in ACCOUNTS}
 # Accounts below this share of a pool are in the table, and not in the plot.
 _SMALL = 0.002
-# Pieces of bars of a pool.
-_PIECES = 1_500
 
 
 @view(
@@ -33,7 +31,7 @@ _PIECES = 1_500
 def _ledger(data: DataTables, choice: Choice) -> Spec:
     rows = data["bubble_ledger"]
     steps = sorted({row["step"] for row in rows})
-    pools = list(dict.fromkeys(row["pool"] for row in rows))
+    pools = grouped(rows, "pool")
     left_out = warm_ups(rows, choice.steps)
     kept = steady(rows, left_out)
     sums = account_totals(kept)
@@ -44,17 +42,16 @@ def _ledger(data: DataTables, choice: Choice) -> Spec:
     if lost:
         largest = max(lost, key=lambda account: lost[account])
         title += f"; next is {_NAMES[largest]}, {share(lost[largest] / total)}"
-    of_pool = {row["pool"]: pool_text(row) for row in rows}
     return chart(
         title,
-        f"{choice.text()}: {counted(len(steps), 'step')}{without(named(left_out, rows))}; {', '.join(of_pool.values())}",
+        f"{choice.text()}: {counted(len(steps), 'step')}{without(named(left_out, rows))}; {', '.join(pool_text(own[0]) for own in pools.values())}",
         *[
             panel(
-                _bars([row for row in rows if row["pool"] == pool], steps),
+                _bars(own, steps),
                 title=POOLS[pool] if len(pools) > 1 else "",
                 height=200,
             )
-            for pool in pools
+            for pool, own in pools.items()
         ],
         notes=(
             "Every device-second is attributed to exactly one account, from the start of a step to the start of the next."
@@ -63,11 +60,10 @@ def _ledger(data: DataTables, choice: Choice) -> Spec:
 
 
 def _bars(rows: Rows, steps: list[int]) -> list[Spec]:
-    shares = {(row["step"], row["account"]): row["share"] for row in rows}
-    sums = account_totals(rows)
+    accounts, sums = grouped(rows, "account"), account_totals(rows)
     series: list[Series] = [
-        (_NAMES[account], [shares.get((step, account)) for step in steps], account_color(account))
+        (_NAMES[account], at_steps(accounts[account], "share", steps), ACCOUNT_COLORS[account])
         for account in sums
         if sums[account] >= _SMALL * sum(sums.values())
     ]
-    return step_bars(steps, series, "share of device time", form="%", most=_PIECES)
+    return step_bars(steps, series, "share of device time", form="%")

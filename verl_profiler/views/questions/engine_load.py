@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verl_profiler.analysis.engine_state import engine_load, engine_load_over_time
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
 from verl_profiler.render.colors import ENGINE_COLORS, PART_COLORS
 from verl_profiler.units import counted, share
@@ -28,11 +28,12 @@ _CODES = {"running": PART_COLORS["decode"], "waiting": ENGINE_COLORS["queue"]}
 )
 def _engine_load(data: DataTables, choice: Choice) -> Spec:
     summed, readings = data["engine_load"], data["engine_load_over_time"]
+    of_engine, sums = (grouped(rows, "name", "dp_rank") for rows in (readings, summed))
     engines = sorted(
-        {(row["name"], row["dp_rank"]) for row in readings},
+        of_engine,
         key=lambda engine: (
             *(
-                -max(known(_of(summed, engine), key), default=0)
+                -max(known(sums.get(engine, []), key), default=0)
                 for key in ("max_waiting", "max_kv_share")
             ),
             engine,
@@ -57,7 +58,7 @@ def _engine_load(data: DataTables, choice: Choice) -> Spec:
     every = 1
     for place, engine in enumerate(shown):
         own, thinned = fewer(
-            _of(readings, engine), ("running_requests", "waiting_requests", "kv_share")
+            of_engine[engine], ("running_requests", "waiting_requests", "kv_share")
         )
         every = max(every, thinned)
         rank = f", DP rank {engine[1]}" if several else ""
@@ -92,10 +93,6 @@ def _share(rows: Rows, column: str) -> float | None:
     having = [row for row in rows if row[column] is not None]
     covered = sum(row["covered_s"] for row in having)
     return sum(row[column] * row["covered_s"] for row in having) / covered if covered else None
-
-
-def _of(rows: Rows, engine: tuple[str, int]) -> Rows:
-    return [row for row in rows if (row["name"], row["dp_rank"]) == engine]
 
 
 def load_layers(rows: Rows, x: Spec, *, legend: bool, more: Sequence[Spec] = ()) -> Spec:

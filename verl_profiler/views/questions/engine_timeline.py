@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from verl_profiler.analysis import engine_state
 from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
 from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED
-from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.selection import Rows, Steps, grouped
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
 from verl_profiler.render.colors import CALL_PART_COLORS
@@ -31,19 +29,6 @@ def engine_load_over_time(tables: Tables, steps: Steps = None) -> Rows:
     return engine_state.engine_load_over_time(tables, steps or longest_step(tables))
 
 
-def _many_lanes(lanes: Rows) -> dict[str, int]:
-    """Return the number of lanes of each engine."""
-    many: dict[str, int] = {}
-    for row in lanes:
-        many[row["name"]] = max(many.get(row["name"], 0), row["lane"] + 1)
-    return many
-
-
-def _drawn(many: Mapping[str, int]) -> list[str]:
-    """Return the engines that are drawn."""
-    return sorted(sorted(many, key=lambda name: (-many[name], name))[:_ENGINES])
-
-
 @view(
     "engine_lanes",
     "What did each engine serve over time, and how full was it?",
@@ -54,8 +39,9 @@ def _drawn(many: Mapping[str, int]) -> list[str]:
 )
 def _draw(data: DataTables, choice: Choice) -> Spec:
     lanes, readings = data["engine_lanes"], data["engine_load_over_time"]
-    many = _many_lanes(lanes)
-    engines, shown = list(many), _drawn(many)
+    of_engine = grouped(lanes, "name")
+    many = {name: 1 + max(row["lane"] for row in own) for name, own in of_engine.items()}
+    shown = sorted(sorted(many, key=lambda name: (-many[name], name))[:_ENGINES])
     parts = [part for part in LANE_PARTS if any(row[f"{part}_s"] for row in lanes)]
     sums = {part: sum(column(lanes, f"{part}_s")) for part in parts}
     total = sum(sums.values())
@@ -67,7 +53,7 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
         title += f"; {seconds(sums[worst])} of their {seconds(total)} {CALL_PARTS[worst]}"
     steps = sorted({row["step"] for row in lanes if row["step"] is not None})
     which = f", the longest step ({steps[0]})" if choice.steps is None and len(steps) == 1 else ""
-    cut = "" if len(shown) == len(engines) else f", {len(shown)} of them shown"
+    cut = "" if len(shown) == len(many) else f", {len(shown)} of them shown"
     kept = sorted((row for row in lanes if row["name"] in shown), key=lambda row: row["begin_s"])
     notes = [
         (
@@ -108,7 +94,7 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
             panels.append(panel(_load(within, own, x, legend=last), height=76))
     return chart(
         title,
-        f"{choice.text()}{which}: {counted(len(lanes), 'call')} of {counted(len(engines), 'engine')}{cut}",
+        f"{choice.text()}{which}: {counted(len(lanes), 'call')} of {counted(len(many), 'engine')}{cut}",
         *panels,
         notes=notes,
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from verl_profiler.analysis.memory import memory_over_time, phase_spans
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.render.charts import (
     Spec,
     chart,
@@ -98,10 +96,7 @@ def _title(rows: Rows, *, device: bool) -> str:
 def _lines(rows: Rows, key: str, x: Spec, most: int, notes: list[str]) -> Spec:
     """Draw a line per process, with triangles where memory was released or resumed."""
     on_device = key == "used_bytes"
-    of: dict[str, Rows] = {}
-    for row in rows:
-        if row[key] is not None:
-            of.setdefault(row["name"], []).append(row)
+    of = grouped((row for row in rows if row[key] is not None), "name")
     peaks = {name: max(known(mine, key)) for name, mine in of.items()}
     order = sorted((name for name in peaks if peaks[name]), key=lambda name: (-peaks[name], name))
     shown = order[:_LINES]
@@ -149,7 +144,11 @@ def _lines(rows: Rows, key: str, x: Spec, most: int, notes: list[str]) -> Spec:
             layer(moves, mark, tip=("at_s", "process", "moved"), x=x, y=y, color=code, shape=shape)
         )
     totals = known(rows, "total_bytes") if on_device else []
-    return {"layer": [*drawn, *_capacity(totals, factor, y=y)]}
+    if totals:
+        mark = {"type": "rule", "strokeDash": [4, 3], "color": INK}
+        capacity = [{"capacity": max(totals) * factor}]
+        drawn.append(layer(capacity, mark, y={**y, "field": "capacity"}))
+    return {"layer": drawn}
 
 
 def _ends(rows: Rows, key: str, every: int) -> Rows:
@@ -161,12 +160,3 @@ def _ends(rows: Rows, key: str, every: int) -> Rows:
         group = sorted(rows[at : at + 2 * every], key=lambda row: row[key])
         kept += sorted((group[0], group[-1]), key=lambda row: row["begin_s"])
     return kept
-
-
-def _capacity(totals: list[int], factor: float, **axis: Spec) -> list[Spec]:
-    """Draw the memory of the device on the axis `x` or `y`, dashed."""
-    ((name, channel),) = axis.items()
-    mark = {"type": "rule", "strokeDash": [4, 3], "color": INK}
-    rows = [{"capacity": max(totals, default=0) * factor}]
-    encoding: dict[str, Any] = {name: {**channel, "field": "capacity"}}
-    return [layer(rows, mark, **encoding)] if totals else []

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.event_loop import loop_suspects
+from verl_profiler.analysis.selection import grouped
 from verl_profiler.render.charts import Spec, chart, name_bars, panel
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.step_text import lag_weight
-from verl_profiler.views.view import Choice, DataTables, view
+from verl_profiler.views.view import Choice, DataTables, column, view
 
 _BARS = 20
 # By kind of stall, the one to look at first.
@@ -39,15 +40,11 @@ def _suspects(data: DataTables, choice: Choice) -> Spec:
     else:
         title = "No event loop stalled except by design"
     # One bar per process, loop and call, over all steps.
-    groups: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
-    for row in rows:
-        held = groups.setdefault(
-            (row["name"], row["loop"], row["during"]),
-            {"total_s": 0.0, "max_s": 0.0, "lags": 0, "kind": _kind(row), "code": row["code"]},
-        )
-        held["total_s"] += row["total_s"]
-        held["max_s"] = max(held["max_s"], row["max_s"])
-        held["lags"] += row["lags"]
+    groups: dict[tuple[str, str | None, str | None], dict[str, Any]] = {
+        key: {"kind": _kind(own[0]), "code": own[0]["code"], "max_s": max(column(own, "max_s"))}
+        | {name: sum(column(own, name)) for name in ("total_s", "lags")}
+        for key, own in grouped(rows, "name", "loop", "during").items()
+    }
     order = sorted(
         groups,
         key=lambda key: ([*_KINDS].index(groups[key]["kind"]), -groups[key]["total_s"], str(key)),

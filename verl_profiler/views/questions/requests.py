@@ -10,20 +10,21 @@ from verl_profiler.analysis.requests import (
     request_duration_cdf,
     request_percentiles,
 )
-from verl_profiler.analysis.selection import Rows, Steps, rows_of
+from verl_profiler.analysis.selection import Rows, Steps, grouped, rows_of
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 from verl_profiler.render.charts import (
+    Line,
     Spec,
     chart,
     layer,
     name_bars,
     panel,
     quantity,
-    short,
     step_lines,
     tint,
 )
 from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
+from verl_profiler.render.text import short
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.step_text import PART_NAMES
 from verl_profiler.views.view import Choice, DataTables, column, request_names, view
@@ -94,7 +95,8 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
         _marks(sure, x, y),
     ]
     if several:
-        band = _band([[row for row in curve if row["step"] == step] for step in steps])
+        apart = grouped((row for row in curve if row["step"] is not None), "step")
+        band = _band([*apart.values()])
         low, high = {**x, "field": "low"}, {"field": "high"}
         area = {"type": "area", "orient": "horizontal", "opacity": 0.5}
         drawn.insert(0, layer(band, area, x=low, x2=high, y=y, color=tint(0.25)))
@@ -131,21 +133,12 @@ def _band(curves: Sequence[Rows]) -> list[dict[str, float]]:
 
 
 def _percentile_lines(rows: Rows, steps: list[int]) -> Spec:
-    listed = sorted({row["percentile"] for row in rows})
-    lines = step_lines(
-        steps,
-        [
-            (
-                f"P{name:g}",
-                [row for row in rows if row["percentile"] == name],
-                "duration_s",
-                tint(0.25 + 0.75 * place / max(len(listed) - 1, 1)),
-            )
-            for place, name in enumerate(listed)
-        ],
-        "duration of a request",
-        form="s",
-    )
+    listed = sorted(grouped(rows, "percentile").items())
+    series: list[Line] = [
+        (f"P{name:g}", own, "duration_s", tint(0.25 + 0.75 * place / max(len(listed) - 1, 1)))
+        for place, (name, own) in enumerate(listed)
+    ]
+    lines = step_lines(steps, series, "duration of a request", form="s")
     return panel(lines, title="percentiles of each step", height=200)
 
 

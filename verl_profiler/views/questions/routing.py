@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.routing import routes
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.units import counted, share
@@ -22,8 +22,7 @@ def _routes(data: DataTables, choice: Choice) -> Spec:
     rows = data["routes"]
     calls = sum(row["calls"] for row in rows)
     replicas: Rows = []
-    for server in dict.fromkeys(row["server"] for row in rows):
-        own = [row for row in rows if row["server"] == server]
+    for server, own in grouped(rows, "server").items():
         replicas.append(
             {
                 "name": next((row["replica"] for row in own if row["replica"]), server),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, summed
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.render.charts import Spec, chart, name_bars, panel, step_bars, tint
@@ -48,16 +48,14 @@ def _staleness(data: DataTables, choice: Choice) -> Spec:
 
 def _distribution(rows: Rows, steps: list[int]) -> Spec:
     tokens = {(row["step"], int(row["what"])): row["tokens"] for row in rows}
-    totals = {
-        step: sum(count for (own, _), count in tokens.items() if own == step) for step in steps
-    }
+    totals = summed(rows, "tokens", "step")
     behind = sorted({versions for _, versions in tokens})
     bars = step_bars(
         steps,
         [
             (
                 f"{versions} behind",
-                [tokens.get((step, versions), 0) / max(totals[step], 1) for step in steps],
+                [tokens.get((step, versions), 0) / max(totals.get(step, 0), 1) for step in steps],
                 tint(place / max(len(behind) - 1, 1)),
             )
             for place, versions in enumerate(behind)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from verl_profiler.analysis.requests import request_parts
-from verl_profiler.analysis.selection import Rows, named, steady, warm_ups
+from verl_profiler.analysis.selection import Rows, grouped, named, steady, summed, warm_ups
 from verl_profiler.analysis.steps import step_durations, step_trend
 from verl_profiler.render.charts import (
     Series,
@@ -18,7 +18,7 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import MUTED, PHASE_COLORS, color
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
-from verl_profiler.views.view import Choice, DataTables, column, known, view
+from verl_profiler.views.view import Choice, DataTables, at_steps, column, known, view
 
 _TRAINING_COLOR = PHASE_COLORS["update_actor"]
 _OTHER_COLOR = PHASE_COLORS["prepare_step"]
@@ -97,17 +97,15 @@ def _durations(data: DataTables, choice: Choice) -> Spec:
 
 def _components(data: DataTables, steps: Sequence[int]) -> list[Spec]:
     """Return a panel with the share of each component of the requests in each step."""
-    shares: dict[str, dict[int, float]] = {}
-    for row in data["request_parts"]:
-        if not row["validate"] and row["share"]:
-            shares.setdefault(row["part"], {})[row["step"]] = 100 * row["share"]
-    ordered = sorted(shares, key=lambda part: (-sum(shares[part].values()), part))
-    series: list[Series] = [
-        (part, [shares[part].get(step, 0.0) for step in steps], color(part)) for part in ordered
-    ]
-    if not series:
+    rows = [row for row in data["request_parts"] if not row["validate"] and row["share"]]
+    if not rows:
         return []
-    bars = step_bars(steps, series, "of the requests' time [%]")
+    parts, sums = grouped(rows, "part"), summed(rows, "share", "part")
+    series: list[Series] = [
+        (part, at_steps(parts[part], "share", steps), color(part))
+        for part in sorted(sums, key=lambda part: (-sums[part], part))
+    ]
+    bars = step_bars(steps, series, "share of the requests' time", form="%")
     return [panel(bars, title="Components of the requests, added up over each step", height=180)]
 
 

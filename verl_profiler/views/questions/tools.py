@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies
 from verl_profiler.render.charts import (
     Spec,
@@ -86,8 +86,9 @@ _REWARD_COLORS = {
 def _rewards(data: DataTables, choice: Choice) -> Spec:
     times, scores = data["reward_times"], data["rewards"]
     steps = sorted({row["step"] for row in times})
-    parts = [part for part in _REWARD_COLORS if any(row["part"] == part for row in times)]
-    waits = [row for row in times if row["part"] == ("reward" if "reward" in parts else parts[0])]
+    found = grouped(times, "part")
+    parts = [part for part in _REWARD_COLORS if part in found]
+    waits = found["reward" if "reward" in parts else parts[0]]
     slowest = max(waits, key=lambda row: row["max_s"])
     mean = sum(row["total_s"] for row in waits) / sum(row["count"] for row in waits)
     what = (
@@ -109,10 +110,7 @@ def _rewards(data: DataTables, choice: Choice) -> Spec:
     for key, name in timed:
         lines = step_lines(
             steps,
-            [
-                (part, [row for row in times if row["part"] == part], key, _REWARD_COLORS[part])
-                for part in parts
-            ],
+            [(part, found[part], key, _REWARD_COLORS[part]) for part in parts],
             "time",
             form="s",
         )

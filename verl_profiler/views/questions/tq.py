@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, grouped, summed
 from verl_profiler.analysis.tq import FAIR_MIB_S, GOOD_MIB_S, tq_functions, tq_over_time
 from verl_profiler.analysis.tq_findings import HIGH_OVERHEAD, SMALL_BYTES
 from verl_profiler.analysis.transfers import transfer_totals
@@ -118,15 +116,11 @@ def _over_time(data: DataTables, choice: Choice) -> Spec:
     if loaded:
         worst = max(loaded, key=lambda row: row["overhead_share"])
         sentences.append(f"get and put take {share(worst['overhead_share'])} at most")
-    sums: dict[tuple[str, str], float] = {}
-    for row in callers:
-        key = row["role"], row["event"]
-        sums[key] = sums.get(key, 0.0) + row["total_s"]
     x = quantity("begin_s", "time after the first call", form="s", ends=(0, rows[-1]["end_s"]))
     panels = [
         *([_rates(rows, x)] if rated else []),
         *([_load(loaded, x)] if loaded else []),
-        *([_callers(callers, sums)] if sums else []),
+        *([_callers(callers)] if callers else []),
     ]
     return chart(
         "; ".join(sentences) or "Neither rates nor functions are known",
@@ -141,15 +135,15 @@ def _over_time(data: DataTables, choice: Choice) -> Spec:
     )
 
 
-def _callers(rows: Rows, sums: Mapping[tuple[str, str], float]) -> Spec:
+def _callers(rows: Rows) -> Spec:
     """Draw the time in calls by role and kind, longest first, with their number and bytes."""
+    sums, of_caller = summed(rows, "total_s", "role", "event"), grouped(rows, "role", "event")
     order = sorted(sums, key=lambda key: (-sums[key], key))
     shown = order[:_CALLERS]
     texts: list[str] = []
     for key in shown:
-        mine = [row for row in rows if (row["role"], row["event"]) == key]
-        moved = sum(known(mine, "size_bytes"))
-        number = counted(sum(row["calls"] for row in mine), "call")
+        moved = sum(known(of_caller[key], "size_bytes"))
+        number = counted(sum(row["calls"] for row in of_caller[key]), "call")
         texts.append(f"{number}, {size(moved)}" if moved else number)
     bars = name_bars(
         [f"{event} of {role}" for role, event in shown],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
+from verl_profiler.analysis.selection import grouped, summed
 from verl_profiler.render.charts import Spec, chart, panel, step_lines
 from verl_profiler.render.colors import color
 from verl_profiler.units import counted, seconds
@@ -19,12 +20,10 @@ from verl_profiler.views.view import Choice, DataTables, known, view
 def _efficiency(data: DataTables, choice: Choice) -> Spec:
     rows = data["phase_efficiency"]
     steps = sorted({row["step"] for row in rows})
-    phases = list(dict.fromkeys(row["phase"] for row in rows))
-    spent = {
-        phase: sum(row["duration_s"] for row in rows if row["phase"] == phase) for phase in phases
-    }
-    longest = max(phases, key=lambda phase: spent[phase])
-    tokens = sum(row["tokens"] for row in rows if row["phase"] == longest)
+    phases = grouped(rows, "phase")
+    spent = summed(rows, "duration_s", "phase")
+    longest = next(iter(spent))
+    tokens = sum(row["tokens"] for row in phases[longest])
     title = f"{longest} takes {seconds(spent[longest] / tokens * 1000)} per 1,000 tokens"
     shown = (
         ("s_per_1k_tokens", "time per 1,000 tokens", "s"),
@@ -33,10 +32,7 @@ def _efficiency(data: DataTables, choice: Choice) -> Spec:
     )
     panels: list[Spec] = []
     for key, label, form in shown:
-        lines = [
-            (phase, [row for row in rows if row["phase"] == phase], key, color(phase))
-            for phase in phases
-        ]
+        lines = [(phase, own, key, color(phase)) for phase, own in phases.items()]
         if known(rows, key):
             panels.append(panel(step_lines(steps, lines, label, form=form), height=150))
     return chart(

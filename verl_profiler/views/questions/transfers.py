@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, grouped, summed
 from verl_profiler.analysis.transfers import weight_transfers
 from verl_profiler.render.charts import Spec, chart, name_bars, panel
 from verl_profiler.render.colors import PHASE_COLORS
@@ -28,15 +28,11 @@ _PROCESSES = 16
 )
 def _weight_transfers(data: DataTables, choice: Choice) -> Spec:
     rows = [row for row in data["weight_transfers"] if row["step"] != 0] or data["weight_transfers"]
-    groups: dict[tuple[str, str], Rows] = {}
-    for row in rows:
-        groups.setdefault((row["name"], row["way"]), []).append(row)
+    groups = grouped(rows, "name", "way")
     means = {key: sum(r["total_s"] for r in own) / len(own) for key, own in groups.items()}
     order = sorted(means, key=lambda key: (-means[key], key))
     shown = order[:_PROCESSES]
-    caused: dict[str, float] = {}
-    for row in rows:
-        caused[row["name"]] = caused.get(row["name"], 0.0) + (row["caused_wait_s"] or 0)
+    caused = summed(rows, "caused_wait_s", "name")
     syncs = len({row["step"] for row in rows})
     longest = order[0]
     title = (

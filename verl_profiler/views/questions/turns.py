@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.requests import turn_times, turns_per_request
-from verl_profiler.analysis.selection import Rows, Steps
+from verl_profiler.analysis.selection import Rows, Steps, grouped, summed
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import (
     Series,
@@ -123,11 +123,8 @@ def _either(tables: Tables, steps: Steps = None, *, validate: bool = False) -> R
 def _turns(data: DataTables, choice: Choice) -> Spec:
     rows = data["turns_per_request"]
     requests = sum(row["requests"] for row in rows)
-    counts = sorted({row["turns"] for row in rows})
-    steps = sorted({row["step"] for row in rows})
-    by_count = {
-        turns: sum(row["requests"] for row in rows if row["turns"] == turns) for turns in counts
-    }
+    by_count = summed(rows, "requests", "turns")
+    counts, steps = sorted(by_count), sorted({row["step"] for row in rows})
     usual = max(by_count, key=lambda turns: (by_count[turns], -turns))
     mean = sum(turns * number for turns, number in by_count.items()) / requests
     title = (
@@ -152,8 +149,8 @@ def _turns(data: DataTables, choice: Choice) -> Spec:
         for place, members in enumerate(groups)
     ]
     means: dict[int, float] = {}
-    for turns in counts:
-        timed = [row for row in rows if row["turns"] == turns and row["mean_s"] is not None]
+    for turns, own in grouped(rows, "turns").items():
+        timed = [row for row in own if row["mean_s"] is not None]
         number = sum(row["requests"] for row in timed)
         if number:
             means[turns] = sum(row["mean_s"] * row["requests"] for row in timed) / number

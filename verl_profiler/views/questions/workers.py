@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, grouped, summed
 from verl_profiler.analysis.workers import worker_balance, worker_phases
 from verl_profiler.render.charts import (
     Series,
@@ -55,10 +55,7 @@ def _worker_title(balance: Rows, steps: int) -> str:
     shared = [row for row in balance if row["processes"] > 1]
     if not shared:
         return "One process per role: none waits for another"
-    waits: dict[tuple[str, str], float] = {}
-    for row in shared:
-        key = row["role"], row["phase"]
-        waits[key] = waits.get(key, 0.0) + row["waited_s"]
+    waits = summed(shared, "waited_s", "role", "phase")
     if not any(waits.values()):
         return "All processes of a role were done at the same time: none waited for another"
     role, phase = max(waits, key=lambda key: (waits[key], key))
@@ -79,14 +76,15 @@ def _worker_title(balance: Rows, steps: int) -> str:
 def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Spec:
     shared = {row["role"] for row in rows if row["waited_s"] > 0}
     rows = [row for row in rows if row["role"] in shared] or rows
-    roles = sorted({row["role"] for row in rows}, key=lambda role: (role != "agent_loop", role))
+    roles = grouped(rows, "role")
     panels: list[Spec] = []
-    for role in roles:
-        mine = [row for row in rows if row["role"] == role]
+    for role in sorted(roles, key=lambda role: (role != "agent_loop", role)):
+        mine = roles[role]
         processes = sorted({row["name"] for row in mine}, key=_by_number)
         phases = sorted({row["phase"] for row in mine}, key=_by_order)
         times = {(row["name"], row["phase"]): row["duration_s"] for row in mine}
-        waits = [sum(row["waited_s"] for row in mine if row["name"] == name) for name in processes]
+        waited = summed(mine, "waited_s", "name")
+        waits = [waited[name] for name in processes]
         total = sum(times.values())
         series: list[Series] = [
             (phase, [times.get((name, phase), 0) for name in processes], color(phase))
@@ -111,17 +109,15 @@ def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Spec:
 
 
 def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -> Spec:
-    waits: dict[tuple[str, str], float] = {}
-    for row in balance:
-        if row["processes"] > 1:
-            key = row["role"], row["phase"]
-            waits[key] = waits.get(key, 0.0) + row["waited_s"]
+    shared = (row for row in balance if row["processes"] > 1)
+    waits = summed(shared, "waited_s", "role", "phase")
     order = sorted((key for key in waits if waits[key]), key=lambda key: (-waits[key], key))
     if not order:
         raise NothingToDraw(
             f"{choice.text()}: no process waited for another of its role in any phase."
         )
     chosen = [key for key in order[:_PANELS] if waits[key] >= _LITTLE * waits[order[0]]]
+    phases = grouped(rows, "role", "phase")
     count = len({row["step"] for row in rows})
     rest = [
         f"{phase} of {role} ({seconds(waits[role, phase] / count)} per step)"
@@ -130,10 +126,7 @@ def _workers_over_steps(rows: Rows, balance: Rows, title: str, choice: Choice) -
     return chart(
         title,
         f"{choice.text()}: {count} steps; waiting by phase, the most first",
-        *[
-            _heat([row for row in rows if (row["role"], row["phase"]) == key], *key)
-            for key in chosen
-        ],
+        *[_heat(phases[key], *key) for key in chosen],
         notes=[
             (
                 "Strong: the others waited for this process. Faint: it finished first and waited the "
@@ -152,24 +145,21 @@ def _heat(rows: Rows, role: str, phase: str) -> Spec:
     """
     steps = sorted({row["step"] for row in rows})
     most = max(row["waited_s"] for row in rows) or 0.001
-    first: dict[int, float] = {}
-    for row in rows:
-        first[row["step"]] = max(first.get(row["step"], 0.0), row["waited_s"])
-    sums: dict[str, float] = {}
-    later = {(r["name"], r["step"]): first[r["step"]] - r["waited_s"] for r in rows}
-    for (name, _), by in later.items():
-        sums[name] = sums.get(name, 0.0) + by
-    processes = sorted(sums, key=lambda name: (-sums[name], _by_number(name)))[:_ROWS]
     each = -(-(steps[-1] - steps[0] + 1) // _COLUMNS)
-    cells: dict[tuple[str, int], Rows] = {}
-    for (name, step), by in later.items():
-        cells.setdefault((name, (step - steps[0]) // each), []).append(
-            {"process": name, "step": step, "later": by}
-        )
+    cells: Rows = []
+    for own in grouped(rows, "step").values():
+        first = max(row["waited_s"] for row in own)
+        for row in own:
+            start = steps[0] + (row["step"] - steps[0]) // each * each - 0.5
+            cells.append(
+                {"process": row["name"], "step": row["step"], "later": first - row["waited_s"]}
+                | {"from": start, "to": start + each}
+            )
+    sums = summed(cells, "later", "process")
+    processes = sorted(sums, key=lambda name: (-sums[name], _by_number(name)))[:_ROWS]
     drawn = [
         max(own, key=lambda cell: cell["later"])
-        | {"from": steps[0] + column * each - 0.5, "to": steps[0] + (column + 1) * each - 0.5}
-        for (name, column), own in cells.items()
+        for (name, _), own in grouped(cells, "process", "from").items()
         if name in processes
     ]
     cut = "" if len(sums) == len(processes) else f", the {_ROWS} latest of {len(sums)}"
