@@ -127,7 +127,7 @@ def comparison(
     *,
     cache: bool,
 ) -> dict[str, Any]:
-    """Compare two sides; return what `views.diff_text.gathered` does.
+    """Compare two sides; return what `--json` prints.
 
     Raises:
         ReadingError: They cannot be compared, or a condition cannot be tested.
@@ -135,7 +135,8 @@ def comparison(
     from verl_profiler.analysis.compare.asynchronous_metrics import NOT_COMPARED
     from verl_profiler.analysis.compare.comparison import adjusted, change, step_of
     from verl_profiler.analysis.compare.conditions import condition
-    from verl_profiler.views.diff_text import gathered
+    from verl_profiler.analysis.selection import grouped
+    from verl_profiler.views.diff_text import metric_rows
     from verl_profiler.views.ledger_text import bound_text
 
     conditions = [condition(text) for text in fail_if]
@@ -146,7 +147,7 @@ def comparison(
         alone = [each for each in alone if each["name"] not in NOT_COMPARED]
     _fill(a, b)
     one_run = len(given_a) == len(given_b) == 1 and _same(given_a[0].path, given_b[0].path)
-    first, second = _by_name(a.rows), _by_name(b.rows)
+    first, second = grouped(a.rows, "name"), grouped(b.rows, "name")
     compared, left_out = _compared(first, second, {each["name"] for each in alone})
     if asynchronous:
         compared = {name: once for name, once in compared.items() if name not in NOT_COMPARED}
@@ -154,8 +155,8 @@ def comparison(
     changes = [change(metric) for metric in metrics]
     adjusted(changes)
     verdicts = _verdicts(conditions, first, second, one_run=one_run)
-    return gathered(
-        [
+    return {
+        "runs": [
             {
                 "name": ",".join(each.shown for each in given),
                 "launches": read.launches,
@@ -166,17 +167,17 @@ def comparison(
             }
             for given, read in ((given_a, a), (given_b, b))
         ],
-        changes,
-        _configuration(a.launch, b.launch),
+        **metric_rows(changes),
+        "configuration": _configuration(a.launch, b.launch),
         # A run's last step has no next one.
-        [each for each in alone if each["name"] != "step_to_step"],
-        verdicts,
-        left_out,
-        one_run=one_run,
-        drift=_drift(changes) if one_run else None,
-        between_steps_s=_between_steps(first, second),
-        equal_tokens=_at_equal_tokens(changes, first, second),
-    )
+        "only_in_one": [each for each in alone if each["name"] != "step_to_step"],
+        "left_out": left_out,
+        "one_run": one_run,
+        "drift": (_drift(changes) or {}) if one_run else {},
+        "between_steps_s": _between_steps(first, second),
+        "equal_tokens": _at_equal_tokens(changes, first, second) or {},
+        "conditions": verdicts,
+    }
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -309,14 +310,6 @@ def _settings(launch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _Named = Mapping[str, "Rows"]
-
-
-def _by_name(rows: Rows) -> dict[str, Rows]:
-    """Return the rows of each name."""
-    found: dict[str, Rows] = {}
-    for row in rows:
-        found.setdefault(row["name"], []).append(row)
-    return found
 
 
 def _compared(first: _Named, second: _Named, alone: Collection[str]) -> tuple[dict[str, bool], int]:

@@ -8,11 +8,11 @@ from typing import Any
 
 from verl_profiler.analysis.compare.asynchronous_metrics import DEVICE, STALENESS
 from verl_profiler.analysis.compare.comparison import ALPHA, HEADLINES, Change
-from verl_profiler.render.text import align
+from verl_profiler.render.text import align, short
 from verl_profiler.units import seconds, share
 from verl_profiler.views.diff_cells import amount, change_cells, in_brackets, moved
 
-__all__ = ["diff_parts", "diff_text", "gathered", "verification_text"]
+__all__ = ["diff_parts", "diff_text", "metric_rows", "verification_text"]
 
 _HEADINGS = ("metric", "A", "B", "change", "", "95 % interval", "p")
 _NOTE = (
@@ -49,72 +49,30 @@ _NAMED = 3
 _MANY_STEPS = 20
 _AUTOCORRELATED = 4
 _LISTED = 12
+# Of a change, in each row.
+_FIGURES = (
+    *("a", "b", "difference", "share", "low", "high", "p", "adjusted_p", "significant"),
+    *("testable", "detectable", "drift"),
+)
 _WIDEST = 60
 
 
-def gathered(
-    runs: Sequence[Mapping[str, Any]],
-    changes: Sequence[Change],
-    configuration: Sequence[Mapping[str, Any]],
-    alone: Sequence[Mapping[str, Any]],
-    verdicts: Sequence[Mapping[str, Any]],
-    left_out: int = 0,
-    *,
-    one_run: bool = False,
-    drift: Mapping[str, Any] | None = None,
-    between_steps_s: float | None = None,
-    equal_tokens: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the comparison as plain values for JSON and text.
-
-    Args:
-        runs: `name`, `launches`, `steps`, `warm_up` (steps left out), `asynchronous` and
-            `bound` (what bounds it; of asynchronous runs) of both.
-        changes: The change of each metric.
-        configuration: Differences between both `run.json`: `name`, `a`, `b`.
-        alone: Names that only one run has: `run` ('A' or 'B'), `name`, and `count` per step.
-        verdicts: The results of the conditions.
-        left_out: Number of names that were not compared because there are too many.
-        one_run: Both are steps of one run.
-        drift: `step_s_per_step`, `phase` and `phase_s_per_step`, if the step drifts.
-        between_steps_s: By how much the mean time between steps is longer in B.
-        equal_tokens: `tokens`, `difference`, `low`, `high` and `p` of the step at equal tokens per
-            step, if these explain it.
-    """
+def metric_rows(changes: Sequence[Change]) -> dict[str, Any]:
+    """Return `metrics`, a row each, headline metrics first, and `workload`, the names of those that differ in work."""
     ordered = sorted(changes, key=_order)
     return {
-        "runs": [dict(run) for run in runs],
         "workload": [each.metric.name for each in ordered if _work_differs(each)],
-        "configuration": [dict(each) for each in configuration],
-        "only_in_one": [dict(each) for each in alone],
-        "left_out": left_out,
-        "one_run": one_run,
-        "drift": dict(drift or {}),
-        "between_steps_s": between_steps_s,
-        "equal_tokens": dict(equal_tokens or {}),
         "metrics": [
             {
                 "metric": each.metric.name,
                 "unit": each.metric.unit,
                 "headline": each.metric.name in HEADLINES,
-                "a": each.a,
-                "b": each.b,
-                "difference": each.difference,
-                "share": each.share,
-                "low": each.low,
-                "high": each.high,
-                "p": each.p,
-                "adjusted_p": each.adjusted_p,
-                "significant": each.significant,
-                "testable": each.testable,
-                "detectable": each.detectable,
+                **{name: getattr(each, name) for name in _FIGURES},
                 "effective_steps": list(each.effective),
-                "drift": each.drift,
                 "estimated": each.metric.estimated,
             }
             for each in ordered
         ],
-        "conditions": list(verdicts),
     }
 
 
@@ -122,13 +80,14 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
     """Return a comparison as text.
 
     Args:
-        document: The result of `gathered`.
+        document: What `verl-profiler diff --json` prints.
         everything: Show all metrics, however many there are.
     """
-    blocks = [*_paragraphs(document), "\n".join(_sides(document)), _differences(document)]
+    parts = diff_parts(document)
+    blocks = [*parts["conclusion"], "\n".join(parts["sides"]), parts["differences"]]
     room = _ROWS
     hidden: list[str] = []
-    for title, rows in _groups(document):
+    for title, rows in parts["tables"]:
         shown = rows
         if title in _BOUNDED and not everything:
             # Those with a significant change come first, and always some.
@@ -136,11 +95,10 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
             room -= len(shown)
             if len(shown) < len(rows):
                 hidden.append(f"{len(rows) - len(shown)} more {_BOUNDED[title]}")
-        blocks.append(f"{title}\n{align([_HEADINGS, *map(change_cells, shown)])}")
-    blocks.append(_note(document))
-    if hidden:
-        blocks.append(f"{' and '.join(hidden)}; --all shows them.")
-    blocks.append(_left_out_names(document))
+        blocks.append(f"{title}\n{align([_HEADINGS, *shown])}")
+    note, *names = parts["notes"]
+    more = [f"{' and '.join(hidden)}; --all shows them."] if hidden else []
+    blocks += [note, *more, *names]
     blocks += [_verdict(each) for each in document["conditions"]]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -152,13 +110,18 @@ def diff_parts(document: Mapping[str, Any]) -> dict[str, Any]:
         conclusion and sides (sentences), differences (lines), headings and tables (title and rows of cells)
         and notes (sentences).
     """
+    estimated = any(row["estimated"] for row in document["metrics"])
+    notes = [f"{_NOTE} {_ESTIMATED}" if estimated else _NOTE]
+    if document["left_out"]:
+        count = f"{document['left_out']:,}"
+        notes.append(f"{count} more names with less time per step were not compared.")
     return {
         "conclusion": _paragraphs(document),
         "sides": _sides(document),
         "differences": _differences(document),
         "headings": _HEADINGS,
         "tables": [(title, [*map(change_cells, rows)]) for title, rows in _groups(document)],
-        "notes": [note for note in (_note(document), _left_out_names(document)) if note],
+        "notes": notes,
     }
 
 
@@ -264,12 +227,6 @@ def _differences(document: Mapping[str, Any]) -> str:
             more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
             lines.append(f"Only in {letter}: {', '.join(names[:_LISTED])}{more}")
     return "\n".join(lines)
-
-
-def _left_out_names(document: Mapping[str, Any]) -> str:
-    """Return a sentence about names that were not compared; empty if all were."""
-    count = document["left_out"]
-    return f"{count:,} more names with less time per step were not compared." if count else ""
 
 
 def _paragraphs(document: Mapping[str, Any]) -> list[str]:
@@ -421,14 +378,6 @@ def _power(document: Mapping[str, Any]) -> str:
     return text
 
 
-def _note(document: Mapping[str, Any]) -> str:
-    """Return what is to be known about the tables."""
-    notes = [_NOTE]
-    if any(row["estimated"] for row in document["metrics"]):
-        notes.append(_ESTIMATED)
-    return " ".join(notes)
-
-
 def _verdict(each: Mapping[str, Any]) -> str:
     """Return the result of a condition."""
     measured = f"A {amount(each['a'], each['unit'])}, B {amount(each['b'], each['unit'])}"
@@ -456,12 +405,10 @@ def _work_differs(each: Change) -> bool:
 
 
 def _setting(each: Mapping[str, Any]) -> str:
-    return f"{each['name']} {_short(each['a'])} to {_short(each['b'])}"
-
-
-def _short(value: Any) -> str:
-    text = "(absent)" if value is None else str(value)
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+    values = [
+        "(absent)" if value is None else short(value, _WIDEST) for value in (each["a"], each["b"])
+    ]
+    return f"{each['name']} {values[0]} to {values[1]}"
 
 
 def _order(each: Change) -> tuple[Any, ...]:
