@@ -24,7 +24,6 @@ from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown
-from verl_profiler.views.tq_phrases import note_text
 
 if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows
@@ -148,14 +147,16 @@ def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows
 
 
 def _problems(source: Source, tables: Mapping[str, Rows]) -> list[str]:
-    from verl_profiler.reading.formats.tq_log import Note
-
     sampled: dict[int, list[str]] = {}
     for row in tables["tq_functions"]:
         if row["sampled"] > 1 and row["run"] in source.labels:
             sampled.setdefault(row["sampled"], []).append(row["func"])
-    notes = [Note("sampled", func=", ".join(names), number=n) for n, names in sampled.items()]
-    return [*source.problems, *(note_text(note) for note in [*source.notes, *notes])]
+    notes = [
+        f"{', '.join(names)}: 1 in {number} calls was traced. Counts, totals and shares are scaled "
+        "accordingly; quantiles are those of the traced calls"
+        for number, names in sampled.items()
+    ]
+    return [*source.problems, *notes]
 
 
 def _print_json(sources: list[Source], tables: Mapping[str, Rows]) -> None:

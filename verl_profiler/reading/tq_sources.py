@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from verl_profiler.reading.formats.registry import is_run
-from verl_profiler.reading.formats.tq_log import Note, read_logs
+from verl_profiler.reading.formats.tq_log import read_logs
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
@@ -22,15 +22,13 @@ class Source:
     Args:
         tables: Their tables.
         labels: The values of the column `run`.
-        problems: What is wrong with the files, in sentences.
-        notes: Data-quality warnings, in a language-neutral form.
+        problems: What is wrong with the files and the data, in sentences.
         counts: Number of `missing` and `unreadable` log lines, by label.
     """
 
     tables: Tables
     labels: list[str]
     problems: list[str] = field(default_factory=list[str])
-    notes: list[Note] = field(default_factory=list[Note])
     counts: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
 
 
@@ -59,9 +57,12 @@ def open_sources(
             log = read_logs(logs, utc_offset_s=utc_offset_s)
             lost = {reason: log.counts[reason] for reason in ("missing", "unreadable")}
             counts = {log.label: lost}
-            sources.append(Source(log.tables(), [log.label], log.problems, log.notes, counts))
+            problems = [*log.problems, *log.notes]
+            sources.append(Source(log.tables(), [log.label], problems, counts))
         if runs and logs:
-            sources[-1].notes.append(Note("both"))
+            sources[-1].problems.append(
+                "A run directory and a log were given; they may contain the same calls and are shown separately"
+            )
         yield sources
 
 

@@ -2,7 +2,7 @@
 
 log = read_logs([Path("training.log")])
 tables = log.tables()
-print(*(note_text(note) for note in log.notes))
+print(*log.notes)
 """
 
 from __future__ import annotations
@@ -37,22 +37,9 @@ from verl_profiler.reading.formats.tq_rows import (
 from verl_profiler.reading.formats.tq_spans import ENDS, ORDER, Lines, Span, paired
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Note", "TransferLog", "read_logs"]
+__all__ = ["TransferLog", "read_logs"]
 
 _SHOWN = 5
-
-
-class Note:
-    """A remark on the numbers; `views.tq_phrases` has its text.
-
-    Args:
-        kind: Which of the phrases.
-        values: What the phrase names.
-    """
-
-    def __init__(self, kind: str, **values: Any) -> None:
-        self.kind = kind
-        self.values = values
 
 
 @dataclass(slots=True)
@@ -64,7 +51,7 @@ class TransferLog:
         calls: Rows of the table `tq_calls`.
         stages: Rows of the table `tq_stages`.
         transfers: Rows of the table `transfers`.
-        notes: Data-quality warnings.
+        notes: Data-quality warnings, in sentences.
         problems: What is wrong with the files themselves, in plain sentences.
         counts: `lines`, `unreadable`, `missing` (lines that Ray did not show) and others.
         missing: Lines that Ray did not show, by function and stage.
@@ -74,7 +61,7 @@ class TransferLog:
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     stages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     transfers: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    notes: list[Note] = field(default_factory=list[Note])
+    notes: list[str] = field(default_factory=list[str])
     problems: list[str] = field(default_factory=list[str])
     counts: Counter[str] = field(default_factory=Counter[str])
     missing: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
@@ -279,36 +266,74 @@ def _name_functions(log: TransferLog) -> None:
                 (row["func"],) = found
 
 
-def _notes(log: TransferLog, reading: _Reading, placing: Placing) -> Iterator[Note]:
+def _notes(log: TransferLog, reading: _Reading, placing: Placing) -> Iterator[str]:
     counts = log.counts
     if counts["missing"]:
-        ends = {func: n for (func, stage), n in log.missing.items() if stage == "FUNCTION_END"}
-        yield Note(
-            "missing",
-            number=counts["missing"],
-            times=counts["repeated"],
-            ends=", ".join(f"{func}: {n}" for func, n in sorted(ends.items(), key=lambda e: -e[1]))
-            or "-",
+        ends = Counter(
+            {func: n for (func, stage), n in log.missing.items() if stage == "FUNCTION_END"}
+        )
+        listed = ", ".join(f"{func}: {number}" for func, number in ends.most_common()) or "-"
+        yield (
+            f"{counts['missing']} lines are missing: Ray merged similar lines of several processes into "
+            f"one ([repeated Nx across cluster]) {counts['repeated']} times ({listed} of the missing lines "
+            "are ends of calls). Counts and totals are too low accordingly. Set RAY_DEDUP_LOGS=0 for the "
+            "run, or analyze its run directory, which has all calls"
         )
     if counts["unreadable"]:
-        yield Note("unreadable", number=counts["unreadable"])
-        for line in reading.unreadable:
-            yield Note("line", line=line)
+        yield f"{counts['unreadable']} unreadable lines were left out:"
+        yield from (f"  {line}" for line in reading.unreadable)
         if counts["unreadable"] > len(reading.unreadable):
-            yield Note("more", number=counts["unreadable"] - len(reading.unreadable))
+            yield f"  and {counts['unreadable'] - len(reading.unreadable)} more like these"
     open_calls = Counter(
         (row["func"], row["stage"]) for row in log.calls if row["finished"] is False
     )
     for (func, stage), number in sorted(open_calls.items()):
-        yield Note("unfinished", number=number, func=func, stage=stage)
-    for kind, number in (
-        ("doubled", counts["doubled"]),
-        ("open_transfers", sum(row["duration_us"] is None for row in log.transfers)),
-        ("estimated", sum(bool(row.get("estimated")) for row in log.calls)),
-        ("verl_rows", counts["verl_rows"]),
-        ("verl_left_out", counts["verl_left_out"]),
-        ("inferred_steps", placing.inferred),
-        ("unplaced", placing.unplaced),
+        yield (
+            f"{number} calls of {func} did not end; their last line is {stage}. They are "
+            "counted as calls, but excluded from times"
+        )
+    for number, text in (
+        (
+            counts["doubled"],
+            "lines occur more than once in the logs; each is counted once",
+        ),
+        (
+            sum(row["duration_us"] is None for row in log.transfers),
+            "gets and puts did not end; they are excluded from times and rates",
+        ),
+        (
+            sum(bool(row.get("estimated")) for row in log.calls),
+            (
+                "calls lack stage lines: get, compute and put were derived from "
+                "the percentages in the last line, with a resolution of 0.01 % of the call"
+            ),
+        ),
+        (
+            counts["verl_rows"],
+            (
+                "calls are known only from verl's own cost time lines: get and put are "
+                "exact, compute and total times have the log's resolution of 1 ms, and functions "
+                "without put have no total"
+            ),
+        ),
+        (
+            counts["verl_left_out"],
+            "calls in verl's own cost time lines were also traced; they are counted once",
+        ),
+        (
+            placing.inferred,
+            (
+                "calls and transfers have no step; each was assigned to the step during which "
+                "it ended, by the log's step: lines"
+            ),
+        ),
+        (
+            placing.unplaced,
+            (
+                "timestamps are from the processes' own clocks, which differ between hosts: "
+                "their lines have no time of day"
+            ),
+        ),
     ):
         if number:
-            yield Note(kind, number=number)
+            yield f"{number} {text}"
