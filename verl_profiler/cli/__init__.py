@@ -95,8 +95,9 @@ def _run(argv: Sequence[str]) -> int:
     if args.command is None:
         parser.print_help()
         return 2
+    urls: dict[str, str] = {}
     try:
-        local(args)
+        urls = local(args)
         with watched(Progress(args.command)):
             _check_kind(args)
             distribute(args)
@@ -109,6 +110,10 @@ def _run(argv: Sequence[str]) -> int:
         if args.traceback:
             traceback.print_exc()
         message = named(f"verl-profiler {args.command}: {error}", argv)
+        for path, url in urls.items():
+            from verl_profiler.events.redaction import public
+
+            message = message.replace(path, public(url))
         print(message, file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  the last resort

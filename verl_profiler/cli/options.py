@@ -172,25 +172,26 @@ def run_argument(text: str) -> Path | RemoteRun:
     return RemoteRun(text) if is_url(text) else Path(text)
 
 
-def local(args: argparse.Namespace) -> None:
-    """Replace URLs among the arguments by what was downloaded of them.
+def local(args: argparse.Namespace) -> dict[str, str]:
+    """Replace URLs among the arguments by what was downloaded of them; return them by its path.
 
     Raises:
         ReadingError: Something cannot be downloaded.
     """
+    urls: dict[str, str] = {}
+
+    def downloaded(value: Any) -> Any:
+        if not isinstance(value, RemoteRun):
+            return value
+        from verl_profiler.reading.remote import fetched
+
+        path = fetched(value)
+        urls[str(path)] = value.rstrip("/")
+        return path
+
     for name, value in vars(args).items():
-        if isinstance(value, RemoteRun):
-            setattr(args, name, _downloaded(value))
-        elif is_list(value):
-            setattr(args, name, [_downloaded(each) for each in value])
-
-
-def _downloaded(value: Any) -> Any:
-    if not isinstance(value, RemoteRun):
-        return value
-    from verl_profiler.reading.remote import fetched
-
-    return fetched(value)
+        setattr(args, name, [*map(downloaded, value)] if is_list(value) else downloaded(value))
+    return urls
 
 
 def step_range(text: str) -> tuple[int, int]:

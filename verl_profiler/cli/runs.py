@@ -111,7 +111,8 @@ def listed(folder: Path, *, cache: bool, whole: bool = False) -> dict[Path, dict
     rows: dict[Path, dict[str, Any]] = {}
     with quick_rows():
         for path in paths:
-            name = str(path if whole or path == folder else path.relative_to(folder))
+            above = folder.parent if path == folder else folder
+            name = str(path if whole else path.relative_to(above))
             with doing(f"run {name}"):
                 rows[path] = run_row(path, name, cache=cache)
     return rows
