@@ -48,8 +48,10 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "summary LOG": {
         "runs": _RUNS,
+        "headline": _HEADLINE,
         "findings": _FINDINGS,
         "tables": ("tables", "Rows by table, each with its run: logged_steps, log_phases."),
+        "notes": _NOTES,
         "ended": _ENDED,
         "problems": _PROBLEMS,
     },

@@ -97,6 +97,11 @@ def test_growth_with_the_tokens_is_told_from_growth_without(tmp_path, capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert "ms per token, tokens as before" in out
     assert "8 GPUs" in out
+    # In 811 s 800,000 tokens per GPU in the first half of the steps, then half as many.
+    fewer = steps(20, tokens=lambda step: 6.4e6 if step < 11 else 3.2e6, gen=lambda _step: GEN)
+    assert 0 == main(["summary", str(console(tmp_path / "c.log", fewer))])
+    falls = r"throughput falls from 9[89]\d to 49\d tokens/s per GPU since step 11"
+    assert re.search(falls, capsys.readouterr().out)
 
 
 def write_json(path, rows, _run):
@@ -232,6 +237,47 @@ def test_late_lines_of_an_earlier_version_are_no_resumption(tmp_path):
     assert [] == problems
 
 
+def test_what_an_asynchronous_trainer_measured_is_told_in_the_sentences_of_its_log(
+    tmp_path, capsys
+):
+    """Idle shares, staleness and cut responses: means by hand; a count is the last one."""
+    rows = []
+    for step, values in steps(8, param_sync=lambda step: 6.0 if step < 5 else 1500.0):
+        more = {
+            "response_length/clip_ratio": 0.04 * step,
+            "response_length/mean": 1000.0,
+            "timing_s/agent_loop/generate_sequences/max": 390.0,
+            "timing_s/agent_loop/generate_sequences/mean": 60.0,
+            "timing_s/agent_loop/slowest/response_length": 4096,
+            "timing_s/agent_loop/slowest/tool_calls": 12.5,
+            "fully_async/trainer/idle_ratio": 0.25,
+            "training/off_policy/trajectory_staleness/mean": 1.5,
+            "fully_async/count/dropped_stale_samples": 10 * step,
+        }
+        rows += [(step, {"fully_async/rollouter/idle_ratio": 0.5}), (step, values | more)]
+    log = console(tmp_path / "train.log", rows)
+
+    assert 0 == main(["summary", "--json", str(log)])
+    answer = json.loads(capsys.readouterr().out)
+    assert [
+        "train: responses at the length limit 18 %",
+        "train: the trainer's step without samples 25 %",
+        "train: the rollouter's time in a pause 50 %",
+        "train: mean staleness of samples, in versions 1.5",
+        "train: samples dropped as too old, by now 80",
+    ] == answer["notes"]
+    (figures,) = answer["headline"]
+    lengths = [values["timing_s/step"] for _, values in rows if "timing_s/step" in values]
+    assert (8, pytest.approx(sum(lengths) / 8), max(lengths)) == (
+        figures["steps"], figures["step_mean_s"], figures["step_most_s"],
+    )  # fmt: skip
+    messages = " ".join(row["message"] for row in answer["findings"])
+    assert "6 min 30 s, mean 60.0 s; 4,096 response tokens, mean 1,000; 12.5 s in its" in messages
+    assert "param_sync: 6.00 s to 25 min 0 s since step 5." in messages
+    assert 0 == main(["report", str(log), "--out", str(tmp_path / "r.html")])
+    assert "responses at the length limit 18 %" in (tmp_path / "r.html").read_text()
+
+
 def test_slime_s_lines_are_read(tmp_path, capsys):
     times = "{'perf/update_weights_time': 1.3, 'perf/train_wait_time': 211.3, 'perf/actor_train_time': 81.0, 'perf/train_time': 95.0, 'perf/step_time': 306.3}"
     log = tmp_path / "slime.log"
@@ -242,7 +288,9 @@ def test_slime_s_lines_are_read(tmp_path, capsys):
     assert 0 == main(["summary", str(log)])
     out = capsys.readouterr().out
     assert "train_wait  3 min 31 s   69 %" in out
-    assert "6 steps, mean 5 min 6 s" in out
+    assert "slime (lines of slime): 6 steps, mean 5 min 6 s" in out
+    # No setting of this package records slime.
+    assert "profiler=multiturn" not in out
 
 
 def test_a_log_that_ends_without_a_step_is_answered_with_what_ended_it(tmp_path, capsys):
@@ -378,7 +426,10 @@ def test_the_report_of_a_log_begins_as_that_of_a_run_and_that_of_two_with_their_
 def test_commands_that_need_a_run_name_those_that_take_a_log(tmp_path, capsys):
     log = console(tmp_path / "train.log", steps(6))
     assert 0 == main(["why", str(log)])
-    assert "gen bounds the step" in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "gen bounds the step" in out
+    # In full.
+    assert "requests, turns, tools, engines, ranks. see: step_timing_breakdown" in out
     for command in ("requests", "export perfetto", "plot rollout_tail"):
         assert 2 == main([*command.split(), str(log)])
         error = capsys.readouterr().err

@@ -4,40 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
+from typing import Any
 
 from verl_profiler.analysis.console_timers import logged_phases, logged_steps
 from verl_profiler.analysis.explain.concentration import Culprit
 from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_order
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
-from verl_profiler.analysis.explain.over_time import changes_in, shape_of
+from verl_profiler.analysis.explain.over_time import OF_TOKENS, changes_in, shape_of
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
-from verl_profiler.units import seconds
+from verl_profiler.units import seconds, share
 
-__all__ = ["log_findings", "log_phases"]
+__all__ = ["log_facts", "log_findings", "log_headline", "log_phases"]
 
 # The least share of the time from step to step, as for recorded runs.
 _LEAST = 0.03
 # The slowest request of a batch against the mean one, above which it is a tail.
 _TAIL = 4.0
-# Phases whose time is compared with the tokens of their step.
-_OF_TOKENS = frozenset({"gen", *FORWARD, *FORWARD.values()})
-_GENERATE = "timing_s/agent_loop/generate_sequences/"
+_LOOP = "timing_s/agent_loop/"
+# What verl measured besides times: the end of a metric's name, what it is, and how it is written.
+_FACTS = (
+    ("response_length/clip_ratio", "responses at the length limit", share),
+    ("trainer/idle_ratio", "the trainer's step without samples", share),
+    ("rollouter/idle_ratio", "the rollouter's time in a pause", share),
+    ("partial/partial_ratio", "samples of several versions of the weights", share),
+    ("trajectory_staleness/mean", "mean staleness of samples, in versions", "{:.3g}".format),
+    ("trajectory_staleness/max", "staleness of a step's oldest sample", "{:.3g}".format),
+    ("count/dropped_stale_samples", "samples dropped as too old, by now", "{:,.0f}".format),
+)
 
 # The figures of a log with the evidence.
 _SHOWS = ("step_timing_breakdown", "per_token_timing", "generation_timing")
 
+_UNSEEN = "A log does not show what is in it: requests, turns, tools, engines, ranks."
 _TAIL_RULE = Rule(
     "The slowest request of a batch generates for {lost_s} longer than the mean one ({reason}).",
-    "A log has no requests. `+profiler=multiturn` records them: which are slow, and whether their tokens, "
-    "turns, tools or engines make them so.",
+    "A log has no requests: which are slow, and whether turns, tools or engines make them so, is not in it.",
     _SHOWS,
 )
 _ROLLOUT_BOUND = Rule(
     "{who} bounds the step: {lost_s} per step ({lost_share}){reason}.",
-    "A log does not show what is in it. `+profiler=multiturn` records requests, turns, tools and engines.",
+    _UNSEEN,
     _SHOWS,
     least=0.4,
     dominates=True,
@@ -49,16 +58,20 @@ _TRAINER_BOUND = replace(
 )
 _PHASE = Rule(
     "{who} takes {lost_s} per step ({lost_share}){reason}.",
-    "A log does not show what is in it; `+profiler=multiturn` records the phase's parts and ranks.",
+    _UNSEEN,
     _SHOWS,
 )
 _UNACCOUNTED = Rule(
     "{lost_s} per step ({lost_share}) are outside all timers{reason}.",
-    "A log does not show what it is; `+profiler=multiturn` records what lies between the timers, and "
-    "`span(…)` your own code.",
+    "A log does not show what it is; a recorded run has what lies between the timers, and `span(…)` in your code.",
     _SHOWS,
 )
 _LOG_RULES = {
+    "stalled_step": replace(
+        RULES["stalled_step"],
+        advice="Check the logs of the trainer and of the nodes at that time. The other steps ran with the same "
+        "settings.",
+    ),
     "rollout_bound": _ROLLOUT_BOUND,
     "trainer_bound": _TRAINER_BOUND,
     "unexplained": _UNACCOUNTED,
@@ -78,11 +91,11 @@ def log_phases(run: LoggedRun) -> Rows:
     """Return where a mean step goes, from its timers.
 
     Returns:
-        One row per phase inside the step or beside it, longest first: phase, place (`step` or
-        `outside`), mean_s (over all steps, also those without it), steps (that have it), longest_s,
-        longest_step and share (of a step and what is beside it).
+        One row per phase inside the step or beside it, longest first: phase, place (`step`, `outside` or
+        `overlapping`), mean_s (over all steps, also those without it), steps (that have it), longest_s,
+        longest_step and share (of a step and what is outside of it; None of what overlaps it).
     """
-    phases = [row for row in logged_phases(run) if row["place"] in ("step", "outside")]
+    phases = logged_phases(run)
     lines = len({row["step"] for row in phases})
     rows: Rows = []
     for name, place in dict.fromkeys((row["phase"], row["place"]) for row in phases):
@@ -98,9 +111,51 @@ def log_phases(run: LoggedRun) -> Rows:
                 "longest_step": longest,
             }
         )
-    whole_s = sum(row["mean_s"] for row in rows)
-    rows = [row | {"share": row["mean_s"] / whole_s if whole_s else None} for row in rows]
+    added = [row for row in rows if row["place"] != "overlapping"]
+    whole_s = sum(row["mean_s"] for row in added)
+    rows = [
+        row | {"share": row["mean_s"] / whole_s if whole_s and row in added else None}
+        for row in rows
+    ]
     return sorted(rows, key=lambda row: -row["mean_s"])
+
+
+def log_facts(run: LoggedRun) -> list[str]:
+    """Return what verl measured besides times, as phrases; means over the steps that have it."""
+    found: list[str] = []
+    for end, what, written in _FACTS:
+        by_step = [
+            next((value for name, value in line.values.items() if name.endswith(end)), None)
+            for line in run.lines
+        ]
+        values = [value for value in by_step if value is not None]
+        # Every synchronous step has a staleness of 0.
+        if any(values) or (values and end.endswith("idle_ratio")):
+            value = values[-1] if end.startswith("count/") else fmean(values)
+            found.append(f"{what} {written(value)}")
+    steps = logged_steps(run)
+    slowness = {row["step"]: 1 / each for row in steps if (each := row["tokens_per_s_per_gpu"])}
+    shape = shape_of(slowness, run.lines[0].step)
+    if shape is not None:
+        since = f" since step {shape.since}" if shape.since is not None else ""
+        rates = f"{1 / shape.first:,.0f} to {1 / shape.last:,.0f} tokens/s per GPU"
+        found.append(f"throughput falls from {rates}{since}")
+    return found
+
+
+def log_headline(run: LoggedRun) -> dict[str, Any]:
+    """Return the headline figures, as of a recorded run; the length is `timing_s/step`."""
+    rows = logged_steps(run)
+    lengths = [row["step_s"] if row["step_s"] is not None else row["accounted_s"] for row in rows]
+    return {
+        "run": run.label,
+        "steps": len(rows),
+        "left_out": [],
+        "step_mean_s": fmean(lengths),
+        "step_least_s": min(lengths),
+        "step_most_s": max(lengths),
+        "useful_share": None,
+    }
 
 
 def log_findings(run: LoggedRun) -> Rows:
@@ -176,13 +231,13 @@ def _in_time(series: _Series) -> Iterator[Finding]:
     work = {
         phase: {step: (tokens[step], each / tokens[step] * 1e3) for step, each in by_step.items()}
         for phase, by_step in series.phases.items()
-        if tokens and phase in _OF_TOKENS and shape_of(by_step, series.steps[0]) is not None
+        if tokens and phase in OF_TOKENS and shape_of(by_step, series.steps[0]) is not None
     }
     for name, lost_s, culprit in changes_in(series.phases, work, {}, series.steps[0]):
         stalled = name == "stalled_step"
         (first, *_) = culprit.evidence or [{"step": None, "who": culprit.who}]
         yield series.found(
-            name, RULES[name], first["who"], lost_s / len(series.steps),
+            name, _LOG_RULES.get(name, RULES[name]), first["who"], lost_s / len(series.steps),
             culprit=culprit, step=first["step"] if stalled else None,
         )  # fmt: skip
 
@@ -197,22 +252,33 @@ def _forwards(series: _Series) -> Iterator[Finding]:
 
 
 def _tail(series: _Series, run: LoggedRun) -> Iterator[Finding]:
-    most, mean = _slowest(run)
+    most, mean, text = _slowest(run)
     if most > _TAIL * mean > 0:
         yield series.found(
             "tail", _TAIL_RULE, "gen", min(most - mean, series.mean("gen") or most),
-            reason=f"{seconds(most)}, mean {seconds(mean)}",
+            reason=f"{seconds(most)}, mean {seconds(mean)}{text}",
         )  # fmt: skip
 
 
-def _slowest(run: LoggedRun) -> tuple[float, float]:
-    """Return how long the slowest and the mean request of a usual step generate; 0 if not logged."""
-    rows = [
-        (line.values[f"{_GENERATE}max"], line.values[f"{_GENERATE}mean"])
-        for line in run.lines
-        if {f"{_GENERATE}max", f"{_GENERATE}mean"} <= line.values.keys()
-    ]
-    return (median(each[0] for each in rows), median(each[1] for each in rows)) if rows else (0, 0)
+def _slowest(run: LoggedRun) -> tuple[float, float, str]:
+    """Return how long the slowest and the mean request of a usual step generate, and what is known of them.
+
+    The times are 0 if they were not logged.
+    """
+
+    def usual(name: str) -> float:
+        values = [line.values[name] for line in run.lines if name in line.values]
+        return median(values) if values else 0.0
+
+    tokens, mean_tokens = usual(f"{_LOOP}slowest/response_length"), usual("response_length/mean")
+    tools_s = usual(f"{_LOOP}slowest/tool_calls")
+    text = (
+        f"; {tokens:,.0f} response tokens, mean {mean_tokens:,.0f}"
+        if tokens and mean_tokens
+        else ""
+    )
+    text += f"; {seconds(tools_s)} in its tools" if tools_s else ""
+    return usual(f"{_LOOP}generate_sequences/max"), usual(f"{_LOOP}generate_sequences/mean"), text
 
 
 def _phases(series: _Series, run: LoggedRun) -> Iterator[Finding]:
@@ -231,8 +297,11 @@ def _phases(series: _Series, run: LoggedRun) -> Iterator[Finding]:
                 continue
             name, rule = phase, _PHASE
         reason = f", in {times} of {len(series.steps)} steps" if times < len(series.steps) else ""
-        most, mean = _slowest(run) if phase == "gen" else (0.0, 0.0)
+        most, mean, text = _slowest(run) if phase == "gen" else (0.0, 0.0, "")
         if mean:
-            reason += f"; its slowest request generates for {seconds(most)}, the mean one for {seconds(mean)}"
+            reason += f"; its slowest request generates for {seconds(most)}, the mean one for {seconds(mean)}{text}"
+        if phase == "train" and rule is not None:
+            # slime's; the advice is for verl.
+            rule = replace(rule, advice=_UNSEEN)
         if phase not in FORWARD:
             yield series.found(name or phase, rule or _PHASE, phase, mean_s, reason=reason)

@@ -43,7 +43,7 @@ def _ends_of(paths: Sequence[Path]) -> list[str]:
     from verl_profiler.reading.formats.console_end import log_end
 
     named = len(paths) > 1
-    ends = [(path, log_end(path).sentence()) for path in paths]
+    ends = [(path, log_end(path)) for path in paths]
     return [f"{path}: {end}" if named else end for path, end in ends if end]
 
 
@@ -60,7 +60,12 @@ def summarize_logs(
     paths: Sequence[Path], *, steps: tuple[int, int] | None, as_json: bool, verbose: bool
 ) -> int:
     """Print the headline, where a mean step goes, and what to change first; return 0, or 1 without steps."""
-    from verl_profiler.analysis.log_findings import log_findings, log_phases
+    from verl_profiler.analysis.log_findings import (
+        log_facts,
+        log_findings,
+        log_headline,
+        log_phases,
+    )
 
     runs, ends, problems = opened(paths, steps)
     found = [log_findings(run) for run in runs]
@@ -70,6 +75,7 @@ def summarize_logs(
         content = {
             "format": 2,
             "runs": [run.label for run in runs],
+            "headline": [log_headline(run) for run in runs],
             "findings": [row for rows in found for row in rows],
             "tables": {
                 analysis.__name__: [
@@ -77,6 +83,7 @@ def summarize_logs(
                 ]
                 for analysis in (logged_steps, log_phases)
             },
+            "notes": [f"{run.label}: {fact}" for run in runs for fact in log_facts(run)],
             "ended": ends,
             "problems": problems,
         }
@@ -85,13 +92,13 @@ def summarize_logs(
     if not runs:
         print_error(*(ends or ("nothing to report:", *problems)))
         return 1
-    from verl_profiler.views.log_text import MORE, log_overview
+    from verl_profiler.views.log_text import beyond, log_overview
 
     for run, rows in zip(runs, found, strict=True):
         print(log_overview(run, rows, verbose=verbose), end="\n\n")
     for end in ends:
         print(visible(end))
-    print(MORE)
+    print(beyond(runs))
     if problems:
         print("\n".join(["Data quality:", *(visible(f"- {problem}") for problem in problems)]))
     return 0

@@ -196,7 +196,7 @@ def _what_failed(console: Path) -> str:
     except ImportError:
         # The reading half is not installed.
         return ""
-    return log_end(console).sentence()
+    return log_end(console)
 
 
 class _Clock:

@@ -99,7 +99,7 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
 
     check_installed()
     from verl_profiler.analysis.log_findings import log_findings
-    from verl_profiler.views.log_text import MORE, log_changes
+    from verl_profiler.views.log_text import beyond, log_changes
     from verl_profiler.views.timing_figures import PICTURES
     from verl_profiler.views.timing_text import run_facts, summary_block
     from verl_profiler.views.view import SPEC, NothingToDraw
@@ -136,7 +136,7 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
             print(visible(f"Saved: {path}"))
         print(f"\n{summary_block(run)}\n\nAll plots saved to: {visible(str(folder))}")
         changes = log_changes(log_findings(run))
-        print("\n".join(["", *changes, MORE] if changes else ["", MORE]))
+        print("\n".join(["", *changes, beyond(runs)]))
 
 
 def _folders(runs: Sequence[LoggedRun], out: Path | None) -> list[Path]:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from verl_profiler.analysis.console_timers import metric_summary
-from verl_profiler.analysis.log_findings import log_phases
+from verl_profiler.analysis.log_findings import log_facts, log_phases
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.colors import color
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.columns import page_view
-from verl_profiler.views.log_text import MORE, headline
+from verl_profiler.views.log_text import beyond, headline
 from verl_profiler.views.page_sections import section
 from verl_profiler.views.page_views import charts_of
 from verl_profiler.views.timing_figures import PICTURES
@@ -37,6 +37,7 @@ def log_document(
         As `sections.document`; steps, requests and processes are empty.
     """
     views = {name: _picture(runs, name) for name in PICTURES} | {_METRICS: _metrics(runs)}
+    facts = [short_text("; ".join(known)) for run in runs if (known := log_facts(run))]
     missing = [text for view in views.values() for text in view["missing"]]
     sections = [
         section(name, name.replace("_", " "), None, [name])
@@ -50,7 +51,7 @@ def log_document(
         "about": {
             "runs": [run.label for run in runs],
             "line": [],
-            "notes": [*ends, MORE],
+            "notes": [*ends, *facts, beyond(runs)],
             "events": 0,
             "launches": [],
         },
@@ -90,7 +91,7 @@ def _metrics(runs: Sequence[LoggedRun]) -> dict[str, Any]:
 
 
 def _mean_step(run: LoggedRun) -> dict[str, Any]:
-    phases = log_phases(run)
+    phases = [row for row in log_phases(run) if row["place"] != "overlapping"]
     abouts = {"step": "a timer of the step", "outside": "outside the step"}
     return {
         "run": short_text(run.label),

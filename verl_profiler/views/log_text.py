@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import fmean
 
 from verl_profiler.analysis.console_timers import logged_steps
-from verl_profiler.analysis.log_findings import log_phases
+from verl_profiler.analysis.log_findings import log_facts, log_phases
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.findings import short_findings
+from verl_profiler.views.findings import finding_list, short_findings
 from verl_profiler.views.text_tables import table_text
 
-__all__ = ["MORE", "headline", "log_changes", "log_overview"]
+__all__ = ["beyond", "headline", "log_changes", "log_overview"]
 
-MORE = (
-    "This is from the log alone, which has no requests, tools, engines or ranks. "
-    "To record them: the same command with +profiler=multiturn"
-)
 _FIRST = 3
 _SMALL = 0.02
 
@@ -33,19 +30,31 @@ def log_overview(run: LoggedRun, findings: Rows, *, verbose: bool = False) -> st
     """
     phases = log_phases(run)
     shown = [row for row in phases if verbose or (row["share"] or 0) >= _SMALL]
-    outside = {"step": "", "outside": " (outside the step)"}
+    outside = {"step": "", "outside": " (outside the step)", "overlapping": " (beside the step)"}
     table = [{**row, "phase": row["phase"] + outside[row["place"]]} for row in shown]
-    columns = ("phase", "mean_s", "share", "longest_s", "longest_step")
+    columns = ("phase", "mean_s", "share", "steps", "longest_s", "longest_step")
     lines = table_text(headline(run), table, columns, most=len(table))
-    return "\n".join([lines, *log_changes(findings, verbose=verbose)])
+    facts = log_facts(run)
+    known = [visible(f"  {'; '.join(facts)}")] if facts else []
+    return "\n".join([lines, *known, *log_changes(findings, verbose=verbose)])
 
 
 def log_changes(findings: Rows, *, verbose: bool = False) -> list[str]:
-    """Return the findings as lines, at most three unless all are asked for."""
-    shown = short_findings(findings, len(findings) if verbose else _FIRST)
-    of = f"; {len(shown)} of {len(findings)}, -v has all" if len(shown) < len(findings) else ""
+    """Return the findings as lines: in full, or the first three in short."""
+    if verbose:
+        return [finding_list(findings)] if findings else []
+    shown = short_findings(findings, _FIRST)
+    of = f"; {len(shown)} of {len(findings)}, why has all" if len(shown) < len(findings) else ""
     title = [f"What to change first (gains per step, not additive){of}"] if shown else []
     return title + [line for lines in shown for line in lines]
+
+
+def beyond(runs: Iterable[LoggedRun]) -> str:
+    """Return what a log lacks, and what records it."""
+    how = "To record them: the same command with +profiler=multiturn"
+    if any(run.of_slime for run in runs):
+        how = "verl-profiler records runs of verl, not of slime."
+    return f"This is from the log alone, which has no requests, tools, engines or ranks. {how}"
 
 
 def headline(run: LoggedRun) -> str:
@@ -53,7 +62,11 @@ def headline(run: LoggedRun) -> str:
     steps = logged_steps(run)
     whole = {row["step"]: (row["step_s"] or row["accounted_s"]) + row["outside_s"] for row in steps}
     longest = max(whole, key=lambda step: whole[step])
-    text = f"{run.label}: {counted(len(steps), 'step')}, mean {seconds(fmean(whole.values()))}"
+    name = f"{run.label} (lines of slime)" if run.of_slime else run.label
+    text = f"{name}: {counted(len(steps), 'step')}, mean {seconds(fmean(whole.values()))}"
+    outside_s = fmean(row["outside_s"] for row in steps)
+    if outside_s >= _SMALL * fmean(whole.values()):
+        text += f" with {seconds(outside_s)} outside the step"
     if len(steps) > 1:
         text += f", {seconds(min(whole.values()))} to {seconds(whole[longest])} (step {longest})"
     gpus = {row["gpus"] for row in steps if row["gpus"] is not None}

@@ -11,6 +11,7 @@ from statistics import StatisticsError, correlation, fmean, linear_regression, m
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_profiler.analysis.explain.concentration import Culprit
+from verl_profiler.analysis.explain.forward_passes import FORWARD
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.units import seconds
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.explain.work import Found
     from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Shape", "changes_in", "over_time", "shape_of"]
+__all__ = ["OF_TOKENS", "Shape", "changes_in", "over_time", "shape_of"]
+
+# Phases whose time is compared with the tokens of their step.
+OF_TOKENS = frozenset({"gen", *FORWARD, *FORWARD.values()})
 
 # A step stands out if a phase takes so many times the median, and so many times what the others vary by.
 _TIMES, _SPREADS = 3, 8
@@ -288,11 +292,10 @@ def _changes(
         if shape is not None:
             mostly = _mostly(series, parts.get(phase, {}))
             text = f"{phase}: {seconds(shape.first)} to {seconds(shape.last)}"
-            if mostly:
-                text += f", mostly {mostly}"
-            elif not known:
-                text += "; its tokens were not recorded"
-            found.append(_finding(series, shape, phase, text))
+            more = f", mostly {mostly}" if mostly else ""
+            if not mostly and not known and phase in OF_TOKENS:
+                more = "; its tokens were not recorded"
+            found.append(_finding(series, shape, phase, text, more))
     for name, each in by_tokens.items():
         _, phase, text, evidence = max(each, key=lambda own: own[0])
         culprit = Culprit("phase", phase, text, evidence=evidence)
@@ -324,12 +327,14 @@ def _lost_s(series: _Series, shape: Shape) -> float:
     return sum(length * (1 - shape.kept[step]) for step, length in series.items())
 
 
-def _finding(series: _Series, shape: Shape, phase: str, text: str) -> tuple[str, float, Culprit]:
+def _finding(
+    series: _Series, shape: Shape, phase: str, text: str, more: str = ""
+) -> tuple[str, float, Culprit]:
     evidence = _longest_of(series, phase)
     lost_s = _lost_s(series, shape)
     if shape.since is None:
-        return "grows", lost_s, Culprit("phase", phase, text, evidence=evidence)
-    text = f"{text}, since step {shape.since}"
+        return "grows", lost_s, Culprit("phase", phase, text + more, evidence=evidence)
+    text = f"{text} since step {shape.since}{more}"
     return "changed", lost_s, Culprit("phase", phase, text, evidence=evidence)
 
 

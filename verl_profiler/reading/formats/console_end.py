@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from verl_profiler.events.failure_texts import reason_in
 from verl_profiler.reading.formats.console_log import file_lines, lines_of
 
-__all__ = ["LogEnd", "log_end"]
+__all__ = ["log_end"]
 
 # File, line and function; the type of an exception, its message and its frame.
 _Frame: TypeAlias = "tuple[str, str, str]"
@@ -58,60 +57,14 @@ _MESSAGE = 300
 _SINCE = 200_000
 
 
-@dataclass(frozen=True)
-class LogEnd:
-    """How a console ends.
-
-    Args:
-        after_step: The last step that was logged before; None without one.
-        reached: The latest phase of start-up that was finished; empty if none was printed.
-        error: The type of the exception; empty without one.
-        message: Its message.
-        at: `file:line` of the innermost frame.
-        function: Of that frame.
-        reason: A known reason of Ray, torch, an engine or the operating system; else empty.
-        debugger: It waits in a debugger.
-        before: What the user's own code raised before, most often; empty if nothing else.
-        last: The last line, if there is no exception.
-    """
-
-    after_step: int | None = None
-    reached: str = ""
-    error: str = ""
-    message: str = ""
-    at: str = ""
-    function: str = ""
-    reason: str = ""
-    debugger: bool = False
-    before: str = ""
-    last: str = ""
-
-    def sentence(self) -> str:
-        """Return what ended the training, as one sentence; empty if the console does not show it."""
-        if self.debugger:
-            what = "it waits in a debugger (Pdb)"
-        elif self.error:
-            what = f"it failed with {_failure(self.error, self.at, self.function, self.message)}"
-            if self.before:
-                what = f"{self.before}; then {what}"
-        elif self.reason:
-            what = "it failed"
-        elif self.after_step is None and self.reached:
-            return f"No step was finished: the log ends after {self.reached}; its last line: {self.last[:_MESSAGE]}"
-        else:
-            return ""
-        if self.reason and self.reason not in what:
-            what += f" ({self.reason})"
-        if self.after_step is not None:
-            return f"After step {self.after_step} {what}."
-        return f"No step was finished: {f'after {self.reached} ' if self.reached else ''}{what}."
-
-
-def log_end(path: Path) -> LogEnd:
+def log_end(path: Path) -> str:
     """Read how a console ends.
 
     Args:
         path: A text or gzip file.
+
+    Returns:
+        What ended the training, as one sentence; empty if the console does not show it.
 
     Raises:
         ReadingError: The file cannot be read.
@@ -152,14 +105,24 @@ def log_end(path: Path) -> LogEnd:
             name, message, at = failures[-1]
             failures[-1] = name, f"{message} ({key[1]})", at
     framed = [each for each in failures if each[2] is not None] or failures
-    if not framed:
-        return LogEnd(step, phase, reason=reason, debugger=debugger, last=last)
-    name, message, at = framed[-1]
-    file, line, function = at or ("", "", "")
-    return LogEnd(
-        step, phase, name, message, f"{file}:{line}" if file else "", function, reason, debugger,
-        _before(framed),
-    )  # fmt: skip
+    if debugger:
+        what = "it waits in a debugger (Pdb)"
+    elif framed:
+        name, message, at = framed[-1]
+        what = f"it failed with {_failure(name, at, message)}"
+        if before := _before(framed):
+            what = f"{before}; then {what}"
+    elif reason:
+        what = "it failed"
+    elif step is None and phase:
+        return f"No step was finished: the log ends after {phase}; its last line: {last[:_MESSAGE]}"
+    else:
+        return ""
+    if reason and reason not in what:
+        what += f" ({reason})"
+    if step is not None:
+        return f"After step {step} {what}."
+    return f"No step was finished: {f'after {phase} ' if phase else ''}{what}."
 
 
 def _before(failures: Sequence[_Failure]) -> str:
@@ -174,15 +137,18 @@ def _before(failures: Sequence[_Failure]) -> str:
         return ""
     ((name, at), times), *_ = raised.most_common(1)
     message = next(text for each, text, place in others if (each, place) == (name, at))
-    file, line, function = at
     count = f" {times:,} times" if times > 1 else ""
-    raised_in = _failure(f"was raised{count}", f"{file}:{line}", function, message)
-    return f"{name} {raised_in}"
+    return f"{name} {_failure(f'was raised{count}', at, message)}"
 
 
-def _failure(error: str, at: str, function: str, message: str) -> str:
-    whose = next((f", {what}" for each, what in _WHOSE if each.search(f"{at} {function}")), "")
-    place = f" in {function} ({at}{whose})" if function else ""
+def _failure(error: str, at: _Frame | None, message: str) -> str:
+    place = ""
+    if at is not None:
+        file, line, function = at
+        whose = next(
+            (f", {what}" for each, what in _WHOSE if each.search(f"{file}:{line} {function}")), ""
+        )
+        place = f" in {function} ({file}:{line}{whose})"
     return f"{error}{place}{': ' + message[:_MESSAGE].rstrip('.') if message else ''}"
 
 

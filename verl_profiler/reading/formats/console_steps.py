@@ -32,7 +32,16 @@ from verl_profiler.reading.formats.metric_files import metric_rows
 __all__ = ["FAMILIES", "LoggedRun", "StepLine", "logged_runs", "step_lines"]
 
 # The metrics that are kept, by the beginning of their names.
-FAMILIES = ("timing_s/", "timing_per_token_ms/", "perf/")
+FAMILIES = (
+    "timing_s/",
+    "timing_per_token_ms/",
+    "perf/",
+    "response_length/",
+    "training/off_policy/",
+    "fully_async/",
+    "trainer/idle_ratio",
+    "rollouter/idle_ratio",
+)
 
 _VALIDATION = ("val-", "val/")
 _STEP = re.compile(r"(?<![\w/@.\-])step:(?P<step>\d{1,9})(?= -|\s*$)")
@@ -118,6 +127,11 @@ class LoggedRun:
     lines: Sequence[StepLine]
     begins: Sequence[int]
     source: Path
+
+    @property
+    def of_slime(self) -> bool:
+        """The lines are slime's, which this package does not record."""
+        return any(name.startswith(f"{_TIMER}slime/") for name in self.lines[0].values)
 
 
 @dataclass

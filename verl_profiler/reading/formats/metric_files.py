@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,12 +67,11 @@ def metric_rows(path: Path, problems: list[str]) -> Iterator[MetricRow] | None:
     tag = _TAG.search(path.name)
     if tag is not None and [name.lower() for name in names] == _SCALAR:
         metric = _PARTS.sub(r"agent_loop/\1/", tag["metric"])
-        return _scalar_rows(path, number, f"{tag['family']}/{metric}", problems)
+        return _wide_rows(path, number, [*names[:2], f"{tag['family']}/{metric}"], problems)
     if {"key", "value", "step"} <= set(names):
-        return _long_rows(path, number, problems)
-    step = next((name for name in names if name in _STEPS or name.lower() == "step"), None)
-    if step is not None and any(_FAMILY in name for name in names):
-        return _wide_rows(path, number, step, problems)
+        return _long_rows(path, number, names, problems)
+    if any(map(_is_step_name, names)) and any(_FAMILY in name for name in names):
+        return _wide_rows(path, number, names, problems)
     return None
 
 
@@ -97,38 +96,35 @@ def _json_rows(path: Path, problems: list[str]) -> Iterator[MetricRow]:
         problems.append(f"{path}: {unread} lines are not metrics of a step.")
 
 
-def _wide_rows(path: Path, head: int, step: str, problems: list[str]) -> Iterator[MetricRow]:
+def _wide_rows(
+    path: Path, head: int, names: Sequence[str], problems: list[str]
+) -> Iterator[MetricRow]:
     unread = 0
-    for number, row in _csv_rows(path, head, problems):
+    step = next(filter(_is_step_name, names))
+    for number, row in _csv_rows(path, head, names, problems):
         at = _whole(row.get(step))
         if at is None:
             unread += 1
             continue
         runs: dict[str, dict[str, Any]] = {}
         for name, value in row.items():
-            if name is None or name.endswith((*_BOUNDS, _TIMES)):
+            if name is None or name == step or name.endswith((*_BOUNDS, _TIMES)):
                 continue
             before, between, metric = name.rpartition(_PANEL)
             runs.setdefault(before if between else "", {})[metric] = value
         for run, values in runs.items():
             numbers = _numbers(values)
-            if any(name.startswith(_FAMILY) for name in numbers):
+            if numbers:
                 yield number, run, at, numbers
     if unread:
         problems.append(f"{path}: {unread} rows have no step.")
 
 
-def _scalar_rows(path: Path, head: int, metric: str, problems: list[str]) -> Iterator[MetricRow]:
-    for number, row in _csv_rows(path, head, problems):
-        values = {name.lower(): value for name, value in row.items() if name is not None}
-        at, value = _whole(values["step"]), _number(values["value"])
-        if at is not None and value is not None:
-            yield number, "", at, {metric: value}
-
-
-def _long_rows(path: Path, head: int, problems: list[str]) -> Iterator[MetricRow]:
+def _long_rows(
+    path: Path, head: int, names: Sequence[str], problems: list[str]
+) -> Iterator[MetricRow]:
     found: dict[tuple[str, int], tuple[int, dict[str, float]]] = {}
-    for number, row in _csv_rows(path, head, problems):
+    for number, row in _csv_rows(path, head, names, problems):
         at, values = _whole(row.get("step")), _numbers({row.get("key") or "": row.get("value")})
         if at is not None:
             found.setdefault((row.get("run_id") or "", at), (number, {}))[1].update(values)
@@ -137,16 +133,16 @@ def _long_rows(path: Path, head: int, problems: list[str]) -> Iterator[MetricRow
 
 
 def _csv_rows(
-    path: Path, head: int, problems: list[str]
+    path: Path, head: int, names: Sequence[str], problems: list[str]
 ) -> Iterator[tuple[int, Mapping[str | None, Any]]]:
-    lines: Iterable[str] = (line for number, line in file_lines(path, problems) if number >= head)
-    reader = csv.DictReader(line.removeprefix("\ufeff") for line in lines)
+    lines: Iterable[str] = (line for number, line in file_lines(path, problems) if number > head)
+    reader = csv.DictReader(lines, names)
     try:
         for row in reader:
-            yield reader.line_num + head - 1, row
+            yield reader.line_num + head, row
     except csv.Error as error:
         problems.append(
-            f"{path}: line {reader.line_num + head - 1} is not CSV ({error}); the rest is not read."
+            f"{path}: line {reader.line_num + head} is not CSV ({error}); the rest is not read."
         )
 
 
@@ -165,6 +161,10 @@ def _metrics(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the metrics of a step: verl's logger has them in `data`."""
     data = content.get("data", content)
     return cast("Mapping[str, Any]", data) if isinstance(data, dict) else None
+
+
+def _is_step_name(name: str) -> bool:
+    return name in _STEPS or name.lower() == "step"
 
 
 def _names(head: str) -> list[str]:
