@@ -25,6 +25,12 @@ def _each(name, *values, **more):
     return tuple({name: value, **more} for value in values)
 
 
+def _flowing(severities, right, **more):
+    """Return the kind of a fault in an asynchronous run, whose trainer would hardly wait without it."""
+    flows = {"ahead": 32, "per_call": 0.0002}
+    return Kind(tuple({**flows, **each, **more} for each in severities), right, 20)
+
+
 _TAILED = r"long|tail|tokens|response"
 KINDS = {
     "adv": Kind(_each("adv", 3.0, 12.0, 40.0), r"\badv\b"),
@@ -70,6 +76,7 @@ KINDS = {
     "event_loop": Kind(_each("block", 0.5, 1.5), r"event loop|blocked"),
     "slow_loader": Kind(_each("slow_loader", 2.0, 8.0, 30.0), r"actor_5"),
     "transfers": Kind(_each("transfer", 2.0, 8.0), r"[Tt]ransfer"),
+    "put_of_worker": Kind(_each("put", 8.0, 20.0, put_worker=3), r"tq_put in worker_3"),
     "slow_put": Kind(_each("put", 4.0, 15.0), r"[Tt]ransfer|tq_put"),
     "reward_timeouts": Kind(
         _each("reward_timeouts", (0.05, 30.0), (0.2, 60.0), reward_workers=64), r"[Rr]eward|[Ss]cor"
@@ -123,8 +130,26 @@ KINDS = {
     "idle_replica": Kind(_each("route", (0.34, 0.33, 0.33, 0.0)), r"serves none"),
     "fifth_prompts": Kind(_each("fifth_prompts", 10.0, 40.0), r"in the other steps", 12),
     "long_context": Kind(_each("prefill_token", 2e-2, 5e-2), r"[Pp]refill"),
+    # Asynchronous runs: what a step waits for was dispatched by several.
+    "flowing_tool": _flowing(_each("slow_tool", 20.0, 40.0, 80.0), "browse"),
+    "flowing_failures": _flowing(_each("failing", (0.06, 40.0), (0.15, 60.0)), "fail|TimeoutError"),
+    "flowing_tool_since": _flowing(_each("tool_since", (9, 20.0), (9, 40.0)), "calls of code"),
+    "flowing_replica": _flowing(_each("speeds", *((1, s, 1, 1) for s in (2, 3, 5))), "engine_1"),
+    "flowing_prompts": _flowing(
+        _each("long_prompts", ((3, 6.0),), ((3, 9.0),), shuffle=False), r"prompt group|[Pp]rompts? "
+    ),
+    "flowing_reward": _flowing(
+        _each("reward", 20.0, 40.0, reward_workers=256), r"[Rr]eward|[Ss]cor"
+    ),
+    "flowing_routes": _flowing(
+        _each("route", (0.7, 0.1, 0.1, 0.1), (1.0, 0.0, 0.0, 0.0)), "[Rr]out"
+    ),
+    "flowing_speed": _flowing(_each("speed_grows", 0.1, 0.2), "grow|slower|step to step"),
+    "flowing_rank": _flowing(_each("slow_rank", 1.4, 2.0, collective=False), "actor_5"),
+    "flowing_tokens": _flowing(_each("uneven", 1.0, 2.0), r"tokens of the ranks|tokens .*rank"),
     "clean": Kind(
         (
+            {"steps": 20, "ahead": 32, "per_call": 0.0002},
             *({}, {"steps": 12}, {"spread": 0.4}, {"workers": 16, "samples": 2}),
             # A slow first step is none of the others.
             {"slow_first": 60.0},
@@ -140,7 +165,7 @@ def pair(kind, severity, seed):
     planted = replace(Plan(steps=KINDS[kind].steps, seed=seed), **KINDS[kind].severities[severity])
     # What only makes room for the fault stays.
     kept = {"shuffle", "steps", "per_call", "reward_workers", "workers", "samples", "spread"}
-    kept |= {"timed", "collective", "seed", *KINDS[kind].beside}
+    kept |= {"timed", "collective", "seed", "ahead", *KINDS[kind].beside}
     kept |= {"prefill_token"} if kind == "cache_lost" else set()
     sound = replace(planted, **{k: v for k, v in vars(_WITHOUT).items() if k not in kept})
     return Training(planted), Training(sound)

@@ -1,8 +1,10 @@
-"""A simulation of synchronous verl training that can have a fault; shares no code with the package.
+"""A simulation of verl training that can have a fault; shares no code with the package.
 
 Discrete events: requests on agent-loop workers, replicas whose speed falls with the number of running
-calls, a KV cache, reward workers, 16 ranks in collectives, weight sync, and what lies between steps.  The
-truth is the same run without the fault.  `write` leaves event files as docs/events.md describes them.
+calls, a KV cache, reward workers, 16 ranks in collectives, weight sync, and what lies between steps.  An
+asynchronous trainer takes the prompts that have finished; the replicas have devices of their own, and pause
+while they get weights.  The truth is the same run without the fault.  `write` leaves event files as
+docs/events.md describes them.
 """
 
 import heapq
@@ -37,6 +39,8 @@ class Plan:
     samples: int = 4
     workers: int = 8
     ranks: int = 16
+    # Prompts of an asynchronous run that are in flight beyond those of a step; None if synchronous.
+    ahead: int | None = None
     shuffle: bool = True
     between: float = 0.02
     # Rollout.
@@ -65,6 +69,7 @@ class Plan:
     reward_workers: int = 4
     reward_timeouts: tuple[float, float] = (0.0, 0.0)
     put: float = 0.01
+    put_worker: int | None = None
     # Engines: seconds per token with one call, and for each further one.
     token: float = 0.011
     per_call: float = 0.0006
@@ -156,6 +161,28 @@ class Gate:
             self._kernel.wake(what)
 
 
+class Drawn(int):
+    """The step whose requests these are drawn for, and the one that dispatched them."""
+
+    def __new__(cls, step, label):
+        made = super().__new__(cls, step)
+        made.label = label
+        return made
+
+
+class Batch:
+    """Requests that are waited for together, and the tokens of those that have ended."""
+
+    def __init__(self, left, opens):
+        self.left, self.opens, self.tokens, self.versions = left, opens, [], {}
+
+    def end(self, tokens):
+        self.tokens.append(tokens)
+        self.left -= 1
+        if not self.left:
+            self.opens()
+
+
 class Permits:
     """A number of permits, handed out in order."""
 
@@ -195,7 +222,7 @@ class Replica:
     def __init__(self, kernel, plan, place):
         self.kernel, self.plan, self.place = kernel, plan, place
         self.running, self.waiting, self.at, self.version, self.open = [], deque(), 0.0, 0, 0
-        self.factor, self.slowed = 1.0, True
+        self.factor, self.slowed, self.paused = 1.0, True, None
         self.slots = plan.slots_of[place] if plan.slots_of else plan.slots
 
     def submit(self, call):
@@ -212,8 +239,20 @@ class Replica:
     def _decoding(self):
         return [call for call in self.running if call.ready <= self.at + 1e-9]
 
+    def pause(self):
+        self._advance()
+        self.paused = self.kernel.now
+        self.version += 1
+
+    def resume(self):
+        for call in self.running:
+            if call.ready > self.paused:
+                call.ready += self.kernel.now - self.paused
+        self.at, self.paused = self.kernel.now, None
+        self._change()
+
     def _advance(self):
-        calls = self._decoding()
+        calls = self._decoding() if self.paused is None else ()
         if calls:
             done = (self.kernel.now - self.at) / self._per_token(len(calls))
             for call in calls:
@@ -221,6 +260,8 @@ class Replica:
         self.at = self.kernel.now
 
     def _change(self):
+        if self.paused is not None:
+            return
         for call in [call for call in self._decoding() if call.left < 1e-6]:
             self.running.remove(call)
             call.end = self.at
@@ -279,7 +320,7 @@ class Training:
         self.rewarders = Permits(self.kernel, plan.reward_workers)
         self.single = Permits(self.kernel, 1)
         self.tools = Permits(self.kernel, plan.tools_at_once)
-        self.factor = 1.0
+        self.factor, self.weights = 1.0, 0
         self.kernel.wake(self._trainer())
         self.kernel.run()
 
@@ -293,7 +334,7 @@ class Training:
         return random.Random(repr((self.plan.seed, *what)))
 
     def _event(self, process, step, event, begin, end=None, **extra):
-        self.events.append((process, step, event, begin, end, extra))
+        self.events.append((process, getattr(step, "label", step), event, begin, end, extra))
 
     # The rollout.
 
@@ -330,18 +371,19 @@ class Training:
         longer = plan.fifth_prompts if step % 5 == 0 else 1.0
         return int(of.uniform(450, 800) * longer), tokens, tools
 
-    def _dispatch(self, step, finished):
-        """Start all requests of a step; the batch is cut into one part for each worker."""
+    def _dispatch(self, step, batch_of, places=None):
+        """Start all requests of a step, or of prompts of it; it is cut into one part for each worker."""
         plan = self.plan
         prompts = list(range(plan.prompts))
         if plan.shuffle:
             self._random("shuffle", step).shuffle(prompts)
         whole = plan.prompts * plan.samples
-        left = [whole]
-        for number in range(whole):
-            prompt, sample = prompts[number // plan.samples], number % plan.samples
-            worker = number * plan.workers // whole
-            self.kernel.wake(self._request(step, prompt, sample, worker, number, finished, left))
+        for place in range(plan.prompts) if places is None else places:
+            batch = batch_of(prompts[place])
+            for sample in range(plan.samples):
+                number = place * plan.samples + sample
+                worker = number * plan.workers // whole
+                self.kernel.wake(self._request(step, prompts[place], sample, worker, number, batch))
 
     def _replica(self, number):
         if self.plan.route:
@@ -350,7 +392,7 @@ class Training:
             return self.replicas[place]
         return min(self.replicas, key=lambda each: (each.open, each.place))
 
-    def _request(self, step, prompt, sample, worker, number, finished, left):
+    def _request(self, step, prompt, sample, worker, number, batch):
         plan, kernel, name, loop = self.plan, self.kernel, f"worker_{worker}", self.loops[worker]
         prompt_tokens, tokens, tools = self._trajectory(step, prompt, sample)
         sample_of = prompt if not plan.shuffle else step * plan.prompts + prompt
@@ -381,8 +423,10 @@ class Training:
             cached = 0 if plan.cache_lost and turn and step >= plan.cache_lost else cached
             yield 0.002
             call = Call(kernel, context, cached, wanted, lazy)
+            batch.versions.setdefault(sample, []).append(self.weights)
             replica.submit(call)
             yield call.gate
+            batch.versions[sample].append(self.weights)
             replica.open -= 1
             engine_id = f"e{step:02d}{number:03d}{turn}"
             self._served(step, replica, call, engine_id, context, cached)
@@ -430,18 +474,15 @@ class Training:
         sums = {"response_tokens": generated + answered, "generated_tokens": generated}
         extra |= sums | {"tool_tokens": answered, "reward": 1.0, "uid": uid}
         self._event(name, step, "request", begin, kernel.now, **own, **ids, **extra)
-        self.tokens.append(prompt_tokens + generated + answered)
-        left[0] -= 1
         if plan.one_at_a_time:
             self.single.release()
-        if not left[0]:
-            finished.open()
+        batch.end(prompt_tokens + generated + answered)
 
     def _served(self, step, replica, call, engine_id, context, cached):
         extra = {"engine_request_id": engine_id, "prompt_tokens": context}
         extra |= {
             "response_tokens": call.tokens,
-            "weight_version": step - 1,
+            "weight_version": step - 1 if self.plan.ahead is None else self.weights,
             "cached_tokens": cached,
         }
         if self.plan.timed:
@@ -473,7 +514,9 @@ class Training:
             took += plan.slow_url if tool == "url_07" else 0.0
         took *= self._busy(worker)
         since, slower = plan.tool_since
-        took += slower if tool == "code" and since and step >= since else 0.0
+        took += (
+            slower if tool == "code" and since and getattr(step, "label", step) >= since else 0.0
+        )
         share, timeout = plan.failing
         if fails < share:
             yield timeout
@@ -502,7 +545,8 @@ class Training:
         yield from loop.turn()
         self._event(name, step, "reward", begin, kernel.now, **own, **ids, score=1.0)
         put = kernel.now
-        yield self.plan.put
+        only = self.plan.put_worker
+        yield self.plan.put if only is None or name == f"worker_{only}" else Plan.put
         yield from loop.turn()
         self._event(name, step, "tq_put", put, kernel.now, **own, **ids, size_bytes=80000, rows=1)
         self._event(name, step, "postprocess", begin, kernel.now, **own, **ids)
@@ -511,10 +555,13 @@ class Training:
 
     def _trainer(self):
         plan, kernel = self.plan, self.kernel
+        self.ready, self.dispatched = deque(), 0
+        if plan.ahead is not None:
+            pool = {"pool": "standalone", "replicas": [0, 1, 2, 3], "devices": 16}
+            self._event("trainer_0", 1, "replica_pool", 0.0, None, **pool)
         for step in range(1, plan.steps + 1):
             begin = kernel.now
             self.begins.append(begin)
-            self.tokens = []
             since, change = plan.changes_at
             factor = 1 + plan.speed_grows * (step - 1)
             factor *= change if since and step >= since else 1.0
@@ -524,21 +571,8 @@ class Training:
             every, slower = plan.slow_batch
             yield plan.prepare + (slower if step % every == 0 else 0.0)
             self._event("trainer_0", step, "prepare_step", begin, kernel.now)
-            self._event(
-                "trainer_0", step, "dispatch", kernel.now, None, prompts=plan.prompts, reason="step"
-            )
             at = kernel.now
-            finished = Gate(kernel)
-            self._dispatch(step, finished)
-            yield finished
-            # The replay buffer is polled.
-            yield 0.5 - (kernel.now - at) % 0.5
-            self._event("trainer_0", step, "sample_wait", at, kernel.now, samples=len(self.tokens))
-            asleep = kernel.now
-            yield 0.3
-            self._event(
-                "trainer_0", step, "sleep_replicas", asleep, kernel.now, replicas=[0, 1, 2, 3]
-            )
+            yield from self._rollout(step) if plan.ahead is None else self._samples(step)
             self._event("trainer_0", step, "gen", at, kernel.now)
             if plan.driver_reward:
                 since = kernel.now
@@ -568,6 +602,56 @@ class Training:
             yield plan.between + (plan.third_gap if step % 3 == 0 else 0.0)
             self.ends.append(kernel.now)
 
+    def _rollout(self, step):
+        """Run a step's requests, and wait for all of them."""
+        plan, kernel, finished = self.plan, self.kernel, Gate(self.kernel)
+        about = {"prompts": plan.prompts, "reason": "step"}
+        self._event("trainer_0", step, "dispatch", kernel.now, None, **about)
+        at = kernel.now
+        batch = Batch(plan.prompts * plan.samples, finished.open)
+        self._dispatch(step, lambda _: batch)
+        yield finished
+        # The replay buffer is polled.
+        yield 0.5 - (kernel.now - at) % 0.5
+        self.tokens = batch.tokens
+        self._event("trainer_0", step, "sample_wait", at, kernel.now, samples=len(self.tokens))
+        asleep = kernel.now
+        yield 0.3
+        self._event("trainer_0", step, "sleep_replicas", asleep, kernel.now, replicas=[0, 1, 2, 3])
+
+    def _waited(self, step):
+        """Return what makes the batch of a prompt, which is ready when its requests have ended."""
+
+        def batch_of(prompt):
+            uid = f"u{step:02d}{prompt:03d}"
+            batch = Batch(self.plan.samples, lambda: self.ready.append((step, uid, batch)))
+            return batch
+
+        return batch_of
+
+    def _samples(self, step):
+        """Dispatch up to the limit, and take the prompts that have finished first."""
+        plan, kernel = self.plan, self.kernel
+        at = kernel.now
+        while self.dispatched < step * plan.prompts + plan.ahead:
+            number, place = divmod(self.dispatched, plan.prompts)
+            drawn = Drawn(number + 1, step)
+            self._dispatch(drawn, self._waited(drawn), [place])
+            self.dispatched += 1
+        while len(self.ready) < plan.prompts:
+            yield 0.01
+        yield 0.05
+        self.tokens = []
+        for _ in range(plan.prompts):
+            drawn, uid, batch = self.ready.popleft()
+            self.tokens += batch.tokens
+            for session, versions in sorted(batch.versions.items()):
+                taken = {"uid": uid, "session": session, "consumed_step": step}
+                taken |= {"trainer_version": self.weights}
+                taken |= {f"{of.__name__}_weight_version": of(versions) for of in (min, max)}
+                self._event("trainer_0", drawn, "sample_consumed", kernel.now, None, **taken)
+        self._event("trainer_0", step, "sample_wait", at, kernel.now, samples=len(self.tokens))
+
     def _validation(self, step):
         """Run a short request on each worker; the tool of one of them is slow."""
         since = self.kernel.now
@@ -590,8 +674,17 @@ class Training:
         of = self._random(phase, step)
         if phase == "adv":
             yield plan.adv
-        elif phase == "update_weights":
+        elif phase == "update_weights" and plan.ahead is None:
             yield self._sync(step, begin, of)
+        elif phase == "update_weights":
+            for replica in self.replicas:
+                replica.pause()
+            yield self._sync(step, begin, of)
+            self.weights = step
+            about = {"weight_version": step, "pool": "standalone"}
+            self._event("trainer_0", step, "weight_sync", begin, kernel.now, **about)
+            for replica in self.replicas:
+                replica.resume()
         else:
             yield self._compute(step, phase, begin, of)
         self._event("trainer_0", step, phase, begin, kernel.now)
@@ -682,7 +775,11 @@ def write(training, folder):
     clock |= {"uncertainty_ns": 90, "shared": True}
     versions = {"verl_profiler": "0.1.0", "verl": "0.9.1", "ray": "2.60.0", "python": "3.11.7"}
     asked = {"n_gpus_per_node": 4, "nnodes": 4, "rollout": "sglang", "use_v1": True}
-    asked |= {"trainer_mode": "sync", "agent_workers": plan.workers, "rollout_n": plan.samples}
+    asked |= {
+        "trainer_mode": "sync" if plan.ahead is None else "separate_async",
+        "agent_workers": plan.workers,
+        "rollout_n": plan.samples,
+    }
     run = {
         "format": 1,
         "experiment": folder.name,

@@ -19,6 +19,8 @@ QUICK = [
         ("idle_replica", 0),
         ("fifth_prompts", 0),
         ("tokens_grow", 0),
+        ("flowing_tool_since", 1),
+        ("flowing_replica", 2),
     ),
 ]
 

@@ -8,12 +8,20 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from verl_profiler.analysis.explain.concentration import Culprit
-from verl_profiler.analysis.explain.culprits import culprits_of_any_run
+from verl_profiler.analysis.explain.culprits import culprits
 from verl_profiler.analysis.explain.engine_culprits import lost_by_engine
-from verl_profiler.analysis.explain.finding import NOBODY, Account, Finding, finding_of, with_rest
+from verl_profiler.analysis.explain.finding import (
+    Account,
+    Finding,
+    finding_of,
+    of_rule,
+    with_rest,
+    without_superfluous,
+)
 from verl_profiler.analysis.explain.fixes import Facts, fits
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.rules import RULES, Rule
+from verl_profiler.analysis.explain.work import Found
 from verl_profiler.analysis.selection import Rows, Steps, by_run, steps_of
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
@@ -51,7 +59,9 @@ SELECT run FROM asynchronous WHERE run IN (SELECT run FROM samples) ORDER BY run
 """
 
 
-def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> list[Finding]:
+def asynchronous_findings(
+    tables: Tables, ledger: Rows, steps: Steps = None, named_of: Found | None = None
+) -> list[Finding]:
     """Return what bounds asynchronous runs, and what their rollout makes in vain.
 
     Steps get shorter by no more than `recoverable_s`: a faster rollout saves at most what the trainer
@@ -61,6 +71,7 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
         tables: Of the runs; those that did not record their samples have none.
         ledger: The rows of `bubble_ledger`.
         steps: Those to judge; None for all.
+        named_of: What `culprits` returns of these steps.
 
     Returns:
         Most recoverable time first, of each run.
@@ -71,18 +82,20 @@ def asynchronous_findings(tables: Tables, ledger: Rows, steps: Steps = None) -> 
     stale = by_run(staleness(tables, steps))
     # Without the syncs' own events it is not known when a sample became older.
     synced = {row["run"] for row in tables.rows(_SYNCED)}
-    named_of = culprits_of_any_run(tables, steps)
+    if named_of is None:
+        named_of = culprits(tables, [], steps)
     causes = by_run(row for row in staleness_causes(tables, steps) if row["run"] in synced)
     for run, pools in _pools_of(ledger, steps).items():
         if run in recorded:
             named = [
+                *_of_culprits(pools, named_of.get(run, {})),
                 *_split_off(pools),
                 *_of_staleness(pools, stale.get(run, []), causes.get(run, [])),
                 *_of_devices(pools, lends=fits("hybrid_switch", Facts(tables, run))),
                 *_of_engines(tables, pools),
-                *_of_culprits(pools, named_of.get(run, {})),
             ]
-            listed += sorted(named, key=lambda each: (each.rule.dominates, -_rank_s(each, pools)))
+            kept = without_superfluous({each.name: each for each in named})
+            listed += sorted(kept, key=lambda each: (each.rule.dominates, -_rank_s(each, pools)))
     return listed
 
 
@@ -109,7 +122,7 @@ def with_the_rest(listed: Sequence[Finding], ledger: Rows, steps: Steps = None) 
     """
     found: list[Finding] = []
     for run, pools in _pools_of(ledger, steps).items():
-        own = [(each, {*each.rule.categories}) for each in listed if each.run == run]
+        own = [(each, {*each.accounts}) for each in listed if each.run == run]
         made = with_rest(pools.trainer, own, "pool_work", _WORK, _of_account)
         ranks = {id(each): _rank_s(each, pools) for each in made}
         found += sorted(
@@ -214,12 +227,16 @@ def _of_devices(pools: _Pools, *, lends: bool) -> list[Finding]:
 def _of_culprits(
     pools: _Pools, named: Mapping[str, tuple[Culprit, float | None]]
 ) -> Iterator[Finding]:
-    """Give what one rank, tool or process costs; a step is shorter by at most that."""
-    for name in ("slow_ranks", "failing_tools", "host_memory"):
-        culprit, lost_s = named.get(name, (NOBODY, None))
-        rule, gain = RULES[name], (lost_s or 0.0) / len(pools.trainer.steps)
-        if culprit.who and (rule.always or gain >= rule.least * pools.trainer.step_s):
-            yield finding_of(pools.trainer, name, rule, gain, {}, culprit, proof=None)
+    """Return what single requests, places and tools cost, by the same rules as of a synchronous run."""
+    for name, rule in RULES.items():
+        if name in named and not rule.pooled:
+            known = rule
+            if named[name][0].kind == "work":
+                sentence = rule.sentence.replace("A phase takes", "The work of requests takes")
+                known = replace(rule, sentence=sentence)
+            made = of_rule(pools.trainer, name, known, None, named[name])
+            if made is not None:
+                yield replace(made, proof=None)
 
 
 def _of_engines(tables: Tables, pools: _Pools) -> list[Finding]:
@@ -341,7 +358,7 @@ def _row(
         name,
         rule or RULES[name],
         gain,
-        {},
+        pool.of((rule or RULES[name]).categories),
         Culprit(kind, named, named, evidence=evidence),
         by_step,
         lost_s=sum(by_step.values()) / len(pool.steps),

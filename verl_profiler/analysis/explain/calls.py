@@ -302,8 +302,9 @@ def _request(
         cursor = end
     rest = row["end_us"] - cursor
     reward = min(row["reward_us"] or 0, rest)
+    put = min(row["transfer_us"] or 0, rest - reward)
     waited = min(row["reward_wait_us"] or 0, reward)
-    stages.append(Work(rest - reward, own=True))
+    stages += [Work(rest - reward - put, own=True), Work(put, own=False)]
     shared = (_REWARD_POOL, 1 - waited / reward) if waited else (None, 1.0)
     stages.append(Work(reward, False, *shared))
     generated = sum(stage.tokens or 0 for stage in stages if isinstance(stage, Call))
@@ -317,6 +318,7 @@ def _request(
         row["response_tokens"] or generated,
         generated,
         row["uid"],
+        row["request_id"],
     )
 
 
@@ -378,11 +380,15 @@ WITH dispatched AS (
     WHERE event = 'dispatch' AND uid IS NOT NULL GROUP BY run, uid
 ), waited AS (
     SELECT run, uid, session, sum(wait_us) AS reward_wait_us FROM reward_scores GROUP BY ALL
+), moved AS (
+    SELECT run, step, name, request_id, sum(duration_us) AS transfer_us FROM transfers
+    WHERE request_id IS NOT NULL GROUP BY ALL
 )
 SELECT run, step, uid, name, request_id, begin_us, end_us, duration_us, finished, turns, reward_us,
-    reward_wait_us, prompt_tokens, response_tokens, coalesce(at_us, begin_us) AS dispatched_us
+    reward_wait_us, transfer_us, prompt_tokens, response_tokens, coalesce(at_us, begin_us) AS dispatched_us
 FROM (SELECT * FROM requests WHERE begin_us IS NOT NULL AND NOT validate AND {own})
     LEFT JOIN dispatched USING (run, uid) LEFT JOIN waited USING (run, uid, session)
+    LEFT JOIN moved USING (run, step, name, request_id)
 ORDER BY run, begin_us, name, request_id
 """
 _FATES = """

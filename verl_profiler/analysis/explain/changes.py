@@ -42,6 +42,7 @@ __all__ = [
     "Changed",
     "changes_of",
     "from_tokens",
+    "scaled",
     "tools_of_length",
 ]
 
@@ -373,7 +374,7 @@ def _even_workers(model: Model, _: Sequence[Model]) -> Changed | None:
     return None if changed is None else replace(changed, before=before)
 
 
-def _scaled(state: str, factor: float) -> Changing:
+def scaled(state: str, factor: float) -> Callable[[Model, Sequence[Model]], Changed]:
     """Multiply what the trainer does in a state."""
 
     def changed(model: Model, models: Sequence[Model]) -> Changed:
@@ -575,7 +576,7 @@ CHANGES: dict[str, Change] = {
         for refilled in (False, True)
     },
     "tools_at_median": Change("cap every tool call at its tool's median", tools_of_length(min)),
-    "training_twice_as_fast": _of_cycles("halve the training", _scaled(TRAINING, 0.5)),
+    "training_twice_as_fast": _of_cycles("halve the training", scaled(TRAINING, 0.5)),
     "calls_twice_as_fast": _of_cycles("halve every generate call", _calls(_twice_as_fast)),
     "tools_twice_as_fast": Change(
         "halve every tool call",
@@ -611,7 +612,7 @@ CHANGES: dict[str, Change] = {
         _model(lambda model: replace(model, operations=(*model.operations, Run(-model.uneven_us)))),
     ),
     "weights_twice_as_fast": Change(
-        "halve the weight sync", _scaled(WEIGHT_SYNC, 0.5), asynchronous=True
+        "halve the weight sync", scaled(WEIGHT_SYNC, 0.5), asynchronous=True
     ),
     "no_queue": Change("no engine queue (load not observed)", _no_queue, beyond=True),
     "twice_the_slots": Change(

@@ -26,32 +26,41 @@ from verl_profiler.analysis.explain.over_time import over_time
 from verl_profiler.analysis.explain.rollout_culprits import Found, late_s
 from verl_profiler.analysis.explain.rules import BETWEEN
 from verl_profiler.analysis.explain.step_rows import TOGETHER
+from verl_profiler.analysis.explain.what_if import Cycle, cycles
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds, size
 
-__all__ = ["culprit_rows", "culprits", "culprits_of_any_run"]
+__all__ = ["culprit_rows", "culprits"]
 
 _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
 
-def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Found:
+def culprits(
+    tables: Tables,
+    segments: Rows,
+    steps: Steps = None,
+    known: Mapping[str, Cycle] | None = None,
+) -> Found:
     """Determine the culprit of each possible finding.
 
     Args:
         tables: Of a run.
         segments: The rows of `critical_segments` and `between_segments` for the same steps.
         steps: First and last step; None for all.
+        known: What `what_if.cycles` returns of these steps.
 
     Returns:
         By run and finding (a key of `rules.RULES`): the culprit, and the seconds lost to it alone in all
         steps together (the saving if it were as fast as the next of its kind; None if not measured).
     """
-    gathered = [gather(tables, steps) for gather in _GATHERED]
-    gathered.append(over_time(tables, segments, steps))
+    earlier = work.Earlier(tables, steps, cycles(tables, steps) if known is None else known)
+    gathered = [gather(earlier) for gather in _GATHERED]
+    gathered.append(over_time(earlier, segments, rollout_culprits.changing_work(earlier)))
     named: Found = {}
-    for run, own in by_run(segments).items():
-        found = named[run] = {}
+    of_run = by_run(segments)
+    for run in dict.fromkeys((*of_run, *(run for found in gathered for run in found))):
+        own, found = of_run.get(run, []), named.setdefault(run, {})
         for name, (categories, label) in _BY_CATEGORY.items():
             places = places_of(
                 (row["step"], label(row), row["duration_s"])
@@ -68,7 +77,9 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Found:
         for gathering in gathered:
             for name, (culprit, lost_s) in gathering.get(run, {}).items():
                 if culprit.evidence or name not in found:
-                    found[name] = culprit, lost_s
+                    in_phases = name in _OF_TRAINER and lost_s is not None
+                    saved_s = earlier.of_training(run, lost_s or 0.0) if in_phases else lost_s
+                    found[name] = culprit, saved_s
         forward = _forward_only(own)
         if forward is not None:
             found["forward_only"] = forward
@@ -77,15 +88,6 @@ def culprits(tables: Tables, segments: Rows, steps: Steps = None) -> Found:
             because = rollout_culprits.calls_of(tables, run, culprit.who, steps)
             found["tool_time"] = replace(culprit, because=because), None
     return named
-
-
-def culprits_of_any_run(tables: Tables, steps: Steps = None) -> Found:
-    """Determine the culprits that need no critical path: ranks, failing tools, and host memory that grows."""
-    found: Found = {}
-    for gathered in (_ranks, rollout_culprits.tools, _host_memory):
-        for run, own in gathered(tables, steps).items():
-            found.setdefault(run, {}).update(own)
-    return found
 
 
 def culprit_rows(named: Found) -> Rows:
@@ -131,6 +133,8 @@ _KINDS = {
     "polling": "setting",
     "checkpoint": "phase",
 }
+# Findings of the trainer's phases.
+_OF_TRAINER = ("slow_ranks", "uneven_tokens", "gpu_idle")
 # The only culprit that the fixes of a finding are for.
 _FIXABLE = {"late_start": "dispatch"}
 
@@ -267,30 +271,35 @@ def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:
     return replace(identity("phase", places), text=text, where=""), work.lost_in(places)
 
 
-def _replicas_by_load(tables: Tables, steps: Steps) -> Found:
+def _replicas_by_load(earlier: work.Earlier) -> Found:
     """Find replicas and hosts that are slower than others at their load, and replicas with more sessions."""
-    loads = work.replica_loads(tables, steps)
-    found = rollout_culprits.slow_replicas(tables, steps, loads)
+    loads = work.replica_loads(earlier.tables, earlier.steps)
+    found = rollout_culprits.slow_replicas(earlier, loads)
     for more in (work.routing, rollout_culprits.slow_hosts):
-        for run, each in more(tables, steps, loads).items():
+        for run, each in more(earlier, loads).items():
             found.setdefault(run, {}).update(each)
     return found
 
 
-_GATHERED: tuple[Callable[[Tables, Steps], Found], ...] = (
-    _ranks,
+def _by_steps(gather: Callable[[Tables, Steps], Found]) -> Callable[[work.Earlier], Found]:
+    return lambda earlier: gather(earlier.tables, earlier.steps)
+
+
+_GATHERED: tuple[Callable[[work.Earlier], Found], ...] = (
+    _by_steps(_ranks),
     rollout_culprits.requests,
-    rollout_culprits.workers,
+    _by_steps(rollout_culprits.workers),
     rollout_culprits.tools,
-    rollout_culprits.replicas,
+    _by_steps(rollout_culprits.replicas),
     _replicas_by_load,
     work.prompts,
     work.first_prefill,
-    work.few_at_once,
-    work.rank_tokens,
-    engines,
-    idle_devices,
-    _host_memory,
-    rollout_culprits.stalls,
+    _by_steps(work.few_at_once),
+    _by_steps(work.rank_tokens),
+    _by_steps(engines),
+    _by_steps(idle_devices),
+    _by_steps(_host_memory),
+    _by_steps(rollout_culprits.stalls),
     rollout_culprits.rewards,
+    rollout_culprits.transfers,
 )

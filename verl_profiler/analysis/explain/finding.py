@@ -23,10 +23,14 @@ __all__ = [
     "Finding",
     "finding_of",
     "in_order",
+    "of_rule",
     "with_rest",
+    "without_superfluous",
 ]
 
 NOBODY = Culprit("", None, "")
+# Minimum share of a step for a gain to be a finding even if its interval contains 0.
+_LARGE = 0.1
 # More than this part of the time, in steps with more than this many times the median of all.
 _MOSTLY, _FEW = 0.5, 3
 # Each category of the account with this share of the time is accounted for by a finding.
@@ -286,6 +290,106 @@ def _by_step(steps: Iterable[int], evidence: Rows) -> dict[int, float]:
     for row in evidence:
         sums[row["step"]] = sums.get(row["step"], 0.0) + row["seconds"]
     return sums if len(evidence) < EVIDENCE else {}
+
+
+def of_rule(
+    account: Account,
+    name: str,
+    rule: Rule,
+    replay: Mapping[str, Any] | None,
+    known: tuple[Culprit, float | None] | None,
+) -> Finding | None:
+    """Return the finding of a rule, or None if it does not trigger."""
+    steps, step_s = len(account.steps), account.step_s
+    culprit, lost_s = known or (NOBODY, None)
+    own = account.of(rule.categories)
+    largest = max(own, key=lambda category: own[category], default="")
+    if rule.sentence.startswith("{who}") and own:
+        own = {largest: own[largest]}
+    category_s = sum(own.values())
+    if rule.change is not None and rule.categories and not category_s:
+        # What the replay leaves out was not recorded here.
+        return None
+    named = culprit.who is not None
+    measured = lost_s is not None and (
+        rule.measured or (named and rule.change is None and not rule.bounded)
+    )
+    gain, resampled = _gain(
+        rule, replay, category_s, lost_s / steps if measured and lost_s is not None else None
+    )
+    enough = category_s if rule.unseen else gain
+    # What one rank, replica or host costs counts where what all cost is as usual.
+    placed = named and culprit.kind in ("rank", "replica", "host")
+    least = min(rule.least, LEAST) if placed else rule.least
+    if not (named if rule.always else enough >= least * step_s):
+        return None
+    if rule.varies and _may_be_chance(resampled, gain, step_s):
+        return None
+    if rule.dominates and known is None:
+        culprit = replace(culprit, text=largest)
+    return finding_of(
+        account,
+        name,
+        rule,
+        gain,
+        own,
+        culprit,
+        lost_s=category_s if own and not rule.measured and (rule.unseen or not resampled) else gain,
+        bound_s=max(gain, (lost_s or 0.0) / steps) if rule.bounded else None,
+        low_s=resampled["low_s"] if resampled else None,
+        high_s=resampled["high_s"] if resampled else None,
+        replayed=resampled["steps"] if resampled else None,
+        pastes=culprit.fixable,
+    )
+
+
+def _gain(
+    rule: Rule, replay: Mapping[str, Any] | None, category_s: float, lost_s: float | None
+) -> tuple[float, Mapping[str, Any] | None]:
+    """Return the recoverable time per step, and the replay that it comes from.
+
+    A measured loss comes from no replay, and neither does the time of a category.
+    """
+    if lost_s is not None:
+        return lost_s, None
+    if rule.change is None:
+        return 0.0 if rule.measured else category_s, None
+    if replay is None or replay["expected_s"] is None:
+        return 0.0, None
+    return replay["expected_s"], replay
+
+
+def _may_be_chance(replay: Mapping[str, Any] | None, gain: float, step_s: float) -> bool:
+    """Return whether a replay's gain is small and its interval contains 0.
+
+    A large gain is a finding regardless: a stall in one of many steps has such an interval.
+    """
+    if replay is None or replay["low_s"] is None or gain >= _LARGE * step_s:
+        return False
+    return replay["low_s"] <= 0
+
+
+def _superfluous(finding: Finding, found: Mapping[str, Finding]) -> str | None:
+    """Return the name of the finding that makes this one superfluous, if one does."""
+    rule, gain = finding.rule, finding.recoverable_s
+    others = {name: found[name].recoverable_s for name in rule.without if name in found}
+    most = max(others, key=lambda name: others[name], default=None)
+    if rule.dominates:
+        less = sum(others.values())
+        return most if gain - less < rule.least * (finding.step_s - less) else None
+    return most if most is not None and others[most] >= gain / 2 > 0 else None
+
+
+def without_superfluous(found: Mapping[str, Finding]) -> list[Finding]:
+    """Return findings by name without the superfluous ones; what makes one superfluous accounts for its time."""
+    heirs = {name: _superfluous(each, found) for name, each in found.items()}
+    accounts = {name: dict(found[name].accounts) for name, heir in heirs.items() if heir is None}
+    for name, each in found.items():
+        passed = [name]
+        while (heir := heirs[passed[-1]]) is not None and heir not in passed:
+            passed.append(heir)
+        accounts.get(passed[-1], {}).update(each.accounts)
+    return [replace(found[name], accounts=own) for name, own in accounts.items()]
 
 
 def with_rest(

@@ -28,21 +28,26 @@ from verl_profiler.analysis.explain.critical_path import (
 from verl_profiler.analysis.explain.culprits import culprit_rows, culprits
 from verl_profiler.analysis.explain.finding import (
     LATE_START,
-    LEAST,
     NOBODY,
     WORK,
     Account,
     Finding,
     finding_of,
     in_order,
+    of_rule,
     with_rest,
+    without_superfluous,
 )
 from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rollout_culprits import Found
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
-from verl_profiler.analysis.explain.what_if import asynchronous_what_if, replays_and_averages
+from verl_profiler.analysis.explain.what_if import (
+    asynchronous_what_if,
+    cycles,
+    replays_and_averages,
+)
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, by_run, left_out, steps_of
 from verl_profiler.analysis.staleness import staleness
@@ -51,9 +56,6 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import share
 
 __all__ = ["explained", "ranked"]
-
-# Minimum share of a step for a gain to be a finding even if its interval contains 0.
-_LARGE = 0.1
 
 
 def explained(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
@@ -68,6 +70,7 @@ def explained(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         and findings, see `ranked` and `Finding.row`.
     """
     replays, averages = replays_and_averages(tables, steps)
+    known = cycles(tables, steps)
     segments = critical_segments(tables, steps)
     steady, without = after_warm_up(tables, steps), left_out(tables, steps)
     lasting = (
@@ -77,7 +80,7 @@ def explained(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
     )
     between = between_segments(tables, steady)
     account = lasting + between
-    named = culprits(tables, account, steady)
+    named = culprits(tables, account, steady, known)
     found = {
         "critical_segments": segments,
         "critical_path": path_categories(segments),
@@ -90,7 +93,7 @@ def explained(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "culprits": culprit_rows(named),
         "bubble_ledger": bubble_ledger(tables, steps),
         "critical_cycle": critical_cycle(tables, steps),
-        "asynchronous_what_if": asynchronous_what_if(tables, steps),
+        "asynchronous_what_if": asynchronous_what_if(tables, steps, known),
         "staleness": staleness(tables, steps),
         "staleness_causes": staleness_causes(tables, steps),
         "device_use": device_use(tables, steps),
@@ -100,7 +103,7 @@ def explained(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
     ledger = [row for row in found["bubble_ledger"] if row["run"] in asynchronous]
     listed = [
         *ranked(account, averages, found["stragglers"], named, starts=_starts(tables)),
-        *with_the_rest(asynchronous_findings(tables, ledger, steady), ledger, steady),
+        *with_the_rest(asynchronous_findings(tables, ledger, steady, named), ledger, steady),
     ]
     facts = {
         run: Facts(tables, run, steps_of(steady, run)) for run in {each.run for each in listed}
@@ -147,7 +150,7 @@ def ranked(
     for run, segments in by_run(account).items():
         culprits = named.get(run, {})
         listed += _of_run(
-            Account(run, _without_stall(segments, culprits), (starts or {}).get(run)),
+            Account(run, _set_apart(segments, culprits), (starts or {}).get(run)),
             {row["what"]: row for row in changes.get(run, ())},
             culprits,
             _reason(why.get(run, [])),
@@ -155,11 +158,18 @@ def ranked(
     return in_order(listed)
 
 
-_STALLED = "stalled_step"
+_STALLED, _SLOW_TRANSFERS = "stalled_step", "slow_transfers"
 
 
-def _without_stall(segments: Rows, culprits: Mapping[str, tuple[Culprit, float | None]]) -> Rows:
-    """Give what a step stands still for a category of its own: the other steps of its phase are as usual."""
+def _set_apart(segments: Rows, culprits: Mapping[str, tuple[Culprit, float | None]]) -> Rows:
+    """Give what a step stands still for, and the transfers of a slow worker, categories of their own."""
+    slow, _ = culprits.get(_SLOW_TRANSFERS, (NOBODY, None))
+    segments = [
+        {**row, "category": _SLOW_TRANSFERS}
+        if row["category"] == "transfer" and f"{row['event']} in {row['name']}" == slow.who
+        else row
+        for row in segments
+    ]
     culprit, lost_s = culprits.get(_STALLED, (NOBODY, None))
     if not lost_s:
         return segments
@@ -191,70 +201,11 @@ def _of_run(
     for name, rule in RULES.items():
         blames_start = account.only_starts and name == LATE_START
         if not rule.pooled and account.step_s and not blames_start:
-            each = _of_rule(account, name, rule, replays.get(rule.change), culprits.get(name))
+            each = of_rule(account, name, rule, replays.get(rule.change), culprits.get(name))
             if each is not None:
                 found[name] = replace(each, reason=reason)
-    heirs = {name: _superfluous(each, found) for name, each in found.items()}
-    accounts: dict[str, set[str]] = {name: set() for name, heir in heirs.items() if heir is None}
-    for name, each in found.items():
-        # What makes a finding superfluous accounts for its time.
-        passed = [name]
-        while (heir := heirs[passed[-1]]) is not None and heir not in passed:
-            passed.append(heir)
-        accounts.get(passed[-1], set()).update(each.accounts)
-    listed = [(found[name], own) for name, own in accounts.items()]
+    listed = [(each, set(each.accounts)) for each in without_superfluous(found)]
     return with_rest(account, listed, "work", WORK, _of_category)
-
-
-def _of_rule(
-    account: Account,
-    name: str,
-    rule: Rule,
-    replay: Mapping[str, Any] | None,
-    known: tuple[Culprit, float | None] | None,
-) -> Finding | None:
-    """Return the finding of a rule, or None if it does not trigger."""
-    steps, step_s = len(account.steps), account.step_s
-    culprit, lost_s = known or (NOBODY, None)
-    own = account.of(rule.categories)
-    largest = max(own, key=lambda category: own[category], default="")
-    if rule.sentence.startswith("{who}") and own:
-        own = {largest: own[largest]}
-    category_s = sum(own.values())
-    if rule.change is not None and rule.categories and not category_s:
-        # What the replay leaves out was not recorded here.
-        return None
-    named = culprit.who is not None
-    measured = lost_s is not None and (
-        rule.measured or (named and rule.change is None and not rule.bounded)
-    )
-    gain, resampled = _gain(
-        rule, replay, category_s, lost_s / steps if measured and lost_s is not None else None
-    )
-    enough = category_s if rule.unseen else gain
-    # What one rank, replica or host costs counts where what all cost is as usual.
-    placed = named and culprit.kind in ("rank", "replica", "host")
-    least = min(rule.least, LEAST) if placed else rule.least
-    if not (named if rule.always else enough >= least * step_s):
-        return None
-    if rule.varies and _may_be_chance(resampled, gain, step_s):
-        return None
-    if rule.dominates and known is None:
-        culprit = replace(culprit, text=largest)
-    return finding_of(
-        account,
-        name,
-        rule,
-        gain,
-        own,
-        culprit,
-        lost_s=category_s if own and not rule.measured and (rule.unseen or not resampled) else gain,
-        bound_s=max(gain, (lost_s or 0.0) / steps) if rule.bounded else None,
-        low_s=resampled["low_s"] if resampled else None,
-        high_s=resampled["high_s"] if resampled else None,
-        replayed=resampled["steps"] if resampled else None,
-        pastes=culprit.fixable,
-    )
 
 
 # By category: what to try.  A rule's own advice comes first.
@@ -310,43 +261,6 @@ _RULE_OF = {
     if not rule.dominates and not rule.pooled
     for category in rule.categories
 }
-
-
-def _gain(
-    rule: Rule, replay: Mapping[str, Any] | None, category_s: float, lost_s: float | None
-) -> tuple[float, Mapping[str, Any] | None]:
-    """Return the recoverable time per step, and the replay that it comes from.
-
-    A measured loss comes from no replay, and neither does the time of a category.
-    """
-    if lost_s is not None:
-        return lost_s, None
-    if rule.change is None:
-        return 0.0 if rule.measured else category_s, None
-    if replay is None or replay["expected_s"] is None:
-        return 0.0, None
-    return replay["expected_s"], replay
-
-
-def _may_be_chance(replay: Mapping[str, Any] | None, gain: float, step_s: float) -> bool:
-    """Return whether a replay's gain is small and its interval contains 0.
-
-    A large gain is a finding regardless: a stall in one of many steps has such an interval.
-    """
-    if replay is None or replay["low_s"] is None or gain >= _LARGE * step_s:
-        return False
-    return replay["low_s"] <= 0
-
-
-def _superfluous(finding: Finding, found: Mapping[str, Finding]) -> str | None:
-    """Return the name of the finding that makes this one superfluous, if one does."""
-    rule, gain = finding.rule, finding.recoverable_s
-    others = {name: found[name].recoverable_s for name in rule.without if name in found}
-    most = max(others, key=lambda name: others[name], default=None)
-    if rule.dominates:
-        less = sum(others.values())
-        return most if gain - less < rule.least * (finding.step_s - less) else None
-    return most if most is not None and others[most] >= gain / 2 > 0 else None
 
 
 def _reason(waits: Rows) -> str:

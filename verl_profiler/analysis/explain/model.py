@@ -116,7 +116,7 @@ class Request(NamedTuple):
     """One request: its start (relative to the step's), its measured duration, and its stages.
 
     `prompt_tokens` and `response_tokens` are the trained tokens, `generated` the tokens that its calls
-    generated and `group` its prompt; all as measured.
+    generated, `group` its prompt and `request_id` its name; all as measured.
     """
 
     begin_us: float
@@ -128,6 +128,7 @@ class Request(NamedTuple):
     response_tokens: int = 0
     generated: int = 0
     group: str | None = None
+    request_id: str | None = None
 
     @property
     def tokens(self) -> float:

@@ -17,7 +17,7 @@ from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.units import seconds
 
 if TYPE_CHECKING:
-    from verl_profiler.analysis.explain.work import Found
+    from verl_profiler.analysis.explain.work import Earlier, Found
     from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["OF_TOKENS", "Shape", "changes_in", "over_time", "shape_of"]
@@ -55,13 +55,19 @@ class Shape(NamedTuple):
 _Series = Mapping[int, float]
 
 
-def over_time(tables: Tables, segments: Rows, steps: Steps) -> Found:
-    """Find what makes some steps of a run longer than others; `segments` are those of `critical_segments`."""
+def over_time(earlier: Earlier, segments: Rows, found: Found) -> Found:
+    """Find what makes some steps of a run longer than others.
+
+    Args:
+        earlier: Of the runs.
+        segments: Those of `critical_segments`.
+        found: What is known of the requests' work; returned with the rest.
+    """
+    tables, steps = earlier.tables, earlier.steps
     lengths = _lengths(tables, steps)
     work = _work(tables, steps)
     longest = _longest(tables, steps)
     parts = _parts(segments)
-    found: Found = {}
     for run, phases in lengths.items():
 
         def last_of(step: int, phase: str, run: str = run) -> str:
@@ -72,8 +78,8 @@ def over_time(tables: Tables, segments: Rows, steps: Steps) -> Found:
         changes = changes_in(
             phases, work.get(run, {}), longest.get(run, {}), first, last_of, own_parts
         )
-        for finding, lost_s, culprit in changes:
-            own = found.setdefault(run, {})
+        for finding, longer_s, culprit in changes:
+            own, lost_s = found.setdefault(run, {}), earlier.of_training(run, longer_s)
             if finding not in own or lost_s > (own[finding][1] or 0.0):
                 own[finding] = culprit, lost_s
     return found
@@ -116,7 +122,8 @@ def _lengths(tables: Tables, steps: Steps) -> dict[str, dict[str, dict[int, floa
         f"""
         SELECT p.run, p.phase, p.step, sum(p.end_us - p.begin_us) / 1e6 AS length_s
         FROM phases AS p JOIN steps AS s ON s.run = p.run AND s.step = p.step AND s.finished
-        WHERE p.parent = 'step' AND NOT p.validate AND p.step > 0 AND p.{SYNCHRONOUS}
+        -- An asynchronous step waits in gen for what others have begun.
+        WHERE p.parent = 'step' AND NOT p.validate AND p.step > 0 AND (p.phase <> 'gen' OR p.{SYNCHRONOUS})
             AND {in_steps(steps, "p.step")} GROUP BY ALL ORDER BY ALL
         """
     ):

@@ -50,7 +50,7 @@ from verl_profiler.analysis.explain.step_rows import (
 from verl_profiler.reading.tables.derivations import GEN_TOLERANCE_US, SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["step_models"]
+__all__ = ["TOKEN_PART", "step_models"]
 
 # Poll interval of verl's replay buffer (0.9.1); used if its polls were not recorded.
 _POLL_US = 2_000_000
@@ -63,7 +63,7 @@ _TRIES = 7
 _IGNORED_SHARE = 0.001
 # The share of the phases after `gen` that is proportional to tokens has this prior (mean and standard
 # deviation), updated by steps with different token counts.
-_TOKEN_PART = (0.8, 0.25)
+TOKEN_PART = (0.8, 0.25)
 _TOKEN_STEPS = 3
 # A step whose phases after `gen` take this many times what they take of the median step, and what its tokens
 # take at the median time per token, stalled: what it took has nothing to do with tokens.
@@ -155,7 +155,7 @@ def _after_token_us(steps: Sequence[tuple[float, float]]) -> tuple[float, float]
     ]
     tokens_mean, time_mean = fmean(t for t, _ in steps), fmean(time for _, time in steps)
     whole = time_mean / tokens_mean
-    part, deviation = (value * whole for value in _TOKEN_PART)
+    part, deviation = (value * whole for value in TOKEN_PART)
     spread = sum((tokens - tokens_mean) ** 2 for tokens, _ in steps)
     if not spread or not whole or len(steps) < _TOKEN_STEPS:
         return part, deviation

@@ -14,24 +14,28 @@ from verl_profiler.analysis.explain.concentration import (
     identity,
     places_of,
 )
+from verl_profiler.analysis.explain.over_time import shape_of
 from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.stragglers import REASONS
 from verl_profiler.analysis.explain.work import (
+    Earlier,
     Found,
     ReplicaLoads,
-    earlier,
     evidence_of,
+    in_work,
     lost_in,
     tails,
     tool_work,
 )
 from verl_profiler.analysis.selection import Rows, Steps, by_run, estimated, in_steps
+from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import seconds
 
 __all__ = [
     "Found",
     "calls_of",
+    "changing_work",
     "late_s",
     "replicas",
     "requests",
@@ -41,6 +45,7 @@ __all__ = [
     "slow_replicas",
     "stalls",
     "tools",
+    "transfers",
     "workers",
 ]
 
@@ -62,8 +67,9 @@ def late_s(row: Mapping[str, Any]) -> float:
     return max(row["last_us"] - (row["next_us"] or row["last_us"]), 0) / 1e6
 
 
-def requests(tables: Tables, steps: Steps) -> Found:
+def requests(earlier: Earlier) -> Found:
     """Find the prompt group, worker, replica or host whose requests end last."""
+    tables, steps = earlier.tables, earlier.steps
     lasts = tables.rows(
         f"""
         WITH lasts AS (
@@ -83,7 +89,7 @@ def requests(tables: Tables, steps: Steps) -> Found:
         "worker": shares_of(tables, "name", "requests", steps),
         "replica": shares_of(tables, "engine_name", "engine_calls", steps),
     }
-    longer = tails(tables, steps)
+    longer = tails(earlier)
     columns = {"prompt group": "sample", "worker": "name", "replica": "replica"}
     found: Found = {}
     for run, own in by_run(lasts).items():
@@ -142,7 +148,8 @@ def workers(tables: Tables, steps: Steps) -> Found:
         f"""
         WITH ends AS (
             SELECT run, step, name, max(end_us) AS end_us FROM requests
-            WHERE finished AND NOT validate AND {in_steps(steps)} GROUP BY run, step, name
+            WHERE finished AND NOT validate AND {SYNCHRONOUS} AND {in_steps(steps)}
+            GROUP BY run, step, name
         )
         SELECT run, step, count(*) AS many, arg_max(name, (end_us, name)) AS who,
             max(end_us) AS last_us, max(end_us, 2)[2] AS next_us
@@ -207,8 +214,9 @@ def calls_of(tables: Tables, run: str, tool: str | None, steps: Steps) -> str:
     )
 
 
-def tools(tables: Tables, steps: Steps) -> Found:
+def tools(earlier: Earlier) -> Found:
     """Find the tool that requests wait for, and the tools that fail."""
+    tables, steps = earlier.tables, earlier.steps
     charged = tables.rows(
         f"SELECT run, step, coalesce(tool, 'tool') AS tool, caused_wait_us FROM tool_caused_wait "
         f"WHERE caused_wait_us > 0 AND {in_steps(steps)} ORDER BY run, step, tool"
@@ -228,7 +236,7 @@ def tools(tables: Tables, steps: Steps) -> Found:
             replace(culprit, evidence=slowest, because=because),
             None,
         )
-    work = tool_work(tables, steps)
+    work = tool_work(earlier)
     for run, each in work.items():
         if "slow_tools" in each:
             culprit, lost_s = each["slow_tools"]
@@ -317,7 +325,7 @@ def _most(rows: Rows, column: str, verb: str) -> Culprit:
     return concentration("replica", places, dict.fromkeys(names, 1 / len(names)), verb=verb)
 
 
-def slow_replicas(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLoads]) -> Found:
+def slow_replicas(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Found:
     """Find replicas that take longer per token than others at their load, and how much later requests end."""
     found: Found = {}
     for run, loads in loads_of.items():
@@ -345,14 +353,14 @@ def slow_replicas(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLo
             SELECT run, step, name, request_id, 'slow' AS who, sum(decode_us * part) AS cut_us
             FROM engine_call_times JOIN (SELECT unnest($steps) AS step,
                 unnest($names) AS engine_name, unnest($parts) AS part) USING (engine_name, step)
-            WHERE run = $run AND NOT validate AND {in_steps(steps)} GROUP BY ALL
+            WHERE run = $run AND NOT validate AND {in_work(earlier.steps)} GROUP BY ALL
         """
         parameters: dict[str, Any] = {"run": run, "steps": [each.step for each in cells]}
         parameters |= {
             "names": [each.who for each in cells],
             "parts": [each.part for each in cells],
         }
-        later = earlier(tables, cuts, steps, parameters).get((run, "slow"), [])
+        later = earlier(cuts, "decoding", parameters).get((run, "slow"), [])
         slow = sorted({each.who for each in cells})
         text = (
             f"{', '.join(slow)}: {median(each.us for each in cells) / 1e3:.1f} ms per token, others at "
@@ -384,8 +392,9 @@ class _Slow(NamedTuple):
 _KINDS_OF_WORK, _HOST_CALLS = 2, 5
 
 
-def slow_hosts(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLoads]) -> Found:
+def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Found:
     """Find a host on which several kinds of work take longer than the same work on others."""
+    tables, steps = earlier.tables, earlier.steps
     own = f"NOT validate AND duration_us IS NOT NULL AND {in_steps(steps)}"
     calls = f"""
         SELECT run, step, name, request_id, host, kind, duration_us
@@ -438,7 +447,7 @@ def slow_hosts(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLoads
             "kinds": list(kinds),
             "slower": list(kinds.values()),
         }
-        places = earlier(tables, cuts, steps, parameters).get((run, host), [])
+        places = earlier(cuts, "all", parameters).get((run, host), [])
         listed = ", ".join(f"{kind} {times:.1f} times" for kind, times in sorted(kinds.items()))
         text = f"{host}: {listed} what it takes on the others"
         culprit = Culprit("host", host, text, evidence=evidence_of(places, host))
@@ -482,29 +491,115 @@ def stalls(tables: Tables, steps: Steps) -> Found:
     return found
 
 
+# Time of a kind of work that requests do, and how much of it, by call.
+_KINDS_OF_WORK = """
+SELECT run, step, name, request_id, 'tools' AS of, concat('calls of ', coalesce(tool, 'tool')) AS who,
+    duration_us AS us, 1 AS units FROM tool_calls WHERE duration_us IS NOT NULL AND NOT validate
+UNION ALL
+SELECT run, step, name, request_id, 'decoding', 'decoding', decode_us, decoded_tokens
+FROM engine_call_times WHERE decode_us > 0 AND decoded_tokens > 0 AND NOT validate
+"""
+
+
+def changing_work(earlier: Earlier) -> Found:
+    """Find the kind of work of requests that takes longer from step to step, or since a step.
+
+    Of asynchronous runs: a step of theirs waits for requests of several steps.
+    """
+    if not earlier.cycles:
+        return {}
+    series: dict[tuple[str, str, str], dict[int, float]] = {}
+    for row in earlier.tables.rows(
+        f"SELECT run, of, who, step, sum(us) / sum(units) / 1e6 AS unit_s FROM ({_KINDS_OF_WORK}) "
+        f"WHERE NOT {SYNCHRONOUS} AND {in_work(earlier.steps)} GROUP BY ALL ORDER BY ALL"
+    ):
+        series.setdefault((row["run"], row["of"], row["who"]), {})[row["step"]] = row["unit_s"]
+    found: Found = {}
+    for (run, of, who), own in series.items():
+        shape = shape_of(own, min(own))
+        if shape is None:
+            continue
+        cuts = f"""
+            SELECT run, step, name, request_id, who, sum(us * part) AS cut_us
+            FROM ({_KINDS_OF_WORK}) JOIN (SELECT unnest($steps) AS step, unnest($parts) AS part) USING (step)
+            WHERE run = $run AND who = $who GROUP BY ALL
+        """
+        parts = [1 - shape.kept[step] for step in own]
+        parameters = {"run": run, "who": who, "steps": [*own], "parts": parts}
+        places = earlier(cuts, of, parameters).get((run, who), [])
+        unit = " per token" if of == "decoding" else ""
+        text = f"{who}: {seconds(shape.first)} to {seconds(shape.last)}{unit}"
+        finding = "grows" if shape.since is None else "changed"
+        text += f", since step {shape.since}" if shape.since is not None else ""
+        lost_s = lost_in(places)
+        if lost_s > (found.get(run, {}).get(finding, (None, 0.0))[1] or 0.0):
+            culprit = Culprit("work", who, text, evidence=evidence_of(places, who))
+            found.setdefault(run, {})[finding] = culprit, lost_s
+    return found
+
+
+# Calls of one worker are slow if they take so many times what those of the others take.
+_SLOWER_PUT = 3
+
+
+def transfers(earlier: Earlier) -> Found:
+    """Find the worker whose TransferQueue calls take many times as long as those of the others."""
+    calls = (
+        "SELECT run, step, name, request_id, event, duration_us FROM transfers WHERE NOT validate "
+        f"AND request_id IS NOT NULL AND duration_us IS NOT NULL AND {in_work(earlier.steps)}"
+    )
+    cuts = f"""
+        WITH calls AS ({calls}), rates AS (
+            SELECT run, event, name, median(duration_us) AS us FROM calls GROUP BY ALL
+        ), slow AS (
+            SELECT a.run, a.event, a.name, concat(a.event, ' in ', a.name) AS who,
+                median(b.us) AS others_us
+            FROM rates AS a JOIN rates AS b
+                ON b.run = a.run AND b.event = a.event AND b.name <> a.name
+            GROUP BY a.run, a.event, a.name, a.us HAVING a.us >= {_SLOWER_PUT} * others_us
+        )
+        SELECT run, step, name, request_id, who, sum(greatest(duration_us - others_us, 0)) AS cut_us
+        FROM calls JOIN slow USING (run, event, name) GROUP BY ALL
+    """
+    found: Found = {}
+    for (run, who), places in earlier(cuts, "other").items():
+        lost_s, known = lost_in(places), found.get(run, {}).get("slow_transfers")
+        if known is None or lost_s > (known[1] or 0.0):
+            culprit = Culprit("worker", who, who, evidence=evidence_of(places, who))
+            found[run] = {"slow_transfers": (culprit, lost_s)}
+    return found
+
+
 _WAITING = "waiting for a reward worker"
 
 
-def rewards(tables: Tables, steps: Steps) -> Found:
-    """Split the last requests' reward time into the reward function and waiting for a reward worker."""
+def rewards(earlier: Earlier) -> Found:
+    """Split the reward time of the last requests into the reward function and waiting for a reward worker.
+
+    Of an asynchronous run, that of all requests.
+    """
+    tables, steps = earlier.tables, earlier.steps
     rows = tables.rows(
         f"""
         SELECT l.run, l.step, any_value(r.reward_us) / 1e6 AS reward_s,
             max(coalesce(s.compute_us,
                 least(s.end_us, r.end_us) - greatest(s.begin_us, r.begin_us))) / 1e6 AS scored_s
-        FROM last_requests AS l JOIN requests AS r USING (run, step, name, request_id)
+        FROM (SELECT run, step, name, request_id FROM last_requests
+            UNION ALL SELECT run, step, name, request_id FROM requests
+            WHERE reward_us > 0 AND NOT validate AND NOT {SYNCHRONOUS}
+        ) AS l JOIN requests AS r USING (run, step, name, request_id)
             LEFT JOIN reward_scores AS s ON s.run = r.run AND s.uid = r.uid
                 AND s.end_us > r.begin_us AND s.begin_us < r.end_us
                 AND coalesce(s.request_id = r.request_id, true)
                 AND coalesce(s.session = r.session, true)
-        WHERE {in_steps(steps, "l.step")} GROUP BY l.run, l.step ORDER BY l.run, l.step
+        WHERE {in_steps(steps, "l.step")} GROUP BY l.run, l.step, l.name, l.request_id ORDER BY ALL
         """
     )
     cuts = (
         "SELECT run, step, name, request_id, 'reward' AS who, reward_us AS cut_us FROM requests "
-        f"WHERE reward_us > 0 AND NOT validate AND {in_steps(steps)}"
+        f"WHERE reward_us > 0 AND NOT validate AND {in_work(steps)}"
     )
-    sooner = earlier(tables, cuts, steps)
+    sooner = earlier(cuts, "other")
     sampled = {
         r["run"] for r in tables.rows("SELECT DISTINCT run FROM requests WHERE NOT detailed")
     }
@@ -521,6 +616,7 @@ def rewards(tables: Tables, steps: Steps) -> Found:
             culprit = identity("part", places)
             culprit = replace(culprit, fixable=culprit.who == _WAITING)
             # How much earlier others end is unknown where the rewards of some were not recorded.
-            later = places if run in sampled else sooner.get((run, "reward"), [])
+            of_all = run in sampled and run not in earlier.cycles
+            later = places if of_all else sooner.get((run, "reward"), [])
             found[run] = {"reward": (culprit, lost_in(later))}
     return found

@@ -61,6 +61,12 @@ class Rule:
     pooled: bool = False
 
 
+# What makes a wait for the rollout superfluous: it names the cause.
+_OF_ROLLOUT = (
+    *("slow_tools", "failing_tools", "slow_replica", "slow_host", "skewed_routing", "long_prompts"),
+    *("slow_prefill", "slow_transfers", "reward", "grows", "changed"),
+)
+
 RULES: dict[str, Rule] = {
     "polling": Rule(
         "The trainer noticed rollout completion {lost_s} late.",
@@ -144,6 +150,7 @@ RULES: dict[str, Rule] = {
                 "long_prompts",
             ),
             *("failing_tools", "skewed_routing", "few_at_once", "engine_queue"),
+            "slow_transfers",
         ),
     ),
     "uneven_workers": Rule(
@@ -153,7 +160,7 @@ RULES: dict[str, Rule] = {
         change="even_workers",
         varies=True,
         fixes=("agent_workers",),
-        without=("slow_worker", "event_loop", "host_stall"),
+        without=("slow_worker", "slow_transfers", "event_loop", "host_stall"),
     ),
     "slow_ranks": Rule(
         "In the trainer's phases, ranks wait for the slowest one ({who}).",
@@ -166,7 +173,7 @@ RULES: dict[str, Rule] = {
         "processes, its host's network and memory; exclude it and compare.",
     ),
     "long_prompts": Rule(
-        "The responses to the same prompts are long in each step, and end last ({who}).",
+        "The responses to the same prompts are long in each step ({who}).",
         "Look at these prompts: a limit of the response length or of the turns, or leaving them out, changes "
         "what is trained. The workers that run them are not slow.",
         ("slowest_requests", "stragglers"),
@@ -373,6 +380,13 @@ RULES: dict[str, Rule] = {
         ("step_durations",),
         categories=("between_steps",),
     ),
+    "slow_transfers": Rule(
+        "TransferQueue calls of one worker delay the step by {lost_s} ({who}).",
+        "Check the network, memory and load of its host; the other workers' calls are as usual.",
+        ("tq_over_time", "worker_phases"),
+        categories=("slow_transfers",),
+        measured=True,
+    ),
     "transfer": Rule(
         "TransferQueue calls delay the step by {lost_s} (most: {who}).",
         "Fewer or smaller fields; more storage units.",
@@ -513,6 +527,7 @@ RULES: dict[str, Rule] = {
         categories=("waiting_for_samples",),
         least=0.05,
         pooled=True,
+        without=_OF_ROLLOUT,
     ),
     "too_stale": Rule(
         "{lost_share} of the trained tokens are more than 2 weight versions behind; largest cause: {who}.",
@@ -529,6 +544,7 @@ RULES: dict[str, Rule] = {
         least=0.05,
         fixes=("hybrid_switch",),
         pooled=True,
+        without=_OF_ROLLOUT,
     ),
     "waits_for_trainer": Rule(
         "The rollout's devices are idle for {lost_s} per step, {lost_share} of their time, because "
@@ -547,6 +563,7 @@ RULES: dict[str, Rule] = {
         categories=("waiting_for_samples",),
         least=0.05,
         pooled=True,
+        without=_OF_ROLLOUT,
     ),
     "sync_bound": Rule(
         "The weight sync stops the trainer for {lost_s} per step, {lost_share} of its time.",

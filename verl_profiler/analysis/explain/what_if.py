@@ -8,7 +8,7 @@ both cancel.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -20,9 +20,10 @@ from verl_profiler.analysis.explain.changes import (
     Changed,
     changes_of,
     from_tokens,
+    scaled,
 )
-from verl_profiler.analysis.explain.model import Model, Take, measured_us
-from verl_profiler.analysis.explain.rebuilding import step_models
+from verl_profiler.analysis.explain.model import TRAINING, Model, Request, Run, Take, measured_us
+from verl_profiler.analysis.explain.rebuilding import TOKEN_PART, step_models
 from verl_profiler.analysis.explain.replay import replay
 from verl_profiler.analysis.explain.speed import grows_with_load
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_steps
@@ -32,8 +33,10 @@ from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
     "LARGEST_ERROR",
+    "Cycle",
     "asynchronous_what_if",
     "chosen_steps",
+    "cycles",
     "replays_and_averages",
     "step_replays",
     "what_if",
@@ -124,8 +127,10 @@ def replays_and_averages(tables: Tables, steps: Steps = None) -> tuple[Rows, Row
     return replays, averages
 
 
-def asynchronous_what_if(tables: Tables, steps: Steps = None) -> Rows:
-    """Replay the cycle of asynchronous runs unchanged and with each change.
+def asynchronous_what_if(
+    tables: Tables, steps: Steps = None, known: Mapping[str, Cycle] | None = None
+) -> Rows:
+    """Replay the cycle of asynchronous runs unchanged and with each change; `known` are those of `cycles`.
 
     Returns:
         Table `asynchronous_what_if`: one row per asynchronous run and change, first `unchanged`, then
@@ -134,11 +139,8 @@ def asynchronous_what_if(tables: Tables, steps: Steps = None) -> Rows:
         the recorded ones.
     """
     rows: Rows = []
-    for run, model in models(tables, steps).items():
-        if isinstance(model, RefusedError):
-            rows.append(_cycle_row(run, UNCHANGED, "as measured", refused=str(model)))
-        else:
-            rows += _answers(model)
+    for cycle in (cycles(tables, steps) if known is None else known).values():
+        rows += _answers(cycle)
     return rows
 
 
@@ -252,31 +254,79 @@ def _cycle_row(run: str, what: str, about: str, **more: Any) -> dict[str, Any]:
     return {"run": run, "what": what, "about": about, **dict.fromkeys(names), **more}
 
 
-def _answers(model: Model) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `asynchronous_what_if` of one run."""
-    step_s = model.mean_us / 1e6
-    known = {"steps": len(model.steps), "step_s": step_s, "engine": model.engine}
-    first = _cycle_row(
-        model.run, UNCHANGED, "as measured", **known, undivided_share=model.undivided_share
-    )
-    yield first
-    if _calls(model, sum(_repeated(model))) > _MOST_CALLS:
-        first["refused"] = f"a replay takes more than {_MOST_CALLS:,} generate calls"
-        return
-    unchanged = _replayed(model)
-    if not unchanged.us:
-        first["refused"] = "the replay waits for samples that are never dispatched"
-        return
-    replayed_s = fmean(unchanged.us) / 1e6
-    error = replayed_s / step_s - 1
-    first |= {"replayed_s": replayed_s, "residual_share": error}
-    if abs(error) > LARGEST_ERROR:
-        first["refused"] = (
-            f"the replay without a change takes {abs(error):.0%} "
-            f"{'longer' if error > 0 else 'shorter'} than the steps; "
-            f"answers need at most {LARGEST_ERROR:.0%}"
+def cycles(tables: Tables, steps: Steps = None) -> dict[str, Cycle]:
+    """Rebuild the cycle of each asynchronous run, and replay it as it was."""
+    return {run: Cycle(run, model) for run, model in models(tables, steps).items()}
+
+
+class Cycle:
+    """The cycle of an asynchronous run, replayed as it was; without `model` where it cannot be rebuilt.
+
+    `row` is its first row of `asynchronous_what_if`; there are no answers where that has `refused`.
+    """
+
+    def __init__(self, run: str, model: Model | RefusedError) -> None:
+        self.row = _cycle_row(run, UNCHANGED, "as measured")
+        if isinstance(model, RefusedError):
+            self.row["refused"] = str(model)
+            return
+        self.model = model
+        self.step_s = model.mean_us / 1e6
+        self.known = {"steps": len(model.steps), "step_s": self.step_s, "engine": model.engine}
+        self.row |= {**self.known, "undivided_share": model.undivided_share}
+        if _calls(model, sum(_repeated(model))) > _MOST_CALLS:
+            self.row["refused"] = f"a replay takes more than {_MOST_CALLS:,} generate calls"
+            return
+        self.unchanged = _replayed(model)
+        if not self.unchanged.us:
+            self.row["refused"] = "the replay waits for samples that are never dispatched"
+            return
+        replayed_s = fmean(self.unchanged.us) / 1e6
+        error = replayed_s / self.step_s - 1
+        self.row |= {"replayed_s": replayed_s, "residual_share": error}
+        if abs(error) > LARGEST_ERROR:
+            self.row["refused"] = (
+                f"the replay without a change takes {abs(error):.0%} "
+                f"{'longer' if error > 0 else 'shorter'} than the steps; "
+                f"answers need at most {LARGEST_ERROR:.0%}"
+            )
+
+    def saved_s(self, change: Callable[[Request], Request]) -> dict[int, float]:
+        """Return what each step saves with each request changed; empty without an answer."""
+        if self.row["refused"]:
+            return {}
+        changed = self.model.mapped(change)
+        before, after = (sum(r.tokens for r in each.requests) for each in (self.model, changed))
+        # Part of the training is proportional to the tokens.
+        fewer = TOKEN_PART[0] * (1 - after / before) if after < before else 0.0
+        return self._saved_s(changed, fewer)
+
+    def trained_s(self, less_s: float) -> float:
+        """Return how much shorter a step is with so much less training in each; all of it without an answer."""
+        if self.row["refused"] or not less_s:
+            return less_s
+        whole_us = sum(
+            each.length_us
+            for each in self.model.operations
+            if isinstance(each, Run) and each.state == TRAINING
         )
+        part = less_s * 1e6 * len(self.model.steps) / max(whole_us, 1.0)
+        saved = self._saved_s(self.model, min(part, 1.0))
+        return fmean(saved.values()) if saved else less_s
+
+    def _saved_s(self, changed: Model, less_training: float) -> dict[int, float]:
+        if less_training:
+            changed = scaled(TRAINING, 1 - less_training)(changed, [changed]).models[0]
+        saved = _saved_s(self.unchanged.us, _replayed(changed).us)
+        return dict(zip(self.model.steps, saved, strict=True)) if saved else {}
+
+
+def _answers(cycle: Cycle) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `asynchronous_what_if` of one run."""
+    yield cycle.row
+    if cycle.row["refused"]:
         return
+    model, step_s, unchanged = cycle.model, cycle.step_s, cycle.unchanged
     for what, change in changes_of([model]).items():
         changed = change.changed(model, [model])
         if changed is None:
@@ -294,7 +344,7 @@ def _answers(model: Model) -> Iterator[dict[str, Any]]:
             model.run,
             what,
             change.about,
-            **known,
+            **cycle.known,
             replayed_s=fmean(before.us) / 1e6 - expected,
             expected_s=expected,
             share=expected / step_s,

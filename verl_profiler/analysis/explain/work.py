@@ -19,20 +19,24 @@ from verl_profiler.analysis.explain.concentration import (
     identity,
     places_of,
 )
+from verl_profiler.analysis.explain.model import Call, Tools, Work, measured_us
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.units import seconds, share
 
 if TYPE_CHECKING:
+    from verl_profiler.analysis.explain.model import Request, Stage
+    from verl_profiler.analysis.explain.what_if import Cycle
     from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
+    "Earlier",
     "Found",
     "ReplicaLoads",
-    "earlier",
     "evidence_of",
     "few_at_once",
     "first_prefill",
+    "in_work",
     "lost_in",
     "prompts",
     "rank_tokens",
@@ -53,42 +57,142 @@ _SLOWER_TOOL, _CALLS = 5, 5
 # Few requests at once: at most this share of a step's requests.
 _FEW = 0.25
 
-_ENDED = f"""
-SELECT run, step, name, request_id, sample, begin_us, end_us, turns, generated_tokens FROM requests
-WHERE finished AND NOT validate AND {SYNCHRONOUS}
+_ENDED = """
+SELECT run, step, name, request_id, sample, begin_us, end_us, turns, generated_tokens, engine_us FROM requests
+WHERE finished AND NOT validate
 """
+# Steps in whose requests an asynchronous step's samples may have begun, before it.
+_BEFORE = 4
+# Less of the requests' time than this costs no step of an asynchronous run enough.
+_LITTLE = 0.01
 
 
-def earlier(
-    tables: Tables, cuts: str, steps: Steps, parameters: Mapping[str, Any] | None = None
-) -> dict[tuple[str, str], list[Place]]:
-    """Measure how much earlier each step's last request ends without a part of each request.
+def in_work(steps: Steps) -> str:
+    """Return the SQL condition of the requests of `steps`; those of an asynchronous run begin before them."""
+    if steps is None:
+        return "true"
+    first, last = steps
+    early = f"step BETWEEN {int(first) - _BEFORE} AND {int(last)} AND NOT {SYNCHRONOUS}"
+    return f"({in_steps(steps)} OR {early})"
 
-    Args:
-        tables: Of the runs.
-        cuts: SQL of rows of run, step, name, request_id, who and cut_us; one per request and who.
-        steps: First and last step; None for all.
-        parameters: Of `cuts`.
 
-    Returns:
-        By run and who: a place for each step with a gain, of who, with the last request.
+class Earlier:
+    """Measures how much earlier steps end without a part of each request.
+
+    Of a synchronous run, how much earlier each step's last request ends; of an asynchronous one, how much
+    shorter its cycle is when it is replayed.
     """
-    found: dict[tuple[str, str], list[Place]] = {}
-    for row in tables.rows(
-        f"""
-        WITH cuts AS ({cuts}), whos AS (SELECT DISTINCT run, who FROM cuts), ended AS ({_ENDED})
-        SELECT run, step, who, arg_max(request_id, end_us) AS request_id,
-            (max(end_us) - max(end_us - coalesce(cut_us, 0))) / 1e6 AS lost_s
-        FROM ended JOIN whos USING (run)
-            LEFT JOIN cuts USING (run, step, name, request_id, who)
-        WHERE {in_steps(steps)} GROUP BY run, step, who
-        HAVING lost_s > 0 ORDER BY run, step, who
-        """,
-        parameters,
-    ):
-        place = Place(row["step"], {row["who"]: row["lost_s"]}, row["request_id"])
-        found.setdefault((row["run"], row["who"]), []).append(place)
-    return found
+
+    def __init__(self, tables: Tables, steps: Steps, known: Mapping[str, Cycle]) -> None:
+        self.tables, self.steps, self.cycles = tables, steps, known
+        counted = f"SELECT run, count(*) AS steps FROM steps WHERE finished AND step > 0 AND {in_steps(steps)} GROUP BY run"
+        rows = tables.rows(counted) if known else list[dict[str, Any]]()
+        self._counts = {row["run"]: row["steps"] for row in rows if row["run"] in known}
+
+    def __call__(
+        self, cuts: str, of: str, parameters: Mapping[str, Any] | None = None
+    ) -> dict[tuple[str, str], list[Place]]:
+        """Measure what steps gain without a part of each request.
+
+        Args:
+            cuts: SQL of rows of run, step, name, request_id, who and cut_us; one per request and who.
+            of: What the parts are of: `tools`, `decoding`, `tokens` (their decoding), `prefill`, `other` or
+                `all`.
+            parameters: Of `cuts`.
+
+        Returns:
+            By run and who: a place for each step with a gain, of who, with the last request.
+        """
+        found: dict[tuple[str, str], list[Place]] = {}
+        for row in self.tables.rows(
+            f"""
+            WITH cuts AS ({cuts}), whos AS (SELECT DISTINCT run, who FROM cuts), ended AS ({_ENDED})
+            SELECT run, step, who, arg_max(request_id, end_us) AS request_id,
+                (max(end_us) - max(end_us - coalesce(cut_us, 0))) / 1e6 AS lost_s
+            FROM ended JOIN whos USING (run)
+                LEFT JOIN cuts USING (run, step, name, request_id, who)
+            WHERE {SYNCHRONOUS} AND {in_steps(self.steps)} GROUP BY run, step, who
+            HAVING lost_s > 0 ORDER BY run, step, who
+            """,
+            parameters,
+        ):
+            place = Place(row["step"], {row["who"]: row["lost_s"]}, row["request_id"])
+            found.setdefault((row["run"], row["who"]), []).append(place)
+        return found | self._replayed(cuts, of, parameters) if self.cycles else found
+
+    def of_training(self, run: str, lost_s: float) -> float:
+        """Return how much shorter all steps are with so much less in the trainer's phases, in which others may run."""
+        steps = self._counts.get(run, 0)
+        return steps * self.cycles[run].trained_s(lost_s / steps) if steps else lost_s
+
+    def _replayed(
+        self, cuts: str, of: str, parameters: Mapping[str, Any] | None
+    ) -> dict[tuple[str, str], list[Place]]:
+        cut_us: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
+        for row in self.tables.rows(
+            f"SELECT * FROM ({cuts}) WHERE NOT {SYNCHRONOUS} AND cut_us > 0 ORDER BY ALL",
+            parameters,
+        ):
+            own = cut_us.setdefault((row["run"], row["who"]), {})
+            own[row["name"], row["request_id"]] = row["cut_us"]
+        found: dict[tuple[str, str], list[Place]] = {}
+        for (run, who), own in cut_us.items():
+            cycle = self.cycles.get(run)
+            if cycle is None or cycle.row["refused"]:
+                continue
+            requests = cycle.model.requests
+            less_us = sum(own.get((each.worker, each.request_id or ""), 0.0) for each in requests)
+            if less_us < _LITTLE * sum(each.duration_us for each in requests):
+                continue
+            saved = cycle.saved_s(
+                lambda each, own=own: _without(
+                    each, own.get((each.worker, each.request_id or ""), 0.0), of
+                )
+            )
+            gains = {step: each for step, each in saved.items() if each > 0}
+            # The steps that are replayed stand for all.
+            part = sum(saved.values()) / sum(gains.values()) if gains else 0.0
+            part *= self._counts.get(run, 0) / max(len(saved), 1)
+            if part > 0:
+                found[run, who] = [Place(step, {who: part * each}) for step, each in gains.items()]
+        return found
+
+
+def _time_us(stage: Stage, of: str) -> float:
+    """Return how long a stage has of what is cut."""
+    if of == "all":
+        return measured_us(stage)
+    if not isinstance(stage, Call):
+        return stage.length_us if of == ("tools" if isinstance(stage, Tools) else "other") else 0.0
+    decode_us = stage.seen_us - stage.before_us - stage.fixed_us - stage.after_us
+    times = {"prefill": stage.fixed_us, "decoding": decode_us, "tokens": decode_us}
+    return max(times.get(of, 0.0), 0.0)
+
+
+def _shorter(stage: Stage, of: str, part: float) -> Stage:
+    """Return a stage with a part of what is cut."""
+    if isinstance(stage, Work):
+        return stage._replace(length_us=part * stage.length_us)
+    if isinstance(stage, Tools):
+        calls = tuple((part * begin, part * us, tool) for begin, us, tool in stage.calls)
+        return stage._replace(calls=calls)
+    if of != "prefill":
+        tokens = round(part * (stage.tokens or 0)) if of == "tokens" else stage.tokens
+        stage = stage._replace(work=part * stage.work, tokens=tokens)
+    return stage._replace(fixed_us=part * stage.fixed_us) if of in ("prefill", "all") else stage
+
+
+def _without(request: Request, cut_us: float, of: str) -> Request:
+    """Return a request whose stages of a kind are shorter in proportion."""
+    times_us = [_time_us(stage, of) for stage in request.stages]
+    part = max(1 - cut_us / max(sum(times_us), 1.0), 0.0)
+    if not cut_us or not any(times_us):
+        return request
+    stages = (
+        _shorter(stage, of, part) if time_us else stage
+        for stage, time_us in zip(request.stages, times_us, strict=True)
+    )
+    return request._replace(stages=tuple(stages))
 
 
 def lost_in(places: Sequence[Place]) -> float:
@@ -96,13 +200,14 @@ def lost_in(places: Sequence[Place]) -> float:
     return sum(sum(place.lost_s.values()) for place in places)
 
 
-def prompts(tables: Tables, steps: Steps) -> Found:
+def prompts(earlier: Earlier) -> Found:
     """Find prompts whose responses are long in each step that has them."""
+    tables, steps = earlier.tables, earlier.steps
     rows = tables.rows(
         f"""
         WITH ended AS ({_ENDED}), groups AS (
             SELECT run, step, sample, avg(generated_tokens) AS tokens FROM ended
-            WHERE sample IS NOT NULL AND {in_steps(steps)} GROUP BY run, step, sample
+            WHERE sample IS NOT NULL AND {in_work(steps)} GROUP BY run, step, sample
         ), relative AS (
             SELECT *, tokens / nullif(median(tokens) OVER (PARTITION BY run, step), 0) AS longer
             FROM groups
@@ -119,26 +224,30 @@ def prompts(tables: Tables, steps: Steps) -> Found:
         if not long or 4 * len(long) > len(own):
             continue
         names = [str(row["sample"]) for row in long]
+        longer = median(row["longer"] for row in long)
         places = earlier(
-            tables,
             f"""
+            -- Of an asynchronous run, what they take longer: they delay no others of their step.
             SELECT e.run, e.step, name, request_id, 'long' AS who,
-                greatest(end_us - others_us, 0) AS cut_us
+                CASE WHEN e.{SYNCHRONOUS} THEN greatest(end_us - others_us, 0)
+                    ELSE engine_us * (1 - 1 / $longer) END AS cut_us
             FROM ({_ENDED}) AS e JOIN (
                 SELECT run, step, max(end_us) AS others_us FROM ({_ENDED})
                 WHERE NOT list_contains($samples, sample::VARCHAR) GROUP BY run, step
             ) AS o ON o.run = e.run AND o.step = e.step
             WHERE e.run = $run AND list_contains($samples, sample::VARCHAR)
             """,
-            steps,
-            {"run": run, "samples": names},
+            "tokens",
+            {"run": run, "samples": names, "longer": longer},
         ).get((run, "long"), [])
         if not places:
             continue
         listed = ", ".join(names[:5]) + (f" and {len(names) - 5} others" if len(names) > 5 else "")
-        longer = f"{median(row['longer'] for row in long):.1f} times the tokens of the others"
-        text = f"prompt{'s' * (len(names) != 1)} {listed}: {longer}"
-        where = f"last in {len(places)} step{'s' * (len(places) != 1)}"
+        text = (
+            f"prompt{'s' * (len(names) != 1)} {listed}: {longer:.1f} times the tokens of the others"
+        )
+        last = "" if run in earlier.cycles else "last "
+        where = f"{last}in {len(places)} step{'s' * (len(places) != 1)}"
         evidence = evidence_of(places, listed)
         culprit = Culprit("prompt group", listed, text, where, evidence=evidence)
         found[run] = {"long_prompts": (culprit, lost_in(places))}
@@ -161,16 +270,18 @@ _LONG_SPREADS, _LONG = 4, 2
 _MOST_REQUESTS = 0.8
 
 
-def tails(tables: Tables, steps: Steps) -> dict[str, tuple[str, float]]:
+def tails(earlier: Earlier) -> dict[str, tuple[str, float]]:
     """Find requests with much longer calls or many more turns than the others, that run when the others have ended.
 
     Returns:
-        By run: a sentence about them, and how much earlier the last of the others ends, in all steps.
+        By synchronous run: a sentence about them, and how much earlier the last of the others ends, in all
+        steps.
     """
+    tables, steps = earlier.tables, earlier.steps
     cuts = f"""
         WITH calls AS (
             SELECT run, step, name, request_id, ln(response_tokens) AS length FROM engine_calls
-            WHERE NOT validate AND response_tokens > 0 AND {in_steps(steps)}
+            WHERE NOT validate AND response_tokens > 0 AND {SYNCHRONOUS} AND {in_steps(steps)}
         ), typical AS (
             SELECT run, step, median(length) AS middle,
                 median(length) - quantile_cont(length, 0.16) AS spread
@@ -179,7 +290,7 @@ def tails(tables: Tables, steps: Steps) -> dict[str, tuple[str, float]]:
             SELECT DISTINCT run, step, name, request_id FROM calls JOIN typical USING (run, step)
             WHERE length > middle + greatest({_LONG_SPREADS} * spread, ln({_LONG}))
             UNION
-            SELECT run, step, name, request_id FROM ({_ENDED}) WHERE {in_steps(steps)}
+            SELECT run, step, name, request_id FROM ({_ENDED}) WHERE {SYNCHRONOUS} AND {in_steps(steps)}
             QUALIFY turns > {_LONG} * quantile_cont(turns, {_MOST_REQUESTS})
                 OVER (PARTITION BY run, step)
         ), others AS (
@@ -190,7 +301,7 @@ def tails(tables: Tables, steps: Steps) -> dict[str, tuple[str, float]]:
         FROM ({_ENDED}) JOIN long USING (run, step, name, request_id) JOIN others USING (run, step)
     """
     found: dict[str, tuple[str, float]] = {}
-    for (run, _), places in earlier(tables, cuts, steps).items():
+    for (run, _), places in earlier(cuts, "decoding").items():
         (row,) = tables.rows(
             f"""
             WITH long AS ({cuts}), every AS (
@@ -245,14 +356,14 @@ def _of_turns(calls: str) -> str:
     )
 
 
-def tool_work(tables: Tables, steps: Steps) -> Found:
+def tool_work(earlier: Earlier) -> Found:
     """Measure what a tool that is slow among others costs, what calls at once cost, and what failed calls cost."""
     calls = (
         "SELECT run, step, name, request_id, turn, coalesce(tool, 'tool') AS tool, begin_us, end_us, "
         "greatest(duration_us - coalesce(stalled_us, 0), 0) AS own_us, sampled, "
         "coalesce(status = 'error', false) AND coalesce(error, '') NOT IN "
         "('unknown_tool', 'bad_arguments') AS failed "
-        f"FROM tool_calls WHERE NOT validate AND duration_us IS NOT NULL AND {in_steps(steps)}"
+        f"FROM tool_calls WHERE NOT validate AND duration_us IS NOT NULL AND {in_work(earlier.steps)}"
     )
     slow = f"""
         WITH calls AS ({calls}), tools AS (
@@ -300,7 +411,7 @@ def tool_work(tables: Tables, steps: Steps) -> Found:
         ),
         ("failing_tools", failed, ""),
     ):
-        for (run, _), places in earlier(tables, _of_turns(cuts), steps).items():
+        for (run, _), places in earlier(_of_turns(cuts), "tools").items():
             own = found.setdefault(run, {})
             if lost_in(places) > (own[finding][1] or 0.0 if finding in own else 0.0):
                 culprit = replace(identity("tool", places), because=because)
@@ -308,12 +419,12 @@ def tool_work(tables: Tables, steps: Steps) -> Found:
     return found
 
 
-def first_prefill(tables: Tables, steps: Steps) -> Found:
+def first_prefill(earlier: Earlier) -> Found:
     """Find prefill of the first calls that takes longer per token than that of later turns."""
     rate = "prefill_us / greatest(prompt_tokens - coalesce(cached_tokens, 0), 1)"
     calls = (
         "SELECT * FROM engine_calls WHERE NOT validate AND prefill_us IS NOT NULL AND turn IS NOT NULL "
-        f"AND {in_steps(steps)}"
+        f"AND {in_work(earlier.steps)}"
     )
     cuts = f"""
         WITH calls AS ({calls}), later AS (
@@ -324,8 +435,8 @@ def first_prefill(tables: Tables, steps: Steps) -> Found:
         FROM calls JOIN later USING (run) WHERE turn = 0 GROUP BY run, step, name, request_id
     """
     found: Found = {}
-    for (run, _), places in earlier(tables, cuts, steps).items():
-        (row,) = tables.rows(
+    for (run, _), places in earlier(cuts, "prefill").items():
+        (row,) = earlier.tables.rows(
             f"SELECT median(prefill_us) FILTER (turn = 0) / 1e6 AS first_s, "
             f"median(prefill_us) FILTER (turn > 0) / 1e6 AS later_s, "
             f"count(DISTINCT engine_name) AS replicas FROM ({calls}) WHERE run = ?",
@@ -359,7 +470,7 @@ def replica_loads(tables: Tables, steps: Steps) -> dict[str, ReplicaLoads]:
             SELECT run, step, engine_name AS who, request_id, batch, decoded_tokens AS tokens,
                 decode_us / decoded_tokens AS token_us
             FROM engine_call_times WHERE NOT validate AND engine_name IS NOT NULL AND decode_us > 0
-                AND decoded_tokens > 0 AND batch > 0 AND {in_steps(steps)}
+                AND decoded_tokens > 0 AND batch > 0 AND {in_work(steps)}
         )
         SELECT run, step, who, sum(tokens) AS tokens, count(DISTINCT request_id) AS sessions,
             sum(batch * tokens) / sum(tokens) AS batch,
@@ -412,8 +523,9 @@ class ReplicaLoads(NamedTuple):
         return found
 
 
-def routing(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLoads]) -> Found:
+def routing(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Found:
     """Find a replica that gets more sessions than an equal share, or none, and what equal shares would save."""
+    tables, steps = earlier.tables, earlier.steps
     # Not those of a reward model, which have requests of their own.
     idle_of = {
         row["run"]: row["idle"]
@@ -441,7 +553,7 @@ def routing(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLoads]) 
             WITH calls AS (
                 SELECT run, step, name, request_id, engine_name, batch, decoded_tokens AS tokens
                 FROM engine_call_times WHERE run = $run AND NOT validate AND batch > 0
-                    AND {in_steps(steps)}
+                    AND {in_work(steps)}
             ), served AS (
                 SELECT step, engine_name, sum(tokens) AS own FROM calls GROUP BY step, engine_name
             ), shares AS (
@@ -453,7 +565,7 @@ def routing(tables: Tables, steps: Steps, loads_of: Mapping[str, ReplicaLoads]) 
             FROM calls JOIN shares USING (step, engine_name) GROUP BY ALL
         """
         parameters = {"run": run, "who": who, "many": many, "slope": loads.slope or 0.0}
-        places = earlier(tables, cuts, steps, parameters).get((run, who), [])
+        places = earlier(cuts, "decoding", parameters).get((run, who), [])
         text = f"{who} serves {share(sessions[who] / every)} of the requests, 1 of {many} replicas"
         if idle:
             text += f", {idle} of which serve{'s' * (idle == 1)} none"
@@ -482,7 +594,7 @@ def few_at_once(tables: Tables, steps: Steps) -> Found:
     """Find rollouts in which a step's requests start as others end, few at a time."""
     rows = tables.rows(
         f"""
-        WITH ended AS ({_ENDED}), changes AS (
+        WITH ended AS (SELECT * FROM ({_ENDED}) WHERE {SYNCHRONOUS}), changes AS (
             SELECT run, step, begin_us AS at_us, 1 AS change FROM ended WHERE {in_steps(steps)}
             UNION ALL SELECT run, step, end_us, -1 FROM ended WHERE {in_steps(steps)}
         ), running AS (
