@@ -85,9 +85,12 @@ class Earlier:
 
     def __init__(self, tables: Tables, steps: Steps, known: Mapping[str, Cycle]) -> None:
         self.tables, self.steps, self.cycles = tables, steps, known
-        counted = f"SELECT run, count(*) AS steps FROM steps WHERE finished AND step > 0 AND {in_steps(steps)} GROUP BY run"
-        rows = tables.rows(counted) if known else list[dict[str, Any]]()
-        self._counts = {row["run"]: row["steps"] for row in rows if row["run"] in known}
+        counted = tables.rows(
+            "SELECT run, count(*) AS steps FROM steps "
+            f"WHERE finished AND step > 0 AND {in_steps(steps)} GROUP BY run"
+        )
+        self._counts = {row["run"]: row["steps"] for row in counted if row["run"] in known}
+        self._in_steps = not known or len(self._counts) < len(counted)
 
     def __call__(
         self, cuts: str, of: str, parameters: Mapping[str, Any] | None = None
@@ -103,7 +106,9 @@ class Earlier:
         Returns:
             By run and who: a place for each step with a gain, of who, with the last request.
         """
-        found: dict[tuple[str, str], list[Place]] = {}
+        found = self._replayed(cuts, of, parameters) if self.cycles else {}
+        if not self._in_steps:
+            return found
         for row in self.tables.rows(
             f"""
             WITH cuts AS ({cuts}), whos AS (SELECT DISTINCT run, who FROM cuts), ended AS ({_ENDED})
@@ -118,7 +123,7 @@ class Earlier:
         ):
             place = Place(row["step"], {row["who"]: row["lost_s"]}, row["request_id"])
             found.setdefault((row["run"], row["who"]), []).append(place)
-        return found | self._replayed(cuts, of, parameters) if self.cycles else found
+        return found
 
     def of_training(self, run: str, lost_s: float) -> float:
         """Return how much shorter all steps are with so much less in the trainer's phases, in which others may run."""
