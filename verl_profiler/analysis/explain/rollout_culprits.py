@@ -492,7 +492,7 @@ def stalls(tables: Tables, steps: Steps) -> Found:
 
 
 # Time of a kind of work that requests do, and how much of it, by call.
-_KINDS_OF_WORK = """
+_WORK_OF_REQUESTS = """
 SELECT run, step, name, request_id, 'tools' AS of, concat('calls of ', coalesce(tool, 'tool')) AS who,
     duration_us AS us, 1 AS units FROM tool_calls WHERE duration_us IS NOT NULL AND NOT validate
 UNION ALL
@@ -510,7 +510,7 @@ def changing_work(earlier: Earlier) -> Found:
         return {}
     series: dict[tuple[str, str, str], dict[int, float]] = {}
     for row in earlier.tables.rows(
-        f"SELECT run, of, who, step, sum(us) / sum(units) / 1e6 AS unit_s FROM ({_KINDS_OF_WORK}) "
+        f"SELECT run, of, who, step, sum(us) / sum(units) / 1e6 AS unit_s FROM ({_WORK_OF_REQUESTS}) "
         f"WHERE NOT {SYNCHRONOUS} AND {in_work(earlier.steps)} GROUP BY ALL ORDER BY ALL"
     ):
         series.setdefault((row["run"], row["of"], row["who"]), {})[row["step"]] = row["unit_s"]
@@ -521,7 +521,7 @@ def changing_work(earlier: Earlier) -> Found:
             continue
         cuts = f"""
             SELECT run, step, name, request_id, who, sum(us * part) AS cut_us
-            FROM ({_KINDS_OF_WORK}) JOIN (SELECT unnest($steps) AS step, unnest($parts) AS part) USING (step)
+            FROM ({_WORK_OF_REQUESTS}) JOIN (SELECT unnest($steps) AS step, unnest($parts) AS part) USING (step)
             WHERE run = $run AND who = $who GROUP BY ALL
         """
         parts = [1 - shape.kept[step] for step in own]
