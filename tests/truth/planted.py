@@ -149,10 +149,10 @@ KINDS = {
     "flowing_tokens": _flowing(_each("uneven", 1.0, 2.0), r"tokens of the ranks|tokens .*rank"),
     "clean": Kind(
         (
-            {"steps": 20, "ahead": 32, "per_call": 0.0002},
             *({}, {"steps": 12}, {"spread": 0.4}, {"workers": 16, "samples": 2}),
             # A slow first step is none of the others.
             {"slow_first": 60.0},
+            {"steps": 20, "ahead": 32, "per_call": 0.0002},
         ),
         r"$^",
     ),
