@@ -144,6 +144,7 @@ KINDS = {
     "flowing_routes": _flowing(
         _each("route", (0.7, 0.1, 0.1, 0.1), (1.0, 0.0, 0.0, 0.0)), "[Rr]out"
     ),
+    "flowing_prefill": _flowing(_each("first_prefill", 20.0, 40.0), "[Pp]refill"),
     "flowing_speed": _flowing(_each("speed_grows", 0.1, 0.2), "grow|slower|step to step"),
     "flowing_rank": _flowing(_each("slow_rank", 1.4, 2.0, collective=False), "actor_5"),
     "flowing_tokens": _flowing(_each("uneven", 1.0, 2.0), r"tokens of the ranks|tokens .*rank"),

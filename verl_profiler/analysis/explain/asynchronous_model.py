@@ -205,6 +205,7 @@ class _Rebuilding:
             most,
             redo=2 * sum(row["lost"] for row in self.attempts)
             > sum(row["aborted"] for row in self.attempts),
+            aborts=any(row["aborted"] for row in self.attempts),
             parked_us=parked_us(self.attempts, stops),
             asynchronous=True,
             batch=sum(take.units for take in takes) / len(self.windows),

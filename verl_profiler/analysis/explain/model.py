@@ -208,6 +208,7 @@ class Model:
             (`call`), or all calls of a request to the one with the fewest when it begins, as verl's load
             balancer does (`request`).
         redo: Whether an interrupted call begins anew.
+        aborts: Whether it is sent again, and its prefill repeated; else it goes on where it was.
         parked_us: Time after the interruption until such a call is sent again.
         tokens: Of all requests of a synchronous step, as measured.
         after_token_us: Time per token of the phases after `gen` of a synchronous step, and its standard
@@ -236,6 +237,7 @@ class Model:
     pools: Mapping[str, int] = field(default_factory=dict[str, int])
     routing: str | None = None
     redo: bool = False
+    aborts: bool = True
     parked_us: float = 0.0
     tokens: float = 0.0
     after_token_us: tuple[float, float] = (0.0, 0.0)

@@ -79,14 +79,17 @@ class _Request:
     call: Call = _NO_CALL
     left: float = 0.0
     target: float | None = None
+    decodes_us: float = 0.0
 
-    def again(self, redo: bool) -> _Request:
-        """Interrupt the call; return what sends it again."""
-        left, replica = self.left, self.replica
+    def again(self, now_us: float, model: Model) -> _Request:
+        """Interrupt the call; return what sends it again, or goes on with it."""
+        left, replica, call = self.left, self.replica, self.call
         if self.target is not None and replica is not None:
-            left = self.call.work if redo else self.target - replica.done
+            left = call.work if model.redo else self.target - replica.done
+        if not model.aborts:
+            call = call._replace(fixed_us=max(self.decodes_us - now_us, 0.0))
         self.replica = None
-        return replace(self, replica=replica, left=left, target=None)
+        return replace(self, replica=replica, call=call, left=left, target=None)
 
 
 @dataclass(eq=False, slots=True)
@@ -316,12 +319,13 @@ class _Simulation:
         if serves:
             halted, self.halted = self.halted, deque()
             for request, interrupted in halted:
-                later_us = self.model.parked_us + request.call.before_us if interrupted else 0.0
+                again = interrupted and self.model.aborts
+                later_us = self.model.parked_us + request.call.before_us if again else 0.0
                 self._at(self.now + later_us, self._enter, request)
             return
         for replica in self.replicas.values():
             replica.work(self.now)
-            self.halted += ((each.again(self.model.redo), True) for each in replica.running)
+            self.halted += ((each.again(self.now, self.model), True) for each in replica.running)
             self.halted += ((each, False) for each in replica.waiting)
             for calls in (replica.running, replica.waiting, replica.prefilling, replica.decoding):
                 calls.clear()
@@ -382,6 +386,7 @@ class _Simulation:
             replica.prefill_end_us = end_us
             replica.prefilling.append(request)
             replica.set_speed()
+        request.decodes_us = end_us
         heapq.heappush(self.heap, (end_us, self.number(), self._decode, request))
 
     def _decode(self, request: _Request) -> None:
