@@ -133,8 +133,8 @@ _KINDS = {
     "polling": "setting",
     "checkpoint": "phase",
 }
-# Findings of the trainer's phases.
-_OF_TRAINER = ("slow_ranks", "uneven_tokens", "gpu_idle")
+# Findings of the trainer's phases whose gain is that of a replay; of slow ranks it is the upper bound.
+_OF_TRAINER = ("uneven_tokens", "gpu_idle")
 # The only culprit that the fixes of a finding are for.
 _FIXABLE = {"late_start": "dispatch"}
 
