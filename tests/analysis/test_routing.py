@@ -121,3 +121,13 @@ def test_loads_of_all_replicas_are_with_each_call(span, tables):
         ("d", 0, "least_loaded", {"east": 0, "west": 0}),
         ("a", 2, "least_loaded", {"east": 0, "west": 1}),
     ] == [(row["request_id"], row["turn"], row["reason"], json.loads(row["loads"])) for row in rows]
+
+
+def test_loads_of_another_form_cost_themselves_alone(span, tables):
+    """Not the whole report, as when all columns of a small run are made at once."""
+    events = choices(span)
+    for each in events:
+        if each["event"] == "server_route":
+            each["extra"] = {**each["extra"], "loads": {"east": 1}}
+
+    assert routes(tables(events))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
-from verl_profiler.analysis.console_timers import logged_phases, logged_steps
+from verl_profiler.analysis.console_timers import logged_phases, logged_steps, per_token_times
 from verl_profiler.analysis.explain.concentration import Culprit
 from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_order
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
@@ -39,6 +39,8 @@ _FACTS = (
 _SHOWS = ("step_timing_breakdown", "per_token_timing", "generation_timing")
 
 _UNSEEN = "A log does not show what is in it: requests, turns, tools, engines, ranks."
+# Times per token with three decimals are exact to 2 % from here on.
+_EXACT_MS = 0.025
 _TAIL_RULE = Rule(
     "The slowest request of a batch generates for {lost_s} longer than the mean one ({reason}).",
     "A log has no requests: which are slow, and whether turns, tools or engines make them so, is not in it.",
@@ -82,7 +84,9 @@ _KNOWN = {
     "unaccounted": "unexplained",
     "update_weights": "weight_sync",
     "param_sync": "weight_sync",
-    **dict.fromkeys(("update_actor", "update_critic_actor", "train"), "trainer_bound"),
+    **dict.fromkeys(
+        ("update_actor", "update_critic", "update_critic_actor", "values", "train"), "trainer_bound"
+    ),
     **dict.fromkeys(("gen", "gen_max", "train_wait"), "rollout_bound"),
 }
 
@@ -207,7 +211,7 @@ class _Series:
         steps = [line.step for line in run.lines]
         tokens = {
             row["step"]: row["total_tokens"] for row in logged_steps(run) if row["total_tokens"]
-        }
+        } or _tokens_of_timers(run)
         whole_s = sum(sum(each.values()) for each in phases.values()) / max(len(steps), 1)
         return cls(run.label, phases, steps, tokens, whole_s)
 
@@ -223,6 +227,24 @@ class _Series:
             step_s=self.whole_s, recoverable_s=lost_s, lost_s=lost_s, accounts={phase: lost_s}, reason=reason,
             culprit=culprit or NOBODY, who=None if culprit else phase, mostly_step=step,
         )  # fmt: skip
+
+
+def _tokens_of_timers(run: LoggedRun) -> dict[int, float]:
+    """Return the tokens of each step by its times per token, the only trace of them in verl before 0.4.
+
+    These have three decimals: the longest is the most exact.
+    """
+    longest = {
+        row["step"]: row
+        for row in sorted(per_token_times(run), key=lambda row: row["ms_per_token"])
+        if row["tokens"] == "all" and row["ms_per_token"] >= _EXACT_MS
+    }
+    lines = {line.step: line.values for line in run.lines}
+    return {
+        step: spent_s * 1e3 / row["ms_per_token"]
+        for step, row in longest.items()
+        if (spent_s := lines[step].get(f"timing_s/{row['timer']}"))
+    }
 
 
 def _in_time(series: _Series) -> Iterator[Finding]:
@@ -288,14 +310,9 @@ def _phases(series: _Series, run: LoggedRun) -> Iterator[Finding]:
         times = sum(each > 0 for each in series.phases[phase].values())
         name = _KNOWN.get(phase, "")
         rule = _LOG_RULES.get(name) or RULES.get(name)
-        if (
-            rule is not None
-            and mean_s < rule.least * series.whole_s
-            and mean_s < max(means.values())
-        ):
-            if rule.dominates:
-                continue
-            name, rule = phase, _PHASE
+        least_s = 0.0 if rule is None or not rule.dominates else rule.least * series.whole_s
+        if mean_s < min(least_s, max(means.values())):
+            continue
         reason = f", in {times} of {len(series.steps)} steps" if times < len(series.steps) else ""
         most, mean, text = _slowest(run) if phase == "gen" else (0.0, 0.0, "")
         if mean:

@@ -253,8 +253,8 @@ CREATE VIEW server_routes AS
 WITH routes AS (
     SELECT run, request_id, server, end_us AS at_us, integer_of(rest, 'in_flight') AS in_flight,
         coalesce(integer_of(rest, 'least_in_flight'), integer_of(rest, 'in_flight')) AS least_in_flight, rest->>'reason' AS reason,
-        CAST(rest->'loads' AS BIGINT[]) AS counts,
-        CAST(last_value(rest->'servers' IGNORE NULLS) OVER (
+        try_cast(rest->'loads' AS BIGINT[]) AS counts,
+        try_cast(last_value(rest->'servers' IGNORE NULLS) OVER (
             PARTITION BY run, name ORDER BY end_us) AS VARCHAR[]) AS servers
     FROM event_fields WHERE event = 'server_route' AND request_id IS NOT NULL
 )
