@@ -454,6 +454,11 @@ def test_commands_that_need_a_run_name_those_that_take_a_log(tmp_path, capsys):
     assert "gen bounds the step" in out
     # In full.
     assert "requests, turns, tools, engines, ranks. see: step_timing_breakdown" in out
+    held = tmp_path / "run" / "console.log"
+    held.parent.mkdir()
+    held.write_text(log.read_text())
+    assert 2 == main(["summary", str(held.parent)])
+    assert f"It holds a console log: name {held} (no-events)" in capsys.readouterr().err
     for command in ("requests", "export perfetto", "plot rollout_tail"):
         assert 2 == main([*command.split(), str(log)])
         error = capsys.readouterr().err

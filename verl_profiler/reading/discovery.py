@@ -39,6 +39,7 @@ from verl_profiler.reading.descriptions import (
     Upload,
     described,
 )
+from verl_profiler.reading.formats.console_log import CONSOLE
 from verl_profiler.reading.formats.registry import format_of, label_of, refuse_trace
 from verl_profiler.reading.listing import (
     EventFile,
@@ -322,10 +323,11 @@ def run_directory(path: Path, named: Path) -> Path:
             f"    {listed}",
             "several-runs",
         )
+    advice = "Name the directory that the run wrote, such as logs/my-run, or a console log"
+    if (path / CONSOLE).is_file():
+        advice = f"It holds a console log: name {named / CONSOLE}"
     raise ReadingError(
-        f"{named} holds no event files (step_<N>/<name>.jsonl).\n"
-        "Name the directory that the run wrote, such as logs/my-run, or a console log",
-        "no-events",
+        f"{named} holds no event files (step_<N>/<name>.jsonl).\n{advice}", "no-events"
     )
 
 
