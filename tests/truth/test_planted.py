@@ -20,7 +20,6 @@ QUICK = [
         ("fifth_prompts", 0),
         ("tokens_grow", 0),
         ("flowing_tool_since", 1),
-        ("flowing_replica", 2),
     ),
 ]
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from verl_profiler import configs
 from verl_profiler.capture.plan import NsightSettings
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import is_mapping
@@ -104,6 +103,9 @@ def parse(node: Any, where: str = "profiler") -> Settings:
     try:
         settings = msgspec.convert(dict(node), Settings)
     except msgspec.ValidationError as error:
+        # Not there where the package alone was copied, whose commands read settings too.
+        from verl_profiler import configs
+
         problem, _, place = str(error).partition(" - at `$")
         path = where + place.rstrip("`")
         raise ConfigError(
