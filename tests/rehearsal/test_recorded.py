@@ -219,11 +219,9 @@ def test_the_engines_own_account_is_there(run):
 def test_phases_are_verls_own_timings(run):
     """The same numbers as `timing_s/*` in verl's metrics, and they fit into their step.
 
-    On a busy machine, a process is now and then interrupted between the two clocks' readings, but not at
-    the same phase in each step.
+    On a busy machine, a process is now and then interrupted between the two clocks' readings.
     """
-    names = ("step", "gen", "old_log_prob", "adv", "update_actor", "update_weights")
-    apart = {name: [] for name in names}
+    apart = []
     for step in range(1, STEPS + 1):
         phases = {
             line["event"]: line["duration_sec"]
@@ -235,15 +233,18 @@ def test_phases_are_verls_own_timings(run):
             for line in run.of("metrics", files="trainer")
             if line["step"] == step and "timing_s/step" in line["extra"]["metrics"]
         ]
-        for name in names:
-            apart[name].append(abs(phases[name] - metrics[f"timing_s/{name}"]))
+        apart += [
+            abs(phases[name] - metrics[f"timing_s/{name}"])
+            for name in ("step", "gen", "old_log_prob", "adv", "update_actor", "update_weights")
+        ]
         # `prepare_step` is no timer of verl's; it has a line where it was recorded.
         parts = phases.get("prepare_step", 0) + sum(
             phases[name]
             for name in ("gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights")
         )
         assert parts <= phases["step"] + 0.001
-    assert all(min(steps) < 0.005 for steps in apart.values()), apart
+    assert sorted(apart)[-3] < 0.005, apart
+    assert max(apart) < 0.2, apart
 
 
 def test_each_rank_did_the_work_of_each_step(run):
