@@ -111,9 +111,7 @@ def _run(argv: Sequence[str]) -> int:
             traceback.print_exc()
         message = named(f"verl-profiler {args.command}: {error}", argv)
         for path, url in urls.items():
-            from verl_profiler.events.redaction import public
-
-            message = message.replace(path, public(url))
+            message = message.replace(path, url)
         print(message, file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  the last resort

@@ -183,10 +183,11 @@ def local(args: argparse.Namespace) -> dict[str, str]:
     def downloaded(value: Any) -> Any:
         if not isinstance(value, RemoteRun):
             return value
+        from verl_profiler.events.redaction import public
         from verl_profiler.reading.remote import fetched
 
         path = fetched(value)
-        urls[str(path)] = value.rstrip("/")
+        urls[str(path)] = public(value.rstrip("/"))
         return path
 
     for name, value in vars(args).items():
