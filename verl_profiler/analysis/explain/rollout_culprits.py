@@ -23,6 +23,7 @@ from verl_profiler.analysis.explain.work import (
     ReplicaLoads,
     evidence_of,
     in_work,
+    keep_largest,
     lost_in,
     tails,
     tool_work,
@@ -531,10 +532,8 @@ def changing_work(earlier: Earlier) -> Found:
         text = f"{who}: {seconds(shape.first)} to {seconds(shape.last)}{unit}"
         finding = "grows" if shape.since is None else "changed"
         text += f", since step {shape.since}" if shape.since is not None else ""
-        lost_s = lost_in(places)
-        if lost_s > (found.get(run, {}).get(finding, (None, 0.0))[1] or 0.0):
-            culprit = Culprit("work", who, text, evidence=evidence_of(places, who))
-            found.setdefault(run, {})[finding] = culprit, lost_s
+        culprit = Culprit("work", who, text, evidence=evidence_of(places, who))
+        keep_largest(found, run, finding, culprit, lost_in(places))
     return found
 
 
@@ -563,10 +562,8 @@ def transfers(earlier: Earlier) -> Found:
     """
     found: Found = {}
     for (run, who), places in earlier(cuts, "other").items():
-        lost_s, known = lost_in(places), found.get(run, {}).get("slow_transfers")
-        if known is None or lost_s > (known[1] or 0.0):
-            culprit = Culprit("worker", who, who, evidence=evidence_of(places, who))
-            found[run] = {"slow_transfers": (culprit, lost_s)}
+        culprit = Culprit("worker", who, who, evidence=evidence_of(places, who))
+        keep_largest(found, run, "slow_transfers", culprit, lost_in(places))
     return found
 
 

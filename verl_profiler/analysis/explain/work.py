@@ -37,6 +37,7 @@ __all__ = [
     "few_at_once",
     "first_prefill",
     "in_work",
+    "keep_largest",
     "lost_in",
     "prompts",
     "rank_tokens",
@@ -203,6 +204,14 @@ def _without(request: Request, cut_us: float, of: str) -> Request:
 def lost_in(places: Sequence[Place]) -> float:
     """Return the seconds of all places."""
     return sum(sum(place.lost_s.values()) for place in places)
+
+
+def keep_largest(found: Found, run: str, finding: str, culprit: Culprit, lost_s: float) -> None:
+    """Add a culprit unless the finding has one already that costs as much; what costs nothing is none."""
+    own = found.setdefault(run, {})
+    _, most_s = own.get(finding, (None, None))
+    if lost_s > (most_s or 0.0):
+        own[finding] = culprit, lost_s
 
 
 def prompts(earlier: Earlier) -> Found:
@@ -417,10 +426,8 @@ def tool_work(earlier: Earlier) -> Found:
         ("failing_tools", failed, ""),
     ):
         for (run, _), places in earlier(_of_turns(cuts), "tools").items():
-            own = found.setdefault(run, {})
-            if lost_in(places) > (own[finding][1] or 0.0 if finding in own else 0.0):
-                culprit = replace(identity("tool", places), because=because)
-                own[finding] = culprit, lost_in(places)
+            culprit = replace(identity("tool", places), because=because)
+            keep_largest(found, run, finding, culprit, lost_in(places))
     return found
 
 
