@@ -1,6 +1,8 @@
 """The pictures of a console log: gaps stay gaps, counts are no seconds, special steps are marked."""
 
 import collections
+import json
+import re
 
 import pytest
 
@@ -128,3 +130,16 @@ def test_the_throughput_is_named_per_gpu_and_the_job_s_stands_beside_it(run):
     assert ", 8 GPUs" in shown
     assert "mean " in shown
     assert "median " in shown
+
+
+def test_a_rounded_zero_does_not_empty_a_logarithmic_picture(tmp_path):
+    """As verl 0.3 prints adv: with it in the data, Vega drew all lines at the upper edge."""
+    text = log(FORMS["verl-0.3-ppo"], range(1, 9))
+    small = re.sub(r"(timing_per_token_ms/adv:)[\d.]+", r"\g<1>0.0001", text)
+    zero = small.replace("adv:0.0001", "adv:0.000", 3)
+    spec = PICTURES["per_token_timing"].spec(run_of(zero, tmp_path))
+    values = [row["value"] for row in data_in(spec, "line")]
+
+    assert "log scale" in json.dumps(spec)
+    assert 3 == zero.count("timing_per_token_ms/adv:0.000 ")
+    assert 0.0001 == min(values)

@@ -547,7 +547,9 @@ def step_lines(
     for name, own, key, code, *dash in series:
         among: dict[float, list[float]] = {}
         for row in own:
-            if row[key] is not None and row["step"] in place:
+            # A logarithmic axis with a 0 draws nothing at all.
+            shown = row[key] is not None and (row[key] > 0 or not log)
+            if shown and row["step"] in place:
                 among.setdefault(place[row["step"]], []).append(row[key])
         if not among:
             continue
