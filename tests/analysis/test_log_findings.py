@@ -376,6 +376,33 @@ def test_a_log_that_stops_during_start_up_is_answered_with_how_far_it_came(tmp_p
         )
 
 
+def test_a_log_without_figures_is_answered_from_its_progress_bar(tmp_path, capsys):
+    """verl prints no line of a step where trainer.logger has no console; its bar is there."""
+    log = tmp_path / "train.log"
+    bar = "(TaskRunner pid=4) Training Progress:   1%|1   | {}/624 [{}<103:53:21, 600.32s/it]"
+    bars = [
+        bar.format(*at) for at in ((20, "00:00"), (21, "10:00"), (22, "20:10"), (24, "1:02:10"))
+    ]
+    lacking = (
+        "the log has no figures of steps. Add console to trainer.logger, or name the file that another "
+        "logger wrote.\n"
+    )
+    four = f"step 24 of 624 after 4 steps in 62 min 10 s, 15 min 33 s each; {lacking}"
+    for end in ("\n", "\r"):
+        log.write_text(end.join(bars) + "\n")
+        for command in ("summary", "timing", "why"):
+            assert 1 == main([command, str(log)])
+            assert f"The progress bar is at {four}" in capsys.readouterr().err
+    log.write_text("\n".join([*bars, "CUDA out of memory. Tried to allocate 2.00 GiB", ""]))
+    assert 1 == main(["summary", str(log)])
+    failed = "After step 24 it failed (CUDA out of memory. Tried to allocate 2.00 GiB)."
+    assert f"{failed} The progress bar is at {four}" in capsys.readouterr().err
+    # The end of a log.
+    log.write_text(f"{bars[-1]}\n")
+    assert 1 == main(["summary", str(log)])
+    assert f"The progress bar is at step 24 of 624; {lacking}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "ended"),
     [

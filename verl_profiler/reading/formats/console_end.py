@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import TypeAlias
 
 from verl_profiler.events.failure_texts import reason_in
 from verl_profiler.reading.formats.console_log import file_lines, lines_of
+from verl_profiler.units import counted, seconds
 
 __all__ = ["log_end"]
 
@@ -40,6 +42,10 @@ _START_UP = (
     ("Training Progress: ", "start-up was over"),
 )
 _STEP = re.compile(r"(?<![\w/@.\-])step:(?P<step>\d{1,9}) - ")
+# tqdm's line, which verl's trainers draw after each step: steps, all steps, time since the launch.
+_BAR = re.compile(
+    r"Training Progress: [^|\r\n]{1,9}\|[^|\r\n]*\| (\d{1,9})/(\d{1,9}) \[([\d:]{4,12})<"
+)
 # Whose code a frame is: by its file or function, the first that fits.
 _WHOSE = (
     (re.compile(r"reward|compute_score"), "reward function"),
@@ -71,6 +77,7 @@ def log_end(path: Path) -> str:
     """
     step: int | None = None
     reached = -1
+    bars: list[tuple[int, ...]] = []
     # What a step was finished after did not end the training.
     since: deque[str] = deque(maxlen=_SINCE)
     for number, raw in file_lines(path, []):
@@ -82,6 +89,14 @@ def log_end(path: Path) -> str:
             if finished is not None:
                 step = int(finished["step"])
                 since.clear()
+        if step is None and "Training Progress:" in raw:
+            for found in _BAR.findall(raw):
+                bar = tuple(_number(text) for text in found)
+                if bars and bar[0] > bars[-1][0]:
+                    since.clear()
+                elif bars and bar[0] < bars[0][0]:
+                    bars.clear()
+                bars.append(bar)
         since.append(raw)
     phase = _START_UP[reached][1] if reached >= 0 else ""
     debugger, reason, last = False, "", ""
@@ -114,15 +129,41 @@ def log_end(path: Path) -> str:
             what = f"{before}; then {what}"
     elif reason:
         what = "it failed"
-    elif step is None and phase:
-        return f"No step was finished: the log ends after {phase}; its last line: {last[:_MESSAGE]}"
     else:
-        return ""
-    if reason and reason not in what:
+        what = ""
+    if what and reason and reason not in what:
         what += f" ({reason})"
-    if step is not None:
-        return f"After step {step} {what}."
-    return f"No step was finished: {f'after {phase} ' if phase else ''}{what}."
+    unlogged = _unlogged(bars) if step is None else ""
+    if step is not None or unlogged:
+        ended = f"After step {bars[-1][0] if step is None else step} {what}." if what else ""
+        return " ".join(each for each in (ended, unlogged) if each)
+    if what:
+        return f"No step was finished: {f'after {phase} ' if phase else ''}{what}."
+    if phase:
+        return f"No step was finished: the log ends after {phase}; its last line: {last[:_MESSAGE]}"
+    return ""
+
+
+def _unlogged(bars: Sequence[tuple[int, ...]]) -> str:
+    """Return what the trainer's progress bar shows of steps that the log has no line of; else empty."""
+    # A launch draws its first bar at 00:00, before its first step.
+    if not bars or (bars[-1][0] == bars[0][0] and not bars[0][2]):
+        return ""
+    (before, _, start_s), (step, steps, end_s) = bars[0], bars[-1]
+    number, at = step - before, f"step {step:,} of {steps:,}"
+    if number:
+        at += f" after {counted(number, 'step')} in {seconds(end_s - start_s)}"
+    if number > 1:
+        at += f", {seconds((end_s - start_s) / number)} each"
+    return (
+        f"The progress bar is at {at}; the log has no figures of steps. Add console to trainer.logger, "
+        "or name the file that another logger wrote."
+    )
+
+
+def _number(text: str) -> int:
+    """Return a number, or the seconds of `1:02:10`."""
+    return functools.reduce(lambda total, part: total * 60 + int(part), text.split(":"), 0)
 
 
 def _before(failures: Sequence[_Failure]) -> str:
