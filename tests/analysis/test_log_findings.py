@@ -1,5 +1,6 @@
 """What a log alone answers: figures and culprits from step lines that this file writes itself."""
 
+import importlib
 import json
 import random
 import re
@@ -211,6 +212,31 @@ def test_files_of_tensorboard_have_a_metric_each(tmp_path, capsys):
     assert [{"step": step, **{name: values[name] for name in names}} for step, values in rows] == [
         {name: row[name] for name in ("step", *names)} for row in run["metrics"]
     ]
+
+
+def test_events_of_tensorboard_are_a_log(tmp_path, capsys):
+    """As torch's SummaryWriter writes them for verl: one number per event, 32 bits."""
+    event = pytest.importorskip("tensorboard.compat.proto.event_pb2")
+    protobuf = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+    writers = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+    rows = list(steps(6, seed=3))
+    writer = writers.EventFileWriter(str(tmp_path))
+    for step, values in rows:
+        for name, value in values.items():
+            summary = protobuf.Summary(value=[protobuf.Summary.Value(tag=name, simple_value=value)])
+            writer.add_event(event.Event(wall_time=1.5, step=step, summary=summary))
+    writer.close()
+
+    (path,) = tmp_path.glob("events.out.tfevents.*")
+    assert 0 == main(["timing", "--json", str(path)])
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    timers = [name for name in rows[0][1] if name.startswith("timing_s/")]
+    assert timers
+    for (step, values), row in zip(rows, run["metrics"], strict=True):
+        assert step == row["step"]
+        assert {name: row[name] for name in timers} == pytest.approx(
+            {name: values[name] for name in timers}, rel=1e-6
+        )
 
 
 def test_the_summary_that_wandb_prints_is_the_last_step_of_a_log_without_any(tmp_path, capsys):
@@ -481,11 +507,13 @@ def test_commands_that_need_a_run_name_those_that_take_a_log(tmp_path, capsys):
     assert "gen bounds the step" in out
     # In full.
     assert "requests, turns, tools, engines, ranks. see: step_timing_breakdown" in out
-    held = tmp_path / "run" / "console.log"
-    held.parent.mkdir()
-    held.write_text(log.read_text())
-    assert 2 == main(["summary", str(held.parent)])
-    assert f"It holds a console log: name {held} (no-events)" in capsys.readouterr().err
+    for name in ("console.log", "files/output.log"):
+        folder = tmp_path / name.partition(".")[0].partition("/")[0]
+        held = folder / name
+        held.parent.mkdir(parents=True)
+        held.write_text(log.read_text())
+        assert 2 == main(["summary", str(folder)])
+        assert f"It holds a log: name {held} (no-events)" in capsys.readouterr().err
     for command in ("requests", "export perfetto", "plot rollout_tail"):
         assert 2 == main([*command.split(), str(log)])
         error = capsys.readouterr().err

@@ -63,6 +63,8 @@ _NAME = re.compile(r"(?P<role>.+?)_(?P<rank>[0-9]{1,9})(?:-[0-9]+)?", re.DOTALL)
 _STEP_LIMIT = 1 << 31
 # A header is a few kilobytes; thousands of processes leave tens of megabytes.
 _HEADERS_LIMIT_BYTES = 256 << 20
+# Where a folder has a log: of the console, of TensorBoard, of W&B.
+_LOGS = (CONSOLE, "*.tfevents.*", "output.log", "files/output.log")
 _PARQUET = ("*.parquet", "events/*.parquet", "events/step_*/*.parquet")
 
 
@@ -324,8 +326,9 @@ def run_directory(path: Path, named: Path) -> Path:
             "several-runs",
         )
     advice = "Name the directory that the run wrote, such as logs/my-run, or a console log"
-    if (path / CONSOLE).is_file():
-        advice = f"It holds a console log: name {named / CONSOLE}"
+    held = next((log for pattern in _LOGS for log in sorted(path.glob(pattern))), None)
+    if held is not None:
+        advice = f"It holds a log: name {named / held.relative_to(path)}"
     raise ReadingError(
         f"{named} holds no event files (step_<N>/<name>.jsonl).\n{advice}", "no-events"
     )

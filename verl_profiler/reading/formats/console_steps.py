@@ -27,7 +27,7 @@ from verl_profiler.reading.formats.console_log import (
     file_lines,
     lines_of,
 )
-from verl_profiler.reading.formats.metric_files import metric_rows
+from verl_profiler.reading.formats.metric_files import BOARD, metric_rows
 
 __all__ = ["FAMILIES", "LoggedRun", "StepLine", "logged_runs", "step_lines"]
 
@@ -512,5 +512,7 @@ def _name(path: Path) -> str:
 def _stem(path: Path) -> str:
     if path == STDIN:
         return "stdin"
+    if BOARD in path.name:
+        return path.absolute().parent.name
     name = path.name.removesuffix(".gz")
     return name.rpartition(".")[0] or name

@@ -6,11 +6,13 @@ _step,timing_s/gen,timing_s/step                     the same as CSV; `step` of 
 Step,my-run - timing_s/gen,my-run - timing_s/step    CSV of a W&B panel: a run per beginning
 run_id,key,value,step                                MLflow's metrics, one value per row
 Wall time,Step,Value                                 TensorBoard's CSV, one metric per file
+events.out.tfevents.*                                TensorBoard's own file
 """
 
 from __future__ import annotations
 
 import csv
+import importlib
 import itertools
 import json
 import math
@@ -19,9 +21,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.console_log import file_lines
 
-__all__ = ["metric_rows"]
+__all__ = ["BOARD", "metric_rows"]
+
+# In the names of TensorBoard's files.
+BOARD = ".tfevents."
 
 _STEPS = ("_step", "step", "global_step", "training/global_step", "trainer/global_step")
 _PANEL = " - "
@@ -57,6 +63,8 @@ def metric_rows(path: Path, problems: list[str]) -> Iterator[MetricRow] | None:
     Raises:
         ReadingError: The file cannot be read.
     """
+    if BOARD in path.name:
+        return _board_rows(path)
     lines = file_lines(path, [])
     number, first = next(((number, line) for number, line in lines if line.strip()), (0, ""))
     head = first.strip().removeprefix("\ufeff")
@@ -94,6 +102,34 @@ def _json_rows(path: Path, problems: list[str]) -> Iterator[MetricRow]:
         yield number, "", step, _numbers(data)
     if unread:
         problems.append(f"{path}: {unread} lines are not metrics of a step.")
+
+
+def _board_rows(path: Path) -> Iterator[MetricRow]:
+    """Read the scalars of TensorBoard's events.
+
+    Raises:
+        ReadingError: The file cannot be read, or tensorboard is not installed.
+    """
+    next(file_lines(path, []), None)
+    try:
+        # Modules without types.
+        loading: Any = importlib.import_module(
+            "tensorboard.backend.event_processing.event_file_loader"
+        )
+        tensors: Any = importlib.import_module("tensorboard.util.tensor_util")
+    except ImportError as error:
+        raise ReadingError(
+            f"{path} is a file of TensorBoard, which is not installed.\n"
+            "pip install tensorboard, or read it where verl is installed",
+            "no-tensorboard",
+        ) from error
+    steps: dict[int, dict[str, Any]] = {}
+    for event in loading.EventFileLoader(str(path)).Load():
+        for value in event.summary.value:
+            if value.metadata.plugin_data.plugin_name == "scalars":
+                steps.setdefault(event.step, {})[value.tag] = tensors.make_ndarray(value.tensor)
+    for number, (step, values) in enumerate(steps.items(), 1):
+        yield number, "", step, _numbers(values)
 
 
 def _wide_rows(
