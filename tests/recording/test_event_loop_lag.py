@@ -248,6 +248,24 @@ def test_what_a_library_does_is_named_by_the_users_function(recording, worker_co
     assert stall["innermost"].startswith("threading:")
 
 
+def test_a_rank_that_computes_in_its_loop_is_not_sampled(quick, worker_config):
+    """It stalls by design: each look at its frames would cost it time for an answer that nobody reads."""
+    active = recorder.start(worker_config, lambda: Identity("actor", 0))
+
+    async def serve():
+        await probed()
+        while active.identity is None:
+            await asyncio.sleep(0.01)
+        time.sleep(0.25)
+        await asyncio.sleep(0.05)
+
+    asyncio.run(serve())
+    recorder.stop()
+    longest = max(lags(worker_config), key=lambda line: line["duration_sec"])
+    assert longest["duration_sec"] >= 0.2
+    assert "during" not in longest["extra"]
+
+
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
 def test_a_busy_loop_that_does_not_block_names_nothing(recording, worker_config, kind):
     """Thousands of short callbacks; that the machine is late is no function's doing."""

@@ -257,7 +257,9 @@ def _enter(
     cpu = 0 if begin % SAMPLED else time.thread_time_ns()
     try:
         if in_loop:
-            active.alive_ns = begin
+            # A client of TransferQueue has a loop of its own, where nothing else waits.
+            if probe.family != "transfer_queue":
+                active.alive_ns = begin
             if id(_get_running_loop()) != event_loop_lag.last_loop:
                 watch_running_loop()
         call = Call(probe.event, begin, names, args, kwargs)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
-from verl_profiler.events.vocabulary import LAG_THRESHOLD_S
+from verl_profiler.events.vocabulary import COMPUTING_ROLES, LAG_THRESHOLD_S
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.stacks import (
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 # Between two beats of a loop in which a probed coroutine began lately, and of any other.
-_PERIOD_S, _QUIET_PERIOD_S = 0.1, 0.2
+_PERIOD_S, _QUIET_PERIOD_S = 0.1, 1.0
 _LATELY_NS = 2_000_000_000
 # Synchronous calls that are shorter are not worth a `note_blocking_call`.
 WORTH_NAMING_NS = 5_000_000
@@ -54,7 +54,7 @@ _EVERY_S = 0.05
 _OFTEN = 20
 _RARELY_S = 1.0
 # With no loop at all.
-_IDLE_S = 0.2
+_IDLE_S = 1.0
 # The thread's time on a core is read at each so manyth wake.
 _ACCOUNTED = 20
 # Late by less than this is not looked into, whatever the threshold is.
@@ -65,6 +65,7 @@ _NAME_LIMIT = 200
 _RUN_HANDLE: CodeType = asyncio.Handle._run.__code__
 _RUN_ONCE: CodeType = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
 _thread: threading.Thread | None = None
+_new_loop = threading.Event()
 # Event, begin, end and thread of the last probed synchronous call of some length.
 last_blocking_call: tuple[str, int, int, int] = ("", 0, 0, 0)
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -123,6 +124,7 @@ def watch_running_loop() -> None:
             heartbeat = _Heartbeat(loop, LAG_THRESHOLD_S)
             heartbeat.arm(_PERIOD_S)
             _beats.add(heartbeat)
+            _new_loop.set()
             _ensure_watched()
 
 
@@ -149,9 +151,10 @@ def _forget_last(reference: weakref.ref[Any] | None) -> None:
 
 def _forked() -> None:
     """Forget the parent's loops, which never run here, and its thread."""
-    global last_loop, _thread
+    global last_loop, _thread, _new_loop
     last_loop = 0
     _thread = None
+    _new_loop = threading.Event()
     _watched.clear()
     _beats.clear()
 
@@ -192,7 +195,8 @@ class _Heartbeat:
         self.beat_ns = ran_ns
         self.thread = threading.get_ident()
         self.base = _running_frame(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
-        self.arm(_PERIOD_S if ran_ns - active.alive_ns < _LATELY_NS else _QUIET_PERIOD_S)
+        lately = ran_ns - active.alive_ns < _LATELY_NS and not _computes(active)
+        self.arm(_PERIOD_S if lately else _QUIET_PERIOD_S)
         _ensure_watched()
         active.end_section(ran_ns, cpu_ns)
 
@@ -273,12 +277,19 @@ def _watch() -> None:
             spent_ns, before_ns = time.thread_time_ns(), spent_ns
             active.wrapper_cpu_ns += spent_ns - before_ns
         del active
-        time.sleep(wait_s)
+        if _new_loop.wait(wait_s):
+            _new_loop.clear()
+
+
+def _computes(active: recorder.Recorder) -> bool:
+    """Return whether loops of this process stall by design."""
+    identity = active.identity
+    return identity is not None and identity.role in COMPUTING_ROLES
 
 
 def _look_at_all(active: recorder.Recorder) -> float:
-    """Look at all loops; return for how many seconds nothing will be due."""
-    beats = list(_beats)
+    """Look at the loops that should not stall; return for how many seconds nothing will be due."""
+    beats = [] if _computes(active) else list(_beats)
     alive_ns = active.alive_ns if len(beats) == 1 else 0
     until_ns = now() + round(_IDLE_S * 1e9)
     for beat in beats:
