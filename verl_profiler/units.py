@@ -14,7 +14,6 @@ from typing import Any
 
 __all__ = [
     "BYTE_UNITS",
-    "added",
     "counted",
     "quantile_texts",
     "rate",
@@ -99,12 +98,6 @@ def rate(value: float | None) -> str:
 def counted(number: int, one: str, many: str | None = None) -> str:
     """Write a number of things: `1 call`, `2,300 calls`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def added(numbers: Iterable[int | None]) -> int | None:
-    """Add the numbers that are known; None if all are unknown."""
-    known = [number for number in numbers if number is not None]
-    return sum(known) if known else None
 
 
 def some(names: Iterable[str], most: int) -> str:

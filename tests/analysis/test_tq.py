@@ -10,7 +10,7 @@ from verl_profiler.analysis.tq import tq_functions, tq_over_time, tq_steps, tq_t
 from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.views.tq_phrases import PHRASES
+from verl_profiler.views.tq_text import PHRASES
 
 MIB = 1 << 20
 TQ = (tq_findings, tq_functions, tq_over_time, tq_steps, tq_throughput, tq_wall)

@@ -11,7 +11,7 @@ from cached_runs import SMALL, cached
 from event_files import ended, write_lines
 
 from verl_profiler.cli import main
-from verl_profiler.views.overview_text import TABLES, overview_text
+from verl_profiler.views.overview_text import TABLES, device_line, overview_text
 from verl_profiler.views.step_text import of_which
 
 STEPS = 100
@@ -155,13 +155,13 @@ def test_ones_own_spans_are_shown(long_run, capsys):
 
 
 def test_one_step_is_shown_in_full(long_run, capsys):
-    """Its own overview, then its block; several steps get none."""
+    """Its own overview, then its tables; several steps get none."""
     out = printed(capsys, "summary", long_run, "--step", 41)
 
     assert out.startswith("long_run: 1 step, 12.0 s\n")
-    assert "\nstep 41  12.0 s\n" in out
-    assert "requests      requests 4, P50 7.84 s" in out
-    assert "\nstep 41  " not in printed(capsys, "summary", long_run, "--steps", "41:43")
+    assert "\nphases\n  phase         step 41\n  gen           8.00 s, 67 %\n" in out
+    assert re.search(r"\nrequests\n  requests .* P50 .*\n +4 .* 7\.84 s ", out)
+    assert "\nphases\n" not in printed(capsys, "summary", long_run, "--steps", "41:43")
 
 
 def test_no_change_is_promised_where_nothing_was_recorded(tmp_path, capsys):
@@ -238,3 +238,23 @@ def test_a_terminal_gets_colors_and_a_pipe_none(monkeypatch, capsys):
 def test_the_slowest_request_is_described_by_its_largest_part(spent, text):
     """The longest single call is named where it is of that part."""
     assert text == of_which({"longest": "search", "longest_turn": 1, "longest_s": 0.981, **spent})
+
+
+def use(phase, covered_s, idle_s, *, step=1, device=0):
+    """A row of `device_use`."""
+    times = {"covered_s": covered_s, "idle_s": idle_s}
+    return {"run": "r", "step": step, "phase": phase, "host": "one", "device": device, **times}
+
+
+def test_idle_devices_in_a_line():
+    """10 of 40 s of two devices; what is small is left out."""
+    rows = [use("gen", 10, 6, device=device) for device in (0, 1)]
+    rows += [use("update_actor", 10, 1, device=device) for device in (0, 1)]
+    rows += [use("adv", 0.1, 0.1), use("init", 900, 900, step=0)]
+
+    assert (
+        "2 devices sampled: idle 35 % of the time (gen 85 %, update_actor 14 % of that)"
+        == device_line(rows)
+    )
+    assert "" == device_line([])
+    assert "" == device_line([use("gen", 10, None)])

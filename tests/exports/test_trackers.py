@@ -108,10 +108,11 @@ def test_tensorboard_gets_text_and_scalars_beside_the_training(
     assert 4 == found.value
     (text,) = events.Tensors("profile/findings")
     shown = text.tensor_proto.string_val[0].decode()
-    assert "| Validation takes 2.12 s per step, 9.3 % of the time from step to step. |" in shown
-    # What is to be pasted is a block of code of its own.
-    assert "\n    trainer.test_freq=5\n" in shown
-    assert "\n    class FastPoll(ReplayBuffer):\n" in shown
+    # A block of code, which Markdown leaves as it is.
+    assert all(line.startswith("    ") for line in shown.splitlines() if line)
+    assert ". Validation takes 2.12 s per step, 9.3 % of the time from step to step.\n" in shown
+    assert " paste: trainer.test_freq=5\n" in shown
+    assert " class FastPoll(ReplayBuffer):\n" in shown
     assert FILES == sorted(path.name for path in (place / "profile").iterdir())
     assert (place / "profile/report.html").read_text().startswith("<!DOCTYPE html>")
 

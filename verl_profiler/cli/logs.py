@@ -93,6 +93,7 @@ def summarize_logs(
         print_error(*(ends or ("nothing to report:", *problems)))
         return 1
     from verl_profiler.views.log_text import beyond, log_overview
+    from verl_profiler.views.text_tables import warnings
 
     for run, rows in zip(runs, found, strict=True):
         print(log_overview(run, rows, verbose=verbose), end="\n\n")
@@ -100,7 +101,7 @@ def summarize_logs(
         print(visible(end))
     print(beyond(runs))
     if problems:
-        print("\n".join(["Data quality:", *(visible(f"- {problem}") for problem in problems)]))
+        print(warnings(problems))
     return 0
 
 

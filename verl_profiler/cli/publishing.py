@@ -91,7 +91,7 @@ def _profile(opened: Run, report: Path, project: str, experiment: str) -> Profil
     explained = explanations(opened.tables, None)
     rows = explained["findings"]
     texts = finding_texts(rows)
-    markdown = _markdown(experiment, rows, texts, opened.problems)
+    markdown = _markdown(experiment, rows, opened.problems)
     paths = report.with_name("findings.md"), report.with_name("findings.json")
     paths[0].write_text(markdown, encoding="utf-8", errors="backslashreplace")
     paths[1].write_text(
@@ -132,33 +132,11 @@ def _profile(opened: Run, report: Path, project: str, experiment: str) -> Profil
     )
 
 
-def _markdown(
-    experiment: str, rows: list[dict[str, Any]], texts: list[dict[str, Any]], problems: list[str]
-) -> str:
-    from verl_profiler.analysis.explain.fixes import FILES
+def _markdown(experiment: str, rows: list[dict[str, Any]], problems: list[str]) -> str:
+    """Return what the summary prints of the findings, as a block of code."""
+    from verl_profiler.views.findings import finding_list
+    from verl_profiler.views.text_tables import warnings
 
-    lines = [f"# Profile of {_cell(experiment)}", ""]
-    if rows:
-        lines += ["| finding | gain | culprit | fix |", "| --- | --- | --- | --- |"]
-        lines += [
-            f"| {' | '.join(_cell(text[key]) for key in ('message', 'gain', 'who', 'try'))} |"
-            for text in texts
-        ]
-    else:
-        lines.append("No anomaly was found.")
-    for text in texts:
-        if text["paste"] or text["files"] or text["proof"]:
-            lines += ["", f"## {_cell(text['message'])}"]
-        lines += [f"\n    {visible(each)}" for each in text["paste"]]
-        for name, _ in text["files"]:
-            lines += ["", f"{name}:", "", textwrap.indent(FILES[name].rstrip(), "    ")]
-        if text["proof"]:
-            lines += ["", "Afterwards, to check the gain:", "", f"    {visible(text['proof'])}"]
-    if problems:
-        lines += ["", "Data-quality warnings:", "", *(f"- {_cell(each)}" for each in problems)]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    """Escape what Markdown would read as a table's bar, a tag or a line."""
-    return " ".join(visible(text).split()).replace("|", "\\|").replace("<", "&lt;")
+    found = finding_list(rows) or "No anomaly was found."
+    blocks = [f"Profile of {visible(experiment)}", found, warnings(problems)]
+    return textwrap.indent("\n\n".join(blocks), "    ") + "\n"

@@ -9,7 +9,7 @@
 
 Of a console log or a file of metrics (verl's file logger, W&B, MLflow), the
 timers are summarized. -v shows everything: all phases, findings with their
-causes, warnings, and the blocks of the longest steps. --step N adds the block
+causes, warnings, and tables of the longest steps. --step N adds the tables
 of that step. --follow refreshes the summary of a running training until it
 ends, and waits for a run that does not exist yet. NO_COLOR disables colors.
 """

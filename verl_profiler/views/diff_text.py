@@ -10,7 +10,6 @@ from verl_profiler.analysis.compare.asynchronous_metrics import DEVICE, STALENES
 from verl_profiler.analysis.compare.comparison import ALPHA, HEADLINES, Change
 from verl_profiler.render.text import align, short
 from verl_profiler.units import seconds, share
-from verl_profiler.views.diff_cells import amount, change_cells, in_brackets, moved
 
 __all__ = ["diff_parts", "diff_text", "metric_rows", "verification_text"]
 
@@ -55,6 +54,8 @@ _FIGURES = (
     *("testable", "detectable", "drift"),
 )
 _WIDEST = 60
+# What is smaller than this share of both values is a rounding error.
+_NONE = 1e-9
 
 
 def metric_rows(changes: Sequence[Change]) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def diff_parts(document: Mapping[str, Any]) -> dict[str, Any]:
         "sides": _sides(document),
         "differences": _differences(document),
         "headings": _HEADINGS,
-        "tables": [(title, [*map(change_cells, rows)]) for title, rows in _groups(document)],
+        "tables": [(title, [*map(_cells, rows)]) for title, rows in _groups(document)],
         "notes": notes,
     }
 
@@ -219,7 +220,7 @@ def _differences(document: Mapping[str, Any]) -> str:
             lines.append(f"  and {len(changed) - _LISTED} more; --json lists them")
     for letter in "AB":
         names = [
-            f"{each['name']} ({amount(each['count'], '')} per step)"
+            f"{each['name']} ({_amount(each['count'], '')} per step)"
             for each in document["only_in_one"]
             if each["run"] == letter
         ]
@@ -264,8 +265,8 @@ def _premises(document: Mapping[str, Any]) -> str:
     sentences: list[str] = []
     if work:
         named = ", ".join(
-            f"{row['metric'].removesuffix('.mean')} {amount(row['a'], '')} to "
-            f"{amount(row['b'], '')}{in_brackets(row['share'])}"
+            f"{row['metric'].removesuffix('.mean')} {_amount(row['a'], '')} to "
+            f"{_amount(row['b'], '')}{_in_brackets(row['share'])}"
             for row in work
         )
         sentences.append(f"The work per step differs: {named}; step times are not comparable.")
@@ -287,8 +288,8 @@ def _step(document: Mapping[str, Any]) -> str:
             f"{length}; too few steps to distinguish a change from noise.  Compare at least 3 "
             "steps of each."
         )
-    interval = f"95 % interval {moved(step, step['low'])} to {moved(step, step['high'])}"
-    text = f"{length}: {moved(step)}{in_brackets(step['share'])}, "
+    interval = f"95 % interval {_moved(step, step['low'])} to {_moved(step, step['high'])}"
+    text = f"{length}: {_moved(step)}{_in_brackets(step['share'])}, "
     if step["drift"]:
         text += "but a linear drift over both ranges explains the difference."
         drift = document["drift"]
@@ -311,7 +312,7 @@ def _step(document: Mapping[str, Any]) -> str:
     lengths = [row for row in others if row["unit"] == "s"]
     if lengths:
         row = max(lengths, key=lambda row: abs(row["difference"]))
-        text += f"  The largest other significant change is {row['metric']}, {moved(row)}."
+        text += f"  The largest other significant change is {row['metric']}, {_moved(row)}."
     elif not others and not step["significant"] and step["testable"]:
         text += "  No other metric changed significantly."
     return text
@@ -326,8 +327,8 @@ def _from_start_to_start(document: Mapping[str, Any]) -> str:
     if abs(between_s) < _BETWEEN * whole["a"]:
         return ""
     return (
-        f"  From the start of a step to the start of the next one it is {moved(whole)}"
-        f"{in_brackets(whole['share'])}, significant: {moved(whole, between_s)} of that is between steps."
+        f"  From the start of a step to the start of the next one it is {_moved(whole)}"
+        f"{_in_brackets(whole['share'])}, significant: {_moved(whole, between_s)} of that is between steps."
     )
 
 
@@ -337,8 +338,8 @@ def _at_equal_tokens(step: Mapping[str, Any], found: Mapping[str, Any] | None) -
         return ""
     kind = "significant" if found["p"] <= ALPHA else "not significant"
     return (
-        f"  At equal {found['tokens']} it is {moved(step, found['difference'])}, {kind} "
-        f"({moved(step, found['low'])} to {moved(step, found['high'])})."
+        f"  At equal {found['tokens']} it is {_moved(step, found['difference'])}, {kind} "
+        f"({_moved(step, found['low'])} to {_moved(step, found['high'])})."
     )
 
 
@@ -349,7 +350,7 @@ def _power(document: Mapping[str, Any]) -> str:
         return ""
     counts = [len(run["steps"]) for run in document["runs"]]
     launches = [run["launches"] for run in document["runs"]]
-    worth = " and ".join(amount(each, "") for each in step["effective_steps"])
+    worth = " and ".join(_amount(each, "") for each in step["effective_steps"])
     of = "pairs of steps" if len(step["effective_steps"]) == 1 else "steps"
     counted = " and ".join(map(str, counts[: len(step["effective_steps"])]))
     if max(launches) > 1:
@@ -380,7 +381,7 @@ def _power(document: Mapping[str, Any]) -> str:
 
 def _verdict(each: Mapping[str, Any]) -> str:
     """Return the result of a condition."""
-    measured = f"A {amount(each['a'], each['unit'])}, B {amount(each['b'], each['unit'])}"
+    measured = f"A {_amount(each['a'], each['unit'])}, B {_amount(each['b'], each['unit'])}"
     if each["p"] is not None:
         measured += f"; p {each['p']:.3f}, significant at {each['significant_p']:.3f} or below"
     if each["holds"]:
@@ -435,3 +436,49 @@ def _warm_up(steps: Sequence[int]) -> str:
         return ""
     of = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     return f"; {of} left out as warm-up"
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    """Return a row of the table: metric, both values, the change, its interval and p."""
+    low, high = row["low"], row["high"]
+    interval = "drift" if row["drift"] else "-"
+    if low is not None:
+        interval = f"{_moved(row, low)} to {_moved(row, high)}"
+    chance = row["adjusted_p"]
+    return [
+        f"≈ {row['metric']}" if row["estimated"] else row["metric"],
+        _amount(row["a"], row["unit"]),
+        _amount(row["b"], row["unit"]),
+        _moved(row),
+        _signed(row["share"]),
+        interval,
+        "-" if chance is None else f"{chance:.3f}" if chance >= 0.001 else "<0.001",
+    ]
+
+
+def _amount(value: float, unit: str) -> str:
+    """Write a value of a metric."""
+    if unit == "s":
+        return seconds(value)
+    number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{number}{unit}"
+
+
+def _signed(value: float | None) -> str:
+    """Write a relative change, with its sign."""
+    if value is None:
+        return "-"
+    return f"{'+' if value >= 0 else '-'}{share(abs(value))}"
+
+
+def _moved(row: Mapping[str, Any], value: float | None = None) -> str:
+    """Write the difference of a metric, or another one of its unit, with its sign."""
+    difference = row["difference"] if value is None else value
+    if abs(difference) < _NONE * max(abs(row["a"]), abs(row["b"]), _NONE):
+        difference = 0.0
+    return f"{'+' if difference >= 0 else '-'}{_amount(abs(difference), row['unit'])}"
+
+
+def _in_brackets(value: float | None) -> str:
+    """Write a relative change in parentheses; empty for None."""
+    return "" if value is None else f" ({_signed(value)})"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.units import share, size
-from verl_profiler.views.text_tables import table_text
+from verl_profiler.views.text_tables import table_text, warnings
 
 __all__ = ["memory_text"]
 
@@ -49,10 +49,7 @@ def memory_text(content: Mapping[str, Any]) -> str:
         for name, (title, columns) in _TABLES.items()
     ]
     blocks.append(_timeline(tables["memory_timeline"], run))
-    if content["problems"]:
-        blocks.append(
-            "\n".join(["data-quality warnings", *(f"  {text}" for text in content["problems"])])
-        )
+    blocks.append(warnings(content["problems"]))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 

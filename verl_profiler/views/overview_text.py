@@ -13,9 +13,8 @@ from verl_profiler.units import counted, quantile_texts, seconds, share
 from verl_profiler.views.findings import short_findings
 from verl_profiler.views.ledger_text import ledger_lines
 from verl_profiler.views.step_text import of_which
-from verl_profiler.views.training_text import device_line
 
-__all__ = ["LINES", "TABLES", "head_text", "overview_text", "totals_text"]
+__all__ = ["LINES", "TABLES", "device_line", "head_text", "overview_text", "totals_text"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -44,6 +43,8 @@ _TOOLS = 3
 _FACTS = 4
 # Phases below this share of the steps are combined into one line.
 _SMALL = 0.02
+# Phases below this share of the devices' idle time are left out of their line.
+_LITTLE_IDLE = 0.05
 # The time from step to step is shown where it is longer than the steps by this share.
 _BETWEEN = 0.03
 _BOLD, _YELLOW, _RESET = "\x1b[1m", "\x1b[33m", "\x1b[0m"
@@ -199,6 +200,23 @@ def _facts(found: Mapping[str, Rows], left_out: LeftOut) -> list[_Item]:
         for label, own in texts.items()
         for place, text in enumerate(filter(None, own))
     ]
+
+
+def device_line(rows: Rows) -> str:
+    """Return a run's sampled utilization after start-up in a line; empty without samples."""
+    rows = [row for row in rows if row["step"] > 0 and row["idle_s"] is not None]
+    idle, covered = (sum(row[name] for row in rows) for name in ("idle_s", "covered_s"))
+    if not covered:
+        return ""
+    devices = len({(row["host"], row["device"]) for row in rows})
+    text = f"{counted(devices, 'device')} sampled: idle {share(idle / covered)} of the time"
+    ranked = [*summed(rows, "idle_s", "phase").items()][:_PHASES]
+    named = [
+        f"{phase} {share(spent / idle)}"
+        for phase, spent in ranked
+        if spent >= _LITTLE_IDLE * idle > 0
+    ]
+    return f"{text} ({', '.join(named)} of that)" if named else text
 
 
 def _without_requests(found: Mapping[str, Rows]) -> dict[str, list[str]]:

@@ -1,127 +1,121 @@
-"""One step of the summary as text: its phases, requests, engine, tools, workers and memory."""
+"""Steps of the summary as text: a table of their phases, requests, engine, tools, workers, memory each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from typing import Any
 
+from verl_profiler.analysis.selection import grouped
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
-from verl_profiler.render.text import align
-from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share
-from verl_profiler.views.text_tables import cell, facts
+from verl_profiler.views.columns import heading
+from verl_profiler.views.text_tables import cell, table_text
 
-__all__ = ["PART_NAMES", "lag_weight", "of_step", "of_which", "step_block", "step_name"]
+__all__ = ["PART_NAMES", "lag_weight", "of_which", "step_tables"]
 
 Rows = Sequence[Mapping[str, Any]]
 
-
-class _Lines(NamedTuple):
-    """Lines of a step's block: one per row, or one of all rows where they have a single value.
-
-    Args:
-        label: Before the first of them.
-        table: The rows of the step, the largest first.
-        name: The column that names a row.
-        columns: What is shown of it.
-        most: Rows.
-        recorded: Events without which nothing of it can be known.
-    """
-
-    label: str
-    table: str
-    name: str
-    columns: tuple[str, ...]
-    most: int = 5
-    recorded: AbstractSet[str] = frozenset()
-
-
+# Rows of each step in a table.
+_MOST = 5
 _QUANTILES = ("p50_s", "p95_s", "max_s")
-_LINES = (
-    _Lines(
-        "requests", "request_times", "",
-        ("requests", "unfinished", "failed", "p50_s", "p95_s", "p99_s", "max_s"),
-        recorded={"request"},
+_TABLES = {
+    "request_times": (
+        "requests",
+        ("requests", "unfinished", "failed", "p50_s", "p95_s", "p99_s", "max_s", "mean_turns",
+         "max_turns", "generated_tokens", "tool_tokens"),
     ),
-    _Lines(
-        "turns", "request_times", "",
-        ("mean_turns", "max_turns", "generated_tokens", "tool_tokens"),
+    "step_tail": ("tail", ("after_p80_s", "after_p95_s", "poll_s")),
+    "slowest_requests": (
+        "slowest requests",
+        ("request_id", "duration_s", "name", "turns", "engine_s", "tool_s", "other_s"),
     ),
-    _Lines("components", "request_parts", "part", ("share",), 10),
-    _Lines("tail", "step_tail", "", ("after_p80_s", "after_p95_s", "poll_s")),
-    _Lines(
-        "slowest", "slowest_requests", "request_id",
-        ("duration_s", "name", "turns", "engine_s", "tool_s", "other_s"), 1,
-    ),
-    _Lines(
-        "engine", "engine_times", "",
+    "engine_times": (
+        "engine",
         ("calls", *_QUANTILES, "queue_s", "prefill_s", "decode_s", "outside_s", "engine_tokens_per_s"),
-        recorded={"engine_call"},
     ),
-    _Lines(
-        "tools", "tool_times", "tool", ("calls", "failed", "total_s", *_QUANTILES),
-        recorded={"tool_call", "tool_execution"},
-    ),
-    _Lines("workers", "rollout_balance", "name", ("busy_s", "behind_s"), 1),
-    _Lines("ranks", "rank_balance", "event", ("slowest", "slowest_s", "median_s", "fastest_s")),
-    _Lines(
-        "weight sync", "weight_sync", "",
+    "tool_times": ("tools", ("tool", "calls", "failed", "total_s", *_QUANTILES)),
+    "rollout_balance": ("workers", ("name", "busy_s", "behind_s")),
+    "rank_balance": ("ranks", ("event", "slowest", "slowest_s", "median_s", "fastest_s")),
+    "weight_sync": (
+        "weight sync",
         ("trainer_s", "slowest_rank", "slowest_rank_s", "transfer_s", "release_s", "resume_s"),
     ),
-    _Lines(
-        "TransferQueue", "transfer_totals", "event",
-        ("role", "calls", "size_bytes", "total_s", "max_s"),
+    "transfer_totals": (
+        "TransferQueue", ("event", "role", "calls", "size_bytes", "total_s", "max_s")
     ),
-    _Lines("event loop", "loop_lags", "name", ("lags", "max_s", "total_s"), 3),
-    _Lines(
-        "memory peak", "memory_peaks", "role",
-        ("used_bytes", "total_bytes", "reserved_bytes", "allocated_bytes", "name", "at"),
+    "loop_lags": ("event-loop stalls", ("name", "lags", "max_s", "total_s")),
+    "memory_peaks": (
+        "memory peak",
+        ("role", "used_bytes", "total_bytes", "reserved_bytes", "allocated_bytes", "name", "at"),
     ),
-    _Lines(
-        "profiler", "profiler_cost", "",
-        ("costliest", "costliest_s", "share", "wrapper_s", "processes",
-         "events", "dropped"),
-        recorded={"profiler_cost"},
+    "profiler_cost": (
+        "profiler",
+        ("costliest", "costliest_s", "share", "wrapper_s", "processes", "events", "dropped"),
     ),
-)  # fmt: skip
+}  # fmt: skip
+# Events without which nothing of a table can be known.
+_EVENTS = {
+    "request_times": {"request"},
+    "engine_times": {"engine_call"},
+    "tool_times": {"tool_call", "tool_execution"},
+    "profiler_cost": {"profiler_cost"},
+}
 
 
-def step_block(
-    row: Mapping[str, Any], tables: Mapping[str, Rows], about: Mapping[str, Any], *, several: bool
-) -> str:
-    """Write everything about one step."""
-    phases = [
-        [phase["phase"], seconds(phase["duration_s"]), share(phase["share"])]
-        for phase in of_step(tables["step_phases"], row)
-    ] or [["phases", "not recorded (no trainer events)"]]
-    length, seen = seconds(row["duration_s"]), f"({seconds(row['seen_s'])} seen)"
-    title = f"{step_name(row, several=several)}  {seen if row['duration_s'] is None else length}"
-    lines = [line for each in _LINES for line in _lines(each, row, tables, about["recorded"])]
-    return "\n".join([visible(title), align(phases, left=(0,)), *map(visible, lines)])
-
-
-def _lines(
-    of: _Lines, step: Mapping[str, Any], tables: Mapping[str, Rows], recorded: AbstractSet[str]
+def step_tables(
+    steps: Rows, tables: Mapping[str, Rows], about: Mapping[str, Any], *, several: bool
 ) -> list[str]:
-    rows = of_step(tables[of.table], step)
-    if of.table == "loop_lags":
-        waiting = [row for row in rows if row["role"] not in COMPUTING_ROLES]
-        rows = sorted(waiting, key=lag_weight, reverse=True)
-    texts = [
-        (f"{cell(row, of.name)}: " if of.name else "")
-        + facts(row, of.columns, of.table, missing=bool(of.recorded))
-        for row in rows[: of.most]
+    """Return what is known about some steps; the last block names what was not recorded.
+
+    Args:
+        steps: Rows of `step_times`.
+        tables: The rows of the analyses, by name.
+        about: `recorded`, the names of events that occur.
+        several: Name the run of each row.
+    """
+    keys = {(row["run"], row["step"]) for row in steps}
+
+    def of_steps(name: str) -> list[Mapping[str, Any]]:
+        return [
+            row
+            for row in tables[name]
+            if (row["run"], row["step"]) in keys and not row.get("validate")
+        ]
+
+    phases = of_steps("step_phases")
+    blocks = [
+        _beside("phases", phases, "phase", "duration_s", several=several),
+        _beside("components", of_steps("request_parts"), "part", "total_s", several=several),
     ]
-    if len(of.columns) == 1:
-        (column,) = of.columns
-        texts = [", ".join(f"{row[of.name]} {cell(row, column)}" for row in rows)] if rows else []
-    elif len(rows) > of.most > 1:
-        texts.append(f"and {len(rows) - of.most} more")
-    if not rows and of.recorded and not of.recorded & recorded:
-        texts = ["not recorded"]
-    labels = [of.label, *[""] * len(texts)]
-    return [f"  {label:<14}{text}" for label, text in zip(labels, texts, strict=False)]
+    absent = [] if phases else ["phases (no trainer events)"]
+    which = [*(["run"] if several else []), *(["step"] if len(keys) > 1 else [])]
+    for name, (title, columns) in _TABLES.items():
+        rows = of_steps(name)
+        if name == "loop_lags":
+            waiting = [row for row in rows if row["role"] not in COMPUTING_ROLES]
+            rows = sorted(waiting, key=lag_weight, reverse=True)
+        kept = [row for own in grouped(rows, "run", "step").values() for row in own[:_MOST]]
+        some = f", {len(kept)} of {len(rows)} rows" if len(kept) < len(rows) else ""
+        blocks.append(table_text(title + some, kept, (*which, *columns), name, len(kept)))
+        if name in _EVENTS and not rows and not _EVENTS[name] & about["recorded"]:
+            absent.append(title)
+        elif name in _EVENTS:
+            unknown = [each for each in columns if all(cell(row, each) == "-" for row in rows)]
+            absent += [f"{title}: {heading(each, name)}" for each in unknown if rows]
+    return [*blocks, f"not recorded: {', '.join(absent)}" if absent else ""]
+
+
+def _beside(title: str, rows: Rows, name: str, value: str, *, several: bool) -> str:
+    """Return a table with a line per name, and a column per step with its time and share."""
+    lines: dict[str, dict[str, str]] = {}
+    steps: dict[str, None] = {}
+    for row in rows:
+        step = f"step {row['step']}" + (f" of {row['run']}" if several else "")
+        steps[step] = None
+        line = lines.setdefault(row[name], {name: row[name]})
+        line[step] = f"{seconds(row[value])}, {share(row['share'])}"
+    shown = [{**steps, **line} for line in lines.values()]
+    return table_text(title, shown, [name, *steps], most=len(shown))
 
 
 PART_NAMES = {
@@ -156,17 +150,3 @@ def lag_weight(row: Mapping[str, Any]) -> tuple[bool, float]:
     """Return what sorts rows of lags: a stall where requests wait matters most, then a long one."""
     waits = row["role"] in ("agent_loop", "engine", "reward", "trainer")
     return waits and (row["step"] or 0) > 0, row["max_s"]
-
-
-def of_step(rows: Rows, row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the rows of the same run and step, without validation."""
-    return [
-        each
-        for each in rows
-        if (each["run"], each["step"]) == (row["run"], row["step"]) and not each.get("validate")
-    ]
-
-
-def step_name(row: Mapping[str, Any], *, several: bool) -> str:
-    """Return the step's name, with its run if there are several."""
-    return f"step {row['step']}" + (f" of {row['run']}" if several else "")

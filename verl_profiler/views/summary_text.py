@@ -7,19 +7,18 @@ from typing import Any
 
 from verl_profiler.render.visible import visible
 from verl_profiler.views.step_rows import step_rows
-from verl_profiler.views.step_text import of_step, step_block
-from verl_profiler.views.text_tables import table_text
+from verl_profiler.views.step_text import step_tables
+from verl_profiler.views.text_tables import table_text, warnings
 
 __all__ = ["step_blocks", "summary"]
 
 Rows = Sequence[Mapping[str, Any]]
 
-# More steps than this get one line each, and only the longest of them a block of their own.
-_BLOCKS = 5
+# Only so many steps, the longest, are shown in detail.
+_DETAILED = 5
 # Of more, the longest have a line.
 _LINES = 60
 _VALIDATIONS = 20
-_PROBLEMS = 40
 _QUANTILES = ("p50_s", "p95_s", "max_s")
 
 
@@ -37,27 +36,24 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
     steps = [row for row in steps if row["step"] or row["requests"] or row["finished"]] or steps
     blocks = [about["head"], about["findings"], about["totals"]]
     blocks.append(_step_lines(steps, several=several))
-    chosen = sorted(steps, key=_length)[-_BLOCKS:]
-    if len(steps) > _BLOCKS:
+    chosen = sorted(steps, key=_length)[-_DETAILED:]
+    if len(steps) > _DETAILED:
         blocks.append(
-            f"The {_BLOCKS} longest of {len(steps)} steps follow; --step N shows any other."
+            f"The {_DETAILED} longest of {len(steps)} steps follow; --step N shows any other."
         )
-    blocks += [
-        step_block(row, tables, about, several=several)
-        for row in steps
-        if any(row is each for each in chosen)
-    ]
+    blocks += step_tables(chosen, tables, about, several=several)
     blocks.append(_validation(tables, several=several))
     blocks += [visible(f"Note: {note}") for note in about["notes"]]
-    blocks.append(_problem_list(problems))
+    blocks.append(warnings(problems))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def step_blocks(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
-    """Write everything about each step; for the arguments see `summary`."""
+    """Write everything about the steps; for the arguments see `summary`."""
     several = len(about["runs"]) > 1
-    blocks = [step_block(row, tables, about, several=several) for row in tables["step_times"]]
-    return "\n\n".join([*blocks, _validation(tables, several=several)]).rstrip() + "\n"
+    blocks = step_tables(tables["step_times"], tables, about, several=several)
+    blocks.append(_validation(tables, several=several))
+    return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def _length(row: Mapping[str, Any]) -> float:
@@ -82,11 +78,9 @@ def _step_lines(steps: Rows, *, several: bool) -> str:
 
 
 def _validation(tables: Mapping[str, Rows], *, several: bool) -> str:
+    testing = {(row["run"], row["step"]): row["testing_s"] for row in tables["step_times"]}
     rows = [
-        {
-            **row,
-            "testing_s": next((s["testing_s"] for s in of_step(tables["step_times"], row)), None),
-        }
+        {**row, "testing_s": testing.get((row["run"], row["step"]))}
         for row in tables["request_times"]
         if row["validate"]
     ]
@@ -94,12 +88,3 @@ def _validation(tables: Mapping[str, Rows], *, several: bool) -> str:
     columns = [*(["run"] if several else []), "step", "requests", *_QUANTILES, "testing_s"]
     title = f"validation (not included above){left}"
     return table_text(title, rows[-_VALIDATIONS:], columns, "request_times")
-
-
-def _problem_list(problems: Sequence[str]) -> str:
-    if not problems:
-        return "No problems found in the files."
-    shown = [f"  - {visible(problem)}" for problem in problems[:_PROBLEMS]]
-    if len(problems) > _PROBLEMS:
-        shown.append(f"  - and {len(problems) - _PROBLEMS} more; --json lists all")
-    return "Data-quality warnings\n" + "\n".join(shown)

@@ -7,13 +7,15 @@ from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_tuple
 from verl_profiler.render.text import align
+from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share, size
 from verl_profiler.views.columns import format_of, heading
 
-__all__ = ["bar_table", "cell", "facts", "fitting_table", "table_text"]
+__all__ = ["bar_table", "cell", "facts", "fitting_table", "table_text", "warnings"]
 
 _Row = Mapping[str, Any]
 _BAR = 30
+_WARNINGS = 40
 _FORMATS = {"s": seconds, "q": seconds, "share": share, "bytes": size}
 
 
@@ -66,22 +68,13 @@ def bar_table(title: str, parts: Sequence[tuple[str, float, str]], whole_s: floa
     return f"{title}\n{align(lines, left=(0, 3, 4))}"
 
 
-def facts(row: _Row, columns: Sequence[str], table: str = "", *, missing: bool = False) -> str:
-    """Return values of a row in a line, each with its title; counts of nothing are left out.
-
-    Args:
-        row: Of an analysis.
-        columns: To show.
-        table: Whose titles they have.
-        missing: Name those without a value.
-    """
-    shown = [
-        f"{heading(name, table)} {cell(row, name)}"
+def facts(row: _Row, columns: Sequence[str]) -> str:
+    """Return values of a row in a line, each with its title; counts of nothing are left out."""
+    return ", ".join(
+        f"{heading(name)} {cell(row, name)}"
         for name in columns
         if cell(row, name) != "-" and (isinstance(row[name], float) or row[name] != 0)
-    ]
-    absent = [heading(name, table) for name in columns if cell(row, name) == "-"]
-    return ", ".join(shown) + f"; not recorded: {', '.join(absent)}" * bool(absent and missing)
+    )
 
 
 def cell(row: _Row, name: str) -> str:
@@ -100,6 +93,17 @@ def cell(row: _Row, name: str) -> str:
         return str(value)
     digits = 0 if isinstance(value, int) or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return about + (str(value) if name == "step" else f"{value:,.{digits}f}")
+
+
+def warnings(problems: Sequence[str]) -> str:
+    """Return what is wrong with the data, a line each, of very many the first."""
+    if not problems:
+        return "No data-quality warnings."
+    # A text that begins with a space goes on where the one before ends.
+    lines = [visible(f"  {'' if each.startswith(' ') else '- '}{each}") for each in problems]
+    if len(lines) > _WARNINGS:
+        lines[_WARNINGS:] = [f"  - and {len(lines) - _WARNINGS} more; --json lists all"]
+    return "\n".join(["Data-quality warnings", *lines])
 
 
 def _is_text(value: object) -> bool:

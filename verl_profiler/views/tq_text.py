@@ -13,10 +13,9 @@ from verl_profiler.analysis.selection import grouped
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 from verl_profiler.render.visible import visible
 from verl_profiler.units import rate, seconds, share, size
-from verl_profiler.views.text_tables import table_text
-from verl_profiler.views.tq_phrases import phrase
+from verl_profiler.views.text_tables import table_text, warnings
 
-__all__ = ["finding_lines", "tq_report"]
+__all__ = ["PHRASES", "finding_lines", "tq_report"]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -61,6 +60,43 @@ _TABLES = {
     "tq_over_time": ("over time", ("begin_s", "calls", "transfers", *_LOAD)),
     "tq_paths": ("same data, by trace id", ("trace_ids", "calls", "p50_s", "max_s", "waiting_share", "path")),
 }  # fmt: skip
+# Findings, each with the guide's advice.
+PHRASES = {
+    "overhead": (
+        "{func}: get and put take {overhead_share} of its time ({tq_s} of {total_s}; get "
+        "{get_share}, put {put_share}), more than {threshold}; {of_all_share} of the time of all "
+        "traced functions"
+    ),
+    "overhead.advice": (
+        "check the storage backend's settings; use larger batches, so that there are fewer "
+        "transfers; consider compressing the data"
+    ),
+    "alone": "with concurrent compute: only {alone_share} of the busy wall-clock time",
+    "unstable": (
+        "{func}: {stage} times vary: p50 {p50_s}, p95 {p95_s}, max {max_s} over {calls} calls "
+        "(standard deviation {variation} of the mean)"
+    ),
+    "worst": "longest in step {worst_step}: {worst_s} on average",
+    "unstable.advice": (
+        "the cause is not measured: check below when it happened, and what else used network and "
+        "storage at that time"
+    ),
+    "low_throughput": (
+        "{event}: {mib_per_s} MiB/s over {calls} calls and {size_bytes}; below {threshold} MiB/s "
+        "is poor ({poor_share} of the calls are)"
+    ),
+    "low_throughput.advice": (
+        "what limits the rate is not measured: check network bandwidth, the storage's IOPS, and "
+        "how the data is serialized"
+    ),
+    "small_transfers": (
+        "{event}: {mib_per_s} MiB/s, with {mean_bytes} per call and p50 {p50_s}: calls this small "
+        "do not measure the bandwidth"
+    ),
+    "small_transfers.advice": "move more data per call: larger batches, fewer transfers",
+    "failed": "{func}: {failed} of {calls} calls ended with an error",
+    "failed.advice": "check the exceptions in the log; times of failed calls are included",
+}
 
 
 def tq_report(
@@ -92,10 +128,7 @@ def tq_report(
     for name, rows in shown.items():
         title, columns = _TABLES[name]
         blocks.append(table_text(title, rows, columns, name, _ROWS))
-    noted = [visible(f"  {'' if text.startswith(' ') else '- '}{text}") for text in problems]
-    blocks.append(
-        "\n".join(["data-quality warnings", *noted]) if noted else "No data-quality warnings."
-    )
+    blocks.append(warnings(problems))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -190,18 +223,18 @@ def _findings(tables: Mapping[str, Rows]) -> str:
         for row in rows:
             first, *evidence = finding_lines(row)
             lines += [visible(f"  ! {first}"), *(f"      {text}" for text in evidence)]
-        lines.append(f"      try: {phrase(f'{kind}.advice', {})}")
+        lines.append(f"      try: {PHRASES[f'{kind}.advice']}")
     return "\n".join(lines)
 
 
 def finding_lines(row: Mapping[str, Any]) -> list[str]:
     """Return a finding as a sentence, and further sentences with its evidence."""
     shown = {key: _shown(key, value) for key, value in row.items()}
-    lines = [phrase(row["finding"], shown)]
+    lines = [PHRASES[row["finding"]].format_map(shown)]
     if row.get("alone_share") is not None and row["alone_share"] < 0.8 * row["value"]:
-        lines.append(phrase("alone", shown))
+        lines.append(PHRASES["alone"].format_map(shown))
     if row.get("worst_step") is not None:
-        lines.append(phrase("worst", shown))
+        lines.append(PHRASES["worst"].format_map(shown))
     return lines
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED
-from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, grouped, named, steady, summed
+from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, grouped, named, summed
 from verl_profiler.render.text import without
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds
@@ -15,7 +15,6 @@ from verl_profiler.views.findings import brief_findings, finding_list
 from verl_profiler.views.ledger_text import ledger_text
 from verl_profiler.views.staleness_text import causes_text, staleness_text
 from verl_profiler.views.text_tables import bar_table, table_text
-from verl_profiler.views.training_text import device_text, efficiency_text
 
 __all__ = ["why"]
 
@@ -43,11 +42,7 @@ def why(
     """Return the explanation of the step times.
 
     Args:
-        found: The rows of `steady_path`, `between_path`, `critical_segments`, `bubble_ledger`, `critical_cycle`,
-            `asynchronous_what_if`, `staleness`, `staleness_causes`, `what_if`, `step_replays`,
-            `stragglers`, `straggler_requests`, `device_use` and `phase_efficiency`, by name; of an
-            asynchronous run, only those of `bubble_ledger`, `critical_cycle`,
-            `asynchronous_what_if`, `staleness`, `staleness_causes` and `stragglers`.
+        found: What `explanations` returns.
         ranked: The rows of `findings`.
         left_out: The steps that means leave out.
         verbose: Everything, not only what fits on one screen.
@@ -74,8 +69,6 @@ def _full(own: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
         blocks += [_path(own, left_out), _chain(own["critical_segments"])]
     blocks.append(ledger_text(own["bubble_ledger"], left_out))
     blocks.append(cycle_text(own["critical_cycle"]))
-    use, by_tokens = (steady(own[name], left_out) for name in ("device_use", "phase_efficiency"))
-    blocks += [device_text(use), efficiency_text(by_tokens)]
     blocks.append(cycle_replays_text(own["asynchronous_what_if"]))
     blocks += [staleness_text(own["staleness"]), causes_text(own["staleness_causes"])]
     if own["step_replays"]:
