@@ -25,14 +25,11 @@ from verl_profiler.events.fields import (
 )
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.schemas import COLUMNS
-from verl_profiler.views.columns import COMMON, column_texts, listed
+from verl_profiler.views.columns import listed
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.reference import PROSE, entry
 
 __all__ = ["costs", "pages"]
-
-# Where the pages describe the columns that several tables have.
-_COMMON = "plots.md#columns-of-several-tables"
 
 
 def pages() -> dict[str, str]:
@@ -63,17 +60,11 @@ def _plots() -> str:
         ("plot", "question"),
         [(f"[{name}](#{name})", view.question) for name, view in VIEWS.items()],
     )
-    columns = _two_columns(
-        ("column", "meaning"),
-        [(f"`{name}`", text) for name, text in column_texts()[COMMON].items()],
-    )
     head, _, _ = PROSE.read_text(encoding="utf-8").partition(f"\n## {next(iter(VIEWS))}\n")
     return "\n".join(
         (
             head.replace("<!-- index -->\n", index),
             *map(entry, VIEWS.values()),
-            "## Columns of several tables\n",
-            columns.rstrip("\n"),
             "",
         )
     )
@@ -136,7 +127,7 @@ def _json() -> str:
         "## Tables\n\nThe same rows as the functions of these names in `verl_profiler.analysis` return in Python."
     )
     for name, (about, columns) in sorted(table_docs().items()):
-        blocks.append(f"### {name}\n\n{about}\n\n{listed(columns, _COMMON)}")
+        blocks.append(f"### {name}\n\n{about}\n\n{listed(columns)}")
     return "\n\n".join(block.strip() for block in blocks) + "\n"
 
 

@@ -130,7 +130,6 @@ FIGURES = [
                     if line["extra"]["tool"] == "search")),
     ("tool_times", {**TRAINING, "tool": "sandbox"}, "share", 0.833470124,
      lambda: 1.43694 / total(of("tool_call"))),
-    ("rewards", {"step": 2}, "mean", 0.25, lambda: sum(extra("reward", of("request", 2))) / 8),
     ("reward_times", {"step": 1, "part": "reward"}, "total_s", 0.116483,
      lambda: total(of("reward"))),
     # The engine

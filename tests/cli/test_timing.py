@@ -253,7 +253,7 @@ def test_what_could_not_be_read_is_said_at_the_end(demo, capsys):
     demo.write_text(demo.read_text() + "step:5 - timing_s/gen:20.1 - timing_s/upd")
     run(demo)
 
-    assert "Data-quality warnings:\n- " in (out := capsys.readouterr().out)
+    assert "Data-quality warnings\n  - " in (out := capsys.readouterr().out)
     assert "step 5 is truncated at 'timing_s/upd'" in out
 
 

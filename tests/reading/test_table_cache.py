@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from analyses import ANALYSES
 
 from verl_profiler.analysis.registry import explanations, summarized
 from verl_profiler.reading.reader import load
-from verl_profiler.reading.table_cache import TableCache
 
 SMALL = Path(__file__).parents[1] / "data" / "small_run"
 # Between them, they read every table that is kept.
@@ -91,25 +88,6 @@ def test_other_content_of_the_same_size_is_seen(run):
     assert path.stat().st_size == status.st_size
     assert after == answers(run, cache=False)
     assert before != after
-
-
-def test_two_threads_make_each_table_once(run, monkeypatch):
-    """Whoever comes second waits, and both have the answers of one who is alone."""
-    made = Counter()
-    table = TableCache.table
-
-    def counted(table_cache, connection, name, query, made_from):
-        made[name, query] += 1
-        return table(table_cache, connection, name, query, made_from)
-
-    expected = answers(run, cache=False)
-    monkeypatch.setattr(TableCache, "table", counted)
-
-    with load(run) as opened, ThreadPoolExecutor(2) as threads:
-        given = list(threads.map(asked, [opened.tables, opened.tables.beside()]))
-
-    assert [expected, expected] == given
-    assert {1} == set(made.values())
 
 
 @pytest.mark.parametrize("answer", [explanations, summarized])

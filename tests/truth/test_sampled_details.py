@@ -37,7 +37,6 @@ EXACT = (
     "rollout_balance",
     "turns_per_request",
     "request_token_rates",
-    "rewards",
     "reward_times",
     "worker_balance",
     "rank_balance",

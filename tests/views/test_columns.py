@@ -113,15 +113,6 @@ def test_a_line_that_nothing_reads_is_an_error():
     assert [] == [line for line in lines if not read.fullmatch(line)]
 
 
-def test_every_sentence_of_several_tables_is_that_of_one():
-    """What is listed as a column of several tables exists, and a table has no copy of it."""
-    texts = column_texts()
-    path = Path(columns.__file__).with_name("columns.md")
-    lines = {line for line in path.read_text().splitlines() if line.startswith("As in")}
-
-    assert [] == [name for name in texts[COMMON] if not any(f"`{name}`" in each for each in lines)]
-
-
 @pytest.mark.parametrize(
     ("column", "table", "title", "form"),
     [

@@ -30,7 +30,7 @@ def run(tmp_path):
 
 
 def drawn(name, run):
-    spec = PICTURES[name].spec(run)
+    spec = PICTURES[name](run)
     assert render(spec, "png").startswith(b"\x89PNG")
     return spec
 
@@ -137,7 +137,7 @@ def test_a_rounded_zero_does_not_empty_a_logarithmic_picture(tmp_path):
     text = log(FORMS["verl-0.3-ppo"], range(1, 9))
     small = re.sub(r"(timing_per_token_ms/adv:)[\d.]+", r"\g<1>0.0001", text)
     zero = small.replace("adv:0.0001", "adv:0.000", 3)
-    spec = PICTURES["per_token_timing"].spec(run_of(zero, tmp_path))
+    spec = PICTURES["per_token_timing"](run_of(zero, tmp_path))
     values = [row["value"] for row in data_in(spec, "line")]
 
     assert "log scale" in json.dumps(spec)

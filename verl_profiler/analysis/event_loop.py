@@ -6,7 +6,7 @@ from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["longest_lags", "loop_lags", "loop_suspects"]
+__all__ = ["loop_lags", "loop_suspects"]
 
 _SUMS = """count(*) AS lags, sum(duration_us) / 1e6 AS total_s, max(duration_us) / 1e6 AS max_s,
             arg_max(begin_us, (duration_us, -begin_us)) AS worst_begin_us"""
@@ -23,23 +23,6 @@ def loop_lags(tables: Tables, steps: Steps = None) -> Rows:
         f"""
         SELECT run, step, name, role, loop, {_SUMS} FROM lags WHERE {in_steps(steps)}
         GROUP BY run, step, name, role, loop ORDER BY run, step, max_s DESC, name, loop
-        """
-    )
-
-
-def longest_lags(tables: Tables, steps: Steps = None) -> Rows:
-    """List the longest event-loop lags, without those of loops that compute by design.
-
-    Returns:
-        Table `longest_lags`: one row per lag, longest first, at most 40.
-    """
-    return tables.rows(
-        f"""
-        SELECT l.run, l.step, l.name, l.role, l.loop, l.during, l.duration_us / 1e6 AS duration_s,
-            (l.begin_us - s.begin_us) / 1e6 AS at_s
-        FROM lags AS l JOIN steps AS s USING (run, step)
-        WHERE coalesce(l.role, '') NOT IN ({_COMPUTING}) AND {in_steps(steps, "l.step")}
-        ORDER BY l.duration_us DESC, l.begin_us, l.name LIMIT 40
         """
     )
 

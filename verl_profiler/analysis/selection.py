@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "left_out",
     "named",
     "rows_of",
+    "spread",
     "steady",
     "steps_of",
     "summed",
@@ -35,6 +36,7 @@ __all__ = [
 Steps = tuple[int, int] | None
 Rows = list[dict[str, Any]]
 _Row = TypeVar("_Row", bound=Mapping[str, Any])
+_Key = TypeVar("_Key", bound=Hashable)
 
 # Steps that means leave out, by run.
 LeftOut = Mapping[str, Sequence[int]]
@@ -154,6 +156,17 @@ def summed(rows: Iterable[Mapping[str, Any]], value: str, *columns: str) -> dict
         key: sum(row[value] or 0.0 for row in own) for key, own in grouped(rows, *columns).items()
     }
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def spread(lengths: Mapping[_Key, float], count: int) -> list[_Key]:
+    """Choose so many in their order: the longest half, and others spread evenly."""
+    longest = sorted(lengths, key=lambda key: -lengths[key])[: (count + 1) // 2]
+    chosen = {*longest}
+    rest = [key for key in lengths if key not in chosen]
+    wanted = min(count - len(longest), len(rest))
+    distance = (len(rest) - 1) / max(1, wanted - 1)
+    chosen |= {rest[round(place * distance)] for place in range(wanted)}
+    return [key for key in lengths if key in chosen]
 
 
 def _finished(tables: Tables) -> Rows:

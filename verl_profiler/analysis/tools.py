@@ -6,7 +6,7 @@ from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, r
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["reward_times", "rewards", "tool_latencies", "tool_times"]
+__all__ = ["reward_times", "tool_latencies", "tool_times"]
 
 
 def _summed(group: str, where: str) -> str:
@@ -75,29 +75,6 @@ def tool_latencies(
         LEFT JOIN errors AS e ON e.run = s.run AND e.tool_name = s.tool_name
         LEFT JOIN wholes AS w ON w.run = s.run
         ORDER BY s.run, total_us DESC, tool
-        """
-    )
-
-
-def rewards(
-    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
-) -> Rows:
-    """Summarize the rewards of finished requests.
-
-    Returns:
-        Table `rewards`: one row per run and step with a reward.
-    """
-    return tables.rows(
-        f"""
-        SELECT run, step, requests, scored, mean, q[1] AS p5, q[2] AS p50, q[3] AS p95, lowest,
-            highest
-        FROM (
-            SELECT run, step, count(*) AS requests, count(reward) AS scored, avg(reward) AS mean,
-                {quantiles("reward", 0.05, 0.5, 0.95)} AS q, min(reward) AS lowest,
-                max(reward) AS highest
-            FROM requests WHERE finished AND {rows_of(steps, worker=worker, validate=validate)}
-            GROUP BY run, step
-        ) WHERE scored > 0 ORDER BY run, step
         """
     )
 

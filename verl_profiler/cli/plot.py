@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verl_profiler.cli.options import (
     add_cache,
@@ -41,7 +41,7 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from verl_profiler.analysis.selection import Rows
     from verl_profiler.reading.reader import Run
@@ -120,10 +120,8 @@ def run(args: argparse.Namespace) -> int:
         )
     with opened_run(args) as opened:
         check_worker(opened, args.worker)
-        if args.json:
-            return _write_json(opened, chosen, args)
-        if args.csv:
-            return _write_csv(opened, chosen, args)
+        if args.json or args.csv:
+            return _write_numbers(opened, chosen, args)
         return _draw(opened, chosen, args)
 
 
@@ -133,61 +131,56 @@ def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, Vi
         raise ReadingError(
             "no plot was named.\nverl-profiler plot --list shows all of them", "no-such-plot"
         )
-    given = {
-        option: value
-        for option, value in (
-            ("worker", args.worker is not None),
-            ("validate", args.validate),
-        )
-        if value
-    }
+    given = {"worker"} if args.worker is not None else set[str]()
+    given |= {"validate"} if args.validate else set()
     if args.name == _ALL:
-        narrowing = {"worker", "validate"} & set(given)
-        return {name: view for name, view in views.items() if narrowing <= view.takes}
+        return {name: view for name, view in views.items() if given <= view.takes}
     if args.name not in views:
         raise ReadingError(
             f"there is no plot {args.name!r}{did_you_mean(args.name, views)}\n"
             "`verl-profiler plot --list` lists all of them",
             "no-such-plot",
         )
-    view = views[args.name]
-    for option in given:
-        if option not in view.takes:
-            others = [name for name, each in views.items() if option in each.takes]
-            raise ReadingError(
-                f"{args.name} does not honor --{option}.\nThese do: {', '.join(others)}",
-                "option-not-heeded",
-            )
-    return {args.name: view}
+    for option in given - views[args.name].takes:
+        others = [name for name, each in views.items() if option in each.takes]
+        raise ReadingError(
+            f"{args.name} does not honor --{option}.\nThese do: {', '.join(others)}",
+            "option-not-heeded",
+        )
+    return {args.name: views[args.name]}
 
 
-def _choices(opened: Run, args: argparse.Namespace) -> dict[str, Choice]:
+def _choice(label: str, args: argparse.Namespace) -> Choice:
     from verl_profiler.views.view import Choice
 
-    return {
-        label: Choice(run=label, steps=args.steps, worker=args.worker, validate=args.validate)
-        for label in opened.labels
-    }
+    return Choice(run=label, steps=args.steps, worker=args.worker, validate=args.validate)
 
 
 def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
-    from verl_profiler.render.charts import check_installed
+    from verl_profiler.render.charts import SPEC, check_installed
     from verl_profiler.views.view import MARK, NothingToDraw, of_run
 
-    if not args.spec:
+    form, mark = _form(args), MARK.encode()
+    if form == SPEC:
+        # It may have been edited since.
+        mark = None
+    else:
         check_installed()
-    choices = _choices(opened, args)
-    form, paths = _paths(chosen, list(choices), args)
-    # A specification may have been edited since.
-    mark = None if args.spec else MARK.encode()
+    several = len(opened.labels) > 1
+    stems = {
+        (name, label): f"{_safe(label)}-{name}" if several else name
+        for name in chosen
+        for label in opened.labels
+    }
+    paths = _targets(stems.values(), form, args)
     refuse_overwriting(*paths.values(), force=args.force, mark=mark)
-    written, empty = 0, dict.fromkeys(chosen, 0)
+    empty = dict.fromkeys(chosen, 0)
     for name, plot in chosen.items():
-        data = plot.analysis(opened.tables, next(iter(choices.values())))
-        for label, choice in choices.items():
-            path = paths[name, label]
+        data = plot.analysis(opened.tables, _choice("", args))
+        for label in opened.labels:
+            path = paths[stems[name, label]]
             try:
-                picture = plot.picture(of_run(data, label), choice, form)
+                picture = plot.picture(of_run(data, label), _choice(label, args), form)
             except NothingToDraw as reason:
                 empty[name] += 1
                 if len(chosen) == 1:
@@ -196,53 +189,47 @@ def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> 
             with replacing(path) as file:
                 file.write(picture)
             print(visible(f"Wrote {path}"))
-            written += 1
-    absent = [name for name, times in empty.items() if times == len(choices)]
+    absent = [name for name, times in empty.items() if times == len(opened.labels)]
     if absent and len(chosen) > 1:
         print_error(
             f"verl-profiler plot: nothing to draw for {', '.join(absent)}; plot NAME prints why."
         )
-    return 0 if written else 1
+    return 1 if len(absent) == len(chosen) else 0
 
 
-def _paths(
-    chosen: Mapping[str, View], labels: list[str], args: argparse.Namespace
-) -> tuple[str, dict[tuple[str, str], Path]]:
-    """Return the format, and the file of every plot and run."""
-    from verl_profiler.views.view import SPEC
+def _form(args: argparse.Namespace) -> str:
+    """Return the format of the pictures: as named, as `--out` ends, or PNG."""
+    from verl_profiler.render.charts import SPEC
 
-    out: Path | None = args.out
     form: str | None = args.format
-    suffix = "" if out is None else out.suffix.lower().lstrip(".")
-    if args.spec:
-        if form is not None:
+    suffix = "" if args.out is None or args.out.is_dir() else args.out.suffix.lower().lstrip(".")
+    if args.spec and form is not None:
+        raise ReadingError(
+            f"--spec and --format {form} contradict each other.\nLeave one of them out",
+            "output-format",
+        )
+    if suffix in _FORMATS and (args.spec or form not in (None, suffix)):
+        raise ReadingError(
+            f"--out {args.out} and --{'spec' if args.spec else f'format {form}'} contradict each other.\n"
+            "Leave one of them out",
+            "output-format",
+        )
+    return SPEC if args.spec else form or (suffix if suffix in _FORMATS else "png")
+
+
+def _targets(stems: Iterable[str], form: str, args: argparse.Namespace) -> dict[str, Path]:
+    """Return the file of each stem: `--out` itself where it ends as the format does, or one in a folder."""
+    listed, out = list(stems), args.out
+    suffix = form.rpartition(".")[2]
+    if out is not None and out.suffix.lower() == f".{suffix}" and not out.is_dir():
+        if len(listed) > 1:
             raise ReadingError(
-                f"--spec and --format {form} contradict each other.\nLeave one of them out",
+                f"--out {out} is one file, and there are {len(listed)} to write.\nName a folder instead",
                 "output-format",
             )
-        form, suffix = SPEC, SPEC if suffix == "json" else suffix
-    if out is not None and suffix in (*_FORMATS, SPEC) and not out.is_dir():
-        if form is not None and form != suffix:
-            raise ReadingError(
-                f"--out {out} and --format {form} contradict each other.\nLeave one of them out",
-                "output-format",
-            )
-        if len(chosen) * len(labels) > 1:
-            raise ReadingError(
-                f"--out {out} is one file, and there are {len(chosen) * len(labels)} plots to write.\n"
-                "Name a folder instead",
-                "output-format",
-            )
-        ((name,), (label,)) = chosen, labels
-        return suffix, {(name, label): out}
-    form = form or "png"
-    folder = out if out is not None else Path("plots" if args.name == _ALL else ".")
-    several = len(labels) > 1
-    return form, {
-        (name, label): folder / (f"{_safe(label)}-{name}.{form}" if several else f"{name}.{form}")
-        for name in chosen
-        for label in labels
-    }
+        return dict.fromkeys(listed, out)
+    folder = out or Path("plots" if args.name == _ALL else ".")
+    return {stem: folder / f"{stem}.{form}" for stem in listed}
 
 
 def _safe(label: str) -> str:
@@ -250,21 +237,21 @@ def _safe(label: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in label)[:80]
 
 
-def _numbers(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> dict[str, Any]:
-    choice = next(iter(_choices(opened, args).values()))
-    return {name: plot.analysis(opened.tables, choice) for name, plot in chosen.items()}
-
-
-def _nothing(numbers: Mapping[str, Mapping[str, Rows]], chosen: Mapping[str, View]) -> bool:
-    """Print which plots have no numbers; return True when none has any."""
+def _write_numbers(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
+    """Print or write the rows behind the plots; return 1 where no plot has any."""
+    numbers = {
+        name: plot.analysis(opened.tables, _choice("", args)) for name, plot in chosen.items()
+    }
+    (_write_json if args.json else _write_csv)(opened, numbers, args)
     empty = [name for name, data in numbers.items() if not next(iter(data.values()))]
     for name in empty:
         print_error(f"verl-profiler plot: {name}: no numbers: {chosen[name].empty}")
-    return len(empty) == len(numbers)
+    return 1 if len(empty) == len(numbers) else 0
 
 
-def _write_json(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
-    numbers = _numbers(opened, chosen, args)
+def _write_json(
+    opened: Run, numbers: Mapping[str, Mapping[str, Rows]], args: argparse.Namespace
+) -> None:
     content = {
         "format": 2,
         "runs": opened.labels,
@@ -278,34 +265,25 @@ def _write_json(opened: Run, chosen: Mapping[str, View], args: argparse.Namespac
     out: Path | None = args.out
     path = out / f"{args.name}.json" if out is not None and out.is_dir() else out
     give(json_text(content), path, force=args.force)
-    return 1 if _nothing(numbers, chosen) else 0
 
 
-def _write_csv(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
-    numbers = _numbers(opened, chosen, args)
-    tables = {table: rows for data in numbers.values() for table, rows in data.items() if rows}
-    out: Path | None = args.out
-    if out is None:
+def _write_csv(
+    _opened: Run, numbers: Mapping[str, Mapping[str, Rows]], args: argparse.Namespace
+) -> None:
+    own = next(iter(next(iter(numbers.values())).items()))
+    if args.out is None:
         # A terminal takes one table: the plot's own.
-        if len(chosen) > 1:
+        if len(numbers) > 1:
             raise ReadingError(
                 "--csv of all plots needs a folder to write to.\nAdd --out FOLDER", "output-format"
             )
-        sys.stdout.write(csv_text(next(iter(next(iter(numbers.values())).values()))))
-        return 1 if _nothing(numbers, chosen) else 0
-    if out.suffix.lower() == ".csv" and not out.is_dir():
-        if len(chosen) > 1:
-            raise ReadingError(
-                f"--out {out} is one file, and there are {len(tables)} tables to write.\n"
-                "Name a folder instead",
-                "output-format",
-            )
-        tables = dict(list(tables.items())[:1])
-        paths = dict.fromkeys(tables, out)
-    else:
-        paths = {table: out / f"{table}.csv" for table in tables}
+        sys.stdout.write(csv_text(own[1]))
+        return
+    tables = {table: rows for data in numbers.values() for table, rows in data.items() if rows}
+    if args.out.suffix.lower() == ".csv" and len(numbers) == 1:
+        tables = {table: rows for table, rows in tables.items() if table == own[0]}
+    paths = _targets(tables, "csv", args)
     refuse_overwriting(*paths.values(), force=args.force)
     for table, path in paths.items():
         write_whole(path, [csv_text(tables[table])])
         print(visible(f"Wrote {path}"))
-    return 1 if _nothing(numbers, chosen) else 0

@@ -88,21 +88,21 @@ def run(args: argparse.Namespace) -> int:
     _draw(runs, args)
     print("".join(f"\n{visible(end)}\n" for end in ends), end="")
     if problems:
-        print("\nData-quality warnings:")
-        print("\n".join(visible(f"- {problem}") for problem in problems))
+        from verl_profiler.views.text_tables import warnings
+
+        print(f"\n{warnings(problems)}")
     return 0
 
 
 def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
     """Write the pictures of each run and print its statistics."""
-    from verl_profiler.render.charts import check_installed, render, spec_text
+    from verl_profiler.render.charts import SPEC, check_installed, render
 
     check_installed()
     from verl_profiler.analysis.log_findings import log_findings
-    from verl_profiler.views.log_text import beyond, log_changes
+    from verl_profiler.views.log_text import beyond, log_changes, run_facts, summary_block
     from verl_profiler.views.timing_figures import PICTURES
-    from verl_profiler.views.timing_text import run_facts, summary_block
-    from verl_profiler.views.view import SPEC, NothingToDraw
+    from verl_profiler.views.view import NothingToDraw
 
     form = SPEC if args.spec else "png"
     folders = _folders(runs, args.out)
@@ -122,15 +122,10 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
         for name, picture in PICTURES.items():
             path = folder / f"{name}.{form}"
             try:
-                spec = picture.spec(run)
+                figure = render(picture(run), form, description=_mark(run))
             except NothingToDraw as reason:
                 print(visible(f"Not drawn: {path}: {reason}"))
                 continue
-            figure = (
-                spec_text(spec).encode()
-                if args.spec
-                else render(spec, form, description=_mark(run))
-            )
             with replacing(path) as file:
                 file.write(figure)
             print(visible(f"Saved: {path}"))

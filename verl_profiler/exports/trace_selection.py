@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from verl_profiler.analysis.selection import Steps, in_steps
+from verl_profiler.analysis.selection import Steps, in_steps, spread
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted
 
@@ -86,7 +86,8 @@ def choose(tables: Tables, steps: Steps) -> Selection:
     numbered = {row["step"]: row for row in totals if row["step"] is not None}
     count = max(1, int(_SPANS * len(totals) / events))
     if count < len(numbered):
-        chosen = _spread({step: row["duration_us"] or 0 for step, row in numbered.items()}, count)
+        lengths = {step: numbered[step]["duration_us"] or 0 for step in sorted(numbered)}
+        chosen = spread(lengths, count)
         condition = f"step IN ({', '.join(map(str, chosen))})"
         sentences.append(
             f"{len(chosen)} of {len(numbered)} steps are drawn, the longest and others spread evenly; "
@@ -113,15 +114,6 @@ def choose(tables: Tables, steps: Steps) -> Selection:
     )
     bucket_us = max(1, math.ceil((span["span_us"] or 0) / _POINTS))
     return Selection(condition, drawn > _SPANS, bucket_us, sentences)
-
-
-def _spread(lengths: dict[int, int], count: int) -> list[int]:
-    """Choose the longest half, and the other half spread evenly."""
-    longest = sorted(lengths, key=lambda step: -lengths[step])[: (count + 1) // 2]
-    rest = sorted(set(lengths) - set(longest))
-    wanted = min(count - len(longest), len(rest))
-    distance = (len(rest) - 1) / max(1, wanted - 1)
-    return sorted({*longest, *(rest[round(place * distance)] for place in range(wanted))})
 
 
 def _choose_requests(tables: Tables, selected: str, each: int) -> None:

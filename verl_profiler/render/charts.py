@@ -25,15 +25,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from verl_profiler.events.json_values import is_list, is_mapping
+from verl_profiler.events.json_values import is_mapping
 from verl_profiler.events.whole_files import replace_file
 from verl_profiler.reading.cache_home import home
 from verl_profiler.render.colors import GRID, INK, MUTED
-from verl_profiler.render.visible import visible
+from verl_profiler.render.visible import shown, visible
 from verl_profiler.units import BYTE_UNITS
 
 __all__ = [
     "FORMATS",
+    "SPEC",
     "WIDTH",
     "Line",
     "Series",
@@ -69,6 +70,8 @@ Series = tuple[str, Sequence[float | None], str]
 Line = tuple[str, Sequence[Row], str, str] | tuple[str, Sequence[Row], str, str, list[int]]
 
 FORMATS = ("png", "svg", "pdf")
+# The format of a specification, as the names of its files end.
+SPEC = "vl.json"
 WIDTH = 760
 
 _SNIPPET = "window.vegaEmbed = vegaEmbed; window.dispatchEvent(new Event('vega-ready'));"
@@ -85,7 +88,8 @@ _POINTS = 250
 # More bars than this have no gaps; up to so many points of a line are marked.
 _TOUCHING = 60
 _MARKED = 30
-# Pixels between names, of few rows and of many.
+# Pixels of a letter, and between names, of few rows and of many.
+_LETTER = 6.5
 _ROW, _THIN_ROW, _MANY_ROWS = 21, 10, 30
 
 # The label of a time on an axis.
@@ -178,16 +182,17 @@ def chart(
         head["subtitle"] += [body.pop("title")]
     made = {"$schema": _SCHEMA, "title": head, "config": copy.deepcopy(_THEME), **body}
     made["usermeta"] = {"notes": listed}
-    return _clean(made)
+    # Names come from the run.
+    return shown(made)
 
 
-def panel(*layers: Spec | list[Spec], title: str = "", height: float = 260) -> Spec:
+def panel(*layers: Spec | list[Spec], title: str = "", height: float = 0) -> Spec:
     """Lay layers over each other; their axes are shared.
 
     Args:
         layers: From `layer` and the functions that make several of them.
         title: Of the panel, where there are several.
-        height: In pixels; 0 where a layer's names have the height.
+        height: In pixels; without one, a layer has names on its vertical axis, which need so much.
     """
     flat: list[Spec] = []
     for each in layers:
@@ -246,15 +251,6 @@ def _value(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value
-
-
-def _clean(value: Any) -> Any:
-    """Escape hidden characters in every text: names come from the run."""
-    if isinstance(value, str):
-        return visible(value)
-    if is_mapping(value):
-        return {key: _clean(each) for key, each in value.items()}
-    return [_clean(each) for each in value] if is_list(value) else value
 
 
 def quantity(
@@ -386,7 +382,6 @@ def step_bars(
     title: str,
     *,
     pale: Iterable[str] = (),
-    legend: bool = True,
     form: str = "",
 ) -> list[Spec]:
     """Stack bars over steps, from the bottom up; negative values hang below zero.
@@ -398,7 +393,6 @@ def step_bars(
         series: What to stack.
         title: Of the vertical axis, with its unit.
         pale: Names that are drawn lighter, since they are no part of what is measured.
-        legend: The names are below the panel.
         form: Of the vertical axis.
     """
     parts = list(series)
@@ -423,7 +417,7 @@ def step_bars(
             x2={"field": "to"},
             y=quantity("low", title + _mean_of(each), form=form),
             y2={"field": "high"},
-            color=colored("part", _codes(parts, pale), legend=legend),
+            color=colored("part", _codes(parts, pale)),
         )
     ]
 
@@ -453,23 +447,23 @@ def name_bars(
     series: Iterable[Series],
     title: str,
     *,
+    above: str = "",
     texts: Sequence[str] = (),
     pale: Iterable[str] = (),
     legend: bool = True,
     form: str = "",
-    room: float = 1.25,
-) -> list[Spec]:
-    """Stack horizontal bars with their names, the first on top.
+) -> Spec:
+    """Return a panel of stacked horizontal bars with their names, the first on top.
 
     Args:
         order: A name per bar; equal ones are numbered.
-        series: What to stack.
+        series: What to stack; a part without a name is in no legend.
         title: Of the horizontal axis, with its unit.
+        above: The title of the panel, where there are several.
         texts: At the ends of the bars.
         pale: Parts that are drawn lighter, since they are no work.
         legend: The parts are named below.
         form: Of the horizontal axis.
-        room: With texts, the length of the axis in longest bars.
     """
     listed = list(series)
     own = _unlike(order)
@@ -477,29 +471,32 @@ def name_bars(
     ends = {
         name: max((row["high"] for row in rows if row["at"] == name), default=0) for name in own
     }
-    top = max(ends.values(), default=0) * room if texts else None
+    # The longest text has room behind the longest bar, also where the names take some of the width.
+    room = WIDTH - 120
+    left = max(room - _LETTER * max(map(len, texts), default=0), room / 3)
+    top = max(ends.values(), default=0) * room / left if texts else None
     y = names("at", own)
     x = quantity("low", title, form=form, ends=(0, top or None))
-    bars = layer(
-        rows,
-        {"type": "bar", "stroke": "white", "strokeWidth": 0.4, "height": {"band": 0.74}},
-        tip=("at", "part", "value"),
-        x=x,
-        x2={"field": "high"},
-        y=y,
-        color=colored("part", _codes(listed, pale), legend=legend),
-    )
-    if not texts:
-        return [bars]
-    written = [
-        {"at": name, "high": ends[name], "text": text}
-        for name, text in zip(own, texts, strict=True)
+    codes = _codes(listed, pale)
+    drawn = [
+        layer(
+            rows,
+            {"type": "bar", "stroke": "white", "strokeWidth": 0.4, "height": {"band": 0.74}},
+            tip=("at", "value") if "" in codes else ("at", "part", "value"),
+            x=x,
+            x2={"field": "high"},
+            y=y,
+            color=colored("part", codes, legend=legend and "" not in codes),
+        )
     ]
-    mark = {"type": "text", "align": "left", "baseline": "middle", "dx": 6}
-    return [
-        bars,
-        layer(written, mark, x={**x, "field": "high"}, y=y, text={"field": "text"}),
-    ]
+    if texts:
+        written = [
+            {"at": name, "high": ends[name], "text": text}
+            for name, text in zip(own, texts, strict=True)
+        ]
+        mark = {"type": "text", "align": "left", "baseline": "middle", "dx": 6}
+        drawn.append(layer(written, mark, x={**x, "field": "high"}, y=y, text={"field": "text"}))
+    return panel(drawn, title=above)
 
 
 def _unlike(order: Sequence[str]) -> list[str]:
@@ -517,7 +514,6 @@ def step_lines(
     title: str,
     *,
     form: str = "",
-    legend: bool = True,
     ends: tuple[float | None, float | None] = (0, None),
     log: bool = False,
 ) -> list[Spec]:
@@ -530,7 +526,6 @@ def step_lines(
         series: What to draw; rows without a value are left out.
         title: Of the vertical axis, with its unit.
         form: Of the vertical axis.
-        legend: The lines are named below.
         ends: Of the vertical axis.
         log: It is logarithmic.
     """
@@ -558,9 +553,8 @@ def step_lines(
         points = _gapped(values)
         marked = marked or len(values) <= _MARKED or len(points) > len(values)
         rows += [{"step": step, "line": name, "value": value} for step, value in points]
-    color = colored("line", colors, legend=legend)
-    if legend:
-        color["legend"]["symbolType"] = "stroke"
+    color = colored("line", colors)
+    color["legend"]["symbolType"] = "stroke"
     mark: Spec = {"type": "line", "point": {"size": 22, "filled": True} if marked else False}
     more: Spec = {"color": color}
     if any(each != [1, 0] for each in dashes.values()):
@@ -647,9 +641,11 @@ def render(spec: Spec, form: str, *, description: str = "") -> bytes:
 
     Args:
         spec: From `chart`.
-        form: One of `FORMATS`.
+        form: One of `FORMATS`, or `SPEC` for the specification as JSON.
         description: PNG and SVG files carry it near their beginning.
     """
+    if form == SPEC:
+        return spec_text(spec).encode()
     import vl_convert
 
     drawn: Any = vl_convert

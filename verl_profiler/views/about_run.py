@@ -10,13 +10,16 @@ from typing import Any
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.events.json_values import is_list, is_object, mapping_or_empty
 from verl_profiler.events.redaction import recorded_command, recorded_values
+from verl_profiler.events.vocabulary import FAMILIES
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import short_text
 
 __all__ = [
     "about_run",
+    "engine_notes",
     "event_settings",
+    "families_off",
     "launch_facts",
     "processes",
     "recorded_events",
@@ -52,16 +55,12 @@ def event_settings(run: Run) -> dict[str, Any]:
     return {}
 
 
-def about_run(run: Run, recorded: Mapping[str, int]) -> dict[str, Any]:
+def about_run(run: Run) -> dict[str, Any]:
     """Return what was launched.
 
-    Args:
-        run: An open run.
-        recorded: How many events there are of each name.
-
     Returns:
-        runs (labels), line (date, devices, model, batch and versions, as texts), events (their number),
-        launches (facts and groups of settings), notes (of the reader).
+        runs (labels), line (date, devices, model, batch and versions, as texts), launches (facts and
+        groups of settings), notes (of the reader).
     """
     launches: list[dict[str, Any]] = []
     for label in run.labels:
@@ -84,7 +83,6 @@ def about_run(run: Run, recorded: Mapping[str, int]) -> dict[str, Any]:
     return {
         "runs": [short_text(label) for label in run.labels],
         "line": _line([run.launches.get(label) or {} for label in run.labels]),
-        "events": sum(recorded.values()),
         "launches": launches,
         "notes": [short_text(note, 2_000) for note in run.notes],
     }
@@ -153,3 +151,43 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         else:
             text = each if isinstance(each, str) else json.dumps(each, default=str)
             yield f"{prefix}{key}", text
+
+
+def families_off(settings: Mapping[str, Any]) -> list[str]:
+    """Return which families of events a run did not record, in a sentence; empty if it had all.
+
+    Args:
+        settings: `profiler.events` of the run.
+    """
+    excluded = settings.get("exclude")
+    off = [each for each in FAMILIES if is_list(excluded) and each in excluded]
+    return [f"Not recorded: profiler.events.exclude had {', '.join(off)}."] if off else []
+
+
+def engine_notes(
+    found: Mapping[str, Rows], recorded: Mapping[str, int], settings: Mapping[str, Any]
+) -> list[str]:
+    """Return which parts of engine calls are unknown, and how to record them.
+
+    Args:
+        found: The rows of the analyses, by name.
+        recorded: Number of events by name.
+        settings: `profiler.events` of the run.
+    """
+    times = found["engine_times"]
+    if not times:
+        return []
+    if not recorded.get("engine_request"):
+        return ["The engine servers were not recorded: engine calls have no components."]
+    absent = [
+        name
+        for name in ("queue", "prefill", "decode")
+        if all(r[f"{name}_s"] is None for r in times)
+    ]
+    if not absent:
+        return []
+    listed = f"{', '.join(absent[:-1])} and {absent[-1]}" if len(absent) > 1 else absent[0]
+    text = f"The engine did not report {listed} times"
+    if settings.get("engine_timing") is False:
+        return [f"{text}; set profiler.events.engine_timing=true."]
+    return [f"{text}."]

@@ -11,7 +11,6 @@ from typing import Any
 __all__ = [
     "COMMON",
     "column_texts",
-    "described",
     "format_of",
     "heading",
     "listed",
@@ -20,7 +19,7 @@ __all__ = [
     "shown_columns",
 ]
 
-# The section of the columns that several tables have.
+# The section of the columns that several tables have, the first.
 COMMON = "several tables"
 # A column, its title where its name does not make one, and its sentence.
 _OWN = re.compile(r"^- `([\w*]+)`(?: \((.+?)\))?: (.+)$", re.MULTILINE)
@@ -44,29 +43,29 @@ def sections(path: Path) -> dict[str, str]:
 
 
 @functools.cache
-def _columns() -> dict[str, tuple[list[str], list[tuple[str, str, str]]]]:
-    """Return what `columns.md` has of each table: shared names, and name, title and sentence of its own."""
-    return {
-        table: (re.findall(r"`(\w+)`", "".join(_SHARED.findall(text))), _OWN.findall(text))
-        for table, text in sections(Path(__file__).with_name("columns.md")).items()
-    }
+def _columns() -> dict[str, dict[str, tuple[str, str]]]:
+    """Return each column's title, empty where its name makes one, and its sentence, by table."""
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    for table, text in sections(Path(__file__).with_name("columns.md")).items():
+        shared = re.findall(r"`(\w+)`", "".join(_SHARED.findall(text)))
+        found[table] = {name: found[COMMON][name] for name in shared}
+        found[table] |= {name: (title, sentence) for name, title, sentence in _OWN.findall(text)}
+    return found
 
 
 @functools.cache
 def column_texts() -> dict[str, dict[str, str]]:
     """Return a sentence for each column, by table; a name such as `get_*` stands for a prefix."""
-    common = {name: text for name, _, text in _columns()[COMMON][1]}
     return {
-        table: {name: common[name] for name in shared} | {name: text for name, _, text in own}
-        for table, (shared, own) in _columns().items()
+        table: {name: text for name, (_, text) in columns.items()}
+        for table, columns in _columns().items()
     }
 
 
 def heading(column: str, table: str = "") -> str:
     """Return the title of a column, without the unit that its values are shown with."""
-    _, own = _columns().get(table, ([], []))
-    titles = (title for name, title, _ in [*own, *_columns()[COMMON][1]] if name == column)
-    title = next(titles, "")
+    every = {**_columns()[COMMON], **_columns().get(table, {})}
+    title, _ = every.get(column, ("", ""))
     if title:
         return title
     words = re.sub(r"(?<!_per)_(s|us|bytes)$", "", column).replace("_per_s", "/s").split("_")
@@ -110,68 +109,32 @@ def page_view(
         charts: One per run that has one.
         missing: Why another run has none.
     """
-    names = [column for column in table["columns"] if column != "s"]
-    texts = described(column_texts()[name], names) if name in column_texts() else {}
+    # Times of the wall clock, in microseconds, are for programs.
+    names = [each for each in table["columns"] if each != "s" and not each.endswith("_us")]
     return {
         "question": question,
         "charts": [*charts],
         "missing": [*missing],
         "table": table,
-        # Times of the wall clock, in microseconds, are for programs.
-        "columns": [
-            [each, heading(each, name), format_of(each), texts.get(each, "")]
-            for each in names
-            if not each.endswith("_us")
-        ],
+        "columns": shown_columns(names, name),
     }
 
 
 def shown_columns(names: Iterable[str], *tables: str) -> list[list[str]]:
-    """Return title, format and sentence of columns, each as in the first table that has it."""
+    """Return name, title, format and sentence of columns, each as in the first table that has it."""
     found: list[list[str]] = []
     for name in names:
-        table = next((each for each in tables if name in column_texts()[each]), "")
-        text = column_texts()[table][name] if table else ""
-        found.append([name, heading(name, table), format_of(name), text])
+        prefix = f"{name.partition('_')[0]}_*"
+        texts = {table: column_texts().get(table, {}) for table in tables}
+        table = next((each for each in tables if {name, prefix} & {*texts[each]}), "")
+        own = texts.get(table, {})
+        found.append(
+            [name, heading(name, table), format_of(name), own.get(name, own.get(prefix, ""))]
+        )
     return found
 
 
-def described(columns: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return the sentences of columns by name.
-
-    Args:
-        columns: Of their table.
-        names: Those to describe.
-
-    Raises:
-        KeyError: A column has no sentence.
-    """
-    patterns = {key[:-1]: text for key, text in columns.items() if key.endswith("*")}
-    texts: dict[str, str] = {}
-    for name in names:
-        pattern = next((text for start, text in patterns.items() if name.startswith(start)), None)
-        texts[name] = pattern or columns[name]
-    return texts
-
-
-def listed(columns: Mapping[str, str], others: str = "#columns-of-several-tables") -> str:
-    """Return the columns of a table in Markdown.
-
-    Args:
-        columns: With their sentences.
-        others: Link to the sentences of the columns that several tables have.
-    """
-    common = column_texts()[COMMON]
-    shared = [name for name, text in columns.items() if common.get(name) == text]
-    own = [(name, text) for name, text in columns.items() if name not in shared]
-    rows = [
-        "| column | meaning |",
-        "| --- | --- |",
-        *(f"| `{name}` | {text} |" for name, text in own),
-    ]
-    names = ", ".join(f"`{name}`" for name in shared)
-    parts = ["\n".join(rows)] if own else []
-    parts += (
-        [f"{'Also, as' if own else 'As'} [in several tables]({others}): {names}."] if shared else []
-    )
-    return "\n\n".join(parts)
+def listed(columns: Mapping[str, str]) -> str:
+    """Return the columns of a table, with their sentences, in Markdown."""
+    rows = [f"| `{name}` | {text} |" for name, text in columns.items()]
+    return "\n".join(["| column | meaning |", "| --- | --- |", *rows])

@@ -13,9 +13,9 @@ from verl_profiler.render.colors import color
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.columns import page_view
 from verl_profiler.views.log_text import beyond, headline
-from verl_profiler.views.page_sections import section
-from verl_profiler.views.page_views import charts_of
+from verl_profiler.views.sections import section
 from verl_profiler.views.timing_figures import PICTURES
+from verl_profiler.views.view import charts_of
 
 __all__ = ["log_document"]
 
@@ -52,7 +52,6 @@ def log_document(
             "runs": [run.label for run in runs],
             "line": [],
             "notes": [*ends, *facts, beyond(runs)],
-            "events": 0,
             "launches": [],
         },
         "steps": empty,
@@ -77,7 +76,7 @@ def log_document(
 
 
 def _picture(runs: Sequence[LoggedRun], name: str) -> dict[str, Any]:
-    charts, missing = charts_of(runs, PICTURES[name].spec)
+    charts, missing = charts_of(runs, PICTURES[name])
     return page_view(name, "", frame([]), charts, [f"{name}: {reason}" for reason in missing])
 
 

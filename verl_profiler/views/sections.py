@@ -7,60 +7,95 @@ place in `steps`; -1 stands for all steps together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.captures import gpu_idle, range_times, top_kernels
-from verl_profiler.analysis.engine import engine_times, replica_balance
-from verl_profiler.analysis.event_loop import longest_lags, loop_lags
 from verl_profiler.analysis.memory import (
     memory_findings,
-    memory_peaks,
     memory_timeline,
     release_effects,
     sleep_times,
 )
 from verl_profiler.analysis.registry import explanations, summarized
-from verl_profiler.analysis.requests import request_parts, request_times
-from verl_profiler.analysis.selection import Rows, Steps, in_steps, left_out
+from verl_profiler.analysis.selection import Rows, Steps, in_steps, left_out, spread
 from verl_profiler.analysis.steps import validation_times
 from verl_profiler.analysis.time_tree import time_tree, whole_time_tree
 from verl_profiler.analysis.tq_findings import tq_findings
-from verl_profiler.analysis.transfers import transfer_totals
-from verl_profiler.analysis.workers import rank_balance
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.about_run import (
     about_run,
+    engine_notes,
     event_settings,
+    families_off,
     processes,
     recorded_events,
 )
 from verl_profiler.views.columns import page_view, shown_columns
-from verl_profiler.views.conclusions import engine_notes, families_off
 from verl_profiler.views.mean_step import mean_step
 from verl_profiler.views.overview_text import head_text
-from verl_profiler.views.page_sections import TABLES, page_sections
-from verl_profiler.views.page_views import page_views
+from verl_profiler.views.questions import TOPICS, VIEWS
 from verl_profiler.views.step_rows import step_rows
 from verl_profiler.views.timelines import timelines
 from verl_profiler.views.tq_text import finding_lines
+from verl_profiler.views.view import Choice
 
-__all__ = ["document"]
+__all__ = ["document", "section"]
 
 
+_RUN = "About this run"
+# Tables of analyses that no view draws, by topic, each with its caption.
+_TABLES: dict[str, dict[str, str]] = {
+    "Steps": {
+        "straggler_requests": "Straggler requests",
+        "step_replays": "Replays of each step",
+        "validation_times": "Validations: not included in any other number",
+    },
+    "Devices and training": {
+        "rank_balance": "Ranks: all wait for the slowest",
+        "captures": "Captures",
+        "range_times": "Ranges of captures",
+        "top_kernels": "Kernels with the most time",
+        "gpu_idle": "Idle time of the devices in captures",
+    },
+    "Rollout": {
+        "request_times": "Requests of each step",
+        "request_parts": "Request time by component",
+        "engine_times": "Engine calls",
+        "rollout_balance": "Agent-loop workers: who was done last",
+        "replica_balance": "Replicas",
+    },
+    "Data transfer": {
+        "transfer_totals": "TransferQueue calls",
+        "weight_sync": "Weight syncs",
+    },
+    "Memory and event loops": {
+        "release_effects": "Release and resume, all steps",
+        "sleep_times": "Time in sleep and wake, in the slowest process",
+        "memory_timeline": "Memory by phase",
+        "memory_peaks": "Peak device memory",
+        "loop_lags": "Event-loop stalls by loop",
+    },
+    _RUN: {"processes": "Processes", "profiler_cost": "Profiler cost"},
+}
+# Sections that scripts of the page make, by topic; the timeline is shown above all of them.
+_MADE = {
+    "Steps": {"steps": "Steps"},
+    _RUN: {"launch": "Launch", "problems": "Data-quality warnings"},
+}
+_TIMELINE = {"requests": "Timeline and requests"}
+# The first section that each of so many findings points to is shown at once, too.
+_POINTING = 3
 # Stands for all steps together.
 WHOLE = -1
 # Explanations that are tables, and tables with few rows in any step.
 _EXPLAINED = ("step_replays", "straggler_requests")
-_FEW = frozenset({"longest_lags", "validation_times"})
-# Tables by step are kept for the longest steps and for a systematic sample of the others.
+_FEW = frozenset({"validation_times"})
+# Tables by step are kept for so many steps: the longest, and others spread evenly.
 _DETAILED_STEPS = 150
-_LONGEST_STEPS = 50
 _ROWS = 4_000
 _VIEW_ROWS = 1_000
 # Explanations that leave the warm-up out, where a view has all steps.
@@ -89,46 +124,29 @@ def document(
         steps: First and last step to show; all when None.
 
     Returns:
-        A JSON object: `about`, `sentences`, `mean_step`, `notes`, `problems`; `sections`, as `page_sections` gives
+        A JSON object: `about`, `sentences`, `mean_step`, `notes`, `problems`; `sections`, as `_sections` gives
         them; `steps` and the tables (`columns`, `rows`) of the sections; `timelines`.
     """
     tables = run.tables
-    with _explaining(tables, steps) as explained:
-        found = summarized(tables, steps)
-        whole = _whole(tables, steps)
-        listed = found["step_times"]
-        found |= {each.__name__: each(tables, steps) for each in _MORE}
-        found["processes"] = processes(tables)
-        warm_up = left_out(tables, steps)
-        whole["time_tree"] = whole_time_tree(found["time_tree"])
-        several = len(run.labels) > 1
-        places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
-        detailed = _detailed(listed)
-        recorded = recorded_events(tables, steps)
-        drawn = timelines(tables, steps, listed, places)
-        whys = explained.result()
+    whys = explanations(tables, steps)
+    found = summarized(tables, steps)
+    listed = found["step_times"]
+    found |= {each.__name__: each(tables, steps) for each in _MORE}
+    found["processes"] = processes(tables)
     found |= {name: whys[name] for name in ("critical_path", *_EXPLAINED)}
+    several = len(run.labels) > 1
+    places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
+    lengths = {place: row["duration_s"] or 0.0 for place, row in enumerate(listed)}
+    detailed = {*spread(lengths, _DETAILED_STEPS)}
+    recorded = recorded_events(tables, steps)
     data: dict[str, Any] = {
-        "about": about_run(run, recorded),
+        "about": about_run(run),
         "steps": _steps(found, several=several),
         "detailed": sorted(detailed),
         "computing": list(COMPUTING_ROLES),
-        "timelines": drawn,
+        "timelines": timelines(tables, steps, places),
         "problems": [short_text(problem, 2_000) for problem in run.problems],
     }
-    tabled = {name: caption for own in TABLES.values() for name, caption in own.items()}
-    frames: dict[str, dict[str, Any]] = {}
-    for name in (*tabled, "time_tree"):
-        rows = found[name]
-        stepped = bool(rows) and "step" in rows[0]
-        if stepped:
-            # A tree of which rows are missing does not add up.
-            limit = len(rows) if name == "time_tree" else _ROWS
-            rows = _placed(rows, places, None if name in _FEW else detailed, limit)
-            rows += [{"s": WHOLE, **row} for row in whole.get(name, ())]
-        drop = ("run", "step") if stepped else () if several else ("run",)
-        frames[name] = frame(rows, drop=drop)
-    data["time_tree"] = frames["time_tree"]
     data["findings"] = whys["findings"]
     settings = event_settings(run)
     data["about"]["notes"] += families_off(settings)
@@ -142,88 +160,38 @@ def document(
             short_text("; ".join(finding_lines(row)), 400) for row in tq_findings(tables, steps)
         ],
     }
+
+    def table(rows: Rows, limit: int, kept: set[int] | None = detailed) -> dict[str, Any]:
+        stepped = bool(rows) and "step" in rows[0]
+        shown = _placed(rows, places, kept, limit) if stepped else rows
+        return frame(shown, drop=("run", "step") if stepped else () if several else ("run",))
+
+    choice = Choice(steps=steps)
+    views: dict[str, dict[str, Any]] = {}
     known = {name: rows for name, rows in (found | whys).items() if name not in _STEADY}
-    views = page_views(run, steps, lambda rows: _placed(rows, places, detailed, _VIEW_ROWS), known)
-    views |= {name: page_view(name, caption, frames[name]) for name, caption in tabled.items()}
+    for name, view in VIEWS.items():
+        rows = view.analysis(tables, choice, known)
+        charts, missing = view.charts(rows, run.labels, choice)
+        shown = table(rows[name], _VIEW_ROWS)
+        views[name] = page_view(view.table or name, view.question, shown, charts, missing)
+    for name, caption in (each for own in _TABLES.values() for each in own.items()):
+        shown = table(found[name], _ROWS, None if name in _FEW else detailed)
+        views[name] = page_view(name, caption, shown)
+    # A tree of which rows are missing does not add up.
+    tree = _placed(found["time_tree"], places, detailed, len(found["time_tree"]))
+    tree += [{"s": WHOLE, **row} for row in whole_time_tree(found["time_tree"])]
+    data["time_tree"] = frame(tree, drop=("run", "step"))
     data["views"] = views
-    data["sections"] = page_sections(views, data["notes"], whys["findings"])
+    data["sections"] = _sections(views, data["notes"], whys["findings"])
     data["mean_step"] = mean_step(whys)
     data["columns"] = {
         "steps": shown_columns(_STEP_COLUMNS, *_STEP_TABLES),
         "requests": shown_columns(_REQUEST_COLUMNS, "request_breakdown"),
     }
-    data["sentences"] = head_text({"step_times": listed}, run.labels, warm_up).split("\n")
+    data["sentences"] = head_text(
+        {"step_times": listed}, run.labels, left_out(tables, steps)
+    ).split("\n")
     return data
-
-
-@contextmanager
-def _explaining(tables: Tables, steps: Steps) -> Generator[Future[dict[str, Rows]], None, None]:
-    """Ask why the steps took so long, in a thread: half of that is Python, and no query."""
-    own = tables.beside()
-    try:
-        with ThreadPoolExecutor(1, "verl_profiler-why") as threads:
-            explained = threads.submit(explanations, own, steps)
-            try:
-                yield explained
-            except BaseException:
-                while not explained.done():
-                    own.connection.interrupt()
-                    wait([explained], timeout=0.1)
-                raise
-    finally:
-        own.connection.close()
-
-
-# Analyses, by the table that each reads.
-_WHOLE: tuple[tuple[Callable[[Tables], Rows], str], ...] = (
-    (request_times, "requests"),
-    (request_parts, "requests"),
-    (engine_times, "engine_calls"),
-    (replica_balance, "engine_calls"),
-    (rank_balance, "rank_spans"),
-    (transfer_totals, "transfers"),
-    (loop_lags, "lags"),
-    (memory_peaks, "memory"),
-    (memory_timeline, "memory_readings"),
-)
-
-
-def _whole(tables: Tables, steps: Steps) -> dict[str, Rows]:
-    """Ask the same questions of all steps together."""
-    with _merged(tables, steps) as merged:
-        return {ask.__name__: ask(merged) for ask, _ in _WHOLE}
-
-
-@contextmanager
-def _merged(tables: Tables, steps: Steps) -> Generator[Tables, None, None]:
-    """Give tables in which all steps are one."""
-    names = sorted({name for _, name in _WHOLE})
-    tables.make(*names)
-    connection = tables.connection
-    connection.execute("CREATE SCHEMA whole")
-    cursor = connection.cursor()
-    try:
-        cursor.execute("SET search_path = 'whole,main'")
-        merged = Tables(cursor)
-        for name in names:
-            merged.create_view(
-                name,
-                f"SELECT * REPLACE ('' AS run, 0 AS step) FROM main.{name} WHERE {in_steps(steps)}",
-            )
-        yield merged
-    finally:
-        cursor.close()
-        connection.execute("DROP SCHEMA whole CASCADE")
-
-
-def _detailed(listed: Rows) -> set[int]:
-    """Choose the steps whose tables are kept."""
-    if len(listed) <= _DETAILED_STEPS:
-        return set(range(len(listed)))
-    by_length = sorted(range(len(listed)), key=lambda place: -(listed[place]["duration_s"] or 0))
-    rest = _DETAILED_STEPS - _LONGEST_STEPS
-    spread = {round(place * (len(listed) - 1) / (rest - 1)) for place in range(rest)}
-    return spread | set(by_length[:_LONGEST_STEPS])
 
 
 def _placed(
@@ -256,6 +224,70 @@ def _steps(found: Mapping[str, Rows], *, several: bool) -> dict[str, Any]:
     return frame(rows, drop=("run",))
 
 
+def _sections(
+    views: Mapping[str, Mapping[str, Any]],
+    notes: Mapping[str, Sequence[str]],
+    findings: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return the sections of a page as data.
+
+    Args:
+        views: The views and tables of the page by name, with their table each.
+        notes: What is to be known of a topic, by topic.
+        findings: The rows of the findings, the first on top.
+
+    Returns:
+        name, title, link (a shorter title) and topic of each section, without a topic where it is shown at
+        once: the timeline, then what the first findings point to; views, the view or table that it shows;
+        notes: at the end of a topic, what is to be known of it, and why views of it have nothing to show.
+    """
+    shown = {name for name, view in views.items() if view["charts"] or view["table"]["rows"]}
+    pointed = [
+        next((name for name in row["shows"] if name in shown), "steps")
+        for row in findings[:_POINTING]
+    ] or ["steps"]
+    first = [*_TIMELINE, *pointed]
+    sections = [section(name, title, None) for name, title in _TIMELINE.items()]
+    for topic in (*TOPICS, _RUN):
+        own = {view.name: view.question for view in TOPICS.get(topic, ())}
+        titles = {**_MADE.get(topic, {}), **own, **_TABLES[topic]}
+        sections += [
+            section(name, title, None if name in first else topic, [name] if name in shown else ())
+            for name, title in titles.items()
+            if name in shown or name not in views
+        ]
+        reasons = dict.fromkeys(
+            text for name in own if name not in shown for text in views[name]["missing"]
+        )
+        said = [*notes.get(topic, ()), *reasons]
+        if said:
+            sections.append(section(f"notes-{len(sections)}", f"Notes: {topic}", topic, notes=said))
+    # The first sections come in the order of the findings.
+    return sorted(
+        sections,
+        key=lambda each: first.index(each["name"]) if each["topic"] is None else len(first),
+    )
+
+
+def section(
+    name: str,
+    title: str,
+    topic: str | None,
+    views: Iterable[str] = (),
+    notes: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Return a section of a page as data; for the arguments see `_sections`."""
+    link = name.replace("tq_", "TransferQueue ").replace("_", " ")
+    return {
+        "name": name,
+        "title": title,
+        "link": f"{link[0].upper()}{link[1:].partition('-')[0]}",
+        "topic": topic,
+        "views": [*views],
+        "notes": [*notes],
+    }
+
+
 def captures(tables: Tables, steps: Steps) -> Rows:
     """Return the captured processes, and what their files hold."""
     return tables.rows(
@@ -269,6 +301,6 @@ def captures(tables: Tables, steps: Steps) -> Rows:
 
 # Analyses beside those of the summary.
 _MORE = (
-    *(memory_timeline, sleep_times, release_effects, longest_lags, validation_times, time_tree),
+    *(memory_timeline, sleep_times, release_effects, validation_times, time_tree),
     *(captures, range_times, top_kernels, gpu_idle),
 )

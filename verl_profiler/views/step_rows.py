@@ -7,39 +7,28 @@ from typing import Any
 
 __all__ = ["step_rows"]
 
+# By table, its columns and their names in the list.
+_COLUMNS = {
+    "request_times": {"p50_s": "p50_s", "p95_s": "p95_s", "max_s": "max_s"},
+    "step_tail": {"after_p80_s": "after_p80_s", "poll_s": "poll_s"},
+    "step_phases": {"phase": "longest_phase", "share": "longest_share"},
+    "engine_times": {"engine_tokens_per_s": "engine_tokens_per_s"},
+}
+
 
 def step_rows(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the rows of `step_times`, each with its requests, tail, longest phase, rate and cost."""
-
-    def by_step(name: str) -> dict[tuple[Any, Any], Mapping[str, Any]]:
-        chosen: dict[tuple[Any, Any], Mapping[str, Any]] = {}
-        for row in found[name]:
-            if not row.get("validate"):
-                chosen.setdefault((row["run"], row["step"]), row)
-        return chosen
-
-    times, tails, phases, engines, costs = map(
-        by_step, ("request_times", "step_tail", "step_phases", "engine_times", "profiler_cost")
-    )
-    rows: list[dict[str, Any]] = []
-    for row in found["step_times"]:
-        key = row["run"], row["step"]
-        time, tail, phase = (each.get(key, {}) for each in (times, tails, phases))
-        rows.append(
-            {
-                **row,
-                **{
-                    key: time.get(key) for key in ("p50_s", "p95_s", "p99_s", "max_s", "mean_turns")
-                },
-                "failed_requests": time.get("failed"),
-                **{key: tail.get(key) for key in ("after_p80_s", "after_p95_s", "after_p99_s")},
-                "spread_s": tail.get("spread_s"),
-                "poll_s": tail.get("poll_s"),
-                "longest_phase": phase.get("phase"),
-                "longest_share": phase.get("share"),
-                **{key: time.get(key) for key in ("generated_tokens", "tool_tokens")},
-                "engine_tokens_per_s": engines.get(key, {}).get("engine_tokens_per_s"),
-                "profiler_share": costs.get(key, {}).get("share"),
-            }
-        )
-    return rows
+    """Return the rows of `step_times`, each with its requests, tail, longest phase and rate."""
+    rows = {
+        (row["run"], row["step"]): {
+            **row,
+            **{name: None for columns in _COLUMNS.values() for name in columns.values()},
+        }
+        for row in found["step_times"]
+    }
+    for table, columns in _COLUMNS.items():
+        # The first of a step's rows is its largest.
+        for row in reversed(found[table]):
+            step = rows.get((row["run"], row["step"]))
+            if step is not None and not row.get("validate"):
+                step |= {name: row[column] for column, name in columns.items()}
+    return list(rows.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from verl_profiler.analysis.selection import grouped
+from verl_profiler.analysis.selection import grouped, spread
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.colors import color
@@ -114,13 +114,11 @@ def depth(event: str) -> int:
 
 
 def _some_lanes(lanes: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Keep at most so many lanes of a role: the busiest, the idlest and some between."""
+    """Keep at most so many lanes of a role: the busiest, and others spread evenly."""
     kept: list[dict[str, Any]] = []
     for those in grouped(lanes, "role").values():
-        ordered = sorted(those, key=lambda lane: lane["total"])
-        step = (len(ordered) - 1) / (most - 1)
-        chosen = {ordered[round(place * step)]["name"] for place in range(most)}
-        some = [lane for lane in those if len(those) <= most or lane["name"] in chosen]
+        chosen = spread({lane["name"]: lane["total"] for lane in those}, most)
+        some = [lane for lane in those if lane["name"] in chosen]
         if len(some) < len(those):
             some[0]["role_of"] = [len(some), len(those)]
         kept += some

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Steps, in_steps, spread
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.timeline_lanes import UNIT_US, Names, add_lanes
@@ -47,15 +47,14 @@ _DRAWN = (
 
 
 def timelines(
-    tables: Tables, steps: Steps, listed: Rows, places: Mapping[tuple[Any, Any], int]
+    tables: Tables, steps: Steps, places: Mapping[tuple[Any, Any], int]
 ) -> dict[str, Any]:
     """Choose steps and requests, and gather what is drawn of them.
 
     Args:
         tables: The tables of the run.
         steps: First and last step to show.
-        listed: The rows of `step_times`.
-        places: Place in `listed` by run and step.
+        places: Place in the rows of `step_times` by run and step.
 
     Returns:
         `names` (event, tool, failed, color) that spans refer to; `scenes` with their lanes;
@@ -73,7 +72,7 @@ def timelines(
         requests = _request_frame(tables, places, names)
         add_lanes(tables, scenes, names)
     finally:
-        for name in ("drawn_scenes", "drawn_requests", "drawn_spans"):
+        for name in ("drawn_scenes", "drawn_requests"):
             connection.execute(f"DROP TABLE IF EXISTS {name}")
     for scene in scenes:
         for lane in scene["lanes"]:
@@ -88,7 +87,6 @@ def timelines(
         "scenes": scenes,
         "requests": requests,
         "of": total,
-        "steps_of": len({(row["run"], row["step"]) for row in listed if row["requests"]}),
     }
 
 
@@ -127,26 +125,20 @@ def _scenes(
         for row in rows
         if (row["run"], row["step"]) in places
     ]
-    validation = [scene for scene in scenes if scene["validate"]]
-    training = [scene for scene in scenes if not scene["validate"]]
+    scenes.sort(key=lambda scene: (scene["s"], scene["validate"]))
     largest = max((scene["requests"] for scene in scenes), default=1)
     count = max(_SCENES, min(_SMALL_SCENES, _REQUESTS // max(1, largest)))
-    chosen = _spread(validation, count // 4)
-    chosen += _spread(training, count - len(chosen))
-    return sorted(chosen, key=lambda scene: (scene["s"], scene["validate"]))
-
-
-def _spread(scenes: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Choose the longest half, and the other half spread evenly."""
-    scenes = sorted(scenes, key=lambda scene: scene["s"])
-    if len(scenes) <= count:
-        return scenes
-    by_length = sorted(scenes, key=lambda scene: scene["begin_us"] - scene["end_us"])
-    chosen = by_length[: count // 2]
-    rest = [scene for scene in scenes if not any(scene is each for each in chosen)]
-    wanted = count - len(chosen)
-    step = (len(rest) - 1) / max(1, wanted - 1)
-    return chosen + [rest[round(place * step)] for place in range(wanted)]
+    validation, training = (
+        {
+            n: each["end_us"] - each["begin_us"]
+            for n, each in enumerate(scenes)
+            if each["validate"] == wanted
+        }
+        for wanted in (True, False)
+    )
+    chosen = spread(validation, count // 4)
+    chosen += spread(training, count - len(chosen))
+    return [scenes[n] for n in sorted(chosen)]
 
 
 def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str, Any]]) -> None:
@@ -158,15 +150,13 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
     )
     keys = ("run", "step", "validate", "begin_us", "end_us", "base_us")
     if scenes:
-        values = [each for n, scene in enumerate(scenes) for each in (n, *map(scene.get, keys))]
-        marks = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(scenes))
-        connection.execute(f"INSERT INTO drawn_scenes VALUES {marks}", values)
-    sizes = tables.row(
-        "SELECT count(*) AS requests, coalesce(avg(turns), 1) AS turns FROM requests WHERE finished"
-    )
+        values = [[n, *map(scene.get, keys)] for n, scene in enumerate(scenes)]
+        connection.executemany("INSERT INTO drawn_scenes VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+    tables.make("requests", "steps")
+    turns = tables.row("SELECT avg(turns) AS turns FROM requests WHERE finished")["turns"]
     # A turn is about six spans, and a request three more.
     spans = "(3 + 6 * coalesce(turns, 1))"
-    limit = min(_REQUESTS, round(_SPANS / (3 + 6 * (sizes["turns"] or 1))))
+    limit = min(_REQUESTS, round(_SPANS / (3 + 6 * (turns or 1))))
     # Those of many workers are longer than the mean, and could be any number.
     of_workers = _SPANS // 2 // max(1, len(scenes))
     each = max(_EACH, limit // max(1, len(scenes)) - _SLOWEST)
@@ -174,8 +164,7 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
         "SELECT count(*) AS groups FROM (SELECT DISTINCT run, step, validate FROM requests)"
     )["groups"]
     slowest_of_others = max(1, min(3, _OTHER_STEPS_REQUESTS // max(1, others)))
-    tables.rows("SELECT 1 FROM steps LIMIT 0")
-    tables.connection.execute(
+    connection.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE drawn_requests AS
         WITH selected AS NOT MATERIALIZED (
@@ -258,37 +247,22 @@ def _request_frame(
 def _request_spans(tables: Tables, count: int, names: Names) -> list[list[int]]:
     """List the spans of each request, flat: name, turn (or -1), begin after the request's, length."""
     listed = ", ".join(f"'{event}'" for event in _DRAWN)
-    tables.connection.execute(
+    rows = tables.connection.execute(
         f"""
-        CREATE OR REPLACE TEMP TABLE drawn_spans AS
-        SELECT r.number, e.event, e.turn, e.status IS NOT NULL AS failed,
-            CASE WHEN e.event = 'tool_call' THEN coalesce(e.tool, '(no name)') END
-                AS tool,
+        SELECT r.number, e.event,
+            CASE WHEN e.event = 'tool_call' THEN coalesce(e.tool, '(no name)') END AS tool,
+            e.status IS NOT NULL AS failed, coalesce(e.turn, -1) AS turn,
             (e.begin_us - r.begin_us) // {UNIT_US} AS begin, e.duration_us // {UNIT_US} AS length
         FROM event_fields AS e JOIN drawn_requests AS r
             ON e.run = r.run AND e.step = r.step AND e.name = r.name
             AND e.validate = r.validate AND e.request_id = r.request_id
         WHERE e.family = 'rollout' AND e.event IN ({listed}) AND e.duration_us IS NOT NULL
+        ORDER BY number, begin, length DESC, turn, event, tool, failed
         """
-    )
-    kinds = tables.rows("SELECT DISTINCT event, tool, failed FROM drawn_spans ORDER BY ALL")
-    codes = [names.code(kind["event"], kind["tool"], failed=kind["failed"]) for kind in kinds]
-    rows = tables.rows(
-        """
-        WITH coded AS (
-            SELECT *, dense_rank() OVER (ORDER BY event, tool, failed) - 1 AS code FROM drawn_spans
-        )
-        SELECT number, flatten(list([code, coalesce(turn, -1), begin, length]
-            ORDER BY begin, length DESC, turn, code)) AS spans
-        FROM coded GROUP BY number
-        """
-    )
-    # The same order as DISTINCT … ORDER BY ALL gives: NULL tools last in both.
+    ).fetchall()
     spans: list[list[int]] = [[] for _ in range(count)]
-    for row in rows:
-        flat = row["spans"]
-        flat[::4] = [codes[code] for code in flat[::4]]
-        spans[row["number"]] = flat
+    for number, event, tool, failed, *span in rows:
+        spans[number] += [names.code(event, tool, failed=failed), *span]
     return spans
 
 

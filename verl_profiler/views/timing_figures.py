@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from verl_profiler.analysis.console_timers import (
@@ -31,7 +30,7 @@ from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
 from verl_profiler.views.view import NothingToDraw, at_steps, column, known
 
-__all__ = ["PICTURES", "Picture"]
+__all__ = ["PICTURES"]
 
 # Up to so many marks of steps are large.
 _MARKED_POINTS = 80
@@ -54,47 +53,26 @@ _CHILDREN = (
 )
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A picture of one logged run.
-
-    Args:
-        rows: What it is made of.
-        draw: Draws the rows, with those of `logged_steps` and the run's label.
-        empty: What the log lacks when there are none.
-    """
-
-    rows: Callable[[LoggedRun], Rows]
-    draw: Callable[[Rows, Rows, str], Spec]
-    empty: str
-
-    def spec(self, run: LoggedRun) -> Spec:
-        """Return the picture of a run as a Vega-Lite specification.
-
-        Raises:
-            NothingToDraw: The log has no numbers for this picture.
-        """
-        rows = self.rows(run)
-        if not rows:
-            raise NothingToDraw(self.empty)
-        return self.draw(rows, logged_steps(run), run.label)
+# By name, in the order in which they are written.  Each raises NothingToDraw without numbers for it.
+PICTURES: dict[str, Callable[[LoggedRun], Spec]] = {}
 
 
-# By name, in the order in which they are written.
-PICTURES: dict[str, Picture] = {}
+def _picture(draw: Callable[[LoggedRun, Rows], Spec]) -> Callable[[LoggedRun, Rows], Spec]:
+    """Make a picture of the function that draws a run with its `logged_steps`, under the function's name."""
+    PICTURES[draw.__name__] = lambda run: draw(run, logged_steps(run))
+    return draw
 
 
-def _picture(
-    rows: Callable[[LoggedRun], Rows], empty: str
-) -> Callable[[Callable[[Rows, Rows, str], Spec]], Picture]:
-    """Make a picture of the function that draws it, under the function's name."""
-    return lambda draw: PICTURES.setdefault(draw.__name__, Picture(rows, draw, empty))
+def _some(rows: Rows, absent: str) -> Rows:
+    if not rows:
+        raise NothingToDraw(f"the log has {absent}")
+    return rows
 
 
-@_picture(logged_phases, "the log has no timer of a phase")
-def step_timing_breakdown(phases: Rows, steps: Rows, label: str) -> Spec:
+@_picture
+def step_timing_breakdown(run: LoggedRun, steps: Rows) -> Spec:
     """Stack the timers of each step, with the time of the step as a line."""
-    places = grouped(phases, "place")
+    places = grouped(_some(logged_phases(run), "no timer of a phase"), "place")
     inside, outside = (grouped(places.get(place, ()), "phase") for place in ("step", "outside"))
     apart = sorted({row["phase"] for row in places.get("overlapping", ())})
     totals = [row for row in steps if row["step_s"] is not None]
@@ -119,7 +97,7 @@ def step_timing_breakdown(phases: Rows, steps: Rows, label: str) -> Spec:
     bars = step_bars(numbers, series, "time", pale=pale, form="s")
     return _chart(
         _breakdown_title(places.get("step", []), steps),
-        label,
+        run,
         steps,
         [panel(bars, _step_times(totals, steps, bars[0]), _marked(steps), height=380)],
         [*notes, *["Lines: the time of the step (timing_s/step)."] * bool(totals)],
@@ -137,10 +115,10 @@ def _step_times(rows: Rows, steps: Rows, bars: Spec) -> list[Spec]:
     return [line]
 
 
-@_picture(per_token_times, "the log has no timing_per_token_ms/… metric")
-def per_token_timing(rows: Rows, steps: Rows, label: str) -> Spec:
+@_picture
+def per_token_timing(run: LoggedRun, steps: Rows) -> Spec:
     """Draw a line per timer."""
-    timers = grouped(rows, "timer")
+    timers = grouped(_some(per_token_times(run), "no timing_per_token_ms/… metric"), "timer")
     per = {
         name: f"per {'response ' * (own[0]['tokens'] == 'response')}token"
         for name, own in timers.items()
@@ -163,34 +141,25 @@ def per_token_timing(rows: Rows, steps: Rows, label: str) -> Spec:
     axis = "time per token [ms]" + (", log scale" if wide else "")
     return _chart(
         f"{most} takes {_ms(middles[most])} {per[most]} (median)",
-        label,
+        run,
         steps,
         [panel(step_lines(_numbers(steps), lines, axis, log=wide), _marked(steps), height=320)],
         [_DENOMINATORS] * bool(responses),
     )
 
 
-def _timed(run: LoggedRun) -> Rows:
-    return [
-        row
-        for row in logged_steps(run)
-        if row["step_s"] is not None or row["tokens_per_s_per_gpu"] is not None
-    ]
-
-
-@_picture(_timed, "the log has neither perf/throughput nor a time per step")
-def throughput(steps: Rows, _every: Rows, label: str) -> Spec:
+@_picture
+def throughput(run: LoggedRun, steps: Rows) -> Spec:
     """Draw tokens per second, and below them the time per step."""
     each, job = known(steps, "tokens_per_s_per_gpu"), known(steps, "tokens_per_s")
     title = f"{_count(statistics.median(each))} tokens/s per GPU" if each else "Time per step"
     if job:
         title += f", {_count(statistics.median(job))} tokens/s of the job (medians)"
-    more = ""
     gpus = set(known(steps, "gpus"))
-    if gpus:
-        more = f", {' and '.join(map(str, sorted(gpus)))} GPU{'s' if gpus != {1} else ''}"
-    panels: list[Spec] = []
-    for key, words, code, axis, form in (
+    more = (
+        f", {' and '.join(map(str, sorted(gpus)))} GPU{'s' if gpus != {1} else ''}" if gpus else ""
+    )
+    shown = [
         (
             "tokens_per_s_per_gpu",
             _count,
@@ -199,21 +168,26 @@ def throughput(steps: Rows, _every: Rows, label: str) -> Spec:
             "",
         ),
         ("step_s", seconds, INK, "perf/time_per_step", "s"),
-    ):
+    ]
+    panels: list[Spec] = []
+    for key, words, code, axis, form in shown:
         if known(steps, key):
             line: Line = (_middles(known(steps, key), words), steps, key, code)
             drawn = step_lines(_numbers(steps), [line], axis, form=form)
             panels.append(panel(drawn, [] if panels else _marked(steps), height=200))
-    return _chart(title, label, steps, panels, [], more)
+    if not panels:
+        raise NothingToDraw("the log has neither perf/throughput nor a time per step")
+    return _chart(title, run, steps, panels, [], more)
 
 
 def _middles(values: Sequence[float], words: Callable[[float], str]) -> str:
     return f"mean {words(statistics.fmean(values))}, median {words(statistics.median(values))}"
 
 
-@_picture(logged_phases, "the log has no timer of a phase")
-def component_comparison(phases: Rows, steps: Rows, label: str) -> Spec:
+@_picture
+def component_comparison(run: LoggedRun, steps: Rows) -> Spec:
     """Draw a line per major timer of the step."""
+    phases = _some(logged_phases(run), "no timer of a phase")
     timers = grouped((row for row in phases if row["place"] == "step"), "phase")
     total = sum(row["step_s"] or 0 for row in steps) or 1.0
     chosen = {
@@ -227,17 +201,18 @@ def component_comparison(phases: Rows, steps: Rows, label: str) -> Spec:
     return _times(
         f"{most} takes {seconds(means[most])} on average",
         chosen,
+        run,
         steps,
-        label,
-        notes=[
+        [
             f"Timers other than {', '.join(_COMPARED[:3])} are shown if they take at least {share(_COMPARED_SHARE)} of the time."
         ],
     )
 
 
-@_picture(generation_times, "the log has no timer of gen")
-def generation_timing(rows: Rows, steps: Rows, label: str) -> Spec:
+@_picture
+def generation_timing(run: LoggedRun, steps: Rows) -> Spec:
     """Draw a line per timer inside gen."""
+    rows = _some(generation_times(run), "no timer of gen")
     timers = grouped(sorted(rows, key=_generation_order), "timer")
     title = "Inside generation"
     if "gen" in timers:
@@ -247,15 +222,14 @@ def generation_timing(rows: Rows, steps: Rows, label: str) -> Spec:
     notes = [_CHILDREN if inside else "This log has no timers inside gen."]
     if "old_log_prob" in timers:
         notes.append("old_log_prob is the pass after gen, not part of it.")
-    return _times(title, timers, steps, label, notes=notes, style=_generation_style)
+    return _times(title, timers, run, steps, notes, style=_generation_style)
 
 
 def _times(
     title: str,
     timers: Mapping[str, Rows],
+    run: LoggedRun,
     steps: Rows,
-    label: str,
-    *,
     notes: Sequence[str],
     style: Callable[[str], list[int]] = lambda _: [1, 0],
 ) -> Spec:
@@ -265,12 +239,12 @@ def _times(
         words = f"{name}: {_middles(column(own, 'duration_s'), seconds)}"
         lines.append((words, own, "duration_s", _timer_color(name), style(name)))
     drawn = step_lines(_numbers(steps), lines, "time", form="s")
-    return _chart(title, label, steps, [panel(drawn, _marked(steps), height=340)], notes)
+    return _chart(title, run, steps, [panel(drawn, _marked(steps), height=340)], notes)
 
 
 def _chart(
     title: str,
-    label: str,
+    run: LoggedRun,
     steps: Rows,
     panels: Sequence[Spec],
     notes: Sequence[str],
@@ -279,7 +253,7 @@ def _chart(
     resumed = any(row["first_of_launch"] for row in steps[1:])
     return chart(
         title,
-        _about(label, steps) + more,
+        _about(run.label, steps) + more,
         *panels,
         notes=[*notes, *["Vertical broken line: training resumed."] * resumed],
     )

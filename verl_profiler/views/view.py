@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.charts import Spec
+from verl_profiler.render.charts import Spec, render
+from verl_profiler.render.frames import short_text
 from verl_profiler.render.text import short
 
 __all__ = [
     "MARK",
-    "SPEC",
     "Choice",
     "DataTables",
     "NothingToDraw",
     "View",
     "at_steps",
+    "charts_of",
     "column",
     "known",
     "of_run",
@@ -26,13 +27,12 @@ __all__ = [
     "view",
 ]
 
-# The format of a specification, as the names of its files end.
-SPEC = "vl.json"
 # In every drawn plot, so that it may be replaced.
 MARK = "verl-profiler plot"
 
 # The rows of each table that a plot draws, by the table's name; the plot's own table is first.
 DataTables = Mapping[str, Rows]
+_Run = TypeVar("_Run")
 _NARROWING = frozenset({"worker", "validate"})
 
 
@@ -136,16 +136,21 @@ class View:
             raise NothingToDraw(f"{choice.text()}: {self.empty}")
         return self.chart(data, choice)
 
+    def charts(
+        self, data: DataTables, labels: Iterable[str], choice: Choice
+    ) -> tuple[list[Spec], list[str]]:
+        """Return the charts of runs, and why the others have none."""
+        return charts_of(
+            labels, lambda label: self.spec(of_run(data, label), replace(choice, run=label))
+        )
+
     def picture(self, data: DataTables, choice: Choice, form: str) -> bytes:
-        """Draw the rows of one run; `form` is one of `charts.FORMATS`, or `SPEC` for the specification.
+        """Draw the rows of one run; for the format see `render`.
 
         Raises:
             NothingToDraw: The first table has no rows.
         """
-        from verl_profiler.render.charts import render, spec_text
-
-        spec = self.spec(data, choice)
-        return spec_text(spec).encode() if form == SPEC else render(spec, form, description=MARK)
+        return render(self.spec(data, choice), form, description=MARK)
 
 
 def view(
@@ -165,6 +170,18 @@ def of_run(data: DataTables, label: str) -> dict[str, Rows]:
     return {
         name: [row for row in rows if row.get("run", label) == label] for name, rows in data.items()
     }
+
+
+def charts_of(runs: Iterable[_Run], draw: Callable[[_Run], Spec]) -> tuple[list[Spec], list[str]]:
+    """Return the charts of runs, and why the others have none."""
+    charts: list[Spec] = []
+    missing: list[str] = []
+    for run in runs:
+        try:
+            charts.append(draw(run))
+        except NothingToDraw as reason:
+            missing.append(short_text(str(reason)))
+    return charts, missing
 
 
 def column(rows: Rows, name: str) -> list[float]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import tempfile
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +89,6 @@ class Tables:
         self.events_in_memory = False
         self._made: set[str] = set()
         self._chunk_files: dict[str, list[tuple[str, Path]]] = {}
-        self._making = threading.RLock()
 
     @classmethod
     def of(cls, tables: Mapping[str, Iterable[Mapping[str, Any]]] | None = None) -> Tables:
@@ -106,15 +103,6 @@ class Tables:
         for name, rows in given.items():
             made.create_table(name, rows)
         return made
-
-    def beside(self) -> Tables:
-        """Return these tables on a connection of its own, for another thread.
-
-        Whichever first needs a table makes it for both.  Temporary tables stay with who made them.
-        """
-        tables = copy.copy(self)
-        tables.connection = self.connection.cursor()
-        return tables
 
     def create_table(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Make the table `name` of exactly these rows."""
@@ -144,15 +132,8 @@ class Tables:
 
     def make(self, *names: str) -> None:
         """Make these tables now, with those that they are made from."""
-        missing = [name for name in names if name in derivations() and name not in self._made]
-        if missing:
-            # One at a time, also of several threads: each may need most of the memory.
-            with self._making:
-                self._make(missing)
-
-    def _make(self, names: Iterable[str]) -> None:
         for name in names:
-            if name in self._made:
+            if name in self._made or name not in derivations():
                 continue
             query, kept = _typed(name)
             self.make(*_named(query))

@@ -113,8 +113,7 @@ interface MeanStep {
 
 interface PageDocument {
   about: {
-    runs: string[]; line: string[]; events: number;
-    launches: Launch[]; notes: string[];
+    runs: string[]; line: string[]; launches: Launch[]; notes: string[];
   };
   mean_step: MeanStep[]; steps: Frame<StepRow>; time_tree: Frame<TreeRow>;
   columns: Record<'steps' | 'requests', ShownColumn[]>; detailed: number[]; computing: string[];

@@ -32,11 +32,10 @@ function tableOfView(view) {
   const all = unpack(view.table);
   if (!all.length) return null;
   const stepped = 's' in all[0];
-  // Some tables have rows of all steps together.
-  const whole = shown.step === ALL && !all.some((row) => row.s === ALL);
+  const whole = shown.step === ALL;
   const rows = all
     .filter((row) => !stepped || whole || row.s === shown.step)
-    .map((row) => (stepped && row.s !== ALL ? {label: steps[row.s].label, ...row} : row));
+    .map((row) => (stepped ? {label: steps[row.s].label, ...row} : row));
   if (!rows.length) return [note(`${view.question} Nothing in ${shownName()}.`), ...notKept()];
   const columns = columnsOf(view.columns, rows);
   if (whole && stepped) columns.unshift(['label', 'step', 'text']);

@@ -11,27 +11,19 @@ picture = view.picture(view.analysis(run.tables, choice), choice, "png")
 from __future__ import annotations
 
 from verl_profiler.views.questions import (
-    critical_cycle,
+    asynchronous,
     critical_path,
-    device_use,
     devices,
-    engine_load,
-    engine_time,
     engine_timeline,
     engines,
     memory,
-    own_spans,
-    pools,
     processes,
     requests,
     rollouts,
     routing,
-    staleness,
     steps,
     stragglers,
     tools,
-    tq,
-    training,
     transfers,
     turns,
     workers,
@@ -42,12 +34,9 @@ __all__ = ["TOPICS", "VIEWS"]
 
 _MODULES = {
     "Steps": (steps, critical_path, stragglers),
-    "Devices and training": (*(devices, device_use, training, pools, critical_cycle, staleness),),
-    "Rollout": (
-        *(rollouts, workers, requests, turns, engines, engine_time, engine_timeline),
-        *(engine_load, routing, tools, own_spans),
-    ),
-    "Data transfer": (transfers, tq),
+    "Devices and training": (devices, asynchronous),
+    "Rollout": (rollouts, workers, requests, turns, engines, engine_timeline, routing, tools),
+    "Data transfer": (transfers,),
     "Memory and event loops": (memory, processes),
 }
 TOPICS: dict[str, tuple[View, ...]] = {

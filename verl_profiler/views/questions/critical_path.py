@@ -113,12 +113,12 @@ def savings(rows: Rows, choice: Choice, of_steps: str, *notes: str) -> Spec:
         f"{choice.text()}: {counted(unchanged['steps'], 'step')} replayed, "
         f"{seconds(unchanged['step_s'])} on average; replay error "
         f"{share(abs(unchanged['residual_share']))}{of_steps}",
-        panel(_savings(replays), height=0),
+        _savings(replays),
         notes=notes,
     )
 
 
-def _savings(rows: Rows) -> list[Spec]:
+def _savings(rows: Rows) -> Spec:
     """Draw a bar per change, its interval, and a diamond for the saving in the replayed steps.
 
     Args:
@@ -127,17 +127,16 @@ def _savings(rows: Rows) -> list[Spec]:
     """
     bars = name_bars(
         [row["about"] for row in rows],
-        [("saved", column(rows, "expected_s"), ACCENT)],
+        [("", column(rows, "expected_s"), ACCENT)],
         "saved per step",
         form="s",
-        legend=False,
     )
-    x, y = bars[0]["encoding"]["x"], bars[0]["encoding"]["y"]
+    x, y = (bars["layer"][0]["encoding"][axis] for axis in "xy")
     scaled = [
         {"at": at, **{name: row.get(name) for name in ("low_s", "high_s", "saved_s")}}
         for at, row in zip(y["scale"]["domain"], rows, strict=True)
     ]
-    drawn = [*bars, layer([{"low": 0}], {"type": "rule", "color": MUTED}, x=x)]
+    drawn = [*bars["layer"], layer([{"low": 0}], {"type": "rule", "color": MUTED}, x=x)]
     ranges = [row for row in scaled if row["low_s"] is not None]
     if ranges:
         mark = {"type": "rule", "strokeWidth": 1.6}
@@ -147,4 +146,4 @@ def _savings(rows: Rows) -> list[Spec]:
     if diamonds:
         mark = {"type": "point", "shape": "diamond", "size": 45, "fill": "white", "stroke": MUTED}
         drawn.append(layer(diamonds, mark, tip=("saved_s",), x={**x, "field": "saved_s"}, y=y))
-    return drawn
+    return {**bars, "layer": drawn}

@@ -1,12 +1,9 @@
-"""Views of the engines: what generate calls consist of, and tokens per second."""
+"""Views of the engines: tokens per second, and what generate calls consist of."""
 
 from __future__ import annotations
 
-from verl_profiler.analysis.engine import (
-    replica_token_rates,
-    request_token_rates,
-    token_rates,
-)
+from verl_profiler.analysis.engine import replica_token_rates, request_token_rates, token_rates
+from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED, request_engine_time
 from verl_profiler.render.charts import (
     Series,
     Spec,
@@ -17,9 +14,9 @@ from verl_profiler.render.charts import (
     step_lines,
     tint,
 )
-from verl_profiler.render.colors import PART_COLORS
-from verl_profiler.units import seconds, share
-from verl_profiler.views.view import Choice, DataTables, column, known, view
+from verl_profiler.render.colors import CALL_PART_COLORS, PART_COLORS
+from verl_profiler.units import counted, seconds, share
+from verl_profiler.views.view import Choice, DataTables, column, known, request_names, view
 
 
 @view(
@@ -71,14 +68,14 @@ def _tokens(data: DataTables, choice: Choice) -> Spec:
     )
     shown = sorted(replicas, key=lambda row: row["engine_tokens_per_s"] or 0)
     cut = shown if len(shown) <= 10 else [*shown[:5], *shown[-5:]]
+    more = "" if len(cut) == len(shown) else f" (slowest and fastest 5 of {len(shown)})"
     each = name_bars(
         [row["replica"] for row in cut],
-        [("replica", column(cut, "engine_tokens_per_s"), PART_COLORS["decode"])],
+        [("", column(cut, "engine_tokens_per_s"), PART_COLORS["decode"])],
         rate,
+        above=f"each replica{more}",
         texts=[f"busy {seconds(row['busy_s'])}" for row in cut],
-        legend=False,
     )
-    more = "" if len(cut) == len(shown) else f" (slowest and fastest 5 of {len(shown)})"
     single = step_lines(
         steps,
         [
@@ -92,7 +89,7 @@ def _tokens(data: DataTables, choice: Choice) -> Spec:
         f"{choice.text()}: {sum(row['calls'] for row in rows):,} generate calls in {len(rows)} steps",
         panel(step_bars(steps, series, "tokens"), title="tokens of each step", height=150),
         panel(together, title="all replicas", height=150),
-        panel(each, title=f"each replica{more}", height=0),
+        each,
         panel(single, title="single requests", height=150),
         notes=(
             "A conversation's tokens are prompt tokens again in each later turn. Rates: of "
@@ -100,4 +97,51 @@ def _tokens(data: DataTables, choice: Choice) -> Spec:
             "generate calls; over the whole step, tokens of finished requests by the step's "
             "length."
         ),
+    )
+
+
+@view(
+    "request_engine_time",
+    "How do the slowest requests spend the time of their generate calls?",
+    request_engine_time,
+    empty="no generate call was recorded there.",
+    example="--steps 5",
+)
+def _draw(data: DataTables, choice: Choice) -> Spec:
+    rows = data["request_engine_time"]
+    worst = rows[0]
+    title = f"The longest generate calls of a request took {seconds(worst['engine_s'])}"
+    if worst["mostly"] == "undivided":
+        title += "; what they consist of was not recorded"
+    elif worst["mostly"] is not None:
+        part = worst["mostly"]
+        title += f", {share(worst[f'{part}_s'] / worst['engine_s'])} of it {CALL_PARTS[part]}"
+    parts = [part for part in CALL_PARTS if any(row[f"{part}_s"] for row in rows)]
+    texts = [
+        ", ".join(
+            [
+                seconds(row["engine_s"]),
+                *([f"{row['tokens']:,} tokens"] if row["tokens"] is not None else []),
+                *([f"batch {row['batch']:.1f}"] if row["batch"] is not None else []),
+                *([f"{row['moved']} moved"] if row["moved"] else []),
+                *([counted(row["retractions"], "retraction")] if row["retractions"] else []),
+            ]
+        )
+        for row in rows
+    ]
+    series: list[Series] = [
+        (part, column(rows, f"{part}_s"), CALL_PART_COLORS[part]) for part in parts
+    ]
+    bars = name_bars(request_names(rows), series, "time of generate calls", texts=texts, form="s")
+    return chart(
+        title,
+        f"{choice.text()}: the {counted(len(rows), 'request')} with the longest generate calls",
+        bars,
+        notes=[
+            (
+                "At the bars: tokens generated, mean batch of the replica while they were decoded, calls "
+                "on another replica than the previous one, retractions."
+            ),
+            *([f"Not divided: {UNRECORDED}."] if any(known(rows, "undivided_s")) else []),
+        ],
     )

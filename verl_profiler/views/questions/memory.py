@@ -15,7 +15,7 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ENGINE_COLORS, INK, MUTED, PHASE_COLORS
 from verl_profiler.units import size
-from verl_profiler.views.questions.device_use import few_phases, phase_bands, with_phases
+from verl_profiler.views.questions.devices import few_phases, phase_bands, with_phases
 from verl_profiler.views.view import Choice, DataTables, known, view
 
 # Processes drawn, the fullest first; points of their lines, and triangles, in all.

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_profiler.analysis.event_loop import loop_suspects
 from verl_profiler.analysis.selection import grouped
-from verl_profiler.render.charts import Spec, chart, name_bars, panel
+from verl_profiler.render.charts import Spec, chart, name_bars
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.step_text import lag_weight
@@ -82,9 +82,8 @@ def _suspects(data: DataTables, choice: Choice) -> Spec:
         texts=[
             f"{counted(each['lags'], 'stall')}, longest {seconds(each['max_s'])}" for each in held
         ],
-        room=1.4,
     )
-    return chart(title, about, panel(bars, height=0), notes=notes)
+    return chart(title, about, bars, notes=notes)
 
 
 def _kind(row: Mapping[str, Any]) -> str:

@@ -208,7 +208,7 @@ def _slowest(data: DataTables, choice: Choice) -> Spec:
         texts=list(map(_bar_text, rows)),
         form="s",
     )
-    return chart(title, about, panel(bars, height=0), notes=notes)
+    return chart(title, about, bars, notes=notes)
 
 
 def _bar_text(row: Mapping[str, Any]) -> str:

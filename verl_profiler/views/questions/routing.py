@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl_profiler.analysis.routing import routes
 from verl_profiler.analysis.selection import Rows, grouped
-from verl_profiler.render.charts import Series, Spec, chart, name_bars, panel
+from verl_profiler.render.charts import Series, Spec, chart, name_bars
 from verl_profiler.render.colors import PART_COLORS
 from verl_profiler.units import counted, share
 from verl_profiler.views.view import Choice, DataTables, known, view
@@ -54,18 +54,18 @@ def _routes(data: DataTables, choice: Choice) -> Spec:
         ),
     ]
     texts = [share(replica["calls"] / calls) for replica in shown]
-    bars = name_bars(names, series, "generate calls", texts=texts)
-    panels = [panel(bars, title=f"calls of each replica{cut}", height=0)]
+    above = f"calls of each replica{cut}"
+    panels = [name_bars(names, series, "generate calls", above=above, texts=texts)]
     if any(unbalanced):
         means = [replica["excess"] / replica["calls"] for replica in shown]
         bars = name_bars(
             names,
-            [("excess", means, PART_COLORS["queue"])],
+            [("", means, PART_COLORS["queue"])],
             "calls in flight above the least loaded replica, mean",
+            above="load when a call was added",
             texts=[f"{mean:.1f}" for mean in means],
-            legend=False,
         )
-        panels.append(panel(bars, title="load when a call was added", height=0))
+        panels.append(bars)
     return chart(
         title,
         f"{choice.text()}: {calls:,} generate calls, {counted(len(replicas), 'replica')}",

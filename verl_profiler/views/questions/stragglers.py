@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
-from verl_profiler.render.charts import Spec, chart, name_bars, panel
+from verl_profiler.render.charts import Spec, chart, name_bars
 from verl_profiler.render.colors import ACCENT, MUTED
 from verl_profiler.units import seconds, share
 from verl_profiler.views.view import Choice, DataTables, column, view
@@ -66,13 +66,13 @@ def _stragglers(data: DataTables, choice: Choice) -> Spec:
             continue
         bars = name_bars(
             names,
-            [("caused wait time", column(rows_of, "per_step_s"), code)],
+            [("", column(rows_of, "per_step_s"), code)],
             "caused wait time per step",
             form="s",
             texts=[f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in rows_of],
-            legend=False,
+            above=title_of,
         )
-        panels.append(panel(bars, title=title_of, height=0))
+        panels.append(bars)
     return chart(
         title,
         f"{choice.text()}: {max(row['of_steps'] for row in rows)} steps; wait time, attributed to "

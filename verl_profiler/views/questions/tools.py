@@ -1,20 +1,13 @@
-"""Views of what requests call: tools, and rewards."""
+"""Views of what requests call: tools, rewards, and spans of the user's own code."""
 
 from __future__ import annotations
 
+from verl_profiler.analysis.overview import own_spans
 from verl_profiler.analysis.selection import Rows, grouped
-from verl_profiler.analysis.tools import reward_times, rewards, tool_latencies
-from verl_profiler.render.charts import (
-    Spec,
-    chart,
-    name_bars,
-    panel,
-    quantity,
-    step_lines,
-    tint,
-)
-from verl_profiler.render.colors import INK, PART_COLORS
-from verl_profiler.units import counted, seconds, share
+from verl_profiler.analysis.tools import reward_times, tool_latencies
+from verl_profiler.render.charts import Spec, chart, name_bars, panel, quantity, step_lines
+from verl_profiler.render.colors import ACCENT, PART_COLORS
+from verl_profiler.units import counted, quantile_texts, seconds, share
 from verl_profiler.views.questions.turns import spread_layers
 from verl_profiler.views.view import Choice, DataTables, column, known, view
 
@@ -50,13 +43,13 @@ def _tools(data: DataTables, choice: Choice) -> Spec:
             + (f", {share(row['failed_share'])} failed" if row["failed"] else "")
             for row in rows
         ],
-        legend=False,
+        above="how much",
     )
     return chart(
         title,
         about,
-        panel(bars, title="how much", height=0),
-        panel(_calls(rows, bars[0]["encoding"]["y"]), title="how long", height=0),
+        bars,
+        panel(_calls(rows, bars["layer"][0]["encoding"]["y"]), title="how long"),
     )
 
 
@@ -78,13 +71,12 @@ _REWARD_COLORS = {
 
 @view(
     "reward_times",
-    "How long do scoring and post-processing take, and how high are the rewards?",
+    "How long do scoring and post-processing take?",
     reward_times,
-    rewards,
     empty="no reward or post-processing was recorded there.",
 )
 def _rewards(data: DataTables, choice: Choice) -> Spec:
-    times, scores = data["reward_times"], data["rewards"]
+    times = data["reward_times"]
     steps = sorted({row["step"] for row in times})
     found = grouped(times, "part")
     parts = [part for part in _REWARD_COLORS if part in found]
@@ -115,16 +107,35 @@ def _rewards(data: DataTables, choice: Choice) -> Spec:
             form="s",
         )
         panels.append(panel(lines, title=name, height=150))
-    if scores:
-        lines = step_lines(
-            [row["step"] for row in scores],
-            [
-                ("P95", scores, "p95", tint(0.6)),
-                ("mean", scores, "mean", INK),
-                ("P5", scores, "p5", tint(0.25)),
-            ],
-            "reward",
-            ends=(None, None),
-        )
-        panels.append(panel(lines, title="rewards", height=150))
     return chart(title, f"{choice.text()}: {requests:,} requests", *panels, notes=notes)
+
+
+_SPANS = 20
+
+
+@view(
+    "own_spans",
+    "How long do the spans of your own code take, and which of them is the longest?",
+    own_spans,
+    empty="no span of your own code was recorded there; `with verl_profiler.span('lookup'):` records one.",
+)
+def _spans(data: DataTables, choice: Choice) -> Spec:
+    every = data["own_spans"]
+    rows = every[:_SPANS]
+    about = f"{choice.text()}: {counted(sum(row['calls'] for row in every), 'call')}"
+    if len(every) > len(rows):
+        about += f"; the {len(rows)} spans with the most time of {len(every)}"
+    bars = name_bars(
+        [row["event"] for row in rows],
+        [("", column(rows, "total_s"), ACCENT)],
+        "time of all calls together",
+        form="s",
+        texts=[
+            f"{counted(row['calls'], 'call')}, P50 {quantile_texts(row, 'p50', 'max')[0]}, "
+            f"max {seconds(row['max_s'])}"
+            + (f", {row['failed']:,} failed" if row["failed"] else "")
+            for row in rows
+        ],
+    )
+    title = f"All calls of {rows[0]['event']} take {seconds(rows[0]['total_s'])} together"
+    return chart(title, about, bars)

@@ -55,11 +55,11 @@ def _turn_times(data: DataTables, choice: Choice) -> Spec:
     labels = [f"turn {row['turn']} ({row['turns']:,})" for row in rows]
     x = quantity("value", "duration of a turn", form="s")
     spread = spread_layers(rows, x, names("at", labels))
-    panels = [panel(spread, title="how it is spread", height=0)]
+    panels = [panel(spread, title="how it is spread")]
     if parts:
         series = [(part, column(rows, f"{part}_s"), PART_COLORS[part]) for part in parts]
-        bars = name_bars(labels, series, "mean duration of a turn", form="s")
-        panels.append(panel(bars, title="what it consists of", height=0))
+        about_parts = "mean duration of a turn"
+        panels.append(name_bars(labels, series, about_parts, above="what it consists of", form="s"))
     return chart(title, about, *panels)
 
 
@@ -157,10 +157,10 @@ def _turns(data: DataTables, choice: Choice) -> Spec:
     every = range(counts[0], counts[-1] + 1)
     timed = name_bars(
         [f"{turns} turn{'s' * (turns != 1)}" for turns in every],
-        [("mean", [means.get(turns, 0) for turns in every], PART_COLORS["engine"])],
+        [("", [means.get(turns, 0) for turns in every], PART_COLORS["engine"])],
         "mean duration of such a request",
+        above="how long such requests took, as a whole",
         form="s",
-        legend=False,
     )
     return chart(
         title,
@@ -170,5 +170,5 @@ def _turns(data: DataTables, choice: Choice) -> Spec:
             title="requests by their number of turns",
             height=200,
         ),
-        panel(timed, title="how long such requests took, as a whole", height=0),
+        timed,
     )

@@ -95,8 +95,9 @@ def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Spec:
         texts = [
             f"waited {seconds(wait)}" if wait > 0.0005 else "waited for none" for wait in waits
         ]
-        bars = name_bars(processes, series, "time", texts=texts, pale=[_WAITED], form="s")
-        panels.append(panel(bars, title=role, height=0))
+        panels.append(
+            name_bars(processes, series, "time", above=role, texts=texts, pale=[_WAITED], form="s")
+        )
     return chart(
         title,
         f"{choice.text()}: {counted(len({row['name'] for row in rows}), 'process', 'processes')}",
@@ -175,7 +176,7 @@ def _heat(rows: Rows, role: str, phase: str) -> Spec:
         color=ramp("later", "later by", most),
     )
     title = f"{phase} of {role}: how much later than the first to finish{cut}"
-    return {**panel(map_, title=title, height=0), "view": {"fill": GRID, "stroke": None}}
+    return {**panel(map_, title=title), "view": {"fill": GRID, "stroke": None}}
 
 
 # The order in which a step runs them.
