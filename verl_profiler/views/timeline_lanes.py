@@ -172,30 +172,22 @@ def _count_lanes(tables: Tables, names: Names) -> dict[int, list[dict[str, Any]]
             UNION ALL
             SELECT s.*, 'TransferQueue', 'tq_get', x.begin_us, x.end_us
             FROM transfers AS x JOIN drawn_scenes AS s ON {_OVERLAP}
-        ), kinds AS MATERIALIZED (
-            SELECT *, row_number() OVER () AS kind
-            FROM (SELECT DISTINCT scene, lane, event, begin_us, end_us FROM spans)
         ), changes AS (
-            SELECT kind, at_us, sum(change) AS change FROM (
-                SELECT kind, greatest(from_us, k.begin_us) AS at_us, 1 AS change
-                FROM spans JOIN kinds AS k USING (scene, lane, event)
-                UNION ALL
-                SELECT kind, least(to_us, k.end_us), -1
-                FROM spans JOIN kinds AS k USING (scene, lane, event)
-            ) GROUP BY kind, at_us
+            SELECT *, greatest(from_us, begin_us) AS at_us, 1 AS change FROM spans
+            UNION ALL SELECT *, least(to_us, end_us), -1 FROM spans
         ), running AS (
-            SELECT kind, at_us, sum(change) OVER (PARTITION BY kind ORDER BY at_us
-                ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS open
-            FROM changes
+            SELECT scene, lane, event, begin_us, end_us, at_us, sum(sum(change)) OVER (
+                PARTITION BY scene, lane, event ORDER BY at_us ROWS UNBOUNDED PRECEDING) AS open
+            FROM changes GROUP BY scene, lane, event, begin_us, end_us, at_us
         ), parts AS (
-            SELECT kind, least(floor((at_us - begin_us) * {_PARTS}.0
+            SELECT scene, lane, event, least(floor((at_us - begin_us) * {_PARTS}.0
                 / greatest(end_us - begin_us, 1)), {_PARTS - 1})::INTEGER AS part,
                 max(open)::INTEGER AS most, arg_max(open, at_us)::INTEGER AS last
-            FROM running JOIN kinds USING (kind) GROUP BY kind, part
+            FROM running GROUP BY scene, lane, event, part
         )
         SELECT scene, 'count' AS kind, lane AS name, event AS role, max(most) AS most,
             max(most) AS total, list([part, most, last] ORDER BY part) AS counts
-        FROM parts JOIN kinds USING (kind) GROUP BY scene, lane, event
+        FROM parts GROUP BY scene, lane, event
         ORDER BY scene, event NOT IN ('engine_request', 'engine_call'), event, lane
         """
     )
