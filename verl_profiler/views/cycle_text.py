@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from verl_profiler.analysis.explain.changes import UNCHANGED
 from verl_profiler.analysis.explain.critical_cycle import EDGES, cycle_bound
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.text_tables import bar_table, table_text
+from verl_profiler.views.text_tables import Rows, bar_table, table_text
 
 __all__ = ["BOUNDS", "as_decoding", "cycle_replays_text", "cycle_text", "replays_table"]
 
-_Rows = Sequence[Mapping[str, Any]]
 BOUNDS = {
     "trainer": "the trainer bounds the steps",
     "rollout": "the rollout bounds the steps",
@@ -21,7 +17,7 @@ BOUNDS = {
 }
 
 
-def cycle_text(rows: _Rows) -> str:
+def cycle_text(rows: Rows) -> str:
     """Return the edges of a run's critical cycle, with a bar for each; empty without any."""
     if not rows:
         return ""
@@ -33,7 +29,7 @@ def cycle_text(rows: _Rows) -> str:
     return bar_table(title, edges, rows[0]["cycle_s"])
 
 
-def cycle_replays_text(rows: _Rows) -> str:
+def cycle_replays_text(rows: Rows) -> str:
     """Return what changes of an asynchronous run would save, or why there is no answer; empty without rows."""
     if not rows:
         return ""
@@ -49,7 +45,7 @@ def cycle_replays_text(rows: _Rows) -> str:
     return replays_table(title, rows) + "".join(notes)
 
 
-def replays_table(title: str, rows: _Rows, most: int = 40) -> str:
+def replays_table(title: str, rows: Rows, most: int = 40) -> str:
     """Return what each change would save, the largest saving first."""
     changes = sorted(
         (row for row in rows if row["what"] != UNCHANGED),

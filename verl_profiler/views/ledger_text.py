@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.explain.ledger import ACCOUNTS, POOLS, USEFUL, account_totals
 from verl_profiler.analysis.selection import NOTHING, LeftOut, grouped, named, steady
 from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
-from verl_profiler.views.text_tables import bar_table
+from verl_profiler.views.text_tables import Rows, bar_table
 
 __all__ = ["bound_text", "ledger_lines", "ledger_text", "pool_text"]
 
-_Rows = Sequence[Mapping[str, Any]]
 # Accounts below this share are left out of the line.
 _SMALL = 0.01
 _NAMED = 3
@@ -26,7 +25,7 @@ _BUSY = {
 _WAITS = 0.05
 
 
-def ledger_text(rows: _Rows, left_out: LeftOut = NOTHING) -> str:
+def ledger_text(rows: Rows, left_out: LeftOut = NOTHING) -> str:
     """Return the mean of a run's accounts over the steps, with a bar for each.
 
     Args:
@@ -50,7 +49,7 @@ def ledger_text(rows: _Rows, left_out: LeftOut = NOTHING) -> str:
     return "\n\n".join(blocks) + (f"\n  {bound}" if bound else "")
 
 
-def ledger_lines(rows: _Rows, left_out: LeftOut = NOTHING) -> list[str]:
+def ledger_lines(rows: Rows, left_out: LeftOut = NOTHING) -> list[str]:
     """Return a run's accounts over its steps but those left out, a line for each pool."""
     texts: list[str] = []
     rows = steady(rows, left_out)
@@ -73,7 +72,7 @@ def ledger_lines(rows: _Rows, left_out: LeftOut = NOTHING) -> list[str]:
     return [*texts, bound] if bound else texts
 
 
-def bound_text(rows: _Rows) -> str:
+def bound_text(rows: Rows) -> str:
     """Return which pool the other one waits for, where trainer and rollout have devices of their own."""
     pools = grouped(rows, "pool")
     if "rollout" not in pools:

@@ -13,6 +13,7 @@ from verl_profiler.render.colors import color
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.columns import page_view
 from verl_profiler.views.log_text import beyond, headline
+from verl_profiler.views.mean_step import step_bar
 from verl_profiler.views.sections import section
 from verl_profiler.views.timing_figures import PICTURES
 from verl_profiler.views.view import charts_of
@@ -90,13 +91,12 @@ def _metrics(runs: Sequence[LoggedRun]) -> dict[str, Any]:
 
 
 def _mean_step(run: LoggedRun) -> dict[str, Any]:
-    phases = [row for row in log_phases(run) if row["place"] != "overlapping"]
     abouts = {"step": "a timer of the step", "outside": "outside the step"}
-    return {
-        "run": short_text(run.label),
-        "whole_s": sum(row["mean_s"] for row in phases),
-        "parts": [
-            [short_text(row["phase"]), row["mean_s"], abouts[row["place"]], color(row["phase"])]
+    phases = [row for row in log_phases(run) if row["place"] in abouts]
+    return step_bar(
+        run.label,
+        [
+            (row["phase"], row["mean_s"], abouts[row["place"]], color(row["phase"]))
             for row in phases
         ],
-    }
+    )

@@ -11,10 +11,10 @@ from verl_profiler.analysis.explain.rules import BETWEEN
 from verl_profiler.analysis.selection import by_run
 from verl_profiler.render.colors import ACCOUNT_COLORS, category_color
 from verl_profiler.render.frames import short_text
+from verl_profiler.views.text_tables import Rows
 
-__all__ = ["mean_step"]
+__all__ = ["mean_step", "step_bar"]
 
-Rows = Sequence[Mapping[str, Any]]
 
 # Edges of the cycle that are no accounts of the device time are drawn as what they stand for.
 _EDGE_COLORS = {
@@ -51,12 +51,12 @@ def mean_step(explained: Mapping[str, Rows]) -> list[dict[str, Any]]:
         parts = [
             (name, mean_s, _about(name), category_color(name)) for name, mean_s in means.items()
         ]
-        found.append(_bar(run, parts))
+        found.append(step_bar(run, parts))
     for run, rows in by_run(explained["critical_cycle"]).items():
         parts = [
             (row["edge"], row["edge_s"], EDGES[row["edge"]], _edge(row["edge"])) for row in rows
         ]
-        found.append(_bar(run, parts))
+        found.append(step_bar(run, parts))
     return found
 
 
@@ -72,7 +72,8 @@ def _edge(edge: str) -> str:
     return ACCOUNT_COLORS[edge]
 
 
-def _bar(run: str, parts: list[tuple[str, float, str, str]]) -> dict[str, Any]:
+def step_bar(run: str, parts: Sequence[tuple[str, float, str, str]]) -> dict[str, Any]:
+    """Return the bar of a run, the largest part first; for the parts see `mean_step`."""
     ordered = sorted(parts, key=lambda part: -part[1])
     return {
         "run": short_text(run),

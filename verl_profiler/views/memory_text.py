@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.units import share, size
-from verl_profiler.views.text_tables import table_text, warnings
+from verl_profiler.views.text_tables import Rows, table_text, warnings
 
 __all__ = ["memory_text"]
 
-Rows = Sequence[Mapping[str, Any]]
 
 _TABLES = {
     "release_effects": (

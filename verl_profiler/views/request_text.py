@@ -9,12 +9,11 @@ from typing import Any
 from verl_profiler.reading.tables.tables import REQUEST_PARTS
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds
-from verl_profiler.views.text_tables import bar_table, facts, fitting_table
+from verl_profiler.views.text_tables import Rows, bar_table, facts, fitting_table
 from verl_profiler.views.timeline_lanes import depth
 
 __all__ = ["request_lines", "request_table"]
 
-Rows = Sequence[Mapping[str, Any]]
 
 _PARTS = (*REQUEST_PARTS, "other")
 _STAGES = ("queue", "prefill", "decode")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.selection import grouped
 from verl_profiler.analysis.staleness_causes import CAUSES
-from verl_profiler.views.text_tables import table_text
+from verl_profiler.views.text_tables import Rows, table_text
 
 __all__ = ["by_cause", "by_group", "causes_text", "makers", "staleness_text"]
 
-_Rows = Sequence[Mapping[str, Any]]
 
-
-def by_group(rows: _Rows, part: str) -> list[dict[str, Any]]:
+def by_group(rows: Rows, part: str) -> list[dict[str, Any]]:
     """Return the rows of one part over all steps: means over samples, sums of samples and tokens."""
     found: list[dict[str, Any]] = []
     for what, own in grouped((row for row in rows if row["part"] == part), "what").items():
@@ -39,7 +36,7 @@ def by_group(rows: _Rows, part: str) -> list[dict[str, Any]]:
     return found
 
 
-def makers(rows: _Rows) -> list[dict[str, Any]]:
+def makers(rows: Rows) -> list[dict[str, Any]]:
     """Return the groups by what can make samples stale: generated tokens, prompt tokens, aborts."""
     lengths = [
         each
@@ -49,7 +46,7 @@ def makers(rows: _Rows) -> list[dict[str, Any]]:
     return lengths + sorted(by_group(rows, "attempts"), key=lambda row: row["what"], reverse=True)
 
 
-def staleness_text(rows: _Rows) -> str:
+def staleness_text(rows: Rows) -> str:
     """Return how stale a run's samples were, by lengths and by aborts; empty without any."""
     if not rows:
         return ""
@@ -59,7 +56,7 @@ def staleness_text(rows: _Rows) -> str:
     return table_text(title, groups, columns, "staleness") + _logged(rows)
 
 
-def _logged(rows: _Rows) -> str:
+def _logged(rows: Rows) -> str:
     logged = [row for row in rows if row["part"] == "all" and row["logged_behind"] is not None]
     if not logged:
         return ""
@@ -74,7 +71,7 @@ def _logged(rows: _Rows) -> str:
     )
 
 
-def by_cause(rows: _Rows) -> list[dict[str, Any]]:
+def by_cause(rows: Rows) -> list[dict[str, Any]]:
     """Return the causes over all steps, in the order of `CAUSES`: means over samples."""
     whole = [row for row in rows if row["part"] == "all"]
     samples = sum({row["step"]: row["samples"] for row in whole}.values())
@@ -91,7 +88,7 @@ def by_cause(rows: _Rows) -> list[dict[str, Any]]:
     return found
 
 
-def causes_text(rows: _Rows) -> str:
+def causes_text(rows: Rows) -> str:
     """Return what a run's samples were in until they were consumed; empty without any."""
     if not rows:
         return ""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.selection import grouped
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.units import seconds, share
 from verl_profiler.views.columns import heading
-from verl_profiler.views.text_tables import cell, table_text
+from verl_profiler.views.text_tables import Rows, cell, table_text
 
 __all__ = ["PART_NAMES", "lag_weight", "of_which", "step_tables"]
 
-Rows = Sequence[Mapping[str, Any]]
 
 # Rows of each step in a table.
 _MOST = 5

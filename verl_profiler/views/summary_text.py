@@ -8,11 +8,10 @@ from typing import Any
 from verl_profiler.render.visible import visible
 from verl_profiler.views.step_rows import step_rows
 from verl_profiler.views.step_text import step_tables
-from verl_profiler.views.text_tables import table_text, warnings
+from verl_profiler.views.text_tables import Rows, table_text, warnings
 
 __all__ = ["step_blocks", "summary"]
 
-Rows = Sequence[Mapping[str, Any]]
 
 # Only so many steps, the longest, are shown in detail.
 _DETAILED = 5

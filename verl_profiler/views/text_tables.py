@@ -11,16 +11,17 @@ from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share, size
 from verl_profiler.views.columns import format_of, heading
 
-__all__ = ["bar_table", "cell", "facts", "fitting_table", "table_text", "warnings"]
+__all__ = ["Row", "Rows", "bar_table", "cell", "facts", "fitting_table", "table_text", "warnings"]
 
-_Row = Mapping[str, Any]
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
 _BAR = 30
 _WARNINGS = 40
 _FORMATS = {"s": seconds, "q": seconds, "share": share, "bytes": size}
 
 
 def table_text(
-    title: str, rows: Sequence[_Row], columns: Sequence[str], table: str = "", most: int = 40
+    title: str, rows: Rows, columns: Sequence[str], table: str = "", most: int = 40
 ) -> str:
     """Return rows as a table below its title; empty without rows.
 
@@ -37,7 +38,7 @@ def table_text(
 
 
 def fitting_table(
-    rows: Sequence[_Row], columns: Sequence[str], table: str = "", width: int | None = None
+    rows: Rows, columns: Sequence[str], table: str = "", width: int | None = None
 ) -> tuple[str, list[str]]:
     """Return a table without its last columns that do not fit, and the titles of those."""
     kept = [name for name in columns if any(cell(row, name) != "-" for row in rows)]
@@ -68,7 +69,7 @@ def bar_table(title: str, parts: Sequence[tuple[str, float, str]], whole_s: floa
     return f"{title}\n{align(lines, left=(0, 3, 4))}"
 
 
-def facts(row: _Row, columns: Sequence[str]) -> str:
+def facts(row: Row, columns: Sequence[str]) -> str:
     """Return values of a row in a line, each with its title; counts of nothing are left out."""
     return ", ".join(
         f"{heading(name)} {cell(row, name)}"
@@ -77,7 +78,7 @@ def facts(row: _Row, columns: Sequence[str]) -> str:
     )
 
 
-def cell(row: _Row, name: str) -> str:
+def cell(row: Row, name: str) -> str:
     """Return a value with the unit that its column's name has; `-` where there is none."""
     value, form = row[name], format_of(name)
     if name == "request_id":

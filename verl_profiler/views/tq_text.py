@@ -13,11 +13,10 @@ from verl_profiler.analysis.selection import grouped
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 from verl_profiler.render.visible import visible
 from verl_profiler.units import rate, seconds, share, size
-from verl_profiler.views.text_tables import table_text, warnings
+from verl_profiler.views.text_tables import Rows, table_text, warnings
 
 __all__ = ["PHRASES", "finding_lines", "tq_report"]
 
-Rows = Sequence[Mapping[str, Any]]
 
 _WIDTH = 80
 _CONCURRENT = 1.005
