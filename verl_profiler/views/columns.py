@@ -15,6 +15,7 @@ __all__ = [
     "heading",
     "listed",
     "page_view",
+    "section",
     "sections",
     "shown_columns",
 ]
@@ -117,6 +118,25 @@ def page_view(
         "missing": [*missing],
         "table": table,
         "columns": shown_columns(names, name),
+    }
+
+
+def section(
+    name: str,
+    title: str,
+    topic: str | None,
+    views: Iterable[str] = (),
+    notes: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Return a section of a page: its name, title, topic, the views that it shows, and sentences."""
+    link = name.replace("tq_", "TransferQueue ").replace("_", " ")
+    return {
+        "name": name,
+        "title": title,
+        "link": f"{link[0].upper()}{link[1:].partition('-')[0]}",
+        "topic": topic,
+        "views": [*views],
+        "notes": [*notes],
     }
 
 

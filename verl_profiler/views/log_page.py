@@ -11,10 +11,9 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.colors import color
 from verl_profiler.render.frames import frame, short_text
-from verl_profiler.views.columns import page_view
+from verl_profiler.views.columns import page_view, section
 from verl_profiler.views.log_text import beyond, headline
 from verl_profiler.views.mean_step import step_bar
-from verl_profiler.views.sections import section
 from verl_profiler.views.timing_figures import PICTURES
 from verl_profiler.views.view import charts_of
 

@@ -7,7 +7,7 @@ place in `steps`; -1 stands for all steps together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.captures import gpu_idle, range_times, top_kernels
@@ -34,7 +34,7 @@ from verl_profiler.views.about_run import (
     processes,
     recorded_events,
 )
-from verl_profiler.views.columns import page_view, shown_columns
+from verl_profiler.views.columns import page_view, section, shown_columns
 from verl_profiler.views.mean_step import mean_step
 from verl_profiler.views.overview_text import head_text
 from verl_profiler.views.questions import TOPICS, VIEWS
@@ -43,7 +43,7 @@ from verl_profiler.views.timelines import timelines
 from verl_profiler.views.tq_text import finding_lines
 from verl_profiler.views.view import Choice
 
-__all__ = ["document", "section"]
+__all__ = ["document"]
 
 
 _RUN = "About this run"
@@ -267,25 +267,6 @@ def _sections(
         sections,
         key=lambda each: first.index(each["name"]) if each["topic"] is None else len(first),
     )
-
-
-def section(
-    name: str,
-    title: str,
-    topic: str | None,
-    views: Iterable[str] = (),
-    notes: Iterable[str] = (),
-) -> dict[str, Any]:
-    """Return a section of a page as data; for the arguments see `_sections`."""
-    link = name.replace("tq_", "TransferQueue ").replace("_", " ")
-    return {
-        "name": name,
-        "title": title,
-        "link": f"{link[0].upper()}{link[1:].partition('-')[0]}",
-        "topic": topic,
-        "views": [*views],
-        "notes": [*notes],
-    }
 
 
 def captures(tables: Tables, steps: Steps) -> Rows:
