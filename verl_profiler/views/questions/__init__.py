@@ -17,27 +17,22 @@ from verl_profiler.views.questions import (
     engine_timeline,
     engines,
     memory,
-    processes,
     requests,
     rollouts,
-    routing,
     steps,
-    stragglers,
     tools,
     transfers,
-    turns,
-    workers,
 )
 from verl_profiler.views.view import View
 
 __all__ = ["TOPICS", "VIEWS"]
 
 _MODULES = {
-    "Steps": (steps, critical_path, stragglers),
+    "Steps": (steps, critical_path),
     "Devices and training": (devices, asynchronous),
-    "Rollout": (rollouts, workers, requests, turns, engines, engine_timeline, routing, tools),
+    "Rollout": (rollouts, requests, engines, engine_timeline, tools),
     "Data transfer": (transfers,),
-    "Memory and event loops": (memory, processes),
+    "Memory and event loops": (memory,),
 }
 TOPICS: dict[str, tuple[View, ...]] = {
     topic: tuple(

@@ -8,7 +8,7 @@ from verl_profiler.analysis.tools import reward_times, tool_latencies
 from verl_profiler.render.charts import Spec, chart, name_bars, panel, quantity, step_lines
 from verl_profiler.render.colors import ACCENT, PART_COLORS
 from verl_profiler.units import counted, quantile_texts, seconds, share
-from verl_profiler.views.questions.turns import spread_layers
+from verl_profiler.views.questions.requests import spread_layers
 from verl_profiler.views.view import Choice, DataTables, column, known, view
 
 _TOOLS = 20
