@@ -12,7 +12,7 @@ from event_files import ended, write_lines
 
 from verl_profiler.cli import main
 from verl_profiler.views.overview_text import TABLES, device_line, overview_text
-from verl_profiler.views.step_text import of_which
+from verl_profiler.views.summary_text import of_which
 
 STEPS = 100
 NAMES = ("rehearsal_run", "vllm_colocate_async_run")

@@ -19,7 +19,7 @@ from chart_reading import data_in, every_channel, panels_of, title_of, words
 from verl_profiler.analysis.steps import step_times
 from verl_profiler.render.charts import render, spec_text
 from verl_profiler.views.questions import VIEWS
-from verl_profiler.views.step_text import step_tables
+from verl_profiler.views.summary_text import step_tables
 from verl_profiler.views.view import Choice, NothingToDraw
 
 DATA = Path(__file__).parent.parent / "data"

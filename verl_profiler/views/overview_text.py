@@ -12,7 +12,7 @@ from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, quantile_texts, seconds, share
 from verl_profiler.views.findings import short_findings
 from verl_profiler.views.ledger_text import ledger_lines
-from verl_profiler.views.step_text import of_which
+from verl_profiler.views.summary_text import of_which
 from verl_profiler.views.text_tables import Rows
 
 __all__ = ["LINES", "TABLES", "device_line", "head_text", "overview_text", "totals_text"]

@@ -1,16 +1,19 @@
-"""The summary of a run as text for a terminal: the conclusion first, then the steps."""
+"""The summary of a run as text for a terminal: the conclusion first, then the steps in tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.selection import grouped
+from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.render.visible import visible
+from verl_profiler.units import seconds, share
+from verl_profiler.views.columns import heading
 from verl_profiler.views.step_rows import step_rows
-from verl_profiler.views.step_text import step_tables
-from verl_profiler.views.text_tables import Rows, table_text, warnings
+from verl_profiler.views.text_tables import Rows, cell, table_text, warnings
 
-__all__ = ["step_blocks", "summary"]
+__all__ = ["PART_NAMES", "lag_weight", "of_which", "step_blocks", "step_tables", "summary"]
 
 
 # Only so many steps, the longest, are shown in detail.
@@ -87,3 +90,139 @@ def _validation(tables: Mapping[str, Rows], *, several: bool) -> str:
     columns = [*(["run"] if several else []), "step", "requests", *_QUANTILES, "testing_s"]
     title = f"validation (not included above){left}"
     return table_text(title, rows[-_VALIDATIONS:], columns, "request_times")
+
+
+# Rows of each step in a table.
+_MOST = 5
+_TABLES = {
+    "request_times": (
+        "requests",
+        ("requests", "unfinished", "failed", "p50_s", "p95_s", "p99_s", "max_s", "mean_turns",
+         "max_turns", "generated_tokens", "tool_tokens"),
+    ),
+    "step_tail": ("tail", ("after_p80_s", "after_p95_s", "poll_s")),
+    "slowest_requests": (
+        "slowest requests",
+        ("request_id", "duration_s", "name", "turns", "engine_s", "tool_s", "other_s"),
+    ),
+    "engine_times": (
+        "engine",
+        ("calls", *_QUANTILES, "queue_s", "prefill_s", "decode_s", "outside_s", "engine_tokens_per_s"),
+    ),
+    "tool_times": ("tools", ("tool", "calls", "failed", "total_s", *_QUANTILES)),
+    "rollout_balance": ("workers", ("name", "busy_s", "behind_s")),
+    "rank_balance": ("ranks", ("event", "slowest", "slowest_s", "median_s", "fastest_s")),
+    "weight_sync": (
+        "weight sync",
+        ("trainer_s", "slowest_rank", "slowest_rank_s", "transfer_s", "release_s", "resume_s"),
+    ),
+    "transfer_totals": (
+        "TransferQueue", ("event", "role", "calls", "size_bytes", "total_s", "max_s")
+    ),
+    "loop_lags": ("event-loop stalls", ("name", "lags", "max_s", "total_s")),
+    "memory_peaks": (
+        "memory peak",
+        ("role", "used_bytes", "total_bytes", "reserved_bytes", "allocated_bytes", "name", "at"),
+    ),
+    "profiler_cost": (
+        "profiler",
+        ("costliest", "costliest_s", "share", "wrapper_s", "processes", "events", "dropped"),
+    ),
+}  # fmt: skip
+# Events without which nothing of a table can be known.
+_EVENTS = {
+    "request_times": {"request"},
+    "engine_times": {"engine_call"},
+    "tool_times": {"tool_call", "tool_execution"},
+    "profiler_cost": {"profiler_cost"},
+}
+
+
+def step_tables(
+    steps: Rows, tables: Mapping[str, Rows], about: Mapping[str, Any], *, several: bool
+) -> list[str]:
+    """Return what is known about some steps; the last block names what was not recorded.
+
+    Args:
+        steps: Rows of `step_times`.
+        tables: The rows of the analyses, by name.
+        about: `recorded`, the names of events that occur.
+        several: Name the run of each row.
+    """
+    keys = {(row["run"], row["step"]) for row in steps}
+
+    def of_steps(name: str) -> list[Mapping[str, Any]]:
+        return [
+            row
+            for row in tables[name]
+            if (row["run"], row["step"]) in keys and not row.get("validate")
+        ]
+
+    phases = of_steps("step_phases")
+    blocks = [
+        _beside("phases", phases, "phase", "duration_s", several=several),
+        _beside("components", of_steps("request_parts"), "part", "total_s", several=several),
+    ]
+    absent = [] if phases else ["phases (no trainer events)"]
+    which = [*(["run"] if several else []), *(["step"] if len(keys) > 1 else [])]
+    for name, (title, columns) in _TABLES.items():
+        rows = of_steps(name)
+        if name == "loop_lags":
+            waiting = [row for row in rows if row["role"] not in COMPUTING_ROLES]
+            rows = sorted(waiting, key=lag_weight, reverse=True)
+        kept = [row for own in grouped(rows, "run", "step").values() for row in own[:_MOST]]
+        some = f", {len(kept)} of {len(rows)} rows" if len(kept) < len(rows) else ""
+        blocks.append(table_text(title + some, kept, (*which, *columns), name, len(kept)))
+        if name in _EVENTS and not rows and not _EVENTS[name] & about["recorded"]:
+            absent.append(title)
+        elif name in _EVENTS:
+            unknown = [each for each in columns if all(cell(row, each) == "-" for row in rows)]
+            absent += [f"{title}: {heading(each, name)}" for each in unknown if rows]
+    return [*blocks, f"not recorded: {', '.join(absent)}" if absent else ""]
+
+
+def _beside(title: str, rows: Rows, name: str, value: str, *, several: bool) -> str:
+    """Return a table with a line per name, and a column per step with its time and share."""
+    lines: dict[str, dict[str, str]] = {}
+    steps: dict[str, None] = {}
+    for row in rows:
+        step = f"step {row['step']}" + (f" of {row['run']}" if several else "")
+        steps[step] = None
+        line = lines.setdefault(row[name], {name: row[name]})
+        line[step] = f"{seconds(row[value])}, {share(row['share'])}"
+    shown = [{**steps, **line} for line in lines.values()]
+    return table_text(title, shown, [name, *steps], most=len(shown))
+
+
+PART_NAMES = {
+    "engine_s": "engine calls",
+    "tool_s": "tools",
+    "prompt_build_s": "building the prompt",
+    "tool_parsing_s": "parsing tool calls",
+    "token_merge_s": "merging tokens",
+    "postprocess_s": "postprocessing",
+    "reward_s": "its reward",
+    "other_s": "unattributed time",
+}
+
+
+def of_which(request: Mapping[str, Any]) -> str:
+    """Describe what a row of `slowest_requests` consists of: its largest part.
+
+    Returns:
+        Text to append, with the longest single call where it is of that part; empty if no part is known.
+    """
+    spent = {part: request.get(key) or 0.0 for key, part in PART_NAMES.items()}
+    most = max(spent, key=lambda part: spent[part])
+    longest, turn = request["longest"], request["longest_turn"]
+    if longest is not None and most == ("engine calls" if longest == "engine" else "tools"):
+        named = {"engine": "one engine call", "tool": "tools"}
+        what = named.get(longest, f"tool {longest}") + ("" if turn is None else f" (turn {turn})")
+        return f", {seconds(request['longest_s'])} of it in {what}"
+    return f", {seconds(spent[most])} of it in {most}" if spent[most] else ""
+
+
+def lag_weight(row: Mapping[str, Any]) -> tuple[bool, float]:
+    """Return what sorts rows of lags: a stall where requests wait matters most, then a long one."""
+    waits = row["role"] in ("agent_loop", "engine", "reward", "trainer")
+    return waits and (row["step"] or 0) > 0, row["max_s"]

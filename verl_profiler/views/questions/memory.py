@@ -21,7 +21,7 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import ACCENT, ENGINE_COLORS, INK, MUTED, PHASE_COLORS
 from verl_profiler.units import counted, seconds, size
 from verl_profiler.views.questions.devices import few_phases, phase_bands, with_phases
-from verl_profiler.views.step_text import lag_weight
+from verl_profiler.views.summary_text import lag_weight
 from verl_profiler.views.view import Choice, DataTables, column, known, view
 
 # Processes drawn, the fullest first; points of their lines, and triangles, in all.

@@ -32,7 +32,7 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import ACCENT, INK, MUTED, PART_COLORS
 from verl_profiler.render.text import short
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.step_text import PART_NAMES
+from verl_profiler.views.summary_text import PART_NAMES
 from verl_profiler.views.view import Choice, DataTables, column, known, request_names, view
 
 __all__ = ["spread_layers"]
