@@ -219,7 +219,8 @@ def _form(args: argparse.Namespace) -> str:
 
 def _targets(stems: Iterable[str], form: str, args: argparse.Namespace) -> dict[str, Path]:
     """Return the file of each stem: `--out` itself where it ends as the format does, or one in a folder."""
-    listed, out = list(stems), args.out
+    listed = list(stems)
+    out: Path | None = args.out
     suffix = form.rpartition(".")[2]
     if out is not None and out.suffix.lower() == f".{suffix}" and not out.is_dir():
         if len(listed) > 1:
