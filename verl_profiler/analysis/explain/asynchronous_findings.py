@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from verl_profiler.analysis.explain.concentration import Culprit
+from verl_profiler.analysis.explain.concentration import Culprit, Found
 from verl_profiler.analysis.explain.culprits import culprits
 from verl_profiler.analysis.explain.engine_culprits import lost_by_engine
 from verl_profiler.analysis.explain.finding import (
@@ -21,7 +21,6 @@ from verl_profiler.analysis.explain.finding import (
 from verl_profiler.analysis.explain.fixes import Facts, fits
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.rules import RULES, Rule
-from verl_profiler.analysis.explain.work import Found
 from verl_profiler.analysis.selection import Rows, Steps, by_run, steps_of
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes

@@ -10,9 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["EVIDENCE", "Culprit", "Place", "concentration", "identity", "places_of"]
+__all__ = [
+    "EVIDENCE",
+    "Culprit",
+    "Found",
+    "Named",
+    "Place",
+    "concentration",
+    "identity",
+    "lost_in",
+    "lost_to",
+    "places_of",
+]
 
 # At most so many rows of evidence.
 EVIDENCE = 5
@@ -81,6 +92,37 @@ class Culprit:
     because: str = ""
     fixable: bool = True
     code: str = ""
+
+
+class Named(NamedTuple):
+    """The culprit of a possible finding (a key of `rules.RULES`) of a run.
+
+    `lost_s` are the seconds lost to it alone in all steps together: the saving if it were as fast as the
+    next of its kind; None if not measured.
+    """
+
+    run: str
+    finding: str
+    culprit: Culprit
+    lost_s: float | None = None
+
+
+# By run and finding: the culprit, and the seconds lost to it.
+Found: TypeAlias = "dict[str, dict[str, tuple[Culprit, float | None]]]"
+
+
+def lost_in(places: Iterable[Place]) -> float:
+    """Return the seconds of all places."""
+    return sum(sum(place.lost_s.values()) for place in places)
+
+
+def lost_to(
+    run: str, finding: str, kind: str, who: str, places: Sequence[Place], **more: Any
+) -> Named:
+    """Return a culprit that costs the seconds of these places; `more` is of `Culprit`."""
+    own = [Place(place.step, {who: lost_in([place])}, place.what) for place in places]
+    known: dict[str, Any] = {"text": who, "evidence": _evidence(own, who), **more}
+    return Named(run, finding, Culprit(kind, who, **known), lost_in(places))
 
 
 def concentration(

@@ -6,7 +6,7 @@ out.  `rollout_culprits` has those of a rollout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,16 +14,19 @@ from typing import Any
 from verl_profiler.analysis.explain import rollout_culprits, work
 from verl_profiler.analysis.explain.concentration import (
     Culprit,
+    Found,
+    Named,
     Place,
     concentration,
     identity,
+    lost_in,
     places_of,
 )
 from verl_profiler.analysis.explain.device_culprits import idle_devices
 from verl_profiler.analysis.explain.engine_culprits import engines
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import over_time
-from verl_profiler.analysis.explain.rollout_culprits import Found, late_s
+from verl_profiler.analysis.explain.rollout_culprits import late_s
 from verl_profiler.analysis.explain.rules import BETWEEN
 from verl_profiler.analysis.explain.step_rows import TOGETHER
 from verl_profiler.analysis.explain.what_if import Cycle, cycles
@@ -55,11 +58,11 @@ def culprits(
         steps together (the saving if it were as fast as the next of its kind; None if not measured).
     """
     earlier = work.Earlier(tables, steps, cycles(tables, steps) if known is None else known)
-    gathered = [gather(earlier) for gather in _GATHERED]
-    gathered.append(over_time(earlier, segments, rollout_culprits.changing_work(earlier)))
+    gathered = [each for gather in _GATHERED for each in gather(earlier)]
+    gathered += over_time(earlier, segments)
     named: Found = {}
     of_run = by_run(segments)
-    for run in dict.fromkeys((*of_run, *(run for found in gathered for run in found))):
+    for run in dict.fromkeys((*of_run, *(each.run for each in gathered))):
         own, found = of_run.get(run, []), named.setdefault(run, {})
         for name, (categories, label) in _BY_CATEGORY.items():
             places = places_of(
@@ -74,12 +77,14 @@ def culprits(
                     culprit = replace(culprit, where=f"in {counted(len(places), 'step')}")
                 only = _FIXABLE.get(name, culprit.who)
                 found[name] = replace(culprit, fixable=culprit.who == only), None
-        for gathering in gathered:
-            for name, (culprit, lost_s) in gathering.get(run, {}).items():
-                if culprit.evidence or name not in found:
-                    in_phases = name in _OF_TRAINER and lost_s is not None
-                    saved_s = earlier.of_training(run, lost_s or 0.0) if in_phases else lost_s
-                    found[name] = culprit, saved_s
+        for name, culprit, lost_s in (each[1:] for each in gathered if each.run == run):
+            _, most_s = found.get(name, (None, None))
+            # Of several, the one that costs most.
+            more = culprit.evidence and (most_s is None or (lost_s or 0.0) > most_s)
+            if more or name not in found:
+                in_phases = name in _OF_TRAINER and lost_s is not None
+                saved_s = earlier.of_training(run, lost_s or 0.0) if in_phases else lost_s
+                found[name] = culprit, saved_s
         forward = _forward_only(own)
         if forward is not None:
             found["forward_only"] = forward
@@ -139,12 +144,13 @@ _OF_TRAINER = ("uneven_tokens", "gpu_idle")
 _FIXABLE = {"late_start": "dispatch"}
 
 
-def _ranks(tables: Tables, steps: Steps) -> Found:
+def _ranks(earlier: work.Earlier) -> Iterator[Named]:
     """Find the rank, or the host, that the others wait for in the trainer's phases, or who receives weights last.
 
     It ends last; or starts last, if its collectives keep the others until it comes.
     """
-    rows = tables.rows(
+    steps = earlier.steps
+    rows = earlier.tables.rows(
         f"""
         WITH spans AS MATERIALIZED (
             SELECT p.run, p.step, p.phase, p.begin_us AS at_us, r.name, coalesce(o.host, '') AS host,
@@ -181,7 +187,6 @@ def _ranks(tables: Tables, steps: Steps) -> Found:
         ORDER BY run, step, at_us, kind
         """
     )
-    found: Found = {}
     for run, of_run in by_run(rows).items():
         for name, synced in (("slow_ranks", False), ("weight_sync", True)):
             best: list[tuple[Culprit, float]] = []
@@ -214,8 +219,7 @@ def _ranks(tables: Tables, steps: Steps) -> Found:
                 # What makes all ranks faster does not help where one is slower than the others.
                 nobody = culprit.who is None
                 named = replace(culprit, fixable=nobody)
-                found.setdefault(run, {})[name] = named, None if nobody else lost
-    return found
+                yield Named(run, name, named, None if nobody else lost)
 
 
 # The last of a group is clearly late if it is later than the others' ends are apart, so many times.
@@ -234,12 +238,12 @@ def _alike(many: int, seen: Iterable[str]) -> dict[str, float]:
 _GROWING_STEPS, _GROWING_BYTES = 4, 1 << 30
 
 
-def _host_memory(tables: Tables, steps: Steps) -> Found:
+def _host_memory(earlier: work.Earlier) -> Iterator[Named]:
     """Find the process whose host memory grows the most, if it grows in each step."""
     held: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for row in tables.rows(
-        f"SELECT run, name, step, max(rss_bytes) AS most FROM memory_readings "
-        f"WHERE rss_bytes IS NOT NULL AND step > 0 AND {in_steps(steps)} GROUP BY ALL ORDER BY ALL"
+    for row in earlier.tables.rows(
+        f"SELECT run, name, step, max(rss_bytes) AS most FROM memory_readings WHERE rss_bytes IS NOT NULL "
+        f"AND step > 0 AND {in_steps(earlier.steps)} GROUP BY ALL ORDER BY ALL"
     ):
         held.setdefault((row["run"], row["name"]), []).append((row["step"], row["most"]))
     grown: dict[str, tuple[float, Culprit]] = {}
@@ -252,7 +256,7 @@ def _host_memory(tables: Tables, steps: Steps) -> Found:
         if per_step >= max(_GROWING_BYTES, grown[run][0] if run in grown else 0):
             text = f"{name} by {size(per_step)}, from {size(before)} in step {first} to {size(after)} in step {last}"
             grown[run] = per_step, Culprit("process", name, text)
-    return {run: {"host_memory": (culprit, 0.0)} for run, (_, culprit) in grown.items()}
+    yield from (Named(run, "host_memory", each, 0.0) for run, (_, each) in grown.items())
 
 
 def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:
@@ -268,38 +272,32 @@ def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:
     means = {each: sum(spent[each].values()) / len(spent[each]) for each in phases}
     text = ", ".join(f"{each} {seconds(mean)}" for each, mean in means.items())
     places = places_of((step, phase, s) for phase, own in lost.items() for step, s in own.items())
-    return replace(identity("phase", places), text=text, where=""), work.lost_in(places)
+    return replace(identity("phase", places), text=text, where=""), lost_in(places)
 
 
-def _replicas_by_load(earlier: work.Earlier) -> Found:
+def _replicas_by_load(earlier: work.Earlier) -> Iterator[Named]:
     """Find replicas and hosts that are slower than others at their load, and replicas with more sessions."""
     loads = work.replica_loads(earlier.tables, earlier.steps)
-    found = rollout_culprits.slow_replicas(earlier, loads)
-    for more in (work.routing, rollout_culprits.slow_hosts):
-        for run, each in more(earlier, loads).items():
-            found.setdefault(run, {}).update(each)
-    return found
+    for find in (rollout_culprits.slow_replicas, work.routing, rollout_culprits.slow_hosts):
+        yield from find(earlier, loads)
 
 
-def _by_steps(gather: Callable[[Tables, Steps], Found]) -> Callable[[work.Earlier], Found]:
-    return lambda earlier: gather(earlier.tables, earlier.steps)
-
-
-_GATHERED: tuple[Callable[[work.Earlier], Found], ...] = (
-    _by_steps(_ranks),
+_GATHERED: tuple[Callable[[work.Earlier], Iterable[Named]], ...] = (
+    _ranks,
     rollout_culprits.requests,
-    _by_steps(rollout_culprits.workers),
+    rollout_culprits.workers,
     rollout_culprits.tools,
-    _by_steps(rollout_culprits.replicas),
+    rollout_culprits.replicas,
     _replicas_by_load,
     work.prompts,
     work.first_prefill,
-    _by_steps(work.few_at_once),
-    _by_steps(work.rank_tokens),
-    _by_steps(engines),
-    _by_steps(idle_devices),
-    _by_steps(_host_memory),
-    _by_steps(rollout_culprits.stalls),
+    work.few_at_once,
+    work.rank_tokens,
+    engines,
+    idle_devices,
+    _host_memory,
+    rollout_culprits.stalls,
     rollout_culprits.rewards,
     rollout_culprits.transfers,
+    rollout_culprits.changing_work,
 )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from verl_profiler.analysis.device_use import device_use
 from verl_profiler.analysis.explain.concentration import (
     Culprit,
+    Named,
     Place,
     concentration,
     identity,
     places_of,
 )
-from verl_profiler.analysis.explain.rollout_culprits import Found
-from verl_profiler.analysis.selection import Rows, Steps, by_run
-from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.analysis.explain.work import Earlier
+from verl_profiler.analysis.selection import Rows, by_run
 
 __all__ = ["COMPUTING", "idle_devices"]
 
@@ -20,22 +22,20 @@ __all__ = ["COMPUTING", "idle_devices"]
 COMPUTING = ("old_log_prob", "ref", "values", "update_critic", "update_actor")
 
 
-def idle_devices(tables: Tables, steps: Steps) -> Found:
+def idle_devices(earlier: Earlier) -> Iterator[Named]:
     """Find the device, host or phase with the idle time of computing phases.
 
     Lost time is what the average device was idle: that much earlier would the phases end if all were busy.
     """
     rows = [
         row
-        for row in device_use(tables, steps)
+        for row in device_use(earlier.tables, earlier.steps)
         if row["phase"] in COMPUTING and row["idle_s"] is not None and row["step"] > 0
     ]
-    found: Found = {}
     for run, own in by_run(rows).items():
         lost_s = sum(_mean_by_phase(own).values())
         if lost_s:
-            found[run] = {"gpu_idle": (_culprit(own), lost_s)}
-    return found
+            yield Named(run, "gpu_idle", _culprit(own), lost_s)
 
 
 def _mean_by_phase(rows: Rows) -> dict[tuple[int, str], float]:

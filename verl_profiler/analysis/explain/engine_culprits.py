@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
-from verl_profiler.analysis.explain.concentration import Culprit, Place, concentration
-from verl_profiler.analysis.explain.rollout_culprits import Found, shares_of
+from verl_profiler.analysis.explain.concentration import Named, concentration, lost_in, places_of
+from verl_profiler.analysis.explain.rollout_culprits import shares_of
 from verl_profiler.analysis.explain.step_rows import KV_FULL
+from verl_profiler.analysis.explain.work import Earlier
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
@@ -17,23 +18,27 @@ __all__ = ["engines", "lost_by_engine"]
 _ROOM, _SMALL = 8, 8
 
 
-def engines(tables: Tables, steps: Steps) -> Found:
+def engines(earlier: Earlier) -> Iterator[Named]:
     """Find the replicas where last requests queue, are retracted, or lose their prefix cache."""
-    rows = lost_by_engine(tables, steps)
+    tables, steps = earlier.tables, earlier.steps
     shares = shares_of(tables, "engine_name", "engine_calls", steps)
-    found: Found = {}
-    for run, own in by_run(rows).items():
+    for run, own in by_run(lost_by_engine(tables, steps)).items():
         by_calls = shares.get(run, {})
         alike = dict.fromkeys(by_calls, 1 / max(len(by_calls), 1))
         for finding, about in _ABOUT.items():
             # A replica that gets more calls than others is itself a reason to queue there.
             expected = alike if finding in _QUEUES else by_calls
-            culprit, lost_s = _culprit(own, finding, expected, about)
-            if lost_s and finding == "retractions":
-                culprit = replace(culprit, because=_retracted(tables, run, steps))
-            if lost_s:
-                found.setdefault(run, {})[finding] = culprit, lost_s
-    return found
+            lost = [row for row in own if row[finding]]
+            last = {row["step"]: row["request_id"] for row in lost}
+            places = [
+                replace(each, what=last[each.step])
+                for each in places_of((r["step"], r["engine_name"], r[finding]) for r in lost)
+            ]
+            if places:
+                culprit = concentration("replica", places, expected, verb=about)
+                if finding == "retractions":
+                    culprit = replace(culprit, because=_retracted(tables, run, steps))
+                yield Named(run, finding, culprit, lost_in(places))
 
 
 def _retracted(tables: Tables, run: str, steps: Steps) -> str:
@@ -75,20 +80,6 @@ _ABOUT = {
     "small_batches": "most time",
 }
 _QUEUES = ("kv_bound", "unbalanced_replicas")
-
-
-def _culprit(
-    rows: Rows, finding: str, shares: Mapping[str, float], about: str
-) -> tuple[Culprit, float]:
-    lost: dict[int, dict[str, float]] = {}
-    requests: dict[int, str] = {}
-    for row in rows:
-        if row[finding]:
-            lost.setdefault(row["step"], {})[row["engine_name"]] = row[finding]
-            requests[row["step"]] = row["request_id"]
-    places = [Place(step, each, requests[step]) for step, each in lost.items()]
-    culprit = concentration("replica", places, shares, verb=about)
-    return culprit, sum(sum(each.values()) for each in lost.values())
 
 
 # Seconds that calls, or those of a step's last request, lost to each reason, by the replica that served the call.  Of an

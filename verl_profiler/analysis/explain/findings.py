@@ -17,7 +17,7 @@ from verl_profiler.analysis.explain.asynchronous_findings import (
     asynchronous_findings,
     with_the_rest,
 )
-from verl_profiler.analysis.explain.concentration import Culprit, Place, identity
+from verl_profiler.analysis.explain.concentration import Culprit, Found, Place, identity
 from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import (
     CATEGORIES,
@@ -40,7 +40,6 @@ from verl_profiler.analysis.explain.finding import (
 )
 from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
-from verl_profiler.analysis.explain.rollout_culprits import Found
 from verl_profiler.analysis.explain.rules import RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import (

@@ -6,18 +6,18 @@ Time per token and tokens are told apart: either grows, or the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import StatisticsError, correlation, fmean, linear_regression, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from verl_profiler.analysis.explain.concentration import Culprit
+from verl_profiler.analysis.explain.concentration import Culprit, Named
 from verl_profiler.analysis.explain.forward_passes import FORWARD
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.units import seconds
 
 if TYPE_CHECKING:
-    from verl_profiler.analysis.explain.work import Earlier, Found
+    from verl_profiler.analysis.explain.work import Earlier
     from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["OF_TOKENS", "Shape", "changes_in", "over_time", "shape_of"]
@@ -55,34 +55,21 @@ class Shape(NamedTuple):
 _Series = Mapping[int, float]
 
 
-def over_time(earlier: Earlier, segments: Rows, found: Found) -> Found:
-    """Find what makes some steps of a run longer than others.
-
-    Args:
-        earlier: Of the runs.
-        segments: Those of `critical_segments`.
-        found: What is known of the requests' work; returned with the rest.
-    """
+def over_time(earlier: Earlier, segments: Rows) -> Iterator[Named]:
+    """Find what makes some steps of a run longer than others, with the segments of `critical_segments`."""
     tables, steps = earlier.tables, earlier.steps
-    lengths = _lengths(tables, steps)
     work = _work(tables, steps)
     longest = _longest(tables, steps)
     parts = _parts(segments)
-    for run, phases in lengths.items():
+    for run, phases in _lengths(tables, steps).items():
 
         def last_of(step: int, phase: str, run: str = run) -> str:
             return _last_of(tables, run, step, phase)
 
         first = _first_step(tables, run)
-        own_parts = parts.get(run, {})
-        changes = changes_in(
-            phases, work.get(run, {}), longest.get(run, {}), first, last_of, own_parts
-        )
-        for finding, longer_s, culprit in changes:
-            own, lost_s = found.setdefault(run, {}), earlier.of_training(run, longer_s)
-            if finding not in own or lost_s > (own[finding][1] or 0.0):
-                own[finding] = culprit, lost_s
-    return found
+        own = phases, work.get(run, {}), longest.get(run, {}), first, last_of, parts.get(run, {})
+        for finding, longer_s, culprit in changes_in(*own):
+            yield Named(run, finding, culprit, earlier.of_training(run, longer_s))
 
 
 def changes_in(

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.concentration import (
     Culprit,
+    Named,
     Place,
     concentration,
     identity,
+    lost_in,
+    lost_to,
     places_of,
 )
 from verl_profiler.analysis.explain.over_time import shape_of
 from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.stragglers import REASONS
-from verl_profiler.analysis.explain.work import (
-    Earlier,
-    Found,
-    ReplicaLoads,
-    evidence_of,
-    in_work,
-    keep_largest,
-    lost_in,
-    tails,
-    tool_work,
-)
+from verl_profiler.analysis.explain.work import Earlier, ReplicaLoads, in_work, tails, tool_work
 from verl_profiler.analysis.selection import Rows, Steps, by_run, estimated, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.units import seconds
+from verl_profiler.units import counted, seconds
 
 __all__ = [
-    "Found",
     "calls_of",
     "changing_work",
     "late_s",
@@ -68,7 +60,7 @@ def late_s(row: Mapping[str, Any]) -> float:
     return max(row["last_us"] - (row["next_us"] or row["last_us"]), 0) / 1e6
 
 
-def requests(earlier: Earlier) -> Found:
+def requests(earlier: Earlier) -> Iterator[Named]:
     """Find the prompt group, worker, replica or host whose requests end last."""
     tables, steps = earlier.tables, earlier.steps
     lasts = tables.rows(
@@ -92,7 +84,6 @@ def requests(earlier: Earlier) -> Found:
     }
     longer = tails(earlier)
     columns = {"prompt group": "sample", "worker": "name", "replica": "replica"}
-    found: Found = {}
     for run, own in by_run(lasts).items():
         candidates: list[Culprit] = []
         for kind, column in columns.items():
@@ -124,8 +115,7 @@ def requests(earlier: Earlier) -> Found:
             best = Culprit("request", None, text, evidence=evidence)
         # Measured where few requests have much longer responses; else from a replay.
         because, lost_s = longer.get(run, ("", None))
-        found[run] = {"tail": (replace(best, because=because), lost_s)}
-    return found
+        yield Named(run, "tail", replace(best, because=because), lost_s)
 
 
 def shares_of(tables: Tables, column: str, table: str, steps: Steps) -> dict[str, dict[str, float]]:
@@ -143,8 +133,9 @@ def shares_of(tables: Tables, column: str, table: str, steps: Steps) -> dict[str
     return shares
 
 
-def workers(tables: Tables, steps: Steps) -> Found:
+def workers(earlier: Earlier) -> Iterator[Named]:
     """Find the worker whose requests end after all others'."""
+    tables, steps = earlier.tables, earlier.steps
     rows = tables.rows(
         f"""
         WITH ends AS (
@@ -158,18 +149,15 @@ def workers(tables: Tables, steps: Steps) -> Found:
         """
     )
     members = shares_of(tables, "name", "requests", steps)
-    found: Found = {}
     for run, own in by_run(rows).items():
         places = [Place(row["step"], {row["who"]: late_s(row)}) for row in own]
         culprit = concentration("worker", places, members.get(run, {}))
         lost = sum(late_s(row) for row in own if row["who"] == culprit.who)
         named = culprit.who is not None
         because = _later_because(tables, run, culprit.who, steps) if named else ""
-        found[run] = {
-            "slow_worker": (replace(culprit, because=because), lost if named else None),
-            "uneven_workers": (culprit, None),
-        }
-    return found
+        late = replace(culprit, because=because)
+        yield Named(run, "slow_worker", late, lost if named else None)
+        yield Named(run, "uneven_workers", culprit)
 
 
 def _later_because(tables: Tables, run: str, worker: str | None, steps: Steps) -> str:
@@ -215,14 +203,13 @@ def calls_of(tables: Tables, run: str, tool: str | None, steps: Steps) -> str:
     )
 
 
-def tools(earlier: Earlier) -> Found:
+def tools(earlier: Earlier) -> Iterator[Named]:
     """Find the tool that requests wait for, and the tools that fail."""
     tables, steps = earlier.tables, earlier.steps
     charged = tables.rows(
         f"SELECT run, step, coalesce(tool, 'tool') AS tool, caused_wait_us FROM tool_caused_wait "
         f"WHERE caused_wait_us > 0 AND {in_steps(steps)} ORDER BY run, step, tool"
     )
-    found: Found = {}
     for run, own in by_run(charged).items():
         lost = places_of((row["step"], row["tool"], row["caused_wait_us"] / 1e6) for row in own)
         culprit = identity("tool", lost)
@@ -233,16 +220,15 @@ def tools(earlier: Earlier) -> Found:
             f"AND duration_us IS NOT NULL ORDER BY duration_us DESC, step, request_id LIMIT {_EXAMPLES}",
             [run, culprit.who],
         )
-        found.setdefault(run, {})["slow_tools"] = (
-            replace(culprit, evidence=slowest, because=because),
-            None,
-        )
-    work = tool_work(earlier)
-    for run, each in work.items():
-        if "slow_tools" in each:
-            culprit, lost_s = each["slow_tools"]
-            because = f"{culprit.because} {calls_of(tables, run, culprit.who, steps)}".strip()
-            found.setdefault(run, {})["slow_tools"] = replace(culprit, because=because), lost_s
+        yield Named(run, "slow_tools", replace(culprit, evidence=slowest, because=because))
+    failed_s: dict[str, float] = {}
+    for each in tool_work(earlier):
+        if each.finding == "failing_tools":
+            failed_s[each.run] = each.lost_s or 0.0
+        else:
+            calls = calls_of(tables, each.run, each.culprit.who, steps)
+            because = f"{each.culprit.because} {calls}".strip()
+            yield each._replace(culprit=replace(each.culprit, because=because))
     failing = tables.rows(
         f"""
         SELECT run, coalesce(tool, 'tool') AS tool, count(*) AS calls,
@@ -264,10 +250,9 @@ def tools(earlier: Earlier) -> Found:
         )
     }
     for row in failing:
-        _, lost_s = work.get(row["run"], {}).get("failing_tools", (None, None))
-        costly = (lost_s or 0.0) >= _COSTLY * length_s.get(row["run"], 0.0) > 0
-        often = row["failures"] >= _FAILING * row["calls"]
-        if "failing_tools" in found.get(row["run"], {}) or not (costly or often):
+        lost_s = failed_s.get(row["run"], 0.0)
+        costly = lost_s >= _COSTLY * length_s.get(row["run"], 0.0) > 0
+        if not costly and row["failures"] < _FAILING * row["calls"]:
             continue
         text = f"{row['tool']}: {row['failures']:,} of {row['calls']:,} calls ({row['error']})"
         example = {
@@ -276,24 +261,22 @@ def tools(earlier: Earlier) -> Found:
             "seconds": row["longest_s"] or 0.0,
             "what": row["first_request"],
         }
-        where = f"in {row['steps']} step{'s' * (row['steps'] != 1)}"
+        where = f"in {counted(row['steps'], 'step')}"
         culprit = Culprit("tool", row["tool"], text, where, evidence=[example])
-        found.setdefault(row["run"], {})["failing_tools"] = culprit, lost_s or 0.0
-    return found
+        yield Named(row["run"], "failing_tools", culprit, lost_s)
 
 
-def replicas(tables: Tables, steps: Steps) -> Found:
+def replicas(earlier: Earlier) -> Iterator[Named]:
     """Find the replica that gets the most generate calls, and the one whose calls queue longest."""
-    rows = tables.rows(
+    rows = earlier.tables.rows(
         f"""
         SELECT run, step, engine_name AS who, sum(sampled) AS calls,
             coalesce(sum(queue_us * sampled), 0) / 1e6 AS queue_s,
             count(*) FILTER (retractions > 0) AS retracted, count(*) AS recorded
-        FROM engine_calls WHERE engine_name IS NOT NULL AND NOT validate AND {in_steps(steps)}
+        FROM engine_calls WHERE engine_name IS NOT NULL AND NOT validate AND {in_steps(earlier.steps)}
         GROUP BY ALL ORDER BY run, step, who
         """
     )
-    found: Found = {}
     for run, own in by_run(rows).items():
         calls = _most(own, "calls", "most calls")
         counted = sum(row["calls"] for row in own if row["who"] == calls.who)
@@ -309,8 +292,8 @@ def replicas(tables: Tables, steps: Steps) -> Found:
                 f"{retracted:,} of the {every:,} calls {of} were retracted: the KV cache is full."
             )
             queue = replace(queue, because=because)
-        found[run] = {"uneven_replicas": (calls, None), "engine_queue": (queue, None)}
-    return found
+        yield Named(run, "uneven_replicas", calls)
+        yield Named(run, "engine_queue", queue)
 
 
 def _most(rows: Rows, column: str, verb: str) -> Culprit:
@@ -326,9 +309,8 @@ def _most(rows: Rows, column: str, verb: str) -> Culprit:
     return concentration("replica", places, dict.fromkeys(names, 1 / len(names)), verb=verb)
 
 
-def slow_replicas(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Found:
+def slow_replicas(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
     """Find replicas that take longer per token than others at their load, and how much later requests end."""
-    found: Found = {}
     for run, loads in loads_of.items():
         speeds = loads.slowness()
         names = list(dict.fromkeys(who for each in speeds.values() for who in each))
@@ -370,9 +352,9 @@ def slow_replicas(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Fou
         if len(slow) > 1 or at_times:
             # Few steps say little, but each has many calls.
             culprit = replace(culprit, who=slow[0] if len(slow) == 1 else None)
-        named = replace(culprit, text=text, evidence=evidence_of(later, text))
-        found[run] = {"slow_replica": (named, lost_in(later))}
-    return found
+        cost = lost_to(run, "slow_replica", "replica", text, later)
+        named = replace(culprit, text=text, evidence=cost.culprit.evidence)
+        yield cost._replace(culprit=named)
 
 
 # A replica is slow at times if it is so in as many steps, and takes so many times as long there.
@@ -393,7 +375,7 @@ class _Slow(NamedTuple):
 _KINDS_OF_WORK, _HOST_CALLS = 2, 5
 
 
-def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Found:
+def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
     """Find a host on which several kinds of work take longer than the same work on others."""
     tables, steps = earlier.tables, earlier.steps
     own = f"NOT validate AND duration_us IS NOT NULL AND {in_steps(steps)}"
@@ -418,7 +400,6 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Found:
     ):
         slower.setdefault(row["run"], {}).setdefault(row["host"], {})[row["kind"]] = row["slower"]
     hosts = {(row["run"], row["name"]): row["host"] for row in tables.rows("FROM processes")}
-    found: Found = {}
     for run, of_hosts in slower.items():
         decoding: dict[str, list[float]] = {}
         loads = loads_of.get(run)
@@ -451,13 +432,12 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Found:
         places = earlier(cuts, "all", parameters).get((run, host), [])
         listed = ", ".join(f"{kind} {times:.1f} times" for kind, times in sorted(kinds.items()))
         text = f"{host}: {listed} what it takes on the others"
-        culprit = Culprit("host", host, text, evidence=evidence_of(places, host))
-        found[run] = {"slow_host": (culprit, lost_in(places))}
-    return found
+        yield lost_to(run, "slow_host", "host", host, places, text=text)
 
 
-def stalls(tables: Tables, steps: Steps) -> Found:
+def stalls(earlier: Earlier) -> Iterator[Named]:
     """Find the worker whose event loop stalls, and the call that blocks it."""
+    tables, steps = earlier.tables, earlier.steps
     rows = tables.rows(
         f"""
         SELECT g.run, g.step, g.name, coalesce(g.function, g.during) AS during, p.host,
@@ -469,7 +449,6 @@ def stalls(tables: Tables, steps: Steps) -> Found:
         WHERE {in_steps(steps, "g.step")} GROUP BY ALL ORDER BY ALL
         """
     )
-    found: Found = {}
     workers = shares_of(tables, "name", "requests", steps)
     for run, own in by_run(rows).items():
         blocked, stalled, hosts = (
@@ -486,10 +465,9 @@ def stalls(tables: Tables, steps: Steps) -> Found:
         else:
             named = worker
         # Upper bound of the saving if the event loop were never blocked.
-        found[run] = {"event_loop": (named, sum(row["lost_s"] for row in own))}
+        yield Named(run, "event_loop", named, sum(row["lost_s"] for row in own))
         if hosts:
-            found[run]["host_stall"] = (identity("host", hosts, verb="stalled"), None)
-    return found
+            yield Named(run, "host_stall", identity("host", hosts, verb="stalled"))
 
 
 # Time of a kind of work that requests do, and how much of it, by call.
@@ -502,20 +480,19 @@ FROM engine_call_times WHERE decode_us > 0 AND decoded_tokens > 0 AND NOT valida
 """
 
 
-def changing_work(earlier: Earlier) -> Found:
+def changing_work(earlier: Earlier) -> Iterator[Named]:
     """Find the kind of work of requests that takes longer from step to step, or since a step.
 
     Of asynchronous runs: a step of theirs waits for requests of several steps.
     """
     if not earlier.cycles:
-        return {}
+        return
     series: dict[tuple[str, str, str], dict[int, float]] = {}
     for row in earlier.tables.rows(
         f"SELECT run, of, who, step, sum(us) / sum(units) / 1e6 AS unit_s FROM ({_WORK_OF_REQUESTS}) "
         f"WHERE NOT {SYNCHRONOUS} AND {in_work(earlier.steps)} GROUP BY ALL ORDER BY ALL"
     ):
         series.setdefault((row["run"], row["of"], row["who"]), {})[row["step"]] = row["unit_s"]
-    found: Found = {}
     for (run, of, who), own in series.items():
         shape = shape_of(own, min(own))
         if shape is None:
@@ -532,16 +509,15 @@ def changing_work(earlier: Earlier) -> Found:
         text = f"{who}: {seconds(shape.first)} to {seconds(shape.last)}{unit}"
         finding = "grows" if shape.since is None else "changed"
         text += f", since step {shape.since}" if shape.since is not None else ""
-        culprit = Culprit("work", who, text, evidence=evidence_of(places, who))
-        keep_largest(found, run, finding, culprit, lost_in(places))
-    return found
+        if places:
+            yield lost_to(run, finding, "work", who, places, text=text)
 
 
 # Calls of one worker are slow if they take so many times what those of the others take.
 _SLOWER_PUT = 3
 
 
-def transfers(earlier: Earlier) -> Found:
+def transfers(earlier: Earlier) -> Iterator[Named]:
     """Find the worker whose TransferQueue calls take many times as long as those of the others."""
     calls = (
         "SELECT run, step, name, request_id, event, duration_us FROM transfers WHERE NOT validate "
@@ -560,17 +536,14 @@ def transfers(earlier: Earlier) -> Found:
         SELECT run, step, name, request_id, who, sum(greatest(duration_us - others_us, 0)) AS cut_us
         FROM calls JOIN slow USING (run, event, name) GROUP BY ALL
     """
-    found: Found = {}
     for (run, who), places in earlier(cuts, "other").items():
-        culprit = Culprit("worker", who, who, evidence=evidence_of(places, who))
-        keep_largest(found, run, "slow_transfers", culprit, lost_in(places))
-    return found
+        yield lost_to(run, "slow_transfers", "worker", who, places)
 
 
 _WAITING = "waiting for a reward worker"
 
 
-def rewards(earlier: Earlier) -> Found:
+def rewards(earlier: Earlier) -> Iterator[Named]:
     """Split the reward time of the last requests into the reward function and waiting for a reward worker.
 
     Of an asynchronous run, that of all requests.
@@ -600,7 +573,6 @@ def rewards(earlier: Earlier) -> Found:
     sampled = {
         r["run"] for r in tables.rows("SELECT DISTINCT run FROM requests WHERE NOT detailed")
     }
-    found: Found = {}
     for run, own in by_run(rows).items():
         places: list[Place] = []
         for row in own:
@@ -615,5 +587,4 @@ def rewards(earlier: Earlier) -> Found:
             # How much earlier others end is unknown where the rewards of some were not recorded.
             of_all = run in sampled and run not in earlier.cycles
             later = places if of_all else sooner.get((run, "reward"), [])
-            found[run] = {"reward": (culprit, lost_in(later))}
-    return found
+            yield Named(run, "reward", culprit, lost_in(later))

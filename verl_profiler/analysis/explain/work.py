@@ -6,23 +6,24 @@ slow tool, failed calls, prefill, routing, tokens), and measures how much earlie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import linear_regression, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_profiler.analysis.explain.calls import CROWDED, CROWDED_CALLS
 from verl_profiler.analysis.explain.concentration import (
-    EVIDENCE,
-    Culprit,
+    Named,
     Place,
     identity,
+    lost_in,
+    lost_to,
     places_of,
 )
 from verl_profiler.analysis.explain.model import Call, Tools, Work, measured_us
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
-from verl_profiler.units import seconds, share
+from verl_profiler.units import counted, seconds, share
 
 if TYPE_CHECKING:
     from verl_profiler.analysis.explain.model import Request, Stage
@@ -31,14 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Earlier",
-    "Found",
     "ReplicaLoads",
-    "evidence_of",
     "few_at_once",
     "first_prefill",
     "in_work",
-    "keep_largest",
-    "lost_in",
     "prompts",
     "rank_tokens",
     "replica_loads",
@@ -46,8 +43,6 @@ __all__ = [
     "tails",
     "tool_work",
 ]
-
-Found = dict[str, dict[str, tuple[Culprit, float | None]]]
 
 # A prompt's responses are long if they have so many times the tokens of its step's median prompt, in half
 # of its steps, of which there are at least so many.
@@ -201,20 +196,7 @@ def _without(request: Request, cut_us: float, of: str) -> Request:
     return request._replace(stages=tuple(stages))
 
 
-def lost_in(places: Sequence[Place]) -> float:
-    """Return the seconds of all places."""
-    return sum(sum(place.lost_s.values()) for place in places)
-
-
-def keep_largest(found: Found, run: str, finding: str, culprit: Culprit, lost_s: float) -> None:
-    """Add a culprit unless the finding has one already that costs as much; what costs nothing is none."""
-    own = found.setdefault(run, {})
-    _, most_s = own.get(finding, (None, None))
-    if lost_s > (most_s or 0.0):
-        own[finding] = culprit, lost_s
-
-
-def prompts(earlier: Earlier) -> Found:
+def prompts(earlier: Earlier) -> Iterator[Named]:
     """Find prompts whose responses are long in each step that has them."""
     tables, steps = earlier.tables, earlier.steps
     rows = tables.rows(
@@ -232,7 +214,6 @@ def prompts(earlier: Earlier) -> Found:
         HAVING count(*) >= {_OFTEN} ORDER BY run, longer DESC
         """
     )
-    found: Found = {}
     for run, own in by_run(rows).items():
         long = [row for row in own if (row["longer"] or 0) >= _LONGER]
         if not long or 4 * len(long) > len(own):
@@ -261,20 +242,8 @@ def prompts(earlier: Earlier) -> Found:
             f"prompt{'s' * (len(names) != 1)} {listed}: {longer:.1f} times the tokens of the others"
         )
         last = "" if run in earlier.cycles else "last "
-        where = f"{last}in {len(places)} step{'s' * (len(places) != 1)}"
-        evidence = evidence_of(places, listed)
-        culprit = Culprit("prompt group", listed, text, where, evidence=evidence)
-        found[run] = {"long_prompts": (culprit, lost_in(places))}
-    return found
-
-
-def evidence_of(places: Sequence[Place], who: str) -> list[dict[str, Any]]:
-    """Return rows of step, who, seconds and what of the places with the most time."""
-    rows: Rows = [
-        {"step": place.step, "who": who, "seconds": lost_in([place]), "what": place.what}
-        for place in places
-    ]
-    return sorted(rows, key=lambda row: -row["seconds"])[:EVIDENCE]
+        where = f"{last}in {counted(len(places), 'step')}"
+        yield lost_to(run, "long_prompts", "prompt group", listed, places, text=text, where=where)
 
 
 # A call is long among those of its step if its tokens are so many times the spread of the shorter half above
@@ -370,7 +339,7 @@ def _of_turns(calls: str) -> str:
     )
 
 
-def tool_work(earlier: Earlier) -> Found:
+def tool_work(earlier: Earlier) -> Iterator[Named]:
     """Measure what a tool that is slow among others costs, what calls at once cost, and what failed calls cost."""
     calls = (
         "SELECT run, step, name, request_id, turn, coalesce(tool, 'tool') AS tool, begin_us, end_us, "
@@ -415,23 +384,18 @@ def tool_work(earlier: Earlier) -> Found:
         SELECT c.*, who, greatest(own_us - coalesce(more_us * others, 0), 0) AS left_us
         FROM loaded AS c JOIN whole USING (run) LEFT JOIN fitted USING (run, tool)
     """
-    found: Found = {}
+    behind = "Calls take longer the more of them run at once, as behind a limit."
     for finding, cuts, because in (
         ("slow_tools", slow, ""),
-        (
-            "slow_tools",
-            crowded,
-            "Calls take longer the more of them run at once, as behind a limit.",
-        ),
+        ("slow_tools", crowded, behind),
         ("failing_tools", failed, ""),
     ):
         for (run, _), places in earlier(_of_turns(cuts), "tools").items():
             culprit = replace(identity("tool", places), because=because)
-            keep_largest(found, run, finding, culprit, lost_in(places))
-    return found
+            yield Named(run, finding, culprit, lost_in(places))
 
 
-def first_prefill(earlier: Earlier) -> Found:
+def first_prefill(earlier: Earlier) -> Iterator[Named]:
     """Find prefill of the first calls that takes longer per token than that of later turns."""
     rate = "prefill_us / greatest(prompt_tokens - coalesce(cached_tokens, 0), 1)"
     calls = (
@@ -446,7 +410,6 @@ def first_prefill(earlier: Earlier) -> Found:
             - token_us * greatest(prompt_tokens - coalesce(cached_tokens, 0), 1), 0)) AS cut_us
         FROM calls JOIN later USING (run) WHERE turn = 0 GROUP BY run, step, name, request_id
     """
-    found: Found = {}
     for (run, _), places in earlier(cuts, "prefill").items():
         (row,) = earlier.tables.rows(
             f"SELECT median(prefill_us) FILTER (turn = 0) / 1e6 AS first_s, "
@@ -456,11 +419,9 @@ def first_prefill(earlier: Earlier) -> Found:
         )
         text = (
             f"first calls {seconds(row['first_s'])}, later ones {seconds(row['later_s'])} (median, "
-            f"{row['replicas']} replica{'s' * (row['replicas'] != 1)})"
+            f"{counted(row['replicas'], 'replica')})"
         )
-        culprit = Culprit("phase", "prefill", text, evidence=evidence_of(places, "prefill"))
-        found[run] = {"slow_prefill": (culprit, lost_in(places))}
-    return found
+        yield lost_to(run, "slow_prefill", "phase", "prefill", places, text=text)
 
 
 # A replica gets more sessions than others if they are so many times an equal share, and so many standard
@@ -535,7 +496,7 @@ class ReplicaLoads(NamedTuple):
         return found
 
 
-def routing(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Found:
+def routing(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
     """Find a replica that gets more sessions than an equal share, or none, and what equal shares would save."""
     tables, steps = earlier.tables, earlier.steps
     # Not those of a reward model, which have requests of their own.
@@ -548,7 +509,6 @@ def routing(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Found:
             "WHERE role = 'engine' GROUP BY p.run, coalesce(p.replica, p.rank)) GROUP BY run"
         )
     }
-    found: Found = {}
     for run, loads in loads_of.items():
         sessions: dict[str, int] = {}
         for row in loads.rows:
@@ -581,10 +541,8 @@ def routing(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Found:
         text = f"{who} serves {share(sessions[who] / every)} of the requests, 1 of {many} replicas"
         if idle:
             text += f", {idle} of which serve{'s' * (idle == 1)} none"
-        evidence = evidence_of(places, who)
-        culprit = Culprit("replica", who, text, f"in {len(places)} steps", evidence=evidence)
-        found[run] = {"skewed_routing": (culprit, lost_in(places))}
-    return found
+        where = f"in {len(places)} steps"
+        yield lost_to(run, "skewed_routing", "replica", who, places, text=text, where=where)
 
 
 def _slope_between(rows: Rows) -> float | None:
@@ -602,9 +560,10 @@ def _slope_between(rows: Rows) -> float | None:
     return slope if slope > 0 and abs(off) <= _OFF * slowest["token_us"] else None
 
 
-def few_at_once(tables: Tables, steps: Steps) -> Found:
+def few_at_once(earlier: Earlier) -> Iterator[Named]:
     """Find rollouts in which a step's requests start as others end, few at a time."""
-    rows = tables.rows(
+    steps = earlier.steps
+    rows = earlier.tables.rows(
         f"""
         WITH ended AS (SELECT * FROM ({_ENDED}) WHERE {SYNCHRONOUS}), changes AS (
             SELECT run, step, begin_us AS at_us, 1 AS change FROM ended WHERE {in_steps(steps)}
@@ -620,7 +579,6 @@ def few_at_once(tables: Tables, steps: Steps) -> Found:
         FROM ended JOIN most USING (run, step) GROUP BY run, step ORDER BY run, step
         """
     )
-    found: Found = {}
     for run, own in by_run(rows).items():
         few = [
             row
@@ -633,18 +591,17 @@ def few_at_once(tables: Tables, steps: Steps) -> Found:
         most, many = max(row["most"] for row in few), max(row["many"] for row in few)
         text = f"{'one request is' if most == 1 else f'{most} requests are'} in flight at a time, of {many}"
         where = f"in {len(few)} of {len(own)} steps"
-        culprit = Culprit("setting", "limit", text, where, evidence=evidence_of(places, "limit"))
-        found[run] = {"few_at_once": (culprit, lost_in(places))}
-    return found
+        yield lost_to(run, "few_at_once", "setting", "limit", places, text=text, where=where)
 
 
-def rank_tokens(tables: Tables, steps: Steps) -> Found:
+def rank_tokens(earlier: Earlier) -> Iterator[Named]:
     """Measure what the ranks wait for the one whose batch has the most tokens.
 
     Ranks of a sharded model end together, because each layer has a collective; so the tokens of their
     batches are what can be compared.
     """
-    rows: Rows = tables.rows(
+    steps = earlier.steps
+    rows: Rows = earlier.tables.rows(
         f"""
         WITH batches AS (
             SELECT run, step, name, event, tokens, duration_us, (begin_us + end_us) // 2 AS at_us,
@@ -670,12 +627,9 @@ def rank_tokens(tables: Tables, steps: Steps) -> Found:
         FROM fitted WHERE most > mean ORDER BY run, step, phase, place
         """
     )
-    found: Found = {}
     for run, own in by_run(rows).items():
         places = places_of((row["step"], row["phase"], row["lost_s"]) for row in own)
         more = sum(row["most"] for row in own) / sum(row["mean"] for row in own) - 1
         text = f"the largest batch has {share(more)} more tokens than the mean rank's"
-        evidence = identity("phase", places).evidence
-        culprit = Culprit("phase", "tokens of the ranks", text, evidence=evidence)
-        found[run] = {"uneven_tokens": (culprit, lost_in(places))}
-    return found
+        culprit = replace(identity("phase", places), who="tokens of the ranks", text=text, where="")
+        yield Named(run, "uneven_tokens", culprit, lost_in(places))
