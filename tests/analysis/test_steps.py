@@ -12,7 +12,6 @@ from verl_profiler.analysis.steps import (
     step_durations,
     step_phases,
     step_times,
-    step_trend,
 )
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
@@ -163,22 +162,6 @@ def test_unusual_steps_are_marked(span, tables):
     rows = step_durations(tables(run(span, lengths)))
 
     assert [12] == [row["step"] for row in rows if row["unusual"]]
-
-
-def test_the_trend_is_the_median_slope(span, tables):
-    """Rollouts grow by 0.1 s a step; an outlier of a minute does not change that."""
-    lengths = [4 + number / 10 for number in range(10)]
-    lengths[5] = 64
-
-    trends = {row["measure"]: row for row in step_trend(tables(run(span, lengths)))}
-
-    assert trends["gen"]["slope_s_per_step"] == pytest.approx(0.1)
-    assert trends["gen"]["change_s"] == pytest.approx(0.9)
-    assert trends["gen"]["rising"] > 0.9
-    assert trends["training"]["slope_s_per_step"] == 0
-    assert trends["training"]["rising"] == 0.5
-    # A line goes through any two points.
-    assert [] == step_trend(tables(run(span, [4, 5])))
 
 
 @pytest.mark.parametrize(("probes", "requests"), [(("timer",), None), (("timer", "request"), 0)])

@@ -1,4 +1,4 @@
-"""How long each step took, what its time went to, the time between steps, the trend, and validation."""
+"""How long each step took, what its time went to, the time between steps, and validation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ __all__ = [
     "step_durations",
     "step_phases",
     "step_times",
-    "step_trend",
     "validation_times",
 ]
 
@@ -179,44 +178,6 @@ def step_durations(tables: Tables, steps: Steps = None) -> Rows:
             abs(measure_us - middle_us) > {_SPREADS} * spread_us
                 AND abs(measure_us - middle_us) > 0.3 * middle_us AS unusual
         FROM spread WHERE {in_steps(steps)} ORDER BY run, step
-        """
-    )
-
-
-def step_trend(tables: Tables, steps: Steps = None) -> Rows:
-    """Say whether steps became longer: the median of the slopes between every two steps.
-
-    Single steps that are unusual do not move it (Theil and Sen).
-
-    Returns:
-        Table `step_trend`: one row per run and measure.  Only measures with at least three
-        steps.
-    """
-    return tables.rows(
-        f"""
-        {_DURATIONS}, chosen AS (
-            SELECT * FROM joined WHERE {in_steps(steps)}
-        ), measures AS (
-            SELECT run, step, 'step' AS measure, step_us AS us FROM chosen
-            UNION ALL SELECT run, step, 'gen', gen_us FROM chosen
-            UNION ALL SELECT run, step, 'training', training_us FROM chosen
-        ), known AS (
-            SELECT * FROM measures WHERE us IS NOT NULL
-        ), slopes AS (
-            SELECT a.run, a.measure, median((b.us - a.us) / (b.step - a.step)) AS slope,
-                avg(CASE WHEN b.us > a.us THEN 1.0 WHEN b.us = a.us THEN 0.5 ELSE 0.0 END) AS rising
-            FROM known AS a JOIN known AS b
-                ON a.run = b.run AND a.measure = b.measure AND a.step < b.step
-            GROUP BY a.run, a.measure
-        ), middles AS (
-            SELECT run, measure, count(*) AS steps, median(us) AS middle_us,
-                max(step) - min(step) AS passed
-            FROM known GROUP BY run, measure
-        )
-        SELECT run, measure, steps, middle_us / 1e6 AS median_s, slope / 1e6 AS slope_s_per_step,
-            slope * passed / 1e6 AS change_s,
-            slope * passed / nullif(middle_us, 0) AS change_share, rising
-        FROM middles JOIN slopes USING (run, measure) WHERE steps >= 3 ORDER BY run, measure
         """
     )
 

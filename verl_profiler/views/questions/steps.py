@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from verl_profiler.analysis.explain.over_time import shape_of
 from verl_profiler.analysis.requests import request_parts
 from verl_profiler.analysis.selection import Rows, grouped, named, steady, summed, warm_ups
-from verl_profiler.analysis.steps import step_durations, step_trend
+from verl_profiler.analysis.steps import step_durations
 from verl_profiler.render.charts import (
     Series,
     Spec,
@@ -42,7 +43,6 @@ _BETWEEN = (
     "step_durations",
     "How long do rollout and training take in each step, and how long is it from one step to the next?",
     step_durations,
-    step_trend,
     request_parts,
     empty="no step has a rollout there.",
     example="--steps 10:60",
@@ -91,7 +91,7 @@ def _durations(data: DataTables, choice: Choice) -> Spec:
         form="s",
         pale=[name for name, _, _ in _BETWEEN],
     )
-    title = _duration_title(rows, data["step_trend"], choice)
+    title = _duration_title(rows, choice)
     return chart(title, about, panel(bars, height=300), *_components(data, steps), notes=notes)
 
 
@@ -109,7 +109,7 @@ def _components(data: DataTables, steps: Sequence[int]) -> list[Spec]:
     return [panel(bars, title="Components of the requests, added up over each step", height=180)]
 
 
-def _duration_title(rows: Rows, trends: Rows, choice: Choice) -> str:
+def _duration_title(rows: Rows, choice: Choice) -> str:
     finished = [row for row in rows if row["finished"] and row["step"] > 0]
     left_out = warm_ups(finished, choice.steps)
     kept = steady(finished, left_out)
@@ -128,17 +128,9 @@ def _duration_title(rows: Rows, trends: Rows, choice: Choice) -> str:
         title = f"gen takes {seconds(fmean(gens))} (mean)"
     else:
         title = "Steps"
-    if len(rows) < 5:
+    lengths = {row["step"]: row["gen_s"] for row in rows if row["gen_s"]}
+    shape = shape_of(lengths, min(lengths, default=0))
+    if shape is None:
         return title
-    for trend in trends:
-        if trend["measure"] != "gen":
-            continue
-        clear = abs(trend["rising"] - 0.5) > 0.15 and abs(trend["change_share"] or 0) > 0.05
-        if clear:
-            word = "longer" if trend["change_s"] > 0 else "shorter"
-            return (
-                f"{title}; gen became {seconds(abs(trend['change_s']))} {word} "
-                f"({share(abs(trend['change_share']))}) over {trend['steps']} steps"
-            )
-        return f"{title}; gen shows no trend"
-    return title
+    since = f" since step {shape.since}" if shape.since is not None else ""
+    return f"{title}; gen became longer, {seconds(shape.first)} to {seconds(shape.last)}{since}"
