@@ -64,14 +64,12 @@ _MIDDLE = "(r.begin_us + r.end_us) // 2"
 # Precedence of overlapping intervals: the highest level, then the latest start.
 _STEP, _TIMER, _WAIT, _TRANSFER, _RANK, _REQUEST, _LAG, _ENGINE, _PART, _STALL = range(10)
 
-_OF_EVENT = {
-    "request": UNEXPLAINED,
-    "agent_loop": UNEXPLAINED,
-    "turn": UNEXPLAINED,
-    "tool_execution": "tool",
-    "tool_call": "tool",
-    "engine_call": "transport",
-}
+# Time inside the engine comes from `_engine_parts`; the remainder is transport.
+_CATEGORY = f"""
+    WHEN e.event IN ('request', 'agent_loop', 'turn') THEN '{UNEXPLAINED}'
+    WHEN e.event IN ('tool_execution', 'tool_call') THEN 'tool'
+    WHEN e.event = 'engine_call' THEN 'transport'
+"""
 # Waits for replies of other processes.  A stall of the event loop takes the overlapping part of such a
 # wait if the wait ends soon after the stall; otherwise the reply had not arrived yet.
 _ANSWERED = "(e.family = 'transfer_queue' OR e.event IN ('server_acquire', 'reward'))"
@@ -89,14 +87,6 @@ _OF_HOST = f"""
             AND least(o.end_us, g.end_us) - greatest(o.begin_us, g.begin_us)
                 >= {_HOST_PART} * g.duration_us)
 """
-_LEVEL_OF_EVENT = {
-    "request": _REQUEST,
-    "agent_loop": _REQUEST,
-    "turn": _REQUEST,
-    "engine_call": _REQUEST,
-    "postprocess": _REQUEST,
-    "event_loop_lag": _LAG,
-}
 
 
 class _Span(NamedTuple):
@@ -104,9 +94,9 @@ class _Span(NamedTuple):
     end_us: int
     level: int
     category: str
-    phase: str | None
-    event: str
-    name: str
+    phase: str | None = None
+    event: str = ""
+    name: str = ""
     request_id: str | None = None
     turn: int | None = None
     what: str | None = None
@@ -179,10 +169,9 @@ def between_segments(tables: Tables, steps: Steps) -> Rows:
         """
     ):
         category = row["phase"] or BETWEEN
-        key, span = _keyed(
-            row, _STEP if row["phase"] is None else _TIMER, category, phase=BETWEEN, event=category
-        )
-        chains.setdefault(key, []).append(span)
+        level = _STEP if row["phase"] is None else _TIMER
+        span = _span(row, level=level, category=category, phase=BETWEEN, event=category)
+        chains.setdefault((row["run"], row["step"]), []).append(span)
     return _segments(chains.items())
 
 
@@ -253,83 +242,58 @@ def _chains(tables: Tables, steps: Steps) -> Iterator[tuple[tuple[str, int], lis
         f"WHERE s.finished AND s.{SYNCHRONOUS} AND {in_steps(steps, 's.step')} "
         "ORDER BY s.run, s.step, p.name"
     ):
-        chains.setdefault(
-            (row["run"], row["step"]),
-            [_Span(row["begin_us"], row["end_us"], _STEP, UNEXPLAINED, None, "step", row["name"])],
-        )
+        whole = _span(row, level=_STEP, category=UNEXPLAINED, event="step")
+        chains.setdefault((row["run"], row["step"]), [whole])
     if not chains:
         return
-    for spans in (_timers, _ranks, _requests, _engine_parts):
-        for key, span in spans(tables, steps):
-            if key in chains:
-                chains[key].append(span)
-    for key, spans in chains.items():
-        yield key, spans
+    for query in (_timers(steps), _ranks(steps), _requests(steps)):
+        for row in tables.rows(f"FROM ({query}) ORDER BY run, step, begin_us, end_us DESC, event"):
+            if (row["run"], row["step"]) in chains:
+                chains[row["run"], row["step"]].append(_span(row))
+    for key, span in _engine_parts(tables, steps):
+        if key in chains:
+            chains[key].append(span)
+    yield from chains.items()
 
 
-_Keyed = Iterator[tuple[tuple[str, int], _Span]]
+def _span(row: Mapping[str, Any], **more: Any) -> _Span:
+    """Return the span of a row, with some columns replaced."""
+    return _Span(**{key: row[key] for key in _Span._fields if key in row} | more)
 
 
-def _keyed(
-    row: Mapping[str, Any], level: int, category: str, **more: Any
-) -> tuple[tuple[str, int], _Span]:
-    """Return the key of a row's chain, and a span with some columns replaced."""
-    columns: dict[str, Any] = {"phase": None}
-    columns |= {key: row[key] for key in _Span._fields if key in row}
-    columns |= {"level": level, "category": category, **more}
-    return (row["run"], row["step"]), _Span(**columns)
+def _timers(steps: Steps) -> str:
+    """Return the SQL of the trainer's timers and user spans, its waits in `gen`, and its TransferQueue calls."""
+    chosen = in_steps(steps)
+    return f"""
+        SELECT run, step, {_TIMER} AS level, phase, phase AS event, begin_us, end_us, name,
+            CASE WHEN phase IN ('gen', 'sample_wait') THEN 'gen'
+                -- The others wait for engines, not for ranks.
+                WHEN phase NOT IN ('sleep_replicas', 'update_weights') AND EXISTS (
+                    SELECT 1 FROM rank_spans AS r WHERE r.run = p.run AND r.step = p.step
+                        AND r.role <> 'trainer' AND {_MIDDLE} BETWEEN p.begin_us AND p.end_us)
+                THEN 'handover' ELSE phase END AS category
+        FROM phases AS p WHERE phase <> 'step' AND NOT validate AND {chosen}
+        UNION ALL BY NAME
+        SELECT *, {_TIMER} AS level, phase AS event, phase AS category FROM ({_OWN_SPANS}) WHERE {chosen}
+        UNION ALL BY NAME
+        SELECT run, step, {_RANK} AS level, 'gen' AS phase, 'dispatch' AS event, gen_begin_us AS begin_us,
+            l.begin_us AS end_us, trainer AS name, 'dispatch' AS category
+        FROM last_requests AS l WHERE l.begin_us > gen_begin_us AND {chosen}
+        UNION ALL BY NAME
+        SELECT run, step, {_WAIT} AS level, 'gen' AS phase, 'polling' AS event, l.end_us AS begin_us,
+            least(wait_end_us, gen_end_us) AS end_us, trainer AS name, 'polling' AS category
+        FROM last_requests AS l
+        WHERE wait_end_us > l.end_us AND gen_end_us > l.end_us AND {chosen}
+        UNION ALL BY NAME
+        SELECT run, step, {_TRANSFER} AS level, event, begin_us, end_us, name, op AS what,
+            'transfer' AS category
+        FROM transfers WHERE role = 'trainer' AND duration_us IS NOT NULL AND {chosen}
+    """
 
 
-def _timers(tables: Tables, steps: Steps) -> _Keyed:
-    """Yield the trainer's timers and user spans, its waits in `gen`, and its TransferQueue calls."""
-    for row in tables.rows(
-        f"""
-        SELECT run, step, phase, phase AS event, begin_us, end_us, name, EXISTS (
-            SELECT 1 FROM rank_spans AS r WHERE r.run = p.run AND r.step = p.step
-                AND r.role <> 'trainer' AND {_MIDDLE} BETWEEN p.begin_us AND p.end_us) AS ranked
-        FROM phases AS p WHERE phase <> 'step' AND NOT validate AND {in_steps(steps)}
-        ORDER BY run, step, begin_us, end_us DESC, phase
-        """
-    ):
-        phase = "gen" if row["phase"] == "sample_wait" else row["phase"]
-        handed = row["ranked"] and phase not in _WITHOUT_RANKS
-        yield _keyed(row, _TIMER, "handover" if handed else phase)
-    for row in tables.rows(f"{_OWN_SPANS} AND {in_steps(steps)} ORDER BY run, step, begin_us"):
-        yield _keyed(row, _TIMER, row["phase"], event=row["phase"])
-    for row in tables.rows(
-        "SELECT run, step, 'gen' AS phase, trainer AS name, gen_begin_us, gen_end_us, wait_end_us, "
-        f"begin_us, end_us FROM last_requests WHERE {in_steps(steps)}"
-    ):
-        if row["begin_us"] > row["gen_begin_us"]:
-            yield _keyed(
-                row,
-                _RANK,
-                "dispatch",
-                event="dispatch",
-                begin_us=row["gen_begin_us"],
-                end_us=row["begin_us"],
-            )
-        until = min(row["wait_end_us"] or 0, row["gen_end_us"])
-        if until > row["end_us"]:
-            yield _keyed(
-                row, _WAIT, "polling", event="polling", begin_us=row["end_us"], end_us=until
-            )
-    for row in tables.rows(
-        f"SELECT run, step, event, op AS what, begin_us, end_us, name FROM transfers "
-        f"WHERE role = 'trainer' AND duration_us IS NOT NULL AND {in_steps(steps)} "
-        f"ORDER BY run, step, begin_us, end_us, event"
-    ):
-        yield _keyed(row, _TRANSFER, "transfer")
-
-
-# Timers that wait for requests or engines, not for ranks.
-_WITHOUT_RANKS = ("gen", "sleep_replicas", "update_weights")
-
-
-def _ranks(tables: Tables, steps: Steps) -> _Keyed:
-    """Yield the work of the rank that finished last in each of the trainer's phases."""
-    for row in tables.rows(
-        f"""
+def _ranks(steps: Steps) -> str:
+    """Return the SQL of the work of the rank that finished last in each of the trainer's phases."""
+    return f"""
         WITH timers AS (
             SELECT run, step, phase, begin_us, end_us,
                 row_number() OVER (ORDER BY run, step, begin_us, phase) AS timer
@@ -351,17 +315,15 @@ def _ranks(tables: Tables, steps: Steps) -> _Keyed:
                 AND within(q.begin_us, q.end_us, t.begin_us, t.end_us)
             WHERE q.duration_us IS NOT NULL AND q.role <> 'agent_loop'
         )
-        SELECT i.* FROM inside AS i JOIN last AS l USING (timer) WHERE i.name = l.name
-        UNION ALL SELECT * FROM moved ORDER BY 2, 3, 1, begin_us, end_us, event
-        """
-    ):
-        yield _keyed(row, _RANK, row["category"])
+        SELECT *, {_RANK} AS level FROM (
+            SELECT i.* FROM inside AS i JOIN last AS l USING (timer) WHERE i.name = l.name
+            UNION ALL FROM moved)
+    """
 
 
-def _requests(tables: Tables, steps: Steps) -> _Keyed:
-    """Yield the events of the request that ended last, and its worker's event-loop stalls."""
-    for row in tables.rows(
-        f"""
+def _requests(steps: Steps) -> str:
+    """Return the SQL of the events of the request that ended last, and its worker's event-loop stalls."""
+    return f"""
         WITH lasts AS (
             SELECT * FROM last_requests WHERE {in_steps(steps)}
         ), replicas AS ({REPLICA_NAMES}
@@ -371,7 +333,8 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
                 LEFT JOIN processes AS p ON p.run = g.run AND p.name = g.name
         ), own AS (
             SELECT l.run, l.step, e.event, e.family, e.name, e.request_id, e.turn,
-                coalesce(e.tool, s.replica, e.server, e.op) AS what, NULL AS category,
+                coalesce(e.tool, s.replica, e.server, e.op) AS what,
+                CASE WHEN e.family = 'transfer_queue' THEN 'transfer' {_CATEGORY} ELSE e.event END AS category,
                 greatest(e.begin_us, l.begin_us) AS begin_us, least(e.end_us, l.end_us) AS end_us
             FROM lasts AS l JOIN event_fields AS e ON e.run = l.run AND e.step = l.step
                 AND e.name = l.name AND NOT e.validate AND e.request_id = l.request_id
@@ -392,23 +355,16 @@ def _requests(tables: Tables, steps: Steps) -> _Keyed:
                     AND coalesce(g.request_id <> e.request_id, true)
                     OR {_TOOL} AND g.request_id <> e.request_id)
                 AND g.end_us > e.begin_us AND e.end_us <= g.end_us + {STALL_NOTICED_US}
-        ), every AS (
-            SELECT *, false AS above FROM own UNION ALL SELECT *, true FROM stalled
         )
-        SELECT *, 'gen' AS phase
-        FROM every WHERE end_us > begin_us ORDER BY run, step, begin_us, end_us DESC, event
-        """
-    ):
-        event = row["event"]
-        # Time inside the engine comes from `_engine_parts`; the remainder is transport.
-        category = row["category"] or _OF_EVENT.get(event) or event
-        if row["family"] == "transfer_queue":
-            category = "transfer"
-        level = _STALL if row["above"] else _LEVEL_OF_EVENT.get(event, _PART)
-        yield _keyed(row, level, category)
+        SELECT *, 'gen' AS phase FROM (
+            SELECT *, CASE WHEN event IN ('request', 'agent_loop', 'turn', 'engine_call', 'postprocess')
+                THEN {_REQUEST} WHEN event = 'event_loop_lag' THEN {_LAG} ELSE {_PART} END AS level
+            FROM own UNION ALL SELECT *, {_STALL} FROM stalled
+        ) WHERE end_us > begin_us
+    """
 
 
-def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
+def _engine_parts(tables: Tables, steps: Steps) -> Iterator[tuple[tuple[str, int], _Span]]:
     """Yield pause, queue, prefill and decode of the last request's engine calls, in sequence."""
     for row in tables.rows(
         f"""
@@ -424,12 +380,16 @@ def _engine_parts(tables: Tables, steps: Steps) -> _Keyed:
         at, end = row["begin_us"], row["end_us"]
         if row["engine_duration_us"] is not None:
             at, end = engine_interval(row)
-        yield _keyed(row, _ENGINE, "engine", event="engine_call", begin_us=at, end_us=end)
+        parts = [(_ENGINE, "engine", "engine_call", at, end)]
         for part in ("parked", "queue", "prefill", "decode"):
             until = min(at + (row[f"{part}_us"] or 0), end)
             if until > at:
-                yield _keyed(row, _PART, part, event=part, begin_us=at, end_us=until)
+                parts.append((_PART, part, part, at, until))
                 at = until
+        for level, category, event, begin_us, end_us in parts:
+            times = {"begin_us": begin_us, "end_us": end_us}
+            span = _span(row, level=level, category=category, event=event, **times)
+            yield (row["run"], row["step"]), span
 
 
 def _depth(event: str) -> int:
