@@ -13,7 +13,7 @@ from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_order
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import OF_TOKENS, changes_in, shape_of
 from verl_profiler.analysis.explain.rules import RULES, Rule
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, nested
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.units import seconds, share
 
@@ -204,10 +204,8 @@ class _Series:
 
     @classmethod
     def of(cls, run: LoggedRun) -> _Series:
-        phases: dict[str, dict[int, float]] = {}
-        for row in logged_phases(run):
-            if row["place"] in ("step", "outside"):
-                phases.setdefault(row["phase"], {})[row["step"]] = row["duration_s"]
+        added = (row for row in logged_phases(run) if row["place"] in ("step", "outside"))
+        phases: dict[str, dict[int, float]] = nested(added, "duration_s", "phase", "step")
         steps = [line.step for line in run.lines]
         tokens = {
             row["step"]: row["total_tokens"] for row in logged_steps(run) if row["total_tokens"]

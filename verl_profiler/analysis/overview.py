@@ -7,7 +7,15 @@ from typing import Any
 
 from verl_profiler.analysis.explain.ledger import USEFUL, account_totals
 from verl_profiler.analysis.requests import summed_requests
-from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, Steps, in_steps, steady
+from verl_profiler.analysis.selection import (
+    NOTHING,
+    LeftOut,
+    Rows,
+    Steps,
+    grouped,
+    in_steps,
+    steady,
+)
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
@@ -32,12 +40,9 @@ def headline(
         step_mean_s, step_least_s and step_most_s, and useful_share (`ledger.USEFUL`, as a share of
         all device time; None without it).
     """
-    runs: dict[str, list[Mapping[str, Any]]] = {}
-    for row in step_times:
-        if row["finished"] and row["step"] > 0:
-            runs.setdefault(row["run"], []).append(row)
+    finished = (row for row in step_times if row["finished"] and row["step"] > 0)
     found: Rows = []
-    for run, rows in runs.items():
+    for run, rows in grouped(finished, "run").items():
         kept = steady(rows, left_out)
         lengths = [row["duration_s"] for row in kept]
         sums = account_totals(steady([row for row in ledger if row["run"] == run], left_out))
@@ -59,32 +64,24 @@ def headline(
     return found
 
 
-def phase_totals(
-    step_phases: Iterable[Mapping[str, Any]], *, by_run: bool = True, left_out: LeftOut = NOTHING
-) -> Rows:
+def phase_totals(step_phases: Iterable[Mapping[str, Any]], *, left_out: LeftOut = NOTHING) -> Rows:
     """Sum the phases of finished steps.
 
     Args:
         step_phases: Rows of `step_phases`.
-        by_run: Each run on its own; else all together, and run is None.
         left_out: Steps to leave out, such as the warm-up (`analysis.selection.left_out`).
 
     Returns:
         Table `phase_totals`: one row per run and phase, most time first and `unaccounted` last.
     """
-    runs: dict[str | None, list[Mapping[str, Any]]] = {}
-    for row in step_phases:
-        # Only those of finished steps have a share.
-        if row["share"] is not None and row["step"] not in left_out.get(row["run"], ()):
-            runs.setdefault(row["run"] if by_run else None, []).append(row)
+    # Only those of finished steps have a share.
+    finished = (row for row in step_phases if row["share"] is not None)
+    kept = (row for row in finished if row["step"] not in left_out.get(row["run"], ()))
     totals: Rows = []
-    for run, rows in runs.items():
-        steps = len({(row["run"], row["step"]) for row in rows})
+    for run, rows in grouped(kept, "run").items():
+        steps = len({row["step"] for row in rows})
         whole_s = sum(row["duration_s"] for row in rows)
-        phases: dict[str, list[Mapping[str, Any]]] = {}
-        for row in rows:
-            phases.setdefault(row["phase"], []).append(row)
-        for phase, own in phases.items():
+        for phase, own in grouped(rows, "phase").items():
             total_s = sum(row["duration_s"] for row in own)
             longest = max(own, key=lambda row: row["duration_s"])
             totals.append(

@@ -23,6 +23,7 @@ __all__ = [
     "in_steps",
     "left_out",
     "named",
+    "nested",
     "rows_of",
     "spread",
     "steady",
@@ -147,6 +148,17 @@ def grouped(rows: Iterable[_Row], column: str, *more: str) -> dict[Any, list[_Ro
     for row in rows:
         key = (row[column], *(row[name] for name in more)) if more else row[column]
         found.setdefault(key, []).append(row)
+    return found
+
+
+def nested(rows: Iterable[Mapping[str, Any]], value: str, *columns: str) -> dict[Any, Any]:
+    """Return a column of each row by the values of others, one dict in the other."""
+    found: dict[Any, Any] = {}
+    for row in rows:
+        own = found
+        for name in columns[:-1]:
+            own = own.setdefault(row[name], {})
+        own[row[columns[-1]]] = row[value]
     return found
 
 

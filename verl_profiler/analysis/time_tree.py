@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_profiler.analysis.requests import request_parts
 from verl_profiler.analysis.rollout import rollout_tail
-from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, estimated, grouped, in_steps
 from verl_profiler.analysis.steps import step_phases
 from verl_profiler.reading.tables.tables import Tables
 
@@ -29,17 +29,11 @@ def time_tree(tables: Tables, steps: Steps = None) -> Rows:
         Table `time_tree`: one row per node of the tree of each run and step, in preorder.
     """
     keys = ("run", "step")
-
-    def by_step(rows: Rows) -> dict[tuple[Any, ...], Rows]:
-        grouped: dict[tuple[Any, ...], Rows] = {}
-        for row in rows:
-            grouped.setdefault(tuple(row[key] for key in keys), []).append(row)
-        return grouped
-
-    phases = by_step([row for row in step_phases(tables, steps) if row["share"] is not None])
-    parts = by_step([row for row in request_parts(tables, steps) if not row["validate"]])
-    tools = by_step(_tools(tables, steps))
-    peaks = {key: rows[0]["peak"] for key, rows in by_step(rollout_tail(tables, steps)).items()}
+    timed = (row for row in step_phases(tables, steps) if row["share"] is not None)
+    trained = (row for row in request_parts(tables, steps) if not row["validate"])
+    phases, parts = grouped(timed, *keys), grouped(trained, *keys)
+    tools = grouped(_tools(tables, steps), *keys)
+    peaks = {(row["run"], row["step"]): row["peak"] for row in rollout_tail(tables, steps)}
     found: Rows = []
     for key, own in phases.items():
         place = dict(zip(keys, key, strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from verl_profiler.analysis.console_timers import logged_phases, logged_steps
-from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, nested
 from verl_profiler.analysis.steps import WITH_NEXT
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.reading.quantiles import quantiles
@@ -169,9 +169,7 @@ def logged_metrics(run: LoggedRun) -> Rows:
         for name, unit in (("total_tokens", ""), ("tokens_per_s_per_gpu", "/s")):
             if row[name] is not None:
                 rows.append(once(row["step"], name, unit, row[name]))
-    phases: dict[str, dict[int, float]] = {}
-    for row in logged_phases(run):
-        phases.setdefault(row["phase"], {})[row["step"]] = row["duration_s"]
+    phases: dict[str, dict[int, float]] = nested(logged_phases(run), "duration_s", "phase", "step")
     rows += [
         once(row["step"], name, "s", durations.get(row["step"], 0.0))
         for name, durations in phases.items()

@@ -7,7 +7,7 @@ from when samples are ready.  Calls that a weight sync or the training interrupt
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from statistics import median, median_high
@@ -41,7 +41,7 @@ from verl_profiler.analysis.explain.model import (
     Unit,
 )
 from verl_profiler.analysis.explain.replica_speed import replica_speeds
-from verl_profiler.analysis.selection import Rows, Steps, after_warm_up
+from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, grouped
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["RefusedError", "models"]
@@ -157,9 +157,7 @@ class _Rebuilding:
         """
         operations, lags = self._operations()
         stops = self._stopped()
-        groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for row in self.attempts:
-            groups[row["replica"]].append(row)
+        groups = grouped(self.attempts, "replica")
         speeds = replica_speeds([groups], pass_times(self.tables).get(self.run, {}))
         most = {
             name: max(peak(rows), speeds.most_read.get(name, 0), 1) for name, rows in groups.items()
@@ -287,10 +285,7 @@ class _Rebuilding:
         return operations, lags
 
     def _takings(self) -> dict[int, int]:
-        found: dict[int, int] = defaultdict(int)
-        for unit in self.units.values():
-            if unit.taken_us is not None:
-                found[unit.taken_us] += 1
+        found = Counter(unit.taken_us for unit in self.units.values() if unit.taken_us is not None)
         if not found:
             raise RefusedError("consumed samples are not recorded")
         return found

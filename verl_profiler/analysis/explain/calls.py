@@ -12,7 +12,7 @@ from statistics import correlation, median
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.model import Call, Request, Stage, Tools, Work
-from verl_profiler.analysis.selection import Rows, by_run
+from verl_profiler.analysis.selection import Rows, by_run, grouped
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
@@ -159,18 +159,12 @@ def recorded(tables: Tables, own: str) -> Recorded:
 
 def by_call(attempts: Iterable[dict[str, Any]]) -> list[Rows]:
     """Group the attempts of each call."""
-    calls: dict[Any, Rows] = defaultdict(list)
-    for row in attempts:
-        calls[row["name"], row["request_id"], row["turn"], row["whole_us"]].append(row)
-    return list(calls.values())
+    return list(grouped(attempts, "name", "request_id", "turn", "whole_us").values())
 
 
 def prompts_of(tables: Tables, run: str, requests: Rows) -> dict[str, Prompt]:
     """Return the prompts of a run by uid, in order of their first request."""
-    groups: dict[str, Rows] = defaultdict(list)
-    for row in requests:
-        if row["uid"] is not None:
-            groups[row["uid"]].append(row)
+    groups = grouped((row for row in requests if row["uid"] is not None), "uid")
     prompts = {
         uid: Prompt(
             rows,
@@ -260,9 +254,7 @@ def requests_of(
         key = attempts[0]["name"], attempts[0]["request_id"]
         call = _call_of(attempts, queued=queued, stops=stops)
         calls_of[key].append((attempts[0]["begin_us"], attempts[-1]["end_us"], call))
-    tools_of: dict[Any, Rows] = defaultdict(list)
-    for row in tools:
-        tools_of[row["name"], row["request_id"]].append(row)
+    tools_of = grouped(tools, "name", "request_id")
     return [
         _request(row, calls_of.get(key, ()), tools_of.get(key, ()), begin_us(row))
         for row in rows

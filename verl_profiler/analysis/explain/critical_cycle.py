@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.device_time import Span
 from verl_profiler.analysis.explain.ledger import trainer_states
-from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, steps_of
+from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, by_run, steps_of
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["EDGES", "critical_cycle", "cycle_bound"]
@@ -59,11 +59,9 @@ def critical_cycle(tables: Tables, steps: Steps = None) -> Rows:
         Table `critical_cycle`: one row per run and edge, in the order of `EDGES`.
     """
     steady = after_warm_up(tables, steps)
-    takings: dict[str, list[_Taking]] = defaultdict(list)
-    for row in tables.rows(_TAKINGS):
-        takings[row.pop("run")].append(_Taking(**row))
     rows: Rows = []
-    for run, taken in takings.items():
+    for run, own in by_run(tables.rows(_TAKINGS)).items():
+        taken = [_Taking(*(row[name] for name in _Taking._fields)) for row in own]
         states, window = trainer_states(tables, run), steps_of(steady, run)
         last = [
             place for place, each in enumerate(taken) if window is None or each.step <= window[1]

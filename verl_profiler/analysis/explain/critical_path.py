@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.calls import engine_interval
 from verl_profiler.analysis.explain.rules import BETWEEN
 from verl_profiler.analysis.routing import REPLICA_NAMES
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps
 from verl_profiler.analysis.steps import WITH_NEXT
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.derivations import STALL_NOTICED_US, SYNCHRONOUS
@@ -205,13 +205,10 @@ def critical_path(tables: Tables, steps: Steps = None) -> Rows:
 def path_categories(segments: Rows) -> Rows:
     """Add up the rows of `critical_segments` by category, as `critical_path` returns them."""
     rows: Rows = []
-    for (run, step), chain in groupby(segments, key=lambda row: (row["run"], row["step"])):
-        categories: dict[str, list[dict[str, Any]]] = {}
-        for row in chain:
-            categories.setdefault(row["category"], []).append(row)
-        whole = sum(row["duration_s"] for group in categories.values() for row in group)
+    for (run, step), chain in grouped(segments, "run", "step").items():
+        whole = sum(row["duration_s"] for row in chain)
         own: Rows = []
-        for category, group in categories.items():
+        for category, group in grouped(chain, "category").items():
             longest = max(group, key=lambda row: (row["duration_s"], -row["begin_s"]))
             total = sum(row["duration_s"] for row in group)
             own.append(

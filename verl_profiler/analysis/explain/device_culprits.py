@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 
 from verl_profiler.analysis.device_use import device_use
 from verl_profiler.analysis.explain.concentration import (
@@ -14,7 +15,7 @@ from verl_profiler.analysis.explain.concentration import (
     places_of,
 )
 from verl_profiler.analysis.explain.work import Earlier
-from verl_profiler.analysis.selection import Rows, by_run
+from verl_profiler.analysis.selection import Rows, by_run, grouped
 
 __all__ = ["COMPUTING", "idle_devices"]
 
@@ -40,10 +41,8 @@ def idle_devices(earlier: Earlier) -> Iterator[Named]:
 
 def _mean_by_phase(rows: Rows) -> dict[tuple[int, str], float]:
     """Return the mean idle time of the devices, by step and phase."""
-    groups: dict[tuple[int, str], list[float]] = {}
-    for row in rows:
-        groups.setdefault((row["step"], row["phase"]), []).append(row["idle_s"])
-    return {key: sum(values) / len(values) for key, values in groups.items()}
+    groups = grouped(rows, "step", "phase").items()
+    return {key: fmean(row["idle_s"] for row in own) for key, own in groups}
 
 
 def _culprit(rows: Rows) -> Culprit:

@@ -11,7 +11,7 @@ from typing import Any
 from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit
 from verl_profiler.analysis.explain.fixes import Facts, fixes_of
 from verl_profiler.analysis.explain.rules import BETWEEN, RULES, Rule
-from verl_profiler.analysis.selection import Rows
+from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.units import seconds, share
 
 __all__ = [
@@ -198,9 +198,7 @@ class Account:
 
     def __init__(self, run: str, segments: Rows, start: int | None = None) -> None:
         self.run = run
-        self.segments: dict[str, Rows] = {}
-        for row in segments:
-            self.segments.setdefault(row["category"], []).append(row)
+        self.segments = grouped(segments, "category")
         self.steps = sorted({row["step"] for row in segments})
         # Whether what precedes requests is that of the run's start, and no steps without it are enough.
         late = self.by_step(self.segments.keys() & RULES[LATE_START].categories)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_profiler.analysis.explain.concentration import Culprit, Named
 from verl_profiler.analysis.explain.forward_passes import FORWARD
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, in_steps, nested
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.units import seconds
 
@@ -104,8 +104,7 @@ def changes_in(
 
 def _lengths(tables: Tables, steps: Steps) -> dict[str, dict[str, dict[int, float]]]:
     """Return the seconds of each of the trainer's phases by run, phase and step."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
-    for row in tables.rows(
+    rows = tables.rows(
         f"""
         SELECT p.run, p.phase, p.step, sum(p.end_us - p.begin_us) / 1e6 AS length_s
         FROM phases AS p JOIN steps AS s ON s.run = p.run AND s.step = p.step AND s.finished
@@ -113,16 +112,13 @@ def _lengths(tables: Tables, steps: Steps) -> dict[str, dict[str, dict[int, floa
         WHERE p.parent = 'step' AND NOT p.validate AND p.step > 0 AND (p.phase <> 'gen' OR p.{SYNCHRONOUS})
             AND {in_steps(steps, "p.step")} GROUP BY ALL ORDER BY ALL
         """
-    ):
-        phases = found.setdefault(row["run"], {})
-        phases.setdefault(row["phase"], {})[row["step"]] = row["length_s"]
-    return found
+    )
+    return nested(rows, "length_s", "run", "phase", "step")
 
 
 def _work(tables: Tables, steps: Steps) -> dict[str, dict[str, dict[int, tuple[float, float]]]]:
     """Return tokens and milliseconds per token by run, phase and step; of gen, those of decoding."""
-    found: dict[str, dict[str, dict[int, tuple[float, float]]]] = {}
-    for row in tables.rows(
+    rows = tables.rows(
         f"""
         SELECT run, step, 'gen' AS phase, sum(decoded_tokens * coalesce(sampled, 1)) AS tokens,
             sum(decode_us) / sum(decoded_tokens) / 1e3 AS token_ms
@@ -132,22 +128,19 @@ def _work(tables: Tables, steps: Steps) -> dict[str, dict[str, dict[int, tuple[f
         SELECT run, step, phase, tokens, duration_us / tokens / 1e3 FROM phase_tokens
         WHERE tokens > 0 AND {in_steps(steps)} ORDER BY run, phase, step
         """
-    ):
-        phases = found.setdefault(row["run"], {})
-        phases.setdefault(row["phase"], {})[row["step"]] = float(row["tokens"]), row["token_ms"]
-    return found
+    )
+    pairs = ({**row, "work": (float(row["tokens"]), row["token_ms"])} for row in rows)
+    return nested(pairs, "work", "run", "phase", "step")
 
 
 def _longest(tables: Tables, steps: Steps) -> dict[str, dict[int, float]]:
     """Return the most tokens of a request by run and step."""
-    found: dict[str, dict[int, float]] = {}
-    for row in tables.rows(
-        f"SELECT run, step, max(tokens) AS tokens FROM (SELECT run, step, name, request_id, "
+    rows = tables.rows(
+        f"SELECT run, step, max(tokens)::DOUBLE AS tokens FROM (SELECT run, step, name, request_id, "
         f"sum(response_tokens) AS tokens FROM engine_calls WHERE NOT validate AND {in_steps(steps)} "
         "GROUP BY ALL) WHERE tokens > 0 GROUP BY run, step ORDER BY run, step"
-    ):
-        found.setdefault(row["run"], {})[row["step"]] = float(row["tokens"])
-    return found
+    )
+    return nested(rows, "tokens", "run", "step")
 
 
 def _parts(segments: Rows) -> dict[str, dict[str, dict[str, dict[int, float]]]]:

@@ -47,6 +47,7 @@ from verl_profiler.analysis.explain.step_rows import (
     polls_of,
     uneven_us,
 )
+from verl_profiler.analysis.selection import grouped
 from verl_profiler.reading.tables.derivations import GEN_TOLERANCE_US, SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
@@ -104,7 +105,11 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[Model]:
     uneven = uneven_us(tables, steps)
     phases = after_us(tables, steps)
     runs = dict.fromkeys(run for run, _ in rollouts)
-    prepared = {key: _by_replica(rollout.calls) for key, rollout in rollouts.items()}
+    prepared = {
+        # Those whose engine's interval is known.
+        key: grouped((c for c in own.calls if c["engine_duration_us"] is not None), "replica")
+        for key, own in rollouts.items()
+    }
     passes = pass_times(tables)
     speeds = {
         run: replica_speeds(
@@ -281,15 +286,6 @@ def _by_step(rows: Recorded) -> dict[tuple[str, int], Recorded]:
                 steps = found.setdefault((row["run"], row["step"]), Recorded([], [], []))
                 steps[place].append(row)
     return {key: own for key, own in found.items() if own.requests}
-
-
-def _by_replica(calls: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Group calls whose engine's interval is known by replica."""
-    replicas: dict[str, list[dict[str, Any]]] = {}
-    for call in calls:
-        if call["engine_duration_us"] is not None:
-            replicas.setdefault(call["replica"], []).append(call)
-    return replicas
 
 
 def _waited_us(calls: Iterable[Mapping[str, Any]], full: int) -> float:

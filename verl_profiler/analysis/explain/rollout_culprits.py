@@ -21,7 +21,7 @@ from verl_profiler.analysis.explain.over_time import shape_of
 from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.stragglers import REASONS
 from verl_profiler.analysis.explain.work import Earlier, ReplicaLoads, in_work, tails, tool_work
-from verl_profiler.analysis.selection import Rows, Steps, by_run, estimated, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, by_run, estimated, in_steps, nested
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds
@@ -121,16 +121,10 @@ def requests(earlier: Earlier) -> Iterator[Named]:
 def shares_of(tables: Tables, column: str, table: str, steps: Steps) -> dict[str, dict[str, float]]:
     """Return each member's share of a run's requests or calls."""
     rows = tables.rows(
-        f"SELECT run, {column}::VARCHAR AS who, count(*) AS many FROM {table} "
-        f"WHERE NOT validate AND {column} IS NOT NULL AND {in_steps(steps)} GROUP BY ALL"
+        f"SELECT run, {column}::VARCHAR AS who, count(*) / sum(count(*)) OVER (PARTITION BY run) AS share "
+        f"FROM {table} WHERE NOT validate AND {column} IS NOT NULL AND {in_steps(steps)} GROUP BY run, who"
     )
-    sums: dict[str, float] = {}
-    for row in rows:
-        sums[row["run"]] = sums.get(row["run"], 0) + row["many"]
-    shares: dict[str, dict[str, float]] = {}
-    for row in rows:
-        shares.setdefault(row["run"], {})[row["who"]] = row["many"] / sums[row["run"]]
-    return shares
+    return nested(rows, "share", "run", "who")
 
 
 def workers(earlier: Earlier) -> Iterator[Named]:
@@ -298,9 +292,7 @@ def replicas(earlier: Earlier) -> Iterator[Named]:
 
 def _most(rows: Rows, column: str, verb: str) -> Culprit:
     """Test whether one replica has more than its equal share of a sum in each step."""
-    by_step: dict[int, dict[str, float]] = {}
-    for row in rows:
-        by_step.setdefault(row["step"], {})[row["who"]] = row[column]
+    by_step: dict[int, dict[str, float]] = nested(rows, column, "step", "who")
     names = {row["who"] for row in rows}
     places = [
         Place(step, {who: max(n - sum(each.values()) / len(names), 0.0) for who, n in each.items()})
@@ -388,8 +380,7 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterat
             FROM event_fields WHERE event = 'prompt_build' AND {own}
         ) JOIN (SELECT run, name, host FROM processes) USING (run, name)
     """
-    slower: dict[str, dict[str, dict[str, float]]] = {}
-    for row in tables.rows(
+    rows = tables.rows(
         f"""
         WITH rates AS (SELECT run, kind, host, median(duration_us) AS us, count(*) AS many
             FROM ({calls}) GROUP BY ALL HAVING many >= {_HOST_CALLS})
@@ -397,8 +388,8 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterat
         FROM rates AS a JOIN rates AS b ON a.run = b.run AND a.kind = b.kind AND a.host <> b.host
         GROUP BY ALL HAVING slower >= {SLOWER} ORDER BY ALL
         """
-    ):
-        slower.setdefault(row["run"], {}).setdefault(row["host"], {})[row["kind"]] = row["slower"]
+    )
+    slower: dict[str, dict[str, dict[str, float]]] = nested(rows, "slower", "run", "host", "kind")
     hosts = {(row["run"], row["name"]): row["host"] for row in tables.rows("FROM processes")}
     for run, of_hosts in slower.items():
         decoding: dict[str, list[float]] = {}
