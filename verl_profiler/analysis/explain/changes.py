@@ -194,17 +194,8 @@ def _cut(stages: Sequence[Stage], limit_us: float) -> tuple[Stage, ...]:
         if part == 1.0:
             kept.append(stage)
         elif isinstance(stage, Call):
-            kept.append(
-                stage._replace(
-                    tokens=None if stage.tokens is None else round(stage.tokens * part),
-                    before_us=stage.before_us * part,
-                    fixed_us=stage.fixed_us * part,
-                    cold_us=stage.cold_us * part,
-                    work=stage.work * part,
-                    after_us=stage.after_us * part,
-                    seen_us=length * part,
-                )
-            )
+            tokens = None if stage.tokens is None else round(stage.tokens * part)
+            kept.append(stage.scaled(part)._replace(tokens=tokens))
         else:
             kept.append(Work(length * part, own=False))
     return tuple(kept)
@@ -279,15 +270,6 @@ def _shorter(share: float) -> Callable[[Call], Call]:
         call._replace(work=call.work * share, tokens=round(call.tokens * share))
         if call.tokens
         else call
-    )
-
-
-def _twice_as_fast(call: Call) -> Call:
-    return call._replace(
-        before_us=call.before_us / 2,
-        fixed_us=call.fixed_us / 2,
-        work=call.work / 2,
-        after_us=call.after_us / 2,
     )
 
 
@@ -577,7 +559,10 @@ CHANGES: dict[str, Change] = {
     },
     "tools_at_median": Change("cap every tool call at its tool's median", tools_of_length(min)),
     "training_twice_as_fast": _of_cycles("halve the training", scaled(TRAINING, 0.5)),
-    "calls_twice_as_fast": _of_cycles("halve every generate call", _calls(_twice_as_fast)),
+    "calls_twice_as_fast": _of_cycles(
+        "halve every generate call",
+        _calls(lambda call: call.scaled(0.5, "before_us", "fixed_us", "work", "after_us")),
+    ),
     "tools_twice_as_fast": Change(
         "halve every tool call",
         tools_of_length(lambda length, _: length / 2),

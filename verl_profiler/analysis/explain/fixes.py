@@ -160,15 +160,14 @@ def _fast_poll(facts: Facts) -> Values | None:
     return {f"{_CUSTOM_SAMPLER}.path": "fast_poll.py", f"{_CUSTOM_SAMPLER}.name": "FastPoll"}
 
 
-def _agent_workers(facts: Facts) -> Values | None:
+def _agent_workers(facts: Facts, key: str) -> int | None:
     """Double the workers, up to one per prompt: a prompt's requests stay together.
 
     Refills are dispatched late whatever the number of workers.
     """
-    key = f"{_ROLLOUT}.agent.num_workers"
     had, prompts = facts.count(key), facts.count("data.train_batch_size")
     refilled = not facts.off(_FILTER, _REFILL)
-    return {key: min(2 * had, prompts)} if 0 < had < prompts and not refilled else None
+    return min(2 * had, prompts) if 0 < had < prompts and not refilled else None
 
 
 _LATER_CALLS = """
@@ -177,12 +176,9 @@ WHERE run = ? AND request_id IS NOT NULL AND NOT validate AND {chosen}
 GROUP BY name, request_id HAVING count(*) > 1 LIMIT 1"""
 
 
-def _spread_calls(facts: Facts) -> Values | None:
+def _spread_calls(facts: Facts, key: str) -> str | None:
     """Only later calls of a request are sent to the replica of its first one."""
-    key = f"{_ROLLOUT}.router_config_path"
-    if not facts.off(key) or not facts.measured(_LATER_CALLS):
-        return None
-    return {key: "spread_calls.yaml"}
+    return "spread_calls.yaml" if facts.off(key) and facts.measured(_LATER_CALLS) else None
 
 
 _IN_FLIGHT = """
@@ -196,80 +192,76 @@ SELECT max(calls) AS value FROM (
 )"""
 
 
-def _running_limit(facts: Facts) -> Values | None:
+def _running_limit(facts: Facts, key: str) -> int | None:
     """Double the limit if a replica has ever had more calls than it admits at once."""
-    key = f"{_ROLLOUT}.max_num_seqs"
     had = facts.count(key)
-    exceeded = had and any(calls > had for calls in facts.measured(_IN_FLIGHT))
-    return {key: 2 * had} if exceeded else None
+    return 2 * had if had and any(calls > had for calls in facts.measured(_IN_FLIGHT)) else None
 
 
 _MEMORY = 0.8
 
 
-def _engine_memory(facts: Facts) -> Values | None:
-    key = f"{_ROLLOUT}.gpu_memory_utilization"
+def _engine_memory(facts: Facts, key: str) -> float | None:
     had = facts.setting(key)
-    return {key: _MEMORY} if isinstance(had, (int, float)) and 0 < had < _MEMORY else None
+    return _MEMORY if isinstance(had, (int, float)) and 0 < had < _MEMORY else None
 
 
-def _prefix_caching(facts: Facts) -> Values | None:
-    key = f"{_ROLLOUT}.enable_prefix_caching"
-    return {key: "true"} if facts.setting(key) is False else None
-
-
-def _reward_workers(facts: Facts) -> Values | None:
-    key = "reward.num_workers"
-    had = facts.count(key)
-    return {key: 2 * had} if had else None
+def _switched_on(facts: Facts, key: str) -> str | None:
+    return "true" if facts.setting(key) is False else None
 
 
 _STEPS = "SELECT step AS value FROM steps WHERE run = ? AND finished AND step > 0 ORDER BY step"
 _RARER = 5
 
 
-def _rarer(key: str) -> Callable[[Facts], Values | None]:
-    """Return the values of a fix that does something in fewer steps.
+def _rarer(facts: Facts, key: str) -> int | None:
+    """Do something in fewer steps.
 
     verl does it in the last step for any positive value: only the others can be spared.
     """
-
-    def values(facts: Facts) -> Values | None:
-        had, steps = facts.count(key), facts.measured(_STEPS)[:-1]
-        spared = had > 0 and any(step % had == 0 and step % (_RARER * had) for step in steps)
-        return {key: _RARER * had} if spared else None
-
-    return values
+    had, steps = facts.count(key), facts.measured(_STEPS)[:-1]
+    spared = had > 0 and any(step % had == 0 and step % (_RARER * had) for step in steps)
+    return _RARER * had if spared else None
 
 
 _SENT = "SELECT max(size_bytes) AS value FROM weight_moves WHERE run = ? AND {chosen}"
 _BUCKET_MB = 4096
 
 
-def _larger_bucket(facts: Facts) -> Values | None:
+def _larger_bucket(facts: Facts, key: str) -> int | None:
     """Enlarge the buckets if the weights do not fit into one."""
-    key = f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
     had = facts.count(key)
     several = had and any(size > had << 20 for size in facts.measured(_SENT))
-    return {key: _BUCKET_MB} if several and had < _BUCKET_MB else None
+    return _BUCKET_MB if several and had < _BUCKET_MB else None
 
 
 _DISAGGREGATED = f"{_ROLLOUT}.disaggregation.enabled"
 
 
-def _hybrid_switch(facts: Facts) -> Values | None:
+def _hybrid_switch(facts: Facts, key: str) -> str | None:
     """Replicas on the trainer's devices need the hybrid engine, and verl's own sampler."""
-    key = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
     possible = facts.setting("actor_rollout_ref.hybrid_engine") is True and facts.off(
         key, _CUSTOM_SAMPLER, _DISAGGREGATED
     )
-    return {key: "true"} if possible else None
+    return "true" if possible else None
 
 
-def _engine_timing(facts: Facts) -> Values | None:
-    key = "profiler.events.engine_timing"
-    return {key: "true"} if facts.setting(key) is False else None
+def _of(
+    key: str,
+    wanted: Callable[[Facts, str], str | float | None],
+    trainers: tuple[str, ...],
+    **more: Any,
+) -> Fix:
+    """Return the fix of one key: `wanted` returns its value."""
 
+    def values(facts: Facts) -> Values | None:
+        value = wanted(facts, key)
+        return None if value is None else {key: value}
+
+    return Fix(values, (key,), trainers, **more)
+
+
+_ENGINES = ("vllm", "sglang")
 
 FIXES: dict[str, Fix] = {
     "fast_poll": Fix(
@@ -278,65 +270,35 @@ FIXES: dict[str, Fix] = {
         SYNC_MODES,
         files=("fast_poll.py",),
     ),
-    "agent_workers": Fix(
-        _agent_workers,
-        (f"{_ROLLOUT}.agent.num_workers",),
-        SYNC_MODES,
-    ),
-    "spread_calls": Fix(
+    "agent_workers": _of(f"{_ROLLOUT}.agent.num_workers", _agent_workers, SYNC_MODES),
+    "spread_calls": _of(
+        f"{_ROLLOUT}.router_config_path",
         _spread_calls,
-        (f"{_ROLLOUT}.router_config_path",),
         _V1,
         since=(0, 9, 1),
         files=("spread_calls.yaml", "spread_calls.py"),
     ),
-    "running_limit": Fix(
-        _running_limit,
-        (f"{_ROLLOUT}.max_num_seqs",),
-        _ALL,
-        engines=("vllm", "sglang"),
+    "running_limit": _of(f"{_ROLLOUT}.max_num_seqs", _running_limit, _ALL, engines=_ENGINES),
+    "engine_memory": _of(
+        f"{_ROLLOUT}.gpu_memory_utilization", _engine_memory, _ALL, engines=_ENGINES
     ),
-    "engine_memory": Fix(
-        _engine_memory,
-        (f"{_ROLLOUT}.gpu_memory_utilization",),
-        _ALL,
-        engines=("vllm", "sglang"),
+    "prefix_caching": _of(
+        f"{_ROLLOUT}.enable_prefix_caching", _switched_on, _ALL, engines=("vllm",)
     ),
-    "prefix_caching": Fix(
-        _prefix_caching,
-        (f"{_ROLLOUT}.enable_prefix_caching",),
-        _ALL,
-        engines=("vllm",),
+    "reward_workers": _of(
+        "reward.num_workers", lambda facts, key: 2 * facts.count(key) or None, _ALL
     ),
-    "reward_workers": Fix(
-        _reward_workers,
-        ("reward.num_workers",),
-        _ALL,
+    "rarer_validation": _of("trainer.test_freq", _rarer, _V1),
+    "rarer_checkpoints": _of("trainer.save_freq", _rarer, _V1),
+    "larger_bucket": _of(
+        f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", _larger_bucket, _ALL
     ),
-    "rarer_validation": Fix(
-        _rarer("trainer.test_freq"),
-        ("trainer.test_freq",),
-        _V1,
+    "engine_timing": _of(
+        "profiler.events.engine_timing", _switched_on, (*_ALL, "experimental"), engines=_ENGINES
     ),
-    "rarer_checkpoints": Fix(
-        _rarer("trainer.save_freq"),
-        ("trainer.save_freq",),
-        _V1,
-    ),
-    "larger_bucket": Fix(
-        _larger_bucket,
-        (f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",),
-        _ALL,
-    ),
-    "engine_timing": Fix(
-        _engine_timing,
-        ("profiler.events.engine_timing",),
-        (*_ALL, "experimental"),
-        engines=("vllm", "sglang"),
-    ),
-    "hybrid_switch": Fix(
+    "hybrid_switch": _of(
+        "trainer.v1.separate_async.hybrid_rollout.enable_switch",
         _hybrid_switch,
-        ("trainer.v1.separate_async.hybrid_rollout.enable_switch",),
         ("separate_async",),
         since=(0, 9, 1),
     ),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.replica_speed import Speeds
 from verl_profiler.analysis.explain.speed import Speed, time_us
@@ -59,6 +59,12 @@ class Call(NamedTuple):
     queue_us: float = 0.0
     cold_us: float = 0.0
     kv_tokens: float = 0.0
+
+    def scaled(self, part: float, *names: str) -> Call:
+        """Multiply its work and its times, or those of these names."""
+        every = names or ("before_us", "fixed_us", "cold_us", "work", "after_us", "seen_us")
+        changed: dict[str, Any] = {name: getattr(self, name) * part for name in every}
+        return self._replace(**changed)
 
 
 class Tools(NamedTuple):
