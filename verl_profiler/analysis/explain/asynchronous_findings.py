@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from verl_profiler.analysis.explain.concentration import Culprit, Found
+from verl_profiler.analysis.explain.concentration import Culprit, Found, Place, lost_to
 from verl_profiler.analysis.explain.culprits import culprits
 from verl_profiler.analysis.explain.engine_culprits import lost_by_engine
 from verl_profiler.analysis.explain.finding import (
@@ -35,7 +35,6 @@ _GENERATING = (
     "generating_dropped",
 )
 _TRAINER = ("training", "driver", "offload")
-_EVIDENCE = 3
 # What devices are for, by what it is listed under.
 _WORK = {
     "training": ("training",),
@@ -94,7 +93,7 @@ def asynchronous_findings(
                 *_of_engines(tables, pools),
             ]
             kept = without_superfluous({each.name: each for each in named})
-            listed += sorted(kept, key=lambda each: (each.rule.dominates, -_rank_s(each, pools)))
+            listed += _in_order(kept, pools)
     return listed
 
 
@@ -123,11 +122,18 @@ def with_the_rest(listed: Sequence[Finding], ledger: Rows, steps: Steps = None) 
     for run, pools in _pools_of(ledger, steps).items():
         own = [(each, {*each.accounts}) for each in listed if each.run == run]
         made = with_rest(pools.trainer, own, "pool_work", _WORK, _of_account)
-        ranks = {id(each): _rank_s(each, pools) for each in made}
-        found += sorted(
-            made, key=lambda e: (e.name == "pool_work", e.rule.dominates, -ranks[id(e)])
-        )
+        found += _in_order(made, pools)
     return found
+
+
+def _in_order(listed: Iterable[Finding], pools: _Pools) -> list[Finding]:
+    """Return most recoverable time first; a split that is off names the cause of the trainer's wait."""
+
+    def place(each: Finding) -> tuple[bool, bool, float]:
+        least_s = pools.idle if each.name == "split_off" else 0.0
+        return each.name == "pool_work", each.rule.dominates, -max(each.recoverable_s, least_s)
+
+    return sorted(listed, key=place)
 
 
 def _of_account(pool: Account, account: str) -> Finding:
@@ -137,16 +143,10 @@ def _of_account(pool: Account, account: str) -> Finding:
         f"The trainer's devices spend {{lost_s}} per step ({{lost_share}}) on {about}.",
         _TRY.get(account, ""),
         ("bubble_ledger",),
+        categories=(account,),
         pooled=True,
     )
-    spent, by_step = pool.spent(account), pool.by_step([account])
-    made = _row(account, pool, by_step, spent, account, rule=rule)
-    return replace(made, accounts={account: spent})
-
-
-def _rank_s(finding: Finding, pools: _Pools) -> float:
-    """Return what a finding is ranked by: a split that is off names the cause of the trainer's wait."""
-    return max(finding.recoverable_s, pools.idle if finding.name == "split_off" else 0.0)
+    return _row(account, pool, pool.by_step([account]), pool.spent(account), account, rule=rule)
 
 
 class _Pool(Account):
@@ -229,11 +229,7 @@ def _of_culprits(
     """Return what single requests, places and tools cost, by the same rules as of a synchronous run."""
     for name, rule in RULES.items():
         if name in named and not rule.pooled:
-            known = rule
-            if named[name][0].kind == "work":
-                sentence = rule.sentence.replace("A phase takes", "The work of requests takes")
-                known = replace(rule, sentence=sentence)
-            made = of_rule(pools.trainer, name, known, None, named[name])
+            made = of_rule(pools.trainer, name, rule, None, named[name])
             if made is not None:
                 yield replace(made, proof=None)
 
@@ -337,35 +333,19 @@ def _row(
     culprit: str,
     *,
     who: str = "",
-    reason: str = "",
-    pastes: bool = True,
     kind: str | None = None,
     rule: Rule | None = None,
+    **more: Any,
 ) -> Finding:
     """Return a finding; `by_step` are the seconds that it is about, of each of the pool's devices."""
-    named = culprit or who
-    worst = sorted(by_step, key=lambda step: (-by_step[step], step))[:_EVIDENCE]
-    evidence = [
-        {"step": step, "who": named, "seconds": by_step[step], "what": ""}
-        for step in worst
-        if by_step[step]
-    ]
+    named, rule = culprit or who, rule or RULES[name]
     if kind is None:
         kind = "account" if culprit in ACCOUNTS else ""
-    return finding_of(
-        pool,
-        name,
-        rule or RULES[name],
-        gain,
-        pool.of((rule or RULES[name]).categories),
-        Culprit(kind, named, named, evidence=evidence),
-        by_step,
-        lost_s=sum(by_step.values()) / len(pool.steps),
-        who=who,
-        reason=reason,
-        pastes=pastes,
-        proof=None,
-    )
+    places = [Place(step, {named: spent}) for step, spent in by_step.items()]
+    cost = lost_to(pool.run, name, kind, named, places)
+    more |= {"lost_s": (cost.lost_s or 0.0) / len(pool.steps), "who": who, "proof": None}
+    own = pool.of(rule.categories)
+    return finding_of(pool, name, rule, gain, own, cost.culprit, by_step, **more)
 
 
 # The findings, and their sentences in an asynchronous run, where no request delays its own step.

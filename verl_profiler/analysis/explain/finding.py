@@ -107,6 +107,7 @@ class Finding:
             "lost_s": seconds(self.lost_s),
             "lost_share": share(part),
             "who": (culprit.text or "no single one") if self.who is None else self.who,
+            "work": "The work of requests" if culprit.kind == "work" else "A phase",
             "reason": self.reason,
         }
         # Without a single culprit, its text has several.

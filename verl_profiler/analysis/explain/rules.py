@@ -19,7 +19,7 @@ class Rule:
 
     Args:
         sentence: The finding; may contain {lost_s} and {lost_share} (per step), {who} (the culprit, or
-            "no single one") and {reason} (the main reason for straggling).
+            "no single one"), {work} (whose time it is) and {reason} (the main reason for straggling).
         advice: What to try, with the setting's name; what changes the training is named as such.
         shows: Plots or tables with the evidence, the best first.
         cause: What is measured besides; empty if only the culprit has that.
@@ -217,14 +217,14 @@ RULES: dict[str, Rule] = {
         measured=True,
     ),
     "grows": Rule(
-        "A phase takes longer from step to step: {who}.",
+        "{work} takes longer from step to step: {who}.",
         "Compare an early and a late step: memory, clocks and other processes of the devices, caches, and "
         "what grows with the data or the model's state.",
         ("step_durations", "token_rates"),
         measured=True,
     ),
     "changed": Rule(
-        "A phase takes longer than before: {who}.",
+        "{work} takes longer than before: {who}.",
         "Look at what happened before this step: a checkpoint, a restart, another job on a node, other data. "
         "`verl-profiler diff RUN@FIRST:LAST RUN@FIRST:LAST` compares the two parts.",
         ("step_durations", "token_rates"),
