@@ -310,12 +310,8 @@ def of_rule(
         # What the replay leaves out was not recorded here.
         return None
     named = culprit.who is not None
-    measured = lost_s is not None and (
-        rule.measured or (named and rule.change is None and not rule.bounded)
-    )
-    gain, resampled = _gain(
-        rule, replay, category_s, lost_s / steps if measured and lost_s is not None else None
-    )
+    own_s = None if lost_s is None or rule.bounded else lost_s / steps
+    gain, resampled = _gain(rule, replay, category_s, own_s)
     enough = category_s if rule.unseen else gain
     # What one rank, replica or host costs counts where what all cost is as usual.
     placed = named and culprit.kind in ("rank", "replica", "host")

@@ -25,8 +25,7 @@ class Rule:
         cause: What is measured besides; empty if only the culprit has that.
         change: The replay whose gain is recoverable.
         categories: Of the critical path; without a change, all of their time is recoverable.
-        measured: The culprit's own lost time is recoverable; without a culprit, the rule does not
-            trigger unless `change` is set too.
+        measured: The culprit's own lost time counts alone, not that of the categories.
         bounded: The categories' time is an estimate, and the culprits' own lost time an upper bound:
             the last request may wait for more than the path shows.
         least: The minimum share of a step for the rule to trigger.
@@ -85,7 +84,6 @@ RULES: dict[str, Rule] = {
         "are dropped: each changes what is trained.",
         ("rollout_tail", "stragglers", "slowest_requests"),
         change="slowest_5_percent",
-        measured=True,
         varies=True,
         named_advice="Look at the requests of {who} first: `verl-profiler requests RUN`.",
         without=(
@@ -101,7 +99,6 @@ RULES: dict[str, Rule] = {
         "the model sees.",
         ("tool_latencies", "stragglers"),
         change="tools_at_median",
-        measured=True,
         varies=True,
         without=("failing_tools", "slow_host"),
     ),
@@ -109,7 +106,6 @@ RULES: dict[str, Rule] = {
         "Tool calls fail: {who}.",
         "Check the tool's own log for the requests below; fix or retry inside the tool.",
         ("tool_latencies", "stragglers"),
-        measured=True,
         always=True,
     ),
     "slow_replica": Rule(
@@ -117,14 +113,12 @@ RULES: dict[str, Rule] = {
         "Check how many calls each replica had; clocks, temperature and other processes on the slower "
         "replica's devices.",
         ("token_rates", "stragglers"),
-        measured=True,
         without=("slow_host",),
     ),
     "slow_host": Rule(
         "Work of several kinds is slow on one host ({who}).",
         "Check the CPU load, other processes, memory and power limits of this host; exclude it and compare.",
         ("worker_phases", "tool_latencies", "token_rates"),
-        measured=True,
     ),
     "uneven_replicas": Rule(
         "Routing each generate call to the least loaded replica would save {lost_s} per step ({who}).",
@@ -139,7 +133,6 @@ RULES: dict[str, Rule] = {
         "All other agent-loop workers finish {lost_s} per step before {who}.",
         "Compare its requests with those of the others (`verl-profiler requests RUN`).",
         ("worker_phases", "loop_suspects"),
-        measured=True,
         without=(
             *(
                 "slow_replica",
@@ -168,7 +161,6 @@ RULES: dict[str, Rule] = {
         "balances them, and changes the mini-batches; the V1 trainers always do.",
         ("worker_phases", "stragglers"),
         change="even_ranks",
-        measured=True,
         named_advice="Check {who}: the tokens of its batches; clocks and temperature of its device, other "
         "processes, its host's network and memory; exclude it and compare.",
     ),
@@ -177,14 +169,12 @@ RULES: dict[str, Rule] = {
         "Look at these prompts: a limit of the response length or of the turns, or leaving them out, changes "
         "what is trained. The workers that run them are not slow.",
         ("slowest_requests", "stragglers"),
-        measured=True,
     ),
     "skewed_routing": Rule(
         "Requests are routed unevenly over the replicas ({who}).",
         "Check how the load balancer chooses: equal shares would save this time. Replicas differ in speed here "
         "because of their load.",
         ("token_rates", "routes"),
-        measured=True,
         without=("slow_replica",),
     ),
     "slow_prefill": Rule(
@@ -192,21 +182,18 @@ RULES: dict[str, Rule] = {
         "Check what the engines do at the start of a rollout: compilation, CUDA graphs, loading of weights or "
         "caches, or all prompts at once.",
         ("request_engine_time",),
-        measured=True,
     ),
     "few_at_once": Rule(
         "The step's requests start as others end: {who}.",
         "Look for a lock, a semaphore or a pool of this size in the agent loop, its tools or the dispatch; "
         "more agent-loop workers.",
         ("rollout_tail", "stragglers"),
-        measured=True,
     ),
     "uneven_tokens": Rule(
         "Ranks wait for the one whose batch has the most tokens: {who}.",
         "The V1 trainers always balance tokens over the ranks, the legacy trainer with trainer.balance_batch. A "
         "sequence longer than a rank's share needs sequence parallelism.",
         ("worker_phases", "critical_path"),
-        measured=True,
     ),
     "stalled_step": Rule(
         "One step stalled: {who}.",
@@ -221,28 +208,24 @@ RULES: dict[str, Rule] = {
         "Compare an early and a late step: memory, clocks and other processes of the devices, caches, and "
         "what grows with the data or the model's state.",
         ("step_durations", "token_rates"),
-        measured=True,
     ),
     "changed": Rule(
         "{work} takes longer than before: {who}.",
         "Look at what happened before this step: a checkpoint, a restart, another job on a node, other data. "
         "`verl-profiler diff RUN@FIRST:LAST RUN@FIRST:LAST` compares the two parts.",
         ("step_durations", "token_rates"),
-        measured=True,
     ),
     "more_tokens": Rule(
         "Steps have more tokens as the run goes on: {who}.",
         "Responses get longer, which the training itself may do; a limit of the response length changes what "
         "is trained.",
         ("step_durations", "token_rates"),
-        measured=True,
     ),
     "uneven_steps": Rule(
         "Some steps have many times the tokens of the others: {who}.",
         "Look at what these steps train on: the order of the data (data.shuffle), or long prompts; a limit of "
         "the prompt or response length changes what is trained.",
         ("step_durations", "token_rates"),
-        measured=True,
     ),
     "engine_queue": Rule(
         "The last request to finish waits {lost_s} per step in the engine's queue.",
@@ -259,7 +242,6 @@ RULES: dict[str, Rule] = {
         "More memory for the engine (gpu_memory_utilization), a quantized KV cache, or more replicas.",
         ("engine_load", "request_engine_time"),
         cause="Its replica's KV cache is at least 90 % full meanwhile, and no other replica has room.",
-        measured=True,
         fixes=("engine_memory",),
         without=("unbalanced_replicas",),
     ),
@@ -268,7 +250,6 @@ RULES: dict[str, Rule] = {
         "Move a conversation when its replica has many more calls than another one; its prefix is "
         "recomputed there.",
         ("engine_load", "routes"),
-        measured=True,
         fixes=("spread_calls",),
     ),
     "retractions": Rule(
@@ -276,7 +257,6 @@ RULES: dict[str, Rule] = {
         "More memory for the engine (gpu_memory_utilization), fewer concurrent requests "
         "(max_num_seqs), or more conservative admission (SGLang: schedule_conservativeness).",
         ("request_engine_time", "engine_load"),
-        measured=True,
         fixes=("engine_memory",),
     ),
     "cold_prefix_cache": Rule(
@@ -285,7 +265,6 @@ RULES: dict[str, Rule] = {
         "Send all turns of a conversation with one request id, so that the load balancer keeps its "
         "replica; keep prefix caching on; more memory for the KV cache if the replica did not change.",
         ("request_engine_time", "routes"),
-        measured=True,
         fixes=("prefix_caching",),
     ),
     "small_batches": Rule(
@@ -294,7 +273,6 @@ RULES: dict[str, Rule] = {
         "Fewer, larger replicas (tensor parallelism); an asynchronous trainer, which overlaps steps and "
         "trains on older samples.",
         ("engine_load", "request_engine_time"),
-        measured=True,
         least=0.3,
         dominates=True,
         without=("tail", "slow_replica", "slow_worker", "uneven_replicas"),
@@ -305,7 +283,6 @@ RULES: dict[str, Rule] = {
         "Larger micro-batches (use_dynamic_bsz with a higher ppo_max_token_len_per_gpu); no offload if "
         "memory allows (param_offload, optimizer_offload); an nsys capture shows the gaps.",
         ("device_use", "phase_efficiency", "worker_phases"),
-        measured=True,
         least=0.05,
         without=("slow_ranks", "handover", "transfer"),
     ),
@@ -442,7 +419,6 @@ RULES: dict[str, Rule] = {
         "Compare their batches and settings with the update's: log_prob_use_dynamic_bsz, "
         "log_prob_max_token_len_per_gpu, log_prob_micro_batch_size_per_gpu.",
         ("worker_phases", "phase_efficiency"),
-        measured=True,
         without=("offload", "slow_ranks"),
     ),
     "prefill": Rule(
@@ -459,7 +435,6 @@ RULES: dict[str, Rule] = {
         "Look for what keeps references to batches, samples or logs. A process that runs out of memory ends the "
         "run.",
         ("memory_over_time",),
-        measured=True,
         always=True,
     ),
     "tool_time": Rule(
