@@ -140,57 +140,62 @@ def asynchronous_what_if(
     """
     rows: Rows = []
     for cycle in (cycles(tables, steps) if known is None else known).values():
-        rows += _answers(cycle)
+        rows.append(cycle.row)
+        if not cycle.row["refused"]:
+            own = [cycle.model]
+            averages = _averages(own, _replays(own, [cycle.unchanged]))
+            rows += [cycle.answer(row) for row in averages if row["expected_s"] is not None]
     return rows
 
 
-# Synchronous steps.
-
-
-def _replays(models: Sequence[Model]) -> Rows:
-    """Return the rows of `step_replays` of one run."""
+def _replays(models: Sequence[Model], known: Sequence[_Lengths] = ()) -> Rows:
+    """Return a row of `step_replays` of each step of one run; `known` are the replays without a change."""
     changes = changes_of(models)
     rows: Rows = []
-    for model in models:
-        unchanged = _replayed(model)
-        duration_us = model.step_us[0]
-        residual_us = unchanged.us[0] - duration_us
-        first = _replay_row(model, UNCHANGED, unchanged.us[0])
-        first["residual_s"] = residual_us / 1e6
-        first["residual_share"] = residual_us / duration_us if duration_us else 0.0
-        predicted = from_tokens(model, models)
-        if predicted is not None and duration_us:
+    for model, unchanged in zip(models, known or map(_replayed, models), strict=True):
+        rows += _replay_rows(model, UNCHANGED, unchanged)
+        predicted = None if model.asynchronous else from_tokens(model, models)
+        if predicted is not None and model.step_us[0]:
             off_us = _replayed(predicted.models[0]).unpolled_us[0] - unchanged.unpolled_us[0]
-            first["tokens_share"] = off_us / duration_us
-        rows.append(first)
+            rows[-1]["tokens_share"] = off_us / model.step_us[0]
         for what, change in changes.items():
             changed = change.changed(model, models) if len(model.requests) >= change.least else None
-            if changed is None:
-                rows.append(_replay_row(model, what, None))
-                continue
-            before = _replayed(changed.before) if changed.before else unchanged
-            found = _saving(changed.before or model, before, changed, change)
-            row = _replay_row(model, what, unchanged.us[0] - found.saved_s[0] * 1e6)
-            for name in ("saved_s", "earlier_s", "least_s", "most_s"):
-                row[name] = getattr(found, name)[0]
-            rows.append(row | {"error_s": found.error_s})
+            found = None
+            if changed is not None:
+                before = _replayed(changed.before) if changed.before else unchanged
+                found = _saving(changed.before or model, before, changed, change)
+            rows += _replay_rows(model, what, unchanged, found)
     return rows
 
 
-def _replay_row(model: Model, what: str, replayed_us: float | None) -> dict[str, Any]:
+def _replay_rows(
+    model: Model, what: str, unchanged: _Lengths, found: _Saving | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each step: unchanged, or with what a change saves, if that is known."""
     names = (
-        "saved_s", "earlier_s", "least_s", "most_s", "error_s", "residual_s", "residual_share",
-        "tokens_share",
+        "replayed_s", "saved_s", "earlier_s", "least_s", "most_s", "error_s", "residual_s",
+        "residual_share", "tokens_share",
     )  # fmt: skip
-    return {
-        "run": model.run,
-        "step": model.steps[0],
-        "what": what,
-        "engine": model.engine,
-        "duration_s": model.step_us[0] / 1e6,
-        "replayed_s": None if replayed_us is None else replayed_us / 1e6,
-        **dict.fromkeys(names),
-    }
+    for place, (step, whole_us) in enumerate(zip(model.steps, model.step_us, strict=True)):
+        own: dict[str, Any] = dict.fromkeys(names)
+        replayed_us = unchanged.us[place]
+        if what == UNCHANGED:
+            residual_us = replayed_us - whole_us
+            own |= {
+                "replayed_s": replayed_us / 1e6,
+                "residual_s": residual_us / 1e6,
+                "residual_share": residual_us / whole_us if whole_us else 0.0,
+            }
+        elif found is not None and found.saved_s:
+            own |= {
+                name: each[place] for name, each in found._asdict().items() if name != "error_s"
+            }
+            own |= {
+                "replayed_s": replayed_us / 1e6 - found.saved_s[place],
+                "error_s": found.error_s,
+            }
+        about = {"run": model.run, "step": step, "what": what, "engine": model.engine}
+        yield {**about, "duration_s": whole_us / 1e6, **own}
 
 
 def _averages(models: Sequence[Model], replays: Rows) -> Rows:
@@ -243,15 +248,10 @@ def _averages(models: Sequence[Model], replays: Rows) -> Rows:
     return rows
 
 
-# The cycle of an asynchronous run.
-
-
-def _cycle_row(run: str, what: str, about: str, **more: Any) -> dict[str, Any]:
-    names = (
-        "steps", "step_s", "replayed_s", "residual_share", "expected_s", "share", "low_s", "high_s",
-        "engine", "undivided_share", "refused",
-    )  # fmt: skip
-    return {"run": run, "what": what, "about": about, **dict.fromkeys(names), **more}
+_OF_CYCLES = (
+    "run", "what", "about", "steps", "step_s", "replayed_s", "residual_share", "expected_s", "share",
+    "low_s", "high_s", "engine", "undivided_share", "refused",
+)  # fmt: skip
 
 
 def cycles(tables: Tables, steps: Steps = None) -> dict[str, Cycle]:
@@ -266,14 +266,15 @@ class Cycle:
     """
 
     def __init__(self, run: str, model: Model | RefusedError) -> None:
-        self.row = _cycle_row(run, UNCHANGED, "as measured")
+        self.row: dict[str, Any] = dict.fromkeys(_OF_CYCLES)
+        self.row |= {"run": run, "what": UNCHANGED, "about": "as measured"}
         if isinstance(model, RefusedError):
             self.row["refused"] = str(model)
             return
         self.model = model
-        self.step_s = model.mean_us / 1e6
-        self.known = {"steps": len(model.steps), "step_s": self.step_s, "engine": model.engine}
-        self.row |= {**self.known, "undivided_share": model.undivided_share}
+        step_s = model.mean_us / 1e6
+        self.row |= {"steps": len(model.steps), "step_s": step_s, "engine": model.engine}
+        self.row["undivided_share"] = model.undivided_share
         if _calls(model, sum(_repeated(model))) > _MOST_CALLS:
             self.row["refused"] = f"a replay takes more than {_MOST_CALLS:,} generate calls"
             return
@@ -282,7 +283,7 @@ class Cycle:
             self.row["refused"] = "the replay waits for samples that are never dispatched"
             return
         replayed_s = fmean(self.unchanged.us) / 1e6
-        error = replayed_s / self.step_s - 1
+        error = replayed_s / step_s - 1
         self.row |= {"replayed_s": replayed_s, "residual_share": error}
         if abs(error) > LARGEST_ERROR:
             self.row["refused"] = (
@@ -290,6 +291,14 @@ class Cycle:
                 f"{'longer' if error > 0 else 'shorter'} than the steps; "
                 f"answers need at most {LARGEST_ERROR:.0%}"
             )
+
+    def answer(self, average: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row of a change, from a row of averages."""
+        replayed_s = self.row["replayed_s"] - average["expected_s"]
+        return dict.fromkeys(_OF_CYCLES) | {
+            **{name: value for name, value in average.items() if name in _OF_CYCLES},
+            "replayed_s": replayed_s,
+        }
 
     def saved_s(self, change: Callable[[Request], Request]) -> dict[int, float]:
         """Return what each step saves with each request changed; empty without an answer."""
@@ -321,38 +330,6 @@ class Cycle:
         return dict(zip(self.model.steps, saved, strict=True)) if saved else {}
 
 
-def _answers(cycle: Cycle) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `asynchronous_what_if` of one run."""
-    yield cycle.row
-    if cycle.row["refused"]:
-        return
-    model, step_s, unchanged = cycle.model, cycle.step_s, cycle.unchanged
-    for what, change in changes_of([model]).items():
-        changed = change.changed(model, [model])
-        if changed is None:
-            continue
-        before = _replayed(changed.before) if changed.before else unchanged
-        found = _saving(changed.before or model, before, changed, change)
-        if not found.saved_s:
-            continue
-        expected = fmean(found.saved_s)
-        # A replay error is not known to be the same with a change.
-        off_s = fmean(before.us) / 1e6 - step_s
-        ends = _interval(found.least_s, found.most_s, model.steps)
-        low, high = _wider(expected, *ends, math.hypot(_NORMAL * found.error_s, off_s))
-        yield _cycle_row(
-            model.run,
-            what,
-            change.about,
-            **cycle.known,
-            replayed_s=fmean(before.us) / 1e6 - expected,
-            expected_s=expected,
-            share=expected / step_s,
-            low_s=low,
-            high_s=high,
-        )
-
-
 def _repeated(model: Model) -> tuple[int, int]:
     """Return how many cycles are replayed before those that count, and how many count."""
     if not model.asynchronous:
@@ -373,9 +350,6 @@ def _cycles(model: Model, before: float, counted: float) -> tuple[int, int]:
 def _calls(model: Model, cycles: int) -> float:
     """Return how many generate calls so many cycles have."""
     return model.calls / len(model.units) * model.batch * len(model.steps) * cycles
-
-
-# Both.
 
 
 def _replayed(model: Model, beyond: str = "line") -> _Lengths:
@@ -402,7 +376,11 @@ def _saving(model: Model, unchanged: _Lengths, changed: Changed, change: Change)
     found = [_saving_of(model, unchanged, each, changed, change) for each in changed.models]
     columns: list[Any] = [*zip(*found, strict=True)]
     saved, earlier, least, most = ([fmean(v) for v in zip(*of, strict=True)] for of in columns[:4])
-    return _Saving(saved, earlier, least, most, fmean(columns[4]))
+    error_s = fmean(columns[4])
+    if model.asynchronous:
+        # A replay error is not known to be the same with a change.
+        error_s = math.hypot(error_s, (fmean(unchanged.us) - model.mean_us) / 1e6 / _NORMAL)
+    return _Saving(saved, earlier, least, most, error_s)
 
 
 def _saving_of(
