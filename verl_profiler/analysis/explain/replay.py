@@ -11,7 +11,7 @@ import heapq
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from verl_profiler.analysis.explain.model import (
 )
 from verl_profiler.analysis.explain.speed import times_by_load
 
-__all__ = ["Begin", "Replayed", "lengths_us", "replay"]
+__all__ = ["Lengths", "lengths_us", "replay"]
 
 _NO_LIMITS = Limits()
 _NO_CALL = Call(0.0, 0.0, 0.0, 0.0, 0.0, None, None)
@@ -37,22 +37,15 @@ _NO_CALL = Call(0.0, 0.0, 0.0, 0.0, 0.0, None, None)
 _SAME_US = 1e-3
 
 
-class Begin(NamedTuple):
-    """The begin of a step, by its place in the cycle, and how long the trainer polled before in vain."""
-
-    place: int
-    at_us: float
-    polled_us: float
-
-
-class Replayed(NamedTuple):
-    """The begins of the steps, and of the one after the last; fewer if the trainer waits in vain.
+class Lengths(NamedTuple):
+    """Lengths of steps, also as if the trainer had not polled in vain; fewer if it waits in vain.
 
     `most` is the maximum number of concurrent calls of each replica; empty if calls do not affect each other.
     """
 
-    begins: list[Begin]
-    most: dict[str, int]
+    us: list[float]
+    unpolled_us: list[float]
+    most: Mapping[str, int]
 
 
 @dataclass(eq=False, slots=True)
@@ -183,9 +176,10 @@ class _Simulation:
         self.taking: Take | None = None
         self.operation = 0
         self.polled_us = 0.0
-        self.begins: list[Begin] = []
+        # Begin of each step, and how long the trainer polled before in vain.
+        self.begins: list[tuple[float, float]] = []
 
-    def run(self) -> Replayed:
+    def run(self) -> Lengths:
         self._dispatch()
         self._advance()
         heap, pop = self.heap, heapq.heappop
@@ -193,7 +187,8 @@ class _Simulation:
             self.now, _, what, which = pop(heap)
             what(which)
         most = {} if self.alone else {name: each.most for name, each in self.replicas.items()}
-        return Replayed(self.begins, most)
+        pairs = [(end - begin, late) for (begin, _), (end, late) in pairwise(self.begins)]
+        return Lengths([us for us, _ in pairs], [us - late for us, late in pairs], most)
 
     def _at(self, time_us: float, what: Callable[[Any], None], which: Any = None) -> None:
         heapq.heappush(self.heap, (time_us, self.number(), what, which))
@@ -207,7 +202,7 @@ class _Simulation:
         while len(self.begins) <= self.steps:
             operation = operations[self.operation % len(operations)]
             if isinstance(operation, Mark):
-                self.begins.append(Begin(operation.place, at_us, self.polled_us))
+                self.begins.append((at_us, self.polled_us))
                 self.polled_us = 0.0
             elif isinstance(operation, Run) and operation.serves == self.serves:
                 at_us += operation.length_us
@@ -238,7 +233,7 @@ class _Simulation:
         self.outstanding -= taking.units
         polled_us = 0.0
         if taking.polls_us:
-            since_us = self.now - self.begins[-1].at_us
+            since_us = self.now - self.begins[-1][0]
             polled_us = _polled_us(taking, since_us) - since_us
         self.polled_us += polled_us
         self._at(self.now + polled_us + taking.lag_us, self._advance)
@@ -453,7 +448,7 @@ def _polled_us(taking: Take, since_us: float) -> float:
     return polls_us[-1] - ((polls_us[-1] - (since_us - 1)) // taking.poll_us) * taking.poll_us
 
 
-def replay(model: Model, steps: int = 1, beyond: str = "line") -> Replayed:
+def replay(model: Model, steps: int = 1, beyond: str = "line") -> Lengths:
     """Repeat the operations of a model until this many steps have ended.
 
     Args:
@@ -468,8 +463,5 @@ def lengths_us(
     model: Model, steps: int = 1, beyond: str = "line", *, polls: bool = True
 ) -> list[float]:
     """Return the lengths of the replayed steps; without `polls`, as if no poll came too late."""
-    begins = replay(model, steps, beyond).begins
-    return [
-        end.at_us - begin.at_us - (0.0 if polls else end.polled_us)
-        for begin, end in pairwise(begins)
-    ]
+    found = replay(model, steps, beyond)
+    return found.us if polls else found.unpolled_us

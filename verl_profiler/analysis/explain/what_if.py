@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from verl_profiler.analysis.explain.changes import (
 )
 from verl_profiler.analysis.explain.model import TRAINING, Model, Request, Run, Take, measured_us
 from verl_profiler.analysis.explain.rebuilding import TOKEN_PART, step_models
-from verl_profiler.analysis.explain.replay import replay
+from verl_profiler.analysis.explain.replay import Lengths, replay
 from verl_profiler.analysis.explain.speed import grows_with_load
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_steps
 from verl_profiler.reading.detail_notes import too_large
@@ -64,14 +63,6 @@ LARGEST_ERROR = 0.10
 _BEFORE, _COUNTED = 10, 20
 _BEFORE_MANY, _COUNTED_MANY = 2, 2
 _REPEATED_CALLS, _MOST_CALLS = 30_000, 200_000
-
-
-class _Lengths(NamedTuple):
-    """Replayed lengths of each step of a model, with and without polls, and the most calls of replicas."""
-
-    us: list[float]
-    unpolled_us: list[float]
-    most: Mapping[str, int]
 
 
 class _Saving(NamedTuple):
@@ -148,7 +139,7 @@ def asynchronous_what_if(
     return rows
 
 
-def _replays(models: Sequence[Model], known: Sequence[_Lengths] = ()) -> Rows:
+def _replays(models: Sequence[Model], known: Sequence[Lengths] = ()) -> Rows:
     """Return a row of `step_replays` of each step of one run; `known` are the replays without a change."""
     changes = changes_of(models)
     rows: Rows = []
@@ -169,7 +160,7 @@ def _replays(models: Sequence[Model], known: Sequence[_Lengths] = ()) -> Rows:
 
 
 def _replay_rows(
-    model: Model, what: str, unchanged: _Lengths, found: _Saving | None = None
+    model: Model, what: str, unchanged: Lengths, found: _Saving | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each step: unchanged, or with what a change saves, if that is known."""
     names = (
@@ -352,26 +343,21 @@ def _calls(model: Model, cycles: int) -> float:
     return model.calls / len(model.units) * model.batch * len(model.steps) * cycles
 
 
-def _replayed(model: Model, beyond: str = "line") -> _Lengths:
+def _replayed(model: Model, beyond: str = "line") -> Lengths:
     """Replay a model, a cycle repeatedly; no lengths if the trainer waits for what is never dispatched."""
     places = len(model.steps)
     before, counted = _repeated(model)
-    total = (before + counted) * places
-    begins, most = replay(model, total, beyond)
-    if len(begins) <= total:
-        return _Lengths([], [], most)
-    sums, polled = [0.0] * places, [0.0] * places
-    for begin, end in list(pairwise(begins))[before * places :]:
-        sums[begin.place] += end.at_us - begin.at_us
-        polled[begin.place] += end.polled_us
-    return _Lengths(
-        [us / counted for us in sums],
-        [(us - late) / counted for us, late in zip(sums, polled, strict=True)],
-        most,
-    )
+    found = replay(model, (before + counted) * places, beyond)
+    if len(found.us) < (before + counted) * places:
+        return Lengths([], [], found.most)
+
+    def means(us: list[float]) -> list[float]:
+        return [fmean(us[before * places + place :: places]) for place in range(places)]
+
+    return Lengths(means(found.us), means(found.unpolled_us), found.most)
 
 
-def _saving(model: Model, unchanged: _Lengths, changed: Changed, change: Change) -> _Saving:
+def _saving(model: Model, unchanged: Lengths, changed: Changed, change: Change) -> _Saving:
     """Return what a change saves: the mean over the changed models."""
     found = [_saving_of(model, unchanged, each, changed, change) for each in changed.models]
     columns: list[Any] = [*zip(*found, strict=True)]
@@ -384,7 +370,7 @@ def _saving(model: Model, unchanged: _Lengths, changed: Changed, change: Change)
 
 
 def _saving_of(
-    model: Model, unchanged: _Lengths, other: Model, changed: Changed, change: Change
+    model: Model, unchanged: Lengths, other: Model, changed: Changed, change: Change
 ) -> _Saving:
     if other is model:
         nothing = [0.0] * len(unchanged.us)
@@ -424,17 +410,17 @@ def _serves_alike(model: Model, other: Model) -> bool:
     )
 
 
-def _retimed(model: Model, unchanged: _Lengths, other: Model) -> _Lengths:
+def _retimed(model: Model, unchanged: Lengths, other: Model) -> Lengths:
     """Return the lengths with other operations of the trainer, but the same requests."""
     more_us = other.busy_us - model.busy_us
     polls = any(isinstance(each, Take) and each.polls_us for each in other.operations)
     unpolled = [us + more_us for us in unchanged.unpolled_us]
-    return _Lengths(
+    return Lengths(
         [us + more_us for us in unchanged.us] if polls else unpolled, unpolled, unchanged.most
     )
 
 
-def _unseen(other: Model, replayed: _Lengths, change: Change) -> bool:
+def _unseen(other: Model, replayed: Lengths, change: Change) -> bool:
     """Return whether replicas may run more concurrent calls than recorded."""
     if not other.asynchronous:
         return change.beyond
