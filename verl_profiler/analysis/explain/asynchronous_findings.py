@@ -215,7 +215,7 @@ def _of_devices(pools: _Pools, *, lends: bool) -> list[Finding]:
             gain,
             accounts[0],
             reason=_LEND if lends and rollout else "",
-            pastes=rollout is not None,
+            fixable=rollout is not None,
         )
         for name, pool, accounts, gain in found
         if pool.spent(*accounts) >= RULES[name].least * pool.step_s
@@ -335,6 +335,7 @@ def _row(
     who: str = "",
     kind: str | None = None,
     rule: Rule | None = None,
+    fixable: bool = True,
     **more: Any,
 ) -> Finding:
     """Return a finding; `by_step` are the seconds that it is about, of each of the pool's devices."""
@@ -342,7 +343,7 @@ def _row(
     if kind is None:
         kind = "account" if culprit in ACCOUNTS else ""
     places = [Place(step, {named: spent}) for step, spent in by_step.items()]
-    cost = lost_to(pool.run, name, kind, named, places)
+    cost = lost_to(pool.run, name, kind, named, places, fixable=fixable)
     more |= {"lost_s": (cost.lost_s or 0.0) / len(pool.steps), "who": who, "proof": None}
     own = pool.of(rule.categories)
     return finding_of(pool, name, rule, gain, own, cost.culprit, by_step, **more)

@@ -70,10 +70,8 @@ class Finding:
         replayed: Number of replayed steps; None if not from a replay.
         mostly_step: The step with more than half of it, of three or more.
         where: Where it is, if not where the culprit is.
-        cause: What was measured besides.
         between: Whether all of it lies between steps.
         proof: A command that fails on the changed run if less than half of the gain was achieved.
-        pastes: Whether the rule's fixes are for this case.
     """
 
     run: str
@@ -94,10 +92,8 @@ class Finding:
     replayed: int | None = None
     mostly_step: int | None = None
     where: str | None = None
-    cause: str = ""
     between: bool = False
     proof: str | None = None
-    pastes: bool = True
 
     def row(self, facts: Facts | None = None) -> dict[str, Any]:
         """Return the finding as it is printed, with what to paste into a run of these facts, if they are known."""
@@ -114,7 +110,7 @@ class Finding:
         sentence = (
             rule.sentence if culprit.who else rule.sentence.replace("(most: {who})", "({who})")
         )
-        names = rule.fixes if self.pastes else ()
+        names = rule.fixes if culprit.fixable else ()
         overrides, files = fixes_of(names, facts) if facts is not None else (list[str](), {})
         return {
             "run": self.run,
@@ -139,7 +135,7 @@ class Finding:
             "where": culprit.where if self.where is None else self.where,
             "evidence": culprit.evidence,
             "message": sentence.format(**filled),
-            "cause": self.cause or culprit.because or rule.cause,
+            "cause": culprit.because or rule.cause,
             "advice": ((culprit.who and rule.named_advice) or rule.advice).format(**filled),
             "proof": self.proof,
             "shows": list(rule.shows),
@@ -334,7 +330,6 @@ def of_rule(
         low_s=resampled["low_s"] if resampled else None,
         high_s=resampled["high_s"] if resampled else None,
         replayed=resampled["steps"] if resampled else None,
-        pastes=culprit.fixable,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.speed import Speed
+from verl_profiler.analysis.selection import grouped
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["PassTimes", "pass_times"]
@@ -56,8 +57,7 @@ def pass_times(tables: Tables) -> dict[str, dict[str, PassTimes]]:
     """
     if not tables.has_events("engine_iterations"):
         return {}
-    rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in tables.rows(
+    rows = tables.rows(
         f"""
         SELECT run, name, busy_us, iterations, decode_requests, coalesce(prefill_tokens, 0) AS
             prefill_tokens, coalesce(context_tokens, 0) AS context_tokens, every
@@ -66,14 +66,12 @@ def pass_times(tables: Tables) -> dict[str, dict[str, PassTimes]]:
             WHERE busy_us > 0 AND iterations > 0 AND decode_requests >= 0)
         WHERE place % every = 0 ORDER BY run, name, begin_us
         """
-    ):
-        rows.setdefault(row["run"], {}).setdefault(row["name"], []).append(row)
+    )
     found: dict[str, dict[str, PassTimes]] = {}
-    for run, replicas in rows.items():
-        for name, own in replicas.items():
-            fitted = _fitted(own)
-            if fitted is not None:
-                found.setdefault(run, {})[name] = fitted
+    for (run, name), own in grouped(rows, "run", "name").items():
+        fitted = _fitted(own)
+        if fitted is not None:
+            found.setdefault(run, {})[name] = fitted
     return found
 
 

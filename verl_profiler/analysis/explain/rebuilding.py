@@ -100,7 +100,12 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[Model]:
     )
     rows = recorded(tables, within)
     pools = pools_of(tables, within, rows.tools)
-    rollouts = _by_step(rows)
+    finished = (row for row in rows.requests if row["finished"] and row["request_id"] is not None)
+    calls, tools = (grouped(own, "run", "step") for own in rows[1:])
+    rollouts = {
+        key: Recorded(own, calls.get(key, []), tools.get(key, []))
+        for key, own in grouped(finished, "run", "step").items()
+    }
     poll_times = polls_of(tables, steps)
     uneven = uneven_us(tables, steps)
     phases = after_us(tables, steps)
@@ -275,17 +280,6 @@ def _polled(
     if poll_times or wait_begin is None or not 0 <= wait_end - last <= _POLL_US:
         return [], poll
     return list(range(wait_end, wait_begin, -_POLL_US))[::-1], poll
-
-
-def _by_step(rows: Recorded) -> dict[tuple[str, int], Recorded]:
-    """Return the rows of each step with finished requests."""
-    found: dict[tuple[str, int], Recorded] = {}
-    for place, own in enumerate(rows):
-        for row in own:
-            if place or (row["finished"] and row["request_id"] is not None):
-                steps = found.setdefault((row["run"], row["step"]), Recorded([], [], []))
-                steps[place].append(row)
-    return {key: own for key, own in found.items() if own.requests}
 
 
 def _waited_us(calls: Iterable[Mapping[str, Any]], full: int) -> float:

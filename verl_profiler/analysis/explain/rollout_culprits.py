@@ -61,7 +61,7 @@ def late_s(row: Mapping[str, Any]) -> float:
 
 
 def requests(earlier: Earlier) -> Iterator[Named]:
-    """Find the prompt group, worker, replica or host whose requests end last."""
+    """Find the prompt group, worker or replica whose requests end last."""
     tables, steps = earlier.tables, earlier.steps
     lasts = tables.rows(
         f"""
@@ -73,26 +73,24 @@ def requests(earlier: Earlier) -> Iterator[Named]:
             FROM lasts AS l JOIN engine_calls AS c USING (run, step, name, request_id)
             GROUP BY l.run, l.step
         )
-        SELECT l.*, s.replica, p.host FROM lasts AS l LEFT JOIN served AS s USING (run, step)
-        LEFT JOIN processes AS p USING (run, name) ORDER BY run, step
+        SELECT l.*, s.replica FROM lasts AS l LEFT JOIN served AS s USING (run, step) ORDER BY run, step
         """
     )
-    shares = {
-        "prompt group": shares_of(tables, "sample", "requests", steps),
-        "worker": shares_of(tables, "name", "requests", steps),
-        "replica": shares_of(tables, "engine_name", "engine_calls", steps),
-    }
+    kinds = (
+        ("prompt group", "sample", shares_of(tables, "sample", "requests", steps)),
+        ("worker", "name", shares_of(tables, "name", "requests", steps)),
+        ("replica", "replica", shares_of(tables, "engine_name", "engine_calls", steps)),
+    )
     longer = tails(earlier)
-    columns = {"prompt group": "sample", "worker": "name", "replica": "replica"}
     for run, own in by_run(lasts).items():
         candidates: list[Culprit] = []
-        for kind, column in columns.items():
+        for kind, column, shares in kinds:
             known = [
                 row
                 for row in own
                 if row[column] is not None and row["because"] in _REASONS_OF[kind]
             ]
-            members = shares[kind].get(run, {})
+            members = shares.get(run, {})
             if len(members) > 1 and 2 * len(known) >= len(own):
                 places = [
                     Place(
