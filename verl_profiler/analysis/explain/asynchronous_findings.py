@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from verl_profiler.analysis.explain.finding import (
 from verl_profiler.analysis.explain.fixes import Facts, fits
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.rules import RULES, Rule
-from verl_profiler.analysis.selection import Rows, Steps, by_run, steps_of
+from verl_profiler.analysis.selection import Rows, Steps, by_run, steps_of, summed
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.reading.tables.tables import Tables
@@ -241,23 +240,20 @@ def _of_engines(tables: Tables, pools: _Pools) -> list[Finding]:
     waited = pools.trainer.spent("waiting_for_samples", *(_GENERATING if pools.shared else ()))
     steps = pool.steps[0], pool.steps[-1]
     rows = lost_by_engine(tables, steps, last_only=False)
-    calls_s, found = defaultdict[int, float](float), list[Finding]()
     own = [row for row in rows if row["run"] == pool.run and row["step"] in generating]
-    for row in own:
-        calls_s[row["step"]] += row["calls_s"]
+    calls_s, found = summed(own, "calls_s", "step"), list[Finding]()
     for name, sentence in _LOST_IN_ENGINES.items():
         rule = replace(RULES[name], sentence=sentence)
-        by_engine, by_step = defaultdict[str, float](float), dict.fromkeys(pool.steps, 0.0)
-        for row in own:
-            if row[name] and calls_s[row["step"]]:
-                by_engine[row["engine_name"]] += row[name]
-                part = row[name] / calls_s[row["step"]]
-                by_step[row["step"]] += part * generating[row["step"]]
+        by_engine, lost_s = summed(own, name, "engine_name"), summed(own, name, "step")
+        by_step = {
+            step: lost_s.get(step, 0.0) / (calls_s.get(step) or 1.0) * generating[step]
+            for step in pool.steps
+        }
         whole = sum(by_step.values()) / len(pool.steps)
         enough = waited >= rule.least * pools.trainer.step_s and waited > 0
-        if whole >= rule.least * pool.step_s and enough and by_engine:
-            most, lost_s = max(by_engine.items(), key=lambda each: (each[1], each[0]))
-            engine = most if lost_s > sum(by_engine.values()) / 2 else ""
+        if whole >= rule.least * pool.step_s and enough and any(by_engine.values()):
+            most = next(iter(by_engine))
+            engine = most if by_engine[most] > sum(by_engine.values()) / 2 else ""
             kind = "replica" if engine else ""
             found.append(_row(name, pool, by_step, waited, engine, kind=kind, rule=rule))
     return found

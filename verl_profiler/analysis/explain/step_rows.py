@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from verl_profiler.analysis.selection import grouped, summed
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
@@ -64,8 +65,7 @@ def memory_bound_steps(tables: Tables, steps: Sequence[int]) -> set[tuple[str, i
 
 def polls_of(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], list[int]]:
     """Find the trainer's polls: its first TransferQueue call after a pause."""
-    poll_times: dict[tuple[str, int], list[int]] = {}
-    for row in tables.rows(
+    rows = tables.rows(
         f"""
         WITH calls AS (
             SELECT t.run, t.step, t.begin_us, p.begin_us AS wait_begin_us,
@@ -78,9 +78,9 @@ def polls_of(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], list
         SELECT run, step, begin_us FROM calls
         WHERE before_us IS NULL OR begin_us - before_us > {APART_US} ORDER BY run, step, begin_us
         """
-    ):
-        poll_times.setdefault((row["run"], row["step"]), []).append(row["begin_us"])
-    return poll_times
+    )
+    polls = grouped(rows, "run", "step").items()
+    return {key: [row["begin_us"] for row in own] for key, own in polls}
 
 
 def uneven_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
@@ -88,8 +88,7 @@ def uneven_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], flo
 
     The time that a rank waits in collectives for ranks that start a batch later is not its own.
     """
-    uneven: dict[tuple[str, int], float] = {}
-    for row in tables.rows(
+    rows = tables.rows(
         f"""
         WITH ranks AS (
             SELECT p.run, p.step, p.phase, p.begin_us, r.event, r.name,
@@ -126,7 +125,5 @@ def uneven_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], flo
         SELECT run, step, max_by(uneven_us, most_us) AS uneven_us
         FROM events GROUP BY run, step, phase, begin_us ORDER BY run, step, begin_us
         """
-    ):
-        key = row["run"], row["step"]
-        uneven[key] = uneven.get(key, 0.0) + row["uneven_us"]
-    return uneven
+    )
+    return summed(rows, "uneven_us", "run", "step")
