@@ -128,7 +128,7 @@ def lost_to(
 def concentration(
     kind: str,
     places: Sequence[Place],
-    shares: Mapping[str, float],
+    shares: Mapping[str, float] | int,
     *,
     unit: str = "step",
     verb: str = "last",
@@ -139,7 +139,8 @@ def concentration(
     Args:
         kind: The kind of member.
         places: Independent occurrences.
-        shares: Expected share of places that each member leads if all are alike; sums to 1.
+        shares: Expected share of places that each member leads if all are alike, which sum to 1; or how
+            many members have equal ones.
         unit: The name of a place, for display.
         verb: The meaning of leading, for display.
         clear: The leader is apart from the others by much more than they are among each other.
@@ -150,19 +151,21 @@ def concentration(
         return Culprit(kind, None, f"no single {kind}: no difference")
     top = max(totals, key=lambda who: (totals[who], who))
     often, part = sum(place.leader == top for place in places), totals[top] / whole
-    chance = min(_at_least(often, len(places), shares.get(top, 0.0)) * len(shares), 1.0)
+    members = shares if isinstance(shares, int) else len(shares)
+    share = 1 / max(shares, 1) if isinstance(shares, int) else shares.get(top, 0.0)
+    chance = min(_at_least(often, len(places), share) * members, 1.0)
     evidence = _evidence(places, top)
     where = _where(verb, often, places, unit)
     level = _CHANCE_IF_CLEAR if clear else _CHANCE
-    if len(shares) > 1 and chance < level and part >= _MOST and often >= _LEADS * len(places):
+    if members > 1 and chance < level and part >= _MOST and often >= _LEADS * len(places):
         return Culprit(kind, top, top, where, chance, evidence)
     mostly = f"{top} {where}"
-    if len(shares) < 2:
+    if members < 2:
         text = f"{top}, the only {kind}"
     elif often == len(places):
         text = f"not significant: {mostly}, possibly by chance"
     else:
-        text = f"no single {kind}: spread over {len(shares)} ({mostly})"
+        text = f"no single {kind}: spread over {members} ({mostly})"
     return Culprit(kind, None, text, where, chance, evidence)
 
 

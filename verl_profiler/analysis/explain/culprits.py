@@ -201,7 +201,8 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
                 ]
                 if not own:
                     continue
-                shares = _alike(max(row["many"] for row in own), (row["who"] for row in own))
+                # Some never led.
+                many = max(len({row["who"] for row in own}), *(row["many"] for row in own))
                 places = [
                     Place(row["step"], {row["who"]: late_s(row)}, row["phase"]) for row in own
                 ]
@@ -211,7 +212,7 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
                     and late_s(row) * 1e6 > _CLEAR * max(row["next_us"] - row["first_us"], 1)
                     for row in own
                 )
-                culprit = concentration(kind, places, shares, unit="phase", clear=clear)
+                culprit = concentration(kind, places, many, unit="phase", clear=clear)
                 lost = sum(late_s(row) for row in own if row["who"] == culprit.who)
                 if not best or lost > _MORE_THAN_A_RANK * best[0][1]:
                     best = [(culprit, lost)]
@@ -225,13 +226,6 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
 # The last of a group is clearly late if it is later than the others' ends are apart, so many times.
 _CLEAR = 5
 _MORE_THAN_A_RANK = 1.25
-
-
-def _alike(many: int, seen: Iterable[str]) -> dict[str, float]:
-    """Return equal shares for all members; those that never led get placeholder names."""
-    names = list(dict.fromkeys(seen))
-    names += [f"another {number}" for number in range(many - len(names))]
-    return dict.fromkeys(names, 1 / max(many, len(names)))
 
 
 # Host memory that grows in each of so many steps, by so much on average.

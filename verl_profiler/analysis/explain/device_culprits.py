@@ -49,13 +49,13 @@ def _culprit(rows: Rows) -> Culprit:
     hosts = dict.fromkeys(row["host"] for row in rows)
     for kind in ("device", "host"):
         groups: dict[tuple[int, str], dict[str, list[float]]] = {}
-        members: dict[str, None] = {}
+        members: set[str] = set()
         for row in rows:
             host = str(row["host"])
             name = host if kind == "host" else str(row["device"])
             if kind == "device" and len(hosts) > 1:
                 name = f"{name} on {host}"
-            members[name] = None
+            members.add(name)
             group = groups.setdefault((row["step"], row["phase"]), {})
             group.setdefault(name, []).append(row["idle_s"])
         places = [
@@ -73,8 +73,7 @@ def _culprit(rows: Rows) -> Culprit:
                 for place in places
                 if len(place.lost_s) == len(members)
             ]
-            shares = dict.fromkeys(members, 1 / len(members))
-            culprit = concentration(kind, beyond, shares, unit="phase", verb="most idle")
+            culprit = concentration(kind, beyond, len(members), unit="phase", verb="most idle")
             if culprit.who is not None:
                 return culprit
     means = _mean_by_phase(rows)

@@ -24,10 +24,9 @@ def engines(earlier: Earlier) -> Iterator[Named]:
     shares = shares_of(tables, "engine_name", "engine_calls", steps)
     for run, own in by_run(lost_by_engine(tables, steps)).items():
         by_calls = shares.get(run, {})
-        alike = dict.fromkeys(by_calls, 1 / max(len(by_calls), 1))
         for finding, about in _ABOUT.items():
             # A replica that gets more calls than others is itself a reason to queue there.
-            expected = alike if finding in _QUEUES else by_calls
+            expected = len(by_calls) if finding in _QUEUES else by_calls
             lost = [row for row in own if row[finding]]
             last = {row["step"]: row["request_id"] for row in lost}
             places = [

@@ -296,7 +296,7 @@ def _most(rows: Rows, column: str, verb: str) -> Culprit:
         Place(step, {who: max(n - sum(each.values()) / len(names), 0.0) for who, n in each.items()})
         for step, each in by_step.items()
     ]
-    return concentration("replica", places, dict.fromkeys(names, 1 / len(names)), verb=verb)
+    return concentration("replica", places, len(names), verb=verb)
 
 
 def slow_replicas(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
@@ -319,9 +319,8 @@ def slow_replicas(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Ite
         places = [place for place in lost if max(place.lost_s.values()) > 0]
         if not places:
             continue
-        shares = dict.fromkeys(names, 1 / len(names))
         # Each step has many calls of each replica.
-        culprit = concentration("replica", places, shares, verb="slowest per token", clear=True)
+        culprit = concentration("replica", places, len(names), verb="slowest per token", clear=True)
         cuts = f"""
             SELECT run, step, name, request_id, 'slow' AS who, sum(decode_us * part) AS cut_us
             FROM engine_call_times JOIN (SELECT unnest($steps) AS step,
