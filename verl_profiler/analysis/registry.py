@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 
@@ -42,44 +43,27 @@ def _kept(
     return tables.table_cache.document(name, [made_from], make)
 
 
-def _summarized(tables: Tables, steps: Steps) -> dict[str, Rows]:
-    # Imported here because most commands find their answer in the cache.
-    from verl_profiler.analysis.engine import engine_times, replica_balance
-    from verl_profiler.analysis.event_loop import loop_lags
-    from verl_profiler.analysis.memory import memory_peaks
-    from verl_profiler.analysis.profiler import profiler_cost
-    from verl_profiler.analysis.requests import (
-        request_parts,
-        request_times,
-        slowest_requests,
-        turns_per_request,
-    )
-    from verl_profiler.analysis.rollout import step_tail
-    from verl_profiler.analysis.steps import step_phases, step_times
-    from verl_profiler.analysis.tools import tool_times
-    from verl_profiler.analysis.transfers import transfer_totals, weight_sync
-    from verl_profiler.analysis.workers import rank_balance, rollout_balance
+# Those of the summary by their modules, in reading order.
+_SUMMARIZED = {
+    "steps": ("step_times", "step_phases"),
+    "rollout": ("step_tail",),
+    "requests": ("request_times", "request_parts", "turns_per_request", "slowest_requests"),
+    "tools": ("tool_times",),
+    "engine": ("engine_times", "replica_balance"),
+    "workers": ("rollout_balance", "rank_balance"),
+    "transfers": ("weight_sync", "transfer_totals"),
+    "event_loop": ("loop_lags",),
+    "memory": ("memory_peaks",),
+    "profiler": ("profiler_cost",),
+}
 
+
+def _summarized(tables: Tables, steps: Steps) -> dict[str, Rows]:
     found: dict[str, Rows] = {}
-    for analysis in (
-        step_times,
-        step_phases,
-        step_tail,
-        request_times,
-        request_parts,
-        turns_per_request,
-        slowest_requests,
-        tool_times,
-        engine_times,
-        replica_balance,
-        rollout_balance,
-        rank_balance,
-        weight_sync,
-        transfer_totals,
-        loop_lags,
-        memory_peaks,
-        profiler_cost,
-    ):
-        with doing(f"analysis {analysis.__name__}"):
-            found[analysis.__name__] = analysis(tables, steps)
+    for name, analyses in _SUMMARIZED.items():
+        # Imported here because most commands find their answer in the cache.
+        module = importlib.import_module(f"verl_profiler.analysis.{name}")
+        for analysis in analyses:
+            with doing(f"analysis {analysis}"):
+                found[analysis] = getattr(module, analysis)(tables, steps)
     return found
