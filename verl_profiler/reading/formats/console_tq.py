@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -22,22 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.reading.formats.console_log import STDIN, ConsoleLine, file_lines, lines_of
+from verl_profiler.reading.tables.schemas import TQ_STAGES
 
-__all__ = [
-    "CLIENT",
-    "KIND",
-    "MIB",
-    "OPERATIONS",
-    "STEP",
-    "Line",
-    "Seen",
-    "Unreadable",
-    "lines",
-    "read_cost",
-    "read_fields",
-]
+__all__ = ["CALL_STAGES", "MIB", "Record", "records"]
 
 MIB = 1 << 20
+# The lines of a call, in the order in which they are written.
+CALL_STAGES = (
+    "FUNCTION_START",
+    *(f"{stage.upper()}_{end}" for stage in TQ_STAGES for end in ("START", "END")),
+    "FUNCTION_END",
+)
 # A line without any of these is not looked at.
 _NEEDLES = ("[TQ-", "cost time", "step:")
 _MARK = re.compile(
@@ -47,13 +42,13 @@ _MARK = re.compile(
 _WALL = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[,.](\d{1,6}))?")
 # Where the next line begins, when the line end between two is lost.
 _NEXT_LINE = re.compile(r"(?:[A-Z]{1,20}:)?\d{4}-\d\d-\d\d[ T]\d\d:")
-KIND = re.compile(r"\[TQ-(TRACE|DETAIL|LOG)\]")
+_KIND = re.compile(r"\[TQ-(TRACE|DETAIL|LOG)\]")
 _TASK = re.compile(r"Task (\S+) \(pid=([0-9]{1,9})\) is (getting|writing)\b")
 _ROWS = re.compile(r"len_samples=([0-9]{1,12})")
 _COST = re.compile(r", cost time: ([0-9.]{1,40}(?:e[+-]?[0-9]{1,4})?)")
-STEP = re.compile(r"step:([0-9]{1,9}) - ")
-CLIENT = re.compile(r"TQ_CLIENT_(GET|PUT)_(START|END)")
-OPERATIONS = {
+_STEP = re.compile(r"step:([0-9]{1,9}) - ")
+_CLIENT = re.compile(r"TQ_CLIENT_(GET|PUT)_(START|END)")
+_OPERATIONS = {
     "TQ_GET": "tq_get",
     "TQ_PUT": "tq_put",
     "TQ_GET_META": "tq_meta",
@@ -73,51 +68,41 @@ _LIMITS = {"timestamp": 9e9, "data_size_mb": 1e12, "throughput_mbps": 1e12, "dat
 _NAMES = {"trace_id", "func", "stage", "call", "status", "batch_size", "op"}
 
 
-class Unreadable(Exception):  # noqa: N818
+class _UnreadableError(Exception):
     """A line is not what its mark announces; the message has the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """What one process wrote, from the mark on.
+@dataclass(slots=True)
+class Record:
+    """What one process wrote as one line.
 
     Args:
-        where: File and line number.
-        text: From the mark to the end.
+        kind: `TRACE`, `DETAIL`, `LOG`, `verl` for verl's own, or `step` for the trainer's metrics.
+        event: `call`, or the transfer, such as `tq_get`.
+        stage: One of `CALL_STAGES`; of a transfer `START` or `END`.
+        fields: The known fields, by name.
+        more: The others.
         actor: The class or name in Ray's prefix.
-        pid: The process in it.
+        process: The process in it, as it is shown: `WorkerDict pid=11 ip=10.0.0.2`; empty without one.
         host: The node in it; empty on the driver's.
         wall_us: The logger's time, in microseconds since 1970, as if it were UTC.
         repeated: How many lines Ray shows as this one.
-        whole: The line has its end.
+        order: Its place among the records.
+        digest: Of its text; equal for copies of the line.
     """
 
-    where: str
-    text: str
+    kind: str
+    event: str
+    stage: str
+    fields: dict[str, Any]
+    more: dict[str, str]
     actor: str
-    pid: int | None
+    process: str
     host: str
     wall_us: int | None
     repeated: int
-    whole: bool
-
-    @property
-    def process(self) -> str:
-        """Return the process as it is shown: `WorkerDict pid=11 ip=10.0.0.2`; empty if unknown."""
-        if self.pid is None:
-            return ""
-        name = f"{self.actor} pid={self.pid}".strip()
-        return f"{name} ip={self.host}" if self.host else name
-
-
-@dataclass(slots=True)
-class Seen:
-    """A line that was read: its fields, who wrote it and when."""
-
-    line: Line
-    fields: dict[str, Any]
-    more: dict[str, str]
     order: int
+    digest: int
 
     @property
     def at_us(self) -> int | None:
@@ -126,27 +111,43 @@ class Seen:
         return None if seconds is None else round(seconds * 1e6)
 
 
-def lines(paths: Iterable[Path], problems: list[str], utc_offset_s: int = 0) -> Iterator[Line]:
+def records(
+    paths: Iterable[Path],
+    problems: list[str],
+    unreadable: Callable[[str], None],
+    utc_offset_s: int = 0,
+) -> Iterator[Record]:
     """Give what the logs say about TransferQueue, and their step lines.
 
     Args:
         paths: Console logs, compressed or not; `-` is standard input.
         problems: What is wrong with a file is added here.
+        unreadable: Takes each line that cannot be read, with the reason.
         utc_offset_s: How far the logs' clocks are ahead of UTC.
 
     Raises:
         ReadingError: A log cannot be opened.
     """
+    order = 0
     for path in paths:
         shown = "standard input" if path == STDIN else path.name
         for number, raw in file_lines(path, problems):
-            if any(needle in raw for needle in _NEEDLES):
-                for line in lines_of(raw, number):
-                    yield from _marked(shown, line, utc_offset_s)
+            if not any(needle in raw for needle in _NEEDLES):
+                continue
+            for line in lines_of(raw, number):
+                for text, wall_us, whole in _marked(line, utc_offset_s):
+                    order += 1
+                    try:
+                        found = _record(text, line, wall_us, order, whole=whole)
+                    except _UnreadableError as reason:
+                        unreadable(f"{shown}:{number} ({reason}): {text[:120]}")
+                    else:
+                        if found is not None:
+                            yield found
 
 
-def _marked(shown: str, line: ConsoleLine, utc_offset_s: int) -> Iterator[Line]:
-    """Cut a line at its marks: two may stand in one."""
+def _marked(line: ConsoleLine, utc_offset_s: int) -> Iterator[tuple[str, int | None, bool]]:
+    """Cut a line at its marks, as two may stand in one; yield text, time, and whether it has its end."""
     found = list(_MARK.finditer(line.text))
     begin = 0
     for place, match in enumerate(found):
@@ -161,16 +162,7 @@ def _marked(shown: str, line: ConsoleLine, utc_offset_s: int) -> Iterator[Line]:
         wall_us = None
         for wall in _WALL.finditer(head):
             wall_us = _wall_us(wall, utc_offset_s)
-        yield Line(
-            where=f"{shown}:{line.number}",
-            text=text.strip(),
-            actor=line.process or "",
-            pid=line.pid,
-            host=line.ip or "",
-            wall_us=wall_us,
-            repeated=line.repeated,
-            whole=line.whole or not last,
-        )
+        yield text.strip(), wall_us, line.whole or not last
 
 
 def _wall_us(match: re.Match[str], utc_offset_s: int) -> int | None:
@@ -189,20 +181,63 @@ def _wall_s(text: str) -> int | None:
     return round(moment.timestamp())
 
 
-def read_fields(line: Line, order: int) -> Seen:
-    """Read the fields of a `[TQ-…]` line.
-
-    Raises:
-        Unreadable: One of them has another type than its name implies, or the line has no end.
-    """
-    if not line.whole:
-        raise Unreadable("the line has no end")
-    values: dict[str, Any] = {}
+def _record(
+    text: str, line: ConsoleLine, wall_us: int | None, order: int, *, whole: bool
+) -> Record | None:
+    """Read a line; None for one of verl's own without a time."""
     more: dict[str, str] = {}
-    for part in line.text.partition("]")[2].split("|"):
+    event = "call"
+    step, marked = _STEP.match(text), _KIND.match(text)
+    if step is not None:
+        kind, fields = "step", {"step": int(step[1]), "stage": ""}
+    elif marked is None:
+        kind, fields = "verl", _cost_fields(text, whole=whole)
+        if fields is None:
+            return None
+    else:
+        kind, fields = marked[1], _fields(text, more, whole=whole)
+    stage = fields.get("stage", "")
+    client = _CLIENT.fullmatch(stage) if kind == "DETAIL" else None
+    if client is not None:
+        event, stage = f"tq_{client[1].lower()}", client[2]
+    elif kind == "LOG":
+        event = _OPERATIONS.get(fields.get("op", ""), "")
+        if not event or stage not in ("START", "END"):
+            raise _UnreadableError("unknown op or stage")
+    elif kind == "DETAIL" or (kind == "TRACE" and stage not in CALL_STAGES):
+        raise _UnreadableError(f"unknown stage {stage}")
+    if kind == "TRACE" and "func" not in fields:
+        raise _UnreadableError("no func")
+    needed = "total_duration" if stage == "FUNCTION_END" else "duration"
+    if stage.endswith("END") and needed not in fields:
+        raise _UnreadableError(f"no {needed}")
+    process = f"{line.process or ''} pid={line.pid}".strip() if line.pid is not None else ""
+    process += f" ip={line.ip}" if process and line.ip else ""
+    return Record(
+        kind=kind,
+        event=event,
+        stage=stage,
+        fields=fields,
+        more=more,
+        actor=line.process or "",
+        process=process,
+        host=line.ip or "",
+        wall_us=wall_us,
+        repeated=line.repeated,
+        order=order,
+        digest=hash((process, wall_us, text)),
+    )
+
+
+def _fields(text: str, more: dict[str, str], *, whole: bool) -> dict[str, Any]:
+    """Return the fields of a `[TQ-…]` line; those without a known name go to `more`."""
+    if not whole:
+        raise _UnreadableError("the line has no end")
+    values: dict[str, Any] = {}
+    for part in text.partition("]")[2].split("|"):
         name, given, value = part.strip().partition("=")
         if not given or not name or " " in name:
-            raise Unreadable(f"{part[:40].strip()!r} is not a field")
+            raise _UnreadableError(f"{part[:40].strip()!r} is not a field")
         if name in _NUMBERS:
             values[name] = _number(name, value)
         elif name in _COUNTS:
@@ -211,33 +246,26 @@ def read_fields(line: Line, order: int) -> Seen:
             values[name] = value
         else:
             more[name] = value
-    return Seen(line, values, more, order)
+    return values
 
 
-def read_cost(line: Line, order: int) -> Seen | None:
-    """Read one of verl's own lines, the end of a get or put; None for one without a time.
-
-    Raises:
-        Unreadable: Its time cannot be read, or the line has no end.
-    """
-    matched = _TASK.match(line.text)
-    rows = _ROWS.search(line.text, matched.end()) if matched else None
-    cost = _COST.search(line.text, rows.end() if rows else 0) if matched else None
-    if matched is None or cost is None or not line.whole:
-        if "cost time" in line.text:
-            raise Unreadable("no time that can be read")
+def _cost_fields(text: str, *, whole: bool) -> dict[str, Any] | None:
+    """Read one of verl's own lines, the end of a get or put; None for one without a time."""
+    matched = _TASK.match(text)
+    rows = _ROWS.search(text, matched.end()) if matched else None
+    cost = _COST.search(text, rows.end() if rows else 0) if matched else None
+    if matched is None or cost is None or not whole:
+        if "cost time" in text:
+            raise _UnreadableError("no time that can be read")
         return None
     func, pid, what = matched.groups()
-    stage = "GET_END" if what == "getting" else "PUT_END"
-    values = {
+    values: dict[str, Any] = {
         "func": func,
         "pid": int(pid),
-        "stage": stage,
+        "stage": "GET_END" if what == "getting" else "PUT_END",
         "duration": _number("duration", f"{cost[1]}s"),
     }
-    if rows:
-        values["batch_size"] = rows[1]
-    return Seen(line, values, {}, order)
+    return values if rows is None else {**values, "batch_size": rows[1]}
 
 
 def _number(name: str, text: str) -> float:
@@ -247,14 +275,14 @@ def _number(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or not 0 <= value < _LIMITS.get(name, 1e9):
-        raise Unreadable(f"{name}={text[:30]}")
+        raise _UnreadableError(f"{name}={text[:30]}")
     return value
 
 
 def _count_of(name: str, text: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
-        raise Unreadable(f"{name}={text[:30]}")
+        raise _UnreadableError(f"{name}={text[:30]}")
     value = int(text)
     if value >= _LIMITS.get(name, 1 << 31):
-        raise Unreadable(f"{name}={text[:30]}")
+        raise _UnreadableError(f"{name}={text[:30]}")
     return value
