@@ -14,7 +14,7 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.console_log import is_log_file
 from verl_profiler.reading.formats.console_steps import logged_runs
 from verl_profiler.reading.formats.metric_files import metric_rows
-from verl_profiler.reading.formats.registry import format_of, suffixes
+from verl_profiler.reading.formats.registry import is_log_name
 from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ def are_logs(paths: Sequence[Path]) -> bool:
     return all(
         is_log_file(path)
         and (
-            format_of(path) == "console"
+            is_log_name(path)
             or (
-                path.name.endswith(suffixes("events", "torch_trace"))
+                path.name.endswith((".json", ".json.gz", ".jsonl", ".jsonl.gz"))
                 and metric_rows(path, []) is not None
             )
         )

@@ -40,7 +40,7 @@ from verl_profiler.reading.descriptions import (
     described,
 )
 from verl_profiler.reading.formats.console_log import CONSOLE
-from verl_profiler.reading.formats.registry import format_of, label_of, refuse_trace
+from verl_profiler.reading.formats.registry import ARCHIVES, PARQUET, label_of, refuse_trace
 from verl_profiler.reading.listing import (
     EventFile,
     as_text,
@@ -160,14 +160,13 @@ def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
                 f"{path} cannot be read: {reason_of(error)}", "unreadable"
             ) from error
         refuse_trace(path)
-        form = format_of(path, "run")
-        if form == "archive":
+        if path.name.endswith(ARCHIVES):
             archives.unpack(path, scratch, problems)
             source = _directory(run_directory(scratch, path), problems)
             source.label = as_text(label_of(path))
             source.whole = True
             return source
-        if form == "parquet":
+        if path.name.endswith(PARQUET):
             return Source(path.parent, as_text(path.stem), whole=False, parquet=[path])
         return _single_file(path, problems)
     if step_of_folder(_resolved(path).name) is not None and not _step_folders(path):

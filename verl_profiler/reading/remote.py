@@ -36,7 +36,7 @@ from verl_profiler.events.shipping import SHIPPING_FILE, UPLOAD_FILE
 from verl_profiler.events.vocabulary import RUN_FILE, step_of_folder
 from verl_profiler.events.whole_files import replace_file, replacing
 from verl_profiler.reading import cache_home
-from verl_profiler.reading.formats.registry import suffixes
+from verl_profiler.reading.formats.registry import EVENTS, PARQUET
 
 __all__ = ["fetched", "is_downloaded", "is_url"]
 
@@ -47,7 +47,7 @@ _LISTING, _UPDATING = ".listing", ".updating"
 # of its age.
 _EXACT = ("ETag", "etag", "md5")
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify")
-_UNSETTLED, _SETTLED_S = "unsettled", 60.0
+_SETTLED_S = 60.0
 _AT_ONCE = 8
 _TRIES = 2
 
@@ -61,29 +61,36 @@ def fetched(url: str) -> Path:
     Raises:
         ReadingError: A package is missing, there is nothing, or it cannot be read or stored.
     """
+    url = url.rstrip("/")
     try:
-        filesystem, target = connect(url.rstrip("/"))
-        name = name_of(url)
+        filesystem, target = connect(url)
+        name_of(url)
     except RemoteError as error:
         advice = (
             "" if "pip install" in str(error) else "\nName a run, such as s3://bucket/runs/my-run"
         )
         extra = f"\nor {install_line('remote')}" if not advice and "s3fs" in str(error) else ""
         raise ReadingError(f"{error}{advice}{extra}", "remote-run") from None
-    found = _listing(filesystem, target, url)
-    if step_of_folder(name) is not None and found:
-        run_url, _, step = url.rstrip("/").rpartition("/")
-        above = target.rpartition("/")[0]
-        everything = _listing(filesystem, above, run_url)
-        return _run(filesystem, run_url, above, everything, only=f"{step}/") / step
-    if list(found) == [target]:
-        return _file(filesystem, url.rstrip("/"), target, found[target])
-    if not found:
+    # A step, or a file in one, needs what describes the run.
+    names = url.split("/")
+    depth = next((depth for depth in (1, 2) if step_of_folder(names[-depth]) is not None), 0)
+    part = "/".join(names[len(names) - depth :])
+    run_url, above = (each.removesuffix(part).rstrip("/") for each in (url, target))
+    found = _listing(filesystem, above, run_url)
+    if not any(path == target or path.startswith(f"{target}/") for path in found):
         raise ReadingError(
             f"{public(url)} does not exist, or is empty.\nName a run, such as s3://bucket/runs/my-run",
             "no-such-run",
         )
-    return _run(filesystem, url, target, found)
+    if list(found) == [target]:
+        place, name = _place(url.rpartition("/")[0], "files"), names[-1]
+        _update(filesystem, place, {name: (target, found[target])}, remove=False)
+        return place / name
+    place = _place(run_url, name_of(run_url))
+    files = {path.removeprefix(f"{above}/"): (path, about) for path, about in found.items()}
+    needed = {name: source for name, source in files.items() if _is_needed(name, part)}
+    _update(filesystem, place, needed, remove=not part)
+    return place / part
 
 
 def is_downloaded(path: Path) -> bool:
@@ -91,19 +98,6 @@ def is_downloaded(path: Path) -> bool:
     with contextlib.suppress(ReadingError):
         return path.absolute().is_relative_to((cache_home.home() / "remote").absolute())
     return False
-
-
-def _file(filesystem: Any, url: str, target: str, about: Mapping[str, Any]) -> Path:
-    """Download a file; of a step, with what describes the run."""
-    folder, _, name = url.rpartition("/")
-    run_url, _, step = folder.rpartition("/")
-    if step_of_folder(step) is not None:
-        above = target.rsplit("/", 2)[0]
-        everything = _listing(filesystem, above, run_url)
-        return _run(filesystem, run_url, above, everything, only=f"{step}/{name}") / step / name
-    place = _place(folder, "files")
-    _update(filesystem, place, {name: (target, about)}, remove=False)
-    return place / name
 
 
 def _listing(filesystem: Any, target: str, url: str) -> dict[str, Any]:
@@ -120,36 +114,14 @@ def _listing(filesystem: Any, target: str, url: str) -> dict[str, Any]:
         ) from error
 
 
-def _run(
-    filesystem: Any, url: str, target: str, found: Mapping[str, Any], *, only: str | None = None
-) -> Path:
-    """Download a run, or what a part of it needs.
-
-    Args:
-        filesystem: fsspec's.
-        url: The run.
-        target: Its path there.
-        found: What is there.
-        only: What the names of the events begin with that are needed; None for all.
-    """
-    files: dict[str, tuple[str, Mapping[str, Any]]] = {}
-    prefix = f"{target}/"
-    for path, about in found.items():
-        name = str(path).removeprefix(prefix)
-        if _is_needed(name, only):
-            files[name] = (str(path), about)
-    place = _place(url, name_of(url))
-    _update(filesystem, place, files, remove=only is None)
-    return place
-
-
-def _is_needed(name: str, only: str | None) -> bool:
+def _is_needed(name: str, part: str) -> bool:
+    """Whether a file is needed to read a run, or only a step of it or a file in one."""
     path = PurePosixPath(name)
-    if path.is_absolute() or any(part.startswith(".") for part in path.parts):
+    if path.is_absolute() or any(each.startswith(".") for each in path.parts):
         return False
-    if only is not None and not name.startswith((only, *_ABOUT)):
+    if part and not name.startswith((part, *_ABOUT)):
         return name in (RUN_FILE, SHIPPING_FILE, UPLOAD_FILE)
-    return name.endswith((".json", *suffixes("events", "parquet", "nsys_export")))
+    return name.endswith((".json", ".sqlite", *EVENTS, *PARQUET))
 
 
 def _place(url: str, name: str) -> Path:
@@ -191,24 +163,21 @@ def _update(
             known: dict[str, Any] = {}
             with contextlib.suppress(OSError, ValueError):
                 known = read_object(stored)
-            began = time.time()
-            wanted = {name: _version(about) for name, (_, about) in files.items()}
+            now_s = time.time()
+            wanted = {name: _version(about, now_s) for name, (_, about) in files.items()}
             changed = [
                 name
                 for name, version in wanted.items()
-                if known.get(name) != version or not (place / name).is_file()
+                if not version or known.get(name) != version or not (place / name).is_file()
             ]
 
-            def download(name: str) -> tuple[str, str | None]:
-                return _download(filesystem, files[name], place / name, name)
+            def download(name: str) -> bool:
+                return _download(filesystem, files[name][0], place / name)
 
             with ThreadPoolExecutor(_AT_ONCE if takes_threads(filesystem) else 1) as pool:
-                for name, version in pool.map(download, changed):
-                    if version is None:
-                        known.pop(name, None)
-                    elif _may_change(files[name][1], began):
-                        known[name] = f"{wanted[name]}|{_UNSETTLED}"
-                    else:
+                for name, is_there in zip(changed, pool.map(download, changed), strict=True):
+                    known.pop(name, None)
+                    if is_there:
                         known[name] = wanted[name]
             if remove:
                 for name in [name for name in known if name not in wanted]:
@@ -219,18 +188,15 @@ def _update(
         raise _unwritable(place, error) from error
 
 
-def _download(
-    filesystem: Any, source: tuple[str, Mapping[str, Any]], target: Path, name: str
-) -> tuple[str, str | None]:
-    """Download a file whole; one that was removed meanwhile is None."""
-    path, _ = source
+def _download(filesystem: Any, path: str, target: Path) -> bool:
+    """Download a file whole; return False for one that was removed meanwhile."""
     for number in range(_TRIES):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with replacing(target) as file:
                 filesystem.get_file(path, file.name)
         except FileNotFoundError:
-            return name, None
+            return False
         except Exception as error:
             if number + 1 < _TRIES:
                 continue
@@ -241,30 +207,24 @@ def _download(
                 "remote-run",
             ) from error
         else:
-            return name, name
-    return name, None
+            break
+    return True
 
 
-def _version(about: Mapping[str, Any]) -> str:
-    """Return what changes when an object does."""
-    keys = ("size", *_EXACT, *_TIMES)
-    return "|".join(str(about[key]) for key in keys if about.get(key) is not None)
+def _version(about: Mapping[str, Any], now_s: float) -> str:
+    """Return what changes when an object does; empty where it may change within the same second.
 
-
-def _may_change(about: Mapping[str, Any], now: float) -> bool:
-    """Return whether an object may be replaced by one of the same version.
-
-    SFTP and libhdfs have no tags, and times in whole seconds.  The server's clock may be off by less than
-    a minute.
+    SFTP has no tags, and times in whole seconds.  The server's clock may be off by less than a minute.
     """
-    if any(about.get(key) is not None for key in _EXACT):
-        return False
     written = next((about[key] for key in _TIMES if about.get(key) is not None), None)
     if isinstance(written, datetime):
         written = written.timestamp()
-    if not isinstance(written, (int, float)):
-        return False
-    return written % 1 == 0 and now - written < _SETTLED_S
+    exact = any(about.get(key) is not None for key in _EXACT)
+    whole = isinstance(written, (int, float)) and written % 1 == 0
+    if whole and not exact and now_s - written < _SETTLED_S:
+        return ""
+    keys = ("size", *_EXACT, *_TIMES)
+    return "|".join(str(about[key]) for key in keys if about.get(key) is not None)
 
 
 def _unwritable(place: Path, error: OSError) -> ReadingError:

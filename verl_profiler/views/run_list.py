@@ -12,7 +12,7 @@ from verl_profiler.analysis.selection import Rows, left_out
 from verl_profiler.analysis.steps import step_times
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.discovery import is_run_directory, runs_below
-from verl_profiler.reading.formats.registry import format_of
+from verl_profiler.reading.formats.registry import ARCHIVES
 from verl_profiler.reading.reader import load
 from verl_profiler.render.text import align
 from verl_profiler.render.visible import shown
@@ -48,7 +48,7 @@ def runs_in(folder: Path) -> list[Path]:
         packed = [
             path
             for path in sorted(folder.iterdir())
-            if format_of(path, "run") == "archive" and path.is_file()
+            if path.name.endswith(ARCHIVES) and path.is_file()
         ]
         return runs_below(folder) + packed
     except OSError as error:
