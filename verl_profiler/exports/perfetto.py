@@ -10,7 +10,8 @@ All times are nanoseconds since 1970; as the clock snapshot at the beginning dec
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, BinaryIO
 
 import msgspec
@@ -37,9 +38,6 @@ _MORE = [bytes((n & 127 | 128, n >> 7 | 128)) for n in range(1 << 14)]
 _SEQUENCE = b"\x50\x01"
 _NEEDS_STATE = _SEQUENCE + b"\x68\x02"
 _CLEARED_STATE = _SEQUENCE + b"\x68\x01"
-# Shorter texts take as much room as their number and what introduces it.
-_INTERNED_CHARACTERS = 4
-_TEXT_NUMBER = b"\x88\x01"
 _FLOW = b"\xf9\x02"
 _DOUBLE_COUNTER = b"\xe1\x02"
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
@@ -49,7 +47,6 @@ _BLOCK_BYTES = 1 << 20
 # Annotations and times that were encoded before are kept, up to so many.
 _KEPT = 200_000
 _decode = msgspec.json.Decoder().decode
-_NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)
 _double = struct.Struct("<d").pack
 _fixed64 = struct.Struct("<Q").pack
 
@@ -92,53 +89,9 @@ def fields_of(text: str) -> dict[str, Any]:
     """Return the fields of a JSON object, deep values cut; what is none is one field, `extra`."""
     try:
         fields = _decode(text)
-    except _NOT_JSON:
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return {"extra": text}
     return shallow(fields) if is_object(fields) else {"extra": text}
-
-
-class _Members(dict[str, bytes]):
-    """Annotations by the text of an object's member, less its first quotation mark.
-
-    An object's text is split where a member may begin.  That is right where each of the parts is a
-    member: members with commas between them are one object in one way alone.  Others, such as
-    those of a list of texts, are a `ValueError`.
-    """
-
-    def __init__(self, interned: Callable[[int, str], int]) -> None:
-        self._interned = interned
-        self._keys: dict[str, bytes] = {}
-        self._once: set[str] = set()
-
-    def __missing__(self, text: str) -> bytes:
-        key, _, value = text.partition('":')
-        if key not in self._keys:
-            if key not in _decode(f'{{"{text}}}'):
-                raise ValueError(key)
-            self._keys[key] = _number(1, self._interned(3, key))
-        decoded = _decode(value)
-        if isinstance(decoded, str) and len(decoded) >= _INTERNED_CHARACTERS:
-            # A text that comes again is written once more, and then referred to.
-            if text not in self._once:
-                if len(self._once) >= _KEPT:
-                    self._once.clear()
-                self._once.add(text)
-                return _bytes(4, self._keys[key] + _value(decoded))
-            encoded = _bytes(
-                4, self._keys[key] + _TEXT_NUMBER + _varint(self._interned(29, decoded))
-            )
-        else:
-            encoded = _bytes(4, self._keys[key] + _value(decoded))
-        if len(self) >= _KEPT:
-            self.clear()
-        self[text] = encoded
-        return encoded
-
-
-def _members(text: str) -> list[str]:
-    if text[:2] != '{"' or text[-1] != "}":
-        raise ValueError(text)
-    return text[2:-1].split(',"')
 
 
 class PerfettoTrace:
@@ -161,7 +114,7 @@ class PerfettoTrace:
         # What precedes an event, by its size.
         self._before: dict[int, bytes] = {}
         self._high: dict[int, bytes] = {}
-        self._members = _Members(self._interned)
+        self._annotation = lru_cache(_KEPT, typed=True)(self._annotated)
         clocks = b"".join(
             _bytes(1, _number(1, clock) + _number(2, origin_ns)) for clock in (_REALTIME, _BOOTTIME)
         )
@@ -187,18 +140,16 @@ class PerfettoTrace:
             events: Those of a track are in the order of time, and its spans nested.
         """
         block, heads, sizes, tails = self._block, self._heads, self._before, self._tails
-        member = self._members.__getitem__
-        time_of = self._time
+        annotation, time_of = self._annotation, self._time
         for track, time_ns, kind, fields, sources, targets in events:
             if kind is None:
                 block += (tails.get(track) or self._tail(track)) + time_of(time_ns)
                 continue
             event = heads.get((track, kind)) or self._head(track, kind)
-            if fields is not None:
-                try:
-                    event += b"".join(map(member, _members(fields)))
-                except _NOT_JSON:
-                    event += self._annotated(fields_of(fields))
+            for key, value in fields_of(fields).items() if fields is not None else ():
+                # Lists and objects cannot be looked up.
+                known = isinstance(value, (str, int, float))
+                event += annotation(key, value) if known else self._annotated(key, value)
             for flows in (sources, targets):
                 for flow in flows:
                     event += _FLOW + _fixed64(flow)
@@ -264,14 +215,11 @@ class PerfettoTrace:
         before = self._before[size] = whole + _NEEDS_STATE + b"\x5a" + size_bytes
         return before
 
-    def _annotated(self, fields: Mapping[str, Any]) -> bytes:
-        return b"".join(
-            _bytes(4, _number(1, self._interned(3, key)) + _value(value))
-            for key, value in fields.items()
-        )
+    def _annotated(self, key: str, value: Any) -> bytes:
+        return _bytes(4, _number(1, self._interned(3, key)) + _value(value))
 
     def _interned(self, kind: int, name: str) -> int:
-        """Return the number of a category (1), event name (2), annotation name (3) or text (29)."""
+        """Return the number of a category (1), event name (2) or annotation name (3)."""
         number = self._names.get((kind, name))
         if number is None:
             number = self._names[kind, name] = len(self._names) + 1

@@ -11,8 +11,6 @@ __all__ = [
     "COUNTERS",
     "DEVICES",
     "ENGINE_RANKS",
-    "GROUPS",
-    "KINDS",
     "LANES",
     "ORDERED",
     "PROCESSES",
@@ -127,37 +125,22 @@ FROM (
 ) GROUP BY id
 """
 
-# What the spans are and whose: few, so that the rows of `ORDERED` are numbers.  Names of requests are
-# many, and in their rows.
-KINDS = """
-CREATE OR REPLACE TEMP TABLE kinds AS
-SELECT row_number() OVER (ORDER BY event, family, label, instant) AS kind, * FROM (
-    SELECT DISTINCT event, family, label, instant FROM spans)
-"""
-GROUPS = """
-CREATE OR REPLACE TEMP TABLE lane_groups AS
-SELECT row_number() OVER (ORDER BY run, name, lane) AS group_id, * FROM (
-    SELECT DISTINCT run, name, lane FROM spans)
-"""
-
 # `unit` is what keeps together: a request, or all spans of a lane that are nested anyway.
 ORDERED = f"""
 WITH united AS (
-    SELECT group_id, kind, id, begin_us, end_us, extra,
-        CASE WHEN spans.event = 'request' THEN left(request_id, 8) END AS request,
-        CASE spans.event {" ".join(f"WHEN '{name}' THEN {depth}" for name, depth in _DEPTHS.items())}
+    SELECT *, left(CASE WHEN event = 'request' THEN request_id END, 8) AS request,
+        CASE event {" ".join(f"WHEN '{name}' THEN {depth}" for name, depth in _DEPTHS.items())}
             ELSE 9 END AS depth,
         CASE lane WHEN 1 THEN hash(request_id, step, validate) WHEN 0 THEN 0 WHEN 3 THEN 0
             ELSE id END AS unit
-    FROM spans JOIN lane_groups USING (run, name, lane)
-    JOIN kinds AS k ON k.event = spans.event AND k.family = spans.family
-        AND k.instant = spans.instant AND k.label IS NOT DISTINCT FROM spans.label
+    FROM spans
 ), bounded AS (
-    SELECT *, min(begin_us) OVER (PARTITION BY group_id, unit) AS unit_begin_us FROM united
+    SELECT *, min(begin_us) OVER (PARTITION BY run, name, lane, unit) AS unit_begin_us FROM united
 )
-SELECT group_id, unit, begin_us, end_us, depth, kind, request, extra, sources, targets
+SELECT run, name, lane, unit, begin_us, end_us, depth, concat_ws(' ', event, nullif(label, ''), request), family,
+    instant, extra, sources, targets
 FROM bounded LEFT JOIN arrows USING (id)
-ORDER BY group_id, unit_begin_us, unit, begin_us, end_us DESC, depth, id
+ORDER BY run, name, lane, unit_begin_us, unit, begin_us, end_us DESC, depth, id
 """
 
 # A number that rises and falls with spans: what each adds while it lasts, by process.

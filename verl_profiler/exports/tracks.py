@@ -26,8 +26,6 @@ from verl_profiler.exports.track_queries import (
     COUNTERS,
     DEVICES,
     ENGINE_RANKS,
-    GROUPS,
-    KINDS,
     LANES,
     ORDERED,
     PROCESSES,
@@ -101,13 +99,10 @@ def write_run(
         connection.execute(SPANS.format(selected=selection.spans))
         tables.make("requests")
         connection.execute(ARROWS)
-        connection.execute(KINDS)
-        connection.execute(GROUPS)
         trace.write(_placed(tables, folders, trace))
     finally:
-        for table in ("spans", "arrows", "kinds", "lane_groups"):
+        for table in ("spans", "arrows", "traced_requests"):
             connection.execute(f"DROP TABLE IF EXISTS {table}")
-        connection.execute("DROP TABLE IF EXISTS traced_requests")
     _write_unfinished(tables, selection, folders, trace)
     _write_counters(tables, selection, folders, trace)
     return folders
@@ -198,39 +193,16 @@ def _fetched(tables: Tables, query: str) -> Iterator[tuple[Any, ...]]:
 
 def _placed(tables: Tables, folders: Folders, trace: PerfettoTrace) -> Iterator[Event]:
     names = list(LANES)
-    lanes = {
-        row["group_id"]: Lanes(
-            trace,
-            folders[row["run"], row["name"]],
-            names[int(row["lane"])],
+    lanes: dict[tuple[str, str, int], Lanes] = {}
+    for (run, name, lane, _), spans in groupby(_fetched(tables, ORDERED), itemgetter(0, 1, 2, 3)):
+        place = lanes.get((run, name, lane))
+        if place is None:
+            place = lanes[run, name, lane] = Lanes(trace, folders[run, name], names[lane])
+        timed = ((*row[4:7], row[7:]) for row in spans)
+        yield from place.place(
+            (begin_us * 1000, end_us * 1000, (*kind,), extra, sources or (), targets or ())
+            for begin_us, end_us, _, (*kind, extra, sources, targets) in nested(timed)
         )
-        for row in tables.rows("SELECT * FROM lane_groups")
-    }
-    kinds = {
-        row["kind"]: (
-            f"{row['event']} {row['label']}" if row["label"] else row["event"],
-            row["family"],
-            row["instant"],
-        )
-        for row in tables.rows("SELECT * FROM kinds")
-    }
-    for (group, _), spans in groupby(_fetched(tables, ORDERED), itemgetter(0, 1)):
-        timed = ((*row[2:5], row[5:]) for row in spans)
-        yield from lanes[group].place(
-            (
-                begin_us * 1000,
-                end_us * 1000,
-                _named(kinds[kind], request),
-                extra,
-                sources or (),
-                targets or (),
-            )
-            for begin_us, end_us, _, (kind, request, extra, sources, targets) in nested(timed)
-        )
-
-
-def _named(kind: Kind, request: str | None) -> Kind:
-    return kind if request is None else (f"{kind[0]} {request}", *kind[1:])
 
 
 def _write_unfinished(
@@ -287,16 +259,13 @@ def write_foreign(
                 span.begin_ns,
                 span.end_ns,
                 (span.name, span.category, span.instant),
-                msgspec.json.encode(span.fields).decode(),
+                span.fields,
                 span.sources,
                 span.targets,
             )
             for span in spans
         )
         trace.write(Lanes(trace, folder, thread).place(placed))
-    for name, values in sorted(foreign.counters.items()):
-        track = trace.counter(name, folder, "")
-        trace.count(track, sorted(values))
 
 
 def _home(foreign: ForeignTrace, tables: Tables, folders: Folders) -> int:

@@ -1,10 +1,9 @@
-"""Traces of other profilers, as a timeline takes them: spans, counters, and where they were taken."""
+"""Traces of other profilers, as a timeline takes them: spans, and where they were taken."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from verl_profiler.errors import ReadingError
 
@@ -13,13 +12,19 @@ __all__ = ["ForeignSpan", "ForeignTrace", "unusable"]
 
 @dataclass
 class ForeignSpan:
-    """A span of another profiler; an instant where begin and end are the same and `instant`."""
+    """A span of another profiler; an instant where begin and end are the same and `instant`.
+
+    Args:
+        fields: A JSON object.
+        sources: Arrows that leave from it.
+        targets: Arrows that lead to it.
+    """
 
     begin_ns: int
     end_ns: int
     name: str
     category: str
-    fields: dict[str, Any] = field(default_factory=dict[str, Any])
+    fields: str = "{}"
     instant: bool = False
     sources: list[int] = field(default_factory=list[int])
     targets: list[int] = field(default_factory=list[int])
@@ -34,7 +39,6 @@ class ForeignTrace:
         host: Where it was taken; None where the file does not state it.
         pids: The processes in it.
         threads: Spans by the name of their thread or stream.
-        counters: (time in ns, value) by name.
         left_out: How many of its events were no events, or of impossible times.
     """
 
@@ -42,9 +46,6 @@ class ForeignTrace:
     host: str | None = None
     pids: set[int] = field(default_factory=set[int])
     threads: dict[str, list[ForeignSpan]] = field(default_factory=dict[str, list[ForeignSpan]])
-    counters: dict[str, list[tuple[int, float]]] = field(
-        default_factory=dict[str, list[tuple[int, float]]]
-    )
     left_out: int = 0
 
 
