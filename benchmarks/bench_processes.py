@@ -222,7 +222,7 @@ def report(args: argparse.Namespace, scratch: Path, folder: Path, results: dict[
         )[0]
         # As a reader sees it once the run is silent for a minute.
         later = datetime.now(timezone.utc) + timedelta(minutes=2)
-        problems = [*run.problems, *end_problems(run.tables, later)]
+        problems = [*run.problems, *end_problems(run.tables, run.arrived, later)]
     read_s = time.perf_counter() - begin
     steps = max(1, round(args.seconds / args.step_s))
     load_1 = os.getloadavg()[0]

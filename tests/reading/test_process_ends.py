@@ -51,7 +51,7 @@ def write_process(run, name, *, events=((1.0, "turn"),), complete=None, ended=No
 
 def problems(run, now=LATER):
     with load(run, cache=False) as opened:
-        return list(end_problems(opened.tables, now))
+        return list(end_problems(opened.tables, opened.arrived, now))
 
 
 def test_a_process_that_was_killed_without_work_has_lost_nothing(tmp_path):

@@ -6,13 +6,10 @@ flush.  A process whose files are complete beyond the last work of all others ha
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
-from verl_profiler.reading.descriptions import instant
+from verl_profiler.reading.processes import Process
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, some
 
@@ -26,78 +23,49 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _SHOWN = 4
 
 
-@dataclass(frozen=True)
-class _Killed:
-    """A process without an end.
-
-    Args:
-        complete_us: Up to when its files are complete, on the run's axis; None where its header,
-            written by an older version, does not have it.
-        heard_us: Its last sign of life, on the run's axis.
-        window_s: No more than this of events can be missing.
-        waiting: Events that it could not write.
-    """
-
-    name: str
-    complete_us: int | None
-    heard_us: int | None
-    window_s: float
-    waiting: int
-
-
 def end_problems(
-    tables: Tables, now: datetime | None = None, unsent: Mapping[str, Collection[str]] | None = None
+    tables: Tables, processes: Iterable[Process], now: datetime | None = None
 ) -> Iterator[str]:
     """Yield a sentence for each thing that processes took with them when they were killed.
 
     Args:
         tables: Of one run or several.
+        processes: Theirs, without those whose files did not arrive from their node.
         now: The present, to distinguish a run that goes on from one that was killed as a whole.
-        unsent: By run, processes whose files did not arrive from their node; `shipments` has them.
     """
-    rows = tables.rows(
-        "SELECT run, name, role, shift_us, drift, drift_from_us, ended, header FROM processes "
-        "WHERE has_header ORDER BY run, name"
-    )
-    now_us = _microseconds(now or datetime.now(timezone.utc))
-    runs: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["name"] not in (unsent or {}).get(row["run"], ()):
-            runs.setdefault(row["run"], []).append(row)
+    now_us = ((now or datetime.now(timezone.utc)) - _EPOCH) // timedelta(microseconds=1)
+    runs: dict[str, list[Process]] = {}
+    for process in sorted(processes, key=lambda each: (each.run, each.name)):
+        if process.header is not None:
+            runs.setdefault(process.run, []).append(process)
     for run, members in runs.items():
-        if any(row["ended"] is None for row in members):
-            work = _last_work(tables, run)
-            yield from _of_run(members, work, now_us)
+        if any(each.of("ended") is None for each in members):
+            yield from _of_run(members, _last_work(tables, run), now_us)
 
 
-def _of_run(
-    members: list[Mapping[str, Any]], work: Mapping[str, int], now_us: int
-) -> Iterator[str]:
-    described = [(row, _described(row)) for row in members]
-    killed = [each for row, each in described if row["ended"] is None]
-    last_us = max((each.heard_us for _, each in described if each.heard_us is not None), default=0)
-    last_us = max(last_us, *work.values()) if work else last_us
-    silent = [
-        each
-        for each in killed
-        if each.heard_us is not None and last_us - each.heard_us > _SILENCE_S * 1e6
-    ]
+def _of_run(members: list[Process], work: Mapping[str, int], now_us: int) -> Iterator[str]:
+    killed = [each for each in members if each.of("ended") is None]
+    heard = {each.name: _heard_us(each) for each in members}
+    last_us = max((us for us in (*heard.values(), *work.values()) if us is not None), default=0)
+    silent = [each for each in killed if last_us - (heard[each.name] or last_us) > _SILENCE_S * 1e6]
     yield from _fell_silent(silent, last_us)
-    over = any(row["ended"] is not None and row["role"] in ("trainer", "driver") for row in members)
+    over = any(each.of("ended") and each.role in ("trainer", "driver") for each in members)
     if not over and now_us - last_us <= _SILENCE_S * 1e6:
         # It goes on, for all that is known, and nothing has been lost.
         return
-    waited = {each.name: each.waiting for each in killed if each.waiting}
+    waiting = {each.name: each.of("waiting_events") or 0 for each in killed}
+    waited = {name: count for name, count in waiting.items() if count}
     if len(waited) <= _SHOWN:
-        for name, waiting in waited.items():
-            yield f"{name} was killed before it wrote {counted(waiting, 'event')}, now lost"
+        for name, count in waited.items():
+            yield f"{name} was killed before it wrote {counted(count, 'event')}, now lost"
     else:
         yield (
             f"{len(waited)} processes were killed before they wrote "
             f"{counted(sum(waited.values()), 'event')}, now lost ({some(waited, _SHOWN)})"
         )
     rest = [each for each in killed if each not in silent]
-    known = {each.complete_us: each.name for each in rest if each.complete_us is not None}
+    complete = {each.name: each.placed_us("complete_until") for each in rest}
+    known = {us: name for name, us in complete.items() if us is not None}
     if known and len(killed) == len(members):
         # Compared with each other, none of them has lost anything.
         first_us, last_us = min(known), max(known)
@@ -106,20 +74,19 @@ def _of_run(
             f"{_none_of(members)}: the run was killed, or its disk stopped responding; events after "
             f"{_tenths(first_us)} UTC may be lost{later}"
         )
-        rest = [each for each in rest if each.complete_us is None]
+        rest = [each for each in rest if complete[each.name] is None]
     lost: dict[str, float] = {}
     for each in rest:
-        if each.complete_us is not None:
-            others = max((us for name, us in work.items() if name != each.name), default=0)
-            gap_s = (others - each.complete_us) / 1e6
-            if gap_s > 0:
-                lost[each.name] = min(gap_s, each.window_s)
+        until_us = complete[each.name]
+        others_us = max((us for name, us in work.items() if name != each.name), default=0)
+        if until_us is not None and others_us > until_us:
+            lost[each.name] = min((others_us - until_us) / 1e6, _window_s(each))
     if lost:
         yield (
             f"{len(lost)} of {len(members)} processes were killed while others worked; "
             f"{_bound(max(lost.values()))} each may be lost ({some(lost, _SHOWN)})"
         )
-    old = [each.name for each in rest if each.complete_us is None]
+    old = [each.name for each in rest if complete[each.name] is None]
     if old:
         yield (
             f"{len(old)} of {len(members)} processes were killed; up to 0.5 s of events each may be "
@@ -127,21 +94,21 @@ def _of_run(
         )
 
 
-def _fell_silent(silent: list[_Killed], last_us: int) -> Iterator[str]:
+def _fell_silent(silent: list[Process], last_us: int) -> Iterator[str]:
     """Yield a sentence for each process, or one for all where they are many."""
-    heard_us = [each.heard_us or 0 for each in silent]
+    heard_us = [_heard_us(each) or 0 for each in silent]
     if len(silent) <= _SHOWN:
         for each, us in zip(silent, heard_us, strict=True):
             yield (
                 f"{each.name} was killed or hung: its last activity was at {_time(us)}, the run's at "
-                f"{_time(last_us)} UTC; {_bound(each.window_s)} may be lost"
+                f"{_time(last_us)} UTC; {_bound(_window_s(each))} may be lost"
             )
     else:
         names = some((each.name for each in silent), _SHOWN)
         yield (
             f"{len(silent)} processes were killed or hung ({names}): their last activity was at "
             f"{_time(min(heard_us))} to {_time(max(heard_us))}, the run's at {_time(last_us)} UTC; "
-            f"{_bound(max(each.window_s for each in silent))} each may be lost"
+            f"{_bound(max(map(_window_s, silent)))} each may be lost"
         )
 
 
@@ -149,9 +116,9 @@ def _time(us: int) -> str:
     return f"{_EPOCH + timedelta(microseconds=us):%H:%M:%S}"
 
 
-def _none_of(members: list[Mapping[str, Any]]) -> str:
+def _none_of(members: list[Process]) -> str:
     if len(members) == 1:
-        return f"{members[0]['name']} recorded no end"
+        return f"{members[0].name} recorded no end"
     return f"none of {len(members):,} processes recorded its end"
 
 
@@ -159,27 +126,15 @@ def _tenths(us: int) -> str:
     return f"{_EPOCH + timedelta(microseconds=us):%H:%M:%S.%f}"[:-5]
 
 
-def _described(row: Mapping[str, Any]) -> _Killed:
-    header = json.loads(row["header"] or "{}")
-    shift_us = row["shift_us"] or 0
+def _heard_us(process: Process) -> int | None:
+    """Return the last sign of life of a process, on the run's axis."""
+    signs = (process.placed_us("complete_until"), process.placed_us("updated"))
+    return max((us for us in signs if us is not None), default=None)
 
-    def placed(key: str) -> int | None:
-        moment = instant(header.get(key))
-        if moment is None:
-            return None
-        own_us = _microseconds(moment)
-        drift_us = (row["drift"] or 0.0) * (own_us - (row["drift_from_us"] or 0))
-        return own_us + shift_us + round(drift_us)
 
-    complete_us = placed("complete_until")
-    heard = [us for us in (complete_us, placed("updated")) if us is not None]
-    return _Killed(
-        name=row["name"],
-        complete_us=complete_us,
-        heard_us=max(heard, default=None),
-        window_s=(header.get("flush_interval_s") or 0.5) + (header.get("longest_flush_s") or 0.0),
-        waiting=header.get("waiting_events") or 0,
-    )
+def _window_s(process: Process) -> float:
+    """Return of how much time events can be missing at most."""
+    return (process.of("flush_interval_s") or 0.5) + (process.of("longest_flush_s") or 0.0)
 
 
 def _last_work(tables: Tables, run: str) -> dict[str, int]:
@@ -191,10 +146,6 @@ def _last_work(tables: Tables, run: str) -> dict[str, int]:
         [run],
     )
     return {row["name"]: row["end_us"] for row in rows}
-
-
-def _microseconds(moment: datetime) -> int:
-    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def _bound(seconds: float) -> str:

@@ -9,10 +9,10 @@ the reader moves all of them to one, the anchor with the smallest `uncertainty_n
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from verl_profiler.events.json_values import is_list, mapping_or_empty
@@ -44,6 +44,13 @@ _DROPPED = {
     "removed": "their file was removed during the run",
     "late": "they were recorded after the end, or could not be written within the time limit at exit",
 }
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
+# The fields of headers that are columns of the table `processes` as they are.
+_OF_HEADERS = (
+    *("replica", "host", "ip", "pid", "ppid", "actor_name", "actor_class", "python"),
+    *("started", "updated", "ended", "end_reason"),
+)
 # Of more processes than this, one sentence names so many.
 _SHOWN = 4
 # A line has at least so many: its timestamp, event and step.
@@ -52,72 +59,89 @@ _LINE_BYTES = 40
 
 @dataclass
 class Process:
-    """One row of the table `processes`.
+    """A process of a run.
 
     Args:
+        run: The label of the run.
+        name: The name of its files.
+        header: What it wrote about itself, of the types that `reading.descriptions` states; None
+            without its header.
         shift_us: Added to every recorded time of this process to align it with all others.
         drift: Added per microsecond after `drift_from_us`, where its clock runs at another speed.
         clock_bound_us: How far its times may be from the driver's axis; 0 on the driver's host,
             None where nothing is known.
         clock_residual_us: How far the comparisons of its clock are from what is corrected.
+
+    Attributes:
         first_us: A time before all that it did, by its own clock; None without its header.
-        recorded_events: How many were written according to the header; None without one.
     """
 
     run: str
     name: str
-    role: str
-    rank: int | None
-    replica: int | None = None
-    host: str | None = None
-    ip: str | None = None
-    pid: int | None = None
-    ppid: int | None = None
-    actor_name: str | None = None
-    actor_class: str | None = None
-    python: str | None = None
-    boot_id: str | None = None
-    clock_shared: bool | None = None
-    uncertainty_ns: int | None = None
+    header: Mapping[str, Any] | None = None
     shift_us: int = 0
     drift: float = 0.0
     drift_from_us: int = 0
     clock_bound_us: int | None = None
     clock_residual_us: int | None = None
-    recorded_events: int | None = None
-    size_bytes: int | None = None
-    dropped: int | None = None
-    write_errors: int | None = None
-    wrapper_s: float | None = None
-    writer_s: float | None = None
-    started: str | None = None
-    first_us: int | None = None
-    updated: str | None = None
-    ended: str | None = None
-    end_reason: str | None = None
-    has_header: bool = False
-    header: str | None = None
+    role: str = field(init=False)
+    rank: int | None = field(init=False)
+    first_us: int | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        role, rank = role_and_rank(self.name)
+        self.role = self.of("role") or role
+        self.rank = rank if self.header is None else self.of("rank")
+        started = instant(self.of("started"))
+        if started is not None:
+            # The wall clock may have been set between the anchor, which times follow, and the start.
+            moved_s = max(map(abs, _wall_moves(self)), default=0.0)
+            self.first_us = round((started.timestamp() - moved_s - _EARLY_S) * 1e6)
+
+    def of(self, *path: str) -> Any:
+        """Return a value of the header, or of an object in it; None where there is none."""
+        value: Any = self.header
+        for key in path:
+            value = mapping_or_empty(value).get(key)
+        return value
+
+    @property
+    def recorded_events(self) -> int | None:
+        """How many events it wrote by its header, whose last fields are newer than the counters."""
+        return _larger(self.of("counters", "events"), self.of("written_events"))
+
+    @property
+    def dropped(self) -> int | None:
+        """How many events it dropped."""
+        return _larger(self.of("counters", "dropped"), self.of("dropped_events"))
+
+    def placed_us(self, key: str) -> int | None:
+        """Return a time of the header on the run's axis."""
+        moment = instant(self.of(key))
+        if moment is None:
+            return None
+        own_us = (moment - _EPOCH) // _MICROSECOND
+        return own_us + self.shift_us + round(self.drift * (own_us - self.drift_from_us))
 
     def row(self) -> dict[str, Any]:
-        """Return the process as a row of the table."""
-        row = {**vars(self), "header": json.loads(self.header) if self.header else None}
-        del row["first_us"]
-        return row
+        """Return the process as a row of the table `processes`."""
+        return {
+            **{key: self.of(key) for key in _OF_HEADERS},
+            **{key: self.of("clock", key) for key in ("boot_id", "uncertainty_ns")},
+            **{key: self.of("counters", key) for key in ("write_errors", "wrapper_s", "writer_s")},
+            **{key: value for key, value in vars(self).items() if key != "first_us"},
+            "clock_shared": self.of("clock", "shared"),
+            "size_bytes": self.of("counters", "bytes"),
+            "recorded_events": self.recorded_events,
+            "dropped": self.dropped,
+            "has_header": self.header is not None,
+        }
 
 
 def processes(source: Source) -> dict[str, Process]:
-    """Return every process that left a header or a file, by name.
-
-    The fields of headers and `run.json` are of the types that `reading.descriptions` states.
-    """
-    found: dict[str, Process] = {}
-    for name in sorted({*source.headers, *(file.name for file in source.files)}):
-        header = source.headers.get(name)
-        role, rank = role_and_rank(name)
-        process = Process(source.label, name, role, rank)
-        if header is not None:
-            _describe(process, header)
-        found[name] = process
+    """Return every process that left a header or a file, by name."""
+    names = sorted({*source.headers, *(file.name for file in source.files)})
+    found = {name: Process(source.label, name, source.headers.get(name)) for name in names}
     _align(found, source)
     return found
 
@@ -149,37 +173,6 @@ def process_problems(
     yield from _losses(found.values())
     yield from _probe_problems(found)
     yield from _clock_jumps(found)
-
-
-def _describe(process: Process, header: dict[str, Any]) -> None:
-    counters = mapping_or_empty(header.get("counters"))
-    clock = mapping_or_empty(header.get("clock"))
-    process.has_header = True
-    process.header = json.dumps(header, default=str)
-    process.role = header.get("role") or process.role
-    process.rank = header.get("rank")
-    process.replica = header.get("replica")
-    for key in ("host", "ip", "actor_name", "actor_class", "python"):
-        setattr(process, key, header.get(key))
-    for key in ("started", "updated", "ended", "end_reason"):
-        setattr(process, key, header.get(key))
-    started = instant(process.started)
-    if started is not None:
-        # The wall clock may have been set between the anchor, which times follow, and the start.
-        moved_s = max(map(abs, _wall_moves(clock)), default=0.0)
-        process.first_us = round((started.timestamp() - moved_s - _EARLY_S) * 1e6)
-    process.pid = header.get("pid")
-    process.ppid = header.get("ppid")
-    process.boot_id = clock.get("boot_id") or None
-    process.clock_shared = clock.get("shared") if isinstance(clock.get("shared"), bool) else None
-    process.uncertainty_ns = clock.get("uncertainty_ns")
-    # The last fields of a header are written after every flush, the counters every 15 s.
-    process.recorded_events = _larger(counters.get("events"), header.get("written_events"))
-    process.size_bytes = counters.get("bytes")
-    process.dropped = _larger(counters.get("dropped"), header.get("dropped_events"))
-    process.write_errors = counters.get("write_errors")
-    process.wrapper_s = counters.get("wrapper_s")
-    process.writer_s = counters.get("writer_s")
 
 
 def _align(found: dict[str, Process], source: Source) -> None:
@@ -229,8 +222,8 @@ def _hosts(found: dict[str, Process]) -> Iterator[str]:
     """Say how well the clocks of several hosts are placed on one axis."""
     hosts: dict[str, list[Process]] = {}
     for process in found.values():
-        if process.boot_id:
-            hosts.setdefault(process.boot_id, []).append(process)
+        if boot_id := process.of("clock", "boot_id"):
+            hosts.setdefault(boot_id, []).append(process)
     if len(hosts) < 2:
         return
     aligned: list[str] = []
@@ -239,7 +232,7 @@ def _hosts(found: dict[str, Process]) -> Iterator[str]:
         if worst.clock_bound_us:
             drift = f", drift {worst.drift * 1e6:+.1f} ppm" if worst.drift else ""
             aligned.append(
-                f"{worst.host} (moved by {worst.shift_us / 1000:+.3f} ms{drift}) to within "
+                f"{worst.of('host')} (moved by {worst.shift_us / 1000:+.3f} ms{drift}) to within "
                 f"{worst.clock_bound_us / 1000:.2f} ms (residual "
                 f"{(worst.clock_residual_us or 0) / 1000:.2f} ms)"
             )
@@ -247,7 +240,7 @@ def _hosts(found: dict[str, Process]) -> Iterator[str]:
         yield f"clocks aligned with the driver's: {', '.join(sorted(aligned)[:8])}"
     unknown = sorted(
         {
-            str(each.host)
+            str(each.of("host"))
             for members in hosts.values()
             for each in members
             if each.clock_bound_us is None
@@ -276,7 +269,7 @@ def _not_uploaded(
 def _missing_files(
     source: Source, found: dict[str, Process], counts: dict[str, int]
 ) -> Iterator[str]:
-    headless = [name for name, process in found.items() if not process.has_header]
+    headless = [name for name, process in found.items() if process.header is None]
     if headless:
         yield f"no header in processes/ for {some(headless, _SHOWN)}; their host, clock and losses are unknown"
     recorded_events = {name: each.recorded_events or 0 for name, each in found.items()}
@@ -289,7 +282,7 @@ def _missing_files(
         recorded = {
             name: each.recorded_events or 0
             for name, each in found.items()
-            if each.has_header and name not in unsent
+            if each.header is not None and name not in unsent
         }
         yield from _unread(recorded, counts, found)
     ranks = {p.rank for p in found.values() if p.role == WORKER_ROLE and p.rank is not None}
@@ -320,7 +313,7 @@ def _unread(
     absent = [name for name, events in recorded.items() if events and not counts.get(name, 0)]
     partly = [name for name, events in recorded.items() if 0 < counts.get(name, 0) < events]
     if absent:
-        hosts = sorted({str(found[name].host) for name in absent})
+        hosts = sorted({str(found[name].of("host")) for name in absent})
         yield (
             f"the event files of {_named(absent)} are missing ({sum(recorded[name] for name in absent)} "
             f"events by their headers); look for them on {some(hosts, _SHOWN)}"
@@ -337,11 +330,11 @@ def _surplus(found: Mapping[str, Process], counts: Mapping[str, int]) -> Iterato
     more = {
         name: (process.recorded_events, counts[name])
         for name, process in found.items()
-        if process.ended
+        if process.of("ended")
         and process.recorded_events
         and counts.get(name, 0) > process.recorded_events
         # Some writers of headers do not count.
-        and (process.size_bytes or math.inf) >= _LINE_BYTES * process.recorded_events
+        and (process.of("counters", "bytes") or math.inf) >= _LINE_BYTES * process.recorded_events
     }
     if more:
         yield (
@@ -357,14 +350,11 @@ def _losses(found: Iterable[Process]) -> Iterator[str]:
     errors: dict[str, int] = {}
     for process in found:
         if process.dropped:
-            counters = mapping_or_empty(
-                mapping_or_empty(json.loads(process.header or "{}")).get("counters")
-            )
-            by_reason = mapping_or_empty(counters.get("dropped_by"))
+            by_reason = mapping_or_empty(process.of("counters", "dropped_by"))
             reasons = tuple(str(key) for key, count in by_reason.items() if count)
             dropped.setdefault(reasons or ("queue_full",), {})[process.name] = process.dropped
-        if process.write_errors:
-            errors[process.name] = process.write_errors
+        if write_errors := process.of("counters", "write_errors"):
+            errors[process.name] = write_errors
     for reasons, by_name in dropped.items():
         why = ", ".join(_DROPPED.get(key, key) for key in reasons)
         yield (
@@ -380,12 +370,9 @@ def _probe_problems(found: dict[str, Process]) -> Iterator[str]:
     missed: dict[tuple[str, str], list[str]] = {}
     failed: dict[str, dict[str, int]] = {}
     for name, process in found.items():
-        probes = mapping_or_empty(
-            mapping_or_empty(json.loads(process.header or "{}")).get("probes")
-        )
-        for probe, reason in mapping_or_empty(probes.get("missed")).items():
+        for probe, reason in mapping_or_empty(process.of("probes", "missed")).items():
             missed.setdefault((str(probe), str(reason)), []).append(name)
-        for probe, count in mapping_or_empty(probes.get("errors")).items():
+        for probe, count in mapping_or_empty(process.of("probes", "errors")).items():
             if count:
                 failed.setdefault(str(probe), {})[name] = int(count)
     for (probe, reason), names in sorted(missed.items()):
@@ -398,10 +385,9 @@ def _probe_problems(found: dict[str, Process]) -> Iterator[str]:
 def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
     jumps: dict[str, tuple[float, list[str]]] = {}
     for name, process in found.items():
-        clock = mapping_or_empty(mapping_or_empty(json.loads(process.header or "{}")).get("clock"))
-        jump_s = max(_wall_moves(clock), key=abs, default=0.0)
+        jump_s = max(_wall_moves(process), key=abs, default=0.0)
         if jump_s:
-            host = process.host or name
+            host = process.of("host") or name
             largest, names = jumps.get(host, (0.0, []))
             jumps[host] = (max(largest, jump_s, key=abs), [*names, name])
     for host, (jump_s, names) in sorted(jumps.items()):
@@ -412,8 +398,9 @@ def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
         )
 
 
-def _wall_moves(clock: Mapping[str, Any]) -> Iterator[float]:
+def _wall_moves(process: Process) -> Iterator[float]:
     """Yield by how many seconds the wall clock was set, seen from each reading of both clocks."""
+    clock = mapping_or_empty(process.of("clock"))
     readings = clock.get("readings")
     listed = readings if is_list(readings) else []
     pairs: list[tuple[Any, ...]] = [(clock.get("wall_ns"), clock.get("monotonic_ns"))]

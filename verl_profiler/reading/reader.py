@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -113,6 +113,7 @@ class Run:
         labels: The values of the column `run`, in the order in which they were named.
         original: The labels whose files are in a vocabulary of the original logger.
         steps: The steps that were read, if not all.
+        arrived: The processes whose files are all here, so that it is known when they ended.
         all_steps: First and last step of the files, as far as that is known without reading them.
     """
 
@@ -125,7 +126,7 @@ class Run:
         self.tables.launches = self.launches
         self.labels: list[str] = []
         self._folders: list[CacheFolder] = []
-        self._unsent: dict[str, frozenset[str]] = {}
+        self.arrived: list[Process] = []
         self.original: list[str] = []
         self.steps: tuple[int, int] | None = None
         self.all_steps: tuple[int, int] | None = None
@@ -147,7 +148,7 @@ class Run:
         if not self._checked:
             self._checked = True
             self._problems += _table_problems(
-                self.tables, self._unsent, several=len(self.labels) > 1
+                self.tables, self.arrived, several=len(self.labels) > 1
             )
         return list(self._problems)
 
@@ -236,9 +237,8 @@ class Run:
             self._problems += [f"{source.label}: {p}" if several else p for p in problems]
             self.labels.append(source.label)
             self.launches[source.label] = source.launch
-            # When these ended is not known.
             unsent = source.headers if is_incomplete(source) else not_arrived(source)
-            self._unsent[source.label] = frozenset(unsent)
+            self.arrived += (each for each in found.values() if each.name not in unsent)
             given = source.parquet
             if steps is not None:
                 own_steps = {path: folder_step(path) for path in given}
@@ -313,15 +313,13 @@ def _no_events() -> str:
     return f"SELECT {columns} WHERE false"
 
 
-def _table_problems(
-    tables: Tables, unsent: Mapping[str, frozenset[str]], *, several: bool
-) -> Iterator[str]:
+def _table_problems(tables: Tables, arrived: Iterable[Process], *, several: bool) -> Iterator[str]:
     """Say what only the tables show: requests without end or twice, steps in two runs."""
     total = tables.row("SELECT sum(events) AS events FROM event_counts")
     if not total.get("events"):
         yield "no events were found"
         return
-    yield from end_problems(tables, unsent=unsent)
+    yield from end_problems(tables, arrived)
     rows = tables.rows(
         "SELECT step, event, status, error FROM event_fields "
         "WHERE family = 'trainer' AND role = 'trainer' AND status IS NOT NULL ORDER BY end_us"
