@@ -118,8 +118,8 @@ def read(run, raylets, *, busy=True, few=False):
         "raylets": raylets,
         "tasks_s": round(tasks_s, 2),
         "alone_s": round(alone_s, 2),
-        "shards": done.shards,
-        "nodes": done.nodes,
+        "shards": done,
+        "nodes": tasks.nodes,
         "tasks_on": len(tasks.used),
         "different": sorted(name for name in expected if found[name] != expected[name]),
         "made_by_the_reader": sorted(

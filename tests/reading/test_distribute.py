@@ -14,7 +14,7 @@ from cached_runs import SMALL
 
 from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading import convert
+from verl_profiler.reading import convert, executors
 from verl_profiler.reading.distribute import distribute
 from verl_profiler.reading.executors import executor
 from verl_profiler.reading.reader import load
@@ -22,19 +22,19 @@ from verl_profiler.reading.tables import tables
 
 
 class Apart:
-    """Calls a function with pickled copies, as another process would get them."""
+    """Calls a function with pickled copies, as another process would get them.
 
-    nodes = 1
+    Args:
+        changed: What this node has otherwise than the one that asks.
+    """
 
-    def leave_out(self, check, argument):
-        reason = check(argument)
-        self.nodes = int(reason is None)
-        return {} if reason is None else {socket.gethostname(): reason}
+    def __init__(self, **changed):
+        self._changed = changed
 
     def run(self, function, shared, arguments):
         for argument in arguments:
             yield pickle.loads(pickle.dumps(function))(
-                *pickle.loads(pickle.dumps([shared, argument]))
+                *pickle.loads(pickle.dumps([replace(shared, **self._changed), argument]))
             )
 
 
@@ -60,9 +60,9 @@ def cached(run):
 
 def test_a_reader_finds_all_shards_converted(run):
     done = distribute([run], Apart())
-    assert done.shards > 2
+    assert done > 2
     before = cached(run)
-    assert len(before) >= done.shards
+    assert len(before) >= done
     with load(run) as opened:
         opened.tables.make(*tables.BY_STEPS)
     assert before == [name for name in cached(run) if name.startswith("part")]
@@ -88,40 +88,69 @@ def test_only_the_steps_that_were_requested(run, tmp_path, monkeypatch):
     both = distribute([run, other], Apart())
     assert cached(other)
     assert cached(run)
-    whole = both.shards // 2
+    whole = both // 2
     shutil.rmtree(run / ".cache")
-    assert distribute([run], Apart(), (2, 2)).shards < whole
+    assert distribute([run], Apart(), (2, 2)) < whole
     before = cached(run)
     with load(run, steps=(2, 2)) as opened:
         opened.tables.make(*tables.BY_STEPS)
     assert [name for name in cached(run) if name.startswith("part")] == before
 
 
-class Elsewhere(Apart):
-    """A node that has something else under the paths of the run."""
-
-    def __init__(self, **changed):
-        self._changed = changed
-
-    def leave_out(self, check, argument):
-        return super().leave_out(check, replace(argument, **self._changed))
-
-
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"root": Path("/no-such-disk/run")}, "does not have /no-such-disk/run"),
         ({"content": b"of another disk"}, "has a different directory at .*/.cache/events-1"),
         ({"versions": "0"}, "has another version of verl-profiler or duckdb"),
     ],
 )
-def test_a_node_that_cannot_read_the_run_is_an_error_with_its_name(run, changed, reason):
-    with pytest.raises(
-        ReadingError, match=rf"(?s){socket.gethostname()}: {reason}.*share"
-    ) as caught:
-        distribute([run], Elsewhere(**changed))
-    assert caught.value.slug == "not-shared"
+def test_a_node_that_cannot_read_the_run_converts_nothing(run, changed, reason):
+    with pytest.raises(RuntimeError, match=reason):
+        distribute([run], Apart(**changed))
     assert not cached(run)
+
+
+class Tasks:
+    """Stands in for the module `ray` where tasks run: on nodes that fail, or not."""
+
+    class exceptions:
+        RayError = OSError
+
+    def __init__(self, *failing):
+        self.failing = failing
+
+    def nodes(self):
+        return [
+            {"NodeID": each, "NodeManagerHostname": f"host-{each}", "Alive": True} for each in "ab"
+        ]
+
+    def put(self, value):
+        return value
+
+    def wait(self, tasks, num_returns):
+        return tasks[:1], tasks[1:]
+
+    def get(self, task):
+        if task[0] in self.failing:
+            raise OSError("the node died")
+        return task[1](*task[2:])
+
+
+def on_ray(monkeypatch, *failing):
+    monkeypatch.setitem(sys.modules, "ray", Tasks(*failing))
+    monkeypatch.setattr(executors.OnRay, "_start", lambda _, *task: task)
+    return executors.OnRay()
+
+
+def test_a_node_that_dies_is_left_out_and_others_do_its_work(monkeypatch):
+    tasks = on_ray(monkeypatch, "a")
+    assert [*range(10, 16)] == sorted(tasks.run(lambda shared, n: shared + n, 10, range(6)))
+    assert (1, {"host-a (a)": "the node died"}) == (tasks.nodes, tasks.left_out)
+    with pytest.raises(
+        ReadingError, match=r"host-a \(a\): the node died\n  host-b .*share"
+    ) as caught:
+        [*on_ray(monkeypatch, "a", "b").run(print, None, range(6))]
+    assert caught.value.slug == "not-shared"
 
 
 def test_what_cannot_be_distributed_is_an_error(run, tmp_path, capsys, monkeypatch):
@@ -150,7 +179,7 @@ def test_what_cannot_be_distributed_is_an_error(run, tmp_path, capsys, monkeypat
 def test_a_cache_at_home_is_filled_for_a_run_that_cannot_be_written(run, tmp_path, monkeypatch):
     (run / ".cache").touch()
     monkeypatch.setenv("VERL_PROFILER_CACHE_HOME", str(tmp_path / "caches"))
-    assert distribute([run], Apart()).shards
+    assert distribute([run], Apart())
     assert not cached(run)
     assert list(tmp_path.glob("caches/runs/run-*/events-1/part-*.parquet"))
 

@@ -154,8 +154,8 @@ def distribute(args: argparse.Namespace) -> None:
     with executor(where) as tasks:
         done = fill(args.runs, tasks, args.steps)
     print_error(
-        *(f"Node not used: {node} {reason}." for node, reason in done.left_out.items()),
-        f"{done.shards} shards converted on {done.nodes} node{'s' * (done.nodes != 1)}.",
+        *(f"Node not used: {node} {reason}." for node, reason in tasks.left_out.items()),
+        f"{done} shards converted on {tasks.nodes} node{'s' * (tasks.nodes != 1)}.",
     )
 
 

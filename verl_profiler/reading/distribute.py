@@ -7,6 +7,7 @@ are those of a run that was read in one process; what a task did not leave, it c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from collections.abc import Sequence
@@ -23,61 +24,39 @@ from verl_profiler.reading.discovery import Source, find_sources
 from verl_profiler.reading.executors import OnRay
 from verl_profiler.reading.processes import Process, processes
 
-__all__ = ["Distributed", "distribute"]
+__all__ = ["distribute"]
 
 _MEMORY = "1GB"
 _THREADS = 2
 
 
-@dataclass
-class Distributed:
-    """What tasks did.
-
-    Args:
-        shards: How many groups of event files were converted, or were found converted.
-        nodes: On how many nodes.
-        left_out: Why other nodes were not used, by node.
-    """
-
-    shards: int
-    nodes: int
-    left_out: dict[str, str]
-
-
 @dataclass(frozen=True)
-class _Probe:
-    """What a node must have.
+class _Files:
+    """A run whose event files are converted, and what a node must have.
 
     Args:
-        root: The run.
+        source: The run.
+        found: Its processes.
         folder: Its cache.
         token: A file in it.
         content: Of that file.
         versions: What the names of the shards depend on.
     """
 
-    root: Path
+    source: Source
+    found: dict[str, Process]
     folder: Path
     token: str
     content: bytes
     versions: str
 
 
-@dataclass(frozen=True)
-class _Files:
-    """A run whose event files are converted."""
-
-    source: Source
-    found: dict[str, Process]
-    folder: Path
-
-
 def distribute(
     paths: Sequence[Path],
     executor: OnRay,
     steps: tuple[int, int] | None = None,
-) -> Distributed:
-    """Fill the caches of runs with their events.
+) -> int:
+    """Fill the caches of runs with their events; return how many groups of event files were converted.
 
     Args:
         paths: Run directories.
@@ -87,7 +66,7 @@ def distribute(
     Raises:
         ReadingError: A run cannot be read, has no place for a cache, or is not visible on any node.
     """
-    done = Distributed(0, 0, {})
+    done = 0
     for path in paths:
         with tempfile.TemporaryDirectory(prefix="verl_profiler-") as scratch:
             if path.exists() and not path.is_dir():
@@ -108,51 +87,35 @@ def distribute(
                 "unwritable",
             )
         try:
-            _leave_out_nodes(source, cache, executor, done)
             found = processes(source)
             around = None if steps is None else (steps[0] - 1, steps[1] + 1)
             if any(process.role == "rollouter" for process in found.values()):
                 # Read whole.
                 around = None
             numbers = sorted(groups_within(source, found, around))
-            for _ in executor.run(_convert, _Files(source, found, cache.path), numbers):
-                done.shards += 1
+            with cache.new() as draft:
+                token = f"{source.root}\n".encode()
+                draft.write(token)
+                files = _Files(source, found, cache.path, draft.name, token, _versions())
+                done += sum(1 for _ in executor.run(_convert, files, numbers))
         finally:
             cache.close()
-    done.nodes = executor.nodes
     return done
 
 
-def _leave_out_nodes(
-    source: Source, cache: CacheFolder, executor: OnRay, done: Distributed
-) -> None:
-    with cache.new() as draft:
-        token = f"{source.root}\n".encode()
-        draft.write(token)
-        probe = _Probe(source.root, cache.path, draft.name, token, _versions())
-        done.left_out |= executor.leave_out(_missing, probe)
-    if not executor.nodes:
-        reasons = "".join(f"\n  {node}: {reason}" for node, reason in done.left_out.items())
-        raise ReadingError(
-            f"no node of the cluster can read the run:{reasons}\n"
-            "Copy the run to a disk that the nodes share, or omit --on to read it here",
-            "not-shared",
-        )
-
-
-def _missing(probe: _Probe) -> str | None:
-    """Return why this node cannot be used; None if it can."""
-    if not probe.root.is_dir():
-        return f"does not have {probe.root}"
-    if probe.versions != _versions():
-        return "has another version of verl-profiler or duckdb"
-    try:
-        if (probe.folder / probe.token).read_bytes() == probe.content:
-            writable = CacheFolder(probe.folder).can_write()
-            return None if writable else f"cannot write to {probe.folder}"
-    except OSError:
-        pass
-    return f"has a different directory at {probe.folder}"
+def _check(files: _Files) -> None:
+    """Raise an error with the reason why this node cannot be used."""
+    if not files.source.root.is_dir():
+        raise RuntimeError(f"does not have {files.source.root}")
+    if files.versions != _versions():
+        raise RuntimeError("has another version of verl-profiler or duckdb")
+    content = None
+    with contextlib.suppress(OSError):
+        content = (files.folder / files.token).read_bytes()
+    if content != files.content:
+        raise RuntimeError(f"has a different directory at {files.folder}")
+    if not CacheFolder(files.folder).can_write():
+        raise RuntimeError(f"cannot write to {files.folder}")
 
 
 def _versions() -> str:
@@ -161,6 +124,7 @@ def _versions() -> str:
 
 def _convert(shared: _Files, number: int) -> None:
     """Convert one group of event files."""
+    _check(shared)
     cache = CacheFolder(shared.folder)
     with tempfile.TemporaryDirectory(prefix="verl_profiler-") as place:
         scratch = CacheFolder(Path(place))

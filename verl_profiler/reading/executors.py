@@ -21,8 +21,6 @@ T = TypeVar("T")
 _TASKS_PER_NODE = 2
 # Lower than the 15 that Ray gives its own worker processes.
 _NICE = 19
-# A busy node may take long to start a process.
-_CHECK_S = 300.0
 _CONNECT_S = 5.0
 _AUTHENTICATION = "If it requires a token, set RAY_AUTH_MODE=token.  "
 _JOIN_ATTEMPTS = 4
@@ -38,6 +36,9 @@ class OnRay:
 
     Args:
         nice: The priority of tasks.
+
+    Attributes:
+        left_out: Why other nodes are not used, by node.
     """
 
     def __init__(self, nice: int = _NICE) -> None:
@@ -45,6 +46,7 @@ class OnRay:
 
         self._ray: Any = ray
         self._nice = nice
+        self.left_out: dict[str, str] = {}
         self._nodes: dict[str, str] = {
             node["NodeID"]: node["NodeManagerHostname"] or node["NodeID"]
             for node in self._ray.nodes()
@@ -56,44 +58,15 @@ class OnRay:
         """How many nodes are used."""
         return len(self._nodes)
 
-    def leave_out(self, check: Callable[[Any], str | None], argument: Any) -> dict[str, str]:
-        """Use only nodes on which `check` returns None within five minutes; all are checked at once.
-
-        Args:
-            check: Returns why its node cannot be used.
-            argument: Of `check`.
-
-        Returns:
-            The reasons, by node.  If no node is left, `run` raises.
-        """
-        tasks = {node: self._start(_checked, node, check, argument) for node in self._nodes}
-        done, _ = self._ray.wait(
-            list(tasks.values()), num_returns=len(tasks), timeout=_CHECK_S, fetch_local=False
-        )
-        reasons: dict[str, str] = {}
-        for node, task in tasks.items():
-            reason: str | None = f"did not run a task within {_CHECK_S:.0f} s"
-            if task in done:
-                try:
-                    reason = self._ray.get(task)
-                except self._ray.exceptions.RayError as error:
-                    reason = _reason_of(error)
-            else:
-                self._cancel(task)
-            if reason is not None:
-                reasons[f"{self._nodes[node]} ({node[:8]})"] = reason
-                del self._nodes[node]
-        return reasons
-
     def run(
         self, function: Callable[[Any, Any], T], shared: Any, arguments: Sequence[Any]
     ) -> Iterator[T]:
         """Call the function with `shared` and each argument, two at once on each node.
 
-        What a node did when it died is done again by another one.
+        A node that dies, or on which the function raises, is left out; others do again what it did.
 
         Raises:
-            ReadingError: A task failed, or no node is left.
+            ReadingError: No node is left.
         """
         ray = self._ray
         common = ray.put(shared)
@@ -105,36 +78,31 @@ class OnRay:
                     busy = sum(other == node for other, _ in running.values())
                     if waiting and busy < _TASKS_PER_NODE:
                         argument = waiting.pop()
-                        task = self._start(_aside, node, self._nice, function, common, argument)
-                        running[task] = node, argument
+                        running[self._start(node, function, common, argument)] = node, argument
                 if not running:
+                    reasons = "".join(f"\n  {each}: {why}" for each, why in self.left_out.items())
                     raise ReadingError(
-                        "no node of the Ray cluster is left.\nOmit --on to read the run here",
-                        "task-failed",
+                        f"no node of the cluster can read the run:{reasons}\n"
+                        "Copy the run to a disk that the nodes share, or omit --on to read it here",
+                        "not-shared",
                     )
                 (task, *_), _ = ray.wait([*running], num_returns=1)
                 node, argument = running.pop(task)
                 try:
                     result = ray.get(task)
-                except ray.exceptions.RayTaskError as error:
-                    if isinstance(error.cause, ReadingError):
-                        raise ReadingError(error.cause.message, error.cause.slug) from error
-                    raise ReadingError(
-                        f"a task on the Ray cluster failed: {_reason_of(error)}.\n"
-                        "Omit --on to read the run here",
-                        "task-failed",
-                    ) from error
-                except ray.exceptions.RayError:
-                    # The node, or the process for want of memory.
-                    self._nodes.pop(node, None)
+                except ray.exceptions.RayError as error:
                     waiting.append(argument)
+                    if node in self._nodes:
+                        host = self._nodes.pop(node)
+                        self.left_out[f"{host} ({node[:8]})"] = _reason_of(error)
                 else:
                     yield result
         finally:
             for task in running:
-                self._cancel(task)
+                with contextlib.suppress(Exception):
+                    ray.cancel(task, force=True)
 
-    def _start(self, function: Callable[..., Any], node: str, *arguments: Any) -> Any:
+    def _start(self, node: str, function: Callable[..., Any], *arguments: Any) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         # `max_calls`: a process with a changed priority is not used again.
@@ -145,15 +113,7 @@ class OnRay:
             "max_retries": 0,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
-        return self._ray.remote(**options)(function).remote(*arguments)
-
-    def _cancel(self, task: Any) -> None:
-        with contextlib.suppress(Exception):
-            self._ray.cancel(task, force=True)
-
-
-def _checked(check: Callable[[Any], str | None], argument: Any) -> str | None:
-    return check(argument)
+        return self._ray.remote(**options)(_aside).remote(self._nice, function, *arguments)
 
 
 def _aside(nice: int, function: Callable[[Any, Any], T], shared: Any, argument: Any) -> T:
