@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from verl_profiler.events.vocabulary import PHASES, WORKER_ROLE
+from verl_profiler.events.vocabulary import PHASES
 from verl_profiler.live.ended_runs import clock_text
 from verl_profiler.live.open_processes import age_text, parts, phase_text, since
 from verl_profiler.live.process_files import ProcessFiles
@@ -18,8 +16,6 @@ from verl_profiler.units import seconds
 __all__ = ["Present", "present"]
 
 _TIMERS = tuple(phase for phase in PHASES if phase != "testing")
-# The last step and the one before, with several of each phase.
-_ROWS = 200
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class Present:
     Args:
         state: As in `Verdict`.
         alarm: What a run is stuck on or failed of, as `summary` prints it.
-        doing: Step and phase; None between steps and where no step is on record.
+        doing: Step and phase, or what ended last; None where that is not known.
         since_s: Its start, in seconds since 1970.
         usually: How long it took before, to be appended.
         newest_s: The end of the last event, in seconds since 1970.
@@ -66,16 +62,12 @@ class Present:
 
 
 def present(files: ProcessFiles, tables: Tables) -> Present:
-    """Return what a run does.
-
-    A phase that is open for long is on record; otherwise it follows from the last one that ended, in
-    the order of the step before.
-    """
+    """Return what a run does: the phase that is on record as open, else what ended last."""
     opened = files.open_files()
     found = verdict(files.headers(), opened, files.directory)
     newest_us = tables.row("SELECT max(end_us) AS newest FROM event_counts").get("newest")
     newest_s = None if newest_us is None else newest_us / 1e6
-    doing, since_s, usually = _doing(tables)
+    doing, since_s, usually = *_last_phase(tables), ""
     rows = [
         row
         for name, content in opened.items()
@@ -88,51 +80,18 @@ def present(files: ProcessFiles, tables: Tables) -> Present:
     return Present(found.state, alarm(found, files.directory), doing, since_s, usually, newest_s)
 
 
-def _doing(tables: Tables) -> tuple[str | None, float | None, str]:
-    """Infer the trainer's step and phase, its start, and how long it took in the step before."""
+def _last_phase(tables: Tables) -> tuple[str, float | None]:
+    """Return the phase of the trainer that ended last, and when."""
     names = ", ".join(f"'{name}'" for name in ("step", *_TIMERS))
-    rows = tables.rows(
+    row = tables.row(
         f"""
-        SELECT step, event, end_us / 1e6 AS end_s, duration_us / 1e6 AS spent_s FROM event_fields
+        SELECT step, event, end_us / 1e6 AS end_s FROM event_fields
         WHERE role = 'trainer' AND step > 0 AND duration_us IS NOT NULL AND event IN ({names})
-        ORDER BY end_us DESC, event = 'step' DESC LIMIT {_ROWS}
+        ORDER BY end_us DESC, event = 'step' DESC LIMIT 1
         """
-    )[::-1]
-    ended = {row["step"]: row["end_s"] for row in rows if row["event"] == "step"}
-    timers = [row for row in rows if row["event"] != "step"]
-    last = max((row["step"] for row in timers), default=None)
-    if last is not None and last not in ended:
-        own = [row for row in timers if row["step"] == last]
-        return _following(last, own, [row for row in timers if row["step"] == last - 1])
-    # Requests of a step begin before its first phase ends.
-    before = max(ended, default=None)
-    begun = tables.row(
-        "SELECT step, min(begin_us) / 1e6 AS begin_s FROM event_fields "
-        f"WHERE role = '{WORKER_ROLE}' AND step > {before or 0} GROUP BY step ORDER BY step LIMIT 1"
     )
-    if begun.get("step") is None:
-        return ("before the first step" if before is None else f"step {before} ended"), None, ""
-    begin_s = max(begun["begin_s"], ended.get(before, begun["begin_s"]))
-    lengths = [
-        row["spent_s"] for row in timers if (row["step"], row["event"]) == (before, _TIMERS[0])
-    ]
-    return f"{_TIMERS[0]} of step {begun['step']}", begin_s, _usually(before, lengths)
-
-
-def _following(
-    step: int, own: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]
-) -> tuple[str, float, str]:
-    """Return what follows the phases of a step that ended."""
-    done, order = ([row["event"] for row in rows] for rows in (own, before))
-    begin_s = own[-1]["end_s"]
-    if done[-1] not in order:
-        return f"step {step} after {done[-1]}", begin_s, ""
-    place = len(done) if done == order[: len(done)] else order.index(done[-1]) + 1
-    if place == len(order):
-        return f"end of step {step}", begin_s, ""
-    lengths = [row["spent_s"] for row in before if row["event"] == order[place]]
-    return f"{order[place]} of step {step}", begin_s, _usually(step - 1, lengths)
-
-
-def _usually(step: int | None, lengths: Sequence[float]) -> str:
-    return f", {seconds(sum(lengths))} in step {step}" if lengths else ""
+    if not row:
+        return "before the first step", None
+    if row["event"] == "step":
+        return f"after step {row['step']}", row["end_s"]
+    return f"after {row['event']} of step {row['step']}", row["end_s"]
