@@ -20,6 +20,7 @@ from verl_profiler.live.open_processes import (
     identity,
     in_collective,
     is_of,
+    most_frequent_stack,
     part,
     phase_text,
     place,
@@ -28,11 +29,12 @@ from verl_profiler.live.open_processes import (
     standing,
 )
 from verl_profiler.live.rank_texts import function_of, ranks_text
-from verl_profiler.live.rollouters import standstill, waits_for_queue
 from verl_profiler.units import counted, seconds
 
 __all__ = ["explained", "open_now"]
 
+# The module of verl's queue between rollouter and trainer, in the name of a function.
+_QUEUE = ".message_queue:"
 _CONTAINERS = ("request", "agent_loop", "postprocess", "turn")
 _SHOWN = 3
 
@@ -200,11 +202,11 @@ class _Search:
         workers = self.of(WORKER_ROLE)
         silent = [each for each in workers if each.silent_s]
         pairs = self.old_requests()
-        still = standstill(self.processes, self.last_s)
+        still = self.standstill()
         if still is not None and pairs:
             oldest_s = max(self.age(row) for _, row in pairs)
             # They come and go meanwhile.
-            pairs = pairs if oldest_s > still.open_s / 2 else []
+            pairs = pairs if oldest_s > self.age(still[1]) / 2 else []
         if pairs:
             names = some(sorted({each.name for each, _ in pairs}))
             age_s = max(self.age(row) for _, row in pairs)
@@ -376,7 +378,7 @@ class _Search:
         """Nothing is open below the trainer: a silent process, a rollouter, or the trainer itself."""
         inner = trainer.rows("calls")
         row = inner[-1] if inner else phase
-        if waits_for_queue(row):
+        if _QUEUE in str(row.get("at")):
             for queue in self.of("message_queue"):
                 if not queue.silent_s:
                     self.add(queue.name, "no sample", None)
@@ -384,14 +386,47 @@ class _Search:
         if silent:
             self.suspect(silent, [])
             return
-        found = standstill(self.processes, self.last_s)
-        if found is not None:
-            if found.process != trainer.name:
-                self.add(found.process, found.what, found.open_s, found.at)
-            self.end(found.culprit, found.confidence, found.stack)
+        still = self.standstill()
+        if still is not None:
+            self.rollouter(*still, trainer)
             return
         self.end(f"{trainer.name}, in {place(row)}", "low", row.get("stack") or ())
         self.found.unknown.append("No other process has a recorded call that is open for so long.")
+
+    def standstill(self) -> tuple[Process, Mapping[str, Any]] | None:
+        """Return the rollouter that makes no samples for longest: its blocked event loop, or its phase."""
+        members = self.of("rollouter")
+        blocked = [(each, row) for each in members for row in each.rows("blocked_loops")]
+        idle = [
+            (each, row)
+            for each in members
+            for row in each.rows("phases")
+            if row.get("event") == NO_PROGRESS
+            and self.age(row) >= (each.open.get("after_s") or 0.0)
+        ]
+        return max(blocked or idle, key=lambda pair: self.age(pair[1]), default=None)
+
+    def rollouter(self, process: Process, row: Mapping[str, Any], trainer: Process) -> None:
+        """Name what keeps a rollouter from making the samples that the trainer waits for."""
+        if row.get("event") == NO_PROGRESS:
+            stack: Sequence[str] = most_frequent_stack(process.evidence)
+            at = stack[-1] if stack else None
+            flying = f"{row['in_flight']} in flight" if row.get("in_flight") else ""
+            what = f"no sample, {flying}" if flying else "no sample"
+            culprit = (
+                f"{process.name}, which has neither dispatched nor finished a sample for "
+                f"{seconds(self.age(row))}"
+            )
+            culprit += f", with {flying}" if flying else ""
+            culprit += f"; most of its tasks are in {at}" if at else ""
+            confidence = "high" if flying and at else "medium"
+        else:
+            stack, at = row.get("stack") or (), place(row)
+            what, confidence = "blocked event loop", "high"
+            culprit = f"{at} blocks the event loop of {process.name}, which makes the samples"
+        if process is not trainer:
+            self.add(process.name, what, self.age(row), at)
+        self.end(culprit, confidence, stack)
 
     def innermost(self, process: Process) -> Mapping[str, Any] | None:
         """Return the innermost of the calls that are open for long, in that which is so longest."""
