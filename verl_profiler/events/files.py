@@ -26,7 +26,6 @@ __all__ = [
     "UnusableFileError",
     "cleaned_text",
     "expanded",
-    "finite",
     "is_own_pipe",
     "is_regular",
     "is_stale",
@@ -39,7 +38,6 @@ __all__ = [
     "read_object",
     "reason_of",
     "status_of_regular",
-    "whole",
 ]
 
 # Headers, run.json and lists of captures are a few kilobytes.
@@ -185,8 +183,12 @@ def read_object(
     return content
 
 
-def parse_json(content: bytes | str) -> Any:
+def parse_json(content: bytes | str, lost: list[str] | None = None) -> Any:
     """Parse JSON from a file that is not trusted.
+
+    Args:
+        content: The file's, or a line of it.
+        lost: Takes the numbers that are read as None.
 
     Returns:
         Objects, lists, text that can be encoded, finite floats, and integers of at most 64 bits.
@@ -199,7 +201,10 @@ def parse_json(content: bytes | str) -> Any:
         content = content.decode("utf-8-sig", "replace")
     try:
         parsed = json.loads(
-            content, parse_int=whole, parse_float=finite, parse_constant=lambda _: None
+            content,
+            parse_int=lambda digits: _noted(_whole(digits), digits, lost),
+            parse_float=lambda digits: _noted(_finite(digits), digits, lost),
+            parse_constant=lambda name: _noted(None, name, lost),
         )
     except RecursionError:
         raise ValueError("is nested too deeply") from None
@@ -248,19 +253,25 @@ def _check_kind(status: os.stat_result) -> None:
     raise UnusableFileError(f"is {kind}, not a regular file")
 
 
-def whole(digits: str) -> int | float | None:
+def _whole(digits: str) -> int | float | None:
     """Return an integer of at most 64 bits; a larger one as a float, or None as `finite`."""
     if len(digits) <= _DIGITS:
         number = int(digits)
         if -(1 << 63) <= number < 1 << 63:
             return number
-    return finite(digits)
+    return _finite(digits)
 
 
-def finite(digits: str) -> float | None:
+def _finite(digits: str) -> float | None:
     """Return a float, or None where it overflows."""
     number = float(digits)
     return number if math.isfinite(number) else None
+
+
+def _noted(number: float | None, digits: str, lost: list[str] | None) -> float | None:
+    if number is None and lost is not None:
+        lost.append(digits)
+    return number
 
 
 def _cleaned(value: Any, depth: int) -> Any:

@@ -7,7 +7,6 @@ A file that cannot be parsed, or that has values of wrong types, is read again a
 from __future__ import annotations
 
 import contextlib
-import errno
 import gzip
 import hashlib
 import os
@@ -49,23 +48,18 @@ class Part:
         counts: Events by process name.
         problems: Sentences about files and lines.
         complete: Every file could be read, whatever was in it.
-        gone: Files that are no longer there.
         empty: There are no events, and nothing was written.
     """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
     problems: list[str] = field(default_factory=list[str])
     complete: bool = True
-    gone: list[EventFile] = field(default_factory=list[EventFile])
     empty: bool = False
 
-    def cannot_read(self, file: EventFile, error: OSError) -> None:
+    def cannot_read(self, file: EventFile, error: Exception) -> None:
         """Note a file that could not be read."""
         self.complete = False
-        if error.errno in (errno.ENOENT, errno.ESTALE):
-            self.gone.append(file)
-        else:
-            self.problems.append(f"{file.shown} cannot be read ({reason_of(error)})")
+        self.problems.append(f"{file.shown} cannot be read ({reason_of(error)})")
 
 
 def build_part(
@@ -98,18 +92,18 @@ def build_part(
 
     def repair_files(numbers: Iterable[int]) -> None:
         for number in numbers:
-            file = group[number]
+            file = _present(group[number])
             copy = scratch / f"repaired-{number}.jsonl"
             repaired.add(number)
             try:
-                running = processes[file.name].has_header and processes[file.name].ended is None
+                process = processes[file.name]
+                running = process.header is not None and process.of("ended") is None
                 growing = running and _changed(file)
-                first_us = processes[file.name].first_us
                 problems.extend(
-                    repair(file.path, copy, file.shown, growing=growing, first_us=first_us)
+                    repair(file.path, copy, file.shown, growing=growing, first_us=process.first_us)
                 )
                 empty = not copy.stat().st_size
-            except OSError as error:
+            except (OSError, EOFError, zlib.error) as error:
                 result.cannot_read(file, error)
                 empty = True
             if empty:
@@ -182,7 +176,7 @@ def build_part(
 def _unpacked(group: list[EventFile], scratch: Path, result: Part) -> list[EventFile]:
     """Replace compressed files by copies that are not; of damaged ones, as far as they go."""
     files: list[EventFile] = []
-    for number, file in enumerate(group):
+    for number, file in enumerate(map(_present, group)):
         if not file.is_packed:
             files.append(file)
             continue
@@ -197,6 +191,14 @@ def _unpacked(group: list[EventFile], scratch: Path, result: Part) -> list[Event
                 result.cannot_read(file, error)
         files.append(replace(file, path=copy, size_bytes=copy.stat().st_size))
     return files
+
+
+def _present(file: EventFile) -> EventFile:
+    """Return a file as its process may have made it since it was listed: compressed."""
+    packed = file.path.with_name(f"{file.path.name}.gz")
+    if file.path.exists() or not packed.exists():
+        return file
+    return replace(file, path=packed, is_packed=True)
 
 
 def _expand(packed: BinaryIO, out: BinaryIO) -> None:
@@ -247,8 +249,8 @@ def _listing(
                 "name": file.name,
                 "role": process.role,
                 "rank": process.rank,
-                "host": process.host,
-                "pid": process.pid,
+                "host": process.of("host"),
+                "pid": process.of("pid"),
                 "step": file.step,
                 "shift_us": process.shift_us,
                 "drift": process.drift,

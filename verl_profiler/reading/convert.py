@@ -17,7 +17,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any
 
 import duckdb
 
-from verl_profiler.events.files import UnusableFileError, open_regular, status_of_regular
+from verl_profiler.events.files import open_regular
 from verl_profiler.events.json_values import is_list, is_object, mapping_or_empty
 from verl_profiler.reading.cache_folder import CacheFolder, Draft, Kept, unwritable
 from verl_profiler.reading.chunks import Part, build_part
@@ -43,7 +43,7 @@ from verl_profiler.units import some
 __all__ = ["CONVERSION", "Converted", "convert", "groups_within"]
 
 # Parts that another conversion made are made again; the number counts changes of `salvage`.
-_CONVERSION = json.dumps([8, event_query([]), vocabulary()])
+_CONVERSION = json.dumps([9, event_query([]), vocabulary()])
 CONVERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 _PART_BYTES = 128 << 20
 # A compressed file counts as so many times its size.
@@ -98,34 +98,23 @@ def convert(
     result.problems += _named_together(
         [file.shown for file in source.files if not file.size_bytes], "is empty", "are empty"
     )
-    # Removed since they were listed.
-    gone: list[EventFile] = []
-
-    def read(group: list[EventFile], *place: int) -> None:
+    chosen = groups_within(source, processes, steps) if only is None else only
+    groups = [group for number, group in enumerate(_groups(files, processes)) if number in chosen]
+    for number, group in enumerate(groups, 1):
         prints = [_fingerprint(file, processes[file.name], original) for file in group]
         name = f"part-{_digest(prints)}"
         kept = None if cache is None else cache.find(name)
         part = None if kept is None else _checked(connection, kept)
         if kept is None or part is None:
             build = partial(build_part, connection, group, processes, original)
-            with doing("event files", *place):
+            with doing("event files", number, len(groups)):
                 kept, part = _built(build, name, result, scratch)
         result.problems += part.problems
-        gone.extend(part.gone)
         for process, count in part.counts.items():
             result.counts[process] = result.counts.get(process, 0) + count
         if kept.path is not None:
             result.parts.append(kept)
 
-    chosen = groups_within(source, processes, steps) if only is None else only
-    groups = [group for number, group in enumerate(_groups(files, processes)) if number in chosen]
-    for number, group in enumerate(groups, 1):
-        read(group, number, len(groups))
-    packed = [each for each in map(_packed_since, gone) if each is not None]
-    gone = [file for file in gone if f"{file.shown}.gz" not in {each.shown for each in packed}]
-    for group in _groups(packed, processes):
-        read(group)
-    result.problems += _named_together([file.shown for file in gone], "is gone", "are gone")
     result.problems = folded(result.problems)
     if result.cache is not None and steps is None and only is None:
         result.cache.retire("part")
@@ -141,23 +130,6 @@ def groups_within(
         number
         for number, group in enumerate(_groups(files, processes))
         if steps is None or any(may_hold(file.step, steps) for file in group)
-    )
-
-
-def _packed_since(file: EventFile) -> EventFile | None:
-    """Return what a file is now that its process compressed since it was listed."""
-    path = file.path.with_name(f"{file.path.name}.gz")
-    try:
-        status = status_of_regular(path)
-    except (OSError, UnusableFileError):
-        return None
-    return replace(
-        file,
-        path=path,
-        shown=f"{file.shown}.gz",
-        size_bytes=status.st_size,
-        modified_ns=status.st_mtime_ns,
-        is_packed=True,
     )
 
 
@@ -237,13 +209,13 @@ def _fingerprint(file: EventFile, process: Process, original: bool) -> list[Any]
         changed_ns,
         process.role,
         process.rank,
-        process.host,
-        process.pid,
+        process.of("host"),
+        process.of("pid"),
         process.shift_us,
         process.drift,
         process.drift_from_us,
         process.first_us,
-        process.has_header,
+        process.header is not None,
         original,
     ]
 

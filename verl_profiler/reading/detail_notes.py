@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from verl_profiler.events.json_values import is_object
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, share
 
@@ -13,6 +12,8 @@ __all__ = ["detail_notes", "replay_notes", "too_large"]
 
 # A dozen replays of a step with so many generate calls take about a minute, and half a gigabyte.
 REPLAYED_CALLS = 200_000
+# Of each step and process; their details are always recorded.
+_SLOWEST = 5
 _EXACT = "Counts, durations, components and percentiles of requests, the critical path and tails are exact"
 
 
@@ -32,12 +33,10 @@ def detail_notes(tables: Tables) -> Iterator[str]:
         SELECT * FROM chosen JOIN settings USING (run) WHERE detailed < requests ORDER BY run
         """
     ):
-        label = row["run"]
-        events = _events(tables, label)
-        slowest = events.get("detail_slowest", 5)
         least, most = row["least"], row["most"]
+        slowest = f"the {_SLOWEST} slowest of each step and process"
         if not most:
-            chosen = f"only of the {slowest} slowest of each step and process"
+            chosen = f"only of {slowest}"
         else:
             part = (
                 share(1 / most)
@@ -46,14 +45,14 @@ def detail_notes(tables: Tables) -> Iterator[str]:
             )
             if least == 0:
                 part = f"at most {share(1 / most)}, none at the end"
-            chosen = f"share {part}, and the {slowest} slowest of each step and process"
+            chosen = f"share {part}, and {slowest}"
         estimates = (
             "numbers of turns, engine calls and tools (≈) are estimated from them"
             if most
             else "numbers of turns, engine calls and tools are those of these requests alone"
         )
         yield (
-            f"{label}: details of {row['detailed']:,} of {counted(row['requests'], 'request')} were "
+            f"{row['run']}: details of {row['detailed']:,} of {counted(row['requests'], 'request')} were "
             f"recorded ({chosen}). {_EXACT}; {estimates}. What-if needs the details of all requests of "
             "a step (profiler.events.detail_share=1)."
         )
@@ -78,9 +77,3 @@ def replay_notes(tables: Tables) -> Iterator[str]:
             f"What-if leaves out step {most['step']} with {most['calls']:,} generate calls{others}: a step "
             f"is replayed if it has at most {REPLAYED_CALLS:,}."
         )
-
-
-def _events(tables: Tables, label: str) -> dict[str, Any]:
-    settings = tables.launches.get(label, {}).get("settings")
-    events = settings.get("events") if is_object(settings) else None
-    return events if is_object(events) else {}

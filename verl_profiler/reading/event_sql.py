@@ -65,11 +65,6 @@ _MOMENT = """CASE
         WHEN strlen(t.timestamp) >= 19 THEN epoch_us(try_cast(t.timestamp AS TIMESTAMPTZ))
     END"""
 
-# Before 0.1, an attribute `status` of the user's own spans.
-_FOREIGN_STATUS = (
-    "coalesce(v.event IS NULL AND x.status NOT IN ('error', 'cancelled', 'unfinished'), false)"
-)
-
 _SELECT = """
 WITH bounded AS (
     SELECT filename, CASE WHEN strlen(json) < {limit} THEN json ELSE '{{}}' END AS json FROM {scan}
@@ -129,7 +124,7 @@ SELECT c.file_id,
     turn + coalesce(v.turn_shift, 0) AS turn,
     coalesce(x.validate = 'true', false) AS validate,
     coalesce(x.sample, CASE WHEN c.original THEN line->>'$.extra.{sample_alias}' END) AS sample,
-    x.session AS session, CASE WHEN NOT {foreign_status} THEN x.status END AS status, x.error AS error,
+    x.session AS session, x.status AS status, x.error AS error,
     nullif(t.workid, c.rank::VARCHAR) AS workid,
     CASE WHEN v.event <> t.event THEN t.event END AS recorded,
     {fields}
@@ -138,7 +133,7 @@ SELECT c.file_id,
                 THEN len(list_distinct(list_concat(json_keys(line), [{keys}]))) > {key_count} END
             THEN json_merge_patch(json_merge_patch(line, '{without_keys}'),
                 coalesce(line->'$.extra', '{{}}'))
-        WHEN c.original OR more_fields OR x.validate = 'false' OR {foreign_status} OR {fractions}
+        WHEN c.original OR more_fields OR x.validate = 'false' OR {fractions}
             THEN nullif(line->'$.extra', '{{}}')
     END AS rest
 FROM checked AS c
@@ -194,7 +189,6 @@ def event_query(paths: Sequence[Path], fields: Collection[str] = tuple(FIELDS)) 
             f"filename = true, maximum_object_size = {16 << 20}",
         ),
         moment=_MOMENT,
-        foreign_status=_FOREIGN_STATUS,
         line_known=line_known,
         extra_known=extra_known,
         numbers=f"{numbers}::VARCHAR[]",

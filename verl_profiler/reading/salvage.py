@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from verl_profiler.events import files
-from verl_profiler.events.json_values import is_list, is_object, shallow
+from verl_profiler.events.json_values import is_object
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.schemas import COUNT_LIMIT, FIELDS, NUMBER_LIMIT
 from verl_profiler.units import counted, some
@@ -24,12 +24,9 @@ __all__ = ["LINE_LIMIT_BYTES", "Complaints", "folded", "is_timed", "repair"]
 
 # Longer lines are dropped.  What is read must fit into memory several times, for each thread.
 LINE_LIMIT_BYTES = 1 << 20
-# Deeper nesting makes duckdb refuse the line.
-_DEPTH_LIMIT = 60
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 _DURATION_LIMIT_S = 1e9
-_LARGE = "too large"
 # Files with the same fault that take a line each.
 _SHOWN = 4
 _SENTENCE = re.compile(
@@ -100,35 +97,26 @@ def repair(
     """Write the lines of `path` that can be read to `copy`; return what is wrong with the rest.
 
     Args:
-        path: The damaged file.
+        path: The damaged file, compressed or not.
         copy: Where the good lines go.
         shown: How messages name the file.
         growing: The process still writes, so that an unfinished last line is no fault.
         first_us: A time before all that the process did, by its own clock; None when not known.
     """
     complaints = Complaints(shown)
-    with files.open_regular(path) as file, copy.open("wb") as out:
-        for number, line, whole in _lines(file, complaints):
-            content = _checked(line, number, complaints, first_us, whole=whole, growing=growing)
+    with (
+        files.open_regular(path) as stored,
+        files.expanded(stored) as file,
+        copy.open("wb") as out,
+    ):
+        for number, (line, cut) in enumerate(files.limited_lines(file, LINE_LIMIT_BYTES), 1):
+            if cut:
+                complaints.add(number, f"longer than {LINE_LIMIT_BYTES >> 20} MiB, dropped")
+                continue
+            content = _checked(line, number, complaints, first_us, growing=growing)
             if content is not None:
                 out.write(content + b"\n")
     return complaints.sentences()
-
-
-def _lines(file: IO[bytes], complaints: Complaints) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield number, bytes and whether the line has its end, with bounded memory."""
-    number = 0
-    while line := file.readline(LINE_LIMIT_BYTES):
-        number += 1
-        if number == 1 and line.startswith(b"\xef\xbb\xbf"):
-            line = line[3:]
-        whole = line.endswith(b"\n")
-        if not whole and len(line) >= LINE_LIMIT_BYTES:
-            complaints.add(number, f"longer than {LINE_LIMIT_BYTES >> 20} MiB, dropped")
-            while line and not line.endswith(b"\n"):
-                line = file.readline(LINE_LIMIT_BYTES)
-            continue
-        yield number, line, whole
 
 
 def _checked(
@@ -137,29 +125,17 @@ def _checked(
     complaints: Complaints,
     first_us: int | None,
     *,
-    whole: bool,
     growing: bool,
 ) -> bytes | None:
     """Return the line as it goes into the copy, or None when it is dropped."""
+    whole = line.endswith(b"\n")
     line = line.strip()
     if not line:
         return None
-    decoded = True
+    lost: list[str] = []
     try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError:
-        text = line.decode("utf-8", "replace")
-        decoded = False
-    constants: list[str] = []
-
-    try:
-        content = json.loads(
-            text,
-            parse_constant=constants.append,
-            parse_int=lambda digits: _number(files.whole(digits), constants),
-            parse_float=lambda digits: _number(files.finite(digits), constants),
-        )
-    except (ValueError, RecursionError) as error:
+        content = files.parse_json(line, lost)
+    except ValueError as error:
         if not whole:
             if not growing:
                 complaints.add(number, "unfinished line, dropped (was the process killed?)")
@@ -167,34 +143,33 @@ def _checked(
             complaints.add(
                 number, "zero bytes instead of a line (disk full or power loss?), dropped"
             )
+        elif "deeply" in str(error):
+            complaints.add(number, "nested too deeply, dropped")
         else:
-            reason = getattr(error, "msg", type(error).__name__)
-            complaints.add(number, "not JSON, dropped", f" ({reason})")
+            complaints.add(number, "not JSON, dropped", f" ({str(error).partition(': ')[2]})")
         return None
     fault = _fault(content, first_us)
     if fault is not None:
         complaints.add(number, f"{fault}, dropped")
         return None
-    if _depth(content) > _DEPTH_LIMIT:
-        complaints.add(number, "a value is nested too deeply; it is cut")
-        content = shallow(content)
-    if not decoded:
+    if not _is_utf8(line):
         complaints.add(number, "not UTF-8; invalid bytes are replaced")
     for complaint in _minor_faults(content):
         complaints.add(number, complaint)
-    if large := constants.count(_LARGE):
-        complaints.add(number, "a number is too large; read as null")
-    if len(constants) > large:
-        complaints.add(number, "NaN or Infinity is not JSON; read as null")
+    if lost:
+        complaints.add(
+            number, "NaN or Infinity is not JSON, or a number is too large; read as null"
+        )
     content["timestamp"] = _normalized(content["timestamp"])
-    # Lone surrogates are legal in json's text and illegal in UTF-8.
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _number(value: float | None, constants: list[str]) -> float | None:
-    if value is None:
-        constants.append(_LARGE)
-    return value
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _fault(content: Any, first_us: int | None) -> str | None:
@@ -228,16 +203,16 @@ def _minor_faults(content: dict[str, Any]) -> Iterator[str]:
     """Yield what is wrong with a line that is kept all the same."""
     if is_timed(content["event"]) and content.get("duration_sec") is None:
         yield f"`{content['event']}` has no `duration_sec`; it is in no sum"
-    step = content.get("step")
-    if step is not None and not _is_integer(step):
+    if not _is_count(content.get("step")):
         yield "`step` is not a whole number; the folder's number is used"
     extra = content.get("extra")
-    if extra is not None and not is_object(extra):
-        yield "`extra` is not an object; it is not used"
-        extra = None
+    if not is_object(extra):
+        if extra is not None:
+            yield "`extra` is not an object; it is not used"
+        return
     for name, kind in FIELDS.items():
-        value = (extra or {}).get(name)
-        if not extra or value is None or kind == "VARCHAR":
+        value = extra.get(name)
+        if value is None or kind == "VARCHAR":
             continue
         number = _as_number(value)
         if number is None:
@@ -246,11 +221,9 @@ def _minor_faults(content: dict[str, Any]) -> Iterator[str]:
         elif not abs(number) <= NUMBER_LIMIT:
             yield f"`{name}` is out of range; it is not used"
             del extra[name]
-    turn = (extra or {}).get("turn")
-    if turn is not None and not _is_integer(turn):
+    if not _is_count(extra.get("turn")):
         yield "`turn` is not a whole number; it is not used"
-    validate = (extra or {}).get("validate")
-    if validate is not None and not isinstance(validate, bool):
+    if not isinstance(extra.get("validate", False), (bool, type(None))):
         yield "`validate` is neither true nor false; it is not used"
 
 
@@ -264,22 +237,9 @@ def _as_number(value: Any) -> float | None:
         return None
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= COUNT_LIMIT
-
-
-def _children(node: Any) -> Iterable[Any]:
-    if is_object(node):
-        return node.values()
-    return node if is_list(node) else ()
-
-
-def _depth(content: Any) -> int:
-    depth, level = 0, [content]
-    while level and depth <= _DEPTH_LIMIT:
-        depth += 1
-        level = [child for node in level for child in _children(node)]
-    return depth
+def _is_count(value: Any) -> bool:
+    """Whether a value is a whole number, or not there."""
+    return value is None or (type(value) is int and abs(value) <= COUNT_LIMIT)
 
 
 def _moment_us(timestamp: str) -> int:
