@@ -41,7 +41,7 @@ def follow(path: Path) -> int:
     Raises:
         ReadingError: The path cannot be used (exit code 2).
     """
-    from verl_profiler.reading.progress import Watcher, watched
+    from verl_profiler.reading.progress import watched
     from verl_profiler.reading.remote import is_downloaded
 
     once = not sys.stdout.isatty()
@@ -59,7 +59,7 @@ def follow(path: Path) -> int:
     try:
         control(_HIDE_CURSOR + _CLEAR)
         # The screen has no place for lines on progress.
-        with watched(Watcher()):
+        with watched(None):
             _refresh(reading)
     finally:
         control(f"{_SHOW_CURSOR}\n")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import TextIO
 
 from verl_profiler.cli.terminal import print_error
-from verl_profiler.reading.progress import Watcher
 from verl_profiler.render.visible import visible
 
 __all__ = ["Progress"]
@@ -21,45 +19,35 @@ _ERASE = "\r\x1b[K"
 _WIDTH = 79
 
 
-class Progress(Watcher):
+class Progress:
     """Prints what is read: on a terminal in one line that is erased, else in a line a minute.
 
     Args:
         command: Its name.
-        clock: Seconds, from any begin.
     """
 
-    def __init__(self, command: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, command: str) -> None:
         self._command = command
-        self._quiet_s = clock() + _QUIET_S
-        self._next_s = clock() + _EVERY_S
+        self._quiet_s = time.monotonic() + _QUIET_S
+        self._next_s = time.monotonic() + _EVERY_S
         self._lock = threading.Lock()
         self._is_shown = False
 
-    def began(self, what: str) -> None:
-        """Show it, if the command takes long and the last line is old enough."""
+    def __call__(self, what: str | None) -> None:
+        """Show what begins, if the command takes long; None erases it, since what comes next may be the output."""
+        now_s = time.monotonic()
         with self._lock:
-            now_s = self._clock()
-            if now_s < self._quiet_s:
+            if not self._is_shown if what is None else now_s < self._quiet_s:
                 return
             terminal = _terminal()
             if terminal is not None:
-                terminal.write(_ERASE + visible(f"reading: {what}")[:_WIDTH])
+                self._is_shown = what is not None
+                shown = "" if what is None else visible(f"reading: {what}")[:_WIDTH]
+                terminal.write(_ERASE + shown)
                 terminal.flush()
-                self._is_shown = True
             elif now_s >= self._next_s:
                 self._next_s = now_s + _EVERY_S
                 print_error(f"verl-profiler {self._command}: reading: {what}")
-
-    def ended(self) -> None:
-        """Erase the line, since what comes next may be the output."""
-        with self._lock:
-            terminal = _terminal() if self._is_shown else None
-            if terminal is not None:
-                terminal.write(_ERASE)
-                terminal.flush()
-            self._is_shown = False
 
 
 def _terminal() -> TextIO | None:

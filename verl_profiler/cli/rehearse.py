@@ -23,14 +23,11 @@ import importlib
 import importlib.util
 import os
 import queue
-import signal
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Generator
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 from verl_profiler.cli.rehearsal_command import (
@@ -226,52 +223,33 @@ def _follow(
     # A daemon, because a stray process that holds the pipe must not keep this process alive.
     threading.Thread(target=read, name="rehearsal console", daemon=True).start()
     try:
-        with _termination_as_interrupt():
-            while True:
-                try:
-                    line = lines.get(timeout=1.0)
-                except queue.Empty:
-                    if children.program.poll() is not None:
-                        break
-                    if time.monotonic() - clock.last > QUIET_S:
-                        clock.print(f"… {progress.stage}")
-                    continue
-                if line is None:
+        while True:
+            try:
+                line = lines.get(timeout=1.0)
+            except queue.Empty:
+                if children.program.poll() is not None:
                     break
-                file.write(line)
-                file.flush()
-                text = line.decode(errors="replace")
-                tail.append(text)
-                message = progress.read(text)
-                if message:
-                    clock.print(message)
-            return children.program.wait(), tail
-    except KeyboardInterrupt:
+                if time.monotonic() - clock.last > QUIET_S:
+                    clock.print(f"… {progress.stage}")
+                continue
+            if line is None:
+                break
+            file.write(line)
+            file.flush()
+            text = line.decode(errors="replace")
+            tail.append(text)
+            message = progress.read(text)
+            if message:
+                clock.print(message)
+        return children.program.wait(), tail
+    except (KeyboardInterrupt, SystemExit):
+        # Ctrl-C, or a signal that `tidy_ends` made an exception of.
         clock.print("interrupted; stopping the trainer and its child processes")
         children.interrupt(INTERRUPT_GRACE_S)
         clock.print(f"console log and events so far: {_short(Path(file.name).parent)}")
         raise
     finally:
         children.end()
-
-
-@contextlib.contextmanager
-def _termination_as_interrupt() -> Generator[None, None, None]:
-    """Treat SIGTERM and a closed terminal as Ctrl-C, so that nothing is left running."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _output(given: Path | None) -> Path:

@@ -16,7 +16,7 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import CollectorRegistry
 
 from verl_profiler.analysis.selection import Rows, in_steps
 from verl_profiler.analysis.tq import of_function, tq_functions
@@ -183,8 +183,9 @@ def _histogram(name: str, about: str, labels: tuple[str, ...], rows: Rows) -> Me
     return family
 
 
-class _Given(Collector):
+class _Given(CollectorRegistry):
     def __init__(self, given: list[Metric]) -> None:
+        super().__init__(auto_describe=False)
         self._given = given
 
     def collect(self) -> list[Metric]:
@@ -194,6 +195,4 @@ class _Given(Collector):
 
 def exposition(given: list[Metric]) -> str:
     """Return the metrics as text, as Prometheus and its node exporter's textfile collector read it."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Given(given))
-    return prometheus_client.generate_latest(registry).decode()
+    return prometheus_client.generate_latest(_Given(given)).decode()

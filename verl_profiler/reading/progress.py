@@ -3,50 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
-__all__ = ["Watcher", "doing", "watched"]
+__all__ = ["doing", "watched"]
 
-
-class Watcher:
-    """Is called by readers of this process, from any of its threads; does nothing by itself."""
-
-    def began(self, what: str) -> None:
-        """Something has begun that may take long."""
-
-    def ended(self) -> None:
-        """It is over."""
-
-
-_watcher: Watcher | None = None
+# Is called by readers of this process, from any of its threads: with what begins, with None when it is over.
+_show: Callable[[str | None], None] | None = None
 
 
 @contextlib.contextmanager
-def watched(watcher: Watcher) -> Generator[None, None, None]:
-    """Have one watcher called, instead of the one before."""
-    global _watcher
-    before, _watcher = _watcher, watcher
+def watched(show: Callable[[str | None], None] | None) -> Generator[None, None, None]:
+    """Have one function called, instead of the one before; none when None."""
+    global _show
+    before, _show = _show, show
     try:
         yield
     finally:
-        _watcher = before
+        _show = before
 
 
 @contextlib.contextmanager
 def doing(what: str, number: int = 1, of: int = 1) -> Generator[None, None, None]:
-    """Tell the watcher what is done inside.
+    """Show what is done inside.
 
     Args:
         what: A noun: `table turns`.
         number: Which of several like it, from 1.
         of: How many there are.
     """
-    watcher = _watcher
-    if watcher is None:
+    show = _show
+    if show is None:
         yield
         return
-    watcher.began(what if of == 1 else f"{what}, {number:,} of {of:,}")
+    show(what if of == 1 else f"{what}, {number:,} of {of:,}")
     try:
         yield
     finally:
-        watcher.ended()
+        show(None)
