@@ -93,7 +93,7 @@ def kept_events(path):
 
 
 def test_at_each_moment_the_screen_is_the_summary(recorded_run, tmp_path, capsys):
-    """While files grow, a line is torn, and a step is compressed; the phase is the one in progress."""
+    """While files grow, a line is torn, and a step is compressed; the phase is the last that ended."""
     path = tmp_path / "run"
     path.mkdir()
     (path / "run.json").write_bytes((recorded_run / "run.json").read_bytes())
@@ -101,8 +101,8 @@ def test_at_each_moment_the_screen_is_the_summary(recorded_run, tmp_path, capsys
     moments = [json.loads(line)["timestamp"] for _, line in ordered]
     shown = 0
     for moment, doing in (
-        ("2026-11-21T04:14:47", "update_actor of step 2 for "),
-        ("9", "step 2 ended;"),
+        ("2026-11-21T04:14:47", "after adv of step 2 for "),
+        ("9", "after step 2 for "),
     ):
         following = sum(each <= moment for each in moments)
         grow(path, ordered[shown:following])
@@ -147,7 +147,7 @@ def test_a_run_is_followed_on_a_terminal_until_it_ends(recorded_run, tmp_path, c
         (tmp_path / "away").rename(path)
         grow(path, ordered[half:])
         head = summarized(path, capsys).splitlines()[0][:80]
-        terminal.wait_for("step 2 ended", head)
+        terminal.wait_for("after step 2", head)
         shutil.copytree(recorded_run / "processes", path / "processes")
         terminal.wait_for("ended; last event 2026-11-21T04:14:56", head)
         assert 0 == terminal.end()

@@ -13,7 +13,8 @@ from typing import Any
 from verl_profiler.events.files import cleaned_text
 from verl_profiler.events.open_files import EVIDENCE_FOLDER, FOLDER
 from verl_profiler.events.vocabulary import RUN_FILE
-from verl_profiler.reading.descriptions import Evidence, Faults, Header, Launch, Opened, described
+from verl_profiler.reading.descriptions import Evidence, Header, Launch, Opened, described
+from verl_profiler.reading.problems import Problems
 
 __all__ = ["ProcessFiles"]
 
@@ -36,7 +37,7 @@ class ProcessFiles:
 
     def headers(self) -> dict[str, dict[str, Any]]:
         """Return the current headers of all processes by name, and record problems in them."""
-        faults = Faults()
+        faults = Problems()
         headers: dict[str, dict[str, Any]] = {}
         path = self.directory / RUN_FILE
         if os.path.lexists(path):
@@ -64,7 +65,7 @@ class ProcessFiles:
         return self._described(f"{EVIDENCE_FOLDER}/{max(numbers)}", Evidence)
 
     def _described(self, folder: str, kind: Any) -> dict[str, dict[str, Any]]:
-        faults = Faults()
+        faults = Problems()
         found: dict[str, dict[str, Any]] = {}
         for path in sorted((self.directory / folder).glob("*.json")):
             shown = f"{folder}/{cleaned_text(path.name)}"

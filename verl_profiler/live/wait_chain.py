@@ -141,6 +141,13 @@ class _Search:
             self.add(each.name, "no sign of life", each.silent_s, depth=depth)
         self.end(f"{names}{why}", "high" if why else "medium", stack)
 
+    def silence(self, members: Sequence[Process]) -> bool:
+        """Suspect those of some processes that are silent, if any are."""
+        silent = [each for each in members if each.silent_s]
+        if silent:
+            self.suspect(silent, [])
+        return bool(silent)
+
     def ranks(self) -> bool:
         """Follow the ranks, if they have anything open."""
         members = self.of(*COMPUTING_ROLES)
@@ -200,7 +207,6 @@ class _Search:
     def requests(self) -> bool:
         """Follow the requests, if any are open for long."""
         workers = self.of(WORKER_ROLE)
-        silent = [each for each in workers if each.silent_s]
         pairs = self.old_requests()
         still = self.standstill()
         if still is not None and pairs:
@@ -217,8 +223,7 @@ class _Search:
             steps = {row.get("step") for _, row in pairs}
             step = steps.pop() if len(steps) == 1 else None
             self.add(names, counted(total, "request"), age_s, None, step)
-        if silent:
-            self.suspect(silent, [])
+        if self.silence(workers):
             return True
         blocked = [(each, row) for each in workers for row in each.rows("blocked_loops")]
         if blocked:
@@ -268,9 +273,7 @@ class _Search:
 
     def calls(self, group: Sequence[tuple[Process, Mapping[str, Any]]], confidence: str) -> None:
         """Name the calls themselves, those of a tool for example; or a process that answers nobody."""
-        silent = [each for each in self.processes if each.silent_s]
-        if silent:
-            self.suspect(silent, [])
+        if self.silence(self.processes):
             return
         _, oldest = max(group, key=lambda pair: self.age(pair[1]))
         tools = Counter(_named(row, "tool") for _, row in group)
@@ -290,9 +293,7 @@ class _Search:
         servers = Counter(_named(row, "server") for _, row in group)
         named = [name for name, _ in servers.most_common(_SHOWN) if name]
         engines = self.of("engine")
-        silent = [each for each in engines if each.silent_s]
-        if silent:
-            self.suspect(silent, [])
+        if self.silence(engines):
             return
         where = f" by {' and '.join(named)}" if named else ""
         calls = (
@@ -352,9 +353,7 @@ class _Search:
     def reward(self, group: Sequence[tuple[Process, Mapping[str, Any]]], confidence: str) -> None:
         """Follow rewards into their workers."""
         members = self.of("reward")
-        silent = [each for each in members if each.silent_s]
-        if silent:
-            self.suspect(silent, [])
+        if self.silence(members):
             return
         threads = [(each, row) for each in members for row in each.rows("threads")]
         calls = [(each, row) for each in members for row in each.rows("calls")]
@@ -382,9 +381,7 @@ class _Search:
             for queue in self.of("message_queue"):
                 if not queue.silent_s:
                     self.add(queue.name, "no sample", None)
-        silent = [each for each in self.processes if each.silent_s]
-        if silent:
-            self.suspect(silent, [])
+        if self.silence(self.processes):
             return
         still = self.standstill()
         if still is not None:

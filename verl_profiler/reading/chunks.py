@@ -141,20 +141,12 @@ def build_part(
             if str(target.path) in str(error):
                 raise OSError(reason_of(error)) from error
             target.try_to_write()
-            unreadable = {
-                number
-                for number, path in paths.items()
-                if number not in repaired and not _readable(connection, path)
-            }
-            if unreadable:
-                repair_files(sorted(unreadable))
-            elif set(paths) - repaired:
-                repair_files(sorted(set(paths) - repaired))
-            else:
-                for number in _named_in(error, paths) or set(paths):
-                    problems.append(f"{group[number].shown} cannot be read ({reason_of(error)})")
-                    result.complete = False
-                    paths.pop(number)
+            unread = set(paths) - repaired
+            broken = {number for number in unread if not _readable(connection, paths[number])}
+            for number in () if unread else [*paths]:
+                result.cannot_read(group[number], error)
+                paths.pop(number)
+            repair_files(sorted(broken or unread))
             continue
         if others:
             fields |= others
@@ -269,11 +261,6 @@ def _ends_with_newline(path: Path) -> bool:
             return file.read(1) == b"\n"
     except OSError:
         return False
-
-
-def _named_in(error: Exception, paths: dict[int, Path]) -> set[int]:
-    text = str(error)
-    return {number for number, path in paths.items() if f'"{path}"' in text}
 
 
 def _readable(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:

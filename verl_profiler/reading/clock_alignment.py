@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from verl_profiler.events.json_values import is_list, is_object
-
 __all__ = ["Ahead", "aheads", "fit"]
 
 # A drift is estimated from so much time on; two crystals differ by less than the limit.
@@ -93,23 +91,8 @@ def fit(samples: Sequence[Sequence[int]]) -> Ahead | None:
 def aheads(headers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Ahead]]:
     """Yield driver's boot id, another node's boot id and its clock's line, from all headers."""
     for header in headers.values():
-        exchange = header.get("clock_exchange")
-        if not is_object(exchange) or not isinstance(exchange.get("boot_id"), str):
-            continue
-        peers = exchange.get("peers")
-        for peer in peers if is_list(peers) else ():
-            if not is_object(peer) or not isinstance(peer.get("boot_id"), str):
-                continue
-            samples: list[Any] = peer.get("samples") or []
-            line = fit([each for each in samples if _is_sample(each)]) if samples else None
-            if line is not None:
+        exchange: Mapping[str, Any] = header.get("clock_exchange") or {}
+        for peer in exchange.get("peers") or ():
+            line = fit(peer.get("samples") or ())
+            if line is not None and exchange.get("boot_id") and peer.get("boot_id"):
                 yield exchange["boot_id"], peer["boot_id"], line
-
-
-def _is_sample(value: Any) -> bool:
-    return (
-        is_list(value)
-        and len(value) == 3
-        and all(isinstance(number, int) and abs(number) < 1 << 62 for number in value)
-        and value[2] > 0
-    )

@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -78,7 +78,7 @@ def convert(
     *,
     cache: CacheFolder | None = None,
     steps: tuple[int, int] | None = None,
-    only: Container[int] | None = None,
+    groups: Sequence[list[EventFile]] | None = None,
 ) -> Converted:
     """Convert the event files of a run, or take the parts that an earlier call left.
 
@@ -90,47 +90,44 @@ def convert(
         cache: The cache of the run, which must not be closed before the parts are read; None for none.
         steps: Convert only files that may hold events of these steps, with the files that share a
             part with them.
-        only: The numbers of the parts to convert, as `groups_within` gives them; all when None.
+        groups: The files of each part, some of those of `groups_within`; all of these when None.
     """
     original = _is_original(source)
     result = Converted(original=original, cache=cache)
-    files = [file for file in source.files if file.size_bytes]
     result.problems += _named_together(
         [file.shown for file in source.files if not file.size_bytes], "is empty", "are empty"
     )
-    chosen = groups_within(source, processes, steps) if only is None else only
-    groups = [group for number, group in enumerate(_groups(files, processes)) if number in chosen]
-    for number, group in enumerate(groups, 1):
+    chosen = groups_within(source, processes, steps) if groups is None else groups
+    for number, group in enumerate(chosen, 1):
         prints = [_fingerprint(file, processes[file.name], original) for file in group]
         name = f"part-{_digest(prints)}"
         kept = None if cache is None else cache.find(name)
         part = None if kept is None else _checked(connection, kept)
         if kept is None or part is None:
             build = partial(build_part, connection, group, processes, original)
-            with doing("event files", number, len(groups)):
+            with doing("event files", number, len(chosen)):
                 kept, part = _built(build, name, result, scratch)
         result.problems += part.problems
         for process, count in part.counts.items():
             result.counts[process] = result.counts.get(process, 0) + count
         if kept.path is not None:
             result.parts.append(kept)
-
     result.problems = folded(result.problems)
-    if result.cache is not None and steps is None and only is None:
+    if result.cache is not None and steps is None and groups is None:
         result.cache.retire("part")
     return result
 
 
 def groups_within(
     source: Source, processes: Mapping[str, Process], steps: tuple[int, int] | None = None
-) -> frozenset[int]:
-    """Return the numbers of the parts that a run's event files become, or of those for some steps."""
-    files = [file for file in source.files if file.size_bytes]
-    return frozenset(
-        number
-        for number, group in enumerate(_groups(files, processes))
+) -> list[list[EventFile]]:
+    """Return the event files of each part that a run becomes, or of those parts for some steps."""
+    files = (file for file in source.files if file.size_bytes)
+    return [
+        group
+        for group in _groups(files, processes)
         if steps is None or any(may_hold(file.step, steps) for file in group)
-    )
+    ]
 
 
 def _built(

@@ -1,8 +1,7 @@
 """What runs, processes and captures write about themselves: which fields there are, and of what type.
 
-    faults = Faults()
-    launch = described(run / RUN_FILE, RUN_FILE, Launch, faults)
-    problems += faults.sentences()
+    problems = Problems()
+    launch = described(run / RUN_FILE, RUN_FILE, Launch, problems)
 
 A file with a value of another type is named in a problem and not used, so that whoever reads these dicts
 finds a field as stated here, `None`, or nothing.  Fields that are not stated here are kept as they are; nothing
@@ -18,11 +17,11 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 
 from verl_profiler.events.files import read_object, reason_of
+from verl_profiler.reading.problems import Problems
 
 __all__ = [
     "Capture",
     "Evidence",
-    "Faults",
     "Header",
     "Launch",
     "Opened",
@@ -32,7 +31,6 @@ __all__ = [
     "instant",
 ]
 
-_SHOWN = 5
 # Sums and differences of two stay in 64 bits.
 _Limit = 1 << 62
 _Natural = Annotated[int, msgspec.Meta(ge=0, lt=_Limit)]
@@ -339,34 +337,14 @@ class Evidence(TypedDict, total=False):
     errors: dict[str, _Text] | None
 
 
-class Faults:
-    """Collects which files cannot be read."""
-
-    def __init__(self) -> None:
-        self._unreadable: list[str] = []
-
-    def unreadable(self, shown: str, error: BaseException) -> None:
-        """Note a file."""
-        self._unreadable.append(
-            f"{shown} cannot be read ({reason_of(error)}); its content is missing"
-        )
-
-    def sentences(self) -> list[str]:
-        """Return a sentence for the first few files, and how many more there are."""
-        texts = self._unreadable[:_SHOWN]
-        if len(self._unreadable) > _SHOWN:
-            texts.append(f"{len(self._unreadable) - _SHOWN} more such files cannot be read")
-        return texts
-
-
-def described(path: Path, shown: str, kind: Any, faults: Faults) -> dict[str, Any] | None:
+def described(path: Path, shown: str, kind: Any, problems: Problems) -> dict[str, Any] | None:
     """Read a JSON object.
 
     Args:
         path: The file.
         shown: How problems name it.
         kind: One of the types above.
-        faults: Takes the file where it cannot be read, or a value is of another type.
+        problems: Takes the file where it cannot be read, or a value is of another type.
 
     Returns:
         None where it cannot be read.
@@ -375,6 +353,9 @@ def described(path: Path, shown: str, kind: Any, faults: Faults) -> dict[str, An
         content = read_object(path)
         msgspec.convert(content, kind)
     except (OSError, ValueError, msgspec.ValidationError) as error:
-        faults.unreadable(shown, error)
+        problems.add(
+            "such files cannot be read",
+            f"{shown} cannot be read ({reason_of(error)}); its content is missing",
+        )
         return None
     return content

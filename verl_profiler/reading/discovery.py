@@ -32,7 +32,6 @@ from verl_profiler.events.vocabulary import (
 )
 from verl_profiler.reading import archives
 from verl_profiler.reading.descriptions import (
-    Faults,
     Header,
     Launch,
     Shipping,
@@ -48,6 +47,7 @@ from verl_profiler.reading.listing import (
     event_files,
     usable,
 )
+from verl_profiler.reading.problems import Problems
 
 __all__ = [
     "Source",
@@ -217,7 +217,7 @@ def _described(root: Path, problems: list[str]) -> Source:
     """Read run.json and the headers of a run; both may be missing."""
     source = Source(root, as_text(_resolved(root).name or str(root)))
     launch = root / RUN_FILE
-    faults = Faults()
+    faults = Problems()
     if os.path.lexists(launch):
         source.launch = described(launch, RUN_FILE, Launch, faults) or {}
     shipping = root / SHIPPING_FILE

@@ -22,6 +22,7 @@ from verl_profiler.reading.connection import connect
 from verl_profiler.reading.convert import CONVERSION, convert, groups_within
 from verl_profiler.reading.discovery import Source, find_sources
 from verl_profiler.reading.executors import OnRay
+from verl_profiler.reading.listing import EventFile
 from verl_profiler.reading.processes import Process, processes
 
 __all__ = ["distribute"]
@@ -92,12 +93,12 @@ def distribute(
             if any(process.role == "rollouter" for process in found.values()):
                 # Read whole.
                 around = None
-            numbers = sorted(groups_within(source, found, around))
+            groups = groups_within(source, found, around)
             with cache.new() as draft:
                 token = f"{source.root}\n".encode()
                 draft.write(token)
                 files = _Files(source, found, cache.path, draft.name, token, _versions())
-                done += sum(1 for _ in executor.run(_convert, files, numbers))
+                done += sum(1 for _ in executor.run(_convert, files, groups))
         finally:
             cache.close()
     return done
@@ -122,7 +123,7 @@ def _versions() -> str:
     return json.dumps([CONVERSION, duckdb.__version__])
 
 
-def _convert(shared: _Files, number: int) -> None:
+def _convert(shared: _Files, group: list[EventFile]) -> None:
     """Convert one group of event files."""
     _check(shared)
     cache = CacheFolder(shared.folder)
@@ -131,7 +132,7 @@ def _convert(shared: _Files, number: int) -> None:
         try:
             with connect(Path(place), _MEMORY, _THREADS) as connection:
                 convert(
-                    connection, shared.source, shared.found, scratch, cache=cache, only=(number,)
+                    connection, shared.source, shared.found, scratch, cache=cache, groups=[group]
                 )
         finally:
             cache.close()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl_profiler.events.files import expanded, open_regular, reason_of, status_of_regular
+from verl_profiler.reading.problems import Problems
 
 __all__ = [
     "EventFile",
@@ -20,7 +21,6 @@ __all__ = [
     "usable",
 ]
 
-_SHOWN = 5
 _PACKED = ".gz"
 # Of a line, which begins with its time in microseconds.
 _COMPARED_BYTES = 1 << 10
@@ -60,7 +60,7 @@ def event_files(
         problems: What cannot be read is appended here.
     """
     files: list[EventFile] = []
-    failed: dict[Path, OSError] = {}
+    failed = Problems()
     for step, folder in folders:
         listed: list[Path] = []
         with contextlib.suppress(FileNotFoundError):
@@ -73,12 +73,15 @@ def event_files(
             except OSError as error:
                 packed = path.with_name(f"{path.name}{_PACKED}")
                 if os.path.lexists(path):
-                    failed[path] = error
+                    failed.add(
+                        "files cannot be read",
+                        f"{shown(path, root)} cannot be read: {reason_of(error)}",
+                    )
                 elif packed not in listed and os.path.lexists(packed):
                     # Compressed just now.
                     with contextlib.suppress(OSError):
                         files.append(event_file(packed, root, step))
-    problems += _unusable(failed, root)
+    problems += failed.sentences()
     return files
 
 
@@ -122,25 +125,17 @@ def may_hold(step: int | None, steps: tuple[int, int]) -> bool:
 def usable(paths: Iterable[Path], root: Path, problems: list[str]) -> list[Path]:
     """Return the regular files of these; others are appended to the problems."""
     found: list[Path] = []
-    failed: dict[Path, OSError] = {}
+    failed = Problems()
     for path in paths:
         try:
             status_of_regular(path)
             found.append(path)
         except OSError as error:
-            failed[path] = error
-    problems += _unusable(failed, root)
+            failed.add(
+                "files cannot be read", f"{shown(path, root)} cannot be read: {reason_of(error)}"
+            )
+    problems += failed.sentences()
     return found
-
-
-def _unusable(failed: dict[Path, OSError], root: Path) -> list[str]:
-    texts = [
-        f"{shown(path, root)} cannot be read: {reason_of(error)}"
-        for path, error in list(failed.items())[:_SHOWN]
-    ]
-    if len(failed) > _SHOWN:
-        texts.append(f"{len(failed) - _SHOWN} more files cannot be read")
-    return texts
 
 
 def shown(path: Path, root: Path) -> str:

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from verl_profiler.events.json_values import is_list, mapping_or_empty
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.vocabulary import WORKER_ROLE
+from verl_profiler.reading.arrivals import arrival_problems, not_arrived
 from verl_profiler.reading.clock_alignment import aheads
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.reading.discovery import Source, role_and_rank
-from verl_profiler.reading.shipments import not_arrived, shipment_problems
-from verl_profiler.reading.uploads import is_incomplete, upload_problems
 from verl_profiler.units import some
 
 __all__ = ["Process", "process_problems", "processes"]
@@ -165,9 +164,17 @@ def process_problems(
         return
     if not source.launch:
         yield "run.json is missing, so the launch is unknown"
-    yield from _not_uploaded(source, found, counts if source.whole else None)
+    gaps = None
     if source.whole and counts is not None:
-        yield from _missing_files(source, found, counts)
+        # Of Parquet files, which process an event is of is in the events only.
+        gaps = {
+            name: max((each.recorded_events or 0) - counts.get(name, 0), 0)
+            for name, each in found.items()
+            if not source.parquet
+        }
+    yield from arrival_problems(source, gaps)
+    if counts is not None and gaps is not None:
+        yield from _missing_files(source, found, counts, gaps)
         yield from _surplus(found, counts)
     yield from _hosts(found)
     yield from _losses(found.values())
@@ -253,38 +260,14 @@ def _hosts(found: dict[str, Process]) -> Iterator[str]:
         )
 
 
-def _not_uploaded(
-    source: Source, found: Mapping[str, Process], counts: Mapping[str, int] | None
-) -> Iterator[str]:
-    """Say what is missing of a copy; which shipments did not arrive is said of these alone."""
-    elsewhere = not_arrived(source)
-    recorded = {
-        name: each.recorded_events or 0 for name, each in found.items() if name not in elsewhere
-    }
-    if source.parquet:
-        counts = None
-    yield from upload_problems(source, counts, recorded)
-
-
 def _missing_files(
-    source: Source, found: dict[str, Process], counts: dict[str, int]
+    source: Source, found: dict[str, Process], counts: Mapping[str, int], gaps: Mapping[str, int]
 ) -> Iterator[str]:
     headless = [name for name, process in found.items() if process.header is None]
     if headless:
         yield f"no header in processes/ for {some(headless, _SHOWN)}; their host, clock and losses are unknown"
-    recorded_events = {name: each.recorded_events or 0 for name, each in found.items()}
-    if source.parquet:
-        # Which process an event is of, is in the events only.
-        counts = recorded_events
-    yield from shipment_problems(source, counts, recorded_events)
-    unsent = not_arrived(source)
-    if not is_incomplete(source):
-        recorded = {
-            name: each.recorded_events or 0
-            for name, each in found.items()
-            if each.header is not None and name not in unsent
-        }
-        yield from _unread(recorded, counts, found)
+    late = not_arrived(source)
+    yield from _unread([name for name in gaps if gaps[name] and name not in late], counts, found)
     ranks = {p.rank for p in found.values() if p.role == WORKER_ROLE and p.rank is not None}
     # Whoever claims a rank in the millions did not count from 0.
     highest = max(ranks, default=-1)
@@ -307,11 +290,12 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _unread(
-    recorded: Mapping[str, int], counts: Mapping[str, int], found: Mapping[str, Process]
+    names: Sequence[str], counts: Mapping[str, int], found: Mapping[str, Process]
 ) -> Iterator[str]:
     """Say of which processes events are missing."""
-    absent = [name for name, events in recorded.items() if events and not counts.get(name, 0)]
-    partly = [name for name, events in recorded.items() if 0 < counts.get(name, 0) < events]
+    recorded = {name: found[name].recorded_events or 0 for name in names}
+    absent = [name for name in names if not counts.get(name, 0)]
+    partly = [name for name in names if counts.get(name, 0)]
     if absent:
         hosts = sorted({str(found[name].of("host")) for name in absent})
         yield (
@@ -401,10 +385,8 @@ def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
 def _wall_moves(process: Process) -> Iterator[float]:
     """Yield by how many seconds the wall clock was set, seen from each reading of both clocks."""
     clock = mapping_or_empty(process.of("clock"))
-    readings = clock.get("readings")
-    listed = readings if is_list(readings) else []
     pairs: list[tuple[Any, ...]] = [(clock.get("wall_ns"), clock.get("monotonic_ns"))]
-    pairs += [tuple(each[:2]) for each in listed if is_list(each) and len(each) > 1]
+    pairs += [tuple(each[:2]) for each in clock.get("readings") or ()]
     pairs.append((clock.get("last_wall_ns"), clock.get("last_monotonic_ns")))
     known = [
         (wall, monotonic) for wall, monotonic in pairs if wall is not None and monotonic is not None

@@ -25,6 +25,7 @@ from typing import Any
 import duckdb
 
 from verl_profiler.errors import ReadingError
+from verl_profiler.reading.arrivals import not_arrived
 from verl_profiler.reading.cache_folder import CacheFolder, Kept
 from verl_profiler.reading.clock_contradictions import contradictions_query
 from verl_profiler.reading.connection import connect
@@ -44,11 +45,9 @@ from verl_profiler.reading.listing import may_hold
 from verl_profiler.reading.process_ends import end_problems
 from verl_profiler.reading.processes import Process, process_problems, processes
 from verl_profiler.reading.remote import fetched, is_url
-from verl_profiler.reading.shipments import not_arrived
 from verl_profiler.reading.table_cache import TableCache
 from verl_profiler.reading.tables.schemas import SCHEMAS
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.reading.uploads import is_incomplete
 
 __all__ = ["Run", "load"]
 
@@ -237,8 +236,8 @@ class Run:
             self._problems += [f"{source.label}: {p}" if several else p for p in problems]
             self.labels.append(source.label)
             self.launches[source.label] = source.launch
-            unsent = source.headers if is_incomplete(source) else not_arrived(source)
-            self.arrived += (each for each in found.values() if each.name not in unsent)
+            late = not_arrived(source)
+            self.arrived += (each for each in found.values() if each.name not in late)
             given = source.parquet
             if steps is not None:
                 own_steps = {path: folder_step(path) for path in given}

@@ -16,7 +16,7 @@ import ast
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from verl_profiler.reading.formats.console_log import (
     lines_of,
 )
 from verl_profiler.reading.formats.metric_files import BOARD, metric_rows
+from verl_profiler.reading.problems import Problems
 
 __all__ = ["FAMILIES", "LoggedRun", "StepLine", "logged_runs", "step_lines"]
 
@@ -76,8 +77,6 @@ _BEGUN = re.compile(
 _ROUNDED = re.compile(r"[-+]?\d+\.\d{3}|nan|inf|[-+]inf")
 # No quantity of a training is larger; beyond it, sums of squares would overflow.
 _LARGEST = 1e100
-# More of one kind of problem than this are counted instead of listed.
-_LISTED = 5
 # Characters of a line that is shown.
 _SHOWN = 300
 
@@ -134,27 +133,6 @@ class LoggedRun:
         return any(name.startswith(f"{_TIMER}slime/") for name in self.lines[0].values)
 
 
-@dataclass
-class _Problems:
-    """What could not be read, a few of each kind in words and the others counted."""
-
-    listed: list[str] = field(default_factory=list[str])
-    counts: Counter[str] = field(default_factory=Counter[str])
-
-    def add(self, kind: str, sentence: str) -> None:
-        self.counts[kind] += 1
-        if self.counts[kind] <= _LISTED:
-            self.listed.append(sentence)
-
-    def sentences(self) -> list[str]:
-        more = [
-            f"{count - _LISTED} more {kind}."
-            for kind, count in self.counts.items()
-            if count > _LISTED
-        ]
-        return [*self.listed, *more]
-
-
 def logged_runs(paths: Iterable[Path], problems: list[str]) -> list[LoggedRun]:
     """Read the runs of console logs.
 
@@ -197,7 +175,7 @@ def step_lines(path: Path, problems: list[str]) -> Iterator[StepLine]:
             for number, run, step, values in rows
         )
         return
-    found = _Problems()
+    found = Problems()
     current: _Text | None = None
     printed = False
     summary: dict[str, float] | None = None
@@ -231,7 +209,9 @@ def step_lines(path: Path, problems: list[str]) -> Iterator[StepLine]:
     step = next((summary[name] for name in _STEP_NAMES if summary and name in summary), None)
     if not printed and summary and step is not None:
         yield _of_metrics(StepLine(int(step), {}, path, summary_at), summary)
-        found.add("summaries", f"{_name(path)} has no step lines; W&B's summary has the last step.")
+        found.add(
+            "summaries.", f"{_name(path)} has no step lines; W&B's summary has the last step."
+        )
     problems += found.sentences()
 
 
@@ -297,7 +277,7 @@ class _Text:
                 return True
         return False
 
-    def read(self, path: Path, problems: _Problems) -> Iterator[StepLine]:
+    def read(self, path: Path, problems: Problems) -> Iterator[StepLine]:
         """Read the numbers."""
         where = f"{_name(path)}, line {self.line.number}: step {self.step}"
         values: dict[str, float] = {}
@@ -308,14 +288,14 @@ class _Text:
             match = _METRIC.fullmatch(metric) or (_GLUED.match(metric) if last else None)
             if last and (match is None or not self.whole):
                 problems.add(
-                    "truncated lines",
+                    "truncated lines.",
                     f"{where} is truncated at {metric[-60:]!r}; the rest is unknown.",
                 )
                 if match is None or match["wrapped"] is None:
                     continue
             if match is None:
                 problems.add(
-                    "values that are not numbers", f"{where}: {metric[:80]!r} is not a number."
+                    "values that are not numbers.", f"{where}: {metric[:80]!r} is not a number."
                 )
                 continue
             name = match["name"].replace("timing_s/timing_s/", "timing_s/")
@@ -327,7 +307,7 @@ class _Text:
                 if abs(value) <= _LARGEST:
                     values[name] = value
                 else:
-                    problems.add("values that are not quantities", f"{where}: {name} is {value}.")
+                    problems.add("values that are not quantities.", f"{where}: {name} is {value}.")
         if numbers:
             yield StepLine(
                 self.step, values, path, self.line.number, self.line.pid, validated, rounded

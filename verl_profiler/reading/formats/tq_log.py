@@ -17,12 +17,12 @@ from typing import Any
 
 from verl_profiler.reading.formats.console_log import STDIN
 from verl_profiler.reading.formats.console_tq import CALL_STAGES, MIB, Record, records
+from verl_profiler.reading.problems import Problems
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["TransferLog", "read_logs"]
 
-_SHOWN = 5
 _PLACES = {stage: place for of in (CALL_STAGES, ("START", "END")) for place, stage in enumerate(of)}
 # The first and the last line of a call, by the kind of its lines; others are of transfers.
 _BOUNDS = {"TRACE": ("FUNCTION_START", "FUNCTION_END"), "verl": ("GET_END", "PUT_END")}
@@ -78,12 +78,11 @@ def read_logs(paths: Sequence[Path], *, utc_offset_s: int = 0) -> TransferLog:
     """
     shown = "standard input" if paths[0] == STDIN else paths[0].name
     log = TransferLog(shown + (f" and {len(paths) - 1} more" if len(paths) > 1 else ""))
-    unreadable: list[str] = []
+    unreadable = Problems()
 
     def left_out(line: str) -> None:
         log.counts["unreadable"] += 1
-        if len(unreadable) < _SHOWN:
-            unreadable.append(line)
+        unreadable.add("like these", line)
 
     placing = _Placing(log.label)
     # By kind, event, process, and the call's id, or what lines without one have in common.
@@ -109,7 +108,7 @@ def read_logs(paths: Sequence[Path], *, utc_offset_s: int = 0) -> TransferLog:
         )
     _fill(log, groups, placing)
     _name_functions(log)
-    log.notes += _notes(log, unreadable, placing)
+    log.notes += _notes(log, unreadable.sentences(), placing)
     return log
 
 
@@ -469,8 +468,6 @@ def _notes(log: TransferLog, unreadable: Sequence[str], placing: _Placing) -> It
     if counts["unreadable"]:
         yield f"{counts['unreadable']} unreadable lines were left out:"
         yield from (f"  {line}" for line in unreadable)
-        if counts["unreadable"] > len(unreadable):
-            yield f"  and {counts['unreadable'] - len(unreadable)} more like these"
     open_calls = Counter(
         (row["func"], row["stage"]) for row in log.calls if row["finished"] is False
     )
