@@ -10,7 +10,6 @@ import pytest
 
 from verl_profiler.cli import main
 from verl_profiler.cli import rehearsal_command as command_module
-from verl_profiler.cli.rehearse import _summarize
 from verl_profiler.launch.command_line import parse
 from verl_profiler.launch.dry_run import _compose, _declared, leaves
 from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION, environment
@@ -199,18 +198,6 @@ def test_a_whole_command_is_rehearsed_with_its_rewards_and_small_sizes(tmp_path,
 def test_a_command_that_cannot_be_rehearsed_is_an_error_with_what_to_do(capsys, given, message):
     assert 2 == main(["rehearse", "--print-command", "--", *given])
     assert message in capsys.readouterr().err
-
-
-def test_where_runs_cannot_be_read_the_events_are_named(monkeypatch, tmp_path, capsys):
-    """The training was a success: no error ends the command."""
-
-    def missing(_run, _out):
-        raise ImportError("No module named 'duckdb'")
-
-    monkeypatch.setattr("verl_profiler.cli.summary.summarize", missing)
-    _summarize(tmp_path, tmp_path / "report.html")
-    printed = capsys.readouterr().out
-    assert f"No summary: No module named 'duckdb'.  The events are in {tmp_path}" in printed
 
 
 @pytest.mark.parametrize("name", [(), ("--config-name", "mine")])

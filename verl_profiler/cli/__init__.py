@@ -23,7 +23,7 @@ from verl_profiler.cli.terminal import guarded, named, print_error, tidy_ends
 from verl_profiler.errors import ReadingError, VerlProfilerError, extra_of, install_line
 from verl_profiler.reading.progress import watched
 
-__all__ = ["COMMANDS", "main", "version"]
+__all__ = ["COMMANDS", "main", "run_command", "version"]
 
 _OF_RUNS_ALONE = ("requests", "plot", "export", "stuck")
 # Exports of TransferQueue's calls, which console logs have.
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with tidy_ends(), guarded():
-            return _run(argv)
+            return run_command(argv)
     except BrokenPipeError:
         # The reader of a pipe (`| head`) has exited.
         return 0
@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-def _run(argv: Sequence[str]) -> int:
+def run_command(argv: Sequence[str]) -> int:
+    """Run a command line on the present output streams; return the exit status."""
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     if argv[:3] == ["check", "--config", "--"]:

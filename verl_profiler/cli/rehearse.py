@@ -40,7 +40,7 @@ from verl_profiler.cli.rehearsal_command import (
     without_sizes,
 )
 from verl_profiler.cli.terminal import print_error
-from verl_profiler.errors import ConfigError, ReadingError
+from verl_profiler.errors import ConfigError
 from verl_profiler.events.remote import is_url
 from verl_profiler.launch.command_line import is_command, parse
 from verl_profiler.reading.formats.console_log import CONSOLE
@@ -148,7 +148,10 @@ def run(args: argparse.Namespace) -> int:
         clock.print(message)
     clock.print("the trainer has exited")
     if args.profiler != "none":
-        _summarize(output, output / "report.html")
+        # As from a terminal: what is wrong with them is printed, and does not fail the rehearsal.
+        cli = importlib.import_module("verl_profiler.cli")
+        for command in ("summary", "report"):
+            cli.run_command([command, str(output)])
     print(f"Results: {_short(output)}", flush=True)
     return 0
 
@@ -281,22 +284,6 @@ def _check_installed(engine: str) -> None:
             f"{other}\nIn a clone of verl-profiler, `make rehearsal ENGINE={engine}` installs all of it",
             "rehearsal-not-installed",
         )
-
-
-def _summarize(run: Path, page: Path) -> None:
-    """Print the summary and write the report, of what is in the run directory."""
-    try:
-        importlib.import_module("verl_profiler.cli.summary").summarize(run, sys.stdout)
-    except ImportError as error:
-        print(visible(f"No summary: {error}.  The events are in {_short(run)}"), flush=True)
-        return
-    try:
-        report = importlib.import_module("verl_profiler.cli.report")
-        written = report.write_report(run, page, force=True)
-    except (ImportError, ReadingError) as error:
-        print(visible(f"No report: {error}"), flush=True)
-        return
-    print(f"Wrote {_short(written)}", flush=True)
 
 
 def _short(path: Path) -> str:

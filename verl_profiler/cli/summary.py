@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from verl_profiler.cli.options import add_reading, check_steps, opened_run, step_range
+from verl_profiler.cli.options import add_reading, check_steps, opened_run
 from verl_profiler.cli.output import bounded, json_text
 from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import control, has_color, print_error
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import LeftOut, Steps
     from verl_profiler.reading.reader import Run
 
-__all__ = ["add_arguments", "check_steps", "run", "step_range", "summarize", "write_summary"]
+__all__ = ["add_arguments", "run", "write_summary"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,15 +97,6 @@ def _print_stuck(path: Path) -> None:
     line = pointer(ProcessFiles(path)) if os.path.isdir(path) else None
     if line is not None:
         print(escaped(line), end="\n\n")
-
-
-def summarize(run_dir: Path, stream: TextIO) -> None:
-    """Write the summary of a run to `stream`."""
-    from verl_profiler.reading.reader import load
-
-    with load(run_dir) as opened:
-        if write_summary(opened, None, stream, as_json=False):
-            print_error("nothing to report:", *opened.problems)
 
 
 def write_summary(

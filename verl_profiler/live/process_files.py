@@ -5,15 +5,14 @@ Nothing is written, locked or requested from the run.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.events.files import cleaned_text
 from verl_profiler.events.open_files import EVIDENCE_FOLDER, FOLDER
-from verl_profiler.events.vocabulary import RUN_FILE
-from verl_profiler.reading.descriptions import Evidence, Header, Launch, Opened, described
+from verl_profiler.reading.descriptions import Evidence, Opened, described
+from verl_profiler.reading.discovery import described_run
+from verl_profiler.reading.listing import as_text
 from verl_profiler.reading.problems import Problems
 
 __all__ = ["ProcessFiles"]
@@ -37,17 +36,8 @@ class ProcessFiles:
 
     def headers(self) -> dict[str, dict[str, Any]]:
         """Return the current headers of all processes by name, and record problems in them."""
-        faults = Problems()
-        headers: dict[str, dict[str, Any]] = {}
-        path = self.directory / RUN_FILE
-        if os.path.lexists(path):
-            described(path, RUN_FILE, Launch, faults)
-        for path in sorted((self.directory / "processes").glob("*.json")):
-            shown = cleaned_text(path.name)
-            header = described(path, shown, Header, faults)
-            headers[cleaned_text(path.stem)] = header or {}
-        self.damaged = faults.sentences()
-        return headers
+        self.damaged = []
+        return described_run(self.directory, self.damaged).headers
 
     def open_files(self) -> dict[str, dict[str, Any]]:
         """Return what each process has open for long, by name; see docs/stuck.md."""
@@ -68,9 +58,9 @@ class ProcessFiles:
         faults = Problems()
         found: dict[str, dict[str, Any]] = {}
         for path in sorted((self.directory / folder).glob("*.json")):
-            shown = f"{folder}/{cleaned_text(path.name)}"
+            shown = f"{folder}/{as_text(path.name)}"
             content = described(path, shown, kind, faults)
             if content is not None:
-                found[cleaned_text(path.stem)] = content
+                found[as_text(path.stem)] = content
         self.damaged += faults.sentences()
         return found

@@ -10,6 +10,7 @@ reads those by name.
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -347,8 +348,10 @@ def described(path: Path, shown: str, kind: Any, problems: Problems) -> dict[str
         problems: Takes the file where it cannot be read, or a value is of another type.
 
     Returns:
-        None where it cannot be read.
+        None where it cannot be read, or is not there.
     """
+    if not os.path.lexists(path):
+        return None
     try:
         content = read_object(path)
         msgspec.convert(content, kind)

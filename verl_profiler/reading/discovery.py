@@ -51,6 +51,7 @@ from verl_profiler.reading.problems import Problems
 
 __all__ = [
     "Source",
+    "described_run",
     "find_sources",
     "is_run_directory",
     "role_and_rank",
@@ -175,7 +176,7 @@ def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
 
 
 def _directory(root: Path, problems: list[str]) -> Source:
-    source = _described(root, problems)
+    source = described_run(root, problems)
     folders = _step_folders(root, problems)
     source.files = event_files(folders or [(None, root)], root, problems)
     if not source.files:
@@ -191,7 +192,7 @@ def _directory(root: Path, problems: list[str]) -> Source:
 
 
 def _single_step(folder: Path, problems: list[str]) -> Source:
-    source = _described(folder.parent, problems)
+    source = described_run(folder.parent, problems)
     source.whole = False
     source.files = event_files([(_step_of(folder), folder)], folder.parent, problems)
     return source
@@ -201,7 +202,7 @@ def _single_file(path: Path, problems: list[str]) -> Source:
     path = _resolved(path)
     step = _step_of(path.parent)
     root = path.parent if step is None else path.parent.parent
-    source = _described(root, problems)
+    source = described_run(root, problems)
     source.whole = False
     source.files = [event_file(path, root, step)]
     return source
@@ -213,19 +214,13 @@ def _step_of(folder: Path) -> int | None:
     return step if step is not None and step < _STEP_LIMIT else None
 
 
-def _described(root: Path, problems: list[str]) -> Source:
+def described_run(root: Path, problems: list[str]) -> Source:
     """Read run.json and the headers of a run; both may be missing."""
     source = Source(root, as_text(_resolved(root).name or str(root)))
-    launch = root / RUN_FILE
     faults = Problems()
-    if os.path.lexists(launch):
-        source.launch = described(launch, RUN_FILE, Launch, faults) or {}
-    shipping = root / SHIPPING_FILE
-    if os.path.lexists(shipping):
-        source.shipping = described(shipping, SHIPPING_FILE, Shipping, faults) or {}
-    upload = root / UPLOAD_FILE
-    if os.path.lexists(upload):
-        source.upload = described(upload, UPLOAD_FILE, Upload, faults) or {}
+    source.launch = described(root / RUN_FILE, RUN_FILE, Launch, faults) or {}
+    source.shipping = described(root / SHIPPING_FILE, SHIPPING_FILE, Shipping, faults) or {}
+    source.upload = described(root / UPLOAD_FILE, UPLOAD_FILE, Upload, faults) or {}
     size_bytes = 0
     with contextlib.suppress(OSError):
         for path in sorted((root / PROCESSES).glob("*.json")):
