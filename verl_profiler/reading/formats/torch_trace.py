@@ -150,13 +150,13 @@ def _fill(trace: ForeignTrace, events: list[_Event], base_ns: int, path: Path) -
         if end_ns > _LAST_NS:
             trace.left_out += 1
             continue
-        is_object = bytes(each.args[:1]) == b"{"
+        fields = bytes(each.args).decode()
         span = ForeignSpan(
             begin_ns,
             end_ns,
             each.name[:_NAME_LIMIT],
             each.cat[:_NAME_LIMIT],
-            bytes(each.args).decode() if is_object else "{}",
+            fields if fields.startswith("{") else "{}",
             instant=each.ph != "X",
         )
         if isinstance(each.pid, int):

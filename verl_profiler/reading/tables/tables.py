@@ -40,20 +40,17 @@ _CHUNK_EVENTS = 4_000_000
 
 @dataclass
 class Chunk:
-    """Some steps, and the time around them."""
+    """Some steps, and the time around them.
 
-    steps: tuple[int, int] | None = None
-    without_step: bool = False
-    span_us: tuple[int, int] | None = None
+    Args:
+        steps: First and last; None for none.
+        without_step: Events of no step belong to it.
+        around_us: The time in which servers may have worked for it.
+    """
 
-    def add(self, step: int | None, begin_us: int, end_us: int) -> None:
-        """Take one more step, behind the others."""
-        if step is None:
-            self.without_step = True
-        else:
-            self.steps = (self.steps or (step, step))[0], step
-        first_us, last_us = self.span_us or (begin_us, end_us)
-        self.span_us = min(first_us, begin_us), max(last_us, end_us)
+    steps: tuple[int, int] | None
+    without_step: bool
+    around_us: tuple[int, int]
 
     def condition(self) -> str:
         """Return SQL that is true for the events of the chunk."""
@@ -61,12 +58,6 @@ class Chunk:
             "false" if self.steps is None else f"step BETWEEN {self.steps[0]} AND {self.steps[1]}"
         )
         return f"({steps} OR step IS NULL)" if self.without_step else steps
-
-    @property
-    def around_us(self) -> tuple[int, int]:
-        """The time in which servers may have worked for the chunk."""
-        first_us, last_us = self.span_us or (0, 0)
-        return first_us - CLOCKS_APART_US, last_us + CLOCKS_APART_US
 
 
 class Tables:
@@ -235,18 +226,22 @@ class Tables:
         """Cut the run at step boundaries."""
         self.make("event_counts")
         rows = self.connection.execute(
-            "SELECT step, sum(events), min(begin_us), max(end_us) "
-            "FROM event_counts GROUP BY step ORDER BY step NULLS FIRST"
+            f"""
+            SELECT min(step), max(step), count(*) > count(step), min(begin_us), max(end_us) FROM (
+                SELECT step, min(begin_us) AS begin_us, max(end_us) AS end_us,
+                    (sum(sum(events)) OVER (ORDER BY step NULLS FIRST) - 1) // {_CHUNK_EVENTS} AS chunk
+                FROM event_counts GROUP BY step
+            ) GROUP BY chunk ORDER BY chunk
+            """
         ).fetchall()
-        chunks: list[Chunk] = []
-        held = _CHUNK_EVENTS
-        for step, events, begin_us, end_us in rows:
-            if held + events > _CHUNK_EVENTS:
-                chunks.append(Chunk())
-                held = 0
-            held += events
-            chunks[-1].add(step, begin_us or 0, end_us or 0)
-        return chunks or [Chunk()]
+        return [
+            Chunk(
+                None if first is None else (first, last),
+                without_step,
+                ((begin_us or 0) - CLOCKS_APART_US, (end_us or 0) + CLOCKS_APART_US),
+            )
+            for first, last, without_step, begin_us, end_us in rows
+        ] or [Chunk(None, False, (0, 0))]
 
     def relation(self, name: str) -> duckdb.DuckDBPyRelation:
         """Return the table as a duckdb relation, to filter, join or export."""
