@@ -74,7 +74,7 @@ def test_the_traceback_is_shown_on_request(monkeypatch, capsys):
     assert "in failing" in capsys.readouterr().err
     assert 2 == main(["--traceback", "why", "/nowhere"])
     err = capsys.readouterr().err
-    assert "in _run" in err
+    assert "in run_command" in err
     assert "(no-such-run)" in err
 
 

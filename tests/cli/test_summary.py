@@ -9,7 +9,7 @@ from cached_runs import SMALL
 from commands import command
 from event_files import ended, write_lines
 
-from verl_profiler.cli import summary
+from verl_profiler.cli import options, summary
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -138,7 +138,7 @@ def test_nothing_to_report_is_status_1(tmp_path, capsys):
 
 def test_steps_are_one_or_a_range():
     """Both ends are included; anything else is refused with how to write it."""
-    assert [(3, 3), (3, 10), (0, 0)] == [summary.step_range(each) for each in ("3", "3:10", " 0 ")]
+    assert [(3, 3), (3, 10), (0, 0)] == [options.step_range(each) for each in ("3", "3:10", " 0 ")]
     for text in ("", "a", "3:", "-1", "5:2", "1:2:3", "1.5"):
         with pytest.raises(argparse.ArgumentTypeError, match=r"write|ends before"):
-            summary.step_range(text)
+            options.step_range(text)

@@ -147,7 +147,7 @@ def test_a_node_that_dies_is_left_out_and_others_do_its_work(monkeypatch):
     assert [*range(10, 16)] == sorted(tasks.run(lambda shared, n: shared + n, 10, range(6)))
     assert (1, {"host-a (a)": "the node died"}) == (tasks.nodes, tasks.left_out)
     with pytest.raises(
-        ReadingError, match=r"host-a \(a\): the node died\n  host-b .*share"
+        ReadingError, match=r"(?s)host-a \(a\): the node died\n  host-b .*share"
     ) as caught:
         [*on_ray(monkeypatch, "a", "b").run(print, None, range(6))]
     assert caught.value.slug == "not-shared"

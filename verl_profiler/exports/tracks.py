@@ -197,7 +197,7 @@ def _placed(tables: Tables, folders: Folders, trace: PerfettoTrace) -> Iterator[
     for (run, name, lane, _), spans in groupby(_fetched(tables, ORDERED), itemgetter(0, 1, 2, 3)):
         place = lanes.get((run, name, lane))
         if place is None:
-            place = lanes[run, name, lane] = Lanes(trace, folders[run, name], names[lane])
+            place = lanes[run, name, lane] = Lanes(trace, folders[run, name], names[int(lane)])
         timed = ((*row[4:7], row[7:]) for row in spans)
         yield from place.place(
             (begin_us * 1000, end_us * 1000, (*kind,), extra, sources or (), targets or ())

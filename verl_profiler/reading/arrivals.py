@@ -55,12 +55,12 @@ def _is_incomplete(source: Source) -> bool:
 
 def _of_nodes(source: Source) -> dict[str, Mapping[str, Any]]:
     """Return the nodes that did not send everything, by the names of their processes here."""
-    return {
-        process: node
-        for node in source.shipping.get("nodes") or ()
-        if node.get("state") != "ended"
-        for process in (node.get("processes") or {}).values()
-    }
+    found: dict[str, Mapping[str, Any]] = {}
+    for node in source.shipping.get("nodes") or ():
+        if node.get("state") != "ended":
+            processes: Mapping[str, str] = node.get("processes") or {}
+            found.update((name, node) for name in processes.values())
+    return found
 
 
 def _goes_on(account: Mapping[str, Any], now: datetime) -> bool:

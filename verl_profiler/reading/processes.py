@@ -271,10 +271,10 @@ def _missing_files(
     ranks = {p.rank for p in found.values() if p.role == WORKER_ROLE and p.rank is not None}
     # Whoever claims a rank in the millions did not count from 0.
     highest = max(ranks, default=-1)
-    gaps = sorted(set(range(highest)) - ranks) if highest < _RANK_LIMIT else []
-    if gaps:
-        names = ", ".join(f"worker_{rank}" for rank in gaps[:8])
-        yield f"no file was found of {names}{' and others' if len(gaps) > 8 else ''}"
+    absent = sorted(set(range(highest)) - ranks) if highest < _RANK_LIMIT else []
+    if absent:
+        names = ", ".join(f"worker_{rank}" for rank in absent[:8])
+        yield f"no file was found of {names}{' and others' if len(absent) > 8 else ''}"
     fallbacks = [
         f"{name} ({header['fallback']})"
         for name, header in source.headers.items()

@@ -27,7 +27,6 @@ import duckdb
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.arrivals import not_arrived
 from verl_profiler.reading.cache_folder import CacheFolder, Kept
-from verl_profiler.reading.clock_contradictions import contradictions_query
 from verl_profiler.reading.connection import connect
 from verl_profiler.reading.convert import convert
 from verl_profiler.reading.detail_notes import detail_notes, replay_notes
@@ -374,7 +373,23 @@ def _contradictions(tables: Tables) -> Iterator[str]:
     hosts = tables.row("SELECT count(DISTINCT boot_id) AS hosts FROM processes")
     if hosts["hosts"] < 2:
         return
-    for row in tables.rows(contradictions_query()):
+    for row in tables.rows(
+        """
+        WITH calls AS (
+            SELECT c.run, p.host AS host, e.host AS engine_host,
+                c.begin_us - c.engine_begin_us AS before_us, c.end_us - c.engine_end_us AS after_us
+            FROM engine_calls AS c
+            JOIN processes AS p ON p.run = c.run AND p.name = c.name
+            JOIN processes AS e ON e.run = c.run AND e.name = c.engine_name
+            WHERE p.boot_id <> e.boot_id
+        )
+        SELECT host, engine_host, count(*) AS calls,
+            count(*) FILTER (before_us > 0 OR after_us < 0) AS early,
+            greatest(max(before_us), -min(after_us), 0) AS contradiction_us
+        FROM calls WHERE before_us IS NOT NULL AND after_us IS NOT NULL
+        GROUP BY run, host, engine_host ORDER BY run, host, engine_host
+        """
+    ):
         if row["contradiction_us"]:
             yield (
                 f"{row['early']} of {row['calls']} generate calls from host {row['host']} appear on "

@@ -216,12 +216,12 @@ def _version(about: Mapping[str, Any], now_s: float) -> str:
 
     SFTP has no tags, and times in whole seconds.  The server's clock may be off by less than a minute.
     """
-    written = next((about[key] for key in _TIMES if about.get(key) is not None), None)
+    written: Any = next((about[key] for key in _TIMES if about.get(key) is not None), None)
     if isinstance(written, datetime):
         written = written.timestamp()
     exact = any(about.get(key) is not None for key in _EXACT)
-    whole = isinstance(written, (int, float)) and written % 1 == 0
-    if whole and not exact and now_s - written < _SETTLED_S:
+    numbered = isinstance(written, (int, float)) and not exact
+    if numbered and written % 1 == 0 and now_s - written < _SETTLED_S:
         return ""
     keys = ("size", *_EXACT, *_TIMES)
     return "|".join(str(about[key]) for key in keys if about.get(key) is not None)

@@ -185,6 +185,7 @@ def _record(
     text: str, line: ConsoleLine, wall_us: int | None, order: int, *, whole: bool
 ) -> Record | None:
     """Read a line; None for one of verl's own without a time."""
+    fields: dict[str, Any] | None
     more: dict[str, str] = {}
     event = "call"
     step, marked = _STEP.match(text), _KIND.match(text)
@@ -192,10 +193,10 @@ def _record(
         kind, fields = "step", {"step": int(step[1]), "stage": ""}
     elif marked is None:
         kind, fields = "verl", _cost_fields(text, whole=whole)
-        if fields is None:
-            return None
     else:
         kind, fields = marked[1], _fields(text, more, whole=whole)
+    if fields is None:
+        return None
     stage = fields.get("stage", "")
     client = _CLIENT.fullmatch(stage) if kind == "DETAIL" else None
     if client is not None:
