@@ -333,6 +333,12 @@ def test_what_engines_lose_is_found_where_the_trainer_waits_for_them(name, extra
     assert name not in busy_trainer
 
 
+def _later_step_s(plan):
+    """Return the mean length of the steps after the first."""
+    steps = [each for each in events_of(Simulation(plan)) if each["event"] == "step"][1:]
+    return sum(each["duration_us"] for each in steps) / len(steps) / 1e6
+
+
 def test_a_slow_rank_and_a_tool_that_fails_are_named():
     """Three ranks of four end each update 100 ms before the other one; every third tool call fails."""
     plan = Plan(stages=even, train_ms=900, sync_ms=30, ahead=8, steps=8, batch=8, trainer_devices=4)
@@ -352,5 +358,8 @@ def test_a_slow_rank_and_a_tool_that_fails_are_named():
         rows["slow_ranks"]["culprit"],
         rows["slow_ranks"]["culprit_kind"],
     )
-    assert rows["slow_ranks"]["recoverable_s"] == pytest.approx(0.1)
+    # With a quicker trainer, some steps wait for samples.
+    saved_s = _later_step_s(plan) - _later_step_s(replace(plan, train_ms=800))
+    assert rows["slow_ranks"]["recoverable_s"] == pytest.approx(saved_s, rel=0.1)
+    assert saved_s < 0.07
     assert "TimeoutError" in rows["failing_tools"]["message"]

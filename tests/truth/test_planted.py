@@ -61,6 +61,15 @@ def test_half_the_requests_wait_less_for_what_they_share(tmp_path, limit):
     assert 0.75 <= answers["half_the_requests"] / (whole.step_s - half.step_s) <= 1.25
 
 
+def test_a_slow_rank_costs_no_more_than_until_the_trainer_waits_for_samples():
+    plan = Plan(steps=20, seed=70, ahead=32, per_call=0.0002, slow_tool=40.0, collective=False)
+    slow = Training(replace(plan, slow_rank=2.0))
+    row = findings_of(slow)[0]
+
+    assert ("slow_ranks", "actor_5") == (row["finding"], row["culprit"])
+    assert 0.8 <= row["recoverable_s"] / (slow.step_s - Training(plan).step_s) <= 1.25
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_severity_of_a_planted_fault_is_named_first(kind):

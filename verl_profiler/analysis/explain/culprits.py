@@ -220,7 +220,8 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
                 # What makes all ranks faster does not help where one is slower than the others.
                 nobody = culprit.who is None
                 named = replace(culprit, fixable=nobody)
-                yield Named(run, name, named, None if nobody else lost)
+                less = lost if synced else earlier.of_training(run, lost)
+                yield Named(run, name, named, None if nobody else less)
 
 
 # The last of a group is clearly late if it is later than the others' ends are apart, so many times.
