@@ -7,8 +7,9 @@ import random
 import pytest
 
 from verl_profiler.events.shipping import process_of, travels
-from verl_profiler.nodes.files import NodeFiles, disk_of
-from verl_profiler.nodes.receiver import Names, Receiver
+from verl_profiler.nodes.files import disk_of, listing, read
+from verl_profiler.nodes.receiver import Receiver
+from verl_profiler.recording.process_header import claim_name
 
 
 @pytest.fixture
@@ -31,14 +32,25 @@ def write(root, name, content, mode="wb"):
     return path
 
 
-def ship(files, receiver, limit=1 << 20):
-    """Take all that there is; return how many calls it took."""
-    files.scan()
-    calls = 0
-    while pieces := files.pieces(limit):
-        calls += 1
-        for piece in pieces:
-            receiver.accept(piece)
+def receiver_of(run, processes=None):
+    def claim(known, process):
+        known[process] = claim_name(run, process, known.values())
+        return known[process]
+
+    return Receiver(run, claim, processes)
+
+
+def ship(node, receiver, limit=lambda: 1 << 20, meanwhile=lambda: None):
+    """Take all that there is; return the sizes of the pieces of each call."""
+    calls = []
+
+    def reading(wanted):
+        pieces = read(node, wanted, limit())
+        calls.append([len(piece.data or b"") for piece in pieces])
+        meanwhile()
+        return pieces
+
+    receiver.take(listing(node)[1], reading, complete=True)
     return calls
 
 
@@ -82,56 +94,52 @@ def test_only_files_of_a_run_travel():
 
 def test_a_file_that_grows_is_sent_by_whole_lines_from_where_it_ended(node, driver):
     """The torn line comes once its end is there; a second round sends nothing."""
-    files, receiver = NodeFiles(node), Receiver(driver, Names(driver))
+    receiver = receiver_of(driver)
     write(node, "processes/worker_1.json", "{}")
     write(node, "step_1/worker_1.jsonl", "one\ntwo\nthr")
 
-    ship(files, receiver)
+    ship(node, receiver)
     assert b"one\ntwo\n" == content(driver)["step_1/worker_1.jsonl"]
-    assert 0 == ship(files, receiver)
+    assert [] == ship(node, receiver)
 
     write(node, "step_1/worker_1.jsonl", "ee\nfour\n", "ab")
-    ship(files, receiver)
+    ship(node, receiver)
     assert content(node) == content(driver)
 
 
 def test_pieces_are_bounded_and_a_long_line_comes_whole(node, driver):
     """As does a compressed file."""
     limit = 7
-    files, receiver = NodeFiles(node), Receiver(driver, Names(driver))
+    receiver = receiver_of(driver)
     write(node, "processes/worker_1.json", '{"a": 1}')
     write(node, "step_1/worker_1.jsonl", "a" * 500 + "\n" + "b\n" * 300)
     packed = gzip.compress(random.Random(0).randbytes(900))
     write(node, "step_0/worker_1.jsonl.gz", packed)
 
-    files.scan()
-    while pieces := files.pieces(limit):
-        sizes = [len(piece.data) for piece in pieces]
+    for sizes in ship(node, receiver, lambda: limit):
         # A line is never cut.
         assert sum(sizes[:-1]) < limit
         assert sizes[-1] <= max(limit, 501, len(packed))
-        for piece in pieces:
-            receiver.accept(piece)
 
     assert content(node) == content(driver)
 
 
 def test_what_a_process_removed_is_removed_and_nothing_else(node, driver):
     """Open calls that ended; not the old steps that somebody deleted to make room on the node."""
-    files, receiver = NodeFiles(node), Receiver(driver, Names(driver))
+    receiver = receiver_of(driver)
     write(node, "processes/worker_1.json", "{}")
     write(node, "open/worker_1.json", "{}")
     write(node, "step_1/worker_1.jsonl", "one\n")
-    ship(files, receiver)
+    ship(node, receiver)
     (node / "open/worker_1.json").unlink()
     (node / "step_1/worker_1.jsonl").unlink()
 
-    ship(files, receiver)
+    ship(node, receiver)
 
     assert {"processes/worker_1.json", "step_1/worker_1.jsonl"} == {*content(driver)}
     # Its process makes it again.
     write(node, "step_1/worker_1.jsonl", "two\n")
-    ship(files, receiver)
+    ship(node, receiver)
     assert b"one\ntwo\n" == content(driver)["step_1/worker_1.jsonl"]
 
 
@@ -142,13 +150,12 @@ def test_shipping_goes_on_where_a_killed_driver_ended(node, driver):
     write(node, "processes/worker_1.json", "{}")
     write(node, "step_1/worker_1.jsonl", lines)
     write(node, "step_0/worker_1.jsonl.gz", gzip.compress(b"zero\n"))
-    names = Names(driver)
-    first = Receiver(driver, names)
-    ship(NodeFiles(node), first)
+    first = receiver_of(driver)
+    ship(node, first)
     os.truncate(driver / "step_1/worker_1.jsonl", cut)
 
-    second = Receiver(driver, Names(driver), first.processes)
-    ship(NodeFiles(node, second.have()), second)
+    second = receiver_of(driver, first.processes)
+    ship(node, second)
 
     assert content(node) == content(driver)
     assert second.size_bytes == len(lines) - cut + len(b"{}")
@@ -160,9 +167,7 @@ def test_random_histories_end_equal(node, driver):
         chance = random.Random(seed)
         run, there = driver / str(seed), node / str(seed)
         run.mkdir()
-        names = Names(run)
-        receiver = Receiver(run, names)
-        files = NodeFiles(there)
+        receiver = receiver_of(run)
         history = {}
 
         def happens(chance=chance, there=there, history=history):
@@ -180,17 +185,16 @@ def test_random_histories_end_equal(node, driver):
 
         for _ in range(20):
             happens()
-            files.scan()
-            while pieces := files.pieces(chance.choice([5, 40, 4000])):
-                for piece in pieces:
-                    receiver.accept(piece)
-                if chance.random() < 0.3:
-                    happens()
+            ship(
+                there,
+                receiver,
+                lambda chance=chance: chance.choice([5, 40, 4000]),
+                lambda chance=chance, happens=happens: chance.random() < 0.3 and happens(),
+            )
             if chance.random() < 0.2:
-                receiver = Receiver(run, Names(run), receiver.processes)
-                files = NodeFiles(there, receiver.have())
+                receiver = receiver_of(run, receiver.processes)
         for _ in range(3):
-            ship(files, receiver)
+            ship(there, receiver)
 
         assert content(there) == content(run), seed
         for name, texts in history.items():

@@ -64,7 +64,7 @@ class FakeRay:
         node = options["scheduling_strategy"].node_id
         instance = actor_class()
         handle = types.SimpleNamespace(node=node, ended=False)
-        for name in ("who", "read", "open", "begin", "request_evidence", "scan", "pieces"):
+        for name in ("who", "read", "files"):
             method = types.SimpleNamespace(remote=self._method(handle, instance, name))
             setattr(handle, name, method)
         self.actors.append(handle)
@@ -81,12 +81,12 @@ class FakeRay:
                 return f"boot of {handle.node}"
             if name == "read":
                 return now() + self.ahead_ns[handle.node]
-            if name == "open":
-                self.opened.add(arguments[0])
-                places = self.raw if arguments[0].endswith("/raw") else self.directories
-                arguments = (str(places[handle.node]),)
-            if name == "pieces":
-                time.sleep(self.slow_s)
+            if name == "files":
+                asked, directory, *more = arguments
+                self.opened.add(directory)
+                places = self.raw if directory.endswith("/raw") else self.directories
+                arguments = (asked, str(places[handle.node]), *more)
+                time.sleep(self.slow_s if asked == "read" else 0)
             return getattr(instance, name)(*arguments)
 
         return lambda *arguments: self._pool.submit(call, *arguments)

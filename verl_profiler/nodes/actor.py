@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from verl_profiler.environ import SETTINGS
@@ -85,34 +85,13 @@ def _actor_class() -> type:
 
             return time.perf_counter_ns()
 
-        def open(self, directory: str) -> str | bool | None:
-            """Return the name of the disk; None without a run directory, False without the package."""
+        def files(self, name: str, *arguments: Any) -> Any:
+            """Return what a function of files.py returns; False without the package."""
             try:
                 from verl_profiler.nodes import files
             except ImportError:
                 return False
-            self.directory = directory
-            return files.disk_of(files.Path(directory))
-
-        def begin(self, have: dict[str, int], captures: Sequence[str]) -> None:
-            """Take note of what the other side has."""
-            from verl_profiler.nodes.files import NodeFiles
-
-            self.files = NodeFiles(self.directory, have, captures)
-
-        def request_evidence(self, hangs: int) -> None:
-            """Make the folders that processes of this node look for."""
-            from verl_profiler.nodes import files
-
-            files.request_evidence(files.Path(self.directory), hangs)
-
-        def scan(self, light: bool) -> None:
-            """Find out what has changed."""
-            self.files.scan(light=light)
-
-        def pieces(self, limit: int) -> Any:
-            """Return the next pieces."""
-            return self.files.pieces(limit)
+            return getattr(files, name)(*arguments)
 
         def run(self, function: Any, *arguments: Any) -> Any:
             """Return what a function returns on this node."""

@@ -1,8 +1,8 @@
-"""On a node: read what the files of a run have gained since the last call.
+"""On a node: list the files of a run, and read the next part of each.
 
-Files that only grow (`.jsonl`) are read from where the last call ended, up to their last whole line;
-all others (headers, compressed files, reports of captures) whole, whenever they have changed.  Nothing is
-held open between calls, and one call reads about `limit` bytes, or one piece or line that is larger.
+Nothing is kept between two calls: how much of each file the driver has is in receiver.py.  Files that only
+grow (`.jsonl`) are read up to their last whole line; all others (headers, compressed files, reports of
+captures) as they are.
 """
 
 from __future__ import annotations
@@ -10,55 +10,64 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
 
 from verl_profiler.events.open_files import EVIDENCE_FOLDER
 from verl_profiler.events.open_files import FOLDER as OPEN
-from verl_profiler.events.shipping import DISK_FILE, process_of, travels
+from verl_profiler.events.shipping import DISK_FILE, travels
 
 __all__ = [
     "CHUNK_BYTES",
-    "NodeFiles",
+    "LIGHT",
+    "PROCESSES",
     "Piece",
+    "Status",
     "being_written",
     "disk_of",
-    "files_of",
     "hangs_of",
-    "packed_from",
+    "listing",
+    "read",
     "request_evidence",
 ]
 
 CHUNK_BYTES = 4 << 20
 # A line that is longer than a chunk is read whole, up to this.
 _LINE_BYTES = 64 << 20
-_PROCESSES = "processes"
-_PACKED = ".jsonl.gz"
+PROCESSES = "processes"
 # What tells whether a file is small, and replaced often.
-_LIGHT = (_PROCESSES, OPEN, EVIDENCE_FOLDER)
+LIGHT = (PROCESSES, OPEN, EVIDENCE_FOLDER)
 
 
-@dataclass(frozen=True)
-class Piece:
+class Status(NamedTuple):
+    """What shows that a file has changed."""
+
+    size: int
+    modified_ns: int
+    inode: int
+
+
+class Piece(NamedTuple):
     """A part of a file.
 
     Args:
         name: The file's path below the run directory.
         offset: Where the part begins in it.
-        data: The part; None where the file is gone.
+        data: The part; None where the file cannot be read now.
         last: Whether the file ends with it.
+        status: The file when it was read.
     """
 
     name: str
     offset: int
     data: bytes | None
     last: bool = True
+    status: Status = Status(0, 0, 0)
 
 
-def disk_of(directory: Path) -> str | None:
+def disk_of(directory: str | Path) -> str | None:
     """Return the random name of the disk that a run directory is on; it gets one where it has none.
 
     Returns:
@@ -67,11 +76,11 @@ def disk_of(directory: Path) -> str | None:
     Raises:
         OSError: It cannot be read or written.
     """
-    path = directory / DISK_FILE
-    if not directory.is_dir():
+    path = Path(directory, DISK_FILE)
+    if not path.parent.is_dir():
         return None
     if not path.exists():
-        draft = directory / f"{DISK_FILE}.{secrets.token_hex(8)}"
+        draft = path.with_name(f"{DISK_FILE}.{secrets.token_hex(8)}")
         with draft.open("x") as file:
             file.write(secrets.token_hex(16))
         try:
@@ -83,36 +92,55 @@ def disk_of(directory: Path) -> str | None:
     return path.read_text().strip() or None
 
 
-def packed_from(name: str) -> str | None:
-    """Return the name of the event file that a compressed one replaces; None for other files."""
-    return name.removesuffix(".gz") if name.endswith(_PACKED) else None
-
-
-def files_of(
-    root: Path, folders: Sequence[str] = ("",), *, captures: bool = False
-) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield names and states of the files that are brought from a node.
+def listing(
+    directory: str | Path,
+    folders: Sequence[str] = ("",),
+    captures: bool = False,
+    since_ns: int = 0,
+) -> tuple[int, dict[str, Status]]:
+    """List the files that are brought from a node.
 
     Args:
-        root: The run directory, or another one that a capture tool writes to.
+        directory: The run directory, or another one that a capture tool writes to.
         folders: Names below it.
-        captures: Whether they hold what capture tools write, whose files have any name.
+        captures: Whether they hold what capture tools write: files of any name, once their tool has closed
+            them.
+        since_ns: Leave out files that have not changed since this time; small ones are listed in any case.
+
+    Returns:
+        This node's time of day in ns before, and the files by name.
     """
+    begun_ns = time.time_ns()
+    root = Path(directory)
+    unfinished = being_written(root) if captures else set[str]()
+    found: dict[str, Status] = {}
+    for name, status in _files_of(root, folders):
+        is_ours = not name.endswith(".part") if captures else travels(name)
+        if not is_ours or name in unfinished:
+            continue
+        # A rename changes the second one.
+        changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
+        if changed_ns >= since_ns or name.startswith(LIGHT):
+            found[name] = _status(status)
+    return begun_ns, found
+
+
+def _files_of(root: Path, folders: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
     left = [root / name for name in folders]
     while left:
-        folder = left.pop()
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        with contextlib.suppress(OSError), os.scandir(left.pop()) as entries:
             for entry in entries:
-                name = os.path.relpath(entry.path, root)
                 with contextlib.suppress(OSError):
                     if entry.name.startswith("."):
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         left.append(Path(entry.path))
-                    elif (
-                        not name.endswith(".part") if captures else travels(name)
-                    ) and entry.is_file(follow_symlinks=False):
-                        yield name, entry.stat(follow_symlinks=False)
+                    elif entry.is_file(follow_symlinks=False):
+                        yield os.path.relpath(entry.path, root), entry.stat(follow_symlinks=False)
+
+
+def _status(status: os.stat_result) -> Status:
+    return Status(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def being_written(folder: Path) -> set[str]:
@@ -141,147 +169,51 @@ def hangs_of(directory: Path) -> int:
     return max(numbers, default=0)
 
 
-def request_evidence(directory: Path, hangs: int) -> None:
+def request_evidence(directory: str, hangs: int) -> None:
     """Request evidence of so many hangs; processes gather that of each one after the other."""
     for number in range(1, hangs + 1):
-        (directory / EVIDENCE_FOLDER / str(number)).mkdir(parents=True, exist_ok=True)
+        Path(directory, EVIDENCE_FOLDER, str(number)).mkdir(parents=True, exist_ok=True)
 
 
-@dataclass
-class _Known:
-    """How much of a file was read, and what it was like then."""
-
-    offset: int
-    size: int
-    modified_ns: int
-    inode: int
-
-
-class NodeFiles:
-    """The files of a run on this node.
+def read(
+    directory: str | Path, wanted: Sequence[tuple[str, int, int]], limit: int = CHUNK_BYTES
+) -> list[Piece]:
+    """Return the next parts of files, of about `limit` bytes together, or one chunk or line that is larger.
 
     Args:
-        directory: The run directory.
-        have: Names and sizes of the files that the other side has.
-        captures: Folders of it with what capture tools write, which is read in place of the event files.
+        directory: As `listing` has it.
+        wanted: Names, how many bytes of each the driver has, and the inode that these are of, 0 if unknown.
+        limit: Bytes.
     """
+    pieces: list[Piece] = []
+    for name, offset, inode in wanted:
+        try:
+            piece = _next_part(Path(directory), name, offset, inode, limit)
+        except OSError:
+            # Removed, or cut short; the next listing shows it.
+            piece = Piece(name, offset, None)
+        pieces.append(piece)
+        limit -= max(len(piece.data or b""), 1)
+        if limit <= 0 or not piece.last:
+            break
+    return pieces
 
-    def __init__(
-        self,
-        directory: str | Path,
-        have: Mapping[str, int] | None = None,
-        captures: Sequence[str] = (),
-    ) -> None:
-        self._root = Path(directory)
-        self._captures = tuple(captures)
-        # These are read again in any case: they may have another content of the same size.
-        self._known = {
-            name: _Known(size, size, -1, -1)
-            for name, size in (have or {}).items()
-            if not name.startswith(_LIGHT)
-        }
-        self._queue: deque[str] = deque()
-        # The first file of the queue, where a part of it was read.
-        self._begun: _Known | None = None
 
-    def scan(self, *, light: bool = False) -> None:
-        """Find out which files have changed; `pieces` then reads them.
-
-        Args:
-            light: Only headers, open calls and evidence, which are few and small.
-        """
-        folders = _LIGHT if light else self._captures or ("",)
-        found = dict(files_of(self._root, folders, captures=bool(self._captures)))
-        if self._captures:
-            # They are sent once their tool has closed them.
-            for name in being_written(self._root):
-                found.pop(name, None)
-        changed = [name for name, status in found.items() if self._has_changed(name, status)]
-        # The compressed copy first: what is left of the other one is sent with the next scan.
-        packed = set(map(packed_from, changed))
-        new = {
-            process_of(name)
-            for name in changed
-            if name.startswith(_PROCESSES) and name not in self._known
-        }
-        headers = sorted(name for name in changed if name.startswith(_PROCESSES))
-        first = [name for name in headers if process_of(name) in new]
-        others = sorted(
-            name for name in changed if not name.startswith(_PROCESSES) and name not in packed
-        )
-        gone = [
-            name
-            for name in self._known
-            if name not in found and (not light or name.startswith(_LIGHT)) and self._replaced(name)
-        ]
-        # What is left of a step precedes the removal of its files.  A header has how many events were
-        # written: it is read again after them.
-        self._queue = deque([*first, *others, *gone, *headers])
-        self._begun = None
-
-    def pieces(self, limit: int = CHUNK_BYTES) -> list[Piece]:
-        """Return the next pieces, of about `limit` bytes together; none where all was read."""
-        found: list[Piece] = []
-        room = limit
-        while room > 0 and self._queue:
-            name = self._queue[0]
-            try:
-                piece = self._next(name, room)
-            except FileNotFoundError:
-                piece = self._gone(name)
-            except OSError:
-                # The next scan tries again.
-                piece = None
-            if piece is None or piece.last:
-                self._queue.popleft()
-            if piece is not None:
-                found.append(piece)
-                room -= max(len(piece.data or b""), 1)
-        return found
-
-    def _has_changed(self, name: str, status: os.stat_result) -> bool:
-        known = self._known.get(name)
-        if known is None:
-            return status.st_size > 0 or bool(self._captures)
-        if known.inode == -1:
-            return status.st_size != known.size
-        return (status.st_size, status.st_mtime_ns, status.st_ino) != (
-            known.size,
-            known.modified_ns,
-            known.inode,
-        )
-
-    def _replaced(self, name: str) -> bool:
-        """Whether a file that is gone was closed by its process, and not removed by somebody else."""
-        return name.startswith(f"{OPEN}/") or f"{name}.gz" in self._known
-
-    def _gone(self, name: str) -> Piece | None:
-        known = self._known.get(name)
-        if known is None or not self._replaced(name):
-            return None
-        del self._known[name]
-        return Piece(name, 0, None)
-
-    def _next(self, name: str, room: int) -> Piece | None:
-        """Read the next part of a file."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with os.fdopen(os.open(self._root / name, flags), "rb") as file:
-            status = os.fstat(file.fileno())
-            if name.endswith(".jsonl"):
-                return self._lines(name, file, status, room)
-            return self._whole(name, file, status)
-
-    def _lines(self, name: str, file: BinaryIO, status: os.stat_result, room: int) -> Piece | None:
-        """Read whole lines behind those that were read before."""
-        known = self._known.get(name)
-        offset = known.offset if known is not None else 0
-        if known is not None and known.inode not in (-1, status.st_ino):
-            # Its beginning was compressed, and is another file now.
-            offset = 0
-        size = status.st_size
-        if size < offset:
+def _next_part(root: Path, name: str, offset: int, inode: int, room: int) -> Piece:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(root / name, flags), "rb") as file:
+        status = _status(os.fstat(file.fileno()))
+        size = status.size
+        if inode not in (0, status.inode) or offset > size:
+            # Another file has its name: the first one was compressed, or somebody removed it.
             offset = 0
         file.seek(offset)
+        if not name.endswith(".jsonl"):
+            data = file.read(min(CHUNK_BYTES, size - offset))
+            last = offset + len(data) == size
+            if not last and not data:
+                raise OSError(f"{name} became shorter")
+            return Piece(name, offset, data, last, status)
         data = file.read(min(room, size - offset))
         whole = data.rfind(b"\n") + 1
         while not whole and len(data) < min(size - offset, _LINE_BYTES):
@@ -291,36 +223,5 @@ class NodeFiles:
             data += more
             whole = data.find(b"\n") + 1
         # What is left is sent with the next piece, if there is another whole line in it.
-        last = offset + len(data) >= size and b"\n" not in data[whole:]
-        data = data[:whole]
-        end = offset + len(data)
-        self._known[name] = _Known(end, size, status.st_mtime_ns, status.st_ino)
-        if not data:
-            return None
-        return Piece(name, offset, data, last)
-
-    def _whole(self, name: str, file: BinaryIO, status: os.stat_result) -> Piece | None:
-        """Read the next piece of a file that is replaced as a whole; its length is that of the first piece.
-
-        Raises:
-            OSError: It was cut short meanwhile.
-        """
-        begun = self._begun
-        if begun is None or begun.inode != status.st_ino:
-            if not self._has_changed(name, status):
-                # Read earlier in this scan.
-                return None
-            begun = _Known(0, status.st_size, status.st_mtime_ns, status.st_ino)
-        offset = begun.offset
-        file.seek(offset)
-        data = file.read(min(CHUNK_BYTES, begun.size - offset))
-        begun.offset += len(data)
-        last = begun.offset == begun.size
-        self._begun = None if last or not data else begun
-        if not last and not data:
-            raise OSError(f"{name} became shorter")
-        if last:
-            self._known[name] = begun
-            # Later lines go to a new file of the name.
-            self._known.pop(packed_from(name) or "", None)
-        return Piece(name, offset, data, last)
+        last = not whole or (offset + len(data) >= size and b"\n" not in data[whole:])
+        return Piece(name, offset, data[:whole], last, status)

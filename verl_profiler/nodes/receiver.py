@@ -1,4 +1,4 @@
-"""In the driver: put the pieces that a node sends into the run directory.
+"""In the driver: take what the files on a node's disk have gained into the run directory.
 
 A file that grows is appended to, all others get their names when they are whole.  Processes of two
 nodes with separate disks may have one name, such as an actor that Ray started again elsewhere; the
@@ -8,109 +8,164 @@ second one's files are stored as `<name>-2`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from verl_profiler.events.open_files import FOLDER as OPEN
 from verl_profiler.events.shipping import SUFFIXES, process_of, travels
 from verl_profiler.events.whole_files import replace_file
-from verl_profiler.nodes.files import Piece, files_of, packed_from
-from verl_profiler.recording.process_header import claim_name
+from verl_profiler.nodes.files import LIGHT, PROCESSES, Piece, Status, listing
 
-__all__ = ["Names", "Receiver"]
+__all__ = ["Receiver"]
 
-
-class Names:
-    """Which names of processes are taken in a run directory; for all nodes together.
-
-    Args:
-        run: The run directory.
-    """
-
-    def __init__(self, run: Path) -> None:
-        self._run = run
-        self._lock = threading.Lock()
-        self._taken: set[str] = set()
-
-    def reserve(self, names: Iterable[str]) -> None:
-        """Take names that an earlier shipment gave."""
-        self._taken.update(names)
-
-    def claim(self, process: str) -> str:
-        """Return the first free name for a process of another node, and take it.
-
-        Raises:
-            OSError: The run directory cannot be written, or all names are taken.
-        """
-        with self._lock:
-            # Processes of this node claim theirs in the same way.
-            name = claim_name(self._run, process, self._taken)
-            self._taken.add(name)
-            return name
+_PACKED = ".jsonl.gz"
+# Files of one call, whose names travel with it.
+_AT_ONCE = 200
 
 
 class Receiver:
-    """Writes what one disk sends.  Only one thread at a time may use it.
+    """Takes what one disk has.
 
     Args:
         run: The run directory.
-        names: Of all nodes.
+        claim: Takes a free name for a process of the disk, and adds it to the mapping that it gets.
         processes: Names on that disk, and here, of an earlier shipment.
-        claimed: Called when a process got a name, before its files come.
         captures: Folders with what capture tools write, which comes in place of the event files.
+        have: Names and sizes of files in them that are here under other names.
 
     Attributes:
+        lock: Held by the thread that takes.
         processes: Names of processes on that disk, and here.
-        size_bytes: Bytes written.
+        size_bytes: Bytes taken.
+        since_ns: When the disk was listed last, and all of it taken, by the node's time of day.
     """
 
     def __init__(
         self,
         run: Path,
-        names: Names,
+        claim: Callable[[dict[str, str], str], str],
         processes: Mapping[str, str] | None = None,
-        claimed: Callable[[], None] = lambda: None,
         captures: Sequence[str] = (),
+        have: Mapping[str, int] | None = None,
     ) -> None:
         self._run = run
+        self._claim = claim
         self._captures = tuple(captures)
-        self._names = names
-        self._claimed = claimed
+        self._have = have or {}
+        # Where the bytes of a file begin here, where another one of its name was taken before.
         self._bases: dict[str, int] = {}
+        # How much of a file that is replaced as a whole is here, and its inode.
+        self._begun = "", 0, 0
+        self.lock = threading.Lock()
         self.processes = dict(processes or {})
-        self.size_bytes = 0
-        names.reserve(self.processes.values())
+        self.size_bytes = self.since_ns = 0
+        self._resume()
 
-    def have(self) -> dict[str, int]:
-        """Return names on that disk, and sizes, of the files that are here."""
+    def _resume(self) -> None:
+        """Continue from what the run directory has."""
         there = {here: name for name, here in self.processes.items()}
-        found: dict[str, int] = {}
-        folders = self._captures or ("",)
-        for name, status in files_of(self._run, folders, captures=bool(self._captures)):
+        sizes = dict(self._have)
+        _, found = listing(self._run, self._captures or ("",), bool(self._captures))
+        for name, status in found.items():
             process = self._process_of(name)
             if process is None:
-                found[name] = status.st_size
+                sizes[name] = status.size
             elif process in there:
-                found[_renamed(name, there[process])] = status.st_size
-        return found
+                sizes[_renamed(name, there[process])] = status.size
+        self.since_ns = 0
+        # How much of each file was taken, and what it was like then.  Small ones are taken again in any case:
+        # they may have another content of the same size.
+        self._taken = {
+            name: (size, Status(size, 0, 0))
+            for name, size in sizes.items()
+            if not name.startswith(LIGHT)
+        }
 
-    def accept(self, piece: Piece) -> None:
-        """Write a piece.
+    def take(
+        self,
+        found: Mapping[str, Status],
+        read: Callable[[list[tuple[str, int, int]]], list[Piece]],
+        *,
+        complete: bool,
+    ) -> None:
+        """Take what has changed, and remove what is over.
+
+        Args:
+            found: `files.listing` of the disk.
+            read: `files.read` of it.
+            complete: Whether the list has all files.
 
         Raises:
-            OSError: It cannot be written, or does not continue what is here.
+            OSError: A part cannot be written, or does not continue what is here.
         """
-        target = self._target(piece.name)
-        if piece.data is None:
-            target.unlink(missing_ok=True)
-            return
+        for name in [name for name in self._taken if name not in found]:
+            # Of others, somebody made room on the node.
+            if name.startswith(f"{OPEN}/") or (complete and f"{name}.gz" in self._taken):
+                self._target(name).unlink(missing_ok=True)
+                del self._taken[name]
+        names = deque(self._in_order(found))
+        self._begun = "", 0, 0
+        try:
+            while names:
+                places = [(name, *self._place(name)) for name in itertools.islice(names, _AT_ONCE)]
+                for piece in read(places):
+                    if piece.data is not None:
+                        self._accept(piece)
+                    if piece.last:
+                        names.popleft()
+        except Exception:
+            self._resume()
+            raise
+
+    def _in_order(self, found: Mapping[str, Status]) -> list[str]:
+        """Return which files have changed.
+
+        The headers of new processes come first, all others last: they have how many events were written.
+        """
+        changed = sorted(name for name, status in found.items() if self._has_changed(name, status))
+        # What is left of a file that was compressed is taken after the next listing.
+        packed = set(map(_packed_from, changed))
+
+        def place(name: str) -> int:
+            return 1 if not name.startswith(PROCESSES) else 2 if name in self._taken else 0
+
+        return sorted((name for name in changed if name not in packed), key=place)
+
+    def _has_changed(self, name: str, status: Status) -> bool:
+        if name not in self._taken:
+            return status.size > 0 or bool(self._captures)
+        _, before = self._taken[name]
+        return status != before if before.inode else status.size != before.size
+
+    def _place(self, name: str) -> tuple[int, int]:
+        begun, offset, inode = self._begun
+        if begun == name:
+            return offset, inode
+        if name not in self._taken or not name.endswith(".jsonl"):
+            return 0, 0
+        offset, status = self._taken[name]
+        return offset, status.inode
+
+    def _accept(self, piece: Piece) -> None:
+        name, data = piece.name, piece.data or b""
+        target = self._target(name)
+        end = piece.offset + len(data)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if piece.name.endswith(".jsonl"):
-            self._append(piece, target)
-        else:
+        if not name.endswith(".jsonl"):
             self._replace(piece, target)
-        self.size_bytes += len(piece.data)
+            self._begun = name, end, piece.status.inode
+        elif data:
+            if piece.offset == 0:
+                # Somebody removed the file on the node, and its process made another one.
+                self._bases[name] = target.stat().st_size if target.exists() else 0
+            _add(piece, target, self._bases.get(name, 0) + piece.offset)
+        if piece.last or name.endswith(".jsonl"):
+            self._taken[name] = end, piece.status
+        self.size_bytes += len(data)
 
     def _process_of(self, name: str) -> str | None:
         return None if self._captures else process_of(name)
@@ -123,18 +178,8 @@ class Receiver:
         process = self._process_of(name)
         if process is None:
             return self._run / name
-        here = self.processes.get(process)
-        if here is None:
-            here = self.processes[process] = self._names.claim(process)
-            self._claimed()
+        here = self.processes.get(process) or self._claim(self.processes, process)
         return self._run / _renamed(name, here)
-
-    def _append(self, piece: Piece, target: Path) -> None:
-        size = target.stat().st_size if target.exists() else 0
-        if piece.offset == 0:
-            # Somebody removed the file on the node, and its process made another one.
-            self._bases[piece.name] = size
-        _add(piece, target, self._bases.get(piece.name, 0) + piece.offset)
 
     def _replace(self, piece: Piece, target: Path) -> None:
         if piece.last and piece.offset == 0:
@@ -145,12 +190,14 @@ class Receiver:
                 # Of an earlier try.
                 part.unlink(missing_ok=True)
             _add(piece, part, piece.offset)
-            if piece.last:
-                part.replace(target)
-        if packed_from(target.name):
+            if not piece.last:
+                return
+            part.replace(target)
+        if plain := _packed_from(piece.name):
             # What it was made of; later lines of the process begin another file.
             target.with_suffix("").unlink(missing_ok=True)
-            self._bases.pop(packed_from(piece.name) or "", None)
+            self._bases.pop(plain, None)
+            self._taken.pop(plain, None)
 
 
 def _add(piece: Piece, target: Path, offset: int) -> None:
@@ -171,6 +218,11 @@ def _add(piece: Piece, target: Path, offset: int) -> None:
             with contextlib.suppress(OSError):
                 os.ftruncate(file.fileno(), size)
             raise
+
+
+def _packed_from(name: str) -> str | None:
+    """Return the name of the event file that a compressed one replaces; None for other files."""
+    return name.removesuffix(".gz") if name.endswith(_PACKED) else None
 
 
 def _renamed(name: str, process: str) -> str:

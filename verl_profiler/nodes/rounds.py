@@ -16,21 +16,25 @@ the disks of these nodes, too.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_profiler.events.files import read_object
 from verl_profiler.events.redaction import problem_of
-from verl_profiler.events.shipping import iso
+from verl_profiler.events.shipping import FORMAT_VERSION, SHIPPING_FILE, iso
+from verl_profiler.events.whole_files import replace_file
 from verl_profiler.nodes import clock
-from verl_profiler.nodes.account import earlier, write_account
 from verl_profiler.nodes.actor import NodeActor, as_connected
-from verl_profiler.nodes.files import CHUNK_BYTES, Piece, disk_of, hangs_of
-from verl_profiler.nodes.receiver import Names, Receiver
+from verl_profiler.nodes.files import CHUNK_BYTES, LIGHT, disk_of, hangs_of
+from verl_profiler.nodes.receiver import Receiver
 from verl_profiler.recording.clock import boot_id
+from verl_profiler.recording.process_header import claim_name
 
 __all__ = ["Nodes"]
 
@@ -45,6 +49,8 @@ _AT_ONCE = 4
 _ROUNDS = 32
 # How long the end waits for a node that sends nothing.
 _SILENCE_S = 30.0
+# Files get their time from a clock of the kernel that ticks less often.
+_TICK_NS = 1_000_000_000
 
 
 @dataclass
@@ -55,13 +61,14 @@ class _Node:
         node_id: Ray's.
         host: Its name.
         disk: The name of its disk; None while it has no run directory.
-        state: `new`, `shared` (the driver's disk, or another node's), `shipping`, `left` or `unable`
-            (this package is not installed there).
+        state: `new`, `shared` (the driver's disk), `shipping`, `left` or `unable` (this package is not
+            installed there).
+        boot: The boot id of its kernel, which has the clock; None before its actor has answered.
+        receiver: What takes the files of its disk, if that is not the driver's.
         shipped_s: When the last complete round began, on the driver's wall clock.
         seen_s: Its last answer.
         left_s: When it was found to have left the cluster.
         hangs: Of how many hangs evidence was requested there.
-        boot: The boot id of its kernel, which has the clock; None before its actor has answered.
     """
 
     node_id: str
@@ -70,7 +77,6 @@ class _Node:
     state: str = "new"
     boot: str | None = None
     actor: NodeActor | None = None
-    opened: bool = False
     receiver: Receiver | None = None
     shipped_s: float | None = None
     seen_s: float | None = None
@@ -79,15 +85,10 @@ class _Node:
     hangs: int = 0
     failures: int = 0
     skips: int = 0
-    busy: bool = field(default=False)
-    complete: bool = field(default=False)
+    busy: bool = False
+    complete: bool = False
 
-    @property
-    def ships(self) -> bool:
-        """Whether it has a disk of its own, with files of the run."""
-        return self.receiver is not None
-
-    def row(self) -> dict[str, Any]:
+    def row(self, receiver: Receiver) -> dict[str, Any]:
         """Return what `shipping.json` has of it."""
         return {
             "host": self.host,
@@ -97,8 +98,8 @@ class _Node:
             "seen": iso(self.seen_s),
             "left": iso(self.left_s),
             "problem": self.problem,
-            "bytes": self.receiver.size_bytes if self.receiver is not None else 0,
-            "processes": dict(self.receiver.processes) if self.receiver is not None else {},
+            "bytes": receiver.size_bytes,
+            "processes": dict(receiver.processes),
         }
 
 
@@ -129,26 +130,38 @@ class Nodes:
     ) -> None:
         self._ray = ray
         self._run = run
-        # Where a driver began to ship, it was elsewhere than a copy that is completed.
-        directory, self._earlier = earlier(run)
-        self._directory = directory or str(run.absolute())
         self._every_s = every_s
         self._clocks = clocks
         self._with_files = files
         self._captures = tuple(captures)
         self._have = have or {}
+        # Where a driver began to ship, it was elsewhere than a copy that is completed.
+        self._directory = str(run.absolute())
+        # Rows of `shipping.json` that an earlier process wrote, by disk.
+        self._earlier: dict[str, dict[str, Any]] = {}
         self._own_disk: str | None = None
         self._here = ""
-        self._names = Names(run)
+        # Names of processes of other nodes.
+        self._names: set[str] = set()
         self._nodes: dict[str, _Node] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._slots = threading.Semaphore(_AT_ONCE)
         self._lock = threading.Lock()
         self._one_burst = threading.Lock()
         self._writing = threading.Lock()
         self._heard_s = 0.0
+        # Files that have not changed lately are listed too.
+        self._lists_all = False
         self._closed = False
-        for row in self._earlier.values():
-            self._names.reserve(row["processes"].values())
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            self._continue(read_object(run / SHIPPING_FILE))
+
+    def _continue(self, content: Mapping[str, Any]) -> None:
+        self._directory = str(content["directory"])
+        for row in content["nodes"]:
+            processes = {str(name): str(here) for name, here in row["processes"].items()}
+            self._earlier[str(row["disk"])] = {**row, "processes": processes}
+            self._names.update(processes.values())
 
     def round(self, *, light: bool = False, patience_s: float = _ROUND_S) -> bool:
         """Compare the clocks, and take from every node what its files have gained.
@@ -168,7 +181,6 @@ class Nodes:
             self._here = as_connected(self._ray.get_runtime_context)().get_node_id()
         nodes = {each["NodeID"]: each for each in as_connected(self._ray.nodes)()}
         alive = {node_id: about for node_id, about in nodes.items() if about["Alive"]}
-        now = time.time()
         if self._with_files and self._own_disk is None and len(alive) > 1:
             # Without it, a node that shares the disk would ship to itself.
             self._own_disk = disk_of(self._run)
@@ -180,7 +192,7 @@ class Nodes:
                 self._nodes[node_id] = _Node(node_id, about["NodeManagerHostname"])
         for node in self._nodes.values():
             if node.node_id not in alive and node.state != "left":
-                self._left(node, now)
+                node.left_s, node.state = time.time(), "left"
         started: list[_Node] = []
         for node in self._nodes.values():
             if node.state == "left" or node.busy or self._is_done(node):
@@ -196,7 +208,7 @@ class Nodes:
         self._await(started, patience_s)
         self.write()
         waiting = [node for node in self._nodes.values() if node.state in ("new", "shipping")]
-        return all(node.complete or not (node.ships or node.busy) for node in waiting)
+        return all(node.complete or not (node.receiver or node.busy) for node in waiting)
 
     def finish(self, patience_s: float = _SILENCE_S) -> list[str]:
         """Take all that is left, end the actors, and return problems of files as sentences.
@@ -208,6 +220,7 @@ class Nodes:
             self.close()
             return []
         self._await(list(self._nodes.values()), patience_s)
+        self._lists_all = True
         for node in self._nodes.values():
             # Also those that failed lately.
             node.skips = 0
@@ -220,7 +233,7 @@ class Nodes:
             problem = problem_of(error)
         self._closed = True
         for node in self._nodes.values():
-            if node.ships and node.complete and node.state == "shipping":
+            if node.complete and node.state == "shipping":
                 node.state = "ended"
             if node.busy and not node.problem:
                 node.problem = f"no answer for {patience_s:.0f} s"
@@ -238,7 +251,7 @@ class Nodes:
         """Return which nodes could not send all, as sentences."""
         found: list[str] = []
         for node in self._nodes.values():
-            if node.state == "left" and (node.ships or self._captures):
+            if node.state == "left" and (node.receiver or self._captures):
                 found.append(
                     f"{node.host} has left the cluster; what it wrote since its last shipment"
                     f" ({iso(node.shipped_s) or 'none'}) is on its own disk"
@@ -248,31 +261,47 @@ class Nodes:
         return found
 
     def sent(self) -> list[tuple[str, int]]:
-        """Return host and bytes of the nodes that have disks of their own."""
-        return [
-            (node.host, node.receiver.size_bytes)
-            for node in self._nodes.values()
-            if node.receiver is not None
-        ]
+        """Return host and bytes of the disks that are not the driver's."""
+        return [(row["host"], row["bytes"]) for row in self._rows().values()]
+
+    def _rows(self) -> dict[str, dict[str, Any]]:
+        # Of nodes that share a disk, one that is still there.
+        nodes = sorted(self._nodes.values(), key=lambda node: node.state != "left")
+        return {str(node.disk): node.row(node.receiver) for node in nodes if node.receiver}
 
     def write(self, *, ended: bool = False) -> None:
         """Replace `shipping.json`, once a node has a disk of its own; it has nothing of captures."""
         if self._captures:
             return
         with self._writing:
-            rows = dict(self._earlier)
-            for node in list(self._nodes.values()):
-                if node.ships and node.disk is not None:
-                    rows[node.disk] = node.row()
-            if not rows:
-                return
-            write_account(
-                self._run,
-                rows.values(),
-                directory=self._directory,
-                every_s=self._every_s,
-                ended=ended,
-            )
+            rows = {**self._earlier, **self._rows()}
+            now = iso(time.time())
+            content = {
+                "format": FORMAT_VERSION,
+                "directory": self._directory,
+                "every_s": self._every_s,
+                "updated": now,
+                "ended": now if ended else None,
+                "nodes": list(rows.values()),
+            }
+            # Where that fails, the old one stays.
+            with contextlib.suppress(OSError):
+                if rows:
+                    text = json.dumps(content, indent=1) + "\n"
+                    replace_file(self._run / SHIPPING_FILE, text.encode())
+
+    def _claim(self, processes: dict[str, str], process: str) -> str:
+        """Take the first free name for a process of another node, before its files come.
+
+        Raises:
+            OSError: The run directory cannot be written, or all names are taken.
+        """
+        with self._lock:
+            # Processes of this node claim theirs in the same way.
+            name = processes[process] = claim_name(self._run, process, self._names)
+            self._names.add(name)
+        self.write()
+        return name
 
     def _await(self, nodes: list[_Node], patience_s: float) -> None:
         self._heard_s = time.monotonic()
@@ -280,13 +309,6 @@ class Nodes:
             if time.monotonic() - self._heard_s > patience_s:
                 break
             time.sleep(0.02)
-
-    def _left(self, node: _Node, now_s: float) -> None:
-        node.left_s, node.state = now_s, "left"
-        # Another node that shares its disk ships from now on.
-        for other in self._nodes.values():
-            if other.state == "shared" and other.disk == node.disk:
-                other.state, other.skips = "new", 0
 
     def _is_done(self, node: _Node) -> bool:
         """Whether nothing more is expected of a node: neither files, nor the time of another kernel."""
@@ -303,13 +325,16 @@ class Nodes:
             if self._clocks and node.boot not in ("", boot_id()):
                 self._compare(node)
             # Where processes start slowly, others need not wait for that.
-            if self._has_files(node):
-                with self._slots:
-                    self._take(node, light)
+            receiver = self._receiver_of(node)
+            if receiver is not None:
+                with self._slots, receiver.lock:
+                    self._take(node, receiver, light)
             node.problem, node.failures = "", 0
             if self._is_done(node):
                 self._end(node)
         except Exception as error:  # noqa: BLE001  one node; the others still send theirs
+            if self._closed:
+                return
             node.problem = problem_of(error)
             node.failures += 1
             node.skips = min(2 ** min(node.failures, 10), _ROUNDS) - 1
@@ -325,75 +350,62 @@ class Nodes:
             sample = clock.exchange(lambda: self._called(node, "read", timeout_s=_CLOCK_S))
             clock.keep(str(node.boot), node.host, sample)
 
-    def _has_files(self, node: _Node) -> bool:
-        """Find out which disk a node has; return whether files are to be brought from there."""
+    def _receiver_of(self, node: _Node) -> Receiver | None:
+        """Return what takes the files of a node, as soon as its disk is known; None if there are none to take."""
         if not self._with_files or node.state in ("shared", "unable"):
-            return False
-        if node.opened and node.state == "shipping":
-            return True
-        disk = self._called(node, "open", self._directory)
+            return None
+        if node.receiver is not None:
+            return node.receiver
+        disk = self._called(node, "files", "disk_of", self._directory)
         if not disk:
             # A node without a run directory is retried, one without the package is not.
             if disk is False:
                 node.state = "unable"
-            return False
-        with self._lock:
-            others = [
-                each.disk
-                for each in self._nodes.values()
-                if each is not node and each.state == "shipping"
-            ]
-            own = disk not in (self._own_disk, *others)
-            node.state, node.disk = "shipping" if own else "shared", disk
-        if not own:
-            return False
-        for other in self._nodes.values():
-            if node.receiver is None and other.disk == node.disk and other.receiver is not None:
-                # The one that shipped from this disk has left.
-                node.receiver, other.receiver = other.receiver, None
-        if node.receiver is None:
-            earlier = self._earlier.get(str(node.disk), {})
-            node.receiver = Receiver(
-                self._run,
-                self._names,
-                earlier.get("processes"),
-                claimed=self.write,
-                captures=self._captures,
-            )
-        self._called(node, "begin", {**self._have, **node.receiver.have()}, self._captures)
-        node.opened = True
-        return True
+            return None
+        node.disk, node.state = disk, "shared" if disk == self._own_disk else "shipping"
+        if node.state == "shipping":
+            with self._lock:
+                # Nodes that share a disk have one.
+                if disk not in self._receivers:
+                    processes = self._earlier.get(disk, {}).get("processes")
+                    self._receivers[disk] = Receiver(
+                        self._run, self._claim, processes, self._captures, self._have
+                    )
+                node.receiver = self._receivers[disk]
+        return node.receiver
 
-    def _take(self, node: _Node, light: bool) -> None:
+    def _take(self, node: _Node, receiver: Receiver, light: bool) -> None:
         begun_s = time.time()
-        receiver = node.receiver
-        if receiver is None:
-            return
         hangs = hangs_of(self._run)
         if hangs > node.hangs:
-            self._called(node, "request_evidence", hangs)
+            self._called(node, "files", "request_evidence", self._directory, hangs)
             node.hangs = hangs
-        self._called(node, "scan", light)
-        pieces: list[Piece]
-        while pieces := self._called(node, "pieces", CHUNK_BYTES):
-            for piece in pieces:
-                if self._closed:
-                    return
-                receiver.accept(piece)
+        folders = LIGHT if light else self._captures or ("",)
+        # A tool may close a report long after it has written it.
+        everything = light or self._lists_all or bool(self._captures)
+        since_ns = 0 if everything else receiver.since_ns
+        listed_ns, found = self._called(
+            node, "files", "listing", self._directory, folders, bool(self._captures), since_ns
+        )
+
+        def read(wanted: list[tuple[str, int, int]]) -> Any:
+            return self._called(node, "files", "read", self._directory, wanted, CHUNK_BYTES)
+
+        receiver.take(found, read, complete=not light and not since_ns)
         node.complete = True
         if not light:
-            node.shipped_s = begun_s
+            node.shipped_s, receiver.since_ns = begun_s, listed_ns - _TICK_NS
 
     def _called(
         self, node: _Node, method: str, *arguments: Any, timeout_s: float = _TIMEOUT_S
     ) -> Any:
-        if node.actor is None:
+        if node.actor is None or self._closed:
             raise RuntimeError("the actor was ended")
         result = node.actor.call(method, *arguments, timeout_s=timeout_s)
         node.seen_s, self._heard_s = time.time(), time.monotonic()
         return result
 
     def _end(self, node: _Node) -> None:
-        actor, node.actor, node.opened = node.actor, None, False
+        actor, node.actor = node.actor, None
         if actor is not None:
             actor.end()
