@@ -34,8 +34,8 @@ _BATCH = 256
 _BATCHES = 8
 _BACKLOG = 1 / 4
 _BATCH_BYTES = 1 << 20
-# Bytes that wait for a disk, per event of `max_pending`.
-_BYTES_PER_EVENT = 512
+# Lines that wait for a file that the caller chose.
+_KEPT = 1000
 # The end of recording: without progress for so long, the disk is taken to hang; a slow one has more.
 _STALL_S = 2.0
 _CLOSE_S = 10.0
@@ -64,8 +64,8 @@ class BackgroundWriter:
         events, limit, anchor = recorder.config.events, recorder.limit, recorder.anchor
         self.complaints = Complaints()
         self._encoder = LineEncoder(anchor, Path(recorder.config.directory))
-        self.files = EventFiles(limit, limit * _BYTES_PER_EVENT, self.complaints.make)
-        # Targets whose lines wait for `_write_batch`.
+        self.files = EventFiles(self.complaints.make)
+        # Targets whose lines wait for `_write_batch`, or for the disk.
         self._batch: list[Target] = []
         self.details: Details | None = None
         self.budget: ByteBudget | None = None
@@ -99,7 +99,10 @@ class BackgroundWriter:
     def waiting(self) -> int:
         """Events taken from the queue and not written so far."""
         held = 0 if self.details is None else self.details.waiting
-        return sum(len(target.lines) for target in list(self._batch)) + self.files.waiting + held
+        return self._unwritten() + held
+
+    def _unwritten(self) -> int:
+        return sum(len(target.lines) for target in list(self._batch))
 
     def abandon(self) -> None:
         """Close the files; called in a forked child, whose parent writes on."""
@@ -190,26 +193,35 @@ class BackgroundWriter:
         if not self.process.has_name(final=final):
             return
         self._check_files()
-        self.files.retry()
+        self.files.refuses = False
+        self._write_batch()
         until = now()
         # No longer than what is there now: a busy host must not keep the writer in here.
         left = len(self._recorder.taken)
         most = left // _BATCHES if left > self._recorder.limit * _BACKLOG else _BATCH
-        while left > 0 and not self.hurry:
+        # While the disk refuses, events wait in the queue.
+        while left > 0 and not (self.hurry or self.files.refuses):
             left -= self._encode_batch(min(left, most))
             self._write_batch()
-        if self.details is not None and not self.hurry:
+        if self.details is not None and not (self.hurry or self.files.refuses):
             for event in self.details.close() if final else self.details.quiet(now()):
                 self._encode(event)
         self._write_batch()
         self._check_files()
-        if not self.files.waiting and not left:
+        unwritten = self._unwritten()
+        if not unwritten and not left:
             self.complaints.forget(("disk", "memory"))
             self.process.complete(until)
+        elif len(self._recorder.taken) >= self._recorder.limit:
+            self.complaints.make(
+                "memory",
+                f"{left:,} events are waiting for the disk, so further ones are dropped and counted "
+                "(events-lost)",
+            )
         if final:
             return
         # While a disk refuses, the account waits too.
-        for observer in () if self.files.waiting else self._observers:
+        for observer in () if unwritten else self._observers:
             observer.after_flush(final=False)
         self.process.update()
 
@@ -222,20 +234,15 @@ class BackgroundWriter:
     def _encode_batch(self, most: int) -> int:
         """Encode some of the next `most` events; return how many were taken from the queue."""
         taken, details = self._recorder.taken, self.details
-        full = self.files.refuses and self.files.is_full
         size = count = 0
         while count < most and size < _BATCH_BYTES:
             count += 1
             event = taken.popleft()
-            if full:
-                self.files.drop(1)
-            elif details is None:
+            if details is None:
                 size += self._encode(event)
             else:
                 for each in self._held_back(details, event):
                     size += self._encode(each)
-        if full:
-            time.sleep(0)
         return count
 
     def _held_back(self, details: Details, event: Event) -> Iterable[Event]:
@@ -261,21 +268,28 @@ class BackgroundWriter:
         return len(line)
 
     def _write_batch(self) -> None:
-        """Write the encoded lines; other threads run meanwhile."""
+        """Write the encoded lines; other threads run meanwhile, and what the disk refuses stays."""
         for target in self._batch:
-            if not target.lines:
-                # A write that failed in an unknown way has left them with the files.
+            if self.files.refuses and target.owned:
                 continue
-            for observer in self._observers:
-                observer.written(target)
+            lines = target.lines.copy()
             self.files.append(target.path, target.lines, owned=target.owned)
-        self._batch.clear()
+            del lines[len(lines) - len(target.lines) :]
+            for observer in self._observers if lines else ():
+                observer.written(target, lines)
+            if not target.owned:
+                self.files.drop("disk", target.lines, _KEPT)
+        self._batch = [target for target in self._batch if target.lines]
 
     def _encode_and_write(self, event: Event) -> None:
         """Write an event of the profiler's own account, which is not accounted for itself."""
         target, line = self._encoder.encode(event)
         if self.budget is None or self.budget.admits(event[0], len(line)):
-            self.files.append(target.path, [line], owned=target.owned)
+            lines = [line]
+            self.files.append(target.path, lines, owned=target.owned)
+            if lines:
+                self._batch += [] if target.lines else [target]
+                target.lines += lines
 
     def _finish(self) -> None:
         """Write what is left, count what cannot be written, and end the header."""
@@ -284,16 +298,17 @@ class BackgroundWriter:
             # A thread of the host may have got hold of the queue just before it was taken away.
             time.sleep(_STRAGGLER_S)
             self._write_out(final=True)
-        if self.process.name is not None and not self.files.waiting:
+        if self.process.name is not None and not self._batch:
             for observer in self._observers:
                 observer.after_flush(final=True)
         lost = self._recorder.waiting()
-        self._recorder.late.count += lost - self.files.waiting
+        refused = lost if self.files.refuses else self._unwritten()
+        self.files.dropped["disk"] += refused
+        self._recorder.late.count += lost - refused
         self._recorder.taken.clear()
         if self.details is not None:
             self.details.waiting = 0
-        self._batch.clear()
-        self.files.give_up("disk")
+        self._batch = []
         self.files.check()
         self.files.close()
         self.process.complete_ns = now()

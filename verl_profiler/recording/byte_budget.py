@@ -69,7 +69,7 @@ class ByteBudget:
         self.used_bytes += size
         return True
 
-    def written(self, target: Target) -> None:
+    def written(self, target: Target, _lines: list[bytes]) -> None:
         """Take note of a file."""
         if target.owned:
             self._closed_steps.opened(target.path)

@@ -37,11 +37,11 @@ class StepCosts:
         self._reported_ns = now()
         self.own_events = 0
 
-    def written(self, target: Target) -> None:
-        """Count the lines that are about to be written."""
+    def written(self, target: Target, lines: list[bytes]) -> None:
+        """Count lines."""
         cost = self._by_step.setdefault(target.step, [0, 0])
-        cost[0] += len(target.lines)
-        cost[1] += sum(map(len, target.lines))
+        cost[0] += len(lines)
+        cost[1] += sum(map(len, lines))
 
     def after_flush(self, *, final: bool) -> None:
         """Write an event per step since the last report, if that is due."""

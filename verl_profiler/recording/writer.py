@@ -1,4 +1,4 @@
-"""Append lines to the event files of one process; what the disk refuses waits, within a budget.
+"""Append lines to the event files of one process.
 
 A file of this process's own only ever holds whole lines: a write that the disk cuts short is taken
 back to the last whole line, or, where that fails too, continued where it stopped.  No line is
@@ -11,15 +11,13 @@ import contextlib
 import errno
 import os
 import stat
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 __all__ = ["EventFiles"]
 
 _OPEN_FILES = 4
-# Bytes of lines that are tried again in one write.
-_BATCH_BYTES = 1 << 20
 # What will not change by waiting, for a path that the caller chose.
 _LASTING = frozenset(
     {
@@ -123,81 +121,79 @@ class _File:
 
 
 class EventFiles:
-    """The open files, and the lines that wait for them.
+    """The open files.
 
     Args:
-        limit: Lines that wait at most.
-        limit_bytes: Their bytes at most.
         complain: Called with a kind and a text where something could not be written.
 
     Attributes:
         events: Lines written, less those that were removed.
         bytes: Their bytes.
         errors: Failed attempts to open, write or close.
-        dropped: Lines given up, by reason: `disk` (more than may wait), `bad_path`, or `removed` (written to a
-            file that somebody removed).
-        waiting: Lines that wait to be tried again.
+        dropped: Lines given up, by reason: `disk`, `bad_path`, or `removed` (written to a file that somebody
+            removed).
+        refuses: Whether the disk has refused a write to one of the process's own files; others would fail as
+            well.
     """
 
-    def __init__(self, limit: int, limit_bytes: int, complain: Callable[[str, str], None]) -> None:
-        self._limit = limit
-        self._limit_bytes = limit_bytes
+    def __init__(self, complain: Callable[[str, str], None]) -> None:
         self._complain = complain
         self._files: dict[Path, _File] = {}
         # Lines and bytes that were written, by file.
         self._written: dict[Path, tuple[int, int]] = {}
-        self._kept: dict[Path, tuple[deque[bytes], bool]] = {}
-        self._kept_bytes = 0
-        # Whether the disk has refused a write since the last `retry`; others would fail as well.
-        self._refuses = False
         self.events = 0
         self.bytes = 0
         self.errors = 0
-        self.waiting = 0
         self.dropped: Counter[str] = Counter()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether further lines for a disk that refuses would be dropped."""
-        return self.waiting >= self._limit or self._kept_bytes >= self._limit_bytes
-
-    @property
-    def refuses(self) -> bool:
-        """Whether the disk has refused the process's own files since the last `retry`."""
-        return self._refuses
+        self.refuses = False
 
     def append(self, path: Path, lines: list[bytes], *, owned: bool = True) -> None:
-        """Write lines, or keep them where the disk refuses or anything is raised.
+        """Write lines; leave in `lines` what is not written, also where anything is raised.
 
         Args:
             path: The file.
-            lines: Whole lines, with their ends; emptied.
+            lines: Whole lines, with their ends.
             owned: Whether only this process writes the file; others choose their own path.
         """
+        count, size = len(lines), sum(map(len, lines))
         try:
-            if path not in self._kept and not (owned and self._refuses):
-                self._try(path, lines, owned)
+            error = self._open(path, owned).write(lines)
+        except (OSError, ValueError) as failed:
+            error = failed
         finally:
-            if lines:
-                self._keep(path, lines, owned)
+            written, written_bytes = count - len(lines), size - sum(map(len, lines))
+            self.events += written
+            self.bytes += written_bytes
+            before = self._written.get(path, (0, 0))
+            if written or path in self._files:
+                self._written[path] = before[0] + written, before[1] + written_bytes
+        if error is not None:
+            self._failed(path, lines, error, owned)
 
-    def retry(self) -> None:
-        """Try to write what waits."""
-        self._refuses = False
-        for path, (kept, owned) in list(self._kept.items()):
-            while kept and not (owned and self._refuses):
-                batch = self._take(kept)
-                before = len(batch)
-                try:
-                    self._try(path, batch, owned)
-                finally:
-                    kept.extendleft(reversed(batch))
-                    self.waiting += len(batch)
-                    self._kept_bytes += sum(map(len, batch))
-                if len(batch) == before:
-                    break
-            if not kept:
-                del self._kept[path]
+    def _failed(self, path: Path, lines: list[bytes], error: Exception, owned: bool) -> None:
+        self.errors += 1
+        code = error.errno if isinstance(error, OSError) else errno.EINVAL
+        if code in _STALE:
+            # The next attempt opens the path again.
+            self.release(path)
+        reason = getattr(error, "strerror", None) or error
+        if not owned and code in _LASTING:
+            self.drop("bad_path", lines, 0)
+            self._complain(
+                "bad_path",
+                f"cannot write to {path}: {reason}; its events are dropped (events-lost)",
+            )
+            return
+        self.refuses = self.refuses or owned
+        self._complain(
+            "disk",
+            f"cannot write to {path}: {reason}; its events are kept in memory for now (disk-refuses)",
+        )
+
+    def drop(self, reason: str, lines: list[bytes], most: int) -> None:
+        """Give up all but so many of these lines."""
+        self.dropped[reason] += max(len(lines) - most, 0)
+        del lines[most:]
 
     def check(self) -> None:
         """Count the lines of files that somebody removed as dropped.
@@ -239,72 +235,10 @@ class EventFiles:
         if file is not None:
             self._close(file)
 
-    def drop(self, count: int) -> None:
-        """Count lines for which there is no room while the disk refuses."""
-        self.dropped["disk"] += count
-        self._complain(
-            "memory",
-            f"{self.waiting:,} events are already waiting for the disk, so further ones are "
-            "dropped and counted (events-lost)",
-        )
-
-    def give_up(self, reason: str) -> None:
-        """Count all that waits as dropped."""
-        self.dropped[reason] += self.waiting
-        self._kept.clear()
-        self.waiting = self._kept_bytes = 0
-
     def close(self) -> None:
         """Close all files."""
         while self._files:
             self._close(self._files.popitem()[1])
-
-    def _take(self, kept: deque[bytes]) -> list[bytes]:
-        batch: list[bytes] = []
-        size = 0
-        while kept and size < _BATCH_BYTES:
-            line = kept.popleft()
-            batch.append(line)
-            size += len(line)
-        self.waiting -= len(batch)
-        self._kept_bytes -= size
-        return batch
-
-    def _try(self, path: Path, lines: list[bytes], owned: bool) -> None:
-        count, size = len(lines), sum(map(len, lines))
-        try:
-            error = self._open(path, owned).write(lines)
-        except (OSError, ValueError) as failed:
-            error = failed
-        finally:
-            written, written_bytes = count - len(lines), size - sum(map(len, lines))
-            self.events += written
-            self.bytes += written_bytes
-            before = self._written.get(path, (0, 0))
-            if written or path in self._files:
-                self._written[path] = before[0] + written, before[1] + written_bytes
-        if error is None:
-            return
-        self.errors += 1
-        code = error.errno if isinstance(error, OSError) else errno.EINVAL
-        if code in _STALE:
-            # The next attempt opens the path again.
-            self.release(path)
-        reason = getattr(error, "strerror", None) or error
-        if not owned and code in _LASTING:
-            self.dropped["bad_path"] += len(lines)
-            lines.clear()
-            self._complain(
-                "bad_path",
-                f"cannot write to {path}: {reason}; its events are dropped (events-lost)",
-            )
-            return
-        # A file of ours that cannot be opened is no reason to give up the others.
-        self._refuses = self._refuses or (owned and code not in _LASTING)
-        self._complain(
-            "disk",
-            f"cannot write to {path}: {reason}; its events are kept in memory for now (disk-refuses)",
-        )
 
     def _open(self, path: Path, owned: bool) -> _File:
         file = self._files.pop(path, None)
@@ -320,19 +254,6 @@ class EventFiles:
         # Last used last, so that the files of finished steps are the ones that are closed.
         self._files[path] = file
         return file
-
-    def _keep(self, path: Path, lines: list[bytes], owned: bool) -> None:
-        kept, _ = self._kept.setdefault(path, (deque(), owned))
-        for number, line in enumerate(lines):
-            if self.is_full:
-                self.drop(len(lines) - number)
-                break
-            kept.append(line)
-            self.waiting += 1
-            self._kept_bytes += len(line)
-        if not kept:
-            del self._kept[path]
-        lines.clear()
 
     def _close(self, file: _File) -> None:
         try:
