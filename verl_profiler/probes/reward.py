@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 from verl_profiler.events.json_values import is_object
 from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.wrapping import wrap
 from verl_profiler.probes.values import scalar
 from verl_profiler.recording import context
 from verl_profiler.recording.call import Call
@@ -73,46 +71,24 @@ def _time_function(manager: Any) -> None:
     function = getattr(manager, "__dict__", {}).get("compute_score")
     if callable(function) and not hasattr(function, "_verl_profiler_timed"):
         with contextlib.suppress(Exception):
-            manager.compute_score = _timed(function)
+            timed: Any = wrap(_FUNCTION, function)
+            timed._verl_profiler_timed = True
+            manager.compute_score = timed
 
 
-def _timed(function: Callable[..., Any]) -> Callable[..., Any]:
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def timed(*args: Any, **kwargs: Any) -> Any:
-            state, token = _enter(kwargs)
-            try:
-                return await function(*args, **kwargs)
-            finally:
-                _leave(state, token)
-
-    else:
-
-        @functools.wraps(function)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            state, token = _enter(kwargs)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                _leave(state, token)
-
-    timed._verl_profiler_timed = True  # type: ignore[attr-defined]
-    return timed
+def _begin_function(call: Call) -> None:
+    call.state = _running.get(id(call.kwargs.get("extra_info")))
+    if call.state is not None:
+        call.state[1] = now()
+        call.bind(context.current_request, call.state[3])
 
 
-def _enter(kwargs: dict[str, Any]) -> tuple[list[Any] | None, Any]:
-    state = _running.get(id(kwargs.get("extra_info")))
-    if state is None:
-        return None, None
-    state[1] = now()
-    return state, context.current_request.set(state[3])
+def _end_function(call: Call, _result: Any) -> None:
+    if call.state is not None:
+        call.state[2] = call.end_ns
 
 
-def _leave(state: list[Any] | None, token: Any) -> None:
-    if state is not None:
-        state[2] = now()
-        context.restore(token, state[3])
+_FUNCTION = Probe(None, "reward", ("compute_score",), enter=_begin_function, leave=_end_function)
 
 
 def _end_score(call: Call, result: Any) -> None:

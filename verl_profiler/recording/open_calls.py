@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from statistics import median
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -57,28 +57,16 @@ _LENGTHS, _USUAL = 31, 3
 _WAIT, _SHARE = "gen", 1 / 10
 
 
-class OpenCall(msgspec.Struct, omit_defaults=True):
-    """A call that has not ended.
+class OpenCall(NamedTuple):
+    """A call or request that has not ended.
 
     Args:
-        event: The event that it will be.
         begin_ns: When it began, on the clock of `clock.now()`.
-        step: verl's global step, if it has one of its own.
-        identity: Of its request, and the fields that it has so far.
-        thread: The name of the thread that runs it; None for a suspended coroutine.
-        at: Where it stands: the innermost function that is not Python's own, with line.
-        user: The innermost function of the user's code, if there is one and it is not `at`.
-        stack: Functions from the outermost to the innermost, the last ones.
+        row: What the file of open calls has of it besides: docs/stuck.md.
     """
 
-    event: str
     begin_ns: int
-    step: int | None = None
-    identity: dict[str, Any] = {}
-    thread: str | None = None
-    at: str | None = None
-    user: str | None = None
-    stack: tuple[str, ...] = ()
+    row: dict[str, Any]
 
 
 class OpenPhase(msgspec.Struct, omit_defaults=True):
@@ -230,7 +218,9 @@ def _open_request(request: Request) -> OpenCall:
         doing = "engine_call"
     else:
         doing = "turn" if request.turn is not None else "agent_loop"
-    return OpenCall("request", request.begin_ns, request.step, {**identity, "doing": doing})
+    step = {} if request.step is None else {"step": request.step}
+    row = {"event": "request", **step, "extra": {**identity, "doing": doing}}
+    return OpenCall(request.begin_ns, row)
 
 
 def _running() -> Iterator[tuple[Call, OpenCall]]:
@@ -254,14 +244,15 @@ def _calls_in(frames: list[FrameType], thread: str | None) -> Iterator[tuple[Cal
     for place, call in calls:
         if call is None or call.event is None or call.begin_ns is None:
             continue
+        row: dict[str, Any] = {"event": text(call.event, _NAME_LIMIT)}
+        if call.step is not None:
+            row["step"] = call.step
+        if identity := _identity(call):
+            row["extra"] = identity
+        if thread is not None:
+            row["thread"] = thread
         inside = [each for each in frames[place + 1 :] if not is_wrapper(each)]
-        opened = OpenCall(
-            text(call.event, _NAME_LIMIT), call.begin_ns, call.step, _identity(call), thread
-        )
-        if inside:
-            stack = Stack.of(inside)
-            opened.at, opened.user, opened.stack = stack.at, stack.user, stack.places
-        yield call, opened
+        yield call, OpenCall(call.begin_ns, row | Stack.of(inside).row())
 
 
 def _identity(call: Call) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class _Watcher(threading.Thread):
     ) -> dict[str, Any]:
         """Return what the file holds; see docs/stuck.md."""
         requests_of_old = [each for each in requests if each.begin_ns <= at_ns - self.after_ns]
-        calls = [call for call in calls if call.event != "request"]
+        calls = [call for call in calls if call.row["event"] != "request"]
         return {
             "format": FORMAT_VERSION,
             "name": self.active.name,
@@ -162,7 +162,7 @@ class _Watcher(threading.Thread):
                     "longest_s": _seconds(phase.longest_ns),
                     "in_flight": phase.in_flight,
                     "stuck": self.is_stuck(phase, at_ns),
-                    **_placed(Stack.of_thread(phase.thread)),
+                    **Stack.of_thread(phase.thread).row(),
                 }
                 for phase in phases
             ],
@@ -174,23 +174,20 @@ class _Watcher(threading.Thread):
                 for place, each in enumerate(calls[:_CALLS])
             ],
             "blocked_loops": [
-                {**self.since(due_ns, at_ns), **_placed(Stack.of_thread(thread))}
+                {**self.since(due_ns, at_ns), **Stack.of_thread(thread).row()}
                 for thread, due_ns in loops.items()
             ],
             "threads": [
-                {"thread": name, **_placed(stack)}
+                {"thread": name, **stack.row()}
                 for name, stack in open_calls.user_threads(loops)[:_THREADS]
             ],
         }
 
     def row(self, call: OpenCall, at_ns: int, *, stack: bool = True) -> dict[str, Any]:
-        row: dict[str, Any] = {"event": call.event, **self.since(call.begin_ns, at_ns)}
-        if call.step is not None:
-            row["step"] = call.step
-        row |= {"extra": call.identity} if call.identity else {}
-        if call.thread is not None:
-            row["thread"] = call.thread
-        return row | _placed(Stack(call.at, call.user, call.stack if stack else ()))
+        row = {"event": call.row["event"], **self.since(call.begin_ns, at_ns), **call.row}
+        if not stack:
+            row.pop("stack", None)
+        return row
 
     def since(self, begin_ns: int, at_ns: int) -> dict[str, Any]:
         return {"since": self.time(begin_ns), "open_s": round((at_ns - begin_ns) / 1e9, 3)}
@@ -274,14 +271,6 @@ class _Watcher(threading.Thread):
 
 def _replace(path: Path, content: dict[str, Any]) -> None:
     replace_file(path, msgspec.json.encode(content))
-
-
-def _placed(stack: Stack) -> dict[str, Any]:
-    if stack.at is None:
-        return {}
-    user = {} if stack.user is None else {"user": stack.user}
-    places = {"stack": stack.places} if stack.places else {}
-    return {"at": stack.at, **user, **places}
 
 
 def _seconds(ns: int | None) -> float | None:

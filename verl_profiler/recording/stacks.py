@@ -80,6 +80,11 @@ class Stack(msgspec.Struct):
         named = is_users(user) and user is not at
         return cls(place(at), place(user) if named else None, places)
 
+    def row(self) -> dict[str, Any]:
+        """Return it as the file of open calls has it; empty for an empty one."""
+        found = {"at": self.at, "user": self.user, "stack": self.places or None}
+        return {name: value for name, value in found.items() if value is not None}
+
     @classmethod
     def of_thread(cls, thread: int) -> Stack:
         """Read that of a thread; empty if it has ended."""
