@@ -238,31 +238,38 @@ def wait_until(holds):
         time.sleep(0.1)
 
 
-def test_a_driver_uploads_while_it_runs_and_at_its_end(run, s3, capfd, monkeypatch):
-    """In a process beside it, which ends with it, and is started again where it is killed."""
-    monkeypatch.setattr(remote_output, "_RESTART_S", 0.1)
-    url = remote_output.claim(f"{s3}/my-run", run)
-    remote_output.start(run, url, 0.3)
-    first = remote_output._uploader._process
+def test_a_driver_uploads_while_it_runs_and_at_its_end(run, s3, capfd):
+    """In a process beside it, which ends with it."""
+    uploader = remote_output.claim(f"{s3}/my-run", run, 0.3)
+    url = uploader.url
+    remote_output.start(uploader)
     wait_until(lambda: "step_1/worker_0.jsonl" in files_at(url))
-    first.kill()
     (run / "step_9").mkdir()
     (run / "step_9" / "worker_0.jsonl").write_text("{}\n")
     wait_until(lambda: "step_9/worker_0.jsonl" in files_at(url))
-    # Once more, and at the end.
-    monkeypatch.setattr(remote_output, "_RESTART_S", 600.0)
-    second = remote_output._uploader._process
-    second.kill()
-    second.wait()
     (run / "step_9" / "worker_1.jsonl").write_text("{}\n")
 
     remote_output.finish()
 
-    assert first is not second
     assert local(run, ".cache") == files_at(url)
-    err = capfd.readouterr().err
-    assert "was killed (SIGKILL), and is started again in 0 s" in err
-    assert f"the run was uploaded to {url}" in err
+    assert f"the run was uploaded to {url}" in capfd.readouterr().err
+
+
+def test_an_upload_that_was_killed_is_a_line_with_the_command_that_brings_the_rest(run, s3, capfd):
+    """At once, and not again at the end; the command continues from what is there."""
+    uploader = remote_output.claim(f"{s3}/my-run", run, 0.3)
+    remote_output.start(uploader)
+    wait_until(lambda: "step_1/worker_0.jsonl" in files_at(uploader.url))
+    uploader._process.kill()
+    uploader._thread.join()
+    (run / "step_1" / "worker_9.jsonl").write_text("{}\n")
+    remote_output.finish()
+
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "upload" in line]
+    assert "the upload process was killed (SIGKILL)" in line
+    assert f"Run: verl-profiler collect {run} --to {uploader.url} (not-uploaded)" in line
+    assert 0 == main(["collect", str(run), "--to", uploader.url])
+    assert local(run, ".cache") == files_at(uploader.url)
 
 
 def test_an_upload_that_did_not_end_is_named_and_collect_brings_the_rest(
@@ -328,10 +335,10 @@ def test_after_a_killed_driver_the_rest_is_uploaded(run, s3):
         "from pathlib import Path\n"
         "from verl_profiler.launch import remote_output\n"
         "run = Path(sys.argv[1])\n"
-        "remote_output.start(run, sys.argv[2], 3600)\n"
+        "remote_output.start(remote_output.claim(sys.argv[2], run, 3600))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    url = claim(f"{s3}/my-run", run)
+    url = f"{s3}/my-run"
     done = subprocess.run([sys.executable, "-c", script, str(run), url], check=False)
     assert -9 == done.returncode
 
@@ -340,13 +347,18 @@ def test_after_a_killed_driver_the_rest_is_uploaded(run, s3):
 
 def test_storage_that_fails_costs_a_line_and_the_files_stay(run, s3, capfd, monkeypatch):
     """The bucket is deleted during the run; the line has the command for later."""
-    url = claim(f"{s3}/my-run", run)
+    url = f"{s3}/my-run"
     before = local(run, ".cache")
-    filesystem, target = connect(s3)
-    for path in filesystem.find(target):
-        filesystem.rm_file(path)
-    filesystem.rmdir(target)
 
+    def claimed(target, directory):
+        found = claim(target, directory)
+        filesystem, bucket = connect(s3)
+        for path in filesystem.find(bucket):
+            filesystem.rm_file(path)
+        filesystem.rmdir(bucket)
+        return found
+
+    monkeypatch.setattr(upload, "claim", claimed)
     monkeypatch.setattr(upload, "_WAIT_S", 0.0)
     monkeypatch.setattr(os, "nice", lambda _more: 0)
     with open(os.devnull) as ended:
@@ -363,7 +375,7 @@ def test_a_url_that_cannot_be_written_ends_the_command_before_training(run, s3):
     """With the reason; a bucket that was misspelled is not made."""
     missing = f"no-such-bucket-{s3[-6:]}"
     with pytest.raises(ConfigError, match="nothing can be written to") as caught:
-        remote_output.claim(f"s3://{missing}/my-run", run)
+        remote_output.claim(f"s3://{missing}/my-run", run, 60)
     assert "output-url" == caught.value.slug
     filesystem, _ = connect(s3)
     assert not filesystem.exists(missing)
@@ -384,7 +396,7 @@ def test_a_missing_package_is_named_with_its_command(run, monkeypatch, tmp_path)
     (tmp_path / "s3fs.py").write_text("raise ImportError(\"No module named 's3fs'\")\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ConfigError, match="pip install s3fs"):
-        remote_output.claim("s3://bucket/my-run", run)
+        remote_output.claim("s3://bucket/my-run", run, 60)
     monkeypatch.setitem(sys.modules, "s3fs", None)
     registry = importlib.import_module("fsspec.registry")
     # fsspec keeps the classes that it has imported.

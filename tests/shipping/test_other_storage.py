@@ -18,9 +18,8 @@ from shipping.copies import another_line, contents, local
 
 from verl_profiler.cli import main
 from verl_profiler.events.remote import connect
-from verl_profiler.launch import remote_output
 from verl_profiler.reading.reader import load
-from verl_profiler.storage.upload import Upload
+from verl_profiler.storage.upload import Upload, claim
 
 conf = pytest.importorskip("fsspec.config").conf
 
@@ -109,9 +108,13 @@ def as_the_local_run(run, url):
 def test_the_whole_way_of_a_run(run, storage):
     """From the claim of its name to `collect --to`."""
     wanted = f"{storage}/deep/my-run"
-    url = remote_output.claim(wanted, run)
-    assert wanted == url
-    assert remote_output.claim(wanted, run).startswith(f"{wanted}-")
+    url = claim(wanted, run)
+    # Its own is there.
+    assert wanted == url == claim(wanted, run)
+    launch = (run / "run.json").read_text()
+    (run / "run.json").write_text(launch.replace('"pid"', '"other"'))
+    assert claim(wanted, run).startswith(f"{wanted}-")
+    (run / "run.json").write_text(launch)
     filesystem, target = connect(url)
     upload = Upload(url, run)
 

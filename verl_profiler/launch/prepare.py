@@ -74,19 +74,19 @@ def prepare(config: Any) -> Any:
             _put_into_runtime_env(config, {SETTINGS: encoded})
             if settings.events.engine_timing:
                 _enable_engine_timing(config)
-        url = None
+        uploader = None
         if is_url(settings.output_dir):
             # Last: what fails before leaves nothing there.
-            url = remote_output.claim(settings.output_dir, directory)
+            every_s = settings.events.ship_every_s or _UPLOAD_EVERY_S
+            uploader = remote_output.claim(settings.output_dir, directory, every_s)
     except Exception:
         run_directory.discard(directory)
         raise
     _forget_earlier_run()
-    if url is not None:
-        every_s = settings.events.ship_every_s or _UPLOAD_EVERY_S
-        remote_output.start(directory, url, every_s)
+    if uploader is not None:
+        remote_output.start(uploader)
     _note_missing_targets(config, settings)
-    _record_driver(encoded, directory, url)
+    _record_driver(encoded, directory, uploader and uploader.url)
     if capture is not None and plan is not None:
         _prepare_captures(config, capture, plan)
     return config

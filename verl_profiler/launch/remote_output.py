@@ -1,7 +1,7 @@
 """`profiler.output_dir` is a URL: write locally, and upload from a process of its own.
 
 The driver imports no client of any storage, no failure of one reaches it, and the time that it waits
-at the end is limited.  A process that was killed is started again, and continues from what is there.
+at the end is limited.
 """
 
 from __future__ import annotations
@@ -20,144 +20,97 @@ from verl_profiler.environ import SETTINGS
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.redaction import public
 from verl_profiler.recording.complaints import announce
+from verl_profiler.storage.upload import CLAIMED
 
-__all__ = ["claim", "finish", "start"]
+__all__ = ["Uploader", "claim", "finish", "start"]
 
 _CLAIM_S = 120.0
 # The end waits for an upload as long as a file is uploaded within this time.
 _SILENCE_S = 120.0
 _POLL_S = 0.1
-# The first restart comes after this time; each one after twice the time of the one before.
-_RESTART_S = 5.0
-_RESTARTS = 6
 _MODULE = "verl_profiler.storage.upload"
 
-_uploader: _Uploader | None = None
+_uploader: Uploader | None = None
 
 
-def claim(url: str, run: Path) -> str:
-    """Take a free folder for the run at a URL; its run.json is uploaded.
+class Uploader:
+    """The process, and the thread that listens to it.
 
-    Returns:
-        The URL, with a random end if another run is there.
-
-    Raises:
-        ConfigError: A package is missing, or nothing can be written there.
+    Attributes:
+        url: Where the run is uploaded to; empty before a folder was claimed.
     """
-    argv = [sys.executable, "-m", _MODULE, "--claim", str(run), url]
-    try:
-        done = subprocess.run(  # noqa: S603
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",
-            check=False,
-            timeout=_CLAIM_S,
-            env=_environment(),
-        )
-    except subprocess.TimeoutExpired:
-        problem = f"no answer within {_CLAIM_S:.0f} s"
-    else:
-        claimed = done.stdout.strip().splitlines()
-        if done.returncode == 0 and claimed:
-            return claimed[-1]
-        lines = done.stderr.strip().splitlines()
-        # What `RemoteError` states, or the end of a traceback.
-        problem = "\n".join(lines if done.returncode == 2 else lines[-1:]) or "no reason was given"
-    about = public(url)
-    raise ConfigError(
-        f"profiler.output_dir{'' if about in problem else f' is {about}'}: {problem}\nCheck the URL, the "
-        "credentials in the environment and the endpoint, or choose a directory with "
-        "profiler.output_dir=DIR.",
-        "output-url",
-    )
 
-
-class _Uploader:
-    """The process, and the thread that listens to it and starts it again where it was killed."""
-
-    def __init__(self, run: Path, url: str, every_s: float) -> None:
+    def __init__(self, url: str, run: Path, every_s: float) -> None:
+        self.url = ""
         self.run = run
-        self.url = url
         self.pid = os.getpid()
-        self._argv = [sys.executable, "-m", _MODULE, str(run), url, "--every", str(every_s)]
-        self._ending = threading.Event()
-        # Held while a process is started, or its input closed: it then ends after a last upload.
-        self._starting = threading.Lock()
-        self._process = self._started()
-        self._status = 0
-        self._problem = ""
-        self._heard_s = time.monotonic()
-        self._thread = threading.Thread(
-            target=self._watch, name="verl-profiler upload", daemon=True
-        )
-        self._thread.start()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(  # noqa: S603
-            self._argv,
+        self._process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", _MODULE, str(run), url, "--every", str(every_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=_environment(),
+            # Not recorded itself.
+            env={name: value for name, value in os.environ.items() if name != SETTINGS},
             # Ctrl-C reaches the driver only.
             start_new_session=True,
         )
+        self._claimed = threading.Event()
+        self._ending = False
+        self._failed = ""
+        self._heard_s = time.monotonic()
+        self._thread = threading.Thread(
+            target=self._listen, name="verl-profiler upload", daemon=True
+        )
+        self._thread.start()
 
-    def _watch(self) -> None:
-        """Listen until the upload has ended; a few times in a run, and once at its end, start it again."""
-        wait_s = _RESTART_S
-        for left in range(_RESTARTS, -1, -1):
-            self._listen()
-            if self._problem or (self._ending.is_set() and self._status in (0, 1)):
-                return
-            again = f"in {wait_s:.0f} s" if left else "at the end of the run"
-            announce(
-                f"WARNING the upload process to {self.url} {_ended(self._status)}, and is started again "
-                f"{'now' if self._ending.is_set() else again}; the files stay in {self.run} "
-                "(upload-restarted)"
-            )
-            self._ending.wait(wait_s if left else None)
-            wait_s *= 2
-            with self._starting:
-                self._process = self._started()
-                if self._ending.is_set():
-                    self._close_input()
-                    break
-        self._listen()
+    def claimed(self) -> str:
+        """Wait for the folder; return why there is none, or an empty string."""
+        if not self._claimed.wait(_CLAIM_S):
+            self._process.kill()
+            return f"no answer within {_CLAIM_S:.0f} s"
+        return "" if self.url else self._failed
 
     def _listen(self) -> None:
-        process = self._process
+        printed: list[str] = []
         with contextlib.suppress(OSError, ValueError):
-            for _ in iter(process.stdout or ()):
+            for line in iter(self._process.stdout or ()):
                 self._heard_s = time.monotonic()
-        self._status = process.wait()
+                text = line.decode(errors="backslashreplace").rstrip()
+                if text.startswith(CLAIMED):
+                    self.url = text.removeprefix(CLAIMED)
+                    self._claimed.set()
+                elif not self.url:
+                    printed.append(text)
+        status = self._process.wait()
+        # With 1 it printed a line itself.
+        if status not in (0, 1) or not self._ending:
+            self._failed = "\n".join(printed) or f"the upload process {_ended(status)}"
+            if self.url and not self._ending:
+                self._announce()
+        self._claimed.set()
 
-    def _close_input(self) -> None:
-        with contextlib.suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+    def _announce(self) -> None:
+        announce(
+            f"WARNING not uploaded: {self._failed}; the files stay in {self.run}. Run: "
+            f"verl-profiler collect {self.run} --to {self.url} (not-uploaded)"
+        )
 
     def end(self) -> None:
         """Have the last files uploaded, and wait while it makes progress."""
-        with self._starting:
-            self._ending.set()
-            self._close_input()
+        self._ending, had_ended = True, not self._thread.is_alive()
+        # It then ends after a last upload.
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
         self._heard_s = time.monotonic()
-        while self._thread.is_alive() and not self._problem:
+        while self._thread.is_alive():
             self._thread.join(_POLL_S)
             if time.monotonic() - self._heard_s > _SILENCE_S:
-                self._problem = f"{self.url} did not answer for {_SILENCE_S:.0f} s"
+                self._failed = f"{self.url} did not answer for {_SILENCE_S:.0f} s"
                 self._process.kill()
-        if not self._problem and self._status not in (0, 1):
-            self._problem = f"the upload process {_ended(self._status)}"
-        if self._problem:
-            announce(
-                f"WARNING not uploaded: {self._problem}; the files stay in {self.run}. Run: "
-                f"verl-profiler collect {self.run} --to {self.url} (not-uploaded)"
-            )
-        elif self._status == 0 and self.run.is_dir():
-            # With 1 it printed a line itself.
+                break
+        if self._failed and not had_ended:
+            self._announce()
+        elif self._process.returncode == 0 and self.run.is_dir():
             announce(f"the run was uploaded to {self.url}")
 
 
@@ -170,18 +123,36 @@ def _ended(status: int) -> str:
     return f"was killed (signal {-status})"
 
 
-def start(run: Path, url: str, every_s: float) -> None:
-    """Start to upload; called before recording starts, so that it ends after it.
+def claim(url: str, run: Path, every_s: float) -> Uploader:
+    """Take a free folder for the run at a URL, and start to upload.
 
     Args:
+        url: Where to; its last part gets a random end if another run is there.
         run: The run directory.
-        url: What `claim` returned.
         every_s: The interval between two uploads.
+
+    Raises:
+        ConfigError: A package is missing, or nothing can be written there.
     """
+    uploader = Uploader(url, run, every_s)
+    problem = uploader.claimed()
+    if not problem:
+        return uploader
+    about = public(url)
+    raise ConfigError(
+        f"profiler.output_dir{'' if about in problem else f' is {about}'}: {problem}\nCheck the URL, the "
+        "credentials in the environment and the endpoint, or choose a directory with "
+        "profiler.output_dir=DIR.",
+        "output-url",
+    )
+
+
+def start(uploader: Uploader) -> None:
+    """Have the upload end with this process; called before recording starts, so that it ends after it."""
     global _uploader
     if _uploader is None:
         atexit.register(finish)
-    _uploader = _Uploader(run, url, every_s)
+    _uploader = uploader
 
 
 def finish() -> None:
@@ -193,8 +164,3 @@ def finish() -> None:
             uploader.end()
     except Exception as error:  # noqa: BLE001  training has succeeded; the files are still there
         announce(f"WARNING not uploaded: {error!r} (not-uploaded)")
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of a process that is not recorded itself."""
-    return {name: value for name, value in os.environ.items() if name != SETTINGS}

@@ -41,7 +41,10 @@ from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.recording.complaints import announce
 from verl_profiler.storage.remote_files import RemoteFiles, is_draft
 
-__all__ = ["Upload", "claim", "main"]
+__all__ = ["CLAIMED", "Upload", "claim", "main"]
+
+# Printed with the URL, once a run has a folder there.
+CLAIMED = "claimed "
 
 # A file that grows is uploaded again when it has this many times its size, or after so many rounds.
 _GROWTH = 1.25
@@ -307,10 +310,11 @@ def claim(url: str, run: Path) -> str:
     """
     name_of(url)
     url = url.rstrip("/")
+    launch = (run / RUN_FILE).read_bytes()
     for wanted in (url, f"{url}-{secrets.token_hex(3)}"):
         upload = Upload(wanted, run)
         try:
-            if _takes(upload, (run / RUN_FILE).read_bytes()):
+            if _takes(upload, launch):
                 return wanted
         except Exception as error:
             raise RemoteError(
@@ -326,8 +330,7 @@ def _takes(upload: Upload, launch: bytes) -> bool:
     """
     with contextlib.suppress(FileNotFoundError):
         # Clients' `exists` is false for what they may not read, too.
-        upload.there.read(RUN_FILE)
-        return False
+        return upload.there.read(RUN_FILE) == launch
     upload.there.write(RUN_FILE, launch)
     time.sleep(_CLAIMED_S)
     if upload.there.read(RUN_FILE) != launch:
@@ -342,27 +345,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("target")
     parser.add_argument("--every", type=float, default=60.0, metavar="SECONDS")
-    parser.add_argument("--claim", action="store_true", help="take a free name, print it, and end")
     args = parser.parse_args(argv)
     try:
-        if args.claim:
-            print(claim(args.target, args.run))
-            return 0
-        upload = Upload(args.target, args.run, args.every, _progress)
+        target = claim(args.target, args.run)
+        upload = Upload(target, args.run, args.every, _progress)
     except RemoteError as error:
-        print(error, file=sys.stderr)
+        print(error)
         return 2
+    print(f"{CLAIMED}{target}", flush=True)
     with contextlib.suppress(OSError):
         os.nice(10)
-    # An earlier process may have been killed.
-    with contextlib.suppress(Exception):
-        upload.resume()
     complained = False
     while not _input_ended(args.every):
         failed = upload.round_with_account()
         if failed and not complained:
             announce(
-                f"WARNING uploading to {args.target} fails, and is tried again: {failed[0]}; the files "
+                f"WARNING uploading to {target} fails, and is tried again: {failed[0]}; the files "
                 f"stay in {args.run} (not-uploaded)"
             )
         complained = bool(failed)
@@ -375,8 +373,8 @@ def main(argv: list[str] | None = None) -> int:
     failed = upload.finish()
     if failed:
         announce(
-            f"WARNING {len(failed)} files were not uploaded to {args.target} ({failed[0]}); they stay in "
-            f"{args.run}. Run: verl-profiler collect {args.run} --to {args.target} (not-uploaded)"
+            f"WARNING {len(failed)} files were not uploaded to {target} ({failed[0]}); they stay in "
+            f"{args.run}. Run: verl-profiler collect {args.run} --to {target} (not-uploaded)"
         )
     return 1 if failed else 0
 
