@@ -355,8 +355,7 @@ def _pid(_instance):
 def place(folder, found):
     """Note which processes run under the stand-in for nsys, and what the check of the nodes reports."""
     plan = make_plan(folder)
-    reports = node_check._probe_nodes(plan)
-    found["problems"] = [node_check.problems_of(report, plan) for report in reports.values()]
+    found["problems"] = [problems for problems, _ in node_check._check_each(plan).values()]
     hook_creation(plan, lambda: True)
     runner = ray.remote(TaskRunner).remote()
     found["watched"] = {"trainer": ray.get(runner.watched.remote(), timeout=120)}

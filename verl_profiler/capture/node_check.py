@@ -20,7 +20,7 @@ from verl_profiler.errors import ConfigError
 from verl_profiler.nodes.actor import NodeActor
 from verl_profiler.recording import recorder
 
-__all__ = ["check_nodes", "probe_node", "problems_of"]
+__all__ = ["check_node", "check_nodes"]
 
 _TIMEOUT_S = 400.0
 
@@ -36,10 +36,10 @@ def check_nodes(plan: Plan) -> None:
     """
     problems: list[str] = []
     versions: dict[str, list[str]] = {}
-    for host, report in _probe_nodes(plan).items():
-        problems += [f"{host}: {problem}" for problem in problems_of(report, plan)]
-        if report.get("version"):
-            versions.setdefault(report["version"], []).append(host)
+    for host, (found, version) in _check_each(plan).items():
+        problems += [f"{host}: {problem}" for problem in found]
+        if version:
+            versions.setdefault(version, []).append(host)
     if len(versions) > 1:
         listed = "; ".join(f"{version} on {', '.join(on)}" for version, on in versions.items())
         recorder.announce(
@@ -55,7 +55,7 @@ def check_nodes(plan: Plan) -> None:
         )
 
 
-def _probe_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
+def _check_each(plan: Plan) -> dict[str, tuple[list[str], str]]:
     ray: Any = importlib.import_module("ray")
     options = {role: capture.options for role, capture in plan.roles.items()}
     nodes = {
@@ -63,19 +63,19 @@ def _probe_nodes(plan: Plan) -> dict[str, dict[str, Any]]:
         for host, node in _names([node for node in ray.nodes() if node["Alive"]]).items()
     }
     answers = {
-        host: node.start("run", probe_node, plan.tool, plan.directory, options)
+        host: node.start("run", check_node, plan.tool, plan.directory, options)
         for host, node in nodes.items()
     }
-    reports: dict[str, dict[str, Any]] = {}
+    found: dict[str, tuple[list[str], str]] = {}
     for host, answer in answers.items():
         try:
-            reports[host] = answer(_TIMEOUT_S)
+            found[host] = answer(_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001  a node that cannot answer cannot capture either
             lines = f"{type(error).__name__}: {error}".strip().splitlines()
             text = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
-            reports[host] = {"failed": text}
+            found[host] = [f"it did not answer: {text}"], ""
         nodes[host].end()
-    return reports
+    return found
 
 
 def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
@@ -87,13 +87,13 @@ def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
     }
 
 
-def probe_node(
+def check_node(
     tool: str,
     directory: str,
     options: Mapping[str, Mapping[str, str]],
     path: str | None = None,
-) -> dict[str, Any]:
-    """Return the report of this node for `problems_of`; runs there.
+) -> tuple[list[str], str]:
+    """Return what prevents captures on this node, each with its fix, and the tool's version; runs there.
 
     Args:
         tool: Name of the capture tool.
@@ -101,14 +101,19 @@ def probe_node(
         options: Role → the tool's options.
         path: PATH for the tool's program; None for that of the parent process, which is Ray.
     """
-    report: dict[str, Any] = {"directory": None}
     try:
         os.makedirs(directory, exist_ok=True)
-        report["directory"] = _foreign(directory)
+        problem = _foreign(directory)
         tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
-        report["directory"] = error.strerror or str(error)
-    return report | tools.get(tool).probe_node(options, path)
+        problem = error.strerror or str(error)
+    problems, version = tools.get(tool).check_node(options, path)
+    if problem:
+        problems.append(
+            f"{directory} cannot be written: {problem}. "
+            "Set profiler.nsight.directory to a folder that every node can write."
+        )
+    return problems, version
 
 
 def _foreign(directory: str) -> str | None:
@@ -123,22 +128,3 @@ def _foreign(directory: str) -> str | None:
             return f"{path} belongs to another user"
         path = parent
     return None
-
-
-def problems_of(report: dict[str, Any], plan: Plan) -> list[str]:
-    """Return what prevents captures on a node, each with its fix.
-
-    Args:
-        report: What `probe_node` returned there, or why it returned nothing, under `failed`.
-        plan: What is captured.
-    """
-    if "failed" in report:
-        return [f"it did not answer: {report['failed']}"]
-    problems: list[str] = []
-    if report["directory"]:
-        problems.append(
-            f"{plan.directory} cannot be written: {report['directory']}. "
-            "Set profiler.nsight.directory to a folder that every node can write."
-        )
-    options = {role: capture.options for role, capture in plan.roles.items()}
-    return problems + tools.get(plan.tool).node_problems(report, options)

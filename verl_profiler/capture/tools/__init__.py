@@ -125,25 +125,17 @@ class Tool(abc.ABC):
 
     # On a node, before training.
 
-    def probe_node(self, options: Mapping[str, Options], path: str | None = None) -> dict[str, Any]:
-        """Return what this node has for the tool.
+    def check_node(
+        self, options: Mapping[str, Options], path: str | None = None
+    ) -> tuple[list[str], str]:
+        """Return what prevents captures on this node, each with its fix, and the version of the tool's program.
 
         Args:
             options: Role → its options.
             path: PATH for the tool's program; None for that of the parent process, which is Ray.
         """
         del options, path
-        return {}
-
-    def node_problems(self, report: Mapping[str, Any], options: Mapping[str, Options]) -> list[str]:
-        """Return what prevents captures on a node, each with its fix.
-
-        Args:
-            report: What `probe_node` returned there.
-            options: Role → its options.
-        """
-        del report, options
-        return []
+        return [], ""
 
     def check_machine(self) -> Iterable[MachineCheck]:
         """Yield what `verl-profiler check` prints about this machine."""
@@ -179,19 +171,16 @@ class Tool(abc.ABC):
         """Yield the names that the report of a process's n-th capture may have, counted from 1."""
         yield f"{process}.{number}{self.suffix}"
 
-    def unclaimed_reports(
-        self, raw: Path, captures: list[CaptureRecord]
-    ) -> Iterator[tuple[Path, CaptureRecord]]:
+    def unclaimed_reports(self, raw: Path) -> Iterator[tuple[Path, CaptureRecord]]:
         """Yield reports that no journal lists, with the facts in their names.
 
         Args:
             raw: Where the tool wrote.
-            captures: The captures of the journals.
 
         Yields:
             The file, and its record; one with a `problem` stays where it is.
         """
-        del raw, captures
+        del raw
         yield from ()
 
     def is_empty(self, report: Path) -> str:

@@ -101,43 +101,17 @@ class _Nsys(Tool):
     def ray_nsight(self, options: Options) -> dict[str, str] | None:
         return dict(options)
 
-    def probe_node(self, options: Mapping[str, Options], path: str | None = None) -> dict[str, Any]:
+    def check_node(
+        self, options: Mapping[str, Options], path: str | None = None
+    ) -> tuple[list[str], str]:
         path = _agent_path() if path is None else path
-        report: dict[str, Any] = {"python": sys.executable, "nvtx": _version_of("nvtx")}
-        report |= {"options": {}, "silent": False}
-        report["nsys"] = nsys = shutil.which("nsys", path=path)
-        report["nsys_of_job"] = shutil.which("nsys")
-        if nsys is None:
-            return report
-        # The PATH of a captured process, see `actor_placement.runtime_env_for`.
-        path = f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"
-        report["version"] = _run(path, nsys, "--version")[1]
-        report["bare_python"] = _run(path, "python", "-c", "import ray")[0] == 0
-        program = [sys.executable, "-c", _PROBE_NVTX if report["nvtx"] else ""]
-        tried: dict[tuple[str, ...], tuple[int, str]] = {}
-        with tempfile.TemporaryDirectory() as folder:
-            for role, given in options.items():
-                argv = _argv({key: value for key, value in given.items() if key != "o"})
-                key = tuple(argv)
-                if key not in tried:
-                    output = f"{folder}/{len(tried)}"
-                    # nsys itself fails sometimes on a busy machine; Ray tries three times too.
-                    for _ in range(_PROBE_TRIES):
-                        tried[key] = _run(path, nsys, "profile", *argv, "-o", output, *program)
-                        if tried[key][0] in (0, _TIMED_OUT):
-                            break
-                status, printed = tried[key]
-                report["silent"] = report["silent"] or "domain DummyDomain" in printed
-                if status:
-                    report["options"][role] = printed[-300:]
-        return report
-
-    def node_problems(self, report: Mapping[str, Any], options: Mapping[str, Options]) -> list[str]:
+        nvtx = _version_of("nvtx")
         problems: list[str] = []
-        if report["nvtx"] is None:
-            problems.append(f"nvtx is not installed for {report['python']}. Run: pip install nvtx")
-        if report["nsys"] is None:
-            found = report.get("nsys_of_job")
+        if nvtx is None:
+            problems.append(f"nvtx is not installed for {sys.executable}. Run: pip install nvtx")
+        nsys = shutil.which("nsys", path=path)
+        if nsys is None:
+            found = shutil.which("nsys")
             problems.append(
                 f"nsys is at {found}, but not on the PATH that Ray was started with there. Add its "
                 "folder to PATH before `ray start`."
@@ -145,23 +119,38 @@ class _Nsys(Tool):
                 else "nsys is not on the PATH that Ray was started with. Install Nsight Systems there "
                 "and start Ray again, or use profiler.nsight.tool=torch, which needs no nsys."
             )
-            return problems
-        if not report["bare_python"]:
+            return problems, ""
+        # The PATH of a captured process, see `actor_placement.runtime_env_for`.
+        path = f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"
+        _, version = _run(path, nsys, "--version")
+        if _run(path, "python", "-c", "import ray")[0]:
             problems.append(
                 "`python` on PATH cannot import ray, and Ray starts workers under nsys by that "
-                f"name: they would never start. Put {report['python']}'s folder first on PATH."
+                f"name: they would never start. Put {sys.executable}'s folder first on PATH."
             )
-        problems += [
-            f"nsys fails with the options for {role}: {printed}"
-            for role, printed in report["options"].items()
-        ]
+        program = [sys.executable, "-c", _PROBE_NVTX if nvtx else ""]
+        tried: dict[tuple[str, ...], tuple[int, str]] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for role, given in options.items():
+                argv = tuple(_argv({key: value for key, value in given.items() if key != "o"}))
+                if argv not in tried:
+                    output = f"{folder}/{len(tried)}"
+                    # nsys itself fails sometimes on a busy machine; Ray tries three times too.
+                    for _ in range(_PROBE_TRIES):
+                        tried[argv] = _run(path, nsys, "profile", *argv, "-o", output, *program)
+                        if tried[argv][0] in (0, _TIMED_OUT):
+                            break
+                status, printed = tried[argv]
+                if status:
+                    problems.append(f"nsys fails with the options for {role}: {printed[-300:]}")
         starts = {given.get("capture-range") for given in options.values()}
-        if report.get("silent") and _RANGE_START in starts:
+        silent = any("domain DummyDomain" in printed for _, printed in tried.values())
+        if silent and _RANGE_START in starts:
             problems.append(
-                f"nvtx {report['nvtx']} records no range under {report['version']}, without any "
-                "message. Use a newer nsys, or pip install 'nvtx==0.2.11' matplotlib."
+                f"nvtx {nvtx} records no range under {version}, without any message. Use a newer nsys, "
+                "or pip install 'nvtx==0.2.11' matplotlib."
             )
-        return problems
+        return problems, version
 
     def check_machine(self) -> Iterator[MachineCheck]:
         path = shutil.which("nsys")
@@ -181,8 +170,9 @@ class _Nsys(Tool):
         elif path is None:
             yield MachineCheck("nvtx", True, nvtx)
         else:
-            report = self.probe_node({"trainer": _WITHOUT_CUDA}, os.environ["PATH"])
-            problems = self.node_problems(report, {"trainer": _BY_RANGE})
+            problems, _ = self.check_node(
+                {"trainer": _WITHOUT_CUDA | _BY_RANGE}, os.environ["PATH"]
+            )
             if problems:
                 result = f"{nvtx}, but captures fail here"
                 yield MachineCheck("nvtx", False, result, "", tuple(problems))
@@ -234,11 +224,7 @@ class _Nsys(Tool):
         if number == 1:
             yield f"{process}{self.suffix}"
 
-    def unclaimed_reports(
-        self,
-        raw: Path,
-        captures: list[CaptureRecord],  # noqa: ARG002
-    ) -> Iterator[tuple[Path, CaptureRecord]]:
+    def unclaimed_reports(self, raw: Path) -> Iterator[tuple[Path, CaptureRecord]]:
         """Reports of processes that died before they wrote a line."""
         from verl_profiler.capture.record import CaptureRecord
 
