@@ -1,7 +1,11 @@
 """Read event files the plain way, without the reader under test elsewhere."""
 
+import contextlib
 import json
+import tempfile
 from pathlib import Path
+
+from verl_profiler.recording import api
 
 
 def lines_of(directory, *, own=False, killed=False):
@@ -27,3 +31,16 @@ def headers_of(directory):
         file.stem: json.loads(file.read_bytes())
         for file in sorted((Path(directory) / "processes").glob("*.json"))
     }
+
+
+@contextlib.contextmanager
+def recorded_events():
+    """Record in this process; the list is filled when the block ends, in order of the events' ends."""
+    events = []
+    with tempfile.TemporaryDirectory() as folder:
+        directory = api.start(folder, role="test", rank=0)
+        try:
+            yield events
+        finally:
+            api.stop()
+            events += sorted(lines_of(directory), key=lambda event: event["timestamp"])

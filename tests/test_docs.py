@@ -210,7 +210,7 @@ def test_the_other_examples_of_the_api_page_run(tmp_path, monkeypatch):
         exec(compile(block, "docs/api.md", "exec"), names)
 
     lines = [file.read_text() for file in tmp_path.rglob("loader_*.jsonl")]
-    assert len(blocks) == 5
+    assert len(blocks) == 4
     assert ['"read_file"' in line for line in lines] == [True]
 
 

@@ -16,7 +16,7 @@ RECORDING = (
     ("transfer_queue", "capture"),
     ("plugin",),
     ("launch",),
-    ("rehearsal", "recipes", "testing", "hydra_plugins"),
+    ("rehearsal", "recipes", "hydra_plugins"),
 )
 READING = (("reading",), ("analysis",), ("render",), ("views",), ("exports", "live"))
 # They stand above both halves.
@@ -66,7 +66,7 @@ def test_each_folder_has_its_place():
 
     assert found <= {*allowed()}
     page = (Path(__file__).parents[1] / "docs" / "how-it-works.md").read_text(encoding="utf-8")
-    for folder in found - {*TOP, "testing"}:
+    for folder in found - {*TOP}:
         assert f"`{folder}" in page, folder
 
 

@@ -7,6 +7,7 @@ import types
 import pytest
 import verl_drift
 from omegaconf import OmegaConf
+from reading_back import recorded_events
 from verl_drift import VERSIONS
 
 from verl_profiler.analysis.explain.fixes import FIXES
@@ -15,7 +16,6 @@ from verl_profiler.instrumentation import placing
 from verl_profiler.launch.targets import Sources
 from verl_profiler.probes import all_probes, experimental
 from verl_profiler.recording import open_calls
-from verl_profiler.testing import recorded_events
 
 
 def wheel_of(version):

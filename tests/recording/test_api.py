@@ -6,12 +6,11 @@ import json
 from collections import Counter
 
 import pytest
-from reading_back import lines_of
+from reading_back import lines_of, recorded_events
 
 from verl_profiler import log_manager, span, start, stop
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.context import Request
-from verl_profiler.testing import recorded_events
 
 
 def in_a_request():

@@ -30,7 +30,7 @@ def verl_environment():
     needed = environment("sglang", clean)
     # The rehearsal's platform and adjustments stay out: these tests want verl as it is.
     wanted = {k: v for k, v in needed.items() if not k.startswith("VERL_")}
-    folders = [wanted.get("PYTHONPATH", ""), str(HERE)]
+    folders = [wanted.get("PYTHONPATH", ""), str(HERE), str(HERE.parent)]
     wanted["PYTHONPATH"] = ":".join(filter(None, folders))
     return {**clean, **wanted, "RAY_DEDUP_LOGS": "0", "WANDB_MODE": "offline"}
 

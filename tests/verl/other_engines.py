@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
 
+from reading_back import recorded_events
+
 from verl_profiler.instrumentation import placing
 from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import select
-from verl_profiler.testing import recorded_events
 
 # And the binding of the driver, which verl imports for TensorRT-LLM.
 FAKED = ("vllm", "tensorrt_llm", "pynvml")
