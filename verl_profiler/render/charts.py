@@ -168,6 +168,8 @@ def chart(
     body: Spec
     if len(panels) == 1:
         body = {"width": WIDTH, **panels[0]}
+        # Without others, a panel has no title of its own.
+        about = "; ".join(filter(None, (about, body.pop("title", ""))))
     else:
         body = {"vconcat": [{"width": WIDTH, **each} for each in panels], "resolve": _APART}
     head: Spec = {
@@ -177,9 +179,6 @@ def chart(
         "fontWeight": "bold",
         "offset": 14,
     }
-    if "title" in body:
-        # The panel's own is the last line of the head.
-        head["subtitle"] += [body.pop("title")]
     made = {"$schema": _SCHEMA, "title": head, "config": copy.deepcopy(_THEME), **body}
     made["usermeta"] = {"notes": listed}
     # Names come from the run.

@@ -155,10 +155,7 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
     tables.make("requests", "steps")
     turns = tables.row("SELECT avg(turns) AS turns FROM requests WHERE finished")["turns"]
     # A turn is about six spans, and a request three more.
-    spans = "(3 + 6 * coalesce(turns, 1))"
     limit = min(_REQUESTS, round(_SPANS / (3 + 6 * (turns or 1))))
-    # Those of many workers are longer than the mean, and could be any number.
-    of_workers = _SPANS // 2 // max(1, len(scenes))
     each = max(_EACH, limit // max(1, len(scenes)) - _SLOWEST)
     others = tables.row(
         "SELECT count(*) AS groups FROM (SELECT DISTINCT run, step, validate FROM requests)"
@@ -173,7 +170,7 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
             SELECT r.*, scene, row_number() OVER () AS id
             FROM selected AS r JOIN drawn_scenes AS d USING (run, step, validate)
         ), ranked AS (
-            SELECT id, scene, status, {spans} AS spans,
+            SELECT id, status,
                 row_number() OVER (PARTITION BY scene
                     ORDER BY duration_us DESC NULLS LAST, begin_us, request_id) AS slow,
                 row_number() OVER (PARTITION BY scene, name
@@ -185,11 +182,6 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
                     ORDER BY begin_us, request_id, sample, session) AS odd,
                 count(*) OVER (PARTITION BY scene) AS count
             FROM numbered
-        ), bounded AS (
-            -- Spans of the slowest and of each worker's slowest, added up from the slowest.
-            SELECT *, sum(spans) FILTER (slow_in_worker = 1 OR slow <= {_SLOWEST})
-                OVER (PARTITION BY scene ORDER BY slow) AS spans_of_slowest
-            FROM ranked
         ), others AS NOT MATERIALIZED (
             SELECT * FROM selected ANTI JOIN drawn_scenes USING (run, step, validate)
         ), bounds AS (
@@ -197,9 +189,9 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
             FROM others GROUP BY run, step, validate
         ), chosen AS (
             SELECT * EXCLUDE (id) FROM numbered SEMI JOIN (
-                SELECT id FROM bounded
-                WHERE slow <= {_SLOWEST}
-                    OR (slow_in_worker = 1 AND {each} >= 60 AND spans_of_slowest <= {of_workers})
+                SELECT id FROM ranked
+                -- The slowest of a worker may be any number.
+                WHERE slow <= {_SLOWEST} OR (slow_in_worker = 1 AND slow <= {each // 2})
                     OR (status IN ('error', 'unfinished', 'cancelled') AND odd <= {_FAILED})
                     OR place * least({each}, count) // count
                         <> (place - 1) * least({each}, count) // count
