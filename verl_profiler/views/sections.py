@@ -18,7 +18,7 @@ from verl_profiler.analysis.memory import (
     sleep_times,
 )
 from verl_profiler.analysis.registry import explanations, summarized
-from verl_profiler.analysis.selection import Rows, Steps, in_steps, left_out, spread
+from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps, left_out, spread
 from verl_profiler.analysis.steps import validation_times
 from verl_profiler.analysis.time_tree import time_tree, whole_time_tree
 from verl_profiler.analysis.tq_findings import tq_findings
@@ -138,20 +138,11 @@ def document(
     places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
     lengths = {place: row["duration_s"] or 0.0 for place, row in enumerate(listed)}
     detailed = {*spread(lengths, _DETAILED_STEPS)}
-    recorded = recorded_events(tables, steps)
-    data: dict[str, Any] = {
-        "about": about_run(run),
-        "steps": _steps(found, several=several),
-        "detailed": sorted(detailed),
-        "computing": list(COMPUTING_ROLES),
-        "timelines": timelines(tables, steps, places),
-        "problems": [short_text(problem, 2_000) for problem in run.problems],
-    }
-    data["findings"] = whys["findings"]
     settings = event_settings(run)
-    data["about"]["notes"] += families_off(settings)
-    data["notes"] = {
-        "Rollout": engine_notes(found, recorded, settings),
+    about = about_run(run)
+    about["notes"] += families_off(settings)
+    notes = {
+        "Rollout": engine_notes(found, recorded_events(tables, steps), settings),
         "Memory and event loops": [
             f"{row['message']} {row['advice']}".strip()
             for row in memory_findings(tables, steps, launches=run.launches)
@@ -180,38 +171,44 @@ def document(
     # A tree of which rows are missing does not add up.
     tree = _placed(found["time_tree"], places, detailed, len(found["time_tree"]))
     tree += [{"s": WHOLE, **row} for row in whole_time_tree(found["time_tree"])]
-    data["time_tree"] = frame(tree, drop=("run", "step"))
-    data["views"] = views
-    data["sections"] = _sections(views, data["notes"], whys["findings"])
-    data["mean_step"] = mean_step(whys)
-    data["columns"] = {
-        "steps": shown_columns(_STEP_COLUMNS, *_STEP_TABLES),
-        "requests": shown_columns(_REQUEST_COLUMNS, "request_breakdown"),
+    headlines = head_text({"step_times": listed}, run.labels, left_out(tables, steps))
+    return {
+        "about": about,
+        "columns": {
+            "steps": shown_columns(_STEP_COLUMNS, *_STEP_TABLES),
+            "requests": shown_columns(_REQUEST_COLUMNS, "request_breakdown"),
+        },
+        "computing": list(COMPUTING_ROLES),
+        "detailed": sorted(detailed),
+        "findings": whys["findings"],
+        "mean_step": mean_step(whys),
+        "notes": notes,
+        "problems": [short_text(problem, 2_000) for problem in run.problems],
+        "sections": _sections(views, notes, whys["findings"]),
+        "sentences": headlines.split("\n"),
+        "steps": _steps(found, several=several),
+        "time_tree": frame(tree, drop=("run", "step")),
+        "timelines": timelines(tables, steps, places),
+        "views": views,
     }
-    data["sentences"] = head_text(
-        {"step_times": listed}, run.labels, left_out(tables, steps)
-    ).split("\n")
-    return data
 
 
 def _placed(
     rows: Rows, places: Mapping[tuple[Any, Any], int], detailed: set[int] | None, limit: int
 ) -> Rows:
     """Name the step of rows by its place on the page, and keep those of some steps; of all when None."""
-    placed: Rows = []
-    for row in rows:
-        place = places.get((row["run"], row["step"]))
-        if place is not None and (detailed is None or place in detailed):
-            placed.append({"s": place, **row})
-    if len(placed) > limit:
-        # Rows come worst first within their step: keep as many of each step as there is room for.
-        each = max(1, limit // len({row["s"] for row in placed}))
-        counts: dict[int, int] = {}
-        for row in placed:
-            counts[row["s"]] = counts.get(row["s"], 0) + 1
-            row["rank_in_step"] = counts[row["s"]]
-        placed = [row for row in placed if row.pop("rank_in_step") <= each]
-    return placed
+    placed = [
+        {"s": place, **row}
+        for row in rows
+        if (place := places.get((row["run"], row["step"]))) is not None
+        and (detailed is None or place in detailed)
+    ]
+    if len(placed) <= limit:
+        return placed
+    # Rows come worst first within their step: keep as many of each step as there is room for.
+    by_step = grouped(placed, "s").values()
+    each = max(1, limit // len(by_step))
+    return [row for own in by_step for row in own[:each]]
 
 
 def _steps(found: Mapping[str, Rows], *, several: bool) -> dict[str, Any]:

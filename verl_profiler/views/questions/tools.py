@@ -94,7 +94,7 @@ def _rewards(data: DataTables, choice: Choice) -> Spec:
             "for a reward worker. Post-processing excludes the reward."
         )
     ]
-    timed = [("mean_s", "on average"), ("p99_s", "the slowest 1 %: P99")]
+    timed = [("mean_s", "mean time"), ("p99_s", "time, P99")]
     if not known(times, "p99_s"):
         del timed[1]
         notes.append("Not drawn: P99, which needs 100 requests in a step.")
@@ -103,10 +103,10 @@ def _rewards(data: DataTables, choice: Choice) -> Spec:
         lines = step_lines(
             steps,
             [(part, found[part], key, _REWARD_COLORS[part]) for part in parts],
-            "time",
+            name,
             form="s",
         )
-        panels.append(panel(lines, title=name, height=150))
+        panels.append(panel(lines, height=150))
     return chart(title, f"{choice.text()}: {requests:,} requests", *panels, notes=notes)
 
 
