@@ -141,6 +141,13 @@ def test_what_a_process_removed_is_removed_and_nothing_else(node, driver):
     write(node, "step_1/worker_1.jsonl", "two\n")
     ship(node, receiver)
     assert b"one\ntwo\n" == content(driver)["step_1/worker_1.jsonl"]
+    # Somebody removed the copy: what is there now comes whole, after one failed round.
+    write(node, "step_1/worker_1.jsonl", "three\n", "ab")
+    (driver / "step_1/worker_1.jsonl").unlink()
+    with pytest.raises(OSError, match="has 0 bytes"):
+        ship(node, receiver)
+    ship(node, receiver)
+    assert content(node) == content(driver)
 
 
 def test_shipping_goes_on_where_a_killed_driver_ended(node, driver):
