@@ -54,6 +54,10 @@ def test_the_ranges_of_a_capture_are_the_events(nsys, rehearsed, monkeypatch):
             "SELECT event, count(*) AS events FROM events WHERE name = 'actor_0' "
             f"AND step = {STEPS} AND event IN ('train_mini_batch', 'optimizer_step') GROUP BY event"
         )
+        schedulers = opened.rows(
+            "SELECT event, count(*) AS ranges FROM capture_ranges WHERE category = 'scheduler' "
+            "GROUP BY event"
+        )
 
     of_actor = {
         row["event"]: row["ranges"]
@@ -66,6 +70,12 @@ def test_the_ranges_of_a_capture_are_the_events(nsys, rehearsed, monkeypatch):
     # The loop's captured requests and turns, as in the event files.
     assert {"request", "turn", "engine_call", "tool_call"} <= {row["event"] for row in ranges}
     assert {"engine_0", "actor_0"} <= {row["name"] for row in ranges}
+    # SGLang's schedulers are processes below the captured servers; a batch has a pass and a result.
+    batches = {row["event"]: row["ranges"] for row in schedulers}
+    assert {"forward_extend", "forward_decode", "batch_result"} == set(batches)
+    passes = sum(count for event, count in batches.items() if event.startswith("forward_"))
+    # One per scheduler may be cut off at either end of the capture.
+    assert abs(passes - batches["batch_result"]) <= 4
 
 
 @of_engine("standin")

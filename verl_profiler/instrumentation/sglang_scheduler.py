@@ -1,9 +1,11 @@
-"""A hook inside SGLang's schedulers, which are processes of their own below an engine server.
+"""Hooks inside SGLang's schedulers, which are processes of their own below an engine server: NVTX ranges.
 
 SGLang >= 0.5.11 calls the entry points of its group `sglang.srt.plugins` in the engine's process and
-in each scheduler, before anything runs there; that is the way in.
+in each scheduler, before anything runs there; that is the way in.  Ranges are opened where those of
+the engine server are: in captured engines that a tool watches, or everywhere with
+`profiler.nsight.nvtx=on`.  Elsewhere the scheduler's functions are the original objects.
 
-On a CPU engine with `profiler.events.engine_iterations`, the hook selects the clock of SGLang's
+On a CPU engine with `profiler.events.engine_iterations`, one more hook selects the clock of SGLang's
 forward-pass metrics: sglang 0.5.12 always selects its device timer, whose CUDA events end a scheduler without
 CUDA in its first forward pass.
 """
@@ -19,23 +21,41 @@ from verl_profiler.environ import SETTINGS
 
 __all__ = ["load"]
 
+_CATEGORY = "scheduler"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _DEVICE_TIMER = "forward_pass_device_timer"
 
 
 def load() -> None:
-    """Register the hook with SGLang, if this process should have it; never raises."""
+    """Register the ranges with SGLang, if this process should have them; never raises."""
     text = os.environ.get(SETTINGS)
-    if not text or os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
+    if not text:
         return
     from verl_profiler.recording import recorder
 
     try:
+        from verl_profiler.instrumentation.nvtx_ranges import tool_attached
         from verl_profiler.recording.worker_config import WorkerConfig
 
-        if WorkerConfig.decode(text).events.engine_iterations:
+        config = WorkerConfig.decode(text)
+        if tool_attached():
+            _register()
+        if config.events.engine_iterations and os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
             _register_clock()
-    except Exception as error:  # noqa: BLE001  the engine serves with or without its iterations
-        recorder.announce(f"WARNING SGLang's iterations are not timed: {error!r} (plugin-failed)")
+    except Exception as error:  # noqa: BLE001  the engine runs with or without ranges
+        recorder.announce(
+            f"WARNING SGLang's schedulers open no NVTX ranges: {error!r} (plugin-failed)"
+        )
+
+
+def _register() -> None:
+    import nvtx  # pyright: ignore[reportMissingImports]
+    from sglang.srt.plugins import hook_registry  # pyright: ignore[reportMissingTypeStubs]
+
+    hooks: Any = hook_registry
+    for method, name_of in (("run_batch", _forward), ("process_batch_result", _result)):
+        around = hooks.HookType.AROUND
+        hooks.HookRegistry.register(f"{_SCHEDULER}.{method}", _in_range(nvtx, name_of), around)
 
 
 def _register_clock() -> None:
@@ -45,8 +65,7 @@ def _register_clock() -> None:
     from sglang.srt.plugins import hook_registry  # pyright: ignore[reportMissingTypeStubs]
 
     hooks: Any = hook_registry
-    target = "sglang.srt.managers.scheduler.Scheduler._init_fpm"
-    hooks.HookRegistry.register(target, _use_clock, hooks.HookType.AROUND)
+    hooks.HookRegistry.register(f"{_SCHEDULER}._init_fpm", _use_clock, hooks.HookType.AROUND)
 
 
 def _use_clock(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -56,3 +75,35 @@ def _use_clock(original: Callable[..., Any], scheduler: Any, *args: Any, **kwarg
     scheduler._fpm_uses_device_timer = False
     if not had_timer and hasattr(scheduler, _DEVICE_TIMER):
         delattr(scheduler, _DEVICE_TIMER)
+
+
+def _in_range(nvtx: Any, name_of: Callable[[Any], str]) -> Callable[..., Any]:
+    """Return a hook that opens a range around a method whose first argument is a batch."""
+    from verl_profiler.events.vocabulary import NVTX_DOMAIN
+
+    push, pop = nvtx.push_range, nvtx.pop_range
+
+    def around(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        pushed = False
+        try:
+            batch = args[0] if args else kwargs["batch"]
+            push(name_of(batch), None, NVTX_DOMAIN, _CATEGORY, len(batch.reqs))
+            pushed = True
+        except Exception:  # noqa: BLE001  a batch of another kind; the forward pass goes on
+            pass
+        try:
+            return original(scheduler, *args, **kwargs)
+        finally:
+            if pushed:
+                pop(NVTX_DOMAIN)
+
+    return around
+
+
+def _forward(batch: Any) -> str:
+    """Name a forward pass by its kind, for example `forward_extend` or `forward_decode`."""
+    return f"forward_{batch.forward_mode.name.lower()}"
+
+
+def _result(_batch: Any) -> str:
+    return "batch_result"
