@@ -209,20 +209,15 @@ def request_percentiles(
         percentile; of too few requests, without a duration.
     """
     names = ", ".join(map(str, _PERCENTILES))
-    levels = quantiles("duration_us", *(each / 100 for each in _PERCENTILES))
+    where = rows_of(steps, worker=worker, validate=validate)
     return tables.rows(
         f"""
-        SELECT run, step, requests, unfinished, mean_us / 1e6 AS mean_s,
-            unnest([{names}]::DOUBLE[]) AS percentile, unnest(quantiles) / 1e6 AS duration_s
+        SELECT run, step, requests - unfinished AS requests, unfinished, mean_us / 1e6 AS mean_s,
+            unnest([{names}]::DOUBLE[]) AS percentile, unnest(q) / 1e6 AS duration_s
         FROM (
-            SELECT run, step, count(*) FILTER (finished) AS requests,
-                count(*) FILTER (NOT finished) AS unfinished, avg(duration_us) AS mean_us,
-                {levels} AS quantiles
-            FROM requests WHERE {rows_of(steps, worker=worker, validate=validate)}
-            GROUP BY GROUPING SETS ((run, step), (run))
-            HAVING requests > 0 AND (grouping(step) = 1 OR step IS NOT NULL)
-        )
-        ORDER BY run, step NULLS FIRST, percentile
+            FROM ({summed_requests("run, step", where)}) WHERE step IS NOT NULL
+            UNION ALL BY NAME FROM ({summed_requests("run", where)})
+        ) WHERE requests > unfinished ORDER BY run, step NULLS FIRST, percentile
         """
     )
 

@@ -206,7 +206,6 @@ def rows_of(
     *,
     worker: int | None = None,
     validate: bool | None = None,
-    table: str = "",
 ) -> str:
     """Return the SQL condition for a selection.
 
@@ -214,12 +213,10 @@ def rows_of(
         steps: First and last step; None for all.
         worker: The rank of an agent-loop worker (`worker_<rank>`, restarted ones too); None for all.
         validate: True for validation alone, False for training alone, None for both.
-        table: The alias of the table, where the query has several.
     """
-    prefix = f"{table}." if table else ""
-    conditions = [in_steps(steps, f"{prefix}step")]
+    conditions = [in_steps(steps)]
     if worker is not None:
-        conditions.append(f"regexp_full_match({prefix}name, 'worker_{int(worker)}(-\\d+)?')")
+        conditions.append(f"regexp_full_match(name, 'worker_{int(worker)}(-\\d+)?')")
     if validate is not None:
-        conditions.append(f"{prefix}validate = {bool(validate)}")
+        conditions.append(f"validate = {bool(validate)}")
     return " AND ".join(conditions)
