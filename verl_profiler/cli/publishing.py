@@ -118,14 +118,7 @@ def _profile(opened: Run, report: Path, project: str, experiment: str) -> Profil
         markdown,
         _COLUMNS,
         [
-            (
-                row["finding"],
-                row["message"],
-                row["recoverable_s"],
-                row["share"],
-                text["who"],
-                text["try"],
-            )
+            tuple((row | text)[name] for name in _COLUMNS)
             for row, text in zip(rows, texts, strict=True)
         ],
         {name: value for name, value in scalars.items() if value is not None},

@@ -121,16 +121,13 @@ def write(
 
     from verl_profiler.launch.settings import Settings
     from verl_profiler.reading.reader import load
-    from verl_profiler.views.about_run import without_defaults
     from verl_profiler.views.report_page import page
     from verl_profiler.views.sections import document
 
     target = target_of(runs, out, "report.html", force=force, mark=_MARK)
     with quick_rows(), load(runs, cache=cache, steps=steps) as opened:
         check_steps(opened, steps)
-        gathered = document(opened, steps)
-        defaults = msgspec.to_builtins(Settings(output_dir=""))
-        gathered["about"] = without_defaults(gathered["about"], defaults)
+        gathered = document(opened, steps, msgspec.to_builtins(Settings(output_dir="")))
         difference = _difference(opened.labels, runs, steps, cache=cache)
     if not gathered["steps"]["rows"]:
         print_error("nothing to report:", *gathered["problems"])

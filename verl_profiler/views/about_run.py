@@ -23,7 +23,6 @@ __all__ = [
     "launch_facts",
     "processes",
     "recorded_events",
-    "without_defaults",
 ]
 
 _ROWS = 4_000
@@ -55,13 +54,18 @@ def event_settings(run: Run) -> dict[str, Any]:
     return {}
 
 
-def about_run(run: Run) -> dict[str, Any]:
+def about_run(run: Run, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was launched.
+
+    Args:
+        run: An open run.
+        defaults: Settings of the profiler; those of the run that are the same are left out.
 
     Returns:
         runs (labels), line (date, devices, model, batch and versions, as texts), launches (facts and
         groups of settings), notes (of the reader).
     """
+    usual = {*_texts(defaults, "settings")}
     launches: list[dict[str, Any]] = []
     for label in run.labels:
         launch = run.launches.get(label) or {}
@@ -78,7 +82,8 @@ def about_run(run: Run) -> dict[str, Any]:
         for group in ("training", "versions", "settings"):
             value = launch.get(group)
             if is_object(value):
-                groups[group] = [[*each] for each in _texts(value, group)]
+                kept = (each for each in _texts(value, group) if each not in usual)
+                groups[group] = [[*each] for each in kept]
         launches.append({"run": short_text(label), "facts": facts, **groups})
     return {
         "runs": [short_text(label) for label in run.labels],
@@ -117,24 +122,6 @@ def launch_facts(launch: Mapping[str, Any]) -> dict[str, str]:
         "batch": f"batch {batch}" + (f" × {samples}" if samples else "") if batch else "",
         "versions": ", ".join(named),
     }
-
-
-def without_defaults(about: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `about_run` without the settings of the profiler that are at their defaults.
-
-    Args:
-        about: What `about_run` returns.
-        defaults: The settings of this version as they are without any choice.
-    """
-    usual = set(_texts(defaults, "settings"))
-    changed = [
-        {
-            **launch,
-            "settings": [row for row in launch.get("settings", ()) if tuple(row) not in usual],
-        }
-        for launch in about["launches"]
-    ]
-    return {**about, "launches": changed}
 
 
 def _texts(value: Mapping[str, Any], group: str) -> list[tuple[str, str]]:

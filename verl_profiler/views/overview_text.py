@@ -81,7 +81,10 @@ def overview_text(
         left_out: The steps that means leave out; `phase_totals` is without them.
         color: With ANSI codes for a terminal.
     """
-    paint = _painted if color else _plain
+
+    def paint(text: str, code: str) -> str:
+        return f"{code}{text}{_RESET}" if color else text
+
     runs = about["runs"]
     heads: list[str] = []
     facts: list[_Item] = []
@@ -153,14 +156,6 @@ def _lines(items: Iterable[_Item]) -> list[str]:
 
 def _of_run(found: Mapping[str, Rows], run: str) -> dict[str, Rows]:
     return {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
-
-
-def _plain(text: str, _code: str) -> str:
-    return text
-
-
-def _painted(text: str, code: str) -> str:
-    return f"{code}{text}{_RESET}"
 
 
 def _changes(

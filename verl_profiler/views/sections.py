@@ -8,6 +8,7 @@ place in `steps`; -1 stands for all steps together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from verl_profiler.analysis.captures import gpu_idle, range_times, top_kernels
@@ -114,14 +115,14 @@ _REQUEST_COLUMNS = (
 
 
 def document(
-    run: Run,
-    steps: Steps = None,
+    run: Run, steps: Steps = None, defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Gather everything that the page shows.
 
     Args:
         run: An open run.
         steps: First and last step to show; all when None.
+        defaults: Settings of the profiler that are not shown.
 
     Returns:
         A JSON object: `about`, `sentences`, `mean_step`, `notes`, `problems`; `sections`, as `_sections` gives
@@ -139,7 +140,7 @@ def document(
     lengths = {place: row["duration_s"] or 0.0 for place, row in enumerate(listed)}
     detailed = {*spread(lengths, _DETAILED_STEPS)}
     settings = event_settings(run)
-    about = about_run(run)
+    about = about_run(run, defaults)
     about["notes"] += families_off(settings)
     notes = {
         "Rollout": engine_notes(found, recorded_events(tables, steps), settings),
