@@ -234,7 +234,7 @@ def _place_reports(captures: list[CaptureRecord], place: _Place) -> list[Capture
                 path, capture.source = report
                 _move(capture, path, home)
     for tool in tools.every():
-        for path, capture in list(tool.unclaimed_reports(place.raw)):
+        for path, capture in list(tool.unclaimed_reports(place.raw, captures)):
             source = str(path.relative_to(place.raw))
             if not capture.problem:
                 capture.source = source

@@ -224,8 +224,11 @@ class _Nsys(Tool):
         if number == 1:
             yield f"{process}{self.suffix}"
 
-    def unclaimed_reports(self, raw: Path) -> Iterator[tuple[Path, CaptureRecord]]:
+    def unclaimed_reports(
+        self, raw: Path, captures: list[CaptureRecord]
+    ) -> Iterator[tuple[Path, CaptureRecord]]:
         """Reports of processes that died before they wrote a line."""
+        del captures
         from verl_profiler.capture.record import CaptureRecord
 
         for file in sorted(raw.glob(f"*{self.suffix}")):
