@@ -232,14 +232,6 @@ def test_replays_without_gains_are_no_chart(runs):
         VIEWS["what_if"].spec(data, choice)
 
 
-def test_the_same_numbers_give_the_same_file(runs):
-    """Files can be compared and cached; a PDF file names its fonts in another order each time."""
-    data, choice = data_of(runs["small"], "rollout_tail")
-    view = VIEWS["rollout_tail"]
-    for form in ("png", "svg"):
-        assert view.picture(data, choice, form) == view.picture(data, choice, form), form
-
-
 def test_a_steps_bar_is_as_long_as_the_step(runs):
     """Validation after it is drawn below zero, and is no part of it."""
     data = VIEWS["step_durations"].analysis(runs["small"].tables, Choice())
