@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import os
 import sys
-from collections.abc import Generator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from verl_profiler.cli.output import print_json
 from verl_profiler.errors import ReadingError
@@ -72,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what was gathered; return 1 if something is missing."""
     from verl_profiler.capture import gather, tools
+    from verl_profiler.reading.executors import executor
 
     # pathlib raises for a name that is too long.
     if not os.path.isdir(args.directory):
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     fetch = gather.Fetch(args.directory) if args.ray else None
     problems: list[str] = []
     captures: list[CaptureRecord] = []
-    with _cluster() if args.ray else contextlib.nullcontext():
+    with executor("ray", "--ray") if args.ray else contextlib.nullcontext():
         if args.ray:
             problems = _ship(args.directory, sys.stderr if args.json else sys.stdout)
         captured = (args.directory / "nsight").is_dir()
@@ -157,21 +156,3 @@ def _upload(run: Path, url: str, stream: TextIO) -> list[str]:
     for problem in failed:
         print(visible(f"WARNING not uploaded: {problem} (not-uploaded)"), file=stream)
     return failed
-
-
-@contextlib.contextmanager
-def _cluster() -> Generator[None, None, None]:
-    """Join the running Ray cluster."""
-    try:
-        ray: Any = importlib.import_module("ray")
-        ray.init(address="auto", log_to_driver=False)
-    except (ImportError, ConnectionError) as error:
-        raise ReadingError(
-            f"There is no running Ray cluster to join: {error}.\nSet RAY_ADDRESS, or omit --ray and "
-            "run this command on each node.",
-            "no-cluster",
-        ) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()

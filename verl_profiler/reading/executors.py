@@ -133,11 +133,12 @@ def _reason_of(error: Any) -> str:
 
 
 @contextlib.contextmanager
-def executor(where: str) -> Generator[OnRay, None, None]:
+def executor(where: str, option: str = "--on ray") -> Generator[OnRay, None, None]:
     """Join a Ray cluster; leave it again.
 
     Args:
         where: `ray` for the cluster of this node or of RAY_ADDRESS, `ray://HOST:PORT` for a remote one.
+        option: What requested it, for messages.
 
     Raises:
         ReadingError: Ray is not installed, or the cluster cannot be joined.
@@ -146,7 +147,7 @@ def executor(where: str) -> Generator[OnRay, None, None]:
         import ray
     except ImportError as error:
         raise ReadingError(
-            "--on ray needs ray, which is not installed.\npip install ray, or omit --on",
+            f"{option} needs ray, which is not installed.\npip install ray, or omit it",
             "missing-extra",
         ) from error
     joined: Any = ray
@@ -162,7 +163,7 @@ def executor(where: str) -> Generator[OnRay, None, None]:
         token = "" if not address.startswith("ray://") else _AUTHENTICATION
         raise ReadingError(
             f"there is no Ray cluster to join at {address}: {_reason_of(error)}\n"
-            f"{token}Start one, set RAY_ADDRESS, give --on ray://HOST:10001, or omit --on",
+            f"{token}Start one, set RAY_ADDRESS (ray://HOST:10001 for a remote one), or omit {option}",
             "no-ray-cluster",
         ) from error
     try:
