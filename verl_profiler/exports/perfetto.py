@@ -91,7 +91,10 @@ def fields_of(text: str) -> dict[str, Any]:
         fields = _decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return {"extra": text}
-    return shallow(fields) if is_object(fields) else {"extra": text}
+    if not is_object(fields):
+        return {"extra": text}
+    is_nested = "[" in text or text.rfind("{") > 0
+    return shallow(fields) if is_nested else fields
 
 
 class PerfettoTrace:
