@@ -1,6 +1,5 @@
 """TransferQueue analyses: by hand, few rows, and what must hold for all of them."""
 
-import random
 import re
 
 import pytest
@@ -13,11 +12,9 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.views.tq_text import PHRASES
 
 MIB = 1 << 20
-TQ = (tq_findings, tq_functions, tq_over_time, tq_steps, tq_throughput, tq_wall)
-ALL = (*TQ, tq_paths, tq_trace_counts, tq_traces)
 
 
-def made(*calls, transfers=(), shuffled=0):
+def made(*calls, transfers=()):
     """Return tables of calls: (begin, {stage: seconds}, more); the stages follow each other."""
     rows, stages = [], []
     for number, (begin_s, parts, more) in enumerate(calls):
@@ -38,9 +35,6 @@ def made(*calls, transfers=(), shuffled=0):
         row = {"run": "r", "step": 1, "name": "w0", "event": event, "begin_us": 0}
         row |= {"end_us": length_us, "duration_us": length_us}
         moved.append({**row, "size_bytes": None if mib is None else round(mib * MIB), **more})
-    for table in (rows, stages, moved):
-        if shuffled:
-            random.Random(shuffled).shuffle(table)
     return Tables.of({"tq_calls": rows, "tq_stages": stages, "transfers": moved})
 
 

@@ -19,6 +19,8 @@ JOINED = (
     "straggler_requests",
     "what_if",
 )
+# What is empty where each step consumes what it dispatches.
+EARLIER = ("staleness", "staleness_causes", "asynchronous_what_if", "critical_cycle")
 
 
 def run(ahead):
@@ -92,10 +94,11 @@ def test_a_trainer_that_consumes_what_was_ready_is_asynchronous(plan):
 
 
 def test_a_trainer_that_consumes_its_own_requests_is_synchronous():
-    """Whatever the clocks of other hosts show."""
-    run = Simulation(Plan(separate=False, ahead=0))
+    """Whatever the clocks of other hosts show; nothing of earlier steps explains it."""
+    tables = tables_of(events_of_run(Simulation(Plan(separate=False, ahead=0))))
 
-    assert [] == tables_of(events_of_run(run)).rows("SELECT * FROM asynchronous")
+    assert [] == tables.rows("SELECT * FROM asynchronous")
+    assert [] == [name for name in EARLIER if ANALYSES[name](tables)]
 
 
 def test_a_few_requests_that_are_left_behind_do_not_make_a_run_asynchronous():

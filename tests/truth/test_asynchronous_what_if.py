@@ -175,27 +175,8 @@ def test_a_stalled_step_is_not_trained_faster():
 
 # Replicas that are slower by more than a line: above 4 calls, or while another call is in prefill.
 READ = {
-    "prefill": Plan(
-        stages=long,
-        train_ms=180,
-        sync_ms=60,
-        steps=STEPS,
-        slowdown=0.1,
-        batch=6,
-        ahead=6,
-        prefill_ms=80,
-    ),
-    "bend": Plan(
-        stages=long,
-        train_ms=180,
-        sync_ms=60,
-        steps=STEPS,
-        slowdown=0.05,
-        batch=6,
-        ahead=6,
-        bend=4,
-        steeper=0.4,
-    ),
+    "prefill": replace(BASES["rollout, loaded"], slowdown=0.1, prefill_ms=80),
+    "bend": replace(BASES["rollout, loaded"], slowdown=0.05, bend=4, steeper=0.4),
 }
 
 
@@ -290,32 +271,27 @@ def test_a_replay_with_too_many_calls_is_refused(monkeypatch):
     assert "more than 10 generate calls" in refusal_of(tables)
 
 
-def test_a_short_run_is_refused():
-    """Three steps are two without the warm-up."""
-    tables = tables_of(events_of(Simulation(replace(BASES["rollout"], steps=3))))
-
-    assert "fewer than 3" in refusal_of(tables)
-
-
-def test_replicas_of_both_kinds_are_refused():
+def with_a_hybrid_replica(event):
     """One of two replicas on the trainer's devices."""
-    events = events_of(Simulation(BASES["rollout"]))
-    for event in events:
-        if event["event"] == "replica_pool":
-            event["extra"] |= {"replicas": [0], "devices": 1}
-
-    assert "beside standalone ones" in refusal_of(tables_of(events))
+    return {**event, "extra": {**event["extra"], "replicas": [0], "devices": 1}}
 
 
-def test_a_rollouter_without_pauses_is_refused():
-    """What limits it then is not recorded."""
-    events = events_of(Simulation(BASES["rollouter"]))
-    unpaused = [
-        {**event, "event": "queue_depth"} if event["event"] == "dispatch_pause" else event
-        for event in events
+@pytest.mark.parametrize(
+    ("plan", "event", "change", "reason"),
+    [
+        # Three steps are two without the warm-up.
+        (replace(BASES["rollout"], steps=3), "step", dict, "fewer than 3"),
+        (BASES["rollout"], "replica_pool", with_a_hybrid_replica, "beside standalone ones"),
+        # What limits a rollouter without pauses is not recorded.
+        (BASES["rollouter"], "dispatch_pause", lambda e: {**e, "event": "init"}, "never paused"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(plan, event, change, reason):
+    events = [
+        change(each) if each["event"] == event else each for each in events_of(Simulation(plan))
     ]
 
-    assert "never paused" in refusal_of(tables_of(unpaused))
+    assert reason in refusal_of(tables_of(events))
 
 
 def test_calls_without_queue_times_are_named():
@@ -339,13 +315,6 @@ def test_calls_without_queue_times_are_named():
 def test_dropped_samples_leave_the_limit_unanswered():
     """More in flight would make more of them stale."""
     assert "one_batch_more_in_flight" not in answers_of(BASES["some dropped"])
-
-
-def test_synchronous_runs_have_their_own_what_if():
-    """Nothing is taken from an earlier step."""
-    run = Simulation(Plan(separate=False, ahead=0))
-
-    assert [] == asynchronous_what_if(tables_of(events_of(run)))
 
 
 def test_changes_are_described():

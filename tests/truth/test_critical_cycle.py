@@ -94,8 +94,3 @@ def test_one_step_is_followed_into_the_one_before():
 
     assert {row["steps"] for row in rows} == {1}
     assert rows[0]["cycle_s"] == pytest.approx((times[5] - times[4]) / 1000)
-
-
-def test_synchronous_runs_have_a_critical_path_instead():
-    """Their steps do not overlap."""
-    assert [] == found_in(Plan(separate=False, ahead=0))[1]

@@ -1,13 +1,12 @@
 """Who owns each second of a step, against steps of which that is known."""
 
-import json
 from dataclasses import replace
 
 import pytest
 from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from truth.synthetic import EPOCH, Phase, Request, Step, Turn, Writer, run_of, tables_of
+from truth.synthetic import EPOCH, Phase, Request, Step, Turn, Writer, events_of, run_of, tables_of
 
 from verl_profiler.analysis.explain.critical_path import (
     CATEGORIES,
@@ -59,6 +58,11 @@ steps = st.builds(
 )
 
 
+def categories_of(tables):
+    """Return the microseconds of each category of a run of one step."""
+    return {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+
+
 @given(st.lists(steps, min_size=1, max_size=2))
 @settings(max_examples=8, deadline=None, phases=UNSHRUNK)
 def test_every_second_has_one_category(made):
@@ -81,7 +85,7 @@ def test_every_second_has_one_category(made):
 def test_the_categories_are_the_true_ones(made):
     """To the microsecond, through tools side by side, queues, polls and handovers."""
     tables, (truth,) = run_of(made)
-    found = {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+    found = categories_of(tables)
 
     assert truth.categories == found
     assert set(found) <= {*CATEGORIES, *(phase.name for phase in made.phases), "gen"}
@@ -91,17 +95,12 @@ def test_another_hosts_clock_moves_no_time_out_of_the_call():
     """An engine whose clock is 3 s ahead: its interval is put into the client's."""
     step = Step((Request(turns=(Turn(tokens=100),)),))
     tables, (truth,) = run_of(step)
-    events = tables.rows("SELECT * EXCLUDE (extra) FROM events")
-    extras = tables.rows("SELECT extra FROM events")
-    skewed, _ = run_of(step)
-    skewed.connection.execute(
+    tables.connection.execute(
         "UPDATE events SET begin_us = begin_us + 3000000, end_us = end_us + 3000000 "
         "WHERE role = 'engine'"
     )
-    found = {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(skewed)}
 
-    assert len(events) == len(extras)
-    assert truth.categories == found
+    assert truth.categories == categories_of(tables)
 
 
 def test_a_stall_of_the_loop_owns_what_nothing_else_explains():
@@ -110,11 +109,11 @@ def test_a_stall_of_the_loop_owns_what_nothing_else_explains():
     quiet, (truth,) = run_of(Step((Request(turns=(turn,)),)))
     begin = 1_000 + 10_000 + 3_000 + 500 + 1_500 + turn.prefill_us + 500_000
     stalled, _ = run_of(Step((Request(turns=(turn,)),), stall=(0, begin, begin + 600_000)))
-    categories = {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(stalled)}
+    categories = categories_of(stalled)
 
     assert 701_500 == truth.categories["transport"]
     assert (600_000, 101_500) == (categories["event_loop"], categories["transport"])
-    assert "event_loop" not in {row["category"] for row in critical_path(quiet)}
+    assert "event_loop" not in categories_of(quiet)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +134,7 @@ def test_a_stall_owns_the_wait_for_an_answer_that_it_covers(goes_on_us, during, 
     tables, (truth,) = run_of(
         Step((Request(turns=(turn,)),), stall=(0, begin, begin + 500_000), stalled_by=during)
     )
-    categories = {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+    categories = categories_of(tables)
 
     assert stalled_us == categories.get("event_loop", 0)
     assert turn.acquire_us - stalled_us == categories["server_acquire"]
@@ -155,9 +154,7 @@ def test_a_stall_owns_nothing_that_has_a_reason_of_its_own(part):
     }[part]
     tables, _ = run_of(replace(step, stall=(0, begin, begin + 280_000)))
 
-    assert truth.categories == {
-        row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)
-    }
+    assert truth.categories == categories_of(tables)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +172,7 @@ def test_a_stall_of_all_processes_is_the_hosts(others, category):
     tables, (truth,) = run_of(
         Step((Request(turns=(turn,)),), stall=(0, 20_000, 910_000), stalled_too=others)
     )
-    categories = {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+    categories = categories_of(tables)
 
     assert 890_000 == categories[category]
     assert truth.duration_us == sum(categories.values())
@@ -193,23 +190,16 @@ def test_a_stall_of_another_host_is_none_of_this():
     tables, _ = run_of(step)
     tables.connection.execute("UPDATE processes SET host = 'one' WHERE name = 'worker_0'")
 
-    assert "host_stall" not in {row["category"] for row in critical_path(tables)}
+    assert "host_stall" not in categories_of(tables)
 
 
 def test_a_traced_function_owns_nothing_of_what_it_computes():
     """TransferQueue's tracing spans the whole agent loop; the time is still that of its parts."""
-    step = Step((Request(),))
-    tables, (truth,) = run_of(step)
-    begin, end = 11_000, truth.ends_us[0]
+    events, (truth,) = events_of(Step((Request(),)))
     writer = Writer(1, EPOCH)
-    writer.span("worker_0", "tq_function_compute", begin + 2_000, end, request_id="q0000")
-    events = [
-        {**row, "extra": row["extra"] and json.loads(row["extra"])}
-        for row in tables.rows("SELECT * FROM events")
-    ]
-    found = critical_path(tables_of([*events, *writer.events]))
+    writer.span("worker_0", "tq_function_compute", 13_000, truth.ends_us[0], request_id="q0000")
 
-    assert truth.categories == {row["category"]: round(row["duration_s"] * 1e6) for row in found}
+    assert truth.categories == categories_of(tables_of([*events, *writer.events]))
 
 
 ANYTHING = st.tuples(
@@ -269,10 +259,7 @@ def test_a_tool_is_not_charged_for_a_stall_that_another_requests_call_caused():
         )[0]
         for of in (0, None)
     }
-    categories = {
-        of: {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
-        for of, tables in stalls.items()
-    }
+    categories = {of: categories_of(tables) for of, tables in stalls.items()}
     calls = stalls[0].rows("SELECT tool, duration_us, stalled_us FROM tool_calls ORDER BY tool")
     (charged,) = stalls[0].rows(
         "SELECT caused_wait_us FROM tool_caused_wait WHERE tool = 'patient'"
@@ -293,7 +280,7 @@ def test_a_tool_is_not_charged_for_a_stall_that_another_requests_call_caused():
 def test_putting_engines_to_sleep_is_no_handover():
     """It is a timer inside `gen` in which no rank works."""
     tables, (truth,) = run_of(Step((Request(),), sleep_us=400_000))
-    categories = {row["category"]: round(row["duration_s"] * 1e6) for row in critical_path(tables)}
+    categories = categories_of(tables)
 
     assert 400_000 == truth.categories["sleep_replicas"]
     assert truth.categories == categories

@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from truth.engine_readings import reading
+from truth.engine_readings import iterations
 from truth.engines import (
     Engines,
     changed,
@@ -28,11 +28,11 @@ STEPS = 6
 LINES = ((6_000, 700), (11_000, 1_300))
 
 
-def run_with(made, *, steps=STEPS, seed=3, iterations=True, states=False, keep=lambda _: True):
+def run_with(made, *, steps=STEPS, seed=3, read=True, states=False, keep=lambda _: True):
     """Make a run of engines, with what the profiler would have read of them."""
     made_steps, passes = steps_and_passes(made, steps, seed)
     events, _ = events_of(*made_steps)
-    more = [row for row in iteration_events(events, passes) if keep(row)] if iterations else []
+    more = [row for row in iteration_events(events, passes) if keep(row)] if read else []
     more += state_events(events, passes, made) if states else []
     return tables_of([*events, *more])
 
@@ -63,8 +63,9 @@ def test_context_prompts_and_a_bend_are_apart():
         batch, context, prompt = 1 + place % 20, 100 + place * 37 % 400, place * 53 % 90
         per_pass = 5_000 + 300 * batch + 2 * batch * context + 1_000 * max(batch - 10, 0)
         rows.append(
-            reading(
+            iterations(
                 "engine_0",
+                EPOCH + place * 1_000_000 - 500_000,
                 EPOCH + place * 1_000_000,
                 iterations=10,
                 busy_s=(10 * per_pass + 20 * prompt) / 1e6,
@@ -72,11 +73,6 @@ def test_context_prompts_and_a_bend_are_apart():
                 prefill_tokens=prompt,
                 context_tokens=10 * batch * context,
             )
-            | {
-                "event": "engine_iterations",
-                "begin_us": EPOCH + place * 1_000_000 - 500_000,
-                "duration_us": 500_000,
-            }
         )
     found = pass_times(tables_of(rows))["made"]["engine_0"]
     tokens = sum(row["extra"]["context_tokens"] for row in rows)
@@ -89,26 +85,19 @@ def test_context_prompts_and_a_bend_are_apart():
     assert 20 == found.most
 
 
-def row_of(place, *, iterations, decoded, length_us):
+def row_of(place, *, count, decoded, length_us):
     """A row of iterations that decode."""
-    at_us = EPOCH + place * 1_000_000
-    made = reading(
-        "engine_0", at_us, iterations=iterations, busy_s=length_us / 1e6, decode_requests=decoded
-    )
-    return made | {
-        "event": "engine_iterations",
-        "begin_us": at_us - length_us,
-        "duration_us": length_us,
-    }
+    end_us = EPOCH + place * 1_000_000
+    sums = {"iterations": count, "busy_s": length_us / 1e6, "decode_requests": decoded}
+    return iterations("engine_0", end_us - length_us, end_us, **sums)
 
 
 def test_the_highest_batch_that_was_read_is_no_bend():
     """900 us and 100 us per request; most rows have 6 requests, in 66 or 67 iterations of 100 ms."""
     rows = [
-        row_of(place, iterations=66 + place % 2, decoded=400, length_us=100_000)
-        for place in range(400)
+        row_of(place, count=66 + place % 2, decoded=400, length_us=100_000) for place in range(400)
     ] + [
-        row_of(400 + place, iterations=50, decoded=50 * n, length_us=50 * (900 + 100 * n))
+        row_of(400 + place, count=50, decoded=50 * n, length_us=50 * (900 + 100 * n))
         for place, n in enumerate((3, 4, 5) * 60)
     ]
     found = pass_times(tables_of(rows))["made"]["engine_0"]
@@ -121,7 +110,7 @@ def test_the_highest_batch_that_was_read_is_no_bend():
 def test_of_many_rows_a_part_is_fitted(monkeypatch):
     """The tokens that were decoded are those of all."""
     rows = [
-        row_of(place, iterations=10, decoded=10 * n, length_us=10 * (900 + 100 * n))
+        row_of(place, count=10, decoded=10 * n, length_us=10 * (900 + 100 * n))
         for place, n in enumerate((1, 2, 3, 4) * 100)
     ]
     whole = pass_times(tables_of(rows))["made"]["engine_0"]
@@ -136,7 +125,7 @@ def test_of_many_rows_a_part_is_fitted(monkeypatch):
 def test_a_replay_from_iterations_reproduces_the_step_and_predicts_its_calls():
     """Prefill of 30 ms holds decoding up: a line fitted to the calls takes it for slow decoding."""
     made = Engines(prefill_us=30_000, tokens=(30, 120))
-    read, fitted = (run_with(made, iterations=iterations) for iterations in (True, False))
+    read, fitted = (run_with(made, read=each) for each in (True, False))
     row, line = (rows_of(tables)["unchanged"] for tables in (read, fitted))
     model = step_models(read, [2])[0]
 
@@ -170,7 +159,7 @@ def test_a_limit_taken_away_has_a_closer_interval():
     """Six calls per replica: the bound of no further slowdown is replaced by the measured slope."""
     made = Engines(slots=6)
     truth = mean_s(made) - mean_s(changed(made, slots=64))
-    read, line = (rows_of(run_with(made, iterations=each))["no_queue"] for each in (True, False))
+    read, line = (rows_of(run_with(made, read=each))["no_queue"] for each in (True, False))
 
     assert read["low_s"] < truth < read["high_s"]
     assert read["high_s"] - read["low_s"] < 0.85 * (line["high_s"] - line["low_s"])

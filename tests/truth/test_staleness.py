@@ -1,7 +1,6 @@
 """Versions behind at consumption, against runs whose tokens are counted by version while they are made."""
 
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -186,13 +185,6 @@ def test_tokens_whose_version_was_not_recorded_are_not_counted_as_either():
         sum(sample.tokens.values()) for sample in mixed
     )
     assert mixed
-
-
-def test_synchronous_runs_have_no_staleness():
-    """What a step dispatches, it consumes."""
-    run = Simulation(replace(Plan(), separate=False, ahead=0))
-
-    assert staleness(tables_of(events_of(run))) == []
 
 
 @pytest.mark.parametrize("name", ["colocate_async_run", "separate_async_run"])

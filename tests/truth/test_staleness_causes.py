@@ -216,10 +216,3 @@ def test_causes_of_recorded_runs_sum_to_their_staleness(name):
         assert sum(each["age_s"] for each in own) > row["age_s"] / own[0]["samples"]
     named = [row for row in rows if row["part"] == "request"]
     assert sum(row["behind"] for row in named) > 0
-
-
-def test_synchronous_runs_have_no_causes():
-    """What a step dispatches, it consumes."""
-    run = Simulation(Plan(separate=False, ahead=0))
-
-    assert staleness_causes(tables_of(events_of(run))) == []

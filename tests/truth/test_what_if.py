@@ -95,99 +95,68 @@ def test_a_limit_is_told_from_spans_that_overlap_and_from_other_queues():
         assert truth.duration_us == pytest.approx(*lengths_us(model), abs=2)
 
 
-def test_half_the_slots_make_the_others_wait():
-    """Six calls at once in each replica; with three, the rest queues."""
-    replayed, _ = replays(MIXED)
-
-    assert truth_of(replace(MIXED, slots=3)) == pytest.approx(replayed["half_the_slots"], abs=2)
-
-
-def test_no_polling():
-    """The trainer has its samples when the last request has ended."""
-    replayed, _ = replays(MIXED)
-
-    assert truth_of(replace(MIXED, poll_us=None)) == pytest.approx(replayed["no_polling"], abs=1)
-
-
-@pytest.mark.parametrize("poll_us", [None, 300_000, 2_000_000])
-def test_tools(poll_us):
-    """At the tool's median, and twice as fast; through the trainer's looks, too."""
-    made = replace(MIXED, poll_us=poll_us)
-    middle = median(
-        length for request in made.requests for turn in request.turns for _, length in turn.tools
-    )
-
-    def shorter(length_of):
-        return with_turns(
-            made,
-            lambda turn: replace(
-                turn, tools=tuple((t, round(length_of(us))) for t, us in turn.tools)
-            ),
-        )
-
-    replayed, _ = replays(made)
-    assert truth_of(shorter(lambda us: min(us, middle))) == pytest.approx(
-        replayed["tools_at_median"], abs=1
-    )
-    assert truth_of(shorter(lambda us: us / 2)) == pytest.approx(
-        replayed["tools_twice_as_fast"], abs=1
-    )
-
-
-def test_one_tool_of_several():
-    """Half the time of the calls of one tool, as the made step has it; a single tool has no row of its own."""
-    both = with_turns(
-        replace(MIXED, poll_us=None),
-        lambda turn: replace(turn, tools=(*turn.tools, ("sandbox", 300_000))),
-    )
-    replayed, _ = replays(both)
-    for name in ("search", "sandbox"):
-
-        def halved(turn, name=name):
-            return replace(
-                turn, tools=tuple((t, us // 2 if t == name else us) for t, us in turn.tools)
-            )
-
-        assert truth_of(with_turns(both, halved)) == pytest.approx(
-            replayed[f"tool_twice_as_fast:{name}"], abs=2
-        )
-    assert replayed["tool_twice_as_fast:search"] < replayed["tool_twice_as_fast:sandbox"]
-    assert not [what for what in replays(MIXED)[0] if what.startswith("tool_twice")]
-
-
-def test_one_turn_fewer():
-    """Requests with three turns end after two; their own work of that turn stays."""
-    made = replace(MIXED, poll_us=None)
-    shorter = replace(
-        made,
-        requests=tuple(
-            replace(
-                request, turns=request.turns[:2], put_us=request.put_us + request.turns[2].own_us
-            )
-            if len(request.turns) == 3
-            else request
-            for request in made.requests
+def with_tools(step, length_of):
+    return with_turns(
+        step,
+        lambda turn: replace(
+            turn, tools=tuple((name, round(length_of(name, us))) for name, us in turn.tools)
         ),
     )
-    replayed, _ = replays(made)
-
-    assert truth_of(shorter) == pytest.approx(replayed["one_turn_fewer"], abs=1)
 
 
-def test_ranks_and_weights():
-    """Means of ranks in the phases before the weight sync, and half of that."""
-    replayed, truth = replays(MIXED)
-    uneven = sum(
-        max(phase.ranks_us) - fmean(phase.ranks_us)
-        for phase in MIXED.phases
-        if phase.name != "update_weights"
-    )
-    weights = 150_000 + 4_000 + 3_000
+def without_third_turn(request):
+    """Own work of the turn that is dropped stays."""
+    if len(request.turns) < 3:
+        return request
+    kept_us = request.put_us + request.turns[2].own_us
+    return replace(request, turns=request.turns[:2], put_us=kept_us)
 
-    assert truth.duration_us - uneven == pytest.approx(replayed["even_ranks"], abs=1)
-    assert truth.duration_us - weights / 2 == pytest.approx(
-        replayed["weights_twice_as_fast"], abs=1
-    )
+
+TOLD = replace(MIXED, poll_us=None)
+*RANKS, SYNC = MIXED.phases
+EVEN = [replace(phase, ranks_us=(fmean(phase.ranks_us),) * 2) for phase in RANKS]
+SYNC_TWICE_AS_FAST = replace(SYNC, ranks_us=(75_000, 70_000), before_us=2_000, after_us=1_500)
+LIMITED = replace(TOLD, slots=2)
+TWO_TOOLS = with_turns(TOLD, lambda turn: replace(turn, tools=(*turn.tools, ("sandbox", 300_000))))
+# The step, the change, and the step with the change made.
+EXACT = [
+    # Six calls at once in each replica; with three, the rest queues.
+    (MIXED, "half_the_slots", replace(MIXED, slots=3)),
+    (MIXED, "no_polling", TOLD),
+    # Through the trainer's looks, too.
+    *(
+        (made, *change)
+        for made in (replace(MIXED, poll_us=poll_us) for poll_us in (None, 300_000, 2_000_000))
+        for change in (
+            ("tools_at_median", with_tools(made, lambda _, us: min(us, median(TOOLS)))),
+            ("tools_twice_as_fast", with_tools(made, lambda _, us: us / 2)),
+        )
+    ),
+    *(
+        (
+            TWO_TOOLS,
+            f"tool_twice_as_fast:{one}",
+            with_tools(TWO_TOOLS, lambda name, us, one=one: us // 2 if name == one else us),
+        )
+        for one in ("search", "sandbox")
+    ),
+    (TOLD, "one_turn_fewer", replace(TOLD, requests=(*map(without_third_turn, TOLD.requests),))),
+    (MIXED, "even_ranks", replace(MIXED, phases=(*EVEN, SYNC))),
+    (MIXED, "weights_twice_as_fast", replace(MIXED, phases=(*RANKS, SYNC_TWICE_AS_FAST))),
+    # Calls that do not slow each other down: what the queue held back comes back, all of it.
+    (LIMITED, "no_queue", TOLD),
+    (with_turns(MIXED, lambda turn: replace(turn, held_us=400_000)), "no_queue", MIXED),
+]
+
+
+@pytest.mark.parametrize(("made", "what", "changed"), EXACT, ids=lambda each: str(each)[:40])
+def test_a_replay_is_the_changed_step(made, what, changed):
+    """To two microseconds."""
+    assert truth_of(changed) == pytest.approx(replays(made)[0][what], abs=2)
+
+
+def test_a_single_tool_has_no_row_of_its_own():
+    assert not [what for what in replays(MIXED)[0] if what.startswith("tool_twice")]
 
 
 def test_ranks_that_wait_for_a_late_one_in_their_own_pass():
@@ -351,16 +320,6 @@ def test_what_more_calls_do_than_were_seen(beyond, last_us):
     assert [10] == pytest.approx(lengths_us(model))
     unlimited = replace(model, limits=Limits(4))
     assert [last_us] == pytest.approx(lengths_us(unlimited, beyond=beyond))
-
-
-def test_no_queue_is_the_step_without_its_limit():
-    """Calls that do not slow each other down: what the queue held back comes back, all of it."""
-    made = replace(MIXED, slots=2, poll_us=None)
-    replayed, _ = replays(made)
-    held = with_turns(MIXED, lambda turn: replace(turn, held_us=400_000))
-
-    assert truth_of(replace(made, slots=None)) == pytest.approx(replayed["no_queue"], abs=2)
-    assert truth_of(MIXED) == pytest.approx(replays(held)[0]["no_queue"], abs=2)
 
 
 def test_averages_intervals_and_emptiness():

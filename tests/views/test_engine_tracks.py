@@ -1,6 +1,6 @@
 """The counters of engines in a timeline: their readings, and how often they retracted requests."""
 
-from truth.engine_readings import reading
+from truth.engine_readings import iterations, reading
 from truth.synthetic import Request, Step, Turn, events_of, tables_of
 from views.perfetto_reading import read_trace
 from views.test_tracks import write
@@ -70,22 +70,17 @@ def test_iterations_are_counters_that_end_with_them(tmp_path):
     events, _ = events_of(STEP)
     first = min(event["begin_us"] for event in events)
     rows = [
-        reading(
+        iterations(
             "engine_1",
+            first + begin_ms * 1_000,
             first + end_ms * 1_000,
-            step=1,
-            iterations=iterations,
+            iterations=count,
             busy_s=(end_ms - begin_ms) / 1e3,
             decode_requests=decoded,
             prefill_tokens=prefilled,
             retracted_requests=retracted,
         )
-        | {
-            "event": "engine_iterations",
-            "begin_us": first + begin_ms * 1_000,
-            "duration_us": (end_ms - begin_ms) * 1_000,
-        }
-        for begin_ms, end_ms, iterations, decoded, prefilled, retracted in (
+        for begin_ms, end_ms, count, decoded, prefilled, retracted in (
             (0, 100, 10, 40, 0, 0),
             (100, 200, 5, 20, 300, 2),
             (1_200, 1_300, 20, 20, 0, 0),
