@@ -28,6 +28,12 @@ def span():
 
 
 @pytest.fixture(scope="session")
+def instant(span):
+    """A function that makes an event without a length: `instant("dispatch", 3)`."""
+    return lambda event, at_s, **more: {**span(event, at_s, at_s, **more), "duration_us": None}
+
+
+@pytest.fixture(scope="session")
 def tables():
     """A function that makes tables of events, in any order."""
 

@@ -8,31 +8,21 @@ from verl_profiler.analysis.engine_state import engine_load
 READINGS = [(0.0, 0, 0, 0), (1.0, 8, 2, 900), (3.0, 4, 0, 300), (4.0, 0, 0, 0), (60.0, 1, 0, 10)]
 
 
-def engine(span, tables, *names):
-    """Engines with these readings; nothing is known between the fourth and the fifth."""
-    return tables(
-        [
-            {
-                **span(
-                    *("engine_state", at, at),
-                    name=name,
-                    running_requests=running,
-                    waiting_requests=waiting,
-                    running_limit=8,
-                    kv_used_tokens=used,
-                    kv_capacity_tokens=1000,
-                ),
-                "duration_us": None,
-            }
-            for name in names
-            for at, running, waiting, used in READINGS
-        ]
-    )
-
-
-def test_means_are_by_time(span, tables):
-    """Four seconds are covered: 1 s idle, 2 s with 8 requests, 1 s with 4."""
-    (row,) = engine_load(engine(span, tables, "engine_0"))
+def test_means_are_by_time(instant, tables):
+    """Four seconds are covered: 1 s idle, 2 s with 8 requests, 1 s with 4; then nothing is known."""
+    readings = [
+        instant(
+            *("engine_state", at),
+            name="engine_0",
+            running_requests=running,
+            waiting_requests=waiting,
+            running_limit=8,
+            kv_used_tokens=used,
+            kv_capacity_tokens=1000,
+        )
+        for at, running, waiting, used in READINGS
+    ]
+    (row,) = engine_load(tables(readings))
 
     assert (5, 4.0, 5.0, 8, 1.0, 2, 8) == picked(
         row, "readings covered_s running max_running waiting max_waiting running_limit"
@@ -40,10 +30,10 @@ def test_means_are_by_time(span, tables):
     assert (0.525, 0.9, 0.25, 0.5) == picked(row, "kv_share max_kv_share idle_share waiting_share")
 
 
-def test_counts_that_an_engine_does_not_report_are_unknown(span, tables):
+def test_counts_that_an_engine_does_not_report_are_unknown(instant, tables):
     """Not 0 % idle and never waiting; a mean is over the readings that have the value."""
     partly = [
-        {**span("engine_state", at, at, name="engine_0", **counts), "duration_us": None}
+        instant("engine_state", at, name="engine_0", **counts)
         for at, counts in ((0.0, {"kv_used_tokens": 5}), (3.0, {"running_requests": 4}), (4.0, {}))
     ]
     (row,) = engine_load(tables(partly))

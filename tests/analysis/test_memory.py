@@ -28,13 +28,12 @@ def move(span):
 
 
 @pytest.fixture
-def checkpoint(span):
+def checkpoint(instant):
     """A function that makes a reading at one of verl's checkpoints, in GB."""
 
     def make(at_s, at, used, *, name="actor_0", total=80, **more):
         numbers = {"used_bytes": used * GB, "total_bytes": total * GB if total > 1 else total}
-        made = span("memory", at_s, at_s, name=name, at=at, rss_bytes=GB, **numbers, **more)
-        return {**made, "duration_us": None}
+        return instant("memory", at_s, name=name, at=at, rss_bytes=GB, **numbers, **more)
 
     return make
 
@@ -50,20 +49,19 @@ def step(span):
     ]
 
 
-def sample(span, at_s, used, name="actor_0", **more):
+def sample(instant, at_s, used, name="actor_0", **more):
     """A reading at a regular time, in GB; it knows no step."""
     numbers = {"used_bytes": used * GB, "total_bytes": 80 * GB, "rss_bytes": 4 * GB}
-    made = span("memory_sample", at_s, at_s, name=name, host_used_bytes=60 * GB, **numbers, **more)
-    return {**made, "duration_us": None}
+    return instant("memory_sample", at_s, name=name, host_used_bytes=60 * GB, **numbers, **more)
 
 
-def test_peaks_are_told_by_the_trainers_phase(step, span, checkpoint, move, tables):
+def test_peaks_are_told_by_the_trainers_phase(step, instant, checkpoint, move, tables):
     """The time decides, not the step that a process believes to be in."""
     events = [
         *step,
-        sample(span, 1, 70, step=0),
-        sample(span, 2, 60, step=0),
-        sample(span, 5, 30, step=0),
+        sample(instant, 1, 70, step=0),
+        sample(instant, 2, 60, step=0),
+        sample(instant, 5, 30, step=0),
         checkpoint(9, "After resume weights", 40, step=7),
         move("memory_release", 3.5, 3.9, **ENGINE),
     ]

@@ -6,12 +6,13 @@ from picked import picked
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
 
 
-def instant(span, event, at, **fields):
-    """An event without a length."""
-    return {**span(event, at, at, **fields), "duration_us": None}
+@pytest.fixture
+def step(span, instant):
+    """A function that makes the events of a step."""
+    return lambda *step, **flops: [*step_of(span, instant, *step, **flops)]
 
 
-def step(span, number, begin, update_s, tokens, **flops):
+def step_of(span, instant, number, begin, update_s, tokens, **flops):
     """A step: 2 s of log-probabilities and an update; two ranks that share each batch of two.
 
     Of each pair of ranks the first counts: actors 0 and 2 have a batch of log-probabilities and two
@@ -34,12 +35,12 @@ def step(span, number, begin, update_s, tokens, **flops):
             yield span("train_batch", at, end, name=name, step=0, **counted)
             if counts and flops:
                 sums = {"tokens": 2 * tokens, "sequences": 4, "ranks": 4, "forward_only": False}
-                yield instant(span, "batch_flops", end, name=name, step=0, **sums, **flops)
+                yield instant("batch_flops", end, name=name, step=0, **sums, **flops)
 
 
-def test_tokens_are_those_of_the_ranks_that_count(span, tables):
+def test_tokens_are_those_of_the_ranks_that_count(step, tables):
     """Two of four, in the phase in which their batch lies: 4 × 100 in the update, 2 × 200 before."""
-    rows = phase_efficiency(tables(step(span, 1, 0, 4, 100), shuffled=1))
+    rows = phase_efficiency(tables(step(1, 0, 4, 100), shuffled=1))
 
     assert [
         ("old_log_prob", 1, 8, 400, 50.0, 2.0, 200.0, 5.0),
@@ -54,23 +55,23 @@ def test_tokens_are_those_of_the_ranks_that_count(span, tables):
     assert [(None, None)] * 2 == [(row["tflop"], row["mfu"]) for row in rows]
 
 
-def test_flops_are_verls_and_mfu_is_weighted_by_time(span, tables):
+def test_flops_are_verls_and_mfu_is_weighted_by_time(step, tables):
     """Two batches of 1 s with 40 of 4 × 20 TFLOP/s: a half; the ranks' estimates are the same."""
     estimate = {"compute_s": 1.0, "tflops": 40.0, "promised_tflops": 20.0}
-    rows = phase_efficiency(tables(step(span, 1, 0, 4, 100, **estimate)))
+    rows = phase_efficiency(tables(step(1, 0, 4, 100, **estimate)))
 
     assert [None, (80.0, 0.5)] == [
         row["mfu"] and (row["tflop"], pytest.approx(row["mfu"])) for row in rows
     ]
 
 
-def test_a_forward_pass_has_a_third_of_the_estimate(span, tables):
+def test_a_forward_pass_has_a_third_of_the_estimate(span, instant, tables):
     """As in verl's `_postprocess_output`."""
     events = [
         span("step", 0, 2, name="trainer_0"),
         span("old_log_prob", 0, 2, name="trainer_0"),
         instant(
-            *(span, "batch_flops", 1),
+            *("batch_flops", 1),
             name="actor_0",
             tokens=10,
             sequences=1,
@@ -86,9 +87,9 @@ def test_a_forward_pass_has_a_third_of_the_estimate(span, tables):
     assert (10, 10.0, 0.5) == (row["tokens"], row["tflop"], row["mfu"])
 
 
-def test_of_an_unknown_device_there_is_no_mfu(span, tables):
+def test_of_an_unknown_device_there_is_no_mfu(step, tables):
     """verl promises infinity for it, and would log 0."""
     estimate = {"compute_s": 1.0, "tflops": 40.0}
-    rows = phase_efficiency(tables(step(span, 1, 0, 4, 100, **estimate)))
+    rows = phase_efficiency(tables(step(1, 0, 4, 100, **estimate)))
 
     assert [(None, None), (80.0, None)] == [(row["tflop"], row["mfu"]) for row in rows]

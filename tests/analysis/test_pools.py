@@ -19,13 +19,11 @@ def summed(rows, lane, key):
 
 
 @pytest.fixture
-def rows(span):
+def rows(span, instant):
     trainer = {"name": "trainer_0"}
 
     def at(event, moment, **extra):
-        """An instant of the trainer's."""
-        made = span(event, moment, moment, **trainer, **extra)
-        return {**made, "duration_us": None}
+        return instant(event, moment, **trainer, **extra)
 
     def call(name, begin, end, version, number):
         return span(

@@ -16,73 +16,37 @@ from verl_profiler.analysis.steps import (
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
-SECOND = 1_000_000
+
+@pytest.fixture
+def timer(span):
+    return lambda event, begin, end, **more: span(event, begin, end, name="trainer_0", **more)
 
 
-def span(event, begin, end, *, name="trainer_0", role="trainer", family="trainer", step=1, **more):
-    times = {"begin_us": begin * SECOND, "end_us": end * SECOND}
-    times["duration_us"] = times["end_us"] - times["begin_us"]
-    own = {"run": "r", "name": name, "role": role, "event": event, "family": family, "step": step}
-    return {**own, **times, "validate": False, **more}
-
-
-def request(begin, end, number, **more):
-    about = {"name": "worker_0", "role": "agent_loop", "family": "rollout"}
-    return span("request", begin, end, **about, request_id=f"q{number}", **more)
-
-
-STEP = [
-    span("step", 0, 10),
-    span("gen", 0, 6),
-    span("sample_wait", 1, 5),
-    span("update_actor", 6, 9),
-    span("testing", 10, 12),
-    span("my_timer", 7, 8),
-]
-
-
-def test_equal_intervals_do_not_contain_each_other():
+def test_equal_intervals_do_not_contain_each_other(timer, tables):
     """Two timers around the same code: the one that sorts first is the outer, never both."""
-    tables = Tables.of({"events": [span("step", 0, 4), span("gen", 0, 4), span("inner", 0, 4)]})
+    events = [timer(event, 0, 4) for event in ("step", "gen", "inner")]
 
-    shares = [row["share"] for row in step_phases(tables)]
+    shares = [row["share"] for row in step_phases(tables(events))]
 
     assert 1.0 == pytest.approx(sum(shares))
 
 
-def test_a_step_without_an_end_has_no_duration_and_its_phases_no_share():
+def test_a_step_without_an_end_has_no_duration_and_its_phases_no_share(timer, tables):
     """What was seen of it is said apart; there is no whole to take a share of."""
-    (row,) = step_times(Tables.of({"events": STEP[1:4]}))
-    (phase,) = step_phases(Tables.of({"events": STEP[1:2]}))
+    gen, others = timer("gen", 0, 6), [timer("sample_wait", 1, 5), timer("update_actor", 6, 9)]
+    (row,) = step_times(tables([gen, *others]))
+    (phase,) = step_phases(tables([gen]))
 
     assert (False, None, 9.0, None) == picked(row, "finished duration_s seen_s unaccounted_s")
     assert ("gen", 6.0, None) == picked(phase, "phase duration_s share")
 
 
-def test_stray_events_make_no_step():
+def test_stray_events_make_no_step(timer, span, tables):
     """An engine that counts one step ahead does not invent that step."""
-    stray = span("engine_request", 11, 12, name="engine_0", role="engine", family="engine", step=2)
+    stray = span("engine_request", 11, 12, name="engine_0", step=2)
+    events = [timer("step", 0, 10), timer("testing", 10, 12), stray]
 
-    assert [1] == [row["step"] for row in step_times(Tables.of({"events": [*STEP, stray]}))]
-
-
-def step(span, number, begin, *, gen=4.0, training=3.0, weights=1.0, rest=0.5):
-    end = begin
-    events = []
-    for phase, length in (("gen", gen), ("update_actor", training), ("update_weights", weights)):
-        events.append(span(phase, end, end + length, name="trainer_0", step=number))
-        end += length
-    end += rest
-    return [*events, span("step", begin, end, name="trainer_0", step=number)], end
-
-
-def run(span, lengths, gap=0.25, **more):
-    events, now = [], 0.0
-    for number, gen in enumerate(lengths, start=1):
-        made, now = step(span, number, now, gen=gen, **more)
-        events += made
-        now += gap
-    return events
+    assert [1] == [row["step"] for row in step_times(tables(events))]
 
 
 @pytest.mark.parametrize(("digits", "duration_digits"), [(6, 6), (3, 6), (3, 3)])
@@ -127,11 +91,10 @@ def test_phases_nest_whatever_their_times_are_rounded_to(tmp_path, digits, durat
     assert [] == wrong
 
 
-def test_phases_in_turn_do_not_nest(span, tables):
+def test_phases_in_turn_do_not_nest(timer, tables):
     """Shorter than the rounding of times, beside longer ones that begin where they end."""
-    events = [span("step", 0, 0.02, name="trainer_0"), span("adv", 0, 0.0005, name="trainer_0")]
-    events += [span("ref", 0.0005, 0.01, name="trainer_0")]
-    events += [span("values", 0.01, 0.0105, name="trainer_0")]
+    events = [timer("step", 0, 0.02), timer("adv", 0, 0.0005)]
+    events += [timer("ref", 0.0005, 0.01), timer("values", 0.01, 0.0105)]
 
     made = tables(events).rows("SELECT phase, parent FROM phases WHERE phase <> 'step'")
 
@@ -154,22 +117,26 @@ def test_without_the_trainer_the_gap_is_everything_else(span, tables):
     assert (3.0, None) == (second["gen_s"], second["outside_gen_s"])
 
 
-def test_unusual_steps_are_marked(span, tables):
+def test_unusual_steps_are_marked(timer, tables):
     """One of twenty took twice as long; the usual spread is not unusual."""
-    lengths = [4 + number % 3 / 10 for number in range(20)]
-    lengths[11] = 14
+    lengths = [8.5 + number % 3 / 10 for number in range(20)]
+    lengths[11] = 18.5
+    events = [
+        timer("step", 20 * step, 20 * step + length, step=step)
+        for step, length in enumerate(lengths, 1)
+    ]
 
-    rows = step_durations(tables(run(span, lengths)))
+    rows = step_durations(tables(events))
 
     assert [12] == [row["step"] for row in rows if row["unusual"]]
 
 
 @pytest.mark.parametrize(("probes", "requests"), [(("timer",), None), (("timer", "request"), 0)])
-def test_requests_are_unknown_where_the_rollout_family_was_off(probes, requests):
+def test_requests_are_unknown_where_the_rollout_family_was_off(timer, probes, requests):
     """Not 0: no process had a probe of requests."""
     header = {"probes": {"installed": {name: ["m:f"] for name in probes}}}
     trainer = {"run": "r", "name": "trainer_0", "role": "trainer", "rank": 0, "header": header}
-    tables = Tables.of({"events": [span("step", 0, 10)], "processes": [trainer]})
+    tables = Tables.of({"events": [timer("step", 0, 10)], "processes": [trainer]})
 
     (row,) = step_times(tables)
 

@@ -26,10 +26,6 @@ class Remote:
         return self.answer(*args, **kwargs)
 
 
-async def nothing(*_args, **_kwargs):
-    return None
-
-
 def client_of(answers):
     """A client of verl's whose engine gives these answers."""
     from omegaconf import OmegaConf
@@ -136,16 +132,6 @@ def sample():
     return refilled
 
 
-class Replica:
-    rollout_mode = SimpleNamespace(value="hybrid")
-    world_size = 2
-
-    def __init__(self, rank):
-        self.replica_rank = rank
-
-    abort_all_requests = resume_generation = sleep = nothing
-
-
 def replicas():
     """Switch a real separate trainer to rollout and back, with replicas that do nothing."""
     import ray
@@ -154,7 +140,7 @@ def replicas():
 
     ray.get = lambda value: value
     workers = SimpleNamespace(world_size=4, update_weights=lambda **_: [])
-    servers = [Replica(0), Replica(1)]
+    servers = [probes_report.Replica(0), probes_report.Replica(1)]
     balancer = SimpleNamespace(
         add_servers=SimpleNamespace(remote=lambda _: None),
         remove_servers=SimpleNamespace(remote=lambda _: None),

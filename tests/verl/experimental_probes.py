@@ -15,6 +15,7 @@ import probes_report
 import ray
 import torch
 from omegaconf import OmegaConf
+from probes_report import nothing
 
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.recording import context, open_calls
@@ -71,10 +72,6 @@ class _Answer:
 
         self.task = asyncio.ensure_future(run())
         return done
-
-
-async def nothing():
-    return {}
 
 
 async def answered(prompts):
@@ -172,24 +169,9 @@ async def fully_async(report):
     report["rollouter_step"] = context.process.current_step()
 
 
-class Replica:
-    """A replica that does nothing."""
-
-    world_size = 2
-
-    def __init__(self, rank, mode):
-        self.replica_rank = rank
-        self.rollout_mode = SimpleNamespace(value=mode)
-
-    async def nothing(self, *_args, **_kwargs):
-        return None
-
-    abort_all_requests = resume_generation = sleep = nothing
-
-
 async def dynamic(report):
     """Lend a trainer's hybrid replicas to the rollout and take them back; then validate with them."""
-    hybrid = {"hybrid_0": Replica(0, "hybrid")}
+    hybrid = {"hybrid_0": probes_report.Replica(0)}
     workers = SimpleNamespace(world_size=2, update_weights=lambda **_: [])
     trainer = unmade(fully_async_trainer.FullyAsyncTrainer)
     engine = {"_target_": "verl.workers.config.CheckpointEngineConfig", "backend": "nccl"}
@@ -201,7 +183,7 @@ async def dynamic(report):
         rollouter=SimpleNamespace(
             get_all_hybrid_replicas=SimpleNamespace(remote=lambda: hybrid),
             **{
-                name: Remote(Replica(0, "").nothing)
+                name: Remote(nothing)
                 for name in ("add_replicas", "remove_replicas", "do_validate", "rebalance_requests")
             },
         ),
@@ -251,10 +233,6 @@ def sample(number):
 
 def syncs():
     """Return the steps of the work after each sync, of a rank that is synced before its work, and after."""
-
-    async def nothing(*_args, **_kwargs):
-        return None
-
     worker = DetachActorWorker.__new__(DetachActorWorker)
     found = {}
     for name, versions in (

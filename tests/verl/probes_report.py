@@ -3,6 +3,7 @@
 import json
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 from verl_profiler.instrumentation import placing, wrapping
 from verl_profiler.probes import all_probes
@@ -10,6 +11,22 @@ from verl_profiler.recording import recorder
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+
+
+async def nothing(*_args, **_kwargs):
+    return None
+
+
+class Replica:
+    """A replica of engines that does nothing."""
+
+    world_size = 2
+
+    def __init__(self, rank, mode="hybrid"):
+        self.replica_rank = rank
+        self.rollout_mode = SimpleNamespace(value=mode)
+
+    abort_all_requests = resume_generation = sleep = nothing
 
 
 def begin(role, **settings):
