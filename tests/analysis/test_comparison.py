@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from analysis.test_intervals import series
 
 from verl_profiler.analysis.compare.comparison import (
     ALPHA,
@@ -17,10 +18,7 @@ COUNT = 8
 
 def made_run(source, steps, rho):
     """Metrics of a run: autocorrelated, with long tails, and slow all at once."""
-    noise = source.standard_normal((COUNT + 1, steps))
-    made = noise.copy()
-    for step in range(1, steps):
-        made[:, step] = rho * made[:, step - 1] + np.sqrt(1 - rho**2) * noise[:, step]
+    made = series(source, COUNT + 1, steps, rho)
     return np.exp(0.25 * (0.8 * made[0] + 0.6 * made[1:]))
 
 

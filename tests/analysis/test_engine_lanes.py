@@ -8,6 +8,7 @@ import pytest
 from chart_reading import data_in, panels_of, words
 from truth.engine_readings import reading
 from truth.synthetic import EPOCH, Request, Step, Turn, events_of, run_of, tables_of
+from truth.test_engine_time import drawn_requests
 
 from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
 from verl_profiler.analysis.engine_state import engine_load_over_time
@@ -16,24 +17,7 @@ from verl_profiler.views.view import Choice
 
 
 def drawn_step(seed):
-    source = random.Random(seed)
-    return Step(
-        tuple(
-            Request(
-                begin_us=10_000 + source.randrange(900_000),
-                turns=tuple(
-                    Turn(
-                        tokens=source.randrange(2, 60),
-                        held_us=source.choice((0, 200_000)),
-                        parked_us=source.choice((0, 0, 90_000)),
-                    )
-                    for _ in range(source.randrange(1, 4))
-                ),
-                replica=place % 2,
-            )
-            for place in range(14)
-        )
-    )
+    return Step(drawn_requests(random.Random(seed)))
 
 
 def spans_of(row):

@@ -165,6 +165,18 @@ class Simulation:
                 for step, seconds in call.seconds.items():
                     self._add(self.pool, step, account, seconds)
 
+    @property
+    def consumed(self) -> list[Sample]:
+        """The samples that a step took, in the order of their dispatch."""
+        return [sample for sample in self.samples if sample.fate == "consumed"]
+
+    def taken_by_step(self) -> dict[int | None, list[Sample]]:
+        """Return the consumed samples of each step."""
+        found: dict[int | None, list[Sample]] = {}
+        for sample in self.consumed:
+            found.setdefault(sample.consumed_step, []).append(sample)
+        return found
+
     def _run_step(self) -> None:
         begin = self.now
         if self.step == 1 or not self.plan.rollouter:

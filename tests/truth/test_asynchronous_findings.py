@@ -69,6 +69,22 @@ def rows_of(tables, steps):
     }
 
 
+def spent(run, pool, what):
+    """Return the mean seconds that a pool's devices spent on an account, in each step but the first."""
+    return sum(
+        seconds
+        for (own, step, account), seconds in run.seconds.items()
+        if own == pool and step > 1 and account.startswith(what)
+    ) / (run.plan.steps - 1)
+
+
+def later_step_s(run):
+    """Return the mean length of the steps after the first."""
+    return sum(
+        end - begin for event, step, begin, end in run.timers if event == "step" and step > 1
+    ) / (1000 * (run.plan.steps - 1))
+
+
 def found_in(plan):
     """Return the findings without the first step, and the mean length of the other steps in s."""
     run = Simulation(plan)
@@ -77,13 +93,7 @@ def found_in(plan):
         sent = {"event": "weight_sync", "extra": {"weight_version": timer["step"]}}
         events.append({**timer, **sent})
     tables = tables_of(events)
-    steps = (2, plan.steps)
-    lengths = [
-        (end - begin) / 1000
-        for event, step, begin, end in run.timers
-        if event == "step" and step > 1
-    ]
-    return rows_of(tables, steps), sum(lengths) / len(lengths), run
+    return rows_of(tables, (2, plan.steps)), later_step_s(run), run
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -101,13 +111,8 @@ def test_a_finding_bounds_what_its_fix_gains(name):
     pool = (
         "rollout" if name in ("waits_for_trainer", "stale_samples", "wasted_aborts") else "trainer"
     )
-    true = sum(
-        seconds
-        for (own, step, what), seconds in run.seconds.items()
-        if (own, what) == (pool, account) and step > 1
-    )
     devices = plan.replicas if pool == "rollout" else plan.trainer_devices
-    assert rows[name]["values"]["lost_s"] == pytest.approx(true / devices / (plan.steps - 1))
+    assert rows[name]["values"]["lost_s"] == pytest.approx(spent(run, pool, account) / devices)
 
 
 def half(number):
@@ -181,18 +186,11 @@ def test_the_split_has_bounds_from_the_idle_devices(devices):
     plan = Plan(stages=slow, train_ms=300, sync_ms=20, trainer_devices=devices)
     rows, step_s, run = found_in(plan)
 
-    def spent(pool, what):
-        return sum(
-            seconds
-            for (own, step, account), seconds in run.seconds.items()
-            if own == pool and step > 1 and what in account
-        ) / (plan.steps - 1)
-
-    idle = spent("trainer", "waiting_for_samples") / step_s
+    idle = spent(run, "trainer", "waiting_for_samples") / step_s
     lengths = {
         moved: max(
-            (spent("trainer", "training") + 0.02 * (devices - moved)) / (devices - moved),
-            spent("rollout", "generating") / (2 + moved),
+            (spent(run, "trainer", "training") + 0.02 * (devices - moved)) / (devices - moved),
+            spent(run, "rollout", "generating") / (2 + moved),
         )
         for moved in range(1, devices)
     }
@@ -212,8 +210,8 @@ def test_stale_tokens_are_counted():
     rows, _, run = found_in(PLANTED["too_stale, queue"][0])
     tokens = [
         (sample.trainer_version - version, count)
-        for sample in run.samples
-        if sample.fate == "consumed" and sample.consumed_step > 1
+        for sample in run.consumed
+        if sample.consumed_step > 1
         for version, count in sample.tokens.items()
     ]
     stale = sum(count for behind, count in tokens if behind > 2) / sum(count for _, count in tokens)
@@ -289,8 +287,7 @@ def with_engines(plan, extra_of, *, full=False):
             for at_us in range(first, last, 500_000)
         ]
     tables = tables_of(events)
-    timers = [end - begin for event, step, begin, end in run.timers if event == "step" and step > 1]
-    return rows_of(tables, (2, plan.steps)), sum(timers) / len(timers) / 1000, run
+    return rows_of(tables, (2, plan.steps)), later_step_s(run), run
 
 
 @pytest.mark.parametrize(
@@ -319,12 +316,7 @@ def test_what_engines_lose_is_found_where_the_trainer_waits_for_them(name, extra
     assert name in rows
     assert name not in healthy
     assert 0 < before - after <= rows[name]["recoverable_s"] + 1e-6
-    busy = sum(
-        seconds
-        for (pool, step, what), seconds in run.seconds.items()
-        if pool == "rollout" and step > 1 and what.startswith("generating")
-    )
-    whole = busy / plan.replicas / (plan.steps - 1)
+    whole = spent(run, "rollout", "generating") / plan.replicas
     share = {"kv_bound": (0.4, 0.5), "cold_prefix_cache": (0.1, 0.4)}[name]
     assert share[0] * whole <= rows[name]["values"]["lost_s"] <= share[1] * whole + 1e-6
     assert "rollout's time" in finding_list([*rows.values()])
@@ -333,16 +325,11 @@ def test_what_engines_lose_is_found_where_the_trainer_waits_for_them(name, extra
     assert name not in busy_trainer
 
 
-def _later_step_s(plan):
-    """Return the mean length of the steps after the first."""
-    steps = [each for each in events_of(Simulation(plan)) if each["event"] == "step"][1:]
-    return sum(each["duration_us"] for each in steps) / len(steps) / 1e6
-
-
 def test_a_slow_rank_and_a_tool_that_fails_are_named():
     """Three ranks of four end each update 100 ms before the other one; every third tool call fails."""
     plan = Plan(stages=even, train_ms=900, sync_ms=30, ahead=8, steps=8, batch=8, trainer_devices=4)
-    events = events_of(Simulation(plan))
+    run = Simulation(plan)
+    events = events_of(run)
     sound = rows_of(tables_of(events), (2, plan.steps))
     tools = [each for each in events if each["event"] == "tool_call"]
     for each in tools[::3]:
@@ -359,7 +346,7 @@ def test_a_slow_rank_and_a_tool_that_fails_are_named():
         rows["slow_ranks"]["culprit_kind"],
     )
     # With a quicker trainer, some steps wait for samples.
-    saved_s = _later_step_s(plan) - _later_step_s(replace(plan, train_ms=800))
+    saved_s = later_step_s(run) - later_step_s(Simulation(replace(plan, train_ms=800)))
     assert rows["slow_ranks"]["recoverable_s"] == pytest.approx(saved_s, rel=0.1)
     assert saved_s < 0.07
     assert "TimeoutError" in rows["failing_tools"]["message"]

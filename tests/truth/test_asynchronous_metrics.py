@@ -35,20 +35,12 @@ def values(rows):
     return found
 
 
-def taken_by_step(run):
-    found = defaultdict(list)
-    for sample in run.samples:
-        if sample.fate == "consumed":
-            found[sample.consumed_step].append(sample)
-    return found
-
-
 @pytest.mark.parametrize("plan", [*PLANS.values(), SYNCHRONOUS], ids=[*PLANS, "synchronous"])
 def test_requests_and_calls_count_in_the_step_that_consumed_them(plan):
     """Warm-up batches do not make the first step larger, and no step has requests of others."""
     run, tables = made(plan)
     found = values(step_metrics(tables))
-    taken = taken_by_step(run)
+    taken = run.taken_by_step()
 
     assert found["requests"] == {step: len(samples) for step, samples in taken.items()}
     assert found["request"] == found["requests"]
@@ -74,7 +66,7 @@ def test_samples_per_second_and_staleness(plan):
     """Samples by the step's own length; a synchronous run is no version behind."""
     run, tables = made(plan)
     found = values(sample_metrics(tables, None))
-    taken = taken_by_step(run)
+    taken = run.taken_by_step()
     lengths = {
         step: (end - begin) / 1000 for event, step, begin, end in run.timers if event == "step"
     }

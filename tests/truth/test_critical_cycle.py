@@ -39,12 +39,8 @@ def found_in(plan):
 
 def steps_of(run):
     """Return when each step took its last samples, in ms."""
-    found = {}
-    for sample in run.samples:
-        if sample.fate == "consumed":
-            step = sample.consumed_step
-            found[step] = max(found.get(step, 0), sample.taken)
-    return found
+    taken = run.taken_by_step()
+    return {step: max(sample.taken for sample in taken[step]) for step in taken}
 
 
 @pytest.mark.parametrize("what", PLANS)

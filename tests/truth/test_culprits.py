@@ -450,18 +450,6 @@ def test_a_member_that_leads_always_is_named_from_enough_places_on():
     assert "last in 8 of 8 steps" == named[8].where
 
 
-def test_a_blocked_loop_has_a_bound_beside_its_estimate():
-    """All that the loop of the last request stood still while it ran, 0.895 s of each step."""
-    rows, _ = found_in(every(blocked))
-    true_s = seconds_per_step(every(blocked)) - seconds_per_step(healthy)
-
-    assert rows[0]["finding"] == "event_loop"
-    assert rows[0]["bound_s"] == pytest.approx(0.895, abs=0.001)
-    assert rows[0]["recoverable_s"] <= rows[0]["bound_s"]
-    assert true_s <= rows[0]["bound_s"]
-    assert all(row["bound_s"] is None for row in rows[1:])
-
-
 def test_the_bound_of_a_blocked_loop_covers_what_the_estimate_cannot_see():
     """A tool that blocks its own loop takes as long as it blocks: the path gives that time to the tool."""
     # When the tools begin: on the way, in the engine, back.
@@ -488,4 +476,5 @@ def test_the_bound_of_a_blocked_loop_covers_what_the_estimate_cannot_see():
     # Only where another request's call blocked.
     assert row["recoverable_s"] == pytest.approx(0.6 / 2)
     assert row["bound_s"] == pytest.approx(0.6)
+    assert all(other["bound_s"] is None for other in rows if other is not row)
     assert row["recoverable_s"] < true_s <= row["bound_s"]

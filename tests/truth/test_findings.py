@@ -54,8 +54,8 @@ def turns_with(**more):
     )
 
 
-def longest_turn(request):
-    return replace(request, turns=(*request.turns[:-1], replace(request.turns[-1], tokens=300)))
+def longest_turn(request, tokens=300):
+    return replace(request, turns=(*request.turns[:-1], replace(request.turns[-1], tokens=tokens)))
 
 
 STALLED = requests_with(turns_with(back_us=150_000), (0,))
@@ -170,13 +170,7 @@ def test_a_quiet_run_has_no_anomaly():
 
 def with_a_tail(tokens):
     """Two of forty requests generate more in their last turn."""
-
-    def longer(request):
-        return replace(
-            request, turns=(*request.turns[:-1], replace(request.turns[-1], tokens=tokens))
-        )
-
-    return requests_with(longer, (7, 8))
+    return requests_with(lambda request: longest_turn(request, tokens), (7, 8))
 
 
 def test_what_may_be_chance_is_no_finding():

@@ -156,19 +156,15 @@ def test_sums_are_estimated_within_the_error_of_the_sample(runs, table, column):
     assert abs(estimate - truth) < truth - recorded
 
 
-def test_the_analyses_use_the_estimates(runs):
+@pytest.mark.parametrize(
+    ("analysis", "table"), [("tool_times", "tool_calls"), ("engine_times", "engine_calls")]
+)
+def test_the_analyses_use_the_estimates(runs, analysis, table):
     _, part, _ = runs
     calls = part.tables.row(
-        "SELECT sum(sampled) AS n, sum(sampled * duration_us) AS us FROM tool_calls"
+        f"SELECT sum(sampled) AS n, sum(sampled * duration_us) AS us FROM {table}"
     )
-    rows = ANALYSES["tool_times"](part.tables)
-    assert calls["n"] == sum(row["calls"] for row in rows)
-    assert calls["us"] / 1e6 == pytest.approx(sum(row["total_s"] for row in rows))
-
-    calls = part.tables.row(
-        "SELECT sum(sampled) AS n, sum(sampled * duration_us) AS us FROM engine_calls"
-    )
-    rows = ANALYSES["engine_times"](part.tables)
+    rows = ANALYSES[analysis](part.tables)
     assert calls["n"] == sum(row["calls"] for row in rows)
     assert calls["us"] / 1e6 == pytest.approx(sum(row["total_s"] for row in rows))
 

@@ -44,10 +44,7 @@ def test_versions_behind_and_off_policy_tokens(plan):
     run = Simulation(plan)
     rows = staleness(tables_of(events_of(run)))
 
-    by_step = defaultdict(list)
-    for sample in run.samples:
-        if sample.fate == "consumed":
-            by_step[sample.consumed_step].append(sample)
+    by_step = run.taken_by_step()
     assert {row["step"] for row in of(rows, "all")} == set(by_step)
     for row in of(rows, "all"):
         taken = by_step[row["step"]]
@@ -81,35 +78,22 @@ def test_each_grouping_has_every_sample():
     run = Simulation(PLANS["long requests"])
     rows = staleness(tables_of(events_of(run)))
 
-    consumed = [sample for sample in run.samples if sample.fate == "consumed"]
     for part in ("all", "versions", "length", "prompt_length", "attempts"):
-        assert sum(row["samples"] for row in of(rows, part)) == len(consumed)
-    for part, unit, lengths in (
-        ("length", " tokens", [sum(sample.tokens.values()) for sample in consumed]),
-        ("prompt_length", " prompt tokens", [sample.prompt_tokens for sample in consumed]),
+        assert sum(row["samples"] for row in of(rows, part)) == len(run.consumed)
+    for part, unit, length_of in (
+        ("length", " tokens", lambda sample: sum(sample.tokens.values())),
+        ("prompt_length", " prompt tokens", lambda sample: sample.prompt_tokens),
     ):
-        bins = defaultdict(int)
-        for row in of(rows, part):
-            bins[row["what"]] += row["samples"]
-        for name, count in bins.items():
+        names = {row["what"] for row in of(rows, part)}
+        assert len(names) == 4
+        for name in names:
             low, high = ends_of(name, unit)
-            assert count == sum(low <= length <= high for length in lengths)
-        assert len(bins) == 4
-
-
-def test_staleness_by_prompt_length():
-    """The mean over the samples of each quartile of prompts, counted here."""
-    run = Simulation(PLANS["long requests"])
-    rows = of(staleness(tables_of(events_of(run))), "prompt_length")
-    consumed = [sample for sample in run.samples if sample.fate == "consumed"]
-
-    for name in {row["what"] for row in rows}:
-        low, high = ends_of(name, " prompt tokens")
-        own = [sample for sample in consumed if low <= sample.prompt_tokens <= high]
-        behind = [sample.trainer_version - min(sample.tokens) for sample in own]
-        mine = [row for row in rows if row["what"] == name]
-        assert sum(row["behind"] * row["samples"] for row in mine) == pytest.approx(sum(behind))
-        assert sum(row["tokens"] for row in mine) == sum(sum(s.tokens.values()) for s in own)
+            own = [sample for sample in run.consumed if low <= length_of(sample) <= high]
+            behind = [sample.trainer_version - min(sample.tokens) for sample in own]
+            mine = [row for row in of(rows, part) if row["what"] == name]
+            assert sum(row["samples"] for row in mine) == len(own)
+            assert sum(row["behind"] * row["samples"] for row in mine) == pytest.approx(sum(behind))
+            assert sum(row["tokens"] for row in mine) == sum(sum(s.tokens.values()) for s in own)
 
 
 def test_prompts_of_unknown_length_are_in_no_group():
@@ -132,11 +116,7 @@ def test_long_and_resumed_samples_are_the_stale_ones():
     spanned = defaultdict(float)
     for row in of(rows, "attempts"):
         spanned[row["what"]] += row["spanned"] * row["samples"]
-    resumed = [
-        sample
-        for sample in run.samples
-        if sample.fate == "consumed" and any(call.attempt for call in sample.calls)
-    ]
+    resumed = [each for each in run.consumed if any(call.attempt for call in each.calls)]
     assert resumed
     assert spanned["not aborted"] == 0
     assert spanned["aborted and resumed"] == pytest.approx(
@@ -144,7 +124,7 @@ def test_long_and_resumed_samples_are_the_stale_ones():
     )
     stalest = of(rows, "prompt")[0]
     assert stalest["behind"] == max(
-        each.trainer_version - min(each.tokens) for each in run.samples if each.fate == "consumed"
+        each.trainer_version - min(each.tokens) for each in run.consumed
     )
 
 
@@ -178,9 +158,7 @@ def test_tokens_whose_version_was_not_recorded_are_not_counted_as_either():
     ]
     rows = of(staleness(tables_of(events)), "all")
 
-    mixed = [
-        sample for sample in run.samples if sample.fate == "consumed" and len(sample.tokens) > 1
-    ]
+    mixed = [sample for sample in run.consumed if len(sample.tokens) > 1]
     assert sum(row["unknown_tokens"] for row in rows) == sum(
         sum(sample.tokens.values()) for sample in mixed
     )

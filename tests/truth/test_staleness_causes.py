@@ -52,9 +52,7 @@ def test_seconds_and_versions_of_each_state(plan):
         events.append({**timer, **sent})
     rows = causes_of(staleness_causes(tables_of(events)))
     ages, behind, counts = defaultdict(float), defaultdict(int), defaultdict(int)
-    for sample in run.samples:
-        if sample.fate != "consumed":
-            continue
+    for sample in run.consumed:
         step = sample.consumed_step
         counts[step] += 1
         for now in range(sample.begin, sample.taken):

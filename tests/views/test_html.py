@@ -86,7 +86,7 @@ def test_a_small_run_is_shown_whole():
     """Every request is there, with its spans inside it."""
     data = of(SMALL)
     drawn = data["timelines"]
-    requests = rows({key: drawn["requests"][key] for key in ("columns", "rows")})
+    requests = rows(drawn["requests"])
     with load(SMALL) as run:
         expected = run.rows("SELECT count(*) AS requests FROM requests")[0]["requests"]
 
@@ -138,9 +138,7 @@ def test_a_large_run_is_sampled_and_says_so(monkeypatch):
             "SELECT request_id FROM requests WHERE finished QUALIFY row_number() OVER "
             "(PARTITION BY step, validate ORDER BY duration_us DESC) = 1"
         )
-    kept = {
-        row["request_id"] for row in rows({k: drawn["requests"][k] for k in ("columns", "rows")})
-    }
+    kept = {row["request_id"] for row in rows(drawn["requests"])}
 
     assert 1 == len(drawn["scenes"])
     assert len(kept) < drawn["of"]
@@ -201,7 +199,7 @@ def test_a_request_without_an_end_is_drawn_to_where_it_was_last_seen(tmp_path):
     folder = write_lines(tmp_path / "run", worker_0=[call])
     data = of(folder)
     requests = data["timelines"]["requests"]
-    (request,) = rows({key: requests[key] for key in ("columns", "rows")})
+    (request,) = rows(requests)
 
     assert (None, "unfinished") == (request["duration_s"], request["status"])
     assert 150_000 == request["length"]
