@@ -25,6 +25,15 @@ def lines_of(directory, *, own=False, killed=False):
     return [event for event in events if own or event["event"] != "profiler_cost"]
 
 
+def lines_with_files(directory, files="*"):
+    """Return the lines of a run directory in file order, each with its `file` and an `extra`."""
+    return [
+        {**line, "file": path.stem, "extra": line.get("extra") or {}}
+        for path in sorted(Path(directory).glob(f"step_*/{files}.jsonl"))
+        for line in map(json.loads, path.read_bytes().splitlines())
+    ]
+
+
 def headers_of(directory):
     """Return the process headers by name."""
     return {

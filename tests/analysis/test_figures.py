@@ -4,19 +4,15 @@ The run has two finished steps, two workers, one engine, and a validation after 
 """
 
 import functools
-import json
 from datetime import datetime
-from pathlib import Path
 from statistics import median, quantiles
 
 import pytest
 from analyses import ANALYSES
+from cached_runs import SMALL
+from reading_back import lines_with_files
 
-LINES = [
-    {**json.loads(text), "process": path.stem}
-    for path in sorted((Path(__file__).parents[1] / "data/small_run").glob("step_*/*.jsonl"))
-    for text in path.read_text().splitlines()
-]
+LINES = lines_with_files(SMALL)
 
 LAUNCHED = datetime.fromisoformat("2026-11-21T02:33:20+00:00")
 
@@ -27,8 +23,8 @@ def of(event, step=1, process="", *, validate=False):
         line
         for line in LINES
         if (event, step) == (line["event"], line["step"])
-        and line["process"].startswith(process)
-        and validate == line.get("extra", {}).get("validate", False)
+        and line["file"].startswith(process)
+        and validate == line["extra"].get("validate", False)
     ]
 
 

@@ -1,6 +1,5 @@
 """Every column of docs/metrics.md, for each recorded run, by arithmetic over its lines alone."""
 
-import json
 from collections import Counter, defaultdict
 from copy import copy
 from datetime import datetime
@@ -10,6 +9,7 @@ from statistics import median
 import numpy as np
 import pytest
 from cached_runs import cached
+from reading_back import lines_with_files
 
 from verl_profiler.analysis.engine import request_token_rates, token_rates
 from verl_profiler.analysis.rollout import rollout_tail, step_tail
@@ -26,10 +26,9 @@ TRAINING = ("reward", "old_log_prob", "ref", "values", "adv", "update_critic", "
 class Line:
     """A line of an event file; begin and end in microseconds."""
 
-    def __init__(self, path, text):
-        content = json.loads(text)
-        self.process, self.event = path.stem, content["event"]
-        self.step, self.extra = content.get("step"), content.get("extra") or {}
+    def __init__(self, content):
+        self.process, self.event = content["file"], content["event"]
+        self.step, self.extra = content.get("step"), content["extra"]
         self.validate = bool(self.extra.get("validate"))
         at = datetime.fromisoformat(content["timestamp"])
         self.end = int(at.timestamp()) * 10**6 + at.microsecond
@@ -44,11 +43,7 @@ class Line:
 def run(request):
     """The run as the product reads it, and its lines."""
     folder = cached(request.param)
-    lines = [
-        Line(path, text)
-        for path in sorted(folder.glob("step_*/*.jsonl"))
-        for text in path.read_text().splitlines()
-    ]
+    lines = [*map(Line, lines_with_files(folder))]
     with load(folder) as opened:
         yield opened, lines
 

@@ -1,10 +1,10 @@
 """The tree of a step's time adds up, and its numbers are those of the raw events."""
 
-import json
 from collections import defaultdict
 
 import pytest
 from cached_runs import SMALL
+from reading_back import lines_with_files
 
 from verl_profiler.analysis.time_tree import time_tree, whole_time_tree
 from verl_profiler.reading.reader import load
@@ -35,10 +35,10 @@ def below(rows, row):
 def raw(step, pattern):
     """Return the finished training events of a step."""
     return [
-        event
-        for path in SMALL.glob(f"step_{step}/{pattern}_*.jsonl")
-        for event in map(json.loads, path.read_text().splitlines())
-        if "duration_sec" in event and not event.get("extra", {}).get("validate")
+        line
+        for line in lines_with_files(SMALL, f"{pattern}_*")
+        if (line["step"], line["extra"].get("validate", False)) == (step, False)
+        and "duration_sec" in line
     ]
 
 

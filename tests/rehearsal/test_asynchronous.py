@@ -1,7 +1,6 @@
 """What real runs of verl's asynchronous trainers leave behind; some are recorded, three are run here."""
 
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from no_alarm import assert_no_alarm
+from reading_back import lines_with_files
 
 from verl_profiler.analysis.explain.critical_path import critical_segments
 from verl_profiler.analysis.explain.ledger import bubble_ledger
@@ -29,12 +29,8 @@ class Run:
     def __init__(self, directory):
         self.directory = directory
         self.events = defaultdict(list)
-        for file in sorted(directory.glob("step_*/*.jsonl")):
-            for text in file.read_text().splitlines():
-                line = json.loads(text)
-                line["file"] = file.stem
-                line["extra"] = line.get("extra") or {}
-                self.events[line["event"]].append(line)
+        for line in lines_with_files(directory):
+            self.events[line["event"]].append(line)
 
     @cached_property
     def read(self):

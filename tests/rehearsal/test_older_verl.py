@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import verl_drift
 from cached_runs import cached
+from reading_back import lines_with_files
 from tq_lines import ON, traced_lines
 
 from verl_profiler.analysis.explain.ledger import account_totals, bubble_ledger
@@ -70,11 +71,7 @@ def run(request, tmp_path_factory):
 @pytest.fixture
 def lines(run):
     """Return the lines of all its event files, with the file that each is in."""
-    return [
-        {"extra": {}, **json.loads(line), "file": path.stem}
-        for path in sorted(run.glob("step_*/*.jsonl"))
-        for line in path.read_bytes().splitlines()
-    ]
+    return lines_with_files(run)
 
 
 def of(lines, event):

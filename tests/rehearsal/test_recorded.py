@@ -4,12 +4,12 @@ The stand-in's run is that of examples/own_recipe, so its tool and its reward fu
 of their own.  Its trainer is verl's V0 trainer, the others' V1.
 """
 
-import json
 import re
 from collections import Counter, defaultdict
 from datetime import datetime
 
 import pytest
+from reading_back import headers_of, lines_with_files
 from tq_lines import of, traced_lines
 
 from verl_profiler.events.vocabulary import EVENTS
@@ -29,21 +29,12 @@ class Recorded:
         self.directory = directory
         self.output = output
         self.console = (directory / "console.log").read_text(errors="replace")
-        self.lines = []
-        for file in sorted(directory.glob("step_*/*.jsonl")):
-            for text in file.read_bytes().splitlines(keepends=True):
-                line = json.loads(text)
-                line["file"] = file.stem
-                line["size"] = len(text)
-                line["extra"] = line.get("extra") or {}
-                end = datetime.fromisoformat(line["timestamp"]).timestamp()
-                line["end"] = round(end * 1e6)
-                line["begin"] = line["end"] - round(line.get("duration_sec", 0) * 1e6)
-                self.lines.append(line)
-        self.headers = {
-            file.stem: json.loads(file.read_bytes())
-            for file in (directory / "processes").glob("*.json")
-        }
+        self.lines = lines_with_files(directory)
+        for line in self.lines:
+            end = datetime.fromisoformat(line["timestamp"]).timestamp()
+            line["end"] = round(end * 1e6)
+            line["begin"] = line["end"] - round(line.get("duration_sec", 0) * 1e6)
+        self.headers = headers_of(directory)
 
     def of(self, *events, files=""):
         """Return the lines of these events in the files whose names begin so."""

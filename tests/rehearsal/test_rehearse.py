@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from reading_back import lines_of
 from shipping.copies import contents, local
 
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
@@ -32,11 +33,7 @@ def _command(*arguments):
 
 
 def _events(output, name):
-    for file in sorted(output.glob("step_*/*.jsonl")):
-        for line in file.read_text().splitlines():
-            event = json.loads(line)
-            if event["event"] == name:
-                yield event
+    return [line for line in lines_of(output) if line["event"] == name]
 
 
 def test_the_command_tells_each_step_and_where_the_results_are(rehearsed):

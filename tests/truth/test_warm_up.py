@@ -1,12 +1,12 @@
 """The first step of a run is left out of means, everywhere by the same rule, and the output states it."""
 
 import json
-import tarfile
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 
 import pytest
+from cached_runs import cached
+from reading_back import lines_with_files
 from truth.synthetic import events_of, run_of, tables_of
 from truth.test_findings import QUIET
 
@@ -23,7 +23,6 @@ from verl_profiler.units import seconds
 from verl_profiler.views.overview_text import TABLES, overview_text
 from verl_profiler.views.why_text import why
 
-DATA = Path(__file__).parent.parent / "data"
 SLOW_START = replace(QUIET, save_us=9_000_000)
 
 
@@ -68,38 +67,24 @@ def test_the_first_step_counts_if_it_is_chosen_or_one_of_two():
     assert f"mean {seconds(sum(truth.duration_us for truth in truths) / 3e6)}" in chosen
 
 
-def durations(archive):
-    """The duration of each finished step in an archive, from its raw lines."""
-    found = {}
-    with tarfile.open(archive) as files:
-        for name in files.getnames():
-            if "/trainer_" in name:
-                for line in files.extractfile(name).read().splitlines():
-                    row = json.loads(line)
-                    if row.get("event") == "step" and row["step"] > 0:
-                        found[row["step"]] = row["duration_sec"]
-    return found
-
-
 @pytest.mark.parametrize("name", ["rehearsal_run", "separate_async_run"])
 def test_every_command_has_the_same_headline(name, capsys, tmp_path):
     """Two steps of which both count, and more of which the first does not."""
     from verl_profiler.cli.publishing import _profile
     from verl_profiler.views.sections import document
 
-    archive = DATA / f"{name}.tar.gz"
+    run = cached(name)
 
     def printed(*words):
         main([*map(str, words), "--json"])
         return json.loads(capsys.readouterr().out)
 
-    lengths = durations(archive)
+    lines = lines_with_files(run, "trainer_*")
+    lengths = {line["step"]: line["duration_sec"] for line in lines if line["event"] == "step"}
     kept = [lengths[step] for step in sorted(lengths)[len(lengths) > 2 :]]
-    summary, why = printed("summary", archive), printed("why", archive)
-    step = next(
-        row for row in printed("diff", archive, archive)["metrics"] if row["metric"] == "step.mean"
-    )
-    with load(archive) as opened:
+    summary, why = printed("summary", run), printed("why", run)
+    step = next(row for row in printed("diff", run, run)["metrics"] if row["metric"] == "step.mean")
+    with load(run) as opened:
         page = document(opened)
         (tmp_path / "report.html").touch()
         scalars = _profile(opened, tmp_path / "report.html", "p", "e").scalars

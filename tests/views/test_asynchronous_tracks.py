@@ -1,34 +1,17 @@
 """What the timeline of an asynchronous run adds: versions, queues and the way of each sample."""
 
-import gzip
-import json
-import tarfile
 from collections import Counter
 from datetime import datetime
-from pathlib import Path
 
 import pytest
+from cached_runs import cached
+from reading_back import lines_with_files
 from views.perfetto_reading import read_trace
 from views.test_tracks import write
 
 from verl_profiler.reading.reader import load
 
-DATA = Path(__file__).parent.parent / "data"
 RUNS = ("colocate_async", "fully_async")
-
-
-def lines_of(archive):
-    """Give (process, event) of each line in the event files, without the package's reader."""
-    with tarfile.open(archive) as files:
-        for member in files:
-            path = Path(member.name)
-            if "step_" not in member.name or ".jsonl" not in path.name:
-                continue
-            content = files.extractfile(member).read()
-            if path.suffix == ".gz":
-                content = gzip.decompress(content)
-            for line in content.splitlines():
-                yield path.name.partition(".")[0], json.loads(line)
 
 
 def ended_ns(event):
@@ -40,11 +23,11 @@ class Run:
     """A recorded run: the events of its files by name, and its trace."""
 
     def __init__(self, name, folder):
-        archive = DATA / f"{name}_run.tar.gz"
+        folder_of_run = cached(f"{name}_run")
         self.events = {}
-        for process, event in sorted(lines_of(archive), key=lambda line: line[1]["timestamp"]):
-            self.events.setdefault(event["event"], []).append((process, event))
-        with load([archive], cache=False) as run:
+        for line in sorted(lines_with_files(folder_of_run), key=lambda each: each["timestamp"]):
+            self.events.setdefault(line["event"], []).append((line["file"], line))
+        with load([folder_of_run], cache=False) as run:
             self.trace = read_trace(write(run.tables, folder / f"{name}.pftrace"))
 
     def extras(self, event):

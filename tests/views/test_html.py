@@ -18,6 +18,7 @@ from commands import command
 from event_files import ended, write_lines
 from hypothesis import given
 from hypothesis import strategies as st
+from reading_back import lines_with_files
 
 from verl_profiler.cli import main, report
 from verl_profiler.errors import ReadingError
@@ -103,14 +104,9 @@ def test_a_small_run_is_shown_whole():
 
 def test_the_parts_of_a_mean_step_add_up_to_the_time_from_step_to_step():
     """By hand from the lines of the trainer: both steps, and what follows each until the next or the last timer."""
-    lines = [
-        json.loads(line)
-        for path in sorted(SMALL.glob("step_*/trainer_0.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
     timers = sorted(
         (datetime.fromisoformat(line["timestamp"]).timestamp(), line["duration_sec"], line["event"])
-        for line in lines
+        for line in lines_with_files(SMALL, "trainer_0")
         if "duration_sec" in line
     )
     (first, first_s, _), (second, second_s, _) = (each for each in timers if each[2] == "step")

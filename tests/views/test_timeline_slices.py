@@ -1,9 +1,9 @@
 """Slices and icicle of the report's timeline, in a real Chromium."""
 
-import json
 import re
 
 import pytest
+from reading_back import lines_with_files
 from views.opened_report import CANVAS, SMALL, place, text, tips, unfold
 
 pytestmark = pytest.mark.browser
@@ -12,9 +12,8 @@ pytestmark = pytest.mark.browser
 def recorded(request, event):
     return [
         line
-        for path in SMALL.glob("step_*/worker_*.jsonl")
-        for line in map(json.loads, path.read_text().splitlines())
-        if line["event"] == event and line["extra"].get("request_id") == request
+        for line in lines_with_files(SMALL, "worker_*")
+        if (line["event"], line["extra"].get("request_id")) == (event, request)
     ]
 
 
