@@ -65,7 +65,7 @@ _NAME_LIMIT = 200
 _RUN_HANDLE: CodeType = asyncio.Handle._run.__code__
 _RUN_ONCE: CodeType = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
 _thread: threading.Thread | None = None
-_new_loop = threading.Event()
+_woken = threading.Event()
 # Event, begin, end and thread of the last probed synchronous call of some length.
 last_blocking_call: tuple[str, int, int, int] = ("", 0, 0, 0)
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -124,7 +124,7 @@ def watch_running_loop() -> None:
             heartbeat = _Heartbeat(loop, LAG_THRESHOLD_S)
             heartbeat.arm(_PERIOD_S)
             _beats.add(heartbeat)
-            _new_loop.set()
+            _woken.set()
             _ensure_watched()
 
 
@@ -151,10 +151,10 @@ def _forget_last(reference: weakref.ref[Any] | None) -> None:
 
 def _forked() -> None:
     """Forget the parent's loops, which never run here, and its thread."""
-    global last_loop, _thread, _new_loop
+    global last_loop, _thread, _woken
     last_loop = 0
     _thread = None
-    _new_loop = threading.Event()
+    _woken = threading.Event()
     _watched.clear()
     _beats.clear()
 
@@ -258,16 +258,24 @@ def _ensure_watched() -> None:
         return
     thread = threading.Thread(target=_watch, name="verl-profiler watchdog", daemon=True)
     _thread = thread
+    recorder.before_stop(_end)
     # Without a thread, stalls are recorded all the same, without a name.
     with contextlib.suppress(RuntimeError):
         thread.start()
+
+
+def _end() -> None:
+    """Have the thread end with the recorder."""
+    global _thread
+    _thread = None
+    _woken.set()
 
 
 def _watch() -> None:
     spent_ns = time.thread_time_ns()
     for wakes in itertools.count():
         active = recorder.active()
-        if active is None:
+        if active is None or _thread is not threading.current_thread():
             return
         wait_s = _IDLE_S
         # Whatever the host's frames and loops are like, the next stall gets its chance.
@@ -277,8 +285,8 @@ def _watch() -> None:
             spent_ns, before_ns = time.thread_time_ns(), spent_ns
             active.wrapper_cpu_ns += spent_ns - before_ns
         del active
-        if _new_loop.wait(wait_s):
-            _new_loop.clear()
+        if _woken.wait(wait_s):
+            _woken.clear()
 
 
 def _computes(active: recorder.Recorder) -> bool:
