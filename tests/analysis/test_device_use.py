@@ -27,9 +27,8 @@ def run_of(span, readings, processes=None):
         span("testing", 21, 23, name="trainer_0"),
         *readings,
     ]
-    trainer = {"run": "r", "name": "trainer_0", "role": "trainer", "rank": 0, "host": "one"}
     processes = processes or [sampler(run="r")]
-    return Tables.of({"events": events, "processes": [trainer, *processes]})
+    return Tables.of({"events": events, "processes": [process("trainer_0", run="r"), *processes]})
 
 
 def at(moment_s, utilization, **fields):
@@ -70,8 +69,8 @@ def test_of_phases_that_overlap_the_one_that_began_last_counts(span):
         span("update_weights", 18, 20, name="trainer_0"),
         *EVERY_SECOND,
     ]
-    trainer = {"run": "r", "name": "trainer_0", "role": "trainer", "rank": 0, "host": "one"}
-    tables = Tables.of({"events": events, "processes": [trainer, sampler(run="r")]})
+    processes = [process("trainer_0", run="r"), sampler(run="r")]
+    tables = Tables.of({"events": events, "processes": processes})
 
     found = {row["phase"]: row["covered_s"] for row in device_use(tables)}
 

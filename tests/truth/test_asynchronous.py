@@ -21,17 +21,17 @@ JOINED = (
 )
 # What is empty where each step consumes what it dispatches.
 EARLIER = ("staleness", "staleness_causes", "asynchronous_what_if", "critical_cycle")
+HEALTHY, _ = events_of(*(healthy(number) for number in range(1, STEPS + 1)))
 
 
 def run(ahead):
     """Let each request be dispatched so many steps before the one that waits for it."""
-    events, _ = events_of(*(healthy(number) for number in range(1, STEPS + 1)))
     return tables_of(
         [
             {**event, "step": event["step"] - ahead}
             if event["role"] in ("agent_loop", "engine")
             else event
-            for event in events
+            for event in HEALTHY
         ]
     )
 
@@ -49,7 +49,6 @@ def test_an_asynchronous_run_is_not_joined_by_dispatch_step():
 
 def test_samples_of_earlier_steps_make_a_run_asynchronous():
     """Also where every request ends before the last of several `gen` in its own step."""
-    events, _ = events_of(*(healthy(number) for number in range(1, STEPS + 1)))
     consumed = [
         {
             **event,
@@ -60,15 +59,15 @@ def test_samples_of_earlier_steps_make_a_run_asynchronous():
             "request_id": None,
             "extra": {"uid": event["request_id"], "consumed_step": event["step"] + 1},
         }
-        for event in events
+        for event in HEALTHY
         if event["event"] == "request"
     ]
 
     assert consumed
-    assert [] == joined(tables_of([*events, *consumed]))
+    assert [] == joined(tables_of([*HEALTHY, *consumed]))
     for each in consumed:
         each["extra"]["consumed_step"] -= 1
-    assert [*JOINED] == joined(tables_of([*events, *consumed]))
+    assert [*JOINED] == joined(tables_of([*HEALTHY, *consumed]))
 
 
 def test_no_finding_is_made_up_for_an_asynchronous_run():
@@ -103,7 +102,6 @@ def test_a_trainer_that_consumes_its_own_requests_is_synchronous():
 
 def test_a_few_requests_that_are_left_behind_do_not_make_a_run_asynchronous():
     """A synchronous trainer that samples beyond its need does not wait for the last ones."""
-    events, _ = events_of(*(healthy(number) for number in range(1, STEPS + 1)))
     late = [
         {
             **event,
@@ -112,7 +110,7 @@ def test_a_few_requests_that_are_left_behind_do_not_make_a_run_asynchronous():
         }
         if event["event"] == "request" and event["request_id"] in ("q0000", "q0001")
         else event
-        for event in events
+        for event in HEALTHY
     ]
 
     assert [] == tables_of(late).rows("SELECT * FROM asynchronous")

@@ -157,40 +157,30 @@ def test_a_stall_owns_nothing_that_has_a_reason_of_its_own(part):
     assert truth.categories == categories_of(tables)
 
 
+ALL_KINDS = ("engine_0", "trainer_0", "actor_0")
+
+
 @pytest.mark.parametrize(
-    ("others", "category"),
+    ("others", "hosts", "category"),
     [
-        (("engine_0", "trainer_0", "actor_0"), "host_stall"),
+        (ALL_KINDS, {}, "host_stall"),
+        # Elsewhere, at the same time.
+        (ALL_KINDS, {"worker_0": "one"}, "event_loop"),
         # One process is no host, and neither is one role.
-        (("engine_0", "trainer_0"), "event_loop"),
-        (("worker_1", "worker_2", "worker_3"), "event_loop"),
+        (("engine_0", "trainer_0"), {}, "event_loop"),
+        (("worker_1", "worker_2", "worker_3"), {}, "event_loop"),
     ],
 )
-def test_a_stall_of_all_processes_is_the_hosts(others, category):
+def test_a_stall_of_all_processes_is_the_hosts(others, hosts, category):
     """The same moments in processes that have nothing to do with each other."""
-    turn = Turn(acquire_us=900_000)
-    tables, (truth,) = run_of(
-        Step((Request(turns=(turn,)),), stall=(0, 20_000, 910_000), stalled_too=others)
-    )
+    request = Request(turns=(Turn(acquire_us=900_000),))
+    step = Step((request,), stall=(0, 20_000, 910_000), stalled_too=others)
+    tables, (truth,) = run_of(step, hosts=hosts)
     categories = categories_of(tables)
 
     assert 890_000 == categories[category]
     assert truth.duration_us == sum(categories.values())
     assert 1 == len({"event_loop", "host_stall"} & set(categories))
-
-
-def test_a_stall_of_another_host_is_none_of_this():
-    """Three processes that stand still elsewhere, at the same time."""
-    others = ("engine_0", "trainer_0", "actor_0")
-    step = Step(
-        (Request(turns=(Turn(acquire_us=900_000),)),),
-        stall=(0, 20_000, 910_000),
-        stalled_too=others,
-    )
-    tables, _ = run_of(step)
-    tables.connection.execute("UPDATE processes SET host = 'one' WHERE name = 'worker_0'")
-
-    assert "host_stall" not in categories_of(tables)
 
 
 def test_a_traced_function_owns_nothing_of_what_it_computes():

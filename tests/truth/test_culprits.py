@@ -119,6 +119,14 @@ def every(step_of):
     return lambda number: step_of(healthy(number), number)
 
 
+def step_with(**more):
+    return every(lambda step, _: replace(step, **more))
+
+
+def requests_with(**more):
+    return every(lambda step, _: each_request(step, lambda _, request: replace(request, **more)))
+
+
 def saves(number):
     return replace(healthy(number), save_us=6 * SECOND if number == 3 else 0)
 
@@ -133,11 +141,7 @@ PLANTED = {
     "slow rank": (every(slow_rank((2,), 600_000)), "slow_ranks", "actor_2"),
     "slow replica": (every(slow_replica), "slow_replica", "engine_1"),
     "slow weight sync": (
-        every(
-            lambda step, _: replace(
-                step, phases=(*step.phases[:2], Phase("update_weights", (2_000_000,) * 4))
-            )
-        ),
+        every(slow_rank(range(4), 2_000_000, ("update_weights",))),
         "weight_sync",
         None,
     ),
@@ -154,39 +158,19 @@ PLANTED = {
     ),
     "long responses in one worker": (every(long_worker), "slow_worker", "worker_2"),
     "no thread for a reward": (
-        every(
-            lambda step, _: each_request(
-                step, lambda _, request: replace(request, reward_us=2_000_000, scored_us=20_000)
-            )
-        ),
+        requests_with(reward_us=2_000_000, scored_us=20_000),
         "reward",
         "waiting for a reward worker",
     ),
-    "slow reward": (
-        every(
-            lambda step, _: each_request(
-                step, lambda _, request: replace(request, reward_us=2_000_000)
-            )
-        ),
-        "reward",
-        "the reward function",
-    ),
-    "slow data loading": (
-        every(lambda step, _: replace(step, pause_us=2 * SECOND)),
-        "between_steps",
-        "between steps",
-    ),
+    "slow reward": (requests_with(reward_us=2_000_000), "reward", "the reward function"),
+    "slow data loading": (step_with(pause_us=2 * SECOND), "between_steps", "between steps"),
     "checkpoint": (saves, "checkpoint", "save_checkpoint"),
     "polling": (
-        every(lambda step, _: replace(step, poll_us=2 * SECOND)),
+        step_with(poll_us=2 * SECOND),
         "polling",
         "poll interval of the replay buffer",
     ),
-    "validation": (
-        every(lambda step, _: replace(step, testing_us=2 * SECOND)),
-        "validation",
-        "validation",
-    ),
+    "validation": (step_with(testing_us=2 * SECOND), "validation", "validation"),
 }
 
 

@@ -118,19 +118,13 @@ def became(forked, tmp_path_factory):
     return dict(zip(CASES, json.loads((folder / "results.json").read_text()), strict=True))
 
 
-CLEAR = {
-    "password in the output's URL": "credentials from the environment",
-    "signature in the output's URL": "credentials from the environment",
-}
-
-
-@pytest.mark.parametrize("case", CLEAR)
+@pytest.mark.parametrize("case", ["password in the output's URL", "signature in the output's URL"])
 def test_a_credential_in_clear_is_refused_before_anything_holds_it(became, case):
     """Neither Hydra's folder nor the console; the message states how to name it."""
     refused = became[case]
 
     assert 2 == refused["status"], refused["err"]
-    assert CLEAR[case] in refused["err"]
+    assert "credentials from the environment" in refused["err"]
     assert "(clear-credential)" in refused["err"]
     assert [] == refused["holding"]
 

@@ -1,6 +1,7 @@
 """Plots: they show what the tables say, in words and colors that hold, and nothing overlaps."""
 
 import collections
+import contextlib
 import html
 import json
 import re
@@ -84,23 +85,18 @@ def runs(tmp_path_factory):
         "update_actor",
         measured,
     )
-    with (
-        load(sampled, cache=False) as devices,
-        load(own, cache=False) as spanned,
-        load(read, cache=False) as loaded,
-        load(DATA / "small_run", cache=False) as small,
-        load(DATA / "rehearsal_run.tar.gz", cache=False) as rehearsed,
-        load(DATA / "tq" / "run.tar.gz", cache=False) as traced,
-        load(DATA / "colocate_async_run.tar.gz", cache=False) as asynchronous,
-    ):
+    places = {
+        "small": DATA / "small_run",
+        "rehearsed": DATA / "rehearsal_run.tar.gz",
+        "traced": DATA / "tq" / "run.tar.gz",
+        "spanned": own,
+        "loaded": read,
+        "devices": sampled,
+        "asynchronous": DATA / "colocate_async_run.tar.gz",
+    }
+    with contextlib.ExitStack() as stack:
         yield {
-            "small": small,
-            "rehearsed": rehearsed,
-            "traced": traced,
-            "spanned": spanned,
-            "loaded": loaded,
-            "devices": devices,
-            "asynchronous": asynchronous,
+            name: stack.enter_context(load(place, cache=False)) for name, place in places.items()
         }
 
 
