@@ -13,7 +13,7 @@ __all__ = ["ANALYSES"]
 # Parts of the findings, which `explanations` puts together, and of comparisons.
 _PARTS = (
     *(".explain.asynchronous_findings", ".explain.culprits", ".explain.fixes"),
-    *(".explain.queues", ".compare.asynchronous_metrics"),
+    ".compare.asynchronous_metrics",
 )
 
 
