@@ -456,3 +456,13 @@ def _write_sample(run: Simulation, sample: Sample, span: Callable[..., None]) ->
         span("trainer_0", "sample_consumed", step, sample.taken, None, **uid, **taken)
     elif sample.fate == "dropped":
         span("trainer_0", "sample_dropped", step, sample.taken, None, **uid, reason="stale")
+
+
+def with_syncs(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add a sync of the weights to each update of them; a step is a version."""
+    sent = [
+        {**each, "event": "weight_sync", "extra": {"weight_version": each["step"]}}
+        for each in events
+        if each["event"] == "update_weights"
+    ]
+    return [*events, *sent]

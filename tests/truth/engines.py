@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from truth.engine_readings import iterations, reading
-from truth.synthetic import Phase, Request, Step, Turn
+from truth.synthetic import Phase, Request, Step, Turn, events_of
 
 
 @dataclass(frozen=True)
@@ -339,6 +339,7 @@ def changed(made: Engines, **more: Any) -> Engines:
     return replace(made, **more)
 
 
-def mean_s(durations_us: Sequence[float]) -> float:
-    """Return the mean of steps' lengths, in s."""
-    return fmean(durations_us) / 1e6
+def mean_s(made: Engines, steps: int) -> float:
+    """Return the mean length of so many steps, in s."""
+    _, truths = events_of(*steps_of(made, steps, 0))
+    return fmean(truth.duration_us for truth in truths) / 1e6

@@ -99,39 +99,38 @@ def test_what_no_rule_explains_is_named_with_its_seconds(step, finding, lost_s, 
     assert said in rows[0]["message"]
 
 
-def test_what_lies_between_steps_is_named_by_its_timer():
-    """Also after the last step; shares are of the time from step to step."""
-    step = replace(QUIET, testing_us=5 * SECOND, pause_us=100_000)
-    events, truths = events_of(step, step, step)
+def run_that_ends_steps_with(timer):
+    """Each of three steps is followed by 5 s in this timer."""
+    events, truths = events_of(*[replace(QUIET, testing_us=5 * SECOND, pause_us=100_000)] * 3)
     for event in events:
         if event["event"] == "testing":
-            event["event"] = "dump_rollout_generations"
-    rows = explanations(tables_of(events))["findings"]
+            event["event"] = timer
+    return explanations(tables_of(events))["findings"][0], truths
+
+
+def test_what_lies_between_steps_is_named_by_its_timer():
+    """Also after the last step; shares are of the time from step to step."""
+    row, truths = run_that_ends_steps_with("dump_rollout_generations")
     # The pause after the last step has no end.
     whole_s = truths[1].duration_us / 1e6 + 5 + 0.1 * 1 / 2
 
-    assert "dump_rollout_generations" == rows[0]["finding"]
-    assert rows[0]["between"]
-    assert rows[0]["recoverable_s"] == pytest.approx(5)
-    assert rows[0]["step_s"] == pytest.approx(whole_s)
-    assert rows[0]["share"] == pytest.approx(5 / whole_s)
-    assert "between steps" in rows[0]["message"]
-    assert f"step_to_step > {whole_s - 2.5:.4g}s" in rows[0]["proof"]
+    assert "dump_rollout_generations" == row["finding"]
+    assert row["between"]
+    assert row["recoverable_s"] == pytest.approx(5)
+    assert row["step_s"] == pytest.approx(whole_s)
+    assert row["share"] == pytest.approx(5 / whole_s)
+    assert "between steps" in row["message"]
+    assert f"step_to_step > {whole_s - 2.5:.4g}s" in row["proof"]
 
 
 def test_the_end_of_a_capture_is_named_as_such():
     """On an H100 it took 28 s of a step of 43 s to write the trace of one rank."""
-    step = replace(QUIET, testing_us=5 * SECOND)
-    events, _ = events_of(step, step, step)
-    for event in events:
-        if event["event"] == "testing":
-            event["event"] = "stop_profile"
-    rows = explanations(tables_of(events))["findings"]
+    row, _ = run_that_ends_steps_with("stop_profile")
 
-    assert "stop_profile" == rows[0]["finding"]
-    assert "capture" in rows[0]["message"]
-    assert "profile_steps" in rows[0]["advice"]
-    assert "span" not in rows[0]["advice"]
+    assert "stop_profile" == row["finding"]
+    assert "capture" in row["message"]
+    assert "profile_steps" in row["advice"]
+    assert "span" not in row["advice"]
 
 
 def test_spans_of_the_user_in_the_trainer_are_named():

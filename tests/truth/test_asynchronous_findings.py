@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from truth.asynchronous_runs import Plan, Simulation, events_of
+from truth.asynchronous_runs import Plan, Simulation, events_of, with_syncs
 from truth.engine_readings import reading
 from truth.synthetic import tables_of
 
@@ -88,11 +88,7 @@ def later_step_s(run):
 def found_in(plan):
     """Return the findings without the first step, and the mean length of the other steps in s."""
     run = Simulation(plan)
-    events = events_of(run)
-    for timer in [each for each in events if each["event"] == "update_weights"]:
-        sent = {"event": "weight_sync", "extra": {"weight_version": timer["step"]}}
-        events.append({**timer, **sent})
-    tables = tables_of(events)
+    tables = tables_of(with_syncs(events_of(run)))
     return rows_of(tables, (2, plan.steps)), later_step_s(run), run
 
 

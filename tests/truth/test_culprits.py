@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from truth.synthetic import SECOND, Phase, Request, Step, Turn, run_of
+from truth.test_findings import turns_with
 
 from verl_profiler.analysis.explain.concentration import Place, concentration
 from verl_profiler.analysis.registry import explanations
@@ -342,12 +343,6 @@ def of_worker(change):
         lambda step, _: each_request(
             step, lambda _, request: change(request) if request.worker == 2 else request
         )
-    )
-
-
-def turns_with(**more):
-    return lambda request: replace(
-        request, turns=tuple(replace(turn, **more) for turn in request.turns)
     )
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from truth.engines import Engines, changed, steps_of
-from truth.synthetic import Phase, events_of, run_of
+from truth.engines import Engines, changed, mean_s, steps_of
+from truth.synthetic import Phase, run_of
 
 from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.replay import lengths_us
@@ -16,10 +16,6 @@ LINES = ((6_000, 700), (11_000, 1_300))
 # Prefill that hardly holds decoding up, so that a call's passes are all that it takes.
 SLOW = Engines(replicas=LINES, prefill_us=1)
 STEPS = 8
-
-
-def mean_s(engines, steps=40):
-    return fmean(truth.duration_us for truth in events_of(*steps_of(engines, steps, 0))[1]) / 1e6
 
 
 def test_each_replica_has_its_own_line_over_all_steps():
@@ -83,8 +79,8 @@ def test_other_batches_are_other_draws():
         fmean(lengths_us(m)[0] - lengths_us(d)[0] for m, d in zip(models, doubled, strict=True))
         / 1e6
     )
-    now = mean_s(engines)
-    twice = now - mean_s(changed(engines, prompts=8))
+    now = mean_s(engines, 40)
+    twice = now - mean_s(changed(engines, prompts=8), 40)
 
     assert twice == pytest.approx(rows["twice_the_requests"]["expected_s"], rel=0.25)
     assert copied > 0.8 * twice
@@ -96,7 +92,7 @@ def test_a_slow_replica_is_not_taken_for_routing():
     tables, _ = run_of(*steps_of(engines, STEPS, 3))
     row = next(row for row in what_if(tables) if row["what"] == "replicas_equally_fast")
     names = [found["finding"] for found in explanations(tables)["findings"]]
-    saved = mean_s(engines) - mean_s(changed(engines, replicas=LINES[:1] * 2))
+    saved = mean_s(engines, 40) - mean_s(changed(engines, replicas=LINES[:1] * 2), 40)
 
     assert saved == pytest.approx(row["expected_s"], rel=0.35)
     assert row["low_s"] < saved < row["high_s"]
@@ -108,11 +104,11 @@ def test_intervals_hold_the_truth():
     """In at least 85 % of runs and changes; benchmarks/bench_simulated_engines.py counts more of them."""
     engines = Engines(prompts=4, run_noise=0.05)
     calm = changed(engines, run_noise=0.0)
-    now = mean_s(calm)
+    now = mean_s(calm, 40)
     truths = {
-        "half_the_requests": now - mean_s(changed(calm, prompts=2)),
-        "responses_a_quarter_shorter": now - mean_s(changed(calm, tokens_factor=0.75)),
-        "tools_twice_as_fast": now - mean_s(changed(calm, tool_factor=0.5)),
+        "half_the_requests": now - mean_s(changed(calm, prompts=2), 40),
+        "responses_a_quarter_shorter": now - mean_s(changed(calm, tokens_factor=0.75), 40),
+        "tools_twice_as_fast": now - mean_s(changed(calm, tool_factor=0.5), 40),
     }
     held = []
     for seed in range(1, 7):

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from statistics import fmean
 
 import pytest
 from truth.engine_readings import iterations
@@ -10,9 +9,9 @@ from truth.engines import (
     Engines,
     changed,
     iteration_events,
+    mean_s,
     state_events,
     steps_and_passes,
-    steps_of,
 )
 from truth.synthetic import EPOCH, Request, Step, Turn, events_of, run_of, tables_of
 
@@ -35,10 +34,6 @@ def run_with(made, *, steps=STEPS, seed=3, read=True, states=False, keep=lambda 
     more = [row for row in iteration_events(events, passes) if keep(row)] if read else []
     more += state_events(events, passes, made) if states else []
     return tables_of([*events, *more])
-
-
-def mean_s(engines, steps=30):
-    return fmean(truth.duration_us for truth in events_of(*steps_of(engines, steps, 0))[1]) / 1e6
 
 
 def rows_of(tables):
@@ -158,7 +153,7 @@ def test_without_enough_iterations_the_line_is_used(keep):
 def test_a_limit_taken_away_has_a_closer_interval():
     """Six calls per replica: the bound of no further slowdown is replaced by the measured slope."""
     made = Engines(slots=6)
-    truth = mean_s(made) - mean_s(changed(made, slots=64))
+    truth = mean_s(made, 30) - mean_s(changed(made, slots=64), 30)
     read, line = (rows_of(run_with(made, read=each))["no_queue"] for each in (True, False))
 
     assert read["low_s"] < truth < read["high_s"]

@@ -4,7 +4,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from truth.asynchronous_runs import EPOCH, MS, Plan, Simulation, events_of
+from truth.asynchronous_runs import EPOCH, MS, Plan, Simulation, events_of, with_syncs
 from truth.rows import event_row
 from truth.synthetic import tables_of
 from truth.test_staleness import PLANS
@@ -45,12 +45,8 @@ def state_of(sample, now):
 def test_seconds_and_versions_of_each_state(plan):
     """Counted by walking through each sample's milliseconds and the weight syncs that began in them."""
     run = Simulation(plan)
-    events = events_of(run)
     syncs = [(begin, step) for event, step, begin, _ in run.timers if event == "update_weights"]
-    for timer in [each for each in events if each["event"] == "update_weights"]:
-        sent = {"event": "weight_sync", "extra": {"weight_version": timer["step"]}}
-        events.append({**timer, **sent})
-    rows = causes_of(staleness_causes(tables_of(events)))
+    rows = causes_of(staleness_causes(tables_of(with_syncs(events_of(run)))))
     ages, behind, counts = defaultdict(float), defaultdict(int), defaultdict(int)
     for sample in run.consumed:
         step = sample.consumed_step
