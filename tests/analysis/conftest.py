@@ -63,7 +63,7 @@ def conversation(span):
         who = {"request_id": request_id, **more}
 
         def at(event, first, last, **extra):
-            return span(event, begin + first * scale, begin + last * scale, **{**who, **extra})
+            return span(event, begin + first * scale, begin + last * scale, **{**extra, **who})
 
         return [
             at("request", 0, 10, turns=2, prompt_tokens=7, response_tokens=30, reward=0.5, uid="u"),

@@ -37,9 +37,6 @@ def test_the_score_is_of_the_request_with_its_uid(tables, conversation, span):
         span("reward_score", 8.6, 8.9, name="reward_0", uid="two", score=0.5),
         span("reward_score", 8.6, 8.9, name="reward_0", uid="unknown", score=0.5),
     ]
-    for event in events:
-        if event["event"] == "request":
-            event["extra"]["uid"] = {"a": "one", "v": "two"}[event["request_id"]]
 
     times = {row["part"]: row for row in reward_times(tables(events))}
 
@@ -56,9 +53,6 @@ def test_a_score_is_the_functions_own_time_where_that_is_recorded(tables, conver
         *conversation("a", uid="one"),
         span(*("reward_score", 8.5, 8.9), name="reward_0", uid="one", wait_s=0.3, compute_s=0.1),
     ]
-    for event in events:
-        if event["event"] == "request":
-            event["extra"]["uid"] = "one"
     made = tables(events)
 
     times = {row["part"]: row["total_s"] for row in reward_times(made)}

@@ -2,16 +2,16 @@
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from cached_runs import cached
 from no_alarm import assert_no_alarm
 from reading_back import lines_with_files
 
@@ -19,8 +19,6 @@ from verl_profiler.analysis.explain.critical_path import critical_segments
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.what_if import step_replays
 from verl_profiler.reading.reader import load
-
-DATA = Path(__file__).parents[1] / "data"
 
 
 class Run:
@@ -122,15 +120,32 @@ def _live(engine, trainer, folder):
     ],
 )
 def run(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param.replace(" ", "_"))
     if request.param.startswith("live "):
-        directory = _live(*request.param.split()[1:], folder)
+        directory = _live(*request.param.split()[1:], tmp_path_factory.mktemp("live"))
     else:
-        shutil.unpack_archive(DATA / f"{request.param}_run.tar.gz", folder)
-        directory = next(folder.iterdir())
+        directory = cached(f"{request.param}_run")
     made = Run(directory)
     with made.read:
         yield made
+
+
+def _end(line):
+    """Return the end of a line, in seconds since 1970."""
+    return datetime.fromisoformat(line["timestamp"]).timestamp()
+
+
+def _seconds(line):
+    """Return begin and end of a line."""
+    return _end(line) - line["duration_sec"], _end(line)
+
+
+def _covered(spans):
+    """Return the time in which at least one of these spans is open."""
+    covered = last = 0.0
+    for begin, end in sorted(spans):
+        covered += max(0.0, end - max(begin, last))
+        last = max(last, end)
+    return covered
 
 
 def _sample(line):
@@ -245,13 +260,8 @@ def test_the_rollouter_pauses_at_the_staleness_limit(run):
         extra = line["extra"]
         assert "staleness_limit" == extra["reason"]
         assert extra["staleness_samples"] >= extra["max_required_samples"]
-        end = datetime.fromisoformat(line["timestamp"])
-        begin = end - timedelta(seconds=line["duration_sec"])
-        assert not [
-            each
-            for each in run.events["dispatch"]
-            if begin < datetime.fromisoformat(each["timestamp"]) < end
-        ]
+        begin, end = _seconds(line)
+        assert not [each for each in run.events["dispatch"] if begin < _end(each) < end]
 
 
 def test_what_the_queue_holds_follows_from_what_comes_and_goes(run):
@@ -288,9 +298,9 @@ def test_the_time_of_all_devices_is_accounted_for(run):
 
 
 def _open_samples(run):
-    """Return begin and end of each dispatched sample that some request made, in order."""
+    """Return begin and end of each dispatched sample that some request made."""
     dispatched = {
-        line["extra"]["uid"]: datetime.fromisoformat(line["timestamp"])
+        line["extra"]["uid"]: _end(line)
         for line in run.events["dispatch"]
         if "uid" in line["extra"]
     }
@@ -303,8 +313,8 @@ def _open_samples(run):
         extra = line["extra"]
         uid = uids.get((line["step"], extra["sample"], extra["session"]))
         if uid in dispatched:
-            found.append((dispatched[uid], datetime.fromisoformat(line["timestamp"])))
-    return sorted(found)
+            found.append((dispatched[uid], _end(line)))
+    return found
 
 
 def test_a_replica_is_not_ahead_while_dispatched_samples_are_open(run):
@@ -317,11 +327,7 @@ def test_a_replica_is_not_ahead_while_dispatched_samples_are_open(run):
         "SELECT min(begin_us) AS begin_us, max(end_us) AS end_us FROM phases "
         "WHERE step IN (SELECT step FROM steps WHERE finished)"
     )
-    covered, last = 0.0, None
-    for begin, end in spans:
-        if last is None or end > last:
-            covered += (end - (begin if last is None else max(begin, last))).total_seconds()
-            last = end
+    covered = _covered(spans)
 
     assert covered > 1
     assert ahead <= (times["end_us"] - times["begin_us"]) / 1e6 - covered + 0.1
@@ -357,7 +363,7 @@ def test_attempts_make_up_their_call(run):
 
 def test_sglang_aborts_and_keeps_requests_waiting():
     """The recorded run with more in flight than a step takes; SGLang calls its reason `abort`."""
-    with load(DATA / "sglang_colocate_async_run.tar.gz", cache=False) as read:
+    with load(cached("sglang_colocate_async_run")) as read:
         counts = {
             row["event"]: row["events"]
             for row in read.tables.rows(
@@ -379,12 +385,6 @@ def test_sglang_aborts_and_keeps_requests_waiting():
     assert aborted["versions"] > 1
 
 
-def _seconds(line):
-    """Return begin and end of a line, in seconds since 1970."""
-    end = datetime.fromisoformat(line["timestamp"]).timestamp()
-    return end - line["duration_sec"], end
-
-
 def test_a_replica_does_not_generate_while_its_calls_wait_for_the_end_of_a_pause(run):
     """A call that comes to a paused engine begins where the pause ends; before, the device is idle."""
     waited = {
@@ -396,12 +396,7 @@ def test_a_replica_does_not_generate_while_its_calls_wait_for_the_end_of_a_pause
         begin, end = _seconds(line)
         begin = waited.get((line["file"], line["extra"]["engine_request_id"]), begin)
         spans[line["file"]].append((begin, end))
-    busy = 0.0
-    for own in spans.values():
-        last = 0.0
-        for begin, end in sorted(own):
-            busy += max(0.0, end - max(begin, last))
-            last = max(last, end)
+    busy = sum(map(_covered, spans.values()))
     rows = run.ledger
     devices = {row["pool"]: row["devices"] for row in rows}
     replicas = len({line["file"] for line in run.events["engine_request"]})

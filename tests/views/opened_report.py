@@ -18,6 +18,12 @@ def unfold(browser):
     browser.settle()
 
 
+def opened(browser, report, **more):
+    """Open a report with every topic unfolded."""
+    browser.open(report, **more)
+    unfold(browser)
+
+
 def view(browser):
     """Return the seconds that the timeline shows, first and last."""
     shown = browser.evaluate(f"[{CANVAS}.dataset.from, {CANVAS}.dataset.to]")

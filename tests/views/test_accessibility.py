@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from views.opened_report import unfold
+from views.opened_report import opened
 
 pytestmark = pytest.mark.browser
 
@@ -27,8 +27,7 @@ def test_axe_finds_no_violation(browser, small, axe, theme, width):
     media = [{"name": "prefers-color-scheme", "value": theme}]
     browser.call("Emulation.setEmulatedMedia", features=media)
     try:
-        browser.open(small, width=width, fragment="step=1")
-        unfold(browser)
+        opened(browser, small, width=width, fragment="step=1")
         browser.evaluate("document.querySelector('.lane-canvas').focus()")
         browser.press("ArrowDown")
         browser.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from event_files import ended, write_lines
-from views.opened_report import CANVAS, SMALL, drag, place, set_value, text, tips, unfold, view
+from views.opened_report import CANVAS, SMALL, drag, opened, place, set_value, text, tips, view
 
 from verl_profiler.cli import main
 from verl_profiler.cli.report import write_report
@@ -87,8 +87,7 @@ def test_the_first_screen_is_the_answer(browser, gathered, sections, tmp_path):
 
 def test_it_draws_every_section_without_errors_or_requests(browser, small, sections, tmp_path):
     """Nothing but the file itself is fetched, and the console stays empty; also when it is printed."""
-    browser.open(small)
-    unfold(browser)
+    opened(browser, small)
     cells = browser.evaluate("[...document.querySelectorAll('td')].map((td) => td.textContent)")
     odd = re.compile(r"undefined|NaN|\[object|\d,\d{3},\d{3},\d{3}")
     assert not [cell for cell in cells if odd.search(cell)]
@@ -126,8 +125,7 @@ def test_a_large_page_is_unpacked_and_drawn_alike(
     html = page(gathered, made="now")
     path = tmp_path / "large.html"
     path.write_text(html)
-    browser.open(path)
-    unfold(browser)
+    opened(browser, path)
 
     assert sorted(sections) == sorted(name for name, _ in browser.evaluate(SHOWN))
     assert quiet(browser, path)
@@ -229,8 +227,7 @@ def test_a_link_opens_what_is_folded(browser, small):
 
 def test_choosing_a_step_shows_it_everywhere(browser, small):
     """In the chart, by the list, and back to all."""
-    browser.open(small)
-    unfold(browser)
+    opened(browser, small)
     whole = text(browser, "#tool_latencies")
     every = browser.evaluate(
         "[...document.querySelectorAll('#request_times tbody tr')].map((row) => row.textContent)"
@@ -273,8 +270,7 @@ def test_no_name_makes_the_page_wider_than_a_phone(browser, tmp_path):
         runs.append(write_lines(tmp_path / name, worker_0=lines, trainer_0=trainer))
     out = tmp_path / "both.html"
     assert 0 == main(["report", *map(str, runs), "-o", str(out)])
-    browser.open(out, width=390)
-    unfold(browser)
+    opened(browser, out, width=390)
     browser.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
     browser.settle()
 
@@ -285,8 +281,7 @@ def test_no_name_makes_the_page_wider_than_a_phone(browser, tmp_path):
 @pytest.mark.parametrize("width", [360, 1600])
 def test_no_width_makes_the_page_scroll_sideways(browser, small, width):
     """Tables scroll by themselves, and the charts fit; on a phone a request is its first digits."""
-    browser.open(small, width=width)
-    unfold(browser)
+    opened(browser, small, width=width)
 
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert min(width, 800) - 60 <= browser.evaluate(f"{CANVAS}.clientWidth") <= width
@@ -312,8 +307,7 @@ def test_runs_with_little_in_them_draw_too(browser, tmp_path, events):
     ]
     write_lines(tmp_path / "run", trainer_0=lines)
     out = write_report(tmp_path / "run")
-    browser.open(out)
-    unfold(browser)
+    opened(browser, out)
     empty = browser.evaluate(
         "[...document.querySelectorAll('main section')].filter((s) => s.children.length < 2).length"
     )
@@ -328,8 +322,7 @@ def test_runs_with_little_in_them_draw_too(browser, tmp_path, events):
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_chart_is_drawn_when_it_comes_into_view(browser, small, width):
     """As wide as its box, in light and dark, with its title, notes and table; a pointer shows its values."""
-    browser.open(small, width=width)
-    unfold(browser)
+    opened(browser, small, width=width)
     charts = "[...document.querySelectorAll('.vega')]"
     drawn = f"{charts}.map((box) => Boolean(box.querySelector('canvas')))"
     count = len(browser.evaluate(drawn))
@@ -357,8 +350,7 @@ def test_a_chart_is_drawn_when_it_comes_into_view(browser, small, width):
 
 
 def test_a_click_in_a_chart_shows_its_step(browser, small):
-    browser.open(small)
-    unfold(browser)
+    opened(browser, small)
     chart = "document.querySelector('#step_durations .vega')"
     browser.evaluate(f"{chart}.scrollIntoView({{block: 'center'}})")
     browser.wait(f"{chart}.dataset.drawn")

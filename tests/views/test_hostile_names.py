@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from cached_runs import SMALL
 from hostile_names import hostile_run
-from views.opened_report import place, unfold
+from views.opened_report import opened, place
 
 from verl_profiler.cli import main
 from verl_profiler.cli.report import write_report
@@ -77,8 +77,7 @@ def test_nothing_of_a_name_runs_in_a_browser(browser, reports):
     """No script, request, or exception; every section is drawn, and what cannot be seen is escaped."""
     shown, requested = [], []
     for path in reports:
-        browser.open(path)
-        unfold(browser)
+        opened(browser, path)
         browser.evaluate("document.querySelectorAll('#request-table tbody tr')[1].click()")
         left, top, width, _ = place(browser, ".lane-canvas")
         browser.mouse("mouseMoved", left + width / 2, top + 20)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from reading_back import lines_with_files
-from views.opened_report import CANVAS, SMALL, place, text, tips, unfold
+from views.opened_report import CANVAS, SMALL, opened, place, text, tips
 
 pytestmark = pytest.mark.browser
 
@@ -67,8 +67,7 @@ def test_the_icicle_adds_up(browser, small):
         "each.offsetTop, each.getBoundingClientRect().width])"
     )
     for fragment in ("", "step=2"):
-        browser.open(small, fragment=fragment)
-        unfold(browser)
+        opened(browser, small, fragment=fragment)
         drawn = browser.evaluate(bars)
         levels = {}
         for _, y, width in drawn:
