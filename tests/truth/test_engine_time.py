@@ -5,9 +5,9 @@ import json
 import random
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from cached_runs import cached
 from chart_reading import words
 from truth.synthetic import Request, Step, Turn, events_of, run_of, tables_of
 
@@ -259,11 +259,12 @@ def parked_for_ever(folder):
 
 def test_waits_in_pauses_whose_end_was_not_recorded_are_unknown(tmp_path):
     """And not the whole length of each call: devices have generated as long as with the ends."""
-    archive = Path(__file__).parents[1] / "data" / "vllm_colocate_async_run.tar.gz"
     seconds, parked = [], []
     for name, change in (("whole", lambda folder: None), ("half", parked_for_ever)):
-        shutil.unpack_archive(archive, tmp_path / name)
-        folder = tmp_path / name / "vllm_colocate_async_run"
+        folder = tmp_path / name
+        shutil.copytree(
+            cached("vllm_colocate_async_run"), folder, ignore=shutil.ignore_patterns(".cache")
+        )
         change(folder)
         run = load(folder)
         rows = run.tables.rows(
