@@ -8,9 +8,9 @@ Work is put into the stream with its length in ms; `advance` lets the device's t
 class FakeCuda:
     """In the place of `torch.cuda`."""
 
-    def __init__(self, *, initialized=True, capturing=False):
+    def __init__(self, *, initialized=True):
         self.initialized = initialized
-        self.capturing = capturing
+        self.capturing = False
         self.calls = []
         self.created = 0
         self.free_ms = 0.0

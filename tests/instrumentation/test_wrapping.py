@@ -54,6 +54,9 @@ class Base:
         return x
 
 class Host(Base):
+    def __init__(self, result=None):
+        self.result, self.got = result, []
+
     def plain(self, x, *, y=2):
         if x == "raise":
             raise self.error
@@ -132,8 +135,7 @@ def test_a_trace_encloses_what_is_measured(host, worker_config, method, recorded
     }
     original = getattr(host.Host, method)
     placing.install([probe(f"Host.{method}", trace=trace, **hooks)])
-    one = host.Host()
-    one.result, one.got = 1, []
+    one = host.Host(1)
 
     async def use():
         got = getattr(one, method)(1)
@@ -161,8 +163,7 @@ def test_a_trace_that_fails_costs_itself_only(host, recording):
     for trace in (begin, lambda args, kwargs: end):
         leave = lambda call, result: measured.append(result)
         placing.install([probe("Host.plain", trace=trace, leave=leave)])
-        one = host.Host()
-        one.result = 5
+        one = host.Host(5)
         assert 5 == one.plain(1)
         assert {"seen": 1} == dict(status.errors)
         placing.uninstall()
@@ -185,20 +186,6 @@ def test_arguments_and_results_can_be_replaced(host, recording, worker_config):
     recorder.stop()
     assert [(8,)] == seen
     assert 1 == len(lines_of(worker_config.directory))
-
-
-def test_a_module_that_comes_after_the_end_is_left_alone(tmp_path, monkeypatch):
-    """Also by probes that need no recorder."""
-    (tmp_path / "late_host.py").write_text("def work():\n    return 1\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    placing.install(
-        [Probe("work", "rollout", ("late_host:work",), trace=lambda args, kwargs: None)]
-    )
-    placing.uninstall()
-    import late_host
-
-    assert not hasattr(late_host.work, "__wrapped__")
-    del sys.modules["late_host"]
 
 
 def test_methods_of_actor_classes_that_are_made_already_travel_by_name(host, worker_config):
@@ -241,8 +228,7 @@ def test_a_foreign_wrapper_on_top_is_no_reason_to_count_twice(
     placing.uninstall()
     placing.install(probes)
     assert {"seen": [f"probed_host:Host.{method}"]} == status.installed
-    one = host.Host()
-    one.result = 1
+    one = host.Host(1)
     getattr(one, method)(1)
     setattr(host.Host, method, ours)
     getattr(one, method)(1)
@@ -257,8 +243,7 @@ def test_a_foreign_wrapper_on_top_is_no_reason_to_count_twice(
 def test_results_and_exceptions_are_the_same_objects(host, recording, worker_config, method):
     """Never a copy or a proxy; the host's error handling sees what it always saw."""
     placing.install([probe(f"Host.{method}")])
-    one = host.Host()
-    one.result = object()
+    one = host.Host(object())
     got = getattr(one, method)(1)
     assert one.result is (asyncio.run(got) if inspect.iscoroutine(got) else got)
 
@@ -285,8 +270,8 @@ def test_a_decorated_coroutine_function_is_recorded_until_its_end(
 ):
     """verl's vLLM adapter has `torch.no_grad` before `update_weights`; what it hands out is awaited."""
     placing.install([probe(f"Host.{method}")])
-    one = host.Host()
-    one.result, one.error = object(), KeyError("k")
+    one = host.Host(object())
+    one.error = KeyError("k")
 
     async def use():
         return await getattr(one, method)("raise" if raises else 1)
@@ -306,8 +291,7 @@ def test_a_decorated_coroutine_function_is_recorded_until_its_end(
 def test_a_decorator_that_looks_at_its_caller_sees_whom_it_saw(host, recording, worker_config):
     """verl's checkpoint engine is called from coroutines and from plain code."""
     placing.install([probe("Host.either")])
-    one = host.Host()
-    one.result = object()
+    one = host.Host(object())
 
     assert one.result is one.either(1)
     recorder.stop()
@@ -353,7 +337,6 @@ def test_an_async_generator_passes_items_sends_and_throws(host, recording, worke
     seen = []
     placing.install([probe("Host.items", item=lambda call, item: seen.append(item))])
     one = host.Host()
-    one.got = []
 
     async def use():
         items = one.items(3)
@@ -378,8 +361,7 @@ def test_a_probe_that_fails_costs_itself_only(host, recording, worker_config, ca
         raise RuntimeError("ours")
 
     placing.install([probe("Host.plain", leave=broken), probe("function", "f", enter=broken)])
-    one = host.Host()
-    one.result = 3
+    one = host.Host(3)
 
     assert [3, 3, 3] == [one.plain(1) for _ in range(3)]
     assert 4 == host.function(4)
@@ -406,15 +388,22 @@ def test_a_parameter_that_is_gone_is_named(host, recording, capsys):
     assert ["seen"] == list(status.installed)
 
 
-def test_a_module_that_comes_later_is_probed_when_it_comes(recording, tmp_path, monkeypatch):
-    """By-name imports of it already get the wrapper."""
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_module_that_comes_later_is_probed_when_it_comes(recording, tmp_path, monkeypatch, ended):
+    """By-name imports of it already get the wrapper; not after the end, also of probes that need no recorder."""
     (tmp_path / "later_host.py").write_text("def work():\n    return 1\n")
     (tmp_path / "later_user.py").write_text("from later_host import work\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    placing.install([Probe("work", "rollout", ("later_host:work",))])
+    trace = None
+    if ended:
+        recorder.stop()
+        trace = lambda args, kwargs: None
+    placing.install([Probe("work", "rollout", ("later_host:work",), trace=trace)])
+    if ended:
+        placing.uninstall()
     import later_user
 
-    assert hasattr(later_user.work, "__wrapped__")
+    assert ended != hasattr(later_user.work, "__wrapped__")
     placing.uninstall()
     del sys.modules["later_user"], sys.modules["later_host"]
 
@@ -431,8 +420,7 @@ def test_a_wrapper_that_outlives_the_recorder_only_calls(host, recording):
     """A class may be unpickled where nothing records."""
     placing.install([probe("Host.plain")])
     recorder.stop()
-    one = host.Host()
-    one.result = "r"
+    one = host.Host("r")
 
     assert "r" == one.plain(1)
 

@@ -43,35 +43,33 @@ def server(monkeypatch):
     engine.context.current_engine_call.set(None)
 
 
-def test_a_request_waits_until_its_pause_ends(server):
-    """And not until a later one, which aborts it."""
-    server.pause()
+@pytest.mark.parametrize(
+    ("before", "meanwhile", "end", "waited"),
+    [
+        # Until its pause ends, and not until a later one, which aborts it.
+        (["pause"], [200, "pause"], 400, [(100, 200)]),
+        # It ends in its pause, as one that its client cancels; resumes before it do not count.
+        (["pause", 50, "pause"], [], 150, [(100, 150)]),
+        # It came before the pause, which aborts it.
+        ([], ["pause"], 150, []),
+    ],
+)
+def test_a_request_waits_while_its_engine_is_paused(server, before, meanwhile, end, waited):
+    """The request begins at 100; numbers are the times of resumes."""
+
+    def play(moves):
+        for move in moves:
+            if move == "pause":
+                server.pause()
+            else:
+                server.resume(move)
+
+    play(before)
     call = server.begin(100)
-    server.resume(200)
-    server.pause()
-    server.end(call, 400)
+    play(meanwhile)
+    server.end(call, end)
 
-    assert [("engine_parked", 100, 200)] == server.lines
-
-
-def test_a_request_that_ends_in_its_pause_has_only_waited(server):
-    """As one that its client cancels; resumes before it do not count."""
-    server.pause()
-    server.resume(50)
-    server.pause()
-    call = server.begin(100)
-    server.end(call, 150)
-
-    assert [("engine_parked", 100, 150)] == server.lines
-
-
-def test_a_request_that_came_before_the_pause_has_not_waited(server):
-    """The pause aborts it."""
-    call = server.begin(100)
-    server.pause()
-    server.end(call, 150)
-
-    assert [] == server.lines
+    assert [("engine_parked", *times) for times in waited] == server.lines
 
 
 def test_a_resume_that_fails_ends_no_pause(server):

@@ -6,14 +6,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from reading_back import lines_of
 
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.probes import engine_state
-from verl_profiler.recording import evidence, recorder
-from verl_profiler.recording.clock import take_anchor
-from verl_profiler.recording.identity import Identity
-from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+from verl_profiler.recording import evidence
 
 
 class FakeManager:
@@ -43,17 +39,14 @@ def fake_load(rank, running, waiting, used):
 
 
 @pytest.fixture
-def launched(tmp_path, monkeypatch):
+def launched(monkeypatch, engine_recording):
     """Return a function that launches a server with a manager, and returns the lines that it left."""
     monkeypatch.setattr(engine_state, "_PERIOD_S", 0.001)
     monkeypatch.setattr(engine_state, "_reader", None)
 
     def run(manager, *, enabled=True):
-        events = EventSettings(engine_state=enabled)
-        config = WorkerConfig(
-            str(tmp_path), str(tmp_path), events, take_anchor(), flush_interval_s=0.01
-        )
-        recorder.start(config, lambda: Identity("engine", 0), dict)
+        recording = engine_recording("engine_state")
+        recording.start(enabled=enabled)
 
         class Server:
             tokenizer_manager = manager
@@ -69,11 +62,8 @@ def launched(tmp_path, monkeypatch):
             while reader is not None and (manager.answers or reader.task is not None):
                 await asyncio.sleep(0.001)
 
-        try:
-            asyncio.run(asyncio.wait_for(until_it_ends(), 30))
-        finally:
-            recorder.stop()
-        return [line["extra"] for line in lines_of(tmp_path) if line["event"] == "engine_state"]
+        asyncio.run(asyncio.wait_for(until_it_ends(), 30))
+        return recording.end()
 
     return run
 

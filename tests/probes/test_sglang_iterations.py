@@ -9,11 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 from picked import picked
-from reading_back import lines_of
 
 from verl_profiler.probes import sglang_iterations
 from verl_profiler.recording import context, recorder
-from verl_profiler.recording.worker_config import EventSettings
 
 MS = 1_000_000
 
@@ -34,23 +32,15 @@ def sglang_metrics():
 
 
 @pytest.fixture
-def recording(tmp_path, monkeypatch, record_engine):
+def recording(monkeypatch, engine_recording):
     monkeypatch.setattr(sglang_iterations, "_subscriber", None)
     monkeypatch.setattr(sglang_iterations, "_base", None)
-
-    def start(*, enabled=True, captured_steps=()):
-        record_engine(EventSettings(engine_iterations=enabled), captured_steps)
-
-    def end():
-        thread = getattr(sglang_iterations._subscriber, "thread", None)
-        recorder.stop()
-        if thread is not None:
-            thread.join(10)
-            assert not thread.is_alive()
-        return [line for line in lines_of(tmp_path) if line["event"] == "engine_iterations"]
-
-    yield SimpleNamespace(start=start, end=end)
+    yield engine_recording("engine_iterations")
     recorder.stop()
+    if sglang_iterations._subscriber is not None:
+        thread = sglang_iterations._subscriber.thread
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -123,7 +113,7 @@ def test_iterations_are_summed_for_100_ms(recording, sglang_metrics):
     ):
         sums.add(at_ns, each)
 
-    rows = [line["extra"] for line in recording.end()]
+    rows = recording.end()
 
     assert [
         (3, 0.13, 0.11, 2, 70, 4, 182, 2, 3, 1),
@@ -149,7 +139,7 @@ def test_each_iteration_of_a_captured_step_is_a_row(recording, sglang_metrics, m
         sums.add(at_ns, each)
     sums.end(0)
 
-    rows = [line["extra"] for line in recording.end()]
+    rows = recording.end()
 
     assert [(3, 0.03), (1, 0.01), (2, 0.02)] == [(row["iterations"], row["busy_s"]) for row in rows]
 
@@ -168,7 +158,7 @@ def test_a_pause_without_heartbeat_is_no_iteration(recording, sglang_metrics):
         sums.add(at_ns, each)
     sums.end(0)
 
-    rows = [line["extra"] for line in recording.end()]
+    rows = recording.end()
 
     assert [(2, 0.025), (2, 0.022)] == [(row["iterations"], row["busy_s"]) for row in rows]
 
@@ -216,7 +206,7 @@ def test_sglangs_own_publisher_is_read(recording, sglang_metrics, server, monkey
     for publisher in publishers:
         publisher.shutdown()
 
-    rows = [line["extra"] for line in recording.end()]
+    rows = recording.end()
 
     for rank in range(2):
         own = [row for row in rows if row["dp_rank"] == rank]

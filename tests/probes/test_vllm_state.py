@@ -4,11 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 from picked import picked
-from reading_back import lines_of
 
 from verl_profiler.probes import vllm_state
-from verl_profiler.recording import context, evidence, recorder
-from verl_profiler.recording.worker_config import EventSettings
+from verl_profiler.recording import context, evidence
 
 CONFIG = SimpleNamespace(
     cache_config=SimpleNamespace(num_gpu_blocks=10, block_size=16),
@@ -52,8 +50,8 @@ def fake_iteration(running, waiting, usage, generated, computed=0, preempted=0, 
 
 
 @pytest.fixture
-def recording(tmp_path, monkeypatch, record_engine):
-    """Return a function that starts recording, and one that ends it and returns the readings."""
+def recording(monkeypatch, engine_recording):
+    """Readings by a clock that the test sets."""
     clock = SimpleNamespace(ns=10**9)
     monkeypatch.setattr(vllm_state, "now", lambda: clock.ns)
     monkeypatch.setattr(vllm_state, "_added", False)
@@ -65,15 +63,9 @@ def recording(tmp_path, monkeypatch, record_engine):
         SimpleNamespace(StatLoggerBase=FakeStatLoggerBase),
     )
 
-    def start(*, enabled=True, captured_steps=()):
-        record_engine(EventSettings(engine_state=enabled), captured_steps)
-
-    def end():
-        recorder.stop()
-        return [line["extra"] for line in lines_of(tmp_path) if line["event"] == "engine_state"]
-
-    yield SimpleNamespace(start=start, end=end, clock=clock)
-    recorder.stop()
+    made = engine_recording("engine_state")
+    made.clock = clock
+    return made
 
 
 def test_iterations_are_summed_for_half_a_second(recording):

@@ -1,12 +1,13 @@
 """Sampled details: which requests' events are written, and that every event is accounted for."""
 
-import json
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 import msgspec
 import pytest
+from picked import picked
 from reading_back import headers_of, lines_of
 from recording.children import run_child, until
 
@@ -272,7 +273,10 @@ def test_open_requests_keep_their_details_at_the_end(worker_config):
 
 
 def test_a_killed_process_counts_what_it_held(worker_config):
-    """`waiting_events` of its header: the details of its open requests are lost with it."""
+    """`waiting_events` of its header: the details of its open requests are lost with it.
+
+    The header is up to date: all else is in the files, and it proves that.
+    """
     worker_config = with_events(worker_config, detail_share=0.0)
     finished = run_child(
         worker_config,
@@ -290,9 +294,12 @@ def test_a_killed_process_counts_what_it_held(worker_config):
 
     (header,) = headers_of(worker_config.directory).values()
 
-    assert (3, 2, 0) == (
-        header["written_events"],
-        header["waiting_events"],
-        header["sampled_out_events"],
+    lines = lines_of(worker_config.directory, own=True)
+    size = sum(file.stat().st_size for file in Path(worker_config.directory).rglob("*.jsonl"))
+
+    assert (3, 2, 0, 0) == picked(
+        header, "written_events waiting_events sampled_out_events dropped_events"
     )
-    assert json.dumps(header)
+    assert (None, size, 0.01) == picked(header, "ended written_bytes flush_interval_s")
+    assert 3 == len(lines)
+    assert max(line["timestamp"] for line in lines) < header["complete_until"]

@@ -1,5 +1,6 @@
 """Readings of memory: what cannot be read is left out, and nothing is touched that is not in use."""
 
+import asyncio
 import sys
 import threading
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 from reading_back import lines_of
 
+from verl_profiler.instrumentation.wrapping import wrap
 from verl_profiler.probes.weights import PROBES
 from verl_profiler.recording import context, device_memory, memory_sampler, recorder
 from verl_profiler.recording.identity import Identity
@@ -143,11 +145,6 @@ def test_without_a_driver_it_is_asked_once(nvml, monkeypatch):
     assert [1] == tries
 
 
-def events(queued):
-    """What was written so far, as the queue holds it."""
-    return list(queued.queue)
-
-
 def probe_of(event, target):
     """The probe with this event on this target."""
     return next(p for p in PROBES if p.event == event and any(target in t for t in p.targets))
@@ -155,10 +152,6 @@ def probe_of(event, target):
 
 def test_a_release_says_its_tags_and_the_memory_around_it(nvml, queued, monkeypatch):
     """On the devices of the replica: of those visible, the first two from number 1 on."""
-    import asyncio
-
-    from verl_profiler.instrumentation.wrapping import wrap
-
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
 
     class TokenizerManager:
@@ -173,7 +166,7 @@ def test_a_release_says_its_tags_and_the_memory_around_it(nvml, queued, monkeypa
     request = SimpleNamespace(tags=["kv_cache", "weights"])
 
     assert "released" == asyncio.run(traced(TokenizerManager(), request))
-    ((name, begin, end, extra, _),) = [e for e in events(queued) if e[0] == "memory_release"]
+    ((name, begin, end, extra, _),) = [e for e in queued.queue if e[0] == "memory_release"]
     assert "memory_release" == name
     assert begin <= end
     assert ["kv_cache", "weights"] == extra["tags"]
@@ -194,13 +187,12 @@ def test_a_release_says_its_tags_and_the_memory_around_it(nvml, queued, monkeypa
 )
 def test_a_resume_through_the_adapter_names_its_tags(queued, adapter, recorded):
     """Without any device, the host's memory is there; ranks that ask no engine return at once and are left out."""
-    from verl_profiler.instrumentation.wrapping import wrap
 
     def resume(self, tags):
         return None
 
     wrap(probe_of("memory_resume", "ServerAdapter.resume"), resume)(adapter, tags=["weights"])
-    found = [extra for name, _, _, extra, _ in events(queued) if name == "memory_resume"]
+    found = [extra for name, _, _, extra, _ in queued.queue if name == "memory_resume"]
 
     assert recorded == bool(found)
     for extra in found:

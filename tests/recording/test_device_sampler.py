@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from types import SimpleNamespace
 
 import fake_nvml
 import pytest
 from reading_back import headers_of, lines_of
+from recording.children import until
 
 from verl_profiler.recording import device_libraries, device_memory, device_sampler, recorder
 from verl_profiler.recording.clock import take_anchor
@@ -91,24 +91,15 @@ def config_of(directory, **settings):
     )
 
 
-def until(condition, seconds=20):
-    """Wait for a condition; whether it came."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
-
-
 def sampled(tmp_path, least=1, seconds=10, role="actor", **settings):
     """Sample until there are so many lines, or so long; return their fields."""
     recorder.start(
         config_of(tmp_path, **settings), lambda: Identity(role, 0), device_sampler.account
     )
     device_sampler.begin()
+    end = time.monotonic() + seconds
     try:
-        until(lambda: len(device_lines(tmp_path)) >= least, seconds)
+        until(lambda: len(device_lines(tmp_path)) >= least or time.monotonic() > end)
     finally:
         recorder.stop()
     return [line["extra"] for line in device_lines(tmp_path)]
@@ -241,7 +232,7 @@ def test_a_hung_driver_does_not_hold_up_the_end(nvml, tmp_path, monkeypatch):
     monkeypatch.setattr(device_sampler, "_PATIENCE_S", 0.05)
     recorder.start(config_of(tmp_path), lambda: Identity("actor", 0), dict)
     device_sampler.begin()
-    assert until(lambda: hung)
+    until(lambda: hung)
     thread = device_sampler._sampler
 
     recorder.stop()
@@ -288,26 +279,13 @@ PROCESS = """
 import os, sys, time
 sys.path[:0] = {paths!r}
 from verl_profiler.recording import device_libraries, device_sampler, recorder
-from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
-from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+from verl_profiler.recording.worker_config import WorkerConfig
 
 device_sampler._RETRY_S = 0.1
 device_libraries.visible_words = lambda: None
-events = EventSettings()
-rank = int(sys.argv[2])
-recorder.start(
-    WorkerConfig(
-        sys.argv[1],
-        sys.argv[1],
-        events,
-        take_anchor(),
-        flush_interval_s=0.01,
-        device_interval_s=0.2,
-    ),
-    lambda: Identity("actor", rank),
-    device_sampler.account,
-)
+config, rank = WorkerConfig.decode(sys.argv[1]), int(sys.argv[2])
+recorder.start(config, lambda: Identity("actor", rank), device_sampler.account)
 device_sampler.begin()
 child = os.fork() if sys.argv[3:] == ["fork"] else None
 if child == 0:
@@ -326,13 +304,13 @@ def processes(tmp_path):
     # Changes all the time, so that each reading has a line.
     feed = fake_feed(fake_reading(0), fake_reading(100), period_s=0.2)
     variables = fake_nvml.install(tmp_path / "path", feed)
-    code = textwrap.dedent(PROCESS).format(paths=[variables["PYTHONPATH"]])
+    code = PROCESS.format(paths=[variables["PYTHONPATH"]])
     started = []
     children = []
 
     def start(run, rank, *words):
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(run), str(rank), *words],
+            [sys.executable, "-c", code, config_of(run).encode(), str(rank), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -370,7 +348,7 @@ def test_one_process_samples_and_another_takes_over_when_it_is_killed(processes,
     run, other = tmp_path / "run", tmp_path / "other"
     processes(other, 0)
     first = processes(run, 0, "fork")
-    assert until(lambda: samplers(run).get("actor_0", 0) >= 2)
+    until(lambda: samplers(run).get("actor_0", 0) >= 2)
     for rank in (1, 2, 3):
         processes(run, rank)
     time.sleep(1)
@@ -380,7 +358,7 @@ def test_one_process_samples_and_another_takes_over_when_it_is_killed(processes,
     first.wait()
     count = samplers(run)["actor_0"]
 
-    assert until(lambda: max(samplers(run).get(f"actor_{rank}", 0) for rank in (1, 2, 3)) >= 3)
+    until(lambda: max(samplers(run).get(f"actor_{rank}", 0) for rank in (1, 2, 3)) >= 3)
     assert 2 == len(samplers(run))
     assert {"actor_0"} == samplers(other).keys()
     assert count == samplers(run)["actor_0"]

@@ -112,13 +112,22 @@ def test_other_threads_run_after_some_hundred_events(worker_config, monkeypatch)
     files.close()
 
 
+def broken_truncate(descriptor, size):
+    raise OSError(errno.EIO, "I/O error")
+
+
 @pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("error", [MemoryError, SystemExit])
+@pytest.mark.parametrize("error", [MemoryError(), SystemExit(), OSError(errno.EIO, "I/O error")])
 def test_a_write_that_ends_in_an_unknown_way_loses_nothing(worker_config, monkeypatch, error, kept):
-    """After a part of a line, with lines that waited for a full disk or others."""
+    """After a part of a line, with lines that waited for a full disk or others; nothing is there twice.
+
+    What a broken disk has taken cannot be taken back.
+    """
     files = Files(worker_config)
     write = os.write
-    failures = [OSError(errno.ENOSPC, "full")] * kept + ["short", error()]
+    failures = [OSError(errno.ENOSPC, "full")] * kept + ["short", error]
+    if isinstance(error, OSError):
+        monkeypatch.setattr(os, "ftruncate", broken_truncate)
 
     def broken(descriptor, data):
         if not failures or b'"turn"' not in bytes(data):
