@@ -88,7 +88,7 @@ def test_calls_that_wait_are_bounded(cuda, queued):
     assert device_timing._WAITING == len(device_timing._waiting)
 
 
-def test_no_event_without_a_context(queued, monkeypatch):
+def test_no_event_without_a_context(queued, monkeypatch, capfd):
     """Or with a torch that has no CUDA: the call is recorded as ever."""
     fake = FakeCuda(initialized=False)
     for torch in (SimpleNamespace(cuda=fake), SimpleNamespace()):
@@ -97,6 +97,7 @@ def test_no_event_without_a_context(queued, monkeypatch):
 
     assert [] == fake.calls
     assert 0 == fake.created
+    assert "" == capfd.readouterr().err
 
 
 def test_nothing_is_asked_during_the_capture_of_a_graph(cuda, queued):
