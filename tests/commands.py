@@ -1,6 +1,7 @@
-"""A command in this process, which raises what `main` would print."""
+"""A command in this process, which raises what `main` would print; and what it takes for a terminal."""
 
 import argparse
+import io
 
 
 def command(module, *first):
@@ -8,3 +9,10 @@ def command(module, *first):
     parser = argparse.ArgumentParser()
     module.add_arguments(parser)
     return lambda *more: module.run(parser.parse_args([*first, *map(str, more)]))
+
+
+class Terminal(io.StringIO):
+    """A screen that keeps what is written to it."""
+
+    def isatty(self):
+        return True

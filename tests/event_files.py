@@ -61,6 +61,16 @@ def ended(event, end_s, length_s=None, *, step=1, rank=0, **extra):
     return made if length_s is None else {**made, "duration_sec": round(length_s, 6)}
 
 
+def phases(step, gen_s, step_s, *, begin_s=0.0):
+    """Return the trainer's events of a step that generates first and trains for the rest of it."""
+    end_s = begin_s + step_s
+    return [
+        ended("gen", begin_s + gen_s, gen_s, step=step),
+        ended("update_actor", end_s, step_s - gen_s, step=step),
+        ended("step", end_s, step_s, step=step),
+    ]
+
+
 def write_lines(folder, **lines):
     """Append the lines of each process to its files, one for each step; return the folder."""
     for name, each in lines.items():

@@ -1,16 +1,6 @@
 """Play the recorded rehearsal again: its lines in the order in which they were written."""
 
 import json
-import shutil
-from pathlib import Path
-
-RECORDED = Path(__file__).parent / "data" / "rehearsal_run.tar.gz"
-
-
-def unpacked(folder):
-    """Unpack the run; return its directory."""
-    shutil.unpack_archive(RECORDED, folder)
-    return folder / "rehearsal_run"
 
 
 def lines_in_order(run):

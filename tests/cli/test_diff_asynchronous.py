@@ -1,10 +1,12 @@
 """`diff` of recorded runs of which at least one is asynchronous."""
 
 import json
+from collections import Counter
 
 import pytest
 from cached_runs import cached
 from commands import command
+from reading_back import lines_of
 
 from verl_profiler.cli import diff
 from verl_profiler.errors import ReadingError
@@ -21,13 +23,9 @@ def compared(capsys, first, second):
 
 def consumed(name):
     """Count the samples that each step took, in the lines of the event files."""
-    counts = {}
-    for path in cached(name).glob("step_*/*.jsonl"):
-        for line in map(json.loads, path.read_text().splitlines()):
-            if line["event"] == "sample_consumed":
-                step = line["extra"]["consumed_step"]
-                counts[step] = counts.get(step, 0) + 1
-    return counts
+    lines = lines_of(cached(name))
+    taken = [line["extra"] for line in lines if line["event"] == "sample_consumed"]
+    return Counter(extra["consumed_step"] for extra in taken)
 
 
 @pytest.mark.parametrize(

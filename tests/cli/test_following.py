@@ -16,17 +16,13 @@ import time
 from pathlib import Path
 
 import pytest
-from recorded import grow, lines_in_order, unpacked
+from cached_runs import REHEARSED
+from recorded import grow, lines_in_order
 
 from verl_profiler.cli import main
 
 # Each reading waits as long as the last one took.
 MAIN = "import sys; from verl_profiler.cli import following, main; following._REST, following._INTERVAL_S = 1, 0.05; sys.exit(main())"
-
-
-@pytest.fixture(scope="module")
-def recorded_run(tmp_path_factory):
-    return unpacked(tmp_path_factory.mktemp("recorded"))
 
 
 class Terminal:
@@ -49,6 +45,15 @@ class Terminal:
         os.close(theirs)
         self.written = b""
 
+    def _read(self):
+        """Return whether the command still has the terminal."""
+        if select.select([self._ours], [], [], 1)[0]:
+            try:
+                self.written += os.read(self._ours, 1 << 16)
+            except OSError:
+                return False
+        return True
+
     def wait_for(self, *texts):
         """Read until one of the last whole frames shows all texts."""
         deadline = time.monotonic() + 60
@@ -57,11 +62,8 @@ class Terminal:
             for shown in frames[-2:]:
                 if all(text.encode() in shown for text in texts) and b"\x1b[J" in shown:
                     return
-            if select.select([self._ours], [], [], 1)[0]:
-                try:
-                    self.written += os.read(self._ours, 1 << 16)
-                except OSError:
-                    break
+            if not self._read():
+                break
         raise AssertionError(f"{texts!r} not shown; the last screen:\n{self.written[-3000:]!r}")
 
     def end(self, number=None):
@@ -69,13 +71,8 @@ class Terminal:
         if number is not None:
             self.process.send_signal(number)
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if select.select([self._ours], [], [], 1)[0]:
-                try:
-                    self.written += os.read(self._ours, 1 << 16)
-                except OSError:
-                    # It has closed the terminal.
-                    break
+        while time.monotonic() < deadline and self._read():
+            pass
         os.close(self._ours)
         return self.process.wait(timeout=10)
 
@@ -92,12 +89,12 @@ def kept_events(path):
     return [sum(part["counts"].values()) for part in parts]
 
 
-def test_at_each_moment_the_screen_is_the_summary(recorded_run, tmp_path, capsys):
+def test_at_each_moment_the_screen_is_the_summary(tmp_path, capsys):
     """While files grow, a line is torn, and a step is compressed; the phase is the last that ended."""
     path = tmp_path / "run"
     path.mkdir()
-    (path / "run.json").write_bytes((recorded_run / "run.json").read_bytes())
-    ordered = lines_in_order(recorded_run)
+    (path / "run.json").write_bytes((REHEARSED / "run.json").read_bytes())
+    ordered = lines_in_order(REHEARSED)
     moments = [json.loads(line)["timestamp"] for _, line in ordered]
     shown = 0
     for moment, doing in (
@@ -130,13 +127,13 @@ def test_at_each_moment_the_screen_is_the_summary(recorded_run, tmp_path, capsys
         assert text == expected
 
 
-def test_a_run_is_followed_on_a_terminal_until_it_ends(recorded_run, tmp_path, capsys):
+def test_a_run_is_followed_on_a_terminal_until_it_ends(tmp_path, capsys):
     """Before it exists, while it grows and is away for a moment; the cache holds no copies of its end."""
     path = tmp_path / "run"
     terminal = Terminal("summary", "--follow", path)
     try:
         terminal.wait_for("waiting for the run: ")
-        ordered = lines_in_order(recorded_run)
+        ordered = lines_in_order(REHEARSED)
         half = len(ordered) * 3 // 4
         grow(path, ordered[:half])
         head = summarized(path, capsys).splitlines()[0][:80]
@@ -148,8 +145,8 @@ def test_a_run_is_followed_on_a_terminal_until_it_ends(recorded_run, tmp_path, c
         grow(path, ordered[half:])
         head = summarized(path, capsys).splitlines()[0][:80]
         terminal.wait_for("after step 2", head)
-        shutil.copytree(recorded_run / "processes", path / "processes")
-        terminal.wait_for("ended; last event 2026-11-21T04:14:56", head)
+        shutil.copytree(REHEARSED / "processes", path / "processes")
+        terminal.wait_for("ended; last event 2026-11-21T04:14:56+00:00", head)
         assert 0 == terminal.end()
     finally:
         terminal.process.kill()
@@ -173,14 +170,6 @@ def test_the_cursor_comes_back_when_it_is_ended(tmp_path, number, expected):
 
     assert expected == terminal.end(number)
     assert terminal.written.rstrip().endswith(b"\x1b[?25h")
-
-
-def test_without_a_terminal_one_plain_screen_is_printed(recorded_run, capsys):
-    """Of a run that has ended, too."""
-    assert 0 == main(["summary", "--follow", str(recorded_run)])
-    head, _, text = capsys.readouterr().out.partition("\n\n")
-    assert "ended; last event 2026-11-21T04:14:56+00:00" == head
-    assert summarized(recorded_run, capsys) == text
 
 
 def test_a_run_without_events_has_nothing_to_show(tmp_path, capsys):

@@ -1,6 +1,5 @@
 """The summary's 20 lines: what they show is true, and they stay 20."""
 
-import io
 import json
 import re
 import sys
@@ -8,7 +7,8 @@ from statistics import median
 
 import pytest
 from cached_runs import SMALL, cached
-from event_files import ended, write_lines
+from commands import Terminal
+from event_files import ended, phases, write_lines
 
 from verl_profiler.cli import main
 from verl_profiler.views.overview_text import TABLES, device_line, overview_text
@@ -34,11 +34,7 @@ def long_run(tmp_path_factory):
     for step in range(1, STEPS + 1):
         gen = 8.0 if step == 41 else 6.0
         end = begin + gen + 4.0
-        trainer = [
-            ended("gen", begin + gen, gen, step=step),
-            ended("update_actor", end, 4.0, step=step),
-            ended("step", end, gen + 4.0, step=step),
-        ]
+        trainer = phases(step, gen, gen + 4.0, begin_s=begin)
         worker = []
         for sample in range(4):
             ids = {"request_id": f"r{step}-{sample}", "sample": sample, "session": 0, "step": step}
@@ -202,11 +198,6 @@ def test_files_of_the_original_logger_show_phases_workers_and_engine_calls(tmp_p
     assert re.search(r"gen 40\.0 s", lines["phases"]), text
     assert "async_generate: worker_3 60.0 s (step 2), median of 4 9.00 s" in lines["workers"]
     assert "26 calls; step 2 has the longest: p50 7.00 s max 60.0 s" in lines["engine"]
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def test_a_terminal_gets_colors_and_a_pipe_none(monkeypatch, capsys):

@@ -1,18 +1,13 @@
 """What a command that takes long prints on standard error while it reads."""
 
-import io
 import json
 import sys
 
 import pytest
 from cached_runs import SMALL
+from commands import Terminal
 
 from verl_profiler.cli import main, progress
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.fixture

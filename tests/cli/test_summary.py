@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cached_runs import SMALL
 from commands import command
-from event_files import ended, write_lines
+from event_files import ended, phases, write_lines
 
 from verl_profiler.cli import options, summary
 
@@ -97,21 +97,11 @@ def test_what_was_not_recorded_is_said_and_never_zero(files, expected, tmp_path,
     assert "engine 0 %" not in text or "engine_0" in files
 
 
-def phases(step, seconds, gen_s):
-    """The trainer's lines of a step that took so long."""
-    lengths = (
-        ("gen", gen_s, gen_s),
-        ("update_actor", seconds, seconds - gen_s),
-        ("step", seconds, seconds),
-    )
-    return [ended(name, end_s, length_s, step=step) for name, end_s, length_s in lengths]
-
-
 def test_of_a_long_run_the_longest_steps_have_a_line(tmp_path, capsys):
     """Two hundred lines are not read: sixty, in their order; --steps has a line for each."""
     for step in range(1, 202):
         length = 20.0 if step % 4 == 2 else 10.0
-        write_lines(tmp_path, trainer_0=phases(step, length, length - 4))
+        write_lines(tmp_path, trainer_0=phases(step, length - 4, length))
 
     run_verbose(tmp_path)
 
