@@ -34,13 +34,6 @@ def imported_by(statement, **environment):
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_importing_the_package_has_no_effects():
-    """`import verl_profiler` in a notebook patches nothing and starts nothing."""
-    assert {"verl_profiler"} == imported_by("import verl_profiler") & (
-        READING | HOSTS | {"verl_profiler", "wrapt", "msgspec"}
-    )
-
-
 def test_the_recording_half_brings_in_none_of_the_reading_half(tmp_path):
     """Also when it records, with every probe registered."""
     worker_config = WorkerConfig(str(tmp_path), "x", EventSettings(), take_anchor())
@@ -53,23 +46,22 @@ def test_the_recording_half_brings_in_none_of_the_reading_half(tmp_path):
     assert set() == found & (READING | HOSTS)
 
 
-def test_the_plugin_does_nothing_without_settings():
-    """verl imports it in every run of the environment, profiled or not."""
-    found = imported_by(
-        "import verl_profiler.plugin as p, threading\n"
-        "assert p.activate() is False\n"
-        "assert threading.active_count() == 1"
-    )
+@pytest.mark.parametrize(
+    "statement",
+    [
+        # In a notebook.
+        "import verl_profiler",
+        # verl imports the plugin in every run of the environment, SGLang calls it in every engine.
+        "import verl_profiler.plugin as p; assert p.activate() is False",
+        "from verl_profiler.instrumentation.sglang_scheduler import load; load()",
+    ],
+)
+def test_a_process_that_is_not_profiled_imports_nothing_and_starts_nothing(statement):
+    """Without settings nothing is patched either."""
+    found = imported_by(f"{statement}\nimport threading; assert threading.active_count() == 1")
 
     assert "VERL_PROFILER_SETTINGS" == SETTINGS
-    assert set() == found & (READING | HOSTS | {"wrapt", "msgspec"})
-
-
-def test_an_engine_that_is_not_profiled_imports_one_module():
-    """SGLang calls its plugins in every engine of the environment."""
-    found = imported_by("from verl_profiler.instrumentation.sglang_scheduler import load; load()")
-
-    assert set() == found & (READING | HOSTS | {"wrapt", "msgspec"})
+    assert {"verl_profiler"} == found & {*READING, *HOSTS, "verl_profiler", "wrapt", "msgspec"}
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,6 @@ def report(run, name, content=b"report"):
     (run / "nsight" / "raw" / name).write_bytes(content)
 
 
-def files(run):
-    return sorted(path.name for path in (run / "nsight").glob("*.*"))
-
-
 def test_reports_are_named_by_role_rank_and_step(run):
     """nsys only numbers them; the journal has the step of the k-th one, and may have no rank."""
     journal(run, 2, 5, 5)
@@ -64,7 +60,8 @@ def test_reports_are_named_by_role_rank_and_step(run):
 
     names = ["actor_0.step2", "actor_0.step5.2", "actor_0.step5", "tq_storage_h1_12.step2"]
     expected = [f"{name}.{end}" for name in names for end in ("json", "nsys-rep")]
-    assert [*sorted([*expected, "captures.json"])] == files(run)
+    before = {path: path.read_bytes() for path in (run / "nsight").glob("*.*")}
+    assert {*expected, "captures.json"} == {path.name for path in before}
     assert {(2, names[0]), (5, names[1]), (5, names[2]), (2, names[3])} == {
         (capture.step, capture.file.removesuffix(".nsys-rep")) for capture in found
     }
@@ -74,7 +71,6 @@ def test_reports_are_named_by_role_rank_and_step(run):
         metadata, "host pid step begin_ns end_ns size_bytes"
     )
     # Again, after the run did it, or on each node of a run without a shared disk.
-    before = {path: path.read_bytes() for path in (run / "nsight").glob("*.*")}
     assert found == collect(run)
     assert before == {path: path.read_bytes() for path in (run / "nsight").glob("*.*")}
 

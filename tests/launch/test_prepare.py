@@ -40,8 +40,8 @@ def ray(monkeypatch):
 def prepare(tmp_path):
     """Prepare a run that captures nothing; return its directory."""
 
-    def prepared():
-        config = {"profiler": {"output_dir": str(tmp_path / "run")}}
+    def prepared(**settings):
+        config = {"profiler": {"output_dir": str(tmp_path / "run"), **settings}}
         launch.prepare(omegaconf.OmegaConf.create(config))
         return recorder.active().directory
 
@@ -222,24 +222,12 @@ def test_captured_actors_are_those_that_are_alive_and_of_this_run(created):
     assert [] == actor_placement.captured_actors
 
 
-@pytest.fixture
-def storage(tmp_path):
-    """The URL of a place that is empty."""
-    pytest.importorskip("fsspec")
-    (tmp_path / "storage").mkdir()
-    return f"file://{tmp_path}/storage/run", tmp_path / "storage"
-
-
-def prepare_url(url, spool):
-    config = {"profiler": {"output_dir": url, "spool_dir": str(spool)}}
-    launch.prepare(omegaconf.OmegaConf.create(config))
-    return recorder.active().directory
-
-
-def test_a_run_that_did_not_start_leaves_nothing_at_its_url(ray, storage, tmp_path):
+def test_a_run_that_did_not_start_leaves_nothing_at_its_url(ray, prepare, tmp_path):
     """As on a disk."""
-    url, place = storage
-    run = prepare_url(url, tmp_path / "spool")
+    pytest.importorskip("fsspec")
+    place = tmp_path / "storage"
+    place.mkdir()
+    run = prepare(output_dir=f"file://{place}/run", spool_dir=str(tmp_path / "spool"))
     launch.end(failed=True)
     assert not run.exists()
     assert [] == [path for path in place.rglob("*") if path.is_file()]

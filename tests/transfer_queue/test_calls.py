@@ -396,21 +396,6 @@ def test_classes_of_the_command_itself_are_wrapped(monkeypatch):
     assert original is main.PPOTrainer._compute_values
 
 
-def test_switched_off_the_originals_are_in_place(hosts):
-    """And the wrappers of functions decorated meanwhile only call."""
-    queue, bridge = hosts
-    before = (bridge.tqbridge, queue.AsyncTransferQueueClient.async_put)
-    calls.start(Switches(trace=True), "run", records=False)
-    placing.install(probes.with_tracing(()))
-    decorated = bridge.tqbridge()(lambda data: {"a": data["ids"]})
-    assert before[0] is not bridge.tqbridge
-    placing.uninstall()
-    calls.stop()
-
-    assert before == (bridge.tqbridge, queue.AsyncTransferQueueClient.async_put)
-    assert decorated(meta_of(queue, 1)).size == 1
-
-
 def test_a_failure_of_ours_costs_itself_only(hosts, trace, monkeypatch, capsys):
     """Said once; the host goes on."""
     queue, bridge = hosts
@@ -450,11 +435,12 @@ def test_the_request_is_in_the_events_of_a_rollout(hosts, trace, worker_config):
 
 
 def test_a_target_that_is_measured_too_has_one_wrapper(hosts, worker_config):
-    """Whose events name call and function, so that they can be joined with the functions'."""
+    """Whose events name call and function, to be joined with the functions'; switched off, none has one."""
     queue, bridge = hosts
     recorder.start(worker_config, lambda: Identity("actor", 0))
     client = queue.AsyncTransferQueueClient
     before = (client.async_get_data, client.async_put)
+    decorator = bridge.tqbridge
     measuring = [
         dataclasses.replace(probe, targets=(f"{CLIENT}.{probe.targets[0].rpartition('.')[2]}",))
         for probe in MEASURING
@@ -463,10 +449,16 @@ def test_a_target_that_is_measured_too_has_one_wrapper(hosts, worker_config):
     calls.start(Switches(trace=True, metrics=True), "run", records=True)
     placing.install(probes.with_tracing(measuring))
     assert before == (client.async_get_data.__wrapped__, client.async_put.__wrapped__)
-    bridge.tqbridge()(update_actor := lambda data: {"a": data["ids"]})(meta_of(queue, 4))
+    assert decorator is not bridge.tqbridge
+    decorated = bridge.tqbridge()(update_actor := lambda data: {"a": data["ids"]})
+    decorated(meta_of(queue, 4))
     placing.uninstall()
+    calls.stop()
     recorder.stop()
     assert before == (client.async_get_data, client.async_put)
+    assert decorator is bridge.tqbridge
+    # What was decorated meanwhile only calls.
+    assert decorated(meta_of(queue, 1)).size == 1
     events = {event["event"]: event["extra"] for event in lines_of(worker_config.directory)}
 
     function = events["tq_function"]
