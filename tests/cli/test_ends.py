@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hostile_names import SMALL_RUN
+from cached_runs import SMALL
 
 from verl_profiler.cli import main
 from verl_profiler.cli.output import csv_text, json_text, replacing, write_whole
@@ -22,33 +22,16 @@ from verl_profiler.errors import ReadingError
 MAIN = "import sys; from verl_profiler.cli import main; sys.exit(main())"
 
 
-def command(*words, **options):
-    """Run a command of its own process; scratch files go to TMPDIR."""
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, *map(str, words)],
-        capture_output=True,
-        check=False,
-        timeout=120,
-        **options,
-    )
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run outside of the tree, read from its cache by all but the first test."""
-    return Path(shutil.copytree(SMALL_RUN, tmp_path_factory.mktemp("ends") / "run"))
-
-
 @pytest.fixture(scope="module")
 def odd_run(tmp_path_factory):
-    """The same in a folder whose name is not UTF-8."""
+    """A run in a folder whose name is not UTF-8."""
     folder = tmp_path_factory.mktemp("odd")
     odd = Path(os.fsdecode(os.fsencode(folder) + b"/r\xff\xfen"))
-    return Path(shutil.copytree(SMALL_RUN, odd))
+    return Path(shutil.copytree(SMALL, odd, ignore=shutil.ignore_patterns(".cache")))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_leaves_no_scratch_files(number, run, tmp_path):
+def test_a_signal_leaves_no_scratch_files(number, tmp_path):
     """In the middle of reading a run: here, of an event file that does not end."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -61,7 +44,7 @@ def test_a_signal_leaves_no_scratch_files(number, run, tmp_path):
         "reader.find_sources = wait\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", slow + MAIN, "summary", str(run)],
+        [sys.executable, "-c", slow + MAIN, "summary", str(SMALL)],
         env={**os.environ, "TMPDIR": str(scratch)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -102,10 +85,10 @@ def test_a_signal_while_a_file_is_written_leaves_no_part_of_it(tmp_path):
     child.stdout.close()
 
 
-def test_a_reader_that_leaves_is_no_error(run):
+def test_a_reader_that_leaves_is_no_error():
     """`| head -1`; all of the output fits into the buffer and is written at the end."""
     child = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "requests", str(run)],
+        [sys.executable, "-c", MAIN, "requests", str(SMALL)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -116,24 +99,25 @@ def test_a_reader_that_leaves_is_no_error(run):
     assert (0, b"") == (child.wait(timeout=60), err)
 
 
-def test_output_that_cannot_be_written_is_an_error_in_one_line(run):
+def test_output_that_cannot_be_written_is_an_error_in_one_line():
     """A full disk behind `> file`; closed streams (`>&-`, as some job managers start things) are none."""
     with open("/dev/full", "wb") as full:
-        words = [sys.executable, "-c", MAIN, "summary", str(run)]
+        words = [sys.executable, "-c", MAIN, "summary", str(SMALL)]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60)
 
     assert 2 == done.returncode
     said = b"standard output cannot be written: No space left on device. (cannot-write)"
     assert said in done.stderr
     assert 1 == done.stderr.count(b"\n")
-    closed = f"{sys.executable} -c '{MAIN}' summary {run} >&- 2>&-"
+    closed = f"{sys.executable} -c '{MAIN}' summary {SMALL} >&- 2>&-"
     assert 0 == subprocess.run(closed, shell=True, check=False, timeout=60).returncode
 
 
-def test_a_terminal_of_ascii_gets_ascii(run):
+def test_a_terminal_of_ascii_gets_ascii():
     """Bars and arrows as something alike, everything else as its escape."""
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
-    done = command("requests", run, "--request", "31d0b664", env=environment)
+    words = [sys.executable, "-c", MAIN, "requests", str(SMALL), "--request", "31d0b664"]
+    done = subprocess.run(words, capture_output=True, check=False, timeout=120, env=environment)
 
     assert (0, b"") == (done.returncode, done.stderr)
     assert done.stdout.isascii()
@@ -179,11 +163,11 @@ def test_files_have_the_modes_that_the_umask_gives(tmp_path):
         "export jsonl RUN --out PLACE/tq.jsonl",
     ],
 )
-def test_nothing_is_overwritten_or_followed_unasked(words, run, tmp_path, capsys):
+def test_nothing_is_overwritten_or_followed_unasked(words, tmp_path, capsys):
     """A link, also to nothing, counts as a file; with --force the link is replaced."""
     place = tmp_path / "place"
     place.mkdir()
-    named = {"RUN": run, "PLACE": place}
+    named = {"RUN": SMALL, "PLACE": place}
     arguments = [
         re.sub("RUN|PLACE", lambda found: str(named[found[0]]), word) for word in words.split()
     ]
@@ -201,16 +185,16 @@ def test_nothing_is_overwritten_or_followed_unasked(words, run, tmp_path, capsys
     assert [target] == list(place.iterdir())
 
 
-def test_a_device_is_not_replaced(run, tmp_path):
+def test_a_device_is_not_replaced(tmp_path):
     """Not even with --force: root would lose it."""
     fifo = tmp_path / "fifo.html"
     os.mkfifo(fifo)
 
-    assert 2 == main(["report", str(run), "--out", str(fifo), "--force"])
+    assert 2 == main(["report", str(SMALL), "--out", str(fifo), "--force"])
     assert stat.S_ISFIFO(fifo.stat().st_mode)
 
 
-def test_a_full_disk_leaves_no_half_file(run, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch, capsys):
     """And what was there before."""
     place = tmp_path / "place"
     place.mkdir()
@@ -228,7 +212,7 @@ def test_a_full_disk_leaves_no_half_file(run, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(Path, "open", full)
 
-    assert 2 == main(["report", str(run), "--out", str(target), "--force"])
+    assert 2 == main(["report", str(SMALL), "--out", str(target), "--force"])
     assert "cannot be written: No space left on device" in capsys.readouterr().err
     assert [target] == list(place.iterdir())
     assert "before" == target.read_text()

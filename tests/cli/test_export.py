@@ -23,10 +23,16 @@ TORCH = DATA / "torch_trace.json.gz"
 run = command(export, "perfetto")
 
 
-def test_the_timeline_lies_beside_the_run_and_is_packed_when_its_name_says_so(tmp_path, capsys):
-    """Unless it is told where."""
-    folder = shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
+@pytest.fixture
+def folder(tmp_path):
+    """A run that may be written to."""
+    return shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
 
+
+def test_the_timeline_lies_beside_the_run_and_is_packed_when_its_name_says_so(
+    folder, tmp_path, capsys
+):
+    """Unless it is told where."""
     assert 0 == run(folder)
     assert f"Wrote {folder / 'timeline.pftrace'}\n" in capsys.readouterr().out
     assert 0 == run(folder, "-o", tmp_path / "packed.pftrace.gz")
@@ -75,10 +81,8 @@ def test_a_torch_trace_is_merged_at_its_time_of_day(tmp_path):
     assert [] == reading.faults
 
 
-def test_a_trace_in_the_run_lies_beside_its_process(tmp_path):
+def test_a_trace_in_the_run_lies_beside_its_process(folder):
     """Found below `nsight`, recognized by host and pid."""
-    folder = tmp_path / "run"
-    shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns(".cache"))
     header = json.loads((folder / "processes" / "actor_0.json").read_text())
     content = json.loads(gzip.decompress(TORCH.read_bytes()))
     content["host_name"] = header["host"]
@@ -151,10 +155,8 @@ def test_an_nsys_export_is_merged(tmp_path):
     assert [] == reading.faults
 
 
-def test_a_bad_trace_in_the_run_costs_only_itself(tmp_path, capsys):
+def test_a_bad_trace_in_the_run_costs_only_itself(folder, capsys):
     """The timeline is written without it."""
-    folder = tmp_path / "run"
-    shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns(".cache"))
     (folder / "nsight").mkdir()
     (folder / "nsight" / "bad.json").write_text("{")
     (folder / "nsight" / "captures.json").write_text('[{"another": "kind"}]')

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import duckdb
 import msgspec
@@ -49,12 +50,12 @@ def test_an_interrupt_during_a_query_is_no_error(monkeypatch, capsys):
     assert ("", "") == capsys.readouterr()
 
 
-def failing(_):
-    raise RuntimeError("no\x1b[2J thread\nFORGED")
-
-
 def test_an_error_of_ours_is_told_in_plain_lines(monkeypatch, capsys):
-    """What it was, how to see where it was; a status that no other end has."""
+    """What it was, how to see where it was, for the user's too; a status that no other end has."""
+
+    def failing(_):
+        raise RuntimeError("no\x1b[2J thread\nFORGED")
+
     monkeypatch.setattr(summary, "run", failing)
 
     assert 3 == main(["summary", "nowhere"])
@@ -64,12 +65,6 @@ def test_an_error_of_ours_is_told_in_plain_lines(monkeypatch, capsys):
         "verl-profiler summary: error in verl-profiler itself: RuntimeError: no\\x1b[2J thread",
         "Please report it with the output of: verl-profiler --traceback summary … (internal-error)",
     ] == err.splitlines()
-
-
-def test_the_traceback_is_shown_on_request(monkeypatch, capsys):
-    """Of errors of ours and of the user's."""
-    monkeypatch.setattr(summary, "run", failing)
-
     assert 3 == main(["--traceback", "summary", "nowhere"])
     assert "in failing" in capsys.readouterr().err
     assert 2 == main(["--traceback", "why", "/nowhere"])
@@ -103,16 +98,6 @@ def test_what_is_not_there_is_refused_with_what_is(words, slug, says, capsys):
     assert f"({slug})" in err
 
 
-class StaleNfs:
-    """Raises what reading from an NFS mount raises after its server dropped the file."""
-
-    def __init__(self, error):
-        self.error = error
-
-    def __call__(self, *_arguments, **_named):
-        raise self.error
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -121,8 +106,8 @@ class StaleNfs:
     ],
 )
 def test_a_stale_handle_is_a_message(monkeypatch, capsys, error):
-    """One line of what happened, one of what to do."""
-    monkeypatch.setattr("verl_profiler.reading.reader.load", StaleNfs(error))
+    """One line of what happened, one of what to do, after an NFS server dropped the file."""
+    monkeypatch.setattr("verl_profiler.reading.reader.load", Mock(side_effect=error))
 
     assert 2 == main(["summary", str(SMALL), "--no-cache"])
     printed = capsys.readouterr().err

@@ -1,8 +1,17 @@
 """An S3 server that speaks the real protocol over HTTP on loopback, and its clients' settings."""
 
+import shutil
 import uuid
 
 import pytest
+from cached_runs import SMALL
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run on this disk."""
+    shutil.copytree(SMALL, tmp_path / "my-run", ignore=shutil.ignore_patterns(".cache"))
+    return tmp_path / "my-run"
 
 
 @pytest.fixture(scope="session")

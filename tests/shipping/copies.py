@@ -1,10 +1,11 @@
-"""The files of a run in storage, and of the one that was uploaded."""
+"""The files of a run on a disk and in storage, and waiting for them."""
 
 import json
+import time
 
 from verl_profiler.events.remote import connect
 
-__all__ = ["another_line", "contents", "local"]
+__all__ = ["another_line", "contents", "local", "wait_until", "write"]
 
 
 def another_line(text):
@@ -30,3 +31,19 @@ def local(run, *without):
         for path in run.rglob("*")
         if path.is_file() and not {*without} & {*path.parts}
     }
+
+
+def write(root, name, content, mode="wb"):
+    """Write bytes or text into a file of a run directory."""
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open(mode) as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+
+
+def wait_until(holds):
+    """Wait for another thread or process."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)

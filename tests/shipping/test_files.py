@@ -5,6 +5,7 @@ import os
 import random
 
 import pytest
+from shipping.copies import local, write
 
 from verl_profiler.events.shipping import process_of, travels
 from verl_profiler.nodes.files import disk_of, listing, read
@@ -22,14 +23,6 @@ def node(tmp_path):
 def driver(tmp_path):
     (tmp_path / "driver").mkdir()
     return tmp_path / "driver"
-
-
-def write(root, name, content, mode="wb"):
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open(mode) as file:
-        file.write(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 def receiver_of(run, processes=None):
@@ -52,12 +45,6 @@ def ship(node, receiver, limit=lambda: 1 << 20, meanwhile=lambda: None):
 
     receiver.take(listing(node)[1], reading, complete=True)
     return calls
-
-
-def content(root):
-    return {
-        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
-    }
 
 
 def test_only_files_of_a_run_travel():
@@ -99,12 +86,12 @@ def test_a_file_that_grows_is_sent_by_whole_lines_from_where_it_ended(node, driv
     write(node, "step_1/worker_1.jsonl", "one\ntwo\nthr")
 
     ship(node, receiver)
-    assert b"one\ntwo\n" == content(driver)["step_1/worker_1.jsonl"]
+    assert b"one\ntwo\n" == local(driver)["step_1/worker_1.jsonl"]
     assert [] == ship(node, receiver)
 
     write(node, "step_1/worker_1.jsonl", "ee\nfour\n", "ab")
     ship(node, receiver)
-    assert content(node) == content(driver)
+    assert local(node) == local(driver)
 
 
 def test_pieces_are_bounded_and_a_long_line_comes_whole(node, driver):
@@ -121,7 +108,7 @@ def test_pieces_are_bounded_and_a_long_line_comes_whole(node, driver):
         assert sum(sizes[:-1]) < limit
         assert sizes[-1] <= max(limit, 501, len(packed))
 
-    assert content(node) == content(driver)
+    assert local(node) == local(driver)
 
 
 def test_what_a_process_removed_is_removed_and_nothing_else(node, driver):
@@ -136,18 +123,18 @@ def test_what_a_process_removed_is_removed_and_nothing_else(node, driver):
 
     ship(node, receiver)
 
-    assert {"processes/worker_1.json", "step_1/worker_1.jsonl"} == {*content(driver)}
+    assert {"processes/worker_1.json", "step_1/worker_1.jsonl"} == {*local(driver)}
     # Its process makes it again.
     write(node, "step_1/worker_1.jsonl", "two\n")
     ship(node, receiver)
-    assert b"one\ntwo\n" == content(driver)["step_1/worker_1.jsonl"]
+    assert b"one\ntwo\n" == local(driver)["step_1/worker_1.jsonl"]
     # Somebody removed the copy: what is there now comes whole, after one failed round.
     write(node, "step_1/worker_1.jsonl", "three\n", "ab")
     (driver / "step_1/worker_1.jsonl").unlink()
     with pytest.raises(OSError, match="has 0 bytes"):
         ship(node, receiver)
     ship(node, receiver)
-    assert content(node) == content(driver)
+    assert local(node) == local(driver)
 
 
 def test_shipping_goes_on_where_a_killed_driver_ended(node, driver):
@@ -164,7 +151,7 @@ def test_shipping_goes_on_where_a_killed_driver_ended(node, driver):
     second = receiver_of(driver, first.processes)
     ship(node, second)
 
-    assert content(node) == content(driver)
+    assert local(node) == local(driver)
     assert second.size_bytes == len(lines) - cut + len(b"{}")
 
 
@@ -203,7 +190,7 @@ def test_random_histories_end_equal(node, driver):
         for _ in range(3):
             ship(there, receiver)
 
-        assert content(there) == content(run), seed
+        assert local(there) == local(run), seed
         for name, texts in history.items():
             packed = run / f"{name}.jsonl.gz"
             found = gzip.decompress(packed.read_bytes()) if packed.exists() else b""

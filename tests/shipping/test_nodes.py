@@ -3,6 +3,7 @@
 tests/on_ray has a real cluster.
 """
 
+import functools
 import json
 import shutil
 import sys
@@ -11,6 +12,7 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from shipping import copies
 
 from verl_profiler.capture import gather
 from verl_profiler.nodes import actor, clock, files, rounds
@@ -112,11 +114,7 @@ def _no_priority(monkeypatch):
     )
 
 
-def write(root, name, content):
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(content)
+write = functools.partial(copies.write, mode="ab")
 
 
 @pytest.fixture
@@ -284,10 +282,7 @@ def test_after_ray_was_shut_down_the_end_is_a_line(cluster, monkeypatch, capsys)
     run, ray = cluster
     monkeypatch.setattr(ship, "LIGHT_S", 0.05)
     ship.start(ray, run, 0.05)
-    end = time.monotonic() + 60
-    while content(run) != EVERYTHING:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    copies.wait_until(lambda: content(run) == EVERYTHING)
     ray.initialized = False
     ship.finish()
 

@@ -9,10 +9,10 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from shipping.copies import another_line, contents, local
+from cached_runs import SMALL
+from shipping.copies import another_line, contents, local, wait_until
 
 from verl_profiler import log_manager
 from verl_profiler.cli import main
@@ -25,15 +25,6 @@ from verl_profiler.recording.identity import Identity
 from verl_profiler.storage import upload
 from verl_profiler.storage.upload import Upload, claim
 
-SMALL = Path(__file__).parents[1] / "data" / "small_run"
-
-
-@pytest.fixture
-def run(tmp_path):
-    """A run on this disk."""
-    shutil.copytree(SMALL, tmp_path / "my-run", ignore=shutil.ignore_patterns(".cache"))
-    return tmp_path / "my-run"
-
 
 @pytest.fixture(params=["s3", "file"])
 def storage(request, tmp_path):
@@ -42,9 +33,6 @@ def storage(request, tmp_path):
         return request.getfixturevalue("s3")
     pytest.importorskip("fsspec")
     (tmp_path / "storage").mkdir()
-    request.getfixturevalue("monkeypatch").setenv(
-        "VERL_PROFILER_CACHE_HOME", str(tmp_path / "caches")
-    )
     return f"file://{tmp_path}/storage"
 
 
@@ -229,13 +217,6 @@ def test_a_name_that_is_taken_gets_a_random_end(run, storage, monkeypatch):
         assert each.startswith(f"{url}-")
         assert (run / "run.json").read_bytes() == contents(each)["run.json"]
     assert b'{"pid": 1}' == contents(url)["run.json"]
-
-
-def wait_until(holds):
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def test_a_driver_uploads_while_it_runs_and_at_its_end(run, s3, capfd):

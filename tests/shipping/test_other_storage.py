@@ -9,9 +9,7 @@ import gc
 import gzip
 import json
 import os
-import shutil
 import threading
-from pathlib import Path
 
 import pytest
 from shipping.copies import another_line, contents, local
@@ -23,30 +21,18 @@ from verl_profiler.storage.upload import Upload, claim
 
 conf = pytest.importorskip("fsspec.config").conf
 
-SMALL = Path(__file__).parents[1] / "data" / "small_run"
 QUERY = "SELECT * EXCLUDE (run) FROM event_fields ORDER BY ALL"
 
 
 @pytest.fixture
-def run(tmp_path):
-    """A run on this disk."""
-    shutil.copytree(SMALL, tmp_path / "my-run", ignore=shutil.ignore_patterns(".cache"))
-    return tmp_path / "my-run"
-
-
-@pytest.fixture
-def caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("VERL_PROFILER_CACHE_HOME", str(tmp_path / "caches"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
-@pytest.fixture
-def sftp(caches, tmp_path, monkeypatch):
+def sftp(tmp_path, monkeypatch):
     """A server that shows a folder of this disk as its root, and the URL of a folder on it."""
     asyncssh = pytest.importorskip("asyncssh")
     pytest.importorskip("paramiko")
     from fsspec.implementations.sftp import SFTPFileSystem
 
+    monkeypatch.setenv("VERL_PROFILER_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     root = tmp_path / "server"
     root.mkdir()
     key = asyncssh.generate_private_key("ssh-ed25519")
@@ -91,23 +77,9 @@ def sftp(caches, tmp_path, monkeypatch):
     gc.collect()
 
 
-@pytest.fixture
-def storage(sftp):
-    return sftp[1]
-
-
-def as_the_local_run(run, url):
-    there = contents(url)
-    assert json.loads(there.pop("upload.json"))["ended"]
-    assert local(run, ".cache") == there
-    with load(str(run), cache=False) as here, load(url, cache=False) as other:
-        assert here.rows(QUERY) == other.rows(QUERY)
-        assert here.problems == other.problems
-
-
-def test_the_whole_way_of_a_run(run, storage):
+def test_the_whole_way_of_a_run(run, sftp):
     """From the claim of its name to `collect --to`."""
-    wanted = f"{storage}/deep/my-run"
+    wanted = f"{sftp[1]}/deep/my-run"
     url = claim(wanted, run)
     # Its own is there.
     assert wanted == url == claim(wanted, run)
@@ -143,7 +115,12 @@ def test_the_whole_way_of_a_run(run, storage):
     filesystem.rm_file(f"{target}/step_2/worker_0.jsonl.gz")
     assert 0 == main(["collect", str(run), "--to", url])
 
-    as_the_local_run(run, url)
+    there = contents(url)
+    assert json.loads(there.pop("upload.json"))["ended"]
+    assert local(run, ".cache") == there
+    with load(str(run), cache=False) as here, load(url, cache=False) as other:
+        assert here.rows(QUERY) == other.rows(QUERY)
+        assert here.problems == other.problems
 
 
 def test_a_file_replaced_within_the_same_second_is_read_again(run, sftp):
