@@ -31,6 +31,11 @@ _FOLDER = _folder()
 CACHES = _FOLDER / "caches"
 
 
+def copied(run, target):
+    """Copy a run without its cache; return the copy."""
+    return Path(shutil.copytree(run, target, ignore=shutil.ignore_patterns(".cache")))
+
+
 def cached(name):
     """Return the directory of a run of tests/data, which all tests read from its cache.
 
@@ -40,8 +45,7 @@ def cached(name):
     if not place.exists():
         scratch = Path(tempfile.mkdtemp(dir=_FOLDER, prefix="new-"))
         if (_DATA / name).is_dir():
-            ignored = shutil.ignore_patterns(".cache")
-            shutil.copytree(_DATA / name, scratch / name, ignore=ignored)
+            copied(_DATA / name, scratch / name)
         else:
             shutil.unpack_archive(_DATA / f"{name}.tar.gz", scratch)
         try:
@@ -58,7 +62,7 @@ REHEARSED = cached("rehearsal_run")
 
 def fixable_run(target):
     """Copy the recorded rehearsal, with settings in run.json that let two fixes work."""
-    shutil.copytree(REHEARSED, target, ignore=shutil.ignore_patterns(".cache"))
+    copied(REHEARSED, target)
     launched = json.loads((target / "run.json").read_text())
     launched["training"] |= {
         "trainer_mode": "sync",

@@ -3,6 +3,7 @@
 import json
 from datetime import datetime, timedelta, timezone
 
+GATHER = "torch.distributed.distributed_c10d:all_gather:4287"
 NOW = datetime(2026, 11, 23, 12, tzinfo=timezone.utc)
 
 
@@ -60,6 +61,14 @@ TRAINER = {"trainer_0": opened(phases=[phase("step", 130, 20), phase()])}
 
 def request(number, doing="turn"):
     return call("request", 99, None, request_id=f"r{number}", turn=1, doing=doing)
+
+
+# It waits for an engine's answer.
+WORKER = opened(
+    open_requests=1,
+    requests=[request(1)],
+    calls=[call("engine_call", 98, "verl:generate:2", request_id="r1", server="s:1")],
+)
 
 
 def write(folder, headers, files):

@@ -21,22 +21,8 @@ from verl_profiler.recording import recorder
 from verl_profiler.recording.identity import Identity
 
 ROOT = Path(__file__).parents[2]
-# Real runs: a rehearsal, one with TransferQueue tracing, and six of asynchronous trainers.
-RECORDED = [
-    ROOT / "tests" / "data" / name
-    for name in (
-        "rehearsal_run.tar.gz",
-        "tq/run.tar.gz",
-        "colocate_async_run.tar.gz",
-        "separate_async_run.tar.gz",
-        "one_step_off_run.tar.gz",
-        "fully_async_run.tar.gz",
-        "sglang_separate_async_run.tar.gz",
-        "sglang_colocate_async_run.tar.gz",
-        "vllm_separate_async_run.tar.gz",
-        "vllm_colocate_async_run.tar.gz",
-    )
-]
+# Real runs: of every trainer, and one with TransferQueue tracing.
+RECORDED = sorted((ROOT / "tests" / "data").glob("**/*run.tar.gz"))
 JSON_TYPES = {
     "string": str,
     "integer": int,

@@ -18,7 +18,8 @@ SHARED_ID = "5f0c6a51-3f3e-5b7c-9a64-0b8f3d2c1e4f"
 def test_a_receiver_gets_every_call_stage_and_transfer(receiver, log_tables):
     """Over the wire; spans of the same data are one trace and lie inside their call.
 
-    The trace is that of the first of a call's ids; a UUID is the trace's id as it stands.
+    The trace is that of the first of a call's ids; a UUID is the trace's id as it stands. A call has its
+    parts in seconds, a transfer what it moved.
     """
     sent = send(spans(log_tables), receiver.url)
 
@@ -38,6 +39,12 @@ def test_a_receiver_gets_every_call_stage_and_transfer(receiver, log_tables):
             assert parent.start_time_unix_nano <= span.start_time_unix_nano
             # Lines have whole microseconds: a last stage may end one after its call.
             assert span.end_time_unix_nano <= parent.end_time_unix_nano + 1000
+    (update,) = (attributes(span) for span in calls.values() if span.name == "update")
+    parts = ("verl.tq.get_s", "verl.tq.compute_s", "verl.step", "verl.tq.sampled")
+    assert [0.05, 0.8, 2, 2] == [update[name] for name in parts]
+    assert update["verl.tq.trace_ids"][:2] == [SHARED_ID, "other"]
+    sizes = [attributes(span).get("verl.tq.size_bytes") for span in receiver.spans]
+    assert 5 == sum(size is not None for size in sizes)
 
 
 def test_stages_of_calls_without_ids_lie_inside_their_call_too(tmp_path):
@@ -56,18 +63,6 @@ def test_stages_of_calls_without_ids_lie_inside_their_call_too(tmp_path):
     for span in stages:
         parent = calls[span.parent.span_id]
         assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time + 1000
-
-
-def test_calls_and_transfers_have_their_fields(receiver, log_tables):
-    """The parts of a call in seconds, and what a transfer moved."""
-    send(spans(log_tables), receiver.url)
-
-    (call,) = (attributes(span) for span in receiver.spans if span.name == "update")
-    parts = ("verl.tq.get_s", "verl.tq.compute_s", "verl.step", "verl.tq.sampled")
-    assert [0.05, 0.8, 2, 2] == [call[name] for name in parts]
-    assert call["verl.tq.trace_ids"][:2] == [SHARED_ID, "other"]
-    sizes = [attributes(span).get("verl.tq.size_bytes") for span in receiver.spans]
-    assert 5 == sum(size is not None for size in sizes)
 
 
 def test_calls_without_a_time_of_day_are_left_out(tmp_path):

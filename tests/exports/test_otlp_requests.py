@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import shutil
 from collections import Counter
 
 import pytest
@@ -11,9 +10,10 @@ from picked import picked
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from cached_runs import REHEARSED, cached
+from cached_runs import REHEARSED, cached, copied
 from exports.otlp_receiver import attributes, spans_of
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from reading_back import lines_with_files
 
 from verl_profiler.cli import export, main
 from verl_profiler.exports.otlp_spans import request_spans
@@ -142,20 +142,12 @@ def test_the_file_has_all_requests_and_calls_once(whole, tmp_path):
         for path in tmp_path.glob("*.jsonl")
     }
     names["all"] = Counter(span.name for span in whole)
-    requests = Counter(
-        line["step"]
-        for path in REHEARSED.glob("step_*/worker_*.jsonl")
-        for line in map(json.loads, path.read_text().splitlines())
-        if line["event"] == "request"
-    )
+    lines = lines_with_files(REHEARSED)
+    requests = Counter(line["step"] for line in lines if line["event"] == "request")
     assert (96, requests[2], 0) == tuple(
         names[each]["invoke_agent tool_agent"] for each in ("all", "requests", "tq")
     )
-    recorded = Counter(
-        json.loads(line)["event"]
-        for path in REHEARSED.glob("step_*/*.jsonl")
-        for line in path.read_text().splitlines()
-    )
+    recorded = Counter(line["event"] for line in lines)
     for event in ("tq_put", "tq_get"):
         assert recorded[event] == names["all"][event] == names["tq"][event]
     assert len(whole) == len({(span.trace_id, span.span_id) for span in whole})
@@ -197,9 +189,7 @@ def test_attempts_pauses_and_the_consuming_step_of_an_asynchronous_run():
 
 def test_waits_in_pauses_whose_end_was_not_recorded_are_no_spans(tmp_path):
     """They last until the end of each call in recordings of version 0.1 with verl 0.9.0."""
-    folder = tmp_path / "run"
-    ignored = shutil.ignore_patterns(".cache")
-    shutil.copytree(cached("vllm_colocate_async_run"), folder, ignore=ignored)
+    folder = copied(cached("vllm_colocate_async_run"), tmp_path / "run")
 
     def parked():
         with load([folder], cache=False) as opened:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from stuck_runs import NOW, RUN, ago, call, header, opened, phase, request, write
+from stuck_runs import GATHER, NOW, RUN, WORKER, ago, call, header, opened, phase, request, write
 
 from verl_profiler.cli import main, stuck
 from verl_profiler.live.stuck import verdict
@@ -28,7 +28,6 @@ MEMORY = {
     "reason": "CUDA out of memory. Tried to allocate 2.50 GiB",
 }
 RANKS = {f"actor_{rank}": header("actor", rank, pid=70 + rank) for rank in (0, 1)}
-GATHER = "torch.distributed.distributed_c10d:all_gather:4287"
 
 
 def failure(open_s=4.0, **more):
@@ -181,10 +180,9 @@ def test_a_file_system_that_does_not_answer_is_the_culprit(tmp_path, monkeypatch
 
 def test_an_engine_that_is_never_resumed_is_the_culprit():
     """Not the requests that wait in it, and not an engine whose requests take long."""
-    calls = [call("engine_call", 98, "verl:generate:2", request_id="r1", server="s:1")]
     files = {
         "trainer_0": opened(phases=[phase()]),
-        "worker_0": opened(open_requests=1, requests=[request(1)], calls=calls),
+        "worker_0": WORKER,
         "engine_0": opened(calls=[call("engine_request", 97, "sglang:wait:5")]),
         "engine_1": opened(paused={"since": ago(99), "open_s": 98}),
     }

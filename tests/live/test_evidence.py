@@ -5,19 +5,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from stuck_runs import NOW, RUN, TRAINER, ago, call, header, opened, phase, request, write
+from stuck_runs import GATHER, NOW, RUN, TRAINER, WORKER, ago, call, header, opened, phase, write
 
 from verl_profiler.cli import main
 from verl_profiler.live.stuck import verdict
 from verl_profiler.live.stuck_lines import lines
 
 HERE = Path(__file__).parent
-GATHER = "torch.distributed.distributed_c10d:all_gather:4287"
-WORKER = opened(
-    open_requests=1,
-    requests=[request(1)],
-    calls=[call("engine_call", 98, "verl:generate:2", request_id="r1", server="s:1")],
-)
 
 
 def shown(files, evidence, headers=RUN, now=NOW):

@@ -1,15 +1,17 @@
 """Who waits for whom, from headers and open files that are written by hand."""
 
 import json
-import shutil
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cached_runs import SMALL, copied
 from stuck_runs import (
+    GATHER,
     NOW,
     RUN,
     TRAINER,
+    WORKER,
     ago,
     call,
     header,
@@ -23,9 +25,7 @@ from verl_profiler.cli import main
 from verl_profiler.live.stuck import verdict
 from verl_profiler.live.stuck_lines import lines
 
-SMALL_RUN = Path(__file__).parents[1] / "data" / "small_run"
 HERE = Path(__file__).parent
-GATHER = "torch.distributed.distributed_c10d:all_gather:4287"
 
 
 def test_calls_of_a_tool_that_never_answers():
@@ -164,10 +164,7 @@ def test_a_blocked_event_loop_is_named_before_the_calls_that_it_keeps_waiting():
 )
 def test_generate_calls_are_followed_into_the_engine(engines, expected, confidence):
     """Where no engine has them on record, that is stated."""
-    calls = [call("engine_call", 98, "verl:generate:2", request_id="r1", server="s:1")]
-    worker = opened(open_requests=1, requests=[request(1)], calls=calls)
-
-    found = verdict(RUN, {**TRAINER, "worker_0": worker, **engines}, HERE, NOW)
+    found = verdict(RUN, {**TRAINER, "worker_0": WORKER, **engines}, HERE, NOW)
 
     assert expected in found.culprit
     assert confidence == found.confidence
@@ -221,16 +218,15 @@ def test_what_takes_long_by_nature_is_not_stuck(open_s, usual, longest, state):
 def test_a_process_without_a_sign_of_life_is_the_culprit(name):
     """Stopped, or its host is gone: it wrote nothing for two minutes while the others did."""
     headers = {**RUN, name: {**RUN[name], "complete_until": ago(120), "updated": ago(125)}}
-    calls = [call("engine_call", 98, "verl:generate:2", request_id="r1", server="s:1")]
-    worker = opened(open_requests=1, requests=[request(1)], calls=calls)
     event = "update_actor" if name.startswith("actor") else "gen"
     files = {"trainer_0": opened(phases=[phase(event)])}
     if name == "trainer_0":
         files[name]["at"] = ago(120)
     if name.startswith(("engine", "tq_storage")):
-        files["worker_0"] = worker
+        files["worker_0"] = WORKER
     if name.startswith("tq_storage"):
-        worker["calls"] = [call("postprocess", 98, "transfer_queue:put:4", request_id="r1")]
+        put = call("postprocess", 98, "transfer_queue:put:4", request_id="r1")
+        files["worker_0"] = {**WORKER, "calls": [put]}
 
     found = verdict(headers, files, HERE, NOW)
 
@@ -299,39 +295,67 @@ def waiting_trainer(open_s=100.0):
     return {"trainer_0": opened(phases=[phase("gen", open_s, 0.1)], calls=[waits])}
 
 
-def chain_of(found):
-    return [(link.depth, link.process, link.what) for link in found.chain]
+IDLE = phase("no_progress", 95, 2.0, longest_s=2.0, in_flight=6)
+LOOP = {
+    "since": ago(90),
+    "open_s": 90,
+    "at": "time:sleep:1",
+    "user": "mine:filter:9",
+    "stack": ["mine:filter:9", "time:sleep:1"],
+}
+NO_SAMPLE = (1, "message_queue_0", "no sample")
 
 
-def test_a_trainer_is_followed_through_the_queue_into_a_rollouter_that_makes_no_samples():
-    """Also while the staleness limit is reached: what it has dispatched should get finished."""
-    idle = phase("no_progress", 95, 2.0, longest_s=2.0, in_flight=6)
-    files = {**waiting_trainer(), "rollouter_0": opened(phases=[idle])}
+@pytest.mark.parametrize(
+    ("silent", "rollouter", "chain", "culprit", "confidence"),
+    [
+        # Also while the staleness limit is reached: what it has dispatched should get finished.
+        (
+            None,
+            opened(phases=[IDLE]),
+            [NO_SAMPLE, (2, "rollouter_0", "no sample, 6 in flight")],
+            "rollouter_0, which has neither dispatched nor finished a sample for 95.0 s, with 6 in flight",
+            "medium",
+        ),
+        (
+            None,
+            opened(phases=[IDLE], blocked_loops=[LOOP]),
+            [NO_SAMPLE, (2, "rollouter_0", "blocked event loop")],
+            "time:sleep:1, called by mine:filter:9 blocks the event loop of rollouter_0, which makes the samples",
+            "high",
+        ),
+        # What is stopped writes nothing itself; what is in a stopped queue is not known.
+        (
+            "rollouter_0",
+            None,
+            [NO_SAMPLE, (2, "rollouter_0", "no sign of life")],
+            "rollouter_0",
+            "medium",
+        ),
+        (
+            "message_queue_0",
+            None,
+            [(1, "message_queue_0", "no sign of life")],
+            "message_queue_0",
+            "medium",
+        ),
+    ],
+)
+def test_a_trainer_is_followed_through_the_queue_to_what_makes_no_samples(
+    silent, rollouter, chain, culprit, confidence
+):
+    """A rollouter with or without a reason on record, and what is stopped between it and the trainer."""
+    headers, files = dict(FULLY_ASYNC), waiting_trainer()
+    if silent:
+        headers[silent] = header(silent.removesuffix("_0"), heard=95)
+    else:
+        files["rollouter_0"] = rollouter
 
-    found = verdict(FULLY_ASYNC, files, HERE, NOW)
+    found = verdict(headers, files, HERE, NOW)
 
-    assert [
-        (0, "trainer_0", "gen"),
-        (1, "message_queue_0", "no sample"),
-        (2, "rollouter_0", "no sample, 6 in flight"),
-    ] == chain_of(found)
-    assert found.culprit == (
-        "rollouter_0, which has neither dispatched nor finished a sample for 95.0 s, with 6 in flight"
-    )
-
-
-@pytest.mark.parametrize("silent", ["rollouter_0", "message_queue_0"])
-def test_what_is_stopped_between_trainer_and_samples_is_named(silent):
-    """It writes nothing itself; what is in a stopped queue is not known."""
-    role = silent.removesuffix("_0")
-    headers = {**FULLY_ASYNC, silent: header(role, heard=95)}
-
-    found = verdict(headers, waiting_trainer(), HERE, NOW)
-
-    between = [(1, "message_queue_0", "no sample")] if role == "rollouter" else []
-    last = (1 + len(between), silent, "no sign of life")
-    assert [(0, "trainer_0", "gen"), *between, last] == chain_of(found)
-    assert found.culprit.startswith(silent)
+    links = [(link.depth, link.process, link.what) for link in found.chain]
+    assert [(0, "trainer_0", "gen"), *chain] == links
+    assert (culprit, confidence) == (found.culprit, found.confidence)
 
 
 @pytest.mark.parametrize(("age_s", "culprit"), [(30, "rollouter_0, "), (90, "tool search: ")])
@@ -341,33 +365,13 @@ def test_requests_that_are_far_younger_than_the_standstill_do_not_explain_it(age
     tool = call("tool_call", age_s, "tools:search:7", request_id="r1", tool="search")
     files = {
         **waiting_trainer(),
-        "rollouter_0": opened(phases=[phase("no_progress", 95, 2.0, longest_s=2.0, in_flight=6)]),
+        "rollouter_0": opened(phases=[IDLE]),
         "worker_0": opened(open_requests=1, requests=[begun], calls=[tool], after_s=20.0),
     }
     for each in files.values():
         each["after_s"] = 10.0
 
     assert verdict(FULLY_ASYNC, files, HERE, NOW).culprit.startswith(culprit)
-
-
-def test_a_rollouter_whose_event_loop_is_blocked():
-    """What blocks it is on record."""
-    loop = {"since": ago(90), "open_s": 90, "at": "time:sleep:1", "user": "mine:filter:9"}
-    files = {
-        **waiting_trainer(),
-        "rollouter_0": opened(
-            phases=[phase("no_progress", 91, 2.0, longest_s=2.0, in_flight=6)],
-            blocked_loops=[{**loop, "stack": ["mine:filter:9", "time:sleep:1"]}],
-        ),
-    }
-
-    found = verdict(FULLY_ASYNC, files, HERE, NOW)
-
-    assert (2, "rollouter_0", "blocked event loop") == chain_of(found)[-1]
-    assert found.culprit == (
-        "time:sleep:1, called by mine:filter:9 blocks the event loop of rollouter_0, which makes the samples"
-    )
-    assert "high" == found.confidence
 
 
 def test_a_rollouter_that_is_found_before_its_trainer_waits():
@@ -440,8 +444,7 @@ def test_the_command_waits_for_the_end_and_prints_json(tmp_path, capsys):
 @pytest.mark.parametrize("command", [["summary"], ["summary", "--follow"]])
 def test_other_commands_point_to_it(tmp_path, capsys, command):
     """What the run is stuck on comes first."""
-    run = tmp_path / "run"
-    shutil.copytree(SMALL_RUN, run)
+    run = copied(SMALL, tmp_path / "run")
     (run / "processes" / "trainer_0.json").write_text(json.dumps(RUN["trainer_0"]))
     (run / "open").mkdir()
     (run / "open" / "trainer_0.json").write_text(json.dumps(TRAINER["trainer_0"]))

@@ -5,17 +5,15 @@ import io
 import sys
 import tarfile
 import tempfile
-from pathlib import Path
 
 import pytest
+from cached_runs import SMALL
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading import archives
 from verl_profiler.reading.reader import load
 
 zstandard = pytest.importorskip("zstandard")
-
-SMALL = Path(__file__).parents[1] / "data" / "small_run"
 
 
 @pytest.fixture(autouse=True)

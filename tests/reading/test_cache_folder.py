@@ -16,13 +16,6 @@ from verl_profiler.reading.cache_folder import CacheFolder
 from verl_profiler.reading.reader import load
 
 ROOT = Path(__file__).parents[2]
-SMALL = ROOT / "tests" / "data" / "small_run"
-
-
-@pytest.fixture
-def run(tmp_path):
-    shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
-    return tmp_path / "run"
 
 
 def cache_of(run):

@@ -8,26 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+from cached_runs import SMALL, copied
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading import cache_home
 from verl_profiler.reading.reader import load
 
-SMALL = Path(__file__).parents[1] / "data" / "small_run"
 NOBODY = 65534
 PLACE = Path("/tmp")
-
-
-def copied(place):
-    """Copy the small run, and let it have no cache beside it."""
-    shutil.copytree(SMALL, place, ignore=shutil.ignore_patterns(".cache"))
-    (place / ".cache").touch()
-    return place
-
-
-@pytest.fixture
-def run(tmp_path):
-    return copied(tmp_path / "run")
 
 
 @pytest.fixture
@@ -47,6 +35,7 @@ def parts(folder):
 
 def test_the_variables_of_the_place(run, monkeypatch):
     """XDG_CACHE_HOME, if it is absolute, else ~/.cache; a value that cannot be used is named with its variable."""
+    (run / ".cache").touch()
     monkeypatch.delenv("VERL_PROFILER_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home-of-me")
     for value, place in (
@@ -108,7 +97,7 @@ def place():
 def test_a_read_only_run_is_read_without_a_word(place, writable_home):
     """By a user who can only read it; tables are kept in that user's home, where there is one."""
     run, home = place / "run", place / "home"
-    shutil.copytree(SMALL, run, ignore=shutil.ignore_patterns(".cache"))
+    copied(SMALL, run)
     home.mkdir()
     for path in (run, *run.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -159,6 +148,9 @@ def test_the_limit_holds_while_many_runs_are_read(tmp_path, home, monkeypatch):
     monkeypatch.setenv("VERL_PROFILER_CACHE_GB", "0.0000001")
     monkeypatch.setattr(cache_home, "_UNUSED_S", 0)
     for number in range(3):
-        answers(copied(tmp_path / f"run-{number}"))
+        run = copied(SMALL, tmp_path / f"run-{number}")
+        # No folder: it can have no cache beside it.
+        (run / ".cache").touch()
+        answers(run)
     assert 1 == len(left(home))
     assert left(home)[0].startswith("run-2-")

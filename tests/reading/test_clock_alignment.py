@@ -5,6 +5,7 @@ import random
 from datetime import datetime, timezone
 
 import pytest
+from event_files import line, write_header, write_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,20 +113,15 @@ def write_run(folder, network, *, exchange=None, wall_error_ns=0):
     }
     launch = {"format": 1, "launched": "x", "clock": clocks["a"]}
     (folder / "run.json").write_text(json.dumps(launch))
-    (folder / "processes").mkdir()
     headers = {"driver_a_1": "a", "worker_0": "a", "engine_0": "b"}
     for name, boot in headers.items():
-        header = {"format": 1, "name": name, "role": name.split("_")[0], "host": boot, "pid": 1}
-        header |= {"rank": 0, "clock": clocks[boot], "ended": "2026-11-21T09:00:00+00:00"}
-        if name == "worker_0":
-            header["role"] = "agent_loop"
+        header = {"host": boot, "clock": clocks[boot], "ended": "2026-11-21T09:00:00+00:00"}
         if name == "driver_a_1" and exchange:
             header["clock_exchange"] = {
                 "boot_id": "a",
                 "peers": [{"boot_id": "b", "host": "b", "samples": exchange}],
             }
-        (folder / "processes" / f"{name}.json").write_text(json.dumps(header))
-    (folder / "step_1").mkdir()
+        write_header(folder, name, **header)
     truths = []
     for number in range(60):
         begin_ns, end_ns = (number * 60 + 5) * SECOND, (number * 60 + 46) * SECOND
@@ -137,16 +133,13 @@ def write_run(folder, network, *, exchange=None, wall_error_ns=0):
             clock = network.other if headers[name] == "b" else round
             at = [(wall + clock(each) - monotonic) // 1000 for each in (first_ns, last_ns)]
             moment = datetime.fromtimestamp(at[1] // 10**6, timezone.utc)
-            line = {
-                "timestamp": f"{moment:%Y-%m-%dT%H:%M:%S}.{at[1] % 10**6:06}+00:00",
-                "event": event,
-                "duration_sec": (at[1] - at[0]) / 1e6,
-                "extra": {"engine_request_id": f"e{number}", "request_id": "q", "turn": number},
-                "workid": 0,
-                "step": 1,
-            }
-            with (folder / "step_1" / f"{name}.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            written = line(
+                event=event,
+                timestamp=f"{moment:%Y-%m-%dT%H:%M:%S}.{at[1] % 10**6:06}+00:00",
+                duration_sec=(at[1] - at[0]) / 1e6,
+                extra={"engine_request_id": f"e{number}", "request_id": "q", "turn": number},
+            )
+            write_lines(folder, **{name: [json.loads(written)]})
             truths.append(
                 (name, number, *((WALL_NS + each) // 1000 for each in (first_ns, last_ns)))
             )

@@ -1,16 +1,14 @@
 """Compressed event files are read as those that they were made of."""
 
 import gzip
-import shutil
-from pathlib import Path
 
 import pytest
+from cached_runs import SMALL
 
 from verl_profiler.cli import main
 from verl_profiler.reading import listing
 from verl_profiler.reading.reader import load
 
-SMALL = Path(__file__).parents[1] / "data" / "small_run"
 EVENTS = "SELECT * EXCLUDE (run) FROM events ORDER BY ALL"
 PROCESSES = "SELECT * EXCLUDE (run) FROM processes ORDER BY ALL"
 
@@ -24,13 +22,6 @@ def compress(file, *, keep=False):
     return packed
 
 
-@pytest.fixture
-def run(tmp_path):
-    """A copy of the small run."""
-    shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
-    return tmp_path / "run"
-
-
 def contents(path):
     with load(path) as opened:
         return opened.rows(EVENTS), opened.rows(PROCESSES), opened.problems
@@ -39,8 +30,7 @@ def contents(path):
 @pytest.fixture(scope="module")
 def plain():
     """What the small run holds."""
-    with load(SMALL, cache=False) as opened:
-        return opened.rows(EVENTS), opened.rows(PROCESSES), opened.problems
+    return contents(SMALL)
 
 
 @pytest.mark.parametrize("pattern", ["step_*/*.jsonl", "step_2/worker_*.jsonl"])

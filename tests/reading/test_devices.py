@@ -1,5 +1,6 @@
 """Devices and their readings as tables: who uses which, and what time a reading stands for."""
 
+import pytest
 from truth.device_readings import process, reading, sampler
 
 from verl_profiler.reading.tables.tables import Tables
@@ -36,59 +37,56 @@ def test_users_are_found_by_uuid_bus_or_number():
 
 
 def test_without_known_users_all_devices_count():
-    """Torch may not have used any yet."""
-    tables = tables_of([sampler(devices=2)])
+    """Torch may not have used any yet; a device that a second process took over is one."""
+    tables = tables_of([sampler("actor_0", devices=2), sampler("actor_1", devices=2)])
 
     assert [True, True] == [row["of_run"] for row in tables.rows("SELECT * FROM devices")]
 
 
-def test_a_device_that_two_processes_sampled_is_one():
-    """One took over from the other."""
-    tables = tables_of([sampler("actor_0", devices=2), sampler("actor_1", devices=2)])
-
-    assert 2 == len(tables.rows("SELECT * FROM devices"))
-
-
-def spans(events, **sampling):
-    """The time of each reading, in seconds."""
-    rows = tables_of([sampler("actor_0", **sampling), sampler("actor_1", **sampling)], events).rows(
+@pytest.mark.parametrize(
+    ("events", "spans", "interval_s"),
+    [
+        # What follows without lines did not change.
+        (
+            [
+                reading(10 * SECOND, 100),
+                reading(11 * SECOND, 50),
+                reading(20 * SECOND, 50),
+                reading(21 * SECOND, 0),
+            ],
+            [(100, 9, 10), (50, 10, 19), (50, 19, 20), (0, 20, 21)],
+            1.0,
+        ),
+        # On an H100, 13 % of `update_actor` stood for 8 s of writing a trace, in which nvidia-smi read 0.
+        (
+            [
+                reading(10 * SECOND, 13),
+                reading(19 * SECOND, 0, gap_s=9.0),
+                reading(28 * SECOND, 5, gap_s=4.0),
+            ],
+            [(13, 9, 10), (0, 18, 24), (5, 27, 28)],
+            1.0,
+        ),
+        # Another process takes over two seconds later.
+        (
+            [reading(10 * SECOND, 100), reading(13 * SECOND, 50, name="actor_1")],
+            [(100, 9, 12), (50, 12, 13)],
+            1.0,
+        ),
+        (
+            [reading(10 * SECOND, 100), reading(round(10.2 * SECOND), 50)],
+            [(100, 9.8, 10.0), (50, 10.0, 10.2)],
+            0.2,
+        ),
+    ],
+)
+def test_a_reading_stands_for_the_interval_before_it(events, spans, interval_s):
+    """Of the header's length, and for no time in which none could be taken."""
+    samplers = [sampler(name, interval_s=interval_s) for name in ("actor_0", "actor_1")]
+    rows = tables_of(samplers, events).rows(
         "SELECT * FROM device_readings ORDER BY host, device, at_us"
     )
-    return [(row["utilization"], row["begin_us"] / SECOND, row["end_us"] / SECOND) for row in rows]
 
-
-def test_a_reading_stands_for_the_interval_before_it():
-    """What follows without lines did not change."""
-    events = [
-        reading(10 * SECOND, 100),
-        reading(11 * SECOND, 50),
-        reading(20 * SECOND, 50),
-        reading(21 * SECOND, 0),
+    assert spans == [
+        (row["utilization"], row["begin_us"] / SECOND, row["end_us"] / SECOND) for row in rows
     ]
-
-    assert [(100, 9, 10), (50, 10, 19), (50, 19, 20), (0, 20, 21)] == spans(events)
-
-
-def test_a_reading_does_not_stand_for_time_in_which_none_could_be_taken():
-    """On an H100, 13 % of `update_actor` stood for 8 s of writing a trace, in which nvidia-smi read 0."""
-    events = [
-        reading(10 * SECOND, 13),
-        reading(19 * SECOND, 0, gap_s=9.0),
-        reading(28 * SECOND, 5, gap_s=4.0),
-    ]
-
-    assert [(13, 9, 10), (0, 18, 24), (5, 27, 28)] == spans(events)
-
-
-def test_readings_go_on_when_another_process_takes_over():
-    """Two seconds later."""
-    events = [reading(10 * SECOND, 100), reading(13 * SECOND, 50, name="actor_1")]
-
-    assert [(100, 9, 12), (50, 12, 13)] == spans(events)
-
-
-def test_other_intervals_are_those_of_the_header():
-    """Five samples per second."""
-    events = [reading(10 * SECOND, 100), reading(round(10.2 * SECOND), 50)]
-
-    assert [(100, 9.8, 10.0), (50, 10.0, 10.2)] == spans(events, interval_s=0.2)

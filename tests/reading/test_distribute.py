@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cached_runs import SMALL
 
 from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
@@ -38,15 +37,6 @@ class Apart:
             )
 
 
-@pytest.fixture
-def run(tmp_path):
-    return copied(SMALL, tmp_path / "run")
-
-
-def copied(run, place):
-    return Path(shutil.copytree(run, place, ignore=shutil.ignore_patterns(".cache")))
-
-
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     """Several parts and several groups of steps, of a small run."""
@@ -58,7 +48,9 @@ def cached(run):
     return sorted(path.name for path in run.glob(".cache/*/*.parquet"))
 
 
-def test_a_reader_finds_all_shards_converted(run):
+def test_a_reader_finds_all_shards_converted(run, tmp_path, capsys):
+    """Its answers are those of a run that was read alone."""
+    alone = shutil.copytree(run, tmp_path / "alone" / "run")
     done = distribute([run], Apart())
     assert done > 2
     before = cached(run)
@@ -66,11 +58,6 @@ def test_a_reader_finds_all_shards_converted(run):
     with load(run) as opened:
         opened.tables.make(*tables.BY_STEPS)
     assert before == [name for name in cached(run) if name.startswith("part")]
-
-
-def test_the_answers_are_those_of_a_run_read_alone(run, tmp_path, capsys):
-    alone = shutil.copytree(run, tmp_path / "alone" / "run")
-    distribute([run], Apart())
     texts = []
     for each in (run, alone):
         assert main(["summary", str(each)]) == 0

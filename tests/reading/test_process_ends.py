@@ -1,14 +1,15 @@
 """What killed processes took with them: said where headers and events show it, and only there."""
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 
+import event_files
 import pytest
+from event_files import LAUNCHED as START
 
 from verl_profiler.reading.process_ends import end_problems
 from verl_profiler.reading.reader import load
 
-START = datetime(2026, 11, 21, 2, 33, 20, tzinfo=timezone.utc)
 LATER = START + timedelta(days=1)
 
 
@@ -18,21 +19,8 @@ def at(seconds):
 
 def write_process(run, name, *, events=((1.0, "turn"),), complete=None, ended=None, **header):
     """Write a process with events that ended at these seconds; `complete` is its header's."""
-    folder = run / "step_1"
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [
-        {"timestamp": at(end), "event": event, "duration_sec": 0.01, "workid": 0, "step": 1}
-        for end, event in events
-    ]
-    (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (run / "run.json").write_text(json.dumps({"format": 1}))
-    (run / "processes").mkdir(exist_ok=True)
+    lines = [json.dumps(event_files.ended(event, end, 0.01)) for end, event in events]
     content = {
-        "format": 1,
-        "name": name,
-        "role": {"worker": "agent_loop"}.get(name.split("_")[0], name.split("_")[0]),
-        "host": "n",
-        "pid": 7,
         "counters": {"events": len(lines)},
         "started": at(0),
         "updated": at(0.5),
@@ -46,7 +34,7 @@ def write_process(run, name, *, events=((1.0, "turn"),), complete=None, ended=No
             written_events=len(lines),
             waiting_events=0,
         )
-    (run / "processes" / f"{name}.json").write_text(json.dumps({**content, **header}))
+    event_files.write_run(run, lines, name, header={**content, **header})
 
 
 def problems(run, now=LATER):

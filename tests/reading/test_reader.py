@@ -2,11 +2,11 @@
 
 import gc
 import json
-import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
+from cached_runs import SMALL
 from event_files import line, write_header, write_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,9 +16,6 @@ from verl_profiler.reading import reader
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.salvage import repair
 from verl_profiler.reading.tables.schemas import FIELDS
-
-DATA = Path(__file__).parents[1] / "data"
-SMALL = DATA / "small_run"
 
 
 def read(folder, query="SELECT * FROM events ORDER BY end_us", **options):
@@ -420,32 +417,25 @@ def answers(folder, **options):
         return sums, run.problems
 
 
-@pytest.fixture
-def small(tmp_path):
-    """A run that may be changed, whose answers are known."""
-    shutil.copytree(SMALL, tmp_path / "run")
-    return tmp_path / "run"
-
-
-def test_the_order_of_lines_does_not_matter(small):
+def test_the_order_of_lines_does_not_matter(run):
     """Concurrent events end in any order."""
-    truth = answers(small)
-    for path in small.glob("step_*/*.jsonl"):
+    truth = answers(run)
+    for path in run.glob("step_*/*.jsonl"):
         path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
 
-    assert truth == answers(small)
+    assert truth == answers(run)
 
 
-def test_lines_of_another_run_are_named(small):
+def test_lines_of_another_run_are_named(run):
     """Not copies: how many there are is known from the header, which is whose is not."""
-    path = small / "step_2/actor_0.jsonl"
+    path = run / "step_2/actor_0.jsonl"
     lines = path.read_text()
     path.write_text(lines + lines.replace(":33:", ":34:"))
     count = lines.count("\n")
 
-    _, problems = answers(small)
+    _, problems = answers(run)
 
-    wrote = json.loads((small / "processes/actor_0.json").read_text())["counters"]["events"]
+    wrote = json.loads((run / "processes/actor_0.json").read_text())["counters"]["events"]
     assert any(
         problem.startswith(
             f"actor_0 wrote {wrote} events and {wrote + count} were found; some are not"
@@ -454,24 +444,24 @@ def test_lines_of_another_run_are_named(small):
     ), problems
 
 
-def test_a_header_that_does_not_count_accuses_no_file(small):
+def test_a_header_that_does_not_count_accuses_no_file(run):
     """Another writer's `"events": 1, "bytes": 1` for each process; no event has a byte."""
-    for path in (small / "processes").glob("*.json"):
+    for path in (run / "processes").glob("*.json"):
         header = json.loads(path.read_text())
         header["counters"] = {"events": 1, "bytes": 1}
         path.write_text(json.dumps(header))
-    with load(small, cache=False) as opened:
+    with load(run, cache=False) as opened:
         assert not [text for text in opened.problems if "were found" in text]
 
 
-def test_a_running_process_may_have_more_lines_than_its_header(small):
+def test_a_running_process_may_have_more_lines_than_its_header(run):
     """The header is written after the lines."""
-    header = small / "processes/actor_0.json"
+    header = run / "processes/actor_0.json"
     content = json.loads(header.read_text())
     content["counters"]["events"] -= 2
     header.write_text(json.dumps({**content, "ended": None}))
 
-    _, problems = answers(small)
+    _, problems = answers(run)
 
     assert not any("were found" in problem for problem in problems)
 
@@ -485,9 +475,9 @@ def test_a_running_process_may_have_more_lines_than_its_header(small):
         (-2.0, "`duration_sec` is not a valid duration, dropped"),
     ],
 )
-def test_a_duration_that_cannot_be_is_named_and_in_no_sum(small, wrong, sentence):
+def test_a_duration_that_cannot_be_is_named_and_in_no_sum(run, wrong, sentence):
     """A tool call that begins before its process, of unknown length, or ends before it begins."""
-    path = small / "step_1/worker_0.jsonl"
+    path = run / "step_1/worker_0.jsonl"
     lines = path.read_text().splitlines()
     place = next(n for n, text in enumerate(lines) if '"tool_call"' in text)
     call = json.loads(lines[place])
@@ -499,10 +489,12 @@ def test_a_duration_that_cannot_be_is_named_and_in_no_sum(small, wrong, sentence
     lines[place] = json.dumps({**call, "duration_sec": wrong}, separators=(",", ":"))
     path.write_text("\n".join(lines) + "\n")
 
-    with load(small, cache=False) as run:
-        calls = run.rows("SELECT duration_us FROM tool_calls WHERE name = 'worker_0' AND step = 1")
-        (longest,) = run.rows("SELECT max(duration_us) AS us FROM event_fields WHERE step = 1")
-        problems = run.problems
+    with load(run, cache=False) as opened:
+        calls = opened.rows(
+            "SELECT duration_us FROM tool_calls WHERE name = 'worker_0' AND step = 1"
+        )
+        (longest,) = opened.rows("SELECT max(duration_us) AS us FROM event_fields WHERE step = 1")
+        problems = opened.problems
 
     assert without == sum(row["duration_us"] for row in calls)
     assert longest["us"] < 10e6

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from event_files import ended, write_lines
 
 from verl_profiler.analysis.requests import request_times
 from verl_profiler.analysis.steps import step_phases, step_times
@@ -151,16 +152,7 @@ def test_what_the_file_said_is_kept(tmp_path):
 
 def test_todays_files_without_headers_are_not_taken_for_the_originals(tmp_path):
     """Only a time without an offset is the original's; `engine_call` is in both vocabularies."""
-    line = {
-        "timestamp": "2026-11-21T02:33:22.000001+00:00",
-        "event": "engine_call",
-        "duration_sec": 0.1,
-        "extra": {"request_id": "r", "turn": 1},
-        "step": 1,
-    }
-    path = tmp_path / "step_1" / "worker_0.jsonl"
-    path.parent.mkdir()
-    path.write_text(json.dumps(line) + "\n")
+    write_lines(tmp_path, worker_0=[ended("engine_call", 2, 0.1, request_id="r", turn=1)])
 
     with load(tmp_path, cache=False) as run:
         rows = run.rows("SELECT turn FROM events")

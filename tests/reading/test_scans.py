@@ -1,22 +1,16 @@
 """A path is a path: no folder's name is a column, a pattern, a home or a scheme."""
 
 import shutil
-from pathlib import Path
 
 import pytest
+from cached_runs import SMALL, copied
 
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
-SMALL = Path(__file__).parents[1] / "data" / "small_run"
 # Hydra's override_dirname makes such folders: each names a column, with a value that no event has.
 COLUMNS = "rank=9/name=x/status=y/duration_us=1/rest=1/step=77/event=z/run=other/role=engine,lr=0.1"
 ODD = f"~/~root/file:/a*b/[a]/what?/it's/{{x,y}}/a b%20/{COLUMNS}"
-
-
-def copied(folder):
-    shutil.copytree(SMALL, folder / "run", ignore=shutil.ignore_patterns(".cache"))
-    return folder / "run"
 
 
 def tables_of(run, *, cache=True):
@@ -36,7 +30,7 @@ def expected():
 
 def test_an_odd_path_is_that_path(tmp_path, monkeypatch, expected):
     """Absolute or relative; when events are converted, come from the cache, or from Parquet files."""
-    run = copied(tmp_path / ODD)
+    run = copied(SMALL, tmp_path / ODD / "run")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
@@ -48,11 +42,10 @@ def test_an_odd_path_is_that_path(tmp_path, monkeypatch, expected):
     assert expected[0][0] == tables_of(tmp_path / ODD / "converted", cache=False)[0][0]
 
 
-def test_temporary_files_may_lie_anywhere(tmp_path, monkeypatch, expected):
+def test_temporary_files_may_lie_anywhere(run, tmp_path, monkeypatch, expected):
     """Tables that are put, files that are repaired and tables that are not kept."""
     (tmp_path / ODD).mkdir(parents=True)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ODD))
-    run = copied(tmp_path)
     damaged = run / "step_1" / "worker_0.jsonl"
     damaged.write_text("bad\n" + damaged.read_text())
 

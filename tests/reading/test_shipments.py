@@ -1,41 +1,32 @@
 """What is reported of nodes whose events did not all arrive; the counts are by hand."""
 
 import json
-import shutil
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 
 from verl_profiler.reading.reader import load
 
-SMALL = Path(__file__).parents[1] / "data" / "small_run"
 # worker_1 is of another node, and 3 of its lines did not come.
 LOST = 3
 
 
-@pytest.fixture
-def run(tmp_path):
-    shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
-    path = tmp_path / "run" / "step_2" / "worker_1.jsonl"
+@pytest.fixture(autouse=True)
+def lost(run):
+    path = run / "step_2" / "worker_1.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-LOST]))
-    header = tmp_path / "run" / "processes" / "worker_1.json"
+    header = run / "processes" / "worker_1.json"
     header.write_text(json.dumps({**json.loads(header.read_text()), "ended": None}))
-    return tmp_path / "run"
 
 
-def iso(moment):
-    return moment.isoformat(timespec="microseconds")
-
-
-def describe(run, *, updated, ended=None, **node):
-    """Write shipping.json; times are of 2026-11-21."""
+def problems(run, *, updated="2026-11-21T02:34:00+00:00", **node):
+    """Return the problems about the node after writing shipping.json; times are of 2026-11-21."""
     content = {
         "format": 1,
         "directory": "/local/run",
         "every_s": 60.0,
         "updated": updated,
-        "ended": ended,
+        "ended": None,
         "nodes": [
             {
                 "host": "node-2", "disk": "ab", "state": "shipping", "problem": "", "bytes": 1,
@@ -47,35 +38,23 @@ def describe(run, *, updated, ended=None, **node):
         ],
     }  # fmt: skip
     (run / "shipping.json").write_text(json.dumps(content))
-
-
-def problems(run):
     with load(run, cache=False) as opened:
         return [each for each in opened.problems if "worker_1" in each or "node-2" in each]
 
 
 def test_a_node_that_died_has_a_count_and_a_bound(run):
     """Instead of what is reported of a process that was killed on the driver's own disk."""
-    describe(
-        run,
-        updated="2026-11-21T02:34:00+00:00",
-        state="left",
-        left="2026-11-21T02:33:42.000000+00:00",
-    )
-
     assert [
         (
             "node-2 left the cluster by 02:33:42 UTC; its events were last shipped at 02:33:10 UTC: "
             f"{LOST} events that its processes had written by 02:33:30 UTC did not arrive, and up to 12 s "
             "of later events are lost with its disk (worker_1)"
         )
-    ] == problems(run)
+    ] == problems(run, state="left", left="2026-11-21T02:33:42.000000+00:00")
 
 
 def test_a_killed_driver_has_the_command_that_continues(run):
     """The events are still there."""
-    describe(run, updated="2026-11-21T02:34:00+00:00")
-
     (about,) = problems(run)
     assert about.startswith(
         "node-2 did not send all of its events; its events were last shipped at"
@@ -86,18 +65,16 @@ def test_a_killed_driver_has_the_command_that_continues(run):
 
 def test_while_the_run_goes_on_they_are_on_their_way(run):
     """No loss is reported."""
-    describe(run, updated=iso(datetime.now(timezone.utc) - timedelta(seconds=20)))
+    lately = datetime.now(timezone.utc) - timedelta(seconds=20)
 
     assert [
         f"{LOST} events of worker_1 are still on node-2; they are shipped every 60 s"
-    ] == problems(run)
+    ] == problems(run, updated=lately.isoformat(timespec="microseconds"))
 
 
 def test_a_node_that_sent_everything_is_no_problem(run):
     """Then a missing line is reported as on any disk."""
-    describe(run, updated="2026-11-21T02:34:00+00:00", state="ended")
-
-    (first, *_) = problems(run)
+    (first, *_) = problems(run, state="ended")
     assert first.startswith("worker_1 wrote ")
     assert "the rest is missing" in first
 

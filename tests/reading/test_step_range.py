@@ -3,18 +3,16 @@
 import json
 import shutil
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 from analyses import ANALYSES
-from cached_runs import REHEARSED, SMALL, cached
+from cached_runs import SMALL, cached, copied
 
 from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading import convert
 from verl_profiler.reading.reader import load
 
-DATA = Path(__file__).parents[1] / "data"
 STEPS = 8
 
 
@@ -94,27 +92,20 @@ def test_asynchronous_runs_are_read_whole(name):
         assert run.steps is None
 
 
-def test_a_cache_for_some_steps_leaves_that_of_the_whole_run(tmp_path):
-    run = shutil.copytree(REHEARSED, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
-    kept = set[str]()
-    for steps in (None, (2, 2)):
-        with load(run, steps=steps) as opened:
-            opened.tables.make("requests", "steps")
-        names = {path.name for path in run.glob(".cache/*/requests-*.parquet")}
-        assert kept <= names
-        kept = names
-
-
-def test_tables_of_some_steps_are_not_taken_for_those_of_all(long_run, tmp_path):
-    """Although they are made from the same file."""
-    run = shutil.copytree(long_run, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
+def test_tables_of_some_steps_and_of_all_are_kept_apart(long_run, tmp_path):
+    """Although they are made from the same file; none replaces the others."""
+    run = copied(long_run, tmp_path / "run")
     query = "SELECT count(*) AS phases, min(step) AS first, max(step) AS last FROM phases"
     with load(run, cache=False) as opened:
         expected = opened.rows(query)
-    with load(run, steps=(4, 4)) as opened:
-        assert opened.rows(query) != expected
-    with load(run) as opened:
-        assert opened.rows(query) == expected
+    kept = set[str]()
+    for steps in ((4, 4), None, (2, 2)):
+        with load(run, steps=steps) as opened:
+            assert (opened.rows(query) == expected) == (steps is None)
+            opened.tables.make("requests", "steps")
+        names = {path.name for path in run.glob(".cache/*/requests-*.parquet")}
+        assert kept < names
+        kept = names
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-from pathlib import Path
 
 import pytest
 from analyses import ANALYSES
@@ -11,7 +9,6 @@ from analyses import ANALYSES
 from verl_profiler.analysis.registry import explanations, summarized
 from verl_profiler.reading.reader import load
 
-SMALL = Path(__file__).parents[1] / "data" / "small_run"
 # Between them, they read every table that is kept.
 ASKED = (
     "step_times", "request_times", "engine_times", "tool_times", "turn_times",
@@ -19,14 +16,12 @@ ASKED = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """A run of two steps and a start-up, each step a chunk of its own."""
+@pytest.fixture(autouse=True)
+def one_chunk_per_step(monkeypatch):
+    """Of the run's two steps and its start-up."""
     monkeypatch.setattr("verl_profiler.reading.tables.tables._CHUNK_EVENTS", 1)
     monkeypatch.setattr("verl_profiler.reading.convert._PART_BYTES", 1)
     monkeypatch.setattr("verl_profiler.reading.cache_folder._UNUSED_S", 0)
-    shutil.copytree(SMALL, tmp_path / "run", ignore=shutil.ignore_patterns(".cache"))
-    return tmp_path / "run"
 
 
 def answers(run, *, cache=True):

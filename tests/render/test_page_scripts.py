@@ -1,7 +1,6 @@
 """The report page's scripts: modules become one script, and their types are the document's."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -31,12 +30,10 @@ def declared():
 
 
 @pytest.fixture(scope="module")
-def documents(tmp_path_factory):
+def documents():
     """The documents of a run of requests and of one of traced TransferQueue calls."""
-    folder = tmp_path_factory.mktemp("runs")
-    shutil.unpack_archive(DATA / "tq" / "run.tar.gz", folder)
     made = []
-    for path in (DATA / "small_run", folder / "rehearsal"):
+    for path in (DATA / "small_run", DATA / "tq" / "run.tar.gz"):
         with load(path, cache=False) as run:
             made.append(document(run))
     return made
