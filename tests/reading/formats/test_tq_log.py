@@ -286,18 +286,6 @@ def test_verls_own_lines_are_calls_too(tmp_path):
     assert "known only from verl's own cost time lines" in note
 
 
-def test_verls_own_lines_of_traced_functions_are_not_counted_again(tmp_path):
-    """Both are in the log when tracing is on."""
-    writer = Writer("WorkerDict pid=11227")
-    writer.call(0, PARTS, func="compute_log_prob")
-
-    log = read(tmp_path, OWN + writer.text())
-
-    assert ["compute_log_prob", "update_actor"] == [row["func"] for row in log.calls]
-    assert ["trace", "verl"] == [row["source"] for row in log.calls]
-    assert any("were also traced" in note for note in log.notes)
-
-
 def test_lines_of_the_forks_other_log_are_transfers(tmp_path):
     """[TQ-LOG] tells of the trainer's own gets and puts, without sizes."""
     text = (
