@@ -238,6 +238,11 @@ def test_events_of_tensorboard_are_a_log(tmp_path, capsys):
             {name: values[name] for name in timers}, rel=1e-6
         )
 
+    other = tmp_path / path.name.replace("tfevents.", "tfevents.0")
+    other.write_bytes(b"\x07no events")
+    assert 1 == main(["summary", str(other)])
+    assert "there are no scalars of steps in it; name the file" in capsys.readouterr().err
+
 
 def test_the_summary_that_wandb_prints_is_the_last_step_of_a_log_without_any(tmp_path, capsys):
     log = tmp_path / "train.log"

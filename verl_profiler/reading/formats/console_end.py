@@ -77,6 +77,7 @@ def log_end(path: Path) -> str:
     """
     step: int | None = None
     reached = -1
+    # The first of a launch, and the last.
     bars: list[tuple[int, ...]] = []
     # What a step was finished after did not end the training.
     since: deque[str] = deque(maxlen=_SINCE)
@@ -96,7 +97,7 @@ def log_end(path: Path) -> str:
                     since.clear()
                 elif bars and bar[0] < bars[0][0]:
                     bars.clear()
-                bars.append(bar)
+                bars[1:] = [bar]
         since.append(raw)
     phase = _START_UP[reached][1] if reached >= 0 else ""
     debugger, reason, last = False, "", ""

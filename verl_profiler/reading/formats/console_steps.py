@@ -474,6 +474,8 @@ def _steps(steps: Sequence[int]) -> str:
 
 
 def _no_timers(path: Path, read: Sequence[StepLine]) -> str:
+    if not read and BOARD in path.name:
+        return "there are no scalars of steps in it; name the file that trainer.logger=[tensorboard] wrote."
     if not read:
         written = (line.text.strip() for line in console_lines(path, []))
         last = next(iter(deque(filter(None, written), maxlen=1)), None)
