@@ -38,7 +38,7 @@ def test_one_unfinished_request_gives_no_durations(span):
 def test_a_large_run_is_derived_in_chunks_with_the_same_answers(events, monkeypatch):
     """Memory does not grow with the run; a chunk of one step holds all that its rows need."""
     whole = results(Tables.of(events))
-    monkeypatch.setattr("verl_profiler.reading.tables.tables._CHUNK_EVENTS", 10)
+    monkeypatch.setattr("verl_profiler.reading.tables.tables.CHUNK_EVENTS", 10)
 
     assert whole == results(Tables.of(events))
 

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -10,7 +11,6 @@ import pytest
 from cached_runs import SMALL
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading import archives
 from verl_profiler.reading.reader import load
 
 zstandard = pytest.importorskip("zstandard")
@@ -103,11 +103,10 @@ def test_what_came_before_a_cut_or_a_damage_is_read(tmp_path, pack, damage):
         assert any("bad.tar is truncated" in problem for problem in problems)
 
 
-def test_what_would_fill_the_disk_is_refused(tmp_path, monkeypatch):
+def test_what_would_fill_the_disk_is_refused(tmp_path):
     """Before any of it is written: its header has the size."""
     path = tmp_path / "run.tar"
-    path.write_bytes(tar_of([(info("small/step_1/zeros_0.jsonl"), bytes(1 << 20))]))
-    monkeypatch.setattr(archives, "_DISK_SHARE", 1e-12)
+    path.write_bytes(info("small/step_1/zeros_0.jsonl", size=1 << 60).tobuf() + tar_of())
 
     with pytest.raises(ReadingError, match="more than half of the free disk") as raised:
         load(path)
@@ -123,7 +122,7 @@ def test_a_full_disk_is_an_error_and_not_a_shorter_run(tmp_path, monkeypatch, er
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(archives, "_write", fail)
+    monkeypatch.setattr(shutil, "copyfileobj", fail)
     with pytest.raises((ReadingError, KeyboardInterrupt)) as raised:
         load(path)
     assert isinstance(error, KeyboardInterrupt) or "does not fit: No space" in str(raised.value)

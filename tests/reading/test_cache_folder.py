@@ -60,7 +60,7 @@ def test_commands_at_once_print_what_each_prints_alone():
 
 def test_an_open_reader_keeps_its_answers_when_another_reads_the_grown_run(run, monkeypatch):
     """Also the tables that it makes after the files of its state were removed."""
-    monkeypatch.setattr(cache_folder, "_UNUSED_S", 0, raising=False)
+    monkeypatch.setattr(cache_folder, "UNUSED_S", 0)
     expected = answers(run, cache=False)
 
     with load(run) as early:
@@ -115,7 +115,7 @@ def test_nothing_is_kept_that_was_read_with_errors(run, monkeypatch, name):
 
 def test_only_own_files_are_retired(run, monkeypatch):
     """Names that this program does not give, links, folders, and what a command may still be writing stay."""
-    monkeypatch.setattr(cache_folder, "_UNUSED_S", 0, raising=False)
+    monkeypatch.setattr(cache_folder, "UNUSED_S", 0)
     answers(run)
     folder = cache_of(run)
     foreign = ["mine.parquet", "part-of-mine.parquet", "requests-2026.parquet", "notes.json"]
@@ -151,7 +151,7 @@ def test_files_that_were_used_lately_stay(run):
 
 def test_another_users_files_are_not_used_or_removed(run, monkeypatch):
     """The owner counts, not the permission."""
-    monkeypatch.setattr(cache_folder, "_UNUSED_S", 0)
+    monkeypatch.setattr(cache_folder, "UNUSED_S", 0)
     answers(run)
     (name,) = {path.stem for path in cache_of(run).glob("requests-*.parquet")}
     folder = CacheFolder(cache_of(run))

@@ -2,20 +2,22 @@
 
 import contextlib
 import json
+import os
 import pickle
 import shutil
 import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading import convert, executors
+from verl_profiler.reading import convert
 from verl_profiler.reading.distribute import distribute
-from verl_profiler.reading.executors import executor
+from verl_profiler.reading.executors import OnRay, executor
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables import tables
 
@@ -40,8 +42,8 @@ class Apart:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     """Several parts and several groups of steps, of a small run."""
-    monkeypatch.setattr(convert, "_PART_BYTES", 15_000)
-    monkeypatch.setattr(tables, "_CHUNK_EVENTS", 100)
+    monkeypatch.setattr(convert, "PART_BYTES", 15_000)
+    monkeypatch.setattr(tables, "CHUNK_EVENTS", 100)
 
 
 def cached(run):
@@ -71,7 +73,7 @@ def test_only_the_steps_that_were_requested(run, tmp_path, monkeypatch):
     other = Path(shutil.copytree(run, tmp_path / "other"))
     launch = json.loads((other / "run.json").read_text())
     (other / "run.json").write_text(json.dumps(launch | {"pid": 1}))
-    monkeypatch.setattr(convert, "_PART_BYTES", 1)
+    monkeypatch.setattr(convert, "PART_BYTES", 1)
     both = distribute([run, other], Apart())
     assert cached(other)
     assert cached(run)
@@ -117,6 +119,12 @@ class Tasks:
     def wait(self, tasks, num_returns):
         return tasks[:1], tasks[1:]
 
+    def remote(self, scheduling_strategy, **_options):
+        """Return what makes a task of a function: the node, the function and its arguments."""
+        return lambda function: SimpleNamespace(
+            remote=lambda *given: (scheduling_strategy, function, *given)
+        )
+
     def get(self, task):
         if task[0] in self.failing:
             raise OSError("the node died")
@@ -124,9 +132,10 @@ class Tasks:
 
 
 def on_ray(monkeypatch, *failing):
+    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
     monkeypatch.setitem(sys.modules, "ray", Tasks(*failing))
-    monkeypatch.setattr(executors.OnRay, "_start", lambda _, *task: task)
-    return executors.OnRay()
+    return OnRay(nice=os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def test_a_node_that_dies_is_left_out_and_others_do_its_work(monkeypatch):

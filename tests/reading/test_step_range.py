@@ -42,7 +42,7 @@ def long_run(tmp_path_factory):
 @pytest.fixture
 def small_parts(monkeypatch):
     """A part for every file."""
-    monkeypatch.setattr(convert, "_PART_BYTES", 1)
+    monkeypatch.setattr(convert, "PART_BYTES", 1)
 
 
 def _plain(value):

@@ -19,9 +19,9 @@ ASKED = (
 @pytest.fixture(autouse=True)
 def one_chunk_per_step(monkeypatch):
     """Of the run's two steps and its start-up."""
-    monkeypatch.setattr("verl_profiler.reading.tables.tables._CHUNK_EVENTS", 1)
-    monkeypatch.setattr("verl_profiler.reading.convert._PART_BYTES", 1)
-    monkeypatch.setattr("verl_profiler.reading.cache_folder._UNUSED_S", 0)
+    monkeypatch.setattr("verl_profiler.reading.tables.tables.CHUNK_EVENTS", 1)
+    monkeypatch.setattr("verl_profiler.reading.convert.PART_BYTES", 1)
+    monkeypatch.setattr("verl_profiler.reading.cache_folder.UNUSED_S", 0)
 
 
 def answers(run, *, cache=True):

@@ -8,7 +8,7 @@ Nothing is locked: locks are unreliable on shared disks.  A file is written unde
 renamed when it is complete, so that two commands that make the same file both end with a good one.  A
 reader opens a file once and reads it through that descriptor from then on: it may be removed meanwhile,
 by hand or by another command.  A file that is no longer needed is removed after nobody has opened it for
-`_UNUSED_S`, because on a shared disk a descriptor of another host does not keep it.
+`UNUSED_S` seconds, because on a shared disk a descriptor of another host does not keep it.
 
 Only regular files of the same owner are used or removed, and no link is followed.
 """
@@ -35,10 +35,10 @@ from verl_profiler.events.vocabulary import FORMAT_VERSION
 from verl_profiler.events.whole_files import replace_file
 from verl_profiler.reading import cache_home
 
-__all__ = ["CacheFolder", "Draft", "Kept", "unwritable"]
+__all__ = ["UNUSED_S", "CacheFolder", "Draft", "Kept", "unwritable"]
 
 _FOLDER = f"events-{FORMAT_VERSION}"
-_UNUSED_S = 3600
+UNUSED_S = 3600
 # A command that was killed leaves its partial file; none writes one file for a day.
 _ABANDONED_S = 86_400
 _OWN = re.compile(r"([a-z_]+)-[0-9a-f]{16}\.(?:parquet|json)")
@@ -173,7 +173,7 @@ class CacheFolder:
             for name in os.listdir(self.path):
                 own = _OWN.fullmatch(name)
                 if own and own[1] == kind and name not in self._used:
-                    self._remove(name, now - _UNUSED_S)
+                    self._remove(name, now - UNUSED_S)
                 elif _PARTIAL.fullmatch(name):
                     self._remove(name, now - _ABANDONED_S)
 

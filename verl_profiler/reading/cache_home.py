@@ -107,11 +107,13 @@ def _use_of(folder: Path) -> tuple[float, int]:
     """Return when a folder was used last, and its size on the disk."""
     used_s, size = 0.0, 0
     for path, _, names in os.walk(folder):
-        for name in names:
+        # A command that has just made a folder has no file in it yet.
+        for name in ("", *names):
             with contextlib.suppress(OSError):
                 status = os.lstat(os.path.join(path, name))
-                size += status.st_blocks * 512
                 used_s = max(used_s, status.st_mtime)
+                if name:
+                    size += status.st_blocks * 512
                 if stat.S_ISREG(status.st_mode):
                     used_s = max(used_s, status.st_atime)
     return used_s, size

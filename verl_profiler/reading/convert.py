@@ -40,12 +40,13 @@ from verl_profiler.reading.scans import scan
 from verl_profiler.reading.tables.schemas import FIELDS
 from verl_profiler.units import some
 
-__all__ = ["CONVERSION", "Converted", "convert", "groups_within"]
+__all__ = ["CONVERSION", "PART_BYTES", "Converted", "convert", "groups_within"]
 
 # Parts that another conversion made are made again; the number counts changes of `salvage`.
 _CONVERSION = json.dumps([9, event_query([]), vocabulary()])
 CONVERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
-_PART_BYTES = 128 << 20
+# Bytes of event files that become one part.
+PART_BYTES = 128 << 20
 # A compressed file counts as so many times its size.
 _EXPANSION = 10
 _NAIVE_TIMESTAMP = re.compile(rb'"timestamp":\s*"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?"')
@@ -184,7 +185,7 @@ def _groups(
         size = 0
         for file in alike:
             own = file.size_bytes * (_EXPANSION if file.is_packed else 1)
-            if group and size + own > _PART_BYTES:
+            if group and size + own > PART_BYTES:
                 yield group
                 group, size = [], 0
             group.append(file)

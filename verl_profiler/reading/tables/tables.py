@@ -19,12 +19,12 @@ from verl_profiler.reading.table_cache import TableCache
 from verl_profiler.reading.tables.derivations import Derivation, derivations, macros
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS, SCHEMAS
 
-__all__ = ["BY_STEPS", "REQUEST_PARTS", "SCHEMAS", "Chunk", "Tables"]
+__all__ = ["BY_STEPS", "CHUNK_EVENTS", "REQUEST_PARTS", "SCHEMAS", "Chunk", "Tables"]
 
 # `get_table_names` of duckdb 2.0 binds the query, which fails before its tables are made.
 _TABLE_NAME = re.compile(r"\b(?:FROM|JOIN)\s+([a-z_]+)", re.IGNORECASE)
 
-# Made from about this many events at a time; the identity of a row has its step.
+# Made from about `CHUNK_EVENTS` events at a time; the identity of a row has its step.
 BY_STEPS = (
     "requests",
     "turns",
@@ -35,7 +35,7 @@ BY_STEPS = (
     "request_caused_wait",
     "tool_caused_wait",
 )
-_CHUNK_EVENTS = 4_000_000
+CHUNK_EVENTS = 4_000_000
 
 
 @dataclass
@@ -229,7 +229,7 @@ class Tables:
             f"""
             SELECT min(step), max(step), count(*) > count(step), min(begin_us), max(end_us) FROM (
                 SELECT step, min(begin_us) AS begin_us, max(end_us) AS end_us,
-                    (sum(sum(events)) OVER (ORDER BY step NULLS FIRST) - 1) // {_CHUNK_EVENTS} AS chunk
+                    (sum(sum(events)) OVER (ORDER BY step NULLS FIRST) - 1) // {CHUNK_EVENTS} AS chunk
                 FROM event_counts GROUP BY step
             ) GROUP BY chunk ORDER BY chunk
             """
