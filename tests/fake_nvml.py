@@ -47,9 +47,9 @@ calls = 0
 
 
 def load(feed):
-    """Answer from this feed."""
+    """Answer from this feed; None for that of the environment."""
     global _loaded
-    _loaded = _Feed(feed)
+    _loaded = None if feed is None else _Feed(feed)
 
 
 def install(folder, feed):

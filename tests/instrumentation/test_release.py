@@ -13,6 +13,7 @@ import types
 import weakref
 
 import pytest
+from recording.children import until
 
 from verl_profiler.capture.probes import PROBES as CAPTURE_PROBES
 from verl_profiler.instrumentation import nvtx_ranges, wrapping
@@ -404,7 +405,8 @@ def test_nothing_of_a_call_outlives_it(
 ):
     """Without a garbage collection, which the host's own code needs neither."""
     # The frame of a stalled loop that the watchdog takes a sample of is freed by the collector.
-    monkeypatch.setattr(event_loop_lag, "_ensure_watched", lambda: None)
+    until(lambda: recording.identity is not None)
+    monkeypatch.setattr(event_loop_lag, "COMPUTING_ROLES", (recording.identity.role,))
     if with_ranges:
         assert nvtx_ranges.switch_on()
     make = suitable if hooks == "work" else unsuitable

@@ -6,6 +6,7 @@ from verl_profiler.instrumentation.status import status
 from verl_profiler.probes import engine
 from verl_profiler.recording import open_calls, recorder
 from verl_profiler.recording.call import Call
+from verl_profiler.recording.clock import now
 
 
 class Engine:
@@ -13,32 +14,37 @@ class Engine:
 
     def __init__(self):
         self.lines = []
+        # Later than what earlier tests did.
+        self.zero_ns = now()
 
     def begin(self, at):
         arguments = {"request_id": "a", "prompt_ids": [1]}
-        call = Call("engine_request", at, kwargs=arguments)
+        call = Call("engine_request", self.zero_ns + at, kwargs=arguments)
         engine._begin_generate(call)
-        call.begin_ns = at
+        call.begin_ns = self.zero_ns + at
         return call
 
     def end(self, call, at):
-        call.end_ns = at
+        call.end_ns = self.zero_ns + at
         engine._end_generate(call, [7])
+
+    def record(self, event, begin_ns, end_ns, *_):
+        self.lines.append((event, begin_ns - self.zero_ns, end_ns - self.zero_ns))
 
     def pause(self):
         engine._begin_abort(Call("engine_abort", 0, kwargs={"self": self}))
 
     def resume(self, at):
-        engine._end_resume(Call("engine_resume", at - 1, end_ns=at), None)
+        end_ns = self.zero_ns + at
+        engine._end_resume(Call("engine_resume", end_ns - 1, end_ns=end_ns), None)
 
 
 @pytest.fixture
 def server(monkeypatch):
     made = Engine()
-    monkeypatch.setattr(engine, "_server", engine._Server())
     monkeypatch.setattr(open_calls, "paused_ns", None)
-    monkeypatch.setattr(engine, "_pauses", lambda _server: True)
-    monkeypatch.setattr(recorder, "record", lambda *line: made.lines.append(line[:3]))
+    monkeypatch.setattr(engine, "is_probed", lambda *_: True)
+    monkeypatch.setattr(recorder, "record", made.record)
     yield made
     engine.context.current_engine_call.set(None)
 

@@ -127,7 +127,6 @@ def test_no_sample_is_expected_where_none_is_noticed(monkeypatch):
     module = types.ModuleType(name)
     module.FullyAsyncRollouter = FullyAsyncRollouter
     monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(experimental, "_rollouter", experimental._Rollouter())
     with recorded_events():
         placing.install(experimental.PROBES)
         asyncio.run(FullyAsyncRollouter()._should_pause_generation())

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,15 +33,13 @@ def sglang_metrics():
 
 
 @pytest.fixture
-def recording(monkeypatch, engine_recording):
-    monkeypatch.setattr(sglang_iterations, "_subscriber", None)
-    monkeypatch.setattr(sglang_iterations, "_base", None)
+def recording(engine_recording):
     yield engine_recording("engine_iterations")
     recorder.stop()
-    if sglang_iterations._subscriber is not None:
-        thread = sglang_iterations._subscriber.thread
-        thread.join(10)
-        assert not thread.is_alive()
+    for thread in threading.enumerate():
+        if thread.name == "verl-profiler-iterations":
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 @pytest.fixture

@@ -61,11 +61,12 @@ def test_when_fit_returns_the_held_details_of_the_last_step_are_written(worker_c
     assert ["first", "slow", "fast"] == [line["extra"]["request_id"] for line in turns]
 
 
-def test_the_wait_is_no_cost_of_a_step(recording, monkeypatch):
+def test_the_wait_is_no_cost_of_a_step(worker_config):
     """It is behind the last one; a second of it would be most of what the profiler reports."""
-    monkeypatch.setattr(trainer, "_LONGEST_WAIT_S", 1.0)
-    monkeypatch.setattr(trainer, "_FLUSH_S", 1.0)
+    config = msgspec.structs.replace(worker_config, flush_interval_s=60)
+    recording = recorder.start(config, lambda: Identity("trainer", 0))
     wrapping.wrap(PROBE, lambda self: None)(None)
+    recorder.stop()
 
     # Half of the wait, which is far more than the hooks take on any machine.
     assert recording.wrapper_ns < 500_000_000

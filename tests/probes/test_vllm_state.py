@@ -54,9 +54,6 @@ def recording(monkeypatch, engine_recording):
     """Readings by a clock that the test sets."""
     clock = SimpleNamespace(ns=10**9)
     monkeypatch.setattr(vllm_state, "now", lambda: clock.ns)
-    monkeypatch.setattr(vllm_state, "_added", False)
-    monkeypatch.setattr(vllm_state, "_recorded", {})
-    monkeypatch.setattr(evidence, "_sources", {})
     monkeypatch.setitem(
         vllm_state.sys.modules,
         vllm_state._LOGGERS,
@@ -162,10 +159,10 @@ def test_what_a_stuck_engine_shows(recording, enabled):
         made(CONFIG).record(*fake_iteration(2, 1, 0.5, 1))
     recording.clock.ns += 7 * 10**9
 
-    found = evidence._sources["engine"]()
+    found = evidence.gather()["engine"]
 
     assert 3 == found["requests"]
     loads = [(each["running_requests"], each["age_s"]) for each in found.get("loads", ())]
     assert loads == ([(2, 7.0)] if enabled else [])
     del engine
-    assert {} == evidence._sources["engine"](), "the engine is gone"
+    assert "engine" not in evidence.gather(), "the engine is gone"

@@ -44,7 +44,8 @@ class FakeNvml:
 @pytest.fixture(autouse=True)
 def _no_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    monkeypatch.setattr(device_memory, "_nvml_handles", {})
+    yield
+    device_memory.forget()
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 GIB = 1 << 30
+QUICK = device_sampler.Waits(identity_s=0.01, retry_s=0.02)
 
 
 def fake_device(number):
@@ -61,14 +62,11 @@ def fake_feed(*readings, devices=1, period_s=1000):
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
-    monkeypatch.setattr(device_sampler, "_RETRY_S", 0.02)
-    monkeypatch.setattr(device_sampler, "_IDENTITY_S", 0.01)
-    monkeypatch.setattr(device_sampler, "_PER_RANK_S", 0.0)
-    monkeypatch.setattr(device_sampler, "_WORKERS_S", 0.0)
     monkeypatch.setattr(device_libraries, "visible_words", lambda: None)
     yield
     if device_sampler._sampler is not None:
         device_sampler._end()
+    device_memory.forget()
 
 
 @pytest.fixture
@@ -96,7 +94,7 @@ def sampled(tmp_path, least=1, seconds=10, role="actor", **settings):
     recorder.start(
         config_of(tmp_path, **settings), lambda: Identity(role, 0), device_sampler.account
     )
-    device_sampler.begin()
+    device_sampler.begin(QUICK)
     end = time.monotonic() + seconds
     try:
         until(lambda: len(device_lines(tmp_path)) >= least or time.monotonic() > end)
@@ -208,12 +206,12 @@ def test_where_nothing_is_sampled_nothing_is_asked(nvml, tmp_path, monkeypatch, 
     nvml.load(fake_feed(fake_reading(0)))
     before = nvml.calls
     recorder.start(config_of(tmp_path / "off", devices=False), lambda: Identity("actor", 0), dict)
-    device_sampler.begin()
+    device_sampler.begin(QUICK)
     assert device_sampler._sampler is None
     recorder.stop()
     assert [] == sampled(tmp_path / "loop", seconds=0.3, role="agent_loop")
     assert before == nvml.calls
-    monkeypatch.setattr(nvml, "_loaded", None)
+    nvml.load(None)
     monkeypatch.delenv("FAKE_NVML_FEED", raising=False)
     assert [] == sampled(tmp_path / "none", seconds=0.3)
     assert "device" not in capfd.readouterr().err
@@ -229,9 +227,8 @@ def test_a_hung_driver_does_not_hold_up_the_end(nvml, tmp_path, monkeypatch):
         time.sleep(5)
 
     monkeypatch.setattr(nvml, "nvmlDeviceGetPowerUsage", hang)
-    monkeypatch.setattr(device_sampler, "_PATIENCE_S", 0.05)
     recorder.start(config_of(tmp_path), lambda: Identity("actor", 0), dict)
-    device_sampler.begin()
+    device_sampler.begin(QUICK._replace(end_s=0.05))
     until(lambda: hung)
     thread = device_sampler._sampler
 
@@ -282,11 +279,10 @@ from verl_profiler.recording import device_libraries, device_sampler, recorder
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import WorkerConfig
 
-device_sampler._RETRY_S = 0.1
 device_libraries.visible_words = lambda: None
 config, rank = WorkerConfig.decode(sys.argv[1]), int(sys.argv[2])
 recorder.start(config, lambda: Identity("actor", rank), device_sampler.account)
-device_sampler.begin()
+device_sampler.begin(device_sampler.Waits(retry_s=0.1))
 child = os.fork() if sys.argv[3:] == ["fork"] else None
 if child == 0:
     recorder.stop()
@@ -375,8 +371,6 @@ def test_devices_of_a_process_are_known_where_torch_uses_them(monkeypatch):
         mem_get_info=lambda: (1, 2),
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(device_memory, "_torch_device", None)
-    monkeypatch.setattr(device_memory, "_replica", ())
     assert [] == device_memory.used_devices(), "another thread has a current device of its own"
 
     device_memory.device()
@@ -384,7 +378,7 @@ def test_devices_of_a_process_are_known_where_torch_uses_them(monkeypatch):
     assert [{"uuid": "GPU-0a-1b", "bus_id": "0000:17:00.0"}] == device_memory.used_devices()
 
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    monkeypatch.setattr(device_memory, "_torch_device", None)
+    device_memory.forget()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,GPU-x")
     device_memory.remember_replica((1, 3))
     assert [{"device": 5}, {"uuid": "GPU-x"}] == device_memory.used_devices()

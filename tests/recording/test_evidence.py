@@ -5,7 +5,6 @@ import json
 import threading
 import time
 
-import pytest
 from recording.children import until
 
 from verl_profiler.recording import evidence, open_calls, open_state, recorder
@@ -13,18 +12,8 @@ from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
 
-@pytest.fixture
-def sources(monkeypatch):
-    """No source that an earlier test added."""
-    monkeypatch.setattr(evidence, "_sources", {})
-    monkeypatch.setattr(evidence, "_running", {})
-    return evidence._sources
-
-
-@pytest.fixture
-def watcher(sources, watcher):
-    """The watcher of this folder, without other sources."""
-    return watcher
+class Owner:
+    """An object of the host, with which its source goes."""
 
 
 def files_of(watcher):
@@ -65,9 +54,10 @@ def test_evidence_is_written_when_a_phase_is_stuck_and_not_before(watcher):
     assert any(f"{__name__}:test_evidence_is_written" in place for place in places)
 
 
-def test_other_processes_follow_the_trainer(watcher, sources):
+def test_other_processes_follow_the_trainer(watcher):
     """They have no phase; the folder that the trainer's process made is enough."""
-    sources["engine"] = lambda: {"requests": 3}
+    engine = Owner()
+    evidence.add_source_of("engine", engine, lambda _: {"requests": 3})
     watcher.add_evidence()
     assert [] == files_of(watcher)
 
@@ -81,7 +71,7 @@ def test_other_processes_follow_the_trainer(watcher, sources):
     assert watcher.active.name == found["name"] == path.stem
 
 
-def test_a_process_that_starts_later_has_no_part_in_earlier_hangs(recording, sources):
+def test_a_process_that_starts_later_has_no_part_in_earlier_hangs(recording):
     """Such as a worker that is restarted."""
     (recorder.active().directory / "evidence" / "1").mkdir(parents=True)
     late = open_state._Watcher(recorder.active(), 1.0)
@@ -95,22 +85,23 @@ def test_a_process_that_starts_later_has_no_part_in_earlier_hangs(recording, sou
     assert [] == files_of(late)
 
 
-def test_a_source_that_hangs_or_fails_holds_up_nothing(sources, monkeypatch):
+def test_a_source_that_hangs_or_fails_holds_up_nothing():
     """It is named; and is not called again while it hangs."""
-    monkeypatch.setattr(evidence, "_PATIENCE_S", 0.5)
+    owner = Owner()
     release, calls = threading.Event(), []
 
-    def hang():
+    def hang(_owner):
         calls.append(1)
         release.wait(20)
         return {"late": 1}
 
-    def fail():
+    def fail(_owner):
         raise ValueError("my secret")
 
-    sources.update(engine=hang, other=fail)
+    evidence.add_source_of("engine", owner, hang)
+    evidence.add_source_of("other", owner, fail)
     try:
-        first, second = evidence.gather(), evidence.gather()
+        first, second = evidence.gather(0.5), evidence.gather(0.5)
     finally:
         release.set()
 
@@ -123,7 +114,7 @@ def test_a_source_that_hangs_or_fails_holds_up_nothing(sources, monkeypatch):
         assert "secret" not in json.dumps(found)
 
 
-def test_tasks_of_all_loops_are_counted_by_where_they_stand(sources):
+def test_tasks_of_all_loops_are_counted_by_where_they_stand():
     """Also of a loop in which nothing is probed."""
     release = threading.Event()
 

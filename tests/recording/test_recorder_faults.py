@@ -16,7 +16,7 @@ from reading_back import headers_of, lines_of
 from recording.children import PATIENCE_S, run_child, until
 
 from verl_profiler import log_manager, span
-from verl_profiler.recording import background_writer, recorder
+from verl_profiler.recording import recorder
 from verl_profiler.recording.identity import Identity
 
 
@@ -134,7 +134,7 @@ def test_a_disk_that_hangs_at_the_end_is_reported(worker_config, monkeypatch, ca
     """In bounded time, with the number of events."""
     disk = Disk(monkeypatch)
     active = start(worker_config)
-    monkeypatch.setattr(background_writer, "_STALL_S", 0.2)
+    active._writer.stall_s = 0.2
     disk.hangs.clear()
     for n in range(1000):
         recorder.record("turn", 0, 1, {"n": n}, 1)

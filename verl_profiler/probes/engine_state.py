@@ -139,6 +139,7 @@ def _end_launch(call: Call, _result: Any) -> None:
         )
         return
     _reader = _Reader(manager, asyncio.get_running_loop())
+    recorder.before_stop(_forget)
     recorder.after_fork(_forget)
     _reader.arm()
 

@@ -211,6 +211,8 @@ def begin_launch(server: Any) -> None:
         kwargs[_ENGINE] = options = {}
     endpoint = options.get(_ENDPOINT) or f"ipc://{_folder()}/iterations"
     options[_ENDPOINT] = _base = endpoint
+    recorder.before_stop(_forget)
+    recorder.after_fork(_forget)
     options[_PUBLISH] = True
 
 
@@ -229,7 +231,6 @@ def end_launch(manager: Any) -> None:
         return
     ranks = int(getattr(getattr(manager, "server_args", None), "dp_size", 1) or 1)
     _subscriber = _Subscriber([f"{_base}.{rank}" for rank in range(ranks)], manager)
-    recorder.after_fork(_forget)
 
 
 def _forget() -> None:

@@ -111,7 +111,14 @@ def _with_readings(factories: Any) -> Any:
     if not _asked() or base is None:
         return factories
     _added = True
+    recorder.before_stop(_forget)
     return [*factories, type("VerlProfilerReadings", (_Readings, base), {})]
+
+
+def _forget() -> None:
+    global _added
+    _added = False
+    _recorded.clear()
 
 
 def _last_loads() -> dict[str, Any]:

@@ -36,8 +36,7 @@ _BACKLOG = 1 / 4
 _BATCH_BYTES = 1 << 20
 # Lines that wait for a file that the caller chose.
 _KEPT = 1000
-# The end of recording: without progress for so long, the disk is taken to hang; a slow one has more.
-_STALL_S = 2.0
+# What the end of recording may take on a slow disk.
 _CLOSE_S = 10.0
 _STRAGGLER_S = 0.01
 
@@ -56,6 +55,7 @@ class BackgroundWriter:
         closing: No further events are taken.
         hurry: The disk hangs or the time is up: what still waits has no later chance.
         finished: Everything is written or counted.
+        stall_s: At the end of recording, the disk is taken to hang after so long without progress.
         spent_ns: Time in flushes; spent_cpu_ns: on a core.
     """
 
@@ -82,6 +82,7 @@ class BackgroundWriter:
         if self.budget is not None:
             self._observers.append(self.budget)
         self.write_errors = 0
+        self.stall_s = 2.0
         self.spent_ns = self.spent_cpu_ns = 0
         self._flush_began_ns = 0
         self._thread: threading.Thread | None = None
@@ -140,7 +141,7 @@ class BackgroundWriter:
                 f"{waiting:,} events were not written" if waiting else "the last events may be lost"
             )
             self.complaints.make(
-                "end", f"{what}: the disk did not respond within {_STALL_S:.0f} s (events-lost)"
+                "end", f"{what}: the disk did not respond within {self.stall_s:.0f} s (events-lost)"
             )
 
     def _await_end(self, thread: threading.Thread) -> None:
@@ -157,7 +158,8 @@ class BackgroundWriter:
             )
             if progress != seen:
                 seen, changed = progress, now()
-            if now() - changed > _STALL_S * 1e9 or now() - begin > (_CLOSE_S + _STALL_S) * 1e9:
+            longest_s = _CLOSE_S + self.stall_s
+            if now() - changed > self.stall_s * 1e9 or now() - begin > longest_s * 1e9:
                 self.hurry = True
                 return
             if now() - begin > _CLOSE_S * 1e9:

@@ -19,6 +19,7 @@ from verl_profiler.recording import device_libraries
 __all__ = [
     "current_device",
     "device",
+    "forget",
     "host",
     "remember_device",
     "remember_replica",
@@ -111,6 +112,16 @@ def remember_replica(chosen: Sequence[int] | None) -> None:
     _replica = tuple(
         {"device": int(word)} if word.isdecimal() else {"uuid": word} for word in words
     )
+
+
+def forget() -> None:
+    """Forget all devices: a forked child must not use its parent's."""
+    global _torch_device, _replica
+    _torch_device, _replica = None, ()
+    _nvml_handles.clear()
+
+
+os.register_at_fork(after_in_child=forget)
 
 
 def used_devices() -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 Processes that hold devices compete for an abstract Unix socket whose name comes from the run directory.
 The kernel gives it to one, and releases it when that process ends, however it ends; another one takes
-over within `_RETRY_S`.  No file is locked: run directories are on network file systems.  The name is
+over within `Waits.retry_s`.  No file is locked: run directories are on network file systems.  The name is
 one per network namespace, so containers on one host elect one each.
 
 A thread takes the samples, so that neither the host nor a slow driver is waited for.
@@ -17,30 +17,36 @@ import socket
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_profiler.recording import context, device_libraries, device_memory, recorder
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.device_libraries import Device
 from verl_profiler.recording.process_header import add_part
 
-__all__ = ["LONGEST_S", "account", "begin"]
+__all__ = ["LONGEST_S", "Waits", "account", "begin"]
 
 # A device that does not change gets a line this often, so that it differs from one that is not sampled.
 LONGEST_S = 10.0
 # Processes that hold devices.
 _ROLES = frozenset({"actor", "critic", "ref", "rm", "rollout", "engine"})
-# How often the others try to take over; how often a process's role is looked for at its start.
-_RETRY_S = 2.0
-_IDENTITY_S = 0.25
 # The lowest rank of a host is first: each rank waits so long, workers at most so long, then engines.
 _PER_RANK_S, _WORKERS_S = 0.05, 2.0
 # Smaller changes are noise.
 _NOISE = {"power_w": 5, "temperature_c": 2}
-# A reading that a driver in trouble holds up must not hold up the end of the process.
-_PATIENCE_S = 1.0
 # Time on a core, as a share of the time until the next reading.
 _SHARE = 1 / 50
+
+
+class Waits(NamedTuple):
+    """How long a process waits, in seconds."""
+
+    # How often the others try to take over; how often a process's role is looked for at its start.
+    retry_s: float = 2.0
+    identity_s: float = 0.25
+    # A reading that a driver in trouble holds up must not hold up the end of the process.
+    end_s: float = 1.0
+
 
 _sampler: _Sampler | None = None
 # What this process samples or sampled, for its header.
@@ -48,9 +54,10 @@ _sampled: dict[str, Any] = {}
 
 
 class _Sampler(threading.Thread):
-    def __init__(self, active: recorder.Recorder) -> None:
+    def __init__(self, active: recorder.Recorder, waits: Waits) -> None:
         super().__init__(name="verl-profiler devices", daemon=True)
         self.active = active
+        self.waits = waits
         self.interval_s = active.config.device_interval_s
         self.ended = threading.Event()
         self.elected: socket.socket | None = None
@@ -75,7 +82,7 @@ class _Sampler(threading.Thread):
     def wait_for_role(self) -> bool:
         """Wait until it is known who this process is, and its turn; whether it holds devices."""
         while (identity := self.active.identity) is None:
-            if self.ended.wait(_IDENTITY_S):
+            if self.ended.wait(self.waits.identity_s):
                 return False
         if identity.role not in _ROLES:
             return False
@@ -98,7 +105,7 @@ class _Sampler(threading.Thread):
                     }
                 self.active.wrapper_cpu_ns += time.thread_time_ns() - begin_ns
                 return bool(self.devices)
-            self.ended.wait(_RETRY_S)
+            self.ended.wait(self.waits.retry_s)
         return False
 
     def claim(self) -> bool:
@@ -171,7 +178,7 @@ def _address(directory: str) -> str:
     return f"\0verl-profiler-devices-{digest}"
 
 
-def begin() -> None:
+def begin(waits: Waits = Waits()) -> None:  # noqa: B008  immutable
     """Sample from now on if the settings ask for it, a library is installed and it is this process's turn."""
     global _sampler
     active = recorder.active()
@@ -181,7 +188,7 @@ def begin() -> None:
     if not sys.platform.startswith("linux") or not device_libraries.is_importable():
         return
     _sampled.clear()
-    _sampler = _Sampler(active)
+    _sampler = _Sampler(active, waits)
     recorder.before_stop(_end)
     recorder.after_fork(_forget)
     _sampler.start()
@@ -198,7 +205,7 @@ def _end() -> None:
     sampler, _sampler = _sampler, None
     if sampler is not None:
         sampler.ended.set()
-        sampler.join(_PATIENCE_S)
+        sampler.join(sampler.waits.end_s)
 
 
 def _forget() -> None:

@@ -66,8 +66,8 @@ def end(call: Call, started: Any) -> None:
 
 def _give_up(error: Exception) -> None:
     global _failed
-    _failed = True
     forget()
+    _failed = True
     recorder.announce(f"WARNING device time is no longer recorded: {error!r} (device-time-failed)")
 
 
@@ -109,6 +109,8 @@ def _recorded(cuda: Any) -> Any:
 
 
 def forget() -> None:
-    """Let go of all events: a forked child must not use its parent's."""
+    """Let go of all events, and of a failure: a forked child must not use its parent's."""
+    global _failed
+    _failed = False
     _waiting.clear()
     _free.clear()

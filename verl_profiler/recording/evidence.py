@@ -20,10 +20,6 @@ from verl_profiler.recording.stacks import all_threads, frames_of, running_frame
 
 __all__ = ["add_source_of", "gather", "on_loop"]
 
-# All sources together.
-_PATIENCE_S = 6.0
-# A loop, and what a coroutine in it waits for.
-_LOOP_S, _ANSWER_S = 1.5, 3.0
 # At most 0.5 MB per process, with names of 200 characters.
 _THREADS, _STACKS, _PLACES = 50, 40, 25
 _RUN_FOREVER = asyncio.BaseEventLoop.run_forever.__code__
@@ -47,8 +43,11 @@ def add_source_of(name: str, owner: Any, source: Callable[[Any], Any]) -> None:
         _sources[name] = lambda: {} if reference() is None else source(reference())
 
 
-def gather() -> dict[str, Any]:
+def gather(patience_s: float = 6.0) -> dict[str, Any]:
     """Return the evidence of this process, after a few seconds at most.
+
+    Args:
+        patience_s: For all sources together.
 
     Returns:
         By source what it found; `unanswered`, the sources that did not answer in time, and `errors`, why
@@ -68,7 +67,7 @@ def gather() -> dict[str, Any]:
             )
             _running[name] = thread
             thread.start()
-    until_s = time.monotonic() + _PATIENCE_S
+    until_s = time.monotonic() + patience_s
     for name in sources:
         _running[name].join(max(0.0, until_s - time.monotonic()))
     unanswered = [name for name in sources if _running[name].is_alive()]
@@ -107,7 +106,9 @@ def _running_loops() -> Iterable[Any]:
                 yield frame.f_locals.get("self")
 
 
-def on_loop(loop: Any, ask: Callable[[], Any]) -> Any:
+def on_loop(
+    loop: Any, ask: Callable[[], Any], *, loop_s: float = 1.5, answer_s: float = 3.0
+) -> Any:
     """Return what a coroutine of the host returns in its event loop; from another thread.
 
     It is never cancelled: what it waits for may be shared with the host.
@@ -115,6 +116,8 @@ def on_loop(loop: Any, ask: Callable[[], Any]) -> Any:
     Args:
         loop: A running event loop.
         ask: Returns the coroutine; called in the loop.
+        loop_s: How long to wait for the loop.
+        answer_s: How long to wait for what the coroutine waits for.
 
     Raises:
         TimeoutError: `the event loop` or `the answer`, whichever did not come in time.
@@ -126,9 +129,9 @@ def on_loop(loop: Any, ask: Callable[[], Any]) -> Any:
         return await ask()
 
     answer = asyncio.run_coroutine_threadsafe(run(), loop)
-    if not reached.wait(_LOOP_S):
+    if not reached.wait(loop_s):
         raise TimeoutError("the event loop")
     try:
-        return answer.result(_ANSWER_S)
+        return answer.result(answer_s)
     except concurrent.futures.TimeoutError:
         raise TimeoutError("the answer") from None
