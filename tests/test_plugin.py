@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -40,7 +39,7 @@ def test_settings_that_cannot_be_read_record_nothing(closed, monkeypatch, capsys
 def test_a_failure_after_recording_began_is_told(worker_config, monkeypatch, capsys):
     """The probes are lost, the process is not."""
     monkeypatch.setenv(SETTINGS, worker_config.encode())
-    monkeypatch.setattr(plugin, "_place_probes", lambda _families: 1 / 0)
+    monkeypatch.setattr(placing, "install", lambda *_, **_named: 1 / 0)
 
     assert plugin.activate() is False
     assert "ZeroDivisionError" in capsys.readouterr().err
@@ -67,14 +66,17 @@ def test_the_hook_survives_a_closed_stderr_and_a_missing_package(monkeypatch):
     ray_init.make_hook(None)()
 
 
-def test_a_reason_in_the_header_holds_no_credential(monkeypatch, capfd):
+def test_a_reason_in_the_header_holds_no_credential(capfd):
     """Nor does the console: the text of an exception of the host's is left out."""
 
-    def fail(*_):
-        raise ValueError("https://u:sECRet@host?token=sECRet")
+    class Failing:
+        name, lost = "turn", None
 
-    monkeypatch.setattr(placing, "_place", fail)
-    placing._try_to_place(SimpleNamespace(name="turn", lost=None), json, "json")
+        @property
+        def targets(self):
+            raise ValueError("https://u:sECRet@host?token=sECRet")
+
+    placing._try_to_place(Failing(), json, "json")
     assert "sECRet" not in capfd.readouterr().err
     header = msgspec.json.encode(plugin._describe(), enc_hook=str).decode()
 

@@ -11,7 +11,7 @@ import pytest
 from picked import picked
 
 from verl_profiler import plugin
-from verl_profiler.capture import gather, tools
+from verl_profiler.capture import tools
 from verl_profiler.capture.files import umask
 from verl_profiler.capture.gather import collect
 from verl_profiler.capture.plan import Plan
@@ -199,9 +199,8 @@ def test_a_report_that_is_being_written_stays_in_its_place(run):
     assert "actor_0.step2.nsys-rep" == collect(run)[0].file
 
 
-def test_what_comes_while_it_waits_is_taken(run, monkeypatch):
+def test_what_comes_while_it_waits_is_taken(run):
     """A report of another node whose nsys was still writing at the first poll."""
-    monkeypatch.setattr(gather, "_POLL_S", 0.01)
     journal(run, 2)
     polls = []
 
@@ -211,7 +210,7 @@ def test_what_comes_while_it_waits_is_taken(run, monkeypatch):
             report(run, "actor_h1_11.1.nsys-rep")
         return False
 
-    (found,) = collect(run, patience_s=60, fetch=fetch)
+    (found,) = collect(run, patience_s=60, fetch=fetch, poll_s=0.01)
 
     assert ("actor_0.step2.nsys-rep", 3) == (found.file, len(polls))
 

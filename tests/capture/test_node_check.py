@@ -1,13 +1,17 @@
 """The check of the nodes before training: what is missing on which node, and the fix."""
 
 import os
+import subprocess
 import sys
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 
 import pytest
 
+from verl_profiler.capture import node_check
 from verl_profiler.capture.node_check import _names, check_node, check_nodes
 from verl_profiler.capture.plan import Plan, RoleCapture
-from verl_profiler.capture.tools import nsys
 from verl_profiler.errors import ConfigError
 
 
@@ -16,12 +20,32 @@ def plan(tool="nsys", waits_for="nvtx"):
     return Plan(tool, (1,), False, "/raw", "/journal", roles)
 
 
-def test_the_command_ends_by_default(monkeypatch):
+@pytest.fixture
+def cluster(monkeypatch):
+    """Return a function that makes a cluster of Ray whose nodes have these problems and versions."""
+
+    class FakeActor:
+        def __init__(self, ray, node):
+            self.found = ray.found[node]
+
+        def start(self, *_):
+            return lambda _timeout_s: self.found
+
+        def end(self):
+            pass
+
+    def make(found):
+        nodes = [{"NodeManagerHostname": host, "NodeID": host, "Alive": True} for host in found]
+        ray = SimpleNamespace(found=found, nodes=lambda: nodes)
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        monkeypatch.setattr(node_check, "NodeActor", FakeActor)
+
+    return make
+
+
+def test_the_command_ends_by_default(cluster):
     """The message names each node."""
-    monkeypatch.setattr(
-        "verl_profiler.capture.node_check._check_each",
-        lambda _plan: {"h1": ([], "2025"), "h2": (["nvtx is not installed"], "")},
-    )
+    cluster({"h1": ([], "2025"), "h2": (["nvtx is not installed"], "")})
     with pytest.raises(ConfigError) as caught:
         check_nodes(plan())
 
@@ -29,12 +53,11 @@ def test_the_command_ends_by_default(monkeypatch):
     assert "h2: nvtx is not installed" in str(caught.value)
 
 
-def test_different_versions_are_reported(monkeypatch, capfd):
+def test_different_versions_are_reported(cluster, capfd):
     """The reports of one node may be too new for the nsys of another."""
     old, new = "NVIDIA Nsight Systems version 2022.4", "NVIDIA Nsight Systems version 2025.1"
     versions = {"h1": old, "h2": old, "h3": new}
-    nodes = {host: ([], version) for host, version in versions.items()}
-    monkeypatch.setattr("verl_profiler.capture.node_check._check_each", lambda _plan: nodes)
+    cluster({host: ([], version) for host, version in versions.items()})
 
     check_nodes(plan())
     assert f"{old} on h1, h2; {new} on h3" in capfd.readouterr().err
@@ -67,11 +90,20 @@ def node(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{job}{os.pathsep}{others}")
 
     def check(options, nvtx="0.2.17", domain="Domain", on=(agent,), python=0):
-        monkeypatch.setattr(nsys, "_version_of", lambda _package: nvtx)
-        run = nsys._run
-        monkeypatch.setattr(
-            nsys, "_run", lambda *argv: (python, "") if argv[1] == "python" else run(*argv)
-        )
+        run = subprocess.run
+
+        def version(name):
+            if nvtx is None:
+                raise PackageNotFoundError(name)
+            return nvtx
+
+        def imports_ray(argv, **options):
+            if argv[0] == "python":
+                return subprocess.CompletedProcess(argv, python, "", "")
+            return run(argv, **options)
+
+        monkeypatch.setattr(metadata, "version", version)
+        monkeypatch.setattr(subprocess, "run", imports_ray)
         for folder in on:
             folder.mkdir()
             (folder / "nsys").write_text(NSYS.replace("DOMAIN", domain))

@@ -1,6 +1,7 @@
 """Captures of a process: what starts them, and what its journal has about each."""
 
 import gzip
+import importlib.metadata
 import json
 import sys
 import threading
@@ -11,7 +12,6 @@ from fake_nvtx import FakeNvtx
 
 from verl_profiler.capture import session
 from verl_profiler.capture.plan import Plan, RoleCapture
-from verl_profiler.capture.tools import nsys
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.identity import Identity
 
@@ -140,7 +140,7 @@ def test_an_nvtx_that_records_nothing_under_this_nsys_is_reported(
     captured()
     monkeypatch.setitem(sys.modules, "nvtx", Silent())
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/nsys/lib.so")
-    monkeypatch.setattr(nsys, "_version_of", lambda _name: "0.2.17")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: "0.2.17")
     session.start(None, 2)
 
     assert "(nvtx-silent)" in capfd.readouterr().err

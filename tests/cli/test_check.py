@@ -1,5 +1,6 @@
 """`verl-profiler check`: what a run would record here."""
 
+import importlib.metadata
 import importlib.util
 import json
 
@@ -84,8 +85,14 @@ def test_a_verl_that_is_old_or_missing_takes_one_line(
     monkeypatch, tmp_path, capsys, version, plugin, probes
 ):
     """verl before 0.9 has no plugins, before 0.8 few targets; without verl, no probe is listed by itself."""
-    found = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: version if name == "verl" else found(name))
+    found = importlib.metadata.version
+
+    def version_of(name):
+        if name == "verl" and version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version if name == "verl" else found(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version_of)
     monkeypatch.setattr(doctor, "find_targets", lambda _: [])
     main(["check", "--output-dir", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()

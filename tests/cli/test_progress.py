@@ -2,23 +2,24 @@
 
 import json
 import sys
+from functools import partial
 
 import pytest
 from cached_runs import SMALL
 from commands import Terminal
 
+from verl_profiler import cli
 from verl_profiler.cli import main, progress
 
 
 @pytest.fixture
 def at_once(monkeypatch):
     """Lines come from the first piece of work on."""
-    monkeypatch.setattr(progress, "_QUIET_S", 0.0)
-    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    monkeypatch.setattr(cli, "Progress", partial(progress.Progress, quiet_s=0.0, every_s=0.0))
 
 
 def test_a_command_that_is_done_soon_prints_nothing(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "_QUIET_S", 3600.0)
+    monkeypatch.setattr(cli, "Progress", partial(progress.Progress, quiet_s=3600.0))
     assert 0 == main(["summary", str(SMALL), "--no-cache"])
     assert "" == capsys.readouterr().err
 

@@ -149,11 +149,13 @@ def test_a_tracker_that_fails_does_not_stop_the_others(monkeypatch, capsys, quic
     """Each has its line; the exit status shows that one failed."""
     calls = []
 
-    def fail(profile):
-        raise ConnectionError("no route\nto host")
+    def publish(profile, tracker):
+        if tracker == "wandb":
+            raise ConnectionError("no route\nto host")
+        calls.append(profile)
+        return "there"
 
-    monkeypatch.setattr(trackers, "_wandb", fail)
-    monkeypatch.setattr(trackers, "_mlflow", lambda profile: calls.append(profile) or "there")
+    monkeypatch.setattr(trackers, "publish", publish)
 
     assert 1 == run(
         REHEARSED, "--tracker", "wandb", "mlflow", "--project", "p", "--experiment", "e"
@@ -185,10 +187,12 @@ def test_the_runs_own_logger_is_the_default(monkeypatch, tmp_path, capsys, quick
     launched = json.loads((folder / "run.json").read_text())
     launched["training"] |= {"logger": ["mlflow"], "project_name": "p", "experiment_name": "e"}
     (folder / "run.json").write_text(json.dumps(launched))
-    monkeypatch.setattr(trackers, "_mlflow", lambda given: f"{given.project}/{given.experiment}")
+    monkeypatch.setattr(
+        trackers, "publish", lambda given, name: f"{name} {given.project}/{given.experiment}"
+    )
 
     assert 0 == run(folder)
-    assert "Published to mlflow: p/e\n" == capsys.readouterr().out
+    assert "Published to mlflow: mlflow p/e\n" == capsys.readouterr().out
 
 
 @pytest.mark.parametrize("project", ["../elsewhere", "/elsewhere"])

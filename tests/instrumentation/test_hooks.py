@@ -72,7 +72,7 @@ def test_the_context_is_the_hosts_again(probe, failing, recording, monkeypatch):
         monkeypatch.setattr(recorder.Recorder, "add_cpu", fails)
         monkeypatch.setattr(wrapping, "SAMPLED", 1)
     elif failing == "leave":
-        monkeypatch.setattr(requests, "_fields", fails)
+        monkeypatch.setattr(requests, "close_turn", fails)
         monkeypatch.setattr("verl_profiler.probes.engine.times_of", fails)
 
     async def use(**_):

@@ -9,6 +9,7 @@ import types
 from importlib.metadata import entry_points
 
 import pytest
+from fake_nvtx import FakeNvtx
 
 from verl_profiler.environ import SETTINGS
 from verl_profiler.instrumentation import sglang_scheduler
@@ -32,12 +33,23 @@ def _settings(monkeypatch):
     monkeypatch.setenv("NVTX_INJECTION64_PATH", __file__)
 
 
+def with_registry(monkeypatch, register):
+    """Let SGLang's registry of hooks call this function, with a stand-in for nvtx."""
+    registry = types.SimpleNamespace(register=register)
+    hooks = types.SimpleNamespace(
+        HookRegistry=registry, HookType=types.SimpleNamespace(AROUND="around")
+    )
+    module = types.SimpleNamespace(hook_registry=hooks)
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins", module)
+    monkeypatch.setitem(sys.modules, "nvtx", FakeNvtx())
+
+
 def registered(monkeypatch):
     """Call `load` under a registry that writes down what it gets."""
     found = []
-    monkeypatch.setattr(sglang_scheduler, "_register", lambda: found.append(1))
+    with_registry(monkeypatch, lambda target, *_: found.append(target))
     load()
-    return bool(found)
+    return [target.rpartition(".")[2] for target in found]
 
 
 def test_sglang_finds_the_entry_point():
@@ -54,7 +66,7 @@ def test_sglang_finds_the_entry_point():
 @pytest.mark.usefixtures("_settings")
 def test_ranges_are_opened_under_a_tool(monkeypatch):
     """Elsewhere, and in an engine without the profiler, the scheduler's functions stay as they are."""
-    assert registered(monkeypatch)
+    assert ["run_batch", "process_batch_result"] == registered(monkeypatch)
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "/nonexistent/lib.so")
     assert not registered(monkeypatch)
     monkeypatch.setenv("NVTX_INJECTION64_PATH", __file__)
@@ -66,7 +78,7 @@ def test_ranges_are_opened_under_a_tool(monkeypatch):
 @pytest.mark.usefixtures("_settings")
 def test_a_failure_costs_the_ranges_only(monkeypatch, capfd):
     """And is said."""
-    monkeypatch.setattr(sglang_scheduler, "_register", lambda: 1 / 0)
+    with_registry(monkeypatch, lambda *_: 1 / 0)
     load()
 
     assert "ZeroDivisionError" in capfd.readouterr().err

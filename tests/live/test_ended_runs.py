@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import time
+from argparse import Namespace
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from stuck_runs import GATHER, NOW, RUN, WORKER, ago, call, header, opened, phas
 
 from verl_profiler.cli import main, stuck
 from verl_profiler.live.stuck import verdict
+from verl_profiler.reading import discovery
 
 HERE = Path(__file__).parent
 DIED = {
@@ -168,10 +170,10 @@ def test_a_full_disk_is_the_culprit(tmp_path):
 
 def test_a_file_system_that_does_not_answer_is_the_culprit(tmp_path, monkeypatch, capsys):
     """Its reads are replaced by one that does not return."""
-    monkeypatch.setattr(stuck, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(stuck, "_read", lambda _: time.sleep(5))
+    monkeypatch.setattr(discovery, "run_directory", lambda *_: time.sleep(5))
+    args = Namespace(run_directory=tmp_path, wait=False, json=True)
 
-    assert 1 == main(["stuck", str(tmp_path), "--json"])
+    assert 1 == stuck.run(args, patience_s=0.2)
 
     found = json.loads(capsys.readouterr().out)
     assert "silent" == found["state"]

@@ -62,6 +62,8 @@ def launched(engine_recording):
             asked = len(manager.answers) + 1
             while reader is not None and (manager.asked < asked or reader.task is not None):
                 await asyncio.sleep(0.01)
+            # So long that it would be asked again.
+            await asyncio.sleep(0 if reader is None else 0.7)
 
         asyncio.run(asyncio.wait_for(until_it_ends(), 30))
         return recording.end()

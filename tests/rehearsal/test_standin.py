@@ -104,13 +104,13 @@ def test_a_request_of_a_pause_waits_or_returns_at_once(server, rejects):
     assert bool(output.token_ids) != rejects
 
 
-def test_a_failure_reaches_the_requests(server, monkeypatch):
+def test_a_failure_reaches_the_requests(server):
     """A request that waits for ever would stop the trainer without a word."""
 
-    def fail(_begun):
+    def fail(*_inputs, **_named):
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(server, "_step", fail)
+    server._model = fail
 
     with pytest.raises(RuntimeError, match="no memory"):
         asyncio.run(server.generate(PROMPTS[0], GREEDY, "a"))

@@ -340,11 +340,10 @@ def test_an_actor_that_starts_slowly_is_left_to_start(clocks, tmp_path):
     assert 3 == len(ray.actors)
 
 
-def test_an_actor_that_never_starts_is_ended_and_tried_less_and_less_often(clocks, monkeypatch):
+def test_an_actor_that_never_starts_is_ended_and_tried_less_and_less_often(clocks):
     """It costs an actor for each try, and the others nothing."""
     run, ray = clocks
-    monkeypatch.setattr(rounds, "_START_S", 0.01)
-    nodes = Nodes(ray, run, clocks=True, files=False)
+    nodes = Nodes(ray, run, clocks=True, files=False, start_s=0.01)
     ray.hanging.add("a")
     try:
         for _ in range(8):
@@ -378,7 +377,6 @@ def captured(cluster, tmp_path, monkeypatch):
     for name in ("is_initialized", "get_runtime_context", "nodes", "remote", "get", "kill"):
         setattr(module, name, getattr(ray, name))
     monkeypatch.setitem(sys.modules, "ray", module)
-    monkeypatch.setattr(gather, "_POLL_S", 0.01)
     capture(tmp_path / "a", 1, "actor_h_1.1.nsys-rep", "actor_h_1.2.nsys-rep")
     (tmp_path / "a" / "nsight/raw/actor_h_1.2.nsys-rep").write_bytes(b"")
     capture(tmp_path / "b", 2, "actor_h_2.nsys-rep")
@@ -387,7 +385,7 @@ def captured(cluster, tmp_path, monkeypatch):
 
 
 def gathered(run, fetch, **options):
-    found = gather.collect(run, fetch=fetch, **options)
+    found = gather.collect(run, fetch=fetch, poll_s=0.01, **options)
     return {each.label + f".{each.step}": each.size_bytes for each in found if not each.problem}
 
 

@@ -340,11 +340,10 @@ def test_storage_that_fails_costs_a_line_and_the_files_stay(run, s3, capfd, monk
         return found
 
     monkeypatch.setattr(upload, "claim", claimed)
-    monkeypatch.setattr(upload, "_WAIT_S", 0.0)
     monkeypatch.setattr(os, "nice", lambda _more: 0)
     with open(os.devnull) as ended:
         monkeypatch.setattr(sys, "stdin", ended)
-        assert 1 == upload.main([str(run), url])
+        assert 1 == upload.main([str(run), url], wait_s=0.0)
 
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "not-uploaded" in line]
     assert f"Run: verl-profiler collect {run} --to {url}" in line

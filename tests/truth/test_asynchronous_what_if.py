@@ -257,14 +257,14 @@ def test_a_replay_with_too_many_calls_is_refused(monkeypatch):
     """After fewer repetitions of the cycle, whose answers are about the same."""
     tables = tables_of(events_of(Simulation(BASES["rollout"])))
     rows = asynchronous_what_if(tables)
-    monkeypatch.setattr(module, "_REPEATED_CALLS", 0)
+    monkeypatch.setattr(module, "REPEATED_CALLS", 0)
     fewer = asynchronous_what_if(tables)
 
     assert [row["what"] for row in rows] == [row["what"] for row in fewer]
     assert rows[0]["step_s"] == fewer[0]["step_s"]
     for row, other in zip(rows[1:], fewer[1:], strict=True):
         assert row["expected_s"] == pytest.approx(other["expected_s"], abs=0.05 * row["step_s"])
-    monkeypatch.setattr(module, "_MOST_CALLS", 10)
+    monkeypatch.setattr(module, "MOST_CALLS", 10)
     assert "more than 10 generate calls" in refusal_of(tables)
 
 

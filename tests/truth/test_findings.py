@@ -214,7 +214,7 @@ def test_the_costs_are_the_true_ones():
 
 def test_a_finding_states_how_many_steps_its_replay_used(monkeypatch):
     """The gain of some of the steps and the time of all of them differ; the text says of how many."""
-    monkeypatch.setattr(sys.modules[chosen_steps.__module__], "_STEPS", 2)
+    monkeypatch.setattr(sys.modules[chosen_steps.__module__], "MOST_STEPS", 2)
     steps = [replace(QUIET, poll_us=poll_us) for poll_us in (9, 500_000, 900_000, 1_300_000, 2_000)]
     rows, _ = found_in(*steps)
     (row,) = (row for row in rows if row["finding"] == "polling")

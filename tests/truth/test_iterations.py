@@ -15,7 +15,6 @@ from truth.engines import (
 )
 from truth.synthetic import EPOCH, Request, Step, Turn, events_of, run_of, tables_of
 
-from verl_profiler.analysis.explain import iteration_times
 from verl_profiler.analysis.explain.iteration_times import pass_times
 from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.speed import time_us
@@ -102,15 +101,14 @@ def test_the_highest_batch_that_was_read_is_no_bend():
         assert 900 + 100 * batch == pytest.approx(time_us(found.speed, batch), rel=0.03)
 
 
-def test_of_many_rows_a_part_is_fitted(monkeypatch):
+def test_of_many_rows_a_part_is_fitted():
     """The tokens that were decoded are those of all."""
     rows = [
         row_of(place, count=10, decoded=10 * n, length_us=10 * (900 + 100 * n))
         for place, n in enumerate((1, 2, 3, 4) * 100)
     ]
     whole = pass_times(tables_of(rows))["made"]["engine_0"]
-    monkeypatch.setattr(iteration_times, "_FITTED_ROWS", 150)
-    part = pass_times(tables_of(rows))["made"]["engine_0"]
+    part = pass_times(tables_of(rows), 150)["made"]["engine_0"]
 
     assert 10 * 10 * 100 == whole.decoded
     assert whole.decoded == pytest.approx(part.decoded, rel=0.3)

@@ -7,8 +7,8 @@ import pytest
 
 from verl_profiler import transfer_queue
 from verl_profiler.errors import ConfigError
-from verl_profiler.instrumentation import ray_init
 from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.ray_init import Additions
 from verl_profiler.launch import prepare as launch
 from verl_profiler.launch.targets import find_targets
 from verl_profiler.transfer_queue import probes
@@ -113,9 +113,7 @@ def test_ray_init_hands_them_on_without_the_settings(monkeypatch):
     got = []
     ray = type("ray", (), {"init": staticmethod(lambda *a, **k: got.append((a, k)))})
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(ray_init, "_started", [])
-    monkeypatch.setattr(ray_init, "_variables", [])
-    ray_init.extend(variables=lambda: {"TQ_TRACE_ENABLED": "1", "MINE": "ours"})
+    Additions().extend(variables=lambda: {"TQ_TRACE_ENABLED": "1", "MINE": "ours"})
     ray.init("auto", runtime_env={"working_dir": ".", "env_vars": {"MINE": "users"}})
     ray.init(num_cpus=2)
     ray.init("ray://head:10001")

@@ -9,7 +9,6 @@ from views.opened_report import CANVAS, SMALL, drag, opened, place, set_value, t
 from verl_profiler.cli import main
 from verl_profiler.cli.report import write_report
 from verl_profiler.reading.reader import load
-from verl_profiler.views import report_page
 from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
 
@@ -117,12 +116,9 @@ def test_it_draws_every_section_without_errors_or_requests(browser, small, secti
     assert quiet(browser, small)
 
 
-def test_a_large_page_is_unpacked_and_drawn_alike(
-    browser, gathered, sections, tmp_path, monkeypatch
-):
+def test_a_large_page_is_unpacked_and_drawn_alike(browser, gathered, sections, tmp_path):
     """A damaged one has a warning in place of sections."""
-    monkeypatch.setattr(report_page, "_PLAIN_CHARACTERS", 0)
-    html = page(gathered, made="now")
+    html = page(gathered, made="now", plain_characters=0)
     path = tmp_path / "large.html"
     path.write_text(html)
     opened(browser, path)

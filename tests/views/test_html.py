@@ -25,9 +25,9 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.launch.settings import Settings
 from verl_profiler.reading.reader import load
 from verl_profiler.render.html import script_json
-from verl_profiler.views import timelines
 from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
+from verl_profiler.views.timelines import Bounds, timelines
 
 DATA = Path(__file__).parent.parent / "data"
 JSON = st.recursive(
@@ -120,16 +120,13 @@ def test_the_parts_of_a_mean_step_add_up_to_the_time_from_step_to_step():
     assert {"training", "weight_sync"} <= {name for name, *_ in cycle["parts"]}
 
 
-def test_a_large_run_is_sampled_and_says_so(monkeypatch):
+def test_a_large_run_is_sampled_and_says_so():
     """The slowest of each step stay, and the counts of all are there."""
-    monkeypatch.setattr(timelines, "_SCENES", 1)
-    monkeypatch.setattr(timelines, "_SMALL_SCENES", 1)
-    monkeypatch.setattr(timelines, "_SLOWEST", 1)
-    monkeypatch.setattr(timelines, "_OTHER_STEPS_REQUESTS", 1)
-    monkeypatch.setattr(timelines, "_REQUESTS", 2)
-    monkeypatch.setattr(timelines, "_EACH", 1)
+    bounds = Bounds(scenes=1, small_scenes=1, requests=2, slowest=1, each=1, other_steps_requests=1)
     with load(SMALL) as run:
-        drawn = document(run)["timelines"]
+        steps = run.rows("SELECT run, step FROM steps WHERE step > 0 ORDER BY step")
+        places = {(row["run"], row["step"]): place for place, row in enumerate(steps)}
+        drawn = timelines(run.tables, None, places, bounds)
         slowest = run.rows(
             "SELECT request_id FROM requests WHERE finished QUALIFY row_number() OVER "
             "(PARTITION BY step, validate ORDER BY duration_us DESC) = 1"

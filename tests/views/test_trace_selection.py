@@ -68,7 +68,7 @@ def test_a_step_that_is_too_large_has_its_slow_requests_failures_and_a_sample(
     large, tmp_path, capsys, monkeypatch
 ):
     """400 requests at once, in 20 processes; counters count what is not drawn, too."""
-    monkeypatch.setattr(trace_selection, "_SPANS", 66)
+    monkeypatch.setattr(trace_selection, "SPANS", 66)
     run, truth = large
     reading = exported(run, tmp_path / "a.pftrace")
 

@@ -35,7 +35,6 @@ from verl_profiler.units import size
 __all__ = ["Fetch", "account", "collect", "raw_of"]
 
 SUMMARY = "captures.json"
-_POLL_S = 1.0
 # How long one call of `Fetch` waits for nodes that have not answered yet.
 _FETCH_S = 5.0
 
@@ -64,6 +63,7 @@ def collect(
     fetch: Callable[[float], bool] | None = None,
     fetch_s: float = 10.0,
     raw: Path | None = None,
+    poll_s: float = 1.0,
 ) -> list[CaptureRecord]:
     """Move the reports of a run to their places and write their metadata.
 
@@ -75,6 +75,7 @@ def collect(
             whether more may come.  Called before each poll.
         fetch_s: How long to wait for other nodes at least.
         raw: Where the tool wrote; None for what run.json has.
+        poll_s: How long to wait between two polls.
 
     Returns:
         Every capture of the journals, and every report that no journal lists.
@@ -104,7 +105,7 @@ def collect(
         if not more and (not waiting or time.monotonic() >= deadline):
             break
         if not more:
-            time.sleep(_POLL_S)
+            time.sleep(poll_s)
     try:
         return _place_reports(captures, place)
     except OSError as error:

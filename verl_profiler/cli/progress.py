@@ -12,9 +12,6 @@ from verl_profiler.render.visible import visible
 
 __all__ = ["Progress"]
 
-# A command that takes less prints nothing; where standard error is no terminal, it has a line so often.
-_QUIET_S = 5.0
-_EVERY_S = 60.0
 _ERASE = "\r\x1b[K"
 _WIDTH = 79
 
@@ -24,12 +21,15 @@ class Progress:
 
     Args:
         command: Its name.
+        quiet_s: A command that takes less prints nothing.
+        every_s: Between two lines where standard error is no terminal.
     """
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, quiet_s: float = 5.0, every_s: float = 60.0) -> None:
         self._command = command
-        self._quiet_s = time.monotonic() + _QUIET_S
-        self._next_s = time.monotonic() + _EVERY_S
+        self._every_s = every_s
+        self._quiet_s = time.monotonic() + quiet_s
+        self._next_s = time.monotonic() + every_s
         self._lock = threading.Lock()
         self._is_shown = False
 
@@ -46,7 +46,7 @@ class Progress:
                 terminal.write(_ERASE + shown)
                 terminal.flush()
             elif now_s >= self._next_s:
-                self._next_s = now_s + _EVERY_S
+                self._next_s = now_s + self._every_s
                 print_error(f"verl-profiler {self._command}: reading: {what}")
 
 

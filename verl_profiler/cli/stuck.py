@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _EVERY_S = 5.0
-# A file system that takes longer for a few small files has a problem.
-_PATIENCE_S = 15.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, patience_s: float = 15.0) -> int:
     """Print what the run waits for; return 1 if somebody should look at it, else 0.
+
+    Args:
+        args: The command's arguments.
+        patience_s: A file system that takes longer for a few small files has a problem.
 
     Raises:
         ReadingError: The path cannot be used (exit code 2).
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.render.visible import escaped
 
     while True:
-        found, problems = _read_in_time(args.run_directory)
+        found, problems = _read_in_time(args.run_directory, patience_s)
         if not args.wait or found.state != "running":
             break
         time.sleep(_EVERY_S)
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     return int(found.is_alarm)
 
 
-def _read_in_time(path: Path) -> tuple[Verdict, list[str]]:
+def _read_in_time(path: Path, patience_s: float) -> tuple[Verdict, list[str]]:
     """Return the verdict and problems of the files; a file system that does not answer is one, too."""
     results: SimpleQueue[Any] = SimpleQueue()
 
@@ -83,11 +85,11 @@ def _read_in_time(path: Path) -> tuple[Verdict, list[str]]:
 
     threading.Thread(target=read, daemon=True).start()
     try:
-        result = results.get(timeout=_PATIENCE_S)
+        result = results.get(timeout=patience_s)
     except Empty:
         from verl_profiler.live.ended_runs import no_answer
 
-        return no_answer(path, _PATIENCE_S), []
+        return no_answer(path, patience_s), []
     if isinstance(result, Exception):
         raise result
     return result

@@ -1,6 +1,6 @@
 """Which part of a run a trace holds: everything of a small run, the telling part of a large one.
 
-A viewer has to hold a trace in memory.  Of a run with more spans than `_SPANS`, the longest steps are drawn,
+A viewer has to hold a trace in memory.  Of a run with more spans than `SPANS`, the longest steps are drawn,
 and others spread evenly; of a step that alone has more, the slowest and the failed requests and an even
 sample of the others, with their engine requests and rewards.  Counters always count everything.
 """
@@ -14,10 +14,10 @@ from verl_profiler.analysis.selection import Steps, in_steps, spread
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted
 
-__all__ = ["Selection", "choose"]
+__all__ = ["SPANS", "Selection", "choose"]
 
-# A span takes about 90 bytes, and is one of its process's lines.
-_SPANS = 500_000
+# Spans of a trace.  One takes about 90 bytes, and is one of its process's lines.
+SPANS = 500_000
 # Of a step that is too large, at least so many requests are drawn.
 _LEAST = 8
 # Counters of a run that is not drawn whole have at most so many values, at even distances.
@@ -79,12 +79,12 @@ def choose(tables: Tables, steps: Steps) -> Selection:
         """
     )
     events = sum(row["events"] for row in totals)
-    if events <= _SPANS:
+    if events <= SPANS:
         return Selection(condition)
     sentences: list[str] = []
     # Those of no step are few.
     numbered = {row["step"]: row for row in totals if row["step"] is not None}
-    count = max(1, int(_SPANS * len(totals) / events))
+    count = max(1, int(SPANS * len(totals) / events))
     if count < len(numbered):
         lengths = {step: numbered[step]["duration_us"] or 0 for step in sorted(numbered)}
         chosen = spread(lengths, count)
@@ -95,12 +95,12 @@ def choose(tables: Tables, steps: Steps) -> Selection:
         )
         totals = [numbered[step] for step in chosen]
     drawn = sum(row["events"] for row in totals)
-    if drawn > _SPANS:
+    if drawn > SPANS:
         of_requests = sum(row["of_requests"] or 0 for row in totals)
         requests = tables.row(f"SELECT count(*) AS requests FROM requests WHERE {condition}")[
             "requests"
         ]
-        room = max(0, _SPANS - (drawn - of_requests)) * requests / max(1, of_requests)
+        room = max(0, SPANS - (drawn - of_requests)) * requests / max(1, of_requests)
         each = max(_LEAST, int(room / len(totals)))
         _choose_requests(tables, condition, each)
         traced = tables.connection.execute("SELECT count(*) FROM traced_requests").fetchall()[0][0]
@@ -113,7 +113,7 @@ def choose(tables: Tables, steps: Steps) -> Selection:
         f"SELECT max(end_us) - min(begin_us) AS span_us FROM event_counts WHERE {condition}"
     )
     bucket_us = max(1, math.ceil((span["span_us"] or 0) / _POINTS))
-    return Selection(condition, drawn > _SPANS, bucket_us, sentences)
+    return Selection(condition, drawn > SPANS, bucket_us, sentences)
 
 
 def _choose_requests(tables: Tables, selected: str, each: int) -> None:

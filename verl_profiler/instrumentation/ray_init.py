@@ -18,66 +18,74 @@ import wrapt
 from verl_profiler.events.json_values import is_object
 from verl_profiler.recording import recorder
 
-__all__ = ["extend", "make_hook", "set_up_workers"]
+__all__ = ["Additions", "extend", "make_hook", "set_up_workers"]
 
 _KEY = "worker_process_setup_hook"
-_variables: list[Callable[[], Mapping[str, str]]] = []
-_started: list[Callable[[Any, bool], None]] = []
 
 
-def extend(
-    *,
-    variables: Callable[[], Mapping[str, str]] | None = None,
-    started: Callable[[Any, bool], None] | None = None,
-) -> None:
-    """Make `ray.init` of this process set the hook, now or when Ray is imported.
+class Additions:
+    """What is added to each `ray.init` of a process."""
 
-    Args:
-        variables: Called at `ray.init`; returns what the environment of the workers gets unless the user sets it.
-        started: Called after it with Ray, and whether it went through Ray Client.  Must not raise.
-    """
-    if variables is not None:
-        _variables.append(variables)
-    if started is not None and started not in _started:
-        _started.append(started)
-    if "ray" in sys.modules:
-        _wrap(sys.modules["ray"])
-    else:
-        wrapt.register_post_import_hook(_wrap, "ray")
+    def __init__(self) -> None:
+        self._variables: list[Callable[[], Mapping[str, str]]] = []
+        self._started: list[Callable[[Any, bool], None]] = []
+
+    def extend(
+        self,
+        *,
+        variables: Callable[[], Mapping[str, str]] | None = None,
+        started: Callable[[Any, bool], None] | None = None,
+    ) -> None:
+        """Make `ray.init` of this process set the hook, now or when Ray is imported.
+
+        Args:
+            variables: Called at `ray.init`; returns what the environment of the workers gets unless the user
+                sets it.
+            started: Called after it with Ray, and whether it went through Ray Client.  Must not raise.
+        """
+        if variables is not None:
+            self._variables.append(variables)
+        if started is not None and started not in self._started:
+            self._started.append(started)
+        if "ray" in sys.modules:
+            self._wrap(sys.modules["ray"])
+        else:
+            wrapt.register_post_import_hook(self._wrap, "ray")
+
+    def _wrap(self, ray: Any) -> None:
+        original = ray.init
+        if getattr(original, "__verl_profiler__", False):
+            return
+
+        @functools.wraps(original)
+        def init(*args: Any, **kwargs: Any) -> Any:
+            # Ray Client exports no callables.
+            address = kwargs.get("address") or (args[0] if args else "")
+            through_client = str(address).startswith("ray://")
+            try:
+                self._pass_on(kwargs)
+                if not through_client:
+                    set_up_workers(kwargs)
+            except Exception as error:  # noqa: BLE001  the run starts in any case
+                recorder.announce(f"WARNING processes without verl are not recorded: {error!r}")
+            result = original(*args, **kwargs)
+            for started in self._started:
+                started(ray, through_client)
+            return result
+
+        init.__verl_profiler__ = True  # type: ignore[attr-defined]
+        ray.init = init
+
+    def _pass_on(self, kwargs: dict[str, Any]) -> None:
+        """Add our variables to the environment of the workers; the user's values stay."""
+        passed_on = {name: value for given in self._variables for name, value in given().items()}
+        runtime_env = _runtime_env(kwargs)
+        if passed_on and runtime_env is not None:
+            there: dict[str, str] = runtime_env.get("env_vars") or {}
+            kwargs["runtime_env"] = {**runtime_env, "env_vars": {**passed_on, **there}}
 
 
-def _wrap(ray: Any) -> None:
-    original = ray.init
-    if getattr(original, "__verl_profiler__", False):
-        return
-
-    @functools.wraps(original)
-    def init(*args: Any, **kwargs: Any) -> Any:
-        # Ray Client exports no callables.
-        address = kwargs.get("address") or (args[0] if args else "")
-        through_client = str(address).startswith("ray://")
-        try:
-            _pass_on(kwargs)
-            if not through_client:
-                set_up_workers(kwargs)
-        except Exception as error:  # noqa: BLE001  the run starts in any case
-            recorder.announce(f"WARNING processes without verl are not recorded: {error!r}")
-        result = original(*args, **kwargs)
-        for started in _started:
-            started(ray, through_client)
-        return result
-
-    init.__verl_profiler__ = True  # type: ignore[attr-defined]
-    ray.init = init
-
-
-def _pass_on(kwargs: dict[str, Any]) -> None:
-    """Add our variables to the environment of the workers; the user's values stay."""
-    passed_on = {name: value for given in _variables for name, value in given().items()}
-    runtime_env = _runtime_env(kwargs)
-    if passed_on and runtime_env is not None:
-        there: dict[str, str] = runtime_env.get("env_vars") or {}
-        kwargs["runtime_env"] = {**runtime_env, "env_vars": {**passed_on, **there}}
+extend = Additions().extend
 
 
 def set_up_workers(kwargs: dict[str, Any]) -> None:

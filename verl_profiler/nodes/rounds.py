@@ -115,6 +115,7 @@ class Nodes:
         captures: Folders below `run` with what capture tools write, which is brought in place of the event
             files.
         have: Names and sizes of files in them that are here under other names.
+        start_s: How long to wait for an actor to start.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Nodes:
         files: bool = True,
         captures: Sequence[str] = (),
         have: Mapping[str, int] | None = None,
+        start_s: float = 300.0,
     ) -> None:
         self._ray = ray
         self._run = run
@@ -135,6 +137,7 @@ class Nodes:
         self._with_files = files
         self._captures = tuple(captures)
         self._have = have or {}
+        self._start_s = start_s
         # Where a driver began to ship, it was elsewhere than a copy that is completed.
         self._directory = str(run.absolute())
         # Rows of `shipping.json` that an earlier process wrote, by disk.
@@ -321,7 +324,7 @@ class Nodes:
                 return
             if node.actor is None:
                 node.actor = NodeActor(self._ray, node.node_id)
-                node.boot = self._called(node, "who", timeout_s=_START_S)
+                node.boot = self._called(node, "who", timeout_s=self._start_s)
             if self._clocks and node.boot not in ("", boot_id()):
                 self._compare(node)
             # Where processes start slowly, others need not wait for that.

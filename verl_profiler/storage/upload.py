@@ -50,7 +50,6 @@ CLAIMED = "claimed "
 _GROWTH = 1.25
 _ROUNDS = 10
 _FINAL_ROUNDS = 3
-_WAIT_S = 1.0
 # Read at once; larger files are sent in pieces by the client, with a line that may be cut.
 _WHOLE_BYTES = 64 << 20
 _CLAIMED_S = 0.5
@@ -154,8 +153,12 @@ class Upload:
         begun_s = time.time()
         return self.round() or self._write_account(begun_s)
 
-    def finish(self) -> list[str]:
-        """Upload all that is left, and end the account; return what failed, as sentences."""
+    def finish(self, wait_s: float = 1.0) -> list[str]:
+        """Upload all that is left, and end the account; return what failed, as sentences.
+
+        Args:
+            wait_s: How long to wait after the first failure; twice as long after each further one.
+        """
         begun_s = time.time()
         failed: list[str] = []
         for number in range(_FINAL_ROUNDS):
@@ -163,7 +166,7 @@ class Upload:
             before = self.files
             failed = self.round(final=True)
             if failed:
-                time.sleep(_WAIT_S * 2**number)
+                time.sleep(wait_s * 2**number)
             elif self.files == before:
                 break
         return failed + self._write_account(None if failed else begun_s, ended=True, failed=failed)
@@ -339,7 +342,7 @@ def _takes(upload: Upload, launch: bytes) -> bool:
     return True
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, wait_s: float = 1.0) -> int:
     """Upload until standard input ends; return 1 if something could not be uploaded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
@@ -370,7 +373,7 @@ def main(argv: list[str] | None = None) -> int:
             with contextlib.suppress(Exception):
                 upload.there.remove(name)
         return 0
-    failed = upload.finish()
+    failed = upload.finish(wait_s)
     if failed:
         announce(
             f"WARNING {len(failed)} files were not uploaded to {target} ({failed[0]}); they stay in "

@@ -30,8 +30,6 @@ __all__ = ["add_function", "add_operation", "add_to_log", "start", "stop", "summ
 
 _NAMESPACE = b"verl_profiler_tq"
 _INTERVAL_S = 0.25
-# What a step may wait for the entries; after that the newest ones that are known are used.
-_PATIENCE_S = 0.5
 _MB = 2**20
 _STAGES = ("get", "compute", "put")
 
@@ -42,15 +40,16 @@ _changes = 0
 _stopped = threading.Event()
 _publisher: threading.Thread | None = None
 _fork_is_seen = False
+_complained = False
 
 
 def start(run: str) -> None:
     """Keep sums in this process, under the run's name."""
-    global _run, _fork_is_seen
+    global _run, _fork_is_seen, _complained
     if not _fork_is_seen:
         _fork_is_seen = True
         os.register_at_fork(after_in_child=_forked)
-    _run = run
+    _run, _complained = run, False
     _stopped.clear()
 
 
@@ -150,9 +149,6 @@ def _ray_kv() -> Any:
     return module if module is not None and module._internal_kv_initialized() else None
 
 
-_complained = False
-
-
 def _complain(text: str) -> None:
     global _complained
     if not _complained:
@@ -190,15 +186,19 @@ class _Trainer:
             _complain(f"the sums of the other processes could not be read: {error!r}")
 
     @classmethod
-    def since_last(cls) -> tuple[dict[str, int], int]:
-        """Return the sums since the last time, and how many processes have any."""
+    def since_last(cls, patience_s: float = 0.5) -> tuple[dict[str, int], int]:
+        """Return the sums since the last time, and how many processes have any.
+
+        Args:
+            patience_s: What a step may wait for the entries; after that the newest known ones are used.
+        """
         # One that still waits for a store that does not answer is enough.
         if cls.reading is None or not cls.reading.is_alive():
             cls.reading = threading.Thread(
                 target=cls.read, name="verl-profiler tq read", daemon=True
             )
             cls.reading.start()
-        cls.reading.join(_PATIENCE_S)
+        cls.reading.join(patience_s)
         entries = list(cls.entries.values())
         with _lock:
             if _sums:

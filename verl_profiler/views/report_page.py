@@ -17,15 +17,13 @@ from verl_profiler.views.findings import finding_texts
 
 __all__ = ["page"]
 
-# A larger data block is compressed.
-_PLAIN_CHARACTERS = 1_000_000
-
 
 def page(
     document: Mapping[str, Any],
     *,
     made: str,
     difference: Mapping[str, Any] | str | None = None,
+    plain_characters: int = 1_000_000,
 ) -> str:
     """Write the page.
 
@@ -33,6 +31,7 @@ def page(
         document: What `sections.document` returns.
         made: When and by which version, for the foot of the page.
         difference: What `diff_text.diff_parts` returns of two runs, or why they were not compared.
+        plain_characters: A larger data block is compressed.
     """
     style = part("report.css")
     scripts = script("report")
@@ -43,7 +42,7 @@ def page(
         }
     )
     vega = bundle()
-    large = len(text) > _PLAIN_CHARACTERS
+    large = len(text) > plain_characters
     return template("report.html").render(
         title=", ".join(document["about"]["runs"]),
         sentences=document["sentences"],

@@ -10,28 +10,17 @@ Times are in units of 10 us after the begin of their step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_profiler.analysis.selection import Steps, in_steps, spread
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.timeline_lanes import UNIT_US, Names, add_lanes
 
-__all__ = ["timelines"]
+__all__ = ["Bounds", "timelines"]
 
-
-# So many timelines of large steps, and more of small ones; at most a quarter of validation passes.
-_SCENES = 12
-_SMALL_SCENES = 40
-_REQUESTS = 2_400
 _SPANS = 75_000
-_SLOWEST = 20
-# At least so many of the others in each timeline.
-_EACH = 30
 _FAILED = 20
-# Of steps that are not drawn, the table still has the slowest requests.
-_OTHER_STEPS_REQUESTS = 300
-
 _DRAWN = (
     "prompt_build",
     "turn",
@@ -46,8 +35,25 @@ _DRAWN = (
 )
 
 
+class Bounds(NamedTuple):
+    """How much is drawn."""
+
+    # So many timelines of large steps, and more of small ones; at most a quarter of validation passes.
+    scenes: int = 12
+    small_scenes: int = 40
+    requests: int = 2_400
+    slowest: int = 20
+    # At least so many of the others in each timeline.
+    each: int = 30
+    # Of steps that are not drawn, the table still has the slowest requests.
+    other_steps_requests: int = 300
+
+
 def timelines(
-    tables: Tables, steps: Steps, places: Mapping[tuple[Any, Any], int]
+    tables: Tables,
+    steps: Steps,
+    places: Mapping[tuple[Any, Any], int],
+    bounds: Bounds = Bounds(),  # noqa: B008  immutable
 ) -> dict[str, Any]:
     """Choose steps and requests, and gather what is drawn of them.
 
@@ -55,19 +61,20 @@ def timelines(
         tables: The tables of the run.
         steps: First and last step to show.
         places: Place in the rows of `step_times` by run and step.
+        bounds: How much is drawn.
 
     Returns:
         `names` (event, tool, failed, color) that spans refer to; `scenes` with their lanes;
         `requests` (columns and rows), with the spans and engine calls of each; `of`, how many
         requests there are in all.
     """
-    scenes = _scenes(tables, steps, places)
+    scenes = _scenes(tables, steps, places, bounds)
     total = tables.row(f"SELECT count(*) AS requests FROM requests WHERE {in_steps(steps)}")[
         "requests"
     ]
     connection = tables.connection
     try:
-        _choose_requests(tables, steps, scenes)
+        _choose_requests(tables, steps, scenes, bounds)
         names = Names()
         requests = _request_frame(tables, places, names)
         add_lanes(tables, scenes, names)
@@ -91,7 +98,7 @@ def timelines(
 
 
 def _scenes(
-    tables: Tables, steps: Steps, places: Mapping[tuple[Any, Any], int]
+    tables: Tables, steps: Steps, places: Mapping[tuple[Any, Any], int], bounds: Bounds
 ) -> list[dict[str, Any]]:
     """Choose what is drawn: training steps, and validation passes.
 
@@ -127,7 +134,7 @@ def _scenes(
     ]
     scenes.sort(key=lambda scene: (scene["s"], scene["validate"]))
     largest = max((scene["requests"] for scene in scenes), default=1)
-    count = max(_SCENES, min(_SMALL_SCENES, _REQUESTS // max(1, largest)))
+    count = max(bounds.scenes, min(bounds.small_scenes, bounds.requests // max(1, largest)))
     validation, training = (
         {
             n: each["end_us"] - each["begin_us"]
@@ -141,7 +148,9 @@ def _scenes(
     return [scenes[n] for n in sorted(chosen)]
 
 
-def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str, Any]]) -> None:
+def _choose_requests(
+    tables: Tables, steps: Steps, scenes: Sequence[Mapping[str, Any]], bounds: Bounds
+) -> None:
     """Make the tables of the chosen scenes and of the chosen requests."""
     connection = tables.connection
     connection.execute(
@@ -155,12 +164,12 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
     tables.make("requests", "steps")
     turns = tables.row("SELECT avg(turns) AS turns FROM requests WHERE finished")["turns"]
     # A turn is about six spans, and a request three more.
-    limit = min(_REQUESTS, round(_SPANS / (3 + 6 * (turns or 1))))
-    each = max(_EACH, limit // max(1, len(scenes)) - _SLOWEST)
+    limit = min(bounds.requests, round(_SPANS / (3 + 6 * (turns or 1))))
+    each = max(bounds.each, limit // max(1, len(scenes)) - bounds.slowest)
     others = tables.row(
         "SELECT count(*) AS groups FROM (SELECT DISTINCT run, step, validate FROM requests)"
     )["groups"]
-    slowest_of_others = max(1, min(3, _OTHER_STEPS_REQUESTS // max(1, others)))
+    slowest_of_others = max(1, min(3, bounds.other_steps_requests // max(1, others)))
     connection.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE drawn_requests AS
@@ -191,7 +200,7 @@ def _choose_requests(tables: Tables, steps: Steps, scenes: Sequence[Mapping[str,
             SELECT * EXCLUDE (id) FROM numbered SEMI JOIN (
                 SELECT id FROM ranked
                 -- The slowest of a worker may be any number.
-                WHERE slow <= {_SLOWEST} OR (slow_in_worker = 1 AND slow <= {each // 2})
+                WHERE slow <= {bounds.slowest} OR (slow_in_worker = 1 AND slow <= {each // 2})
                     OR (status IN ('error', 'unfinished', 'cancelled') AND odd <= {_FAILED})
                     OR place * least({each}, count) // count
                         <> (place - 1) * least({each}, count) // count

@@ -30,8 +30,6 @@ _ABOVE = 0.05
 # Columns of a fit without bends; bends must explain this share of its squared residuals.
 _STRAIGHT = 4
 _BETTER = 0.05
-# Rows of a run that are fitted, at most: every n-th of more.
-_FITTED_ROWS = 20_000
 
 
 class PassTimes(NamedTuple):
@@ -49,11 +47,15 @@ class PassTimes(NamedTuple):
     decoded: int
 
 
-def pass_times(tables: Tables) -> dict[str, dict[str, PassTimes]]:
+def pass_times(tables: Tables, fitted_rows: int = 20_000) -> dict[str, dict[str, PassTimes]]:
     """Fit the iterations of each replica, by run and name of the engine's process.
 
     Replicas whose iterations were not read, or whose fit is bad, are missing.  Of an engine with several
     data-parallel ranks, all ranks count alike.
+
+    Args:
+        tables: The tables of the runs.
+        fitted_rows: Rows of a run that are fitted, at most: every n-th of more.
     """
     if not tables.has_events("engine_iterations"):
         return {}
@@ -62,7 +64,7 @@ def pass_times(tables: Tables) -> dict[str, dict[str, PassTimes]]:
         SELECT run, name, busy_us, iterations, decode_requests, coalesce(prefill_tokens, 0) AS
             prefill_tokens, coalesce(context_tokens, 0) AS context_tokens, every
         FROM (SELECT *, row_number() OVER (PARTITION BY run ORDER BY begin_us) AS place,
-                count(*) OVER (PARTITION BY run) // {_FITTED_ROWS} + 1 AS every FROM engine_iterations
+                count(*) OVER (PARTITION BY run) // {fitted_rows} + 1 AS every FROM engine_iterations
             WHERE busy_us > 0 AND iterations > 0 AND decode_requests >= 0)
         WHERE place % every = 0 ORDER BY run, name, begin_us
         """

@@ -52,7 +52,7 @@ _NORMAL = 1.645
 # A replay of one generate call takes 10 to 20 microseconds, and there are a dozen replays.  Of a
 # synchronous run with more calls than this, every n-th step is replayed, at most this many.
 _CALLS = 10_000
-_STEPS = 40
+MOST_STEPS = 40
 # Two runs with the same settings are assumed to differ by this share of a step in nine of ten pairs, in
 # addition to the variation between their steps.
 _RUN_SPREAD = 0.15
@@ -62,7 +62,7 @@ LARGEST_ERROR = 0.10
 # many steps have more generate calls than this; with more of them there is no answer.
 _BEFORE, _COUNTED = 10, 20
 _BEFORE_MANY, _COUNTED_MANY = 2, 2
-_REPEATED_CALLS, _MOST_CALLS = 30_000, 200_000
+REPEATED_CALLS, MOST_CALLS = 30_000, 200_000
 
 
 class _Saving(NamedTuple):
@@ -266,8 +266,8 @@ class Cycle:
         step_s = model.mean_us / 1e6
         self.row |= {"steps": len(model.steps), "step_s": step_s, "engine": model.engine}
         self.row["undivided_share"] = model.undivided_share
-        if _calls(model, sum(_repeated(model))) > _MOST_CALLS:
-            self.row["refused"] = f"a replay takes more than {_MOST_CALLS:,} generate calls"
+        if _calls(model, sum(_repeated(model))) > MOST_CALLS:
+            self.row["refused"] = f"a replay takes more than {MOST_CALLS:,} generate calls"
             return
         self.unchanged = _replayed(model)
         if not self.unchanged.us:
@@ -327,7 +327,7 @@ def _repeated(model: Model) -> tuple[int, int]:
         return 0, 1
     settled = 2 * model.limit / max(model.batch, 1)
     few = _cycles(model, max(settled, _BEFORE), _COUNTED)
-    if _calls(model, sum(few)) <= _REPEATED_CALLS:
+    if _calls(model, sum(few)) <= REPEATED_CALLS:
         return few
     return _cycles(model, max(settled, _BEFORE_MANY), _COUNTED_MANY)
 
@@ -500,7 +500,7 @@ def chosen_steps(tables: Tables, steps: Steps = None) -> list[int]:
         "GROUP BY s.step ORDER BY s.step"
     )
     calls = sum(row["calls"] for row in counted)
-    every = max(-(-len(counted) // _STEPS), -(-calls // _CALLS), 1)
+    every = max(-(-len(counted) // MOST_STEPS), -(-calls // _CALLS), 1)
     return [row["step"] for row in counted[every // 2 :: every] or counted[:1]]
 
 

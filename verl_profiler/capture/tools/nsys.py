@@ -105,7 +105,7 @@ class _Nsys(Tool):
         self, options: Mapping[str, Options], path: str | None = None
     ) -> tuple[list[str], str]:
         path = _agent_path() if path is None else path
-        nvtx = _version_of("nvtx")
+        nvtx = version_of("nvtx")
         problems: list[str] = []
         if nvtx is None:
             problems.append(f"nvtx is not installed for {sys.executable}. Run: pip install nvtx")
@@ -164,7 +164,7 @@ class _Nsys(Tool):
                 yield MachineCheck("nsys", False, f"{path} does not run: {printed}")
             else:
                 yield MachineCheck("nsys", True, f"{printed or 'unknown version'} at {path}")
-        nvtx = _version_of("nvtx")
+        nvtx = version_of("nvtx")
         if nvtx is None:
             yield MachineCheck("nvtx", True, "not installed: no ranges for nsys; pip install nvtx")
         elif path is None:
@@ -187,7 +187,7 @@ class _Nsys(Tool):
                 from verl_profiler.recording import recorder
 
                 recorder.announce(
-                    f"WARNING nvtx {_version_of('nvtx')} and this nsys record no range together, so "
+                    f"WARNING nvtx {version_of('nvtx')} and this nsys record no range together, so "
                     "nsys will capture nothing here. Use a newer nsys, or pip install "
                     "'nvtx==0.2.11' matplotlib. (nvtx-silent)"
                 )
@@ -321,7 +321,8 @@ def _check(options: Options) -> None:
             )
 
 
-def _version_of(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
     return None
