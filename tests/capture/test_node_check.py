@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from importlib import metadata
-from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
 import pytest
@@ -24,21 +23,13 @@ def plan(tool="nsys", waits_for="nvtx"):
 def cluster(monkeypatch):
     """Return a function that makes a cluster of Ray whose nodes have these problems and versions."""
 
-    class FakeActor:
-        def __init__(self, ray, node):
-            self.found = ray.found[node]
-
-        def start(self, *_):
-            return lambda _timeout_s: self.found
-
-        def end(self):
-            pass
-
     def make(found):
+        def actor(_ray, node):
+            return SimpleNamespace(start=lambda *_: lambda _s: found[node], end=lambda: None)
+
         nodes = [{"NodeManagerHostname": host, "NodeID": host, "Alive": True} for host in found]
-        ray = SimpleNamespace(found=found, nodes=lambda: nodes)
-        monkeypatch.setitem(sys.modules, "ray", ray)
-        monkeypatch.setattr(node_check, "NodeActor", FakeActor)
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes))
+        monkeypatch.setattr(node_check, "NodeActor", actor)
 
     return make
 
@@ -94,7 +85,7 @@ def node(tmp_path, monkeypatch):
 
         def version(name):
             if nvtx is None:
-                raise PackageNotFoundError(name)
+                raise metadata.PackageNotFoundError(name)
             return nvtx
 
         def imports_ray(argv, **options):

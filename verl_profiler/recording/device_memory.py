@@ -9,6 +9,7 @@ SGLang brings).  What cannot be read is left out, never filled with zero.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -28,7 +29,6 @@ __all__ = [
 
 _ACCELERATORS = ("cuda", "npu")
 
-_nvml_handles: dict[tuple[int, ...] | None, list[Any]] = {}
 _page_bytes = os.sysconf("SC_PAGE_SIZE")
 
 # The torch device that a thread of the host had last, and the devices of a replica's engine as its
@@ -118,7 +118,7 @@ def forget() -> None:
     """Forget all devices: a forked child must not use its parent's."""
     global _torch_device, _replica
     _torch_device, _replica = None, ()
-    _nvml_handles.clear()
+    _find_handles.cache_clear()
 
 
 os.register_at_fork(after_in_child=forget)
@@ -166,9 +166,7 @@ def _initialized() -> Any:
 
 
 def _from_driver(chosen: tuple[int, ...] | None) -> dict[str, int]:
-    if chosen not in _nvml_handles:
-        _nvml_handles[chosen] = _find_handles(chosen)
-    handles = _nvml_handles[chosen]
+    handles = _find_handles(chosen)
     if not handles:
         return {}
     import pynvml  # pyright: ignore[reportMissingImports]
@@ -182,6 +180,7 @@ def _from_driver(chosen: tuple[int, ...] | None) -> dict[str, int]:
     return found if len(readings) == 1 else {**found, "devices": len(readings)}
 
 
+@functools.cache
 def _find_handles(chosen: tuple[int, ...] | None) -> list[Any]:
     """Return the driver's handles of the visible devices; none without driver or package."""
     try:

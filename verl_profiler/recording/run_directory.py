@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -146,8 +147,6 @@ def versions() -> dict[str, str]:
         "transformers",
         "nvtx",
     ):
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[name.lower().replace("-", "_")] = version(name)
-        except PackageNotFoundError:
-            continue
     return found

@@ -34,7 +34,6 @@ _stopped = threading.Event()
 _guard = threading.Lock()
 _writing = threading.Lock()
 _writer: threading.Thread | None = None
-_hooked = False
 
 
 def configure() -> None:
@@ -108,18 +107,15 @@ def stop() -> None:
 
 
 def _start() -> None:
-    global _writer, _hooked
+    global _writer
     with _guard:
         if _writer is not None:
             return
         _writer = threading.Thread(target=_run, name="verl-profiler tq lines", daemon=True)
     with contextlib.suppress(RuntimeError):
         _writer.start()
-    if not _hooked:
-        _hooked = True
-        atexit.register(flush)
-        recorder.before_stop(flush)
-        os.register_at_fork(after_in_child=_forked)
+    # Again in a forked child, in which the recorder has forgotten it.
+    recorder.before_stop(flush)
 
 
 def _run() -> None:
@@ -134,3 +130,7 @@ def _forked() -> None:
     _stopped, _writer, _dropped = threading.Event(), None, 0
     _writing, _guard = threading.Lock(), threading.Lock()
     _pending.clear()
+
+
+atexit.register(flush)
+os.register_at_fork(after_in_child=_forked)

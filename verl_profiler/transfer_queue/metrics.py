@@ -39,16 +39,12 @@ _run: str | None = None
 _changes = 0
 _stopped = threading.Event()
 _publisher: threading.Thread | None = None
-_fork_is_seen = False
 _complained = False
 
 
 def start(run: str) -> None:
     """Keep sums in this process, under the run's name."""
-    global _run, _fork_is_seen, _complained
-    if not _fork_is_seen:
-        _fork_is_seen = True
-        os.register_at_fork(after_in_child=_forked)
+    global _run, _complained
     _run, _complained = run, False
     _stopped.clear()
 
@@ -70,6 +66,9 @@ def _forked() -> None:
     _lock, _stopped, _publisher = threading.Lock(), threading.Event(), None
     _sums.clear()
     _Trainer.reset()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def add_function(
