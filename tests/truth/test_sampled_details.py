@@ -54,7 +54,7 @@ def folder(tmp_path_factory):
 def runs(folder):
     full = full_run(folder / "full")
     accounts = record_again(full, folder / "part", detail_share=1 / EVERY)
-    with load(full, cache=False) as everything, load(folder / "part", cache=False) as part:
+    with load(full) as everything, load(folder / "part") as part:
         yield everything, part, accounts
 
 
@@ -204,7 +204,7 @@ def test_the_note_counts_the_requests_with_details(runs):
 def test_summary_and_diff_mark_estimates(runs, folder, capsys):
     """And nothing else: a full run has no mark."""
     del runs
-    command(summary)(folder / "part", "--no-cache", "-v")
+    command(summary)(folder / "part", "-v")
     printed = capsys.readouterr().out
     tools = [line for line in printed.splitlines() if " calc" in line]
     requests = [line for line in printed.splitlines() if line.strip().startswith("requests ")]
@@ -213,10 +213,10 @@ def test_summary_and_diff_mark_estimates(runs, folder, capsys):
     assert requests
     assert not any("≈" in line for line in requests)
 
-    command(summary)(folder / "full", "--no-cache", "-v")
+    command(summary)(folder / "full", "-v")
     assert "≈" not in capsys.readouterr().out
 
-    command(diff)(folder / "full", folder / "part", "--no-cache", "--all")
+    command(diff)(folder / "full", folder / "part", "--all")
     lines = capsys.readouterr().out.splitlines()
     marked = {line.split()[1].split(".")[0] for line in lines if line.strip().startswith("≈ ")}
     assert {"turn", "engine_call", "tool_call", "tool_call:calc"} <= marked
@@ -231,7 +231,7 @@ def test_a_request_without_details_says_so(runs, folder, capsys):
             "SELECT request_id FROM requests WHERE NOT validate AND detailed = ? ORDER BY request_id LIMIT 1",
             [detailed],
         )
-        command(requests)(folder / "part", "--no-cache", "--request", row["request_id"])
+        command(requests)(folder / "part", "--request", row["request_id"])
         printed = capsys.readouterr().out
         assert detailed == ("details of this request" not in printed)
         assert "engine" in printed
