@@ -425,6 +425,28 @@ def test_a_wrapper_that_outlives_the_recorder_only_calls(host, recording):
     assert "r" == one.plain(1)
 
 
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("method", ["plain", "coroutine", "generator"])
+def test_a_call_that_a_probe_does_not_apply_to_is_not_measured(
+    host, recording, worker_config, method, traced
+):
+    """Its hooks are not run either; that of a trace is."""
+    applies, seen, traces = [], [], []
+    hooks = {"applies": lambda: bool(applies), "enter": seen.append}
+    if traced:
+        hooks["trace"] = lambda args, kwargs: traces.append(args)
+    placing.install([probe(f"Host.{method}", **hooks)])
+    one = host.Host("r")
+    for _ in range(2):
+        result = getattr(one, method)(1)
+        assert "r" == asyncio.run(result) if method == "coroutine" else list(result)
+        applies.append(True)
+    recorder.stop()
+
+    assert 1 == len(seen) == len(lines_of(worker_config.directory))
+    assert 2 * traced == len(traces)
+
+
 @pytest.mark.parametrize("method", ["plain", "coroutine", "generator", "items"])
 def test_hooks_are_accounted_and_the_host_is_not(recording, worker_config, monkeypatch, method):
     """Each hook takes 1 s and the host 1000 s, by a clock that they move."""

@@ -12,7 +12,7 @@ from reading_back import headers_of, lines_of
 from recording.children import run_child, until
 
 from verl_profiler import span
-from verl_profiler.recording import background_writer, context, recorder, requests
+from verl_profiler.recording import context, details, recorder, requests
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.details import Details
 from verl_profiler.recording.encoding import Logged
@@ -26,7 +26,7 @@ MS = 1_000_000
 @pytest.fixture(autouse=True)
 def one_slowest(monkeypatch):
     """Small examples: the longest and the last request of each step are detailed."""
-    monkeypatch.setattr(background_writer, "SLOWEST", 1)
+    monkeypatch.setattr(details, "SLOWEST", 1)
 
 
 def with_events(worker_config, **changes):

@@ -79,6 +79,24 @@ def test_a_moved_run_directory_loses_nothing(worker_config, tmp_path):
     assert 1 == len(headers_of(files.directory))
 
 
+def test_without_events_only_the_time_of_the_files_moves_on(worker_config):
+    """Of a process that is killed later, the header shows that nothing is missing."""
+    files = Files(worker_config)
+    writer = files.recorder._writer
+    assert not writer.stay_quiet()
+    files.flush()
+    (first,) = headers_of(files.directory).values()
+    assert writer.stay_quiet()
+    (then,) = headers_of(files.directory).values()
+    assert first.pop("complete_until") < then.pop("complete_until")
+    assert first == then
+    files.recorder.append(("turn", 0, 1, None, 1))
+    files.offered += 1
+
+    assert not writer.stay_quiet()
+    assert 11 == files.close()["events"] - files.recorder.account()["own_events"]
+
+
 def test_where_no_new_file_can_be_made_events_are_counted(worker_config):
     files = Files(worker_config)
     files.flush()

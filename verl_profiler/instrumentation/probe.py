@@ -14,6 +14,8 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call, by position and by name."""
 EndTrace: TypeAlias = Callable[[Any, "BaseException | None"], None]
 """Called with the result of a call and the exception that ended it, one of them None."""
+# A client of TransferQueue has a loop of its own, and nobody answers while weights or memory move.
+_NO_REQUESTS = ("transfer_queue", "weights", "memory")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Probe:
             first that exists is probed; targets in different modules are all probed, since they
             are the same thing in different engines or trainers.
         reads: Parameters that the hooks read; a test checks them against the host's source.
+        applies: Called first; where it returns False, the call is not measured.  Must not raise.
         enter: Called before the host's code, with the `Call`.
         leave: Called after it, with the `Call` and the result (None after an error).
         item: For generators of items: called with the `Call` and each item.
@@ -44,6 +47,7 @@ class Probe:
     family: str
     targets: tuple[str, ...]
     reads: tuple[str, ...] = ()
+    applies: Callable[[], bool] | None = None
     enter: Callable[[Call], None] | None = None
     leave: Callable[[Call, Any], None] | None = None
     item: Callable[[Call, Any], None] | None = None
@@ -58,6 +62,8 @@ class Probe:
     """The event, or the attribute that is watched."""
     measures: bool = field(init=False)
     """Whether it does anything where events are recorded."""
+    requests_wait: bool = field(init=False)
+    """Whether requests may wait in an event loop in which it begins: then the loop is watched closely."""
     always: bool = field(init=False)
     """Whether it does anything where none are."""
 
@@ -66,5 +72,6 @@ class Probe:
         object.__setattr__(self, "name", self.event or self.targets[0].rpartition(".")[2])
         hooks = (self.event, self.enter, self.leave, self.item)
         object.__setattr__(self, "measures", hooks != (None,) * len(hooks))
+        object.__setattr__(self, "requests_wait", self.family not in _NO_REQUESTS)
         always = (self.trace, self.arguments, self.result) != (None, None, None)
         object.__setattr__(self, "always", always)

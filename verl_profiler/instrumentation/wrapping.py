@@ -42,6 +42,7 @@ _NOTHING: dict[str, Any] = {}
 # Looked up once: these are read on every probed call.
 _current_request = context.current_request.get
 _get_running_loop = asyncio._get_running_loop
+_watched_loops = event_loop_lag.watched
 
 
 def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,9 +126,13 @@ def _hooks(probe: Probe) -> tuple[Callable[..., Any], Callable[..., None]]:
 
     Chosen when a callable is wrapped: calls without a trace pay nothing for those that have one.
     """
-    if probe.trace is None and probe.measures:
-        return _enter, _leave
-    return _enter_traced, _leave_traced
+    if probe.trace is not None or not probe.measures:
+        return _enter_traced, _leave_traced
+    if probe.applies is not None:
+        return _enter_if_it_applies, _leave
+    if probe.event is None and probe.enter is None:
+        return _enter_unmeasured, _leave
+    return _enter, _leave
 
 
 def _wrap_replacing(
@@ -257,10 +262,9 @@ def _enter(
     cpu = 0 if begin % SAMPLED else time.thread_time_ns()
     try:
         if in_loop:
-            # A client of TransferQueue has a loop of its own, where nothing else waits.
-            if probe.family != "transfer_queue":
+            if probe.requests_wait:
                 active.alive_ns = begin
-            if id(_get_running_loop()) != event_loop_lag.last_loop:
+            if id(_get_running_loop()) not in _watched_loops:
                 watch_running_loop()
         call = Call(probe.event, begin, names, args, kwargs)
         if probe.enter is not None:
@@ -278,6 +282,31 @@ def _enter(
     if observers.current is not None and call.event is not None:
         observers.current.call_begins(call, probe.family, in_loop)
     return call
+
+
+def _enter_unmeasured(
+    _probe: Probe,
+    names: tuple[str, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    _in_loop: bool | None,
+) -> Call | None:
+    """Begin a call of which only the end matters: without a clock."""
+    if recorder._active is None:  # pyright: ignore[reportPrivateUsage]
+        return None
+    return Call(None, None, names, args, kwargs)
+
+
+def _enter_if_it_applies(
+    probe: Probe,
+    names: tuple[str, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    in_loop: bool | None,
+) -> Call | None:
+    if probe.applies is not None and probe.applies():
+        return _enter(probe, names, args, kwargs, in_loop)
+    return None
 
 
 def _leave(
@@ -390,7 +419,9 @@ def _enter_traced(
     if not probe.measures:
         return end
     try:
-        call = _enter(probe, names, args, kwargs, in_loop)
+        call = (_enter if probe.applies is None else _enter_if_it_applies)(
+            probe, names, args, kwargs, in_loop
+        )
     except BaseException as error:
         if end is not None:
             _run(probe, end, None, error)

@@ -10,7 +10,6 @@ from verl_profiler.probes.values import number, plain
 from verl_profiler.recording import context, open_calls, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
-from verl_profiler.recording.details import QUIET_NS, are_held
 from verl_profiler.recording.open_calls import begin_phase, end_phase
 
 __all__ = ["PROBES"]
@@ -55,7 +54,9 @@ def _await_flush(_result: Any, error: BaseException | None) -> None:
         begin_ns = now()
         events = active.config.events
         wait_s = min(active.config.flush_interval_s + _FLUSH_S, _LONGEST_WAIT_S)
-        if are_held(events):
+        if events.holds_details():
+            from verl_profiler.recording.details import QUIET_NS
+
             # So long they hold details of the slowest requests of the last step.
             wait_s += QUIET_NS / 1e9
         time.sleep(wait_s)
@@ -68,11 +69,12 @@ def _begin_init(call: Call) -> None:
     call.step = _START_UP_STEP
 
 
+def _times_phases() -> bool:
+    """Whether verl's timer, which serves every process, times a phase of a step here."""
+    return context.process.is_trainer and context.current_request.get() is None
+
+
 def _begin_timer(call: Call) -> None:
-    # `_timer` serves every process; only in the trainer are its names phases of a step.
-    if not context.process.is_trainer or context.current_request.get() is not None:
-        call.event = None
-        return
     # verl 0.9.1 fully_async_trainer.py:743 writes the prefix that belongs to its metrics.
     call.event = str(plain(call.arguments["name"])).removeprefix("timing_s/")
     # The counter may move on before the timer ends; a phase belongs to the step it began in.
@@ -140,6 +142,7 @@ PROBES = (
         "trainer",
         ("verl.utils.profiler.performance:_timer",),
         reads=("name",),
+        applies=_times_phases,
         enter=_begin_timer,
         leave=_end_timer,
     ),

@@ -13,17 +13,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.recording.byte_budget import ByteBudget
 from verl_profiler.recording.clock import now
-from verl_profiler.recording.closed_steps import ClosedSteps
 from verl_profiler.recording.complaints import Complaints
-from verl_profiler.recording.details import SLOWEST, Details, are_held
 from verl_profiler.recording.encoding import Event, LineEncoder, Target
 from verl_profiler.recording.process_header import OwnProcess
 from verl_profiler.recording.step_costs import StepCosts
 from verl_profiler.recording.writer import EventFiles
 
 if TYPE_CHECKING:
+    from verl_profiler.recording.byte_budget import ByteBudget
+    from verl_profiler.recording.details import Details
     from verl_profiler.recording.recorder import Recorder
 
 __all__ = ["BackgroundWriter"]
@@ -34,6 +33,8 @@ _BATCH = 256
 _BATCHES = 8
 _BACKLOG = 1 / 4
 _BATCH_BYTES = 1 << 20
+# Wakes without anything to write between two full flushes, which also check the files and write the account.
+_QUIET_WAKES = 10
 # Lines that wait for a file that the caller chose.
 _KEPT = 1000
 # What the end of recording may take on a slow disk.
@@ -56,7 +57,7 @@ class BackgroundWriter:
         hurry: The disk hangs or the time is up: what still waits has no later chance.
         finished: Everything is written or counted.
         stall_s: At the end of recording, the disk is taken to hang after so long without progress.
-        spent_ns: Time in flushes; spent_cpu_ns: on a core.
+        spent_ns: Time in flushes; spent_cpu_ns: of the thread on a core, also between them.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -69,10 +70,15 @@ class BackgroundWriter:
         self._batch: list[Target] = []
         self.details: Details | None = None
         self.budget: ByteBudget | None = None
-        if are_held(events):
+        if events.holds_details():
+            from verl_profiler.recording.details import SLOWEST, Details
+
             offset_ns = anchor.wall_ns - anchor.monotonic_ns
             self.details = Details(events.detail_share, SLOWEST, limit, offset_ns)
             if events.max_gb is not None:
+                from verl_profiler.recording.byte_budget import ByteBudget
+                from verl_profiler.recording.closed_steps import ClosedSteps
+
                 closed = ClosedSteps(self.files.release, self.complaints.make)
                 size = round(events.max_gb * 1e9)
                 self.budget = ByteBudget(size, closed, self.details, self.complaints)
@@ -84,10 +90,12 @@ class BackgroundWriter:
         self.write_errors = 0
         self.stall_s = 2.0
         self.spent_ns = self.spent_cpu_ns = 0
-        self._flush_began_ns = 0
+        self._flush_began_ns = self._cpu_ns = 0
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        self._wake = threading.Event()
+        # Held until the end: to wait for a lock costs a third of waiting for an event.
+        self._ended = threading.Lock()
+        self._ended.acquire()
         self._end_reason: str | None = None
         self.closing = self.hurry = self.finished = False
 
@@ -129,7 +137,7 @@ class BackgroundWriter:
             self._end_reason = reason
             self.closing = True
             self._recorder.end_queue()
-            self._wake.set()
+            self._ended.release()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._await_end(thread)
@@ -166,35 +174,52 @@ class BackgroundWriter:
                 self.hurry = True
 
     def _run(self) -> None:
-        failures = 0
+        failures = quiet = 0
+        self._cpu_ns = time.thread_time_ns()
         interval_ns = self._recorder.config.flush_interval_s * 1e9
         while not self.finished and failures < 3:
             # Flushes begin at that distance, however long each one takes.
             passed_ns = now() - self._flush_began_ns if self._flush_began_ns else 0
-            self._wake.wait(max(interval_ns - passed_ns, interval_ns / 10) / 1e9)
+            if not self.closing:
+                self._ended.acquire(timeout=max(interval_ns - passed_ns, interval_ns / 10) / 1e9)
             try:
                 if self.closing:
                     self._finish()
+                elif quiet < _QUIET_WAKES and self.stay_quiet():
+                    quiet += 1
                 else:
+                    quiet = 0
                     self._write_out()
             except Exception as error:  # noqa: BLE001  whatever the disk does; the next flush tries again
                 failures += self.closing
                 self.write_errors += 1
                 self.complaints.make("flush", f"a flush failed: {error!r} (writer-failed)")
 
+    def stay_quiet(self) -> bool:
+        """Mark the files as complete if there is nothing to write; return whether that is so."""
+        until = now()
+        if self._recorder.taken or self.waiting or self.process.name is None:
+            return False
+        self._flush_began_ns = until
+        self.process.stay_complete(until)
+        return True
+
     def _write_out(self, *, final: bool = False) -> None:
-        begin, cpu = now(), time.thread_time_ns()
-        self._flush_began_ns = begin
+        self._flush_began_ns = begin = now()
         try:
             self._flush(final=final)
         finally:
             self.spent_ns += now() - begin
-            self.spent_cpu_ns += time.thread_time_ns() - cpu
+            cpu_ns, self._cpu_ns = self._cpu_ns, time.thread_time_ns()
+            self.spent_cpu_ns += self._cpu_ns - cpu_ns
 
     def _flush(self, *, final: bool = False) -> None:
         if not self.process.has_name(final=final):
             return
-        self._check_files()
+        # Files that somebody has removed are begun anew.
+        self.files.check()
+        if not self.hurry:
+            self.process.check()
         self.files.refuses = False
         self._write_batch()
         until = now()
@@ -209,7 +234,6 @@ class BackgroundWriter:
             for event in self.details.close() if final else self.details.quiet(now()):
                 self._encode(event)
         self._write_batch()
-        self._check_files()
         unwritten = self._unwritten()
         if not unwritten and not left:
             self.complaints.forget(("disk", "memory"))
@@ -226,12 +250,6 @@ class BackgroundWriter:
         for observer in () if unwritten else self._observers:
             observer.after_flush(final=False)
         self.process.update()
-
-    def _check_files(self) -> None:
-        """Begin the files anew where somebody has removed them."""
-        self.files.check()
-        if not self.hurry:
-            self.process.check()
 
     def _encode_batch(self, most: int) -> int:
         """Encode some of the next `most` events; return how many were taken from the queue."""

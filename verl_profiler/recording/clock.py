@@ -9,7 +9,6 @@ axis exactly.
 from __future__ import annotations
 
 import time
-from datetime import datetime, timezone
 
 import msgspec
 
@@ -119,7 +118,5 @@ class Timestamps:
         second, rest = divmod(microseconds, 1_000_000)
         if second != self._second:
             self._second = second
-            self._prefix = datetime.fromtimestamp(second, timezone.utc).strftime(
-                "%Y-%m-%dT%H:%M:%S."
-            )
+            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
         return f"{self._prefix}{rest:06d}+00:00"

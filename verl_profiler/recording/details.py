@@ -18,9 +18,9 @@ import msgspec
 from verl_profiler.events.json_values import is_object
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.recording.encoding import Event, Logged
-from verl_profiler.recording.worker_config import EventSettings
+from verl_profiler.recording.worker_config import one_in
 
-__all__ = ["DETAILS", "QUIET_NS", "SLOWEST", "Details", "are_held", "one_in"]
+__all__ = ["DETAILS", "QUIET_NS", "SLOWEST", "Details"]
 
 # Written by the agent loop inside a request.
 DETAILS = frozenset(
@@ -34,8 +34,6 @@ QUIET_NS = 2_000_000_000
 SLOWEST = 5
 # Requests that ended last: late details, of tasks that outlive them, share their fate.
 _REMEMBERED = 4096
-# Smaller ones are none.
-_LEAST_SHARE = 1e-9
 # Its fate, while it is among the slowest.
 _UNDECIDED = -1
 # Component of a request by event; all tool calls of a turn together where they are recorded.
@@ -48,16 +46,6 @@ _COMPONENTS = {
     "tool_call": "tool",
     "tool_execution": "tool",
 }
-
-
-def one_in(share: float) -> int:
-    """Return N of the share 1/N that is nearest to `share`; 0 for none."""
-    return round(1 / share) if share > _LEAST_SHARE else 0
-
-
-def are_held(events: EventSettings) -> bool:
-    """Return whether details wait until it is decided about them."""
-    return events.max_gb is not None or one_in(events.detail_share) != 1
 
 
 @dataclass

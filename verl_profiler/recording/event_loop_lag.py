@@ -55,25 +55,24 @@ _OFTEN = 20
 _RARELY_S = 1.0
 # With no loop at all.
 _IDLE_S = 1.0
+_IDLE_NS = 1_000_000_000
 # The thread's time on a core is read at each so manyth wake.
 _ACCOUNTED = 20
-# Late by less than this is not looked into, whatever the threshold is.
-_LEAST_NS, _MOST_NS = 10_000_000, 1_000_000_000
 _MOST_FRAMES = 500
 _MOST_FUNCTIONS = 50
 _NAME_LIMIT = 200
 _RUN_HANDLE: CodeType = asyncio.Handle._run.__code__
 _RUN_ONCE: CodeType = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-defined]
 _thread: threading.Thread | None = None
-_woken = threading.Event()
+# Held while the thread sleeps, as waiting for a lock costs a third of waiting for an event.
+_asleep = threading.Lock()
+_asleep.acquire()
 # Event, begin, end and thread of the last probed synchronous call of some length.
 last_blocking_call: tuple[str, int, int, int] = ("", 0, 0, 0)
-_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+# By `id`, the loops that are watched.
+watched: dict[int, weakref.ref[Any]] = {}
 # A loop's timer holds its heartbeat, which holds the loop: both go together.
-_beats: weakref.WeakSet[_Heartbeat] = weakref.WeakSet()
-# `id` of the loop that was looked at last, so that callers can skip it; 0 when that one is gone.
-last_loop: int = 0
-_last_reference: weakref.ref[Any] | None = None
+_beats: list[weakref.ref[_Heartbeat]] = []
 
 
 @dataclass
@@ -109,53 +108,47 @@ class _Stall:
 
 
 def watch_running_loop() -> None:
-    """Watch the running event loop from now on; cheap when it is watched already."""
-    global last_loop, _last_reference
+    """Watch the running event loop, which must not be watched so far, from now on."""
     loop = asyncio._get_running_loop()
     active = recorder.active()
     if loop is None or active is None or "event_loop" in active.config.events.exclude:
         return
-    last_loop = id(loop)
+    key = id(loop)
     # A loop of another kind may refuse a weak reference or the timer; the call goes on without.
     with contextlib.suppress(Exception):
-        _last_reference = weakref.ref(loop, _forget_last)
-        if loop not in _watched:
-            _watched.add(loop)
-            heartbeat = _Heartbeat(loop, LAG_THRESHOLD_S)
-            heartbeat.arm(_PERIOD_S)
-            _beats.add(heartbeat)
-            _woken.set()
-            _ensure_watched()
+        watched[key] = weakref.ref(loop, lambda _: watched.pop(key, None))
+        heartbeat = _Heartbeat(loop, LAG_THRESHOLD_S)
+        heartbeat.arm(_PERIOD_S)
+        _beats.append(weakref.ref(heartbeat, _beats.remove))
+        _wake()
+        _ensure_watched()
 
 
 def watched_loops() -> list[Any]:
     """Return the event loops of this process in which probed coroutines ran."""
-    return [beat.loop for beat in list(_beats)]
+    return [beat.loop for beat in _living_beats()]
 
 
 def blocked_loops(since_ns: int) -> dict[int, int]:
     """Return when each running loop that has been blocked since before `since_ns` was due, by its thread."""
     return {
         beat.thread: beat.due_ns
-        for beat in list(_beats)
+        for beat in _living_beats()
         if 0 < beat.due_ns < since_ns and beat.loop.is_running()
     }
 
 
-def _forget_last(reference: weakref.ref[Any] | None) -> None:
-    """Look at the next loop again, which may have the address of the one that is gone."""
-    global last_loop
-    if reference is _last_reference:
-        last_loop = 0
+def _living_beats() -> list[_Heartbeat]:
+    return [beat for reference in _beats.copy() if (beat := reference()) is not None]
 
 
 def _forked() -> None:
     """Forget the parent's loops, which never run here, and its thread."""
-    global last_loop, _thread, _woken
-    last_loop = 0
+    global _thread, _asleep
     _thread = None
-    _woken = threading.Event()
-    _watched.clear()
+    _asleep = threading.Lock()
+    _asleep.acquire()
+    watched.clear()
     _beats.clear()
 
 
@@ -169,22 +162,21 @@ class _Heartbeat:
         self.beat_ns = now()
         self.due_ns = 0
         self.thread = threading.get_ident()
-        # `id` of the frame that runs the loop; 0 before the first beat.
+        # `id` of the frame that runs a loop other than asyncio's own; 0 before the first beat.
         self.base = 0
         self.stall: _Stall | None = None
         # A timer keeps the context it is set in; the caller's is that of one request.
         self._context = contextvars.Context()
 
     def arm(self, period_s: float) -> None:
+        """Beat again after so long."""
         self.due_ns = now() + int(period_s * 1e9)
         self.loop.call_later(period_s, self._beat, context=self._context)
 
     def _beat(self) -> None:
         active = recorder.active()
         if active is None:
-            _watched.discard(self.loop)
-            _beats.discard(self)
-            _forget_last(_last_reference)
+            watched.pop(id(self.loop), None)
             return
         ran_ns, cpu_ns = active.begin_section()
         stall, self.stall = self.stall, None
@@ -194,10 +186,13 @@ class _Heartbeat:
             self._record(ran_ns, late_ns, stall)
         self.beat_ns = ran_ns
         self.thread = threading.get_ident()
-        self.base = _running_frame(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        if caller.f_code is not _RUN_HANDLE:
+            self.base = id(caller)
         lately = ran_ns - active.alive_ns < _LATELY_NS and not _computes(active)
         self.arm(_PERIOD_S if lately else _QUIET_PERIOD_S)
-        _ensure_watched()
+        if _thread is None:
+            _ensure_watched()
         active.end_section(ran_ns, cpu_ns)
 
     def _record(self, ran_ns: int, late_ns: int, stall: _Stall | None) -> None:
@@ -236,14 +231,6 @@ class _Heartbeat:
         recorder.record("event_loop_lag", begin_ns, ran_ns, extra)
 
 
-def _running_frame(frame: FrameType | None) -> int:
-    """Return the `id` of the frame that runs the loop, which called a beat."""
-    if frame is not None and frame.f_code is _RUN_HANDLE:
-        # Below it is `_run_once`, which is called by it each time.
-        frame = frame.f_back and frame.f_back.f_back
-    return id(frame)
-
-
 def note_blocking_call(event: str, begin_ns: int, end_ns: int) -> None:
     """Remember a probed synchronous call, so that a stall of its thread's loop can name it."""
     global last_blocking_call
@@ -264,18 +251,24 @@ def _ensure_watched() -> None:
         thread.start()
 
 
+def _wake() -> None:
+    """End the thread's sleep."""
+    with contextlib.suppress(RuntimeError):
+        _asleep.release()
+
+
 def _end() -> None:
     """Have the thread end with the recorder."""
     global _thread
     _thread = None
-    _woken.set()
+    _wake()
 
 
 def _watch() -> None:
-    spent_ns = time.thread_time_ns()
+    thread, asleep, spent_ns = threading.current_thread(), _asleep, time.thread_time_ns()
     for wakes in itertools.count():
         active = recorder.active()
-        if active is None or _thread is not threading.current_thread():
+        if active is None or _thread is not thread:
             return
         wait_s = _IDLE_S
         # Whatever the host's frames and loops are like, the next stall gets its chance.
@@ -285,8 +278,7 @@ def _watch() -> None:
             spent_ns, before_ns = time.thread_time_ns(), spent_ns
             active.wrapper_cpu_ns += spent_ns - before_ns
         del active
-        if _woken.wait(wait_s):
-            _woken.clear()
+        asleep.acquire(timeout=wait_s)
 
 
 def _computes(active: recorder.Recorder) -> bool:
@@ -297,21 +289,23 @@ def _computes(active: recorder.Recorder) -> bool:
 
 def _look_at_all(active: recorder.Recorder) -> float:
     """Look at the loops that should not stall; return for how many seconds nothing will be due."""
-    beats = [] if _computes(active) else list(_beats)
-    alive_ns = active.alive_ns if len(beats) == 1 else 0
-    until_ns = now() + round(_IDLE_S * 1e9)
-    for beat in beats:
-        until_ns = min(until_ns, _look_at(beat, alive_ns))
-    return max(until_ns - now(), 1_000_000) / 1e9
+    if _computes(active):
+        return _IDLE_S
+    alive_ns = active.alive_ns if len(_beats) == 1 else 0
+    at_ns = now()
+    until_ns = at_ns + _IDLE_NS
+    for reference in _beats.copy():
+        beat = reference()
+        if beat is not None:
+            until_ns = min(until_ns, _look_at(beat, alive_ns, at_ns))
+    return max(until_ns - at_ns, 1_000_000) / 1e9
 
 
-def _look_at(beat: _Heartbeat, alive_ns: int) -> int:
+def _look_at(beat: _Heartbeat, alive_ns: int, at_ns: int) -> int:
     """Sample a loop that is late; return when to sample again."""
     due_ns = beat.due_ns
-    grace_ns = min(max(beat.threshold_ns, _LEAST_NS), _MOST_NS)
-    at_ns = now()
-    if at_ns < due_ns + grace_ns:
-        return due_ns + grace_ns
+    if at_ns < due_ns + beat.threshold_ns:
+        return due_ns + beat.threshold_ns
     stall = beat.stall
     if stall is None:
         stall = _Stall()

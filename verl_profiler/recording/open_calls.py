@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from statistics import median
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -145,7 +144,10 @@ def begin_phase(call: Call) -> None:
 
 def _usual(event: str) -> int | None:
     lengths = _lengths.get(event, ())
-    return round(median(lengths)) if len(lengths) >= _USUAL else None
+    if len(lengths) < _USUAL:
+        return None
+    middle = sorted(lengths)[(len(lengths) - 1) // 2 : len(lengths) // 2 + 1]
+    return round(sum(middle) / len(middle))
 
 
 def end_phase(call: Call) -> None:

@@ -36,9 +36,11 @@ _NAMES = 10_000
 _WRITE_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 # A process whose role stays unknown (a short Ray task) waits this long before it writes anyway.
 _IDENTITY_PATIENCE_S = 10.0
-_HEADER_INTERVAL_NS = 15_000_000_000
+# A process without further events replaces its header more rarely: a replacement costs 1 ms.
+_HEADER_INTERVAL_NS, _IDLE_INTERVAL_NS = 15_000_000_000, 60_000_000_000
 
 
+_UNTIL = b',"complete_until":"'
 # The last fields: name, counter of `Recorder.account`, digits; before them `complete_until`, up to when every
 # event is in the files or counted as dropped, on the axis of the process's events.
 _MARK = (
@@ -88,8 +90,10 @@ class OwnProcess:
         self._encoder = encoder
         self._complaints = complaints
         self._budget = budget
+        self._interval_ns = round(recorder.config.flush_interval_s * 1e9)
         self._longest_flush_ns = 0
         self._fd: int | None = None
+        self._header_events = 0
         self._offset = 0
         self._marked = b""
         self._readings = Readings()
@@ -125,10 +129,16 @@ class OwnProcess:
 
     def complete(self, until_ns: int) -> None:
         """Note that every event taken before is in the files or counted."""
-        interval_ns = round(self._recorder.config.flush_interval_s * 1e9)
-        late_ns = until_ns - self.complete_ns - interval_ns
+        late_ns = until_ns - self.complete_ns - self._interval_ns
         self._longest_flush_ns = max(self._longest_flush_ns, late_ns)
         self.complete_ns = until_ns
+
+    def stay_complete(self, until_ns: int) -> None:
+        """Mark the files as complete up to this time, where nothing else has changed."""
+        self.complete(until_ns)
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._fd, self._until(), self._offset + len(_UNTIL))
 
     def check(self) -> None:
         """Begin the header anew where somebody has removed or replaced it."""
@@ -150,9 +160,11 @@ class OwnProcess:
 
     def update(self) -> None:
         """Bring the header up to date: its last fields, and at an interval all of it."""
-        if now() - self.header_ns > _HEADER_INTERVAL_NS:
+        account = self._recorder.account()
+        idle = account["events"] == self._header_events
+        if now() - self.header_ns > (_IDLE_INTERVAL_NS if idle else _HEADER_INTERVAL_NS):
             self.write()
-        marked = self._mark(self._recorder.account())
+        marked = self._mark(account)
         if self._fd is not None and marked != self._marked and len(marked) == len(self._marked):
             with contextlib.suppress(OSError):
                 os.pwrite(self._fd, marked, self._offset)
@@ -176,6 +188,7 @@ class OwnProcess:
         if identity is None or self.name is None:
             return
         account = self._recorder.account()
+        self._header_events = account["events"]
         header: dict[str, Any] = {
             "format": FORMAT_VERSION,
             "name": self.name,
@@ -239,9 +252,11 @@ class OwnProcess:
 
     def _mark(self, account: dict[str, Any]) -> bytes:
         """Return the last fields of the JSON object, always of the same length."""
-        until = self._encoder.timestamp(self.complete_ns)
         counts = "".join(f',"{name}":{account[key]:>{digits}}' for name, key, digits in _MARK)
-        return f',"complete_until":"{until:<32.32}"{counts}}}'.encode()
+        return b"".join((_UNTIL, self._until(), b'"', counts.encode(), b"}"))
+
+    def _until(self) -> bytes:
+        return f"{self._encoder.timestamp(self.complete_ns):<32.32}".encode()
 
     def _claim_name(self, identity: Identity) -> bool:
         host = socket.gethostname()

@@ -10,10 +10,18 @@ from msgspec import Meta
 from verl_profiler.events.vocabulary import FAMILIES, Family
 from verl_profiler.recording.clock import Anchor
 
-__all__ = ["UNNAMED_RUN", "EventSettings", "StuckSettings", "WorkerConfig"]
+__all__ = ["UNNAMED_RUN", "EventSettings", "StuckSettings", "WorkerConfig", "one_in"]
 
 # Where a run without a name is recorded.
 UNNAMED_RUN = "logs/multiturn_log_dir"
+
+# Smaller ones are none.
+_LEAST_SHARE = 1e-9
+
+
+def one_in(share: float) -> int:
+    """Return N of the share 1/N that is nearest to `share`; 0 for none."""
+    return round(1 / share) if share > _LEAST_SHARE else 0
 
 
 class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +56,10 @@ class EventSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def active_families(self) -> frozenset[str]:
         """Return the names of the families that are recorded."""
         return frozenset(FAMILIES).difference(self.exclude) if self.enabled else frozenset()
+
+    def holds_details(self) -> bool:
+        """Return whether details wait until it is decided about them."""
+        return self.max_gb is not None or one_in(self.detail_share) != 1
 
 
 class StuckSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
