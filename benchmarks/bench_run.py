@@ -1,10 +1,12 @@
 """What profiling costs a run: rehearsals of identical work with and without the profiler, alternating.
 
-    python benchmarks/bench_run.py [--pairs 5] [--steps 24] [--warmup 4] [--json FILE]
+    python benchmarks/bench_run.py [--pairs 5] [--steps 24] [--warmup 4] [--lengthened 1] [--json FILE]
 
 Each pair is two runs of the real main_ppo with the stand-in engine, one of them profiled, in an order that
 alternates.  Their work is the same: responses and the times of engine and tools follow from the prompts
-(`+faults.scripted=true`, tests/faults), and the prompts come in order.  Compared is the CPU time of all
+(`+faults.scripted=true`, tests/faults), and the prompts come in order.  Responses have 110 tokens on average;
+`--lengthened 5` makes them 5 times as long, as those of verl's example for GSM8K (up to 1,024 tokens in up to
+5 turns), with the same number of events: a step has the more work per event.  Compared is the CPU time of all
 processes of a run per step, which does not depend on what else runs as much as wall time does.
 Printed: per pair the ratio profiled / bare and what the profiler's own account has of the same steps, then
 the mean ratio with its 95 % interval.
@@ -28,6 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "fault
 from rehearsal_faults import with_faults
 
 SPENT = ("wrapper_s", "wrapper_cpu_s", "writer_s", "writer_cpu_s")
+
+
+def lengthened(factor):
+    """Return the overrides of responses so many times as long."""
+    return [f"+faults.response_factor={factor}", f"data.max_response_length={384 * factor}"]
 
 
 def run(steps, profiler, folder, overrides=()):
@@ -69,17 +76,27 @@ def per_step(rows, warmup):
 
 
 def own_account(folder, after, process="*"):
-    """Return by process what the profiler says that it has spent in the steps after the first ones."""
+    """Return by process what the profiler's account has of the steps after the first ones.
+
+    Processes that receive no step, such as the load balancer, have their events in that of start-up; one without
+    events has no account.
+    """
     found = {}
+    begin = min(
+        json.loads(line)["timestamp"]
+        for file in folder.glob(f"step_{after + 1}/*.jsonl")
+        for line in file.read_bytes().splitlines()
+    )
     for file in folder.glob(f"step_*/{process}.jsonl"):
-        if int(file.parent.name.removeprefix("step_")) <= after:
-            continue
-        total = found.setdefault(file.stem, dict.fromkeys((*SPENT, "events"), 0.0))
+        step = int(file.parent.name.removeprefix("step_"))
         for line in file.read_bytes().splitlines():
-            if b'"event":"profiler_cost"' in line:
-                extra = json.loads(line)["extra"]
+            if b'"event":"profiler_cost"' not in line:
+                continue
+            cost = json.loads(line)
+            if step > after or (step == 0 and cost["timestamp"] >= begin):
+                total = found.setdefault(file.stem, dict.fromkeys((*SPENT, "events"), 0.0))
                 for name in total:
-                    total[name] += extra[name]
+                    total[name] += cost["extra"][name]
     return found
 
 
@@ -91,19 +108,21 @@ def main():
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--warmup", type=int, default=4, help="first steps that are left out")
+    parser.add_argument(
+        "--lengthened", type=int, default=1, help="factor on the length of responses"
+    )
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench_run_"))
+    overrides = [*lengthened(args.lengthened), *args.overrides]
     pairs = []
     for pair in range(args.pairs):
         order = ("none", "multiturn") if pair % 2 == 0 else ("multiturn", "none")
         found = {}
         for profiler in order:
             where = folder / f"{pair}-{profiler}"
-            found[profiler] = per_step(
-                run(args.steps, profiler, where, args.overrides), args.warmup
-            )
+            found[profiler] = per_step(run(args.steps, profiler, where, overrides), args.warmup)
         spent = own_account(folder / f"{pair}-multiturn", args.warmup).values()
         (bare, bare_s), (profiled, profiled_s) = found["none"], found["multiturn"]
         whole = profiled * (args.steps - args.warmup)

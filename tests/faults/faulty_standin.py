@@ -14,7 +14,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_profiler.rehearsal.dialogue import Tool, dialogue
 from verl_profiler.rehearsal.standin import StandinServer
 
-# Repeated at the end of responses that `response_factor` lengthens.
+# Repeated in responses that `response_factor` lengthens.
 _FILLER = "Let me think about it. "
 # Of responses by a script: the tools that they call, and the time of a token.
 _TOOLS = [
@@ -53,6 +53,7 @@ class FaultyServer(StandinServer):
         ]
         words = spoken[min(turn, len(spoken) - 1)] + "<|im_end|>"
         tokens = self.tokenizer.encode(words, add_special_tokens=False)
+        tokens = self._filler(len(tokens)) + tokens
         await asyncio.sleep(_TOKEN_S * len(tokens))
         return TokenOutput(
             token_ids=tokens,

@@ -32,7 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "rank_delay_s": None,
     # Seconds, for each replica in each of its forward passes, as a list (stand-in only).
     "replica_delay_s": None,
-    # Factor on the tokens of each generate call: filler before its end (stand-in only).
+    # Factor on the tokens of each generate call: filler before its end, or its begin if scripted (stand-in only).
     "response_factor": 1.0,
     # "fewest": each generate call goes to the replica with the fewest; "uneven": three of four requests
     # go to the first replica.

@@ -4,6 +4,8 @@ import contextlib
 import errno
 import os
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -128,6 +130,32 @@ def test_other_threads_run_after_some_hundred_events(worker_config, monkeypatch)
     files.flush(80_000)
     assert 4096 < max(sizes)
     files.close()
+
+
+def test_a_writer_that_starts_as_recording_ends_is_the_only_one(worker_config, monkeypatch):
+    """The thread that ends the recording wrote too, as the other one was not known so far: each event twice."""
+    files = Files(worker_config)
+    start, write = threading.Thread.start, os.write
+
+    def slow_start(thread):
+        start(thread)
+        if "writer" in thread.name:
+            time.sleep(0.5)
+
+    def slow_write(descriptor, data):
+        time.sleep(0.05)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(threading.Thread, "start", slow_start)
+    monkeypatch.setattr(os, "write", slow_write)
+    host = threading.Thread(target=lambda: files.recorder.append(("turn", 0, 1, {"n": 0}, 1)))
+    host.start()
+    time.sleep(0.2)
+    files.offered = 1
+
+    files.close()
+    host.join()
+    assert [0] == [line["extra"]["n"] for line in lines_of(files.directory)]
 
 
 def broken_truncate(descriptor, size):

@@ -71,11 +71,13 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         async def traced(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:  # pyright: ignore[reportRedeclaration]
             call = enter(probe, names, args, kwargs, True)
+            counts = call is not None and probe.item is not None
             try:
                 items = function(*args, **kwargs)
                 item = await _first_item(items)
                 while True:
-                    _item(probe, call, item)
+                    if counts:
+                        _item(probe, call, item)
                     try:
                         sent = yield item
                     except GeneratorExit:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.complaints import Complaints
-from verl_profiler.recording.encoding import Event, LineEncoder, Target
+from verl_profiler.recording.encoding import Event, LineEncoder
+from verl_profiler.recording.line_batch import LineBatch
 from verl_profiler.recording.process_header import OwnProcess
 from verl_profiler.recording.step_costs import StepCosts
 from verl_profiler.recording.writer import EventFiles
@@ -35,11 +36,9 @@ _BACKLOG = 1 / 4
 _BATCH_BYTES = 1 << 20
 # Wakes without anything to write between two full flushes, which also check the files and write the account.
 _QUIET_WAKES = 10
-# Lines that wait for a file that the caller chose.
-_KEPT = 1000
 # What the end of recording may take on a slow disk.
 _CLOSE_S = 10.0
-_STRAGGLER_S = 0.01
+_STRAGGLER_S, _START_S = 0.01, 1.0
 
 
 class BackgroundWriter:
@@ -64,10 +63,8 @@ class BackgroundWriter:
         self._recorder = recorder
         events, limit, anchor = recorder.config.events, recorder.limit, recorder.anchor
         self.complaints = Complaints()
-        self._encoder = LineEncoder(anchor, Path(recorder.config.directory))
+        encoder = LineEncoder(anchor, Path(recorder.config.directory))
         self.files = EventFiles(self.complaints.make)
-        # Targets whose lines wait for `_write_batch`, or for the disk.
-        self._batch: list[Target] = []
         self.details: Details | None = None
         self.budget: ByteBudget | None = None
         if events.holds_details():
@@ -82,11 +79,10 @@ class BackgroundWriter:
                 closed = ClosedSteps(self.files.release, self.complaints.make)
                 size = round(events.max_gb * 1e9)
                 self.budget = ByteBudget(size, closed, self.details, self.complaints)
-        self.process = OwnProcess(recorder, self._encoder, self.complaints, self.budget)
-        self.costs = StepCosts(recorder, self._encode_and_write)
-        self._observers: list[StepCosts | ByteBudget] = [self.costs]
-        if self.budget is not None:
-            self._observers.append(self.budget)
+        self.process = OwnProcess(recorder, encoder, self.complaints, self.budget)
+        self._batch = LineBatch(encoder, self.files, self.budget, recorder.refuse)
+        self.costs = StepCosts(recorder, self._batch.write_own)
+        self._batch.observers += [self.costs] if self.budget is None else [self.costs, self.budget]
         self.write_errors = 0
         self.stall_s = 2.0
         self.spent_ns = self.spent_cpu_ns = 0
@@ -108,10 +104,7 @@ class BackgroundWriter:
     def waiting(self) -> int:
         """Events taken from the queue and not written so far."""
         held = 0 if self.details is None else self.details.waiting
-        return self._unwritten() + held
-
-    def _unwritten(self) -> int:
-        return sum(len(target.lines) for target in list(self._batch))
+        return self._batch.waiting() + held
 
     def abandon(self) -> None:
         """Close the files; called in a forked child, whose parent writes on."""
@@ -126,9 +119,8 @@ class BackgroundWriter:
         with contextlib.suppress(RuntimeError):
             if not (self.is_running or self.closing):
                 name = "verl-profiler writer"
-                thread = threading.Thread(target=self._run, name=name, daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
         self._starting.release()
 
     def close(self, reason: str) -> None:
@@ -138,6 +130,9 @@ class BackgroundWriter:
             self.closing = True
             self._recorder.end_queue()
             self._ended.release()
+        # One that another thread has just begun to start; a signal's handler would wait for itself.
+        if self._starting.acquire(timeout=_START_S):
+            self._starting.release()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._await_end(thread)
@@ -221,7 +216,7 @@ class BackgroundWriter:
         if not self.hurry:
             self.process.check()
         self.files.refuses = False
-        self._write_batch()
+        self._batch.write()
         until = now()
         # No longer than what is there now: a busy host must not keep the writer in here.
         left = len(self._recorder.taken)
@@ -229,12 +224,12 @@ class BackgroundWriter:
         # While the disk refuses, events wait in the queue.
         while left > 0 and not (self.hurry or self.files.refuses):
             left -= self._encode_batch(min(left, most))
-            self._write_batch()
+            self._batch.write()
         if self.details is not None and not (self.hurry or self.files.refuses):
             for event in self.details.close() if final else self.details.quiet(now()):
-                self._encode(event)
-        self._write_batch()
-        unwritten = self._unwritten()
+                self._batch.add(event)
+        self._batch.write()
+        unwritten = self._batch.waiting()
         if not unwritten and not left:
             self.complaints.forget(("disk", "memory"))
             self.process.complete(until)
@@ -247,7 +242,7 @@ class BackgroundWriter:
         if final:
             return
         # While a disk refuses, the account waits too.
-        for observer in () if unwritten else self._observers:
+        for observer in () if unwritten else self._batch.observers:
             observer.after_flush(final=False)
         self.process.update()
 
@@ -259,10 +254,10 @@ class BackgroundWriter:
             count += 1
             event = taken.popleft()
             if details is None:
-                size += self._encode(event)
+                size += self._batch.add(event)
             else:
                 for each in self._held_back(details, event):
-                    size += self._encode(each)
+                    size += self._batch.add(each)
         return count
 
     def _held_back(self, details: Details, event: Event) -> Iterable[Event]:
@@ -273,44 +268,6 @@ class BackgroundWriter:
             self._recorder.refuse(f"{type(error).__name__} in the writer")
             return ()
 
-    def _encode(self, event: Event) -> int:
-        """Put the line of an event into the batch; return its bytes, 0 where there is none."""
-        try:
-            target, line = self._encoder.encode(event)
-            if self.budget is not None and not self.budget.admits(event[0], len(line)):
-                return 0
-            if not target.lines:
-                self._batch.append(target)
-            target.lines.append(line)
-        except Exception as error:  # noqa: BLE001  a fault of one event must not cost another
-            self._recorder.refuse(f"{type(error).__name__} in the writer")
-            return 0
-        return len(line)
-
-    def _write_batch(self) -> None:
-        """Write the encoded lines; other threads run meanwhile, and what the disk refuses stays."""
-        for target in self._batch:
-            if self.files.refuses and target.owned:
-                continue
-            lines = target.lines.copy()
-            self.files.append(target.path, target.lines, owned=target.owned)
-            del lines[len(lines) - len(target.lines) :]
-            for observer in self._observers if lines else ():
-                observer.written(target, lines)
-            if not target.owned:
-                self.files.drop("disk", target.lines, _KEPT)
-        self._batch = [target for target in self._batch if target.lines]
-
-    def _encode_and_write(self, event: Event) -> None:
-        """Write an event of the profiler's own account, which is not accounted for itself."""
-        target, line = self._encoder.encode(event)
-        if self.budget is None or self.budget.admits(event[0], len(line)):
-            lines = [line]
-            self.files.append(target.path, lines, owned=target.owned)
-            if lines:
-                self._batch += [] if target.lines else [target]
-                target.lines += lines
-
     def _finish(self) -> None:
         """Write what is left, count what cannot be written, and end the header."""
         self._write_out(final=True)
@@ -318,17 +275,17 @@ class BackgroundWriter:
             # A thread of the host may have got hold of the queue just before it was taken away.
             time.sleep(_STRAGGLER_S)
             self._write_out(final=True)
-        if self.process.name is not None and not self._batch:
-            for observer in self._observers:
+        if self.process.name is not None and not self._batch.waiting():
+            for observer in self._batch.observers:
                 observer.after_flush(final=True)
         lost = self._recorder.waiting()
-        refused = lost if self.files.refuses else self._unwritten()
+        refused = lost if self.files.refuses else self._batch.waiting()
         self.files.dropped["disk"] += refused
         self._recorder.late.count += lost - refused
         self._recorder.taken.clear()
         if self.details is not None:
             self.details.waiting = 0
-        self._batch = []
+        self._batch.clear()
         self.files.check()
         self.files.close()
         self.process.complete_ns = now()

@@ -57,28 +57,34 @@ class _File:
         if not stat.S_ISREG(found.st_mode):
             self.close()
             raise OSError(errno.EINVAL, "not a regular file")
-        self.size = found.st_size
 
     def write(self, lines: list[bytes]) -> OSError | None:
         """Append lines; leave in `lines` what is not in the file, also where anything else is raised."""
         data = b"".join(lines)
+        try:
+            begin = os.fstat(self.fd).st_size
+        except OSError as error:
+            return error
         sent = 0
+        # Whatever is raised into this thread between two instructions, a line is written once: `lines` and the
+        # file are all that is remembered of a write.
         try:
             while sent < len(data):
                 sent += os.write(self.fd, memoryview(data)[sent:])
+            lines.clear()
         except BaseException as error:
-            self._take_back(lines, sent)
+            if lines:
+                self._take_back(lines, begin, sent)
             if isinstance(error, OSError):
                 return error
             raise
-        self.size += len(data)
-        lines.clear()
         return None
 
-    def _take_back(self, lines: list[bytes], sent: int) -> None:
+    def _take_back(self, lines: list[bytes], begin: int, sent: int) -> None:
+        """Remove from `lines` what is in the file, and from the file what is no whole line."""
         if self.owned:
             with contextlib.suppress(OSError):
-                sent = os.fstat(self.fd).st_size - self.size
+                sent = os.fstat(self.fd).st_size - begin
         whole = count = 0
         for line in lines:
             if whole + len(line) > sent:
@@ -86,7 +92,6 @@ class _File:
             whole += len(line)
             count += 1
         del lines[:count]
-        self.size += whole
         torn = sent - whole
         if torn <= 0 or not lines:
             return
@@ -95,10 +100,9 @@ class _File:
             lines[0] = b"\n" + lines[0]
             return
         try:
-            os.ftruncate(self.fd, self.size)
+            os.ftruncate(self.fd, begin + whole)
         except OSError:
             lines[0] = lines[0][torn:]
-            self.size += torn
 
     def place(self, path: Path) -> str:
         """Return whether what was written is still at `path`: `here`, `moved`, `lost` or `stale`."""
