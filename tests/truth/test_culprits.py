@@ -99,6 +99,13 @@ def slow_replica(step, _):
     )
 
 
+def slow_calls(step, _):
+    return each_turn(
+        step,
+        lambda _, request, turn: replace(turn, token_us=30_000 if request.worker == 2 else 10_000),
+    )
+
+
 def long_worker(step, _):
     return each_turn(
         step, lambda _, request, turn: replace(turn, tokens=150 if request.worker == 2 else 60)
@@ -141,6 +148,7 @@ PLANTED = {
     ),
     "slow rank": (every(slow_rank((2,), 600_000)), "slow_ranks", "actor_2"),
     "slow replica": (every(slow_replica), "slow_replica", "engine_1"),
+    "slow calls of one worker": (every(slow_calls), "slow_calls", "worker_2"),
     "slow weight sync": (
         every(slow_rank(range(4), 2_000_000, ("update_weights",))),
         "weight_sync",

@@ -272,9 +272,9 @@ def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:
 
 def _replicas_by_load(earlier: work.Earlier) -> Iterator[Named]:
     """Find replicas and hosts that are slower than others at their load, and replicas with more sessions."""
-    loads = work.replica_loads(earlier.tables, earlier.steps)
+    cells = work.decoding(earlier.tables, earlier.steps)
     for find in (rollout_culprits.slow_replicas, work.routing, rollout_culprits.slow_hosts):
-        yield from find(earlier, loads)
+        yield from find(earlier, cells)
 
 
 _GATHERED: tuple[Callable[[work.Earlier], Iterable[Named]], ...] = (

@@ -20,7 +20,15 @@ from verl_profiler.analysis.explain.concentration import (
 from verl_profiler.analysis.explain.over_time import shape_of
 from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.stragglers import REASONS
-from verl_profiler.analysis.explain.work import Earlier, ReplicaLoads, in_work, tails, tool_work
+from verl_profiler.analysis.explain.work import (
+    Earlier,
+    Speeds,
+    by_load,
+    in_work,
+    tails,
+    tool_work,
+    worker_slowness,
+)
 from verl_profiler.analysis.selection import Rows, Steps, by_run, estimated, in_steps, nested
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
@@ -50,7 +58,7 @@ _EXAMPLES = 5
 # Of a request's reasons for being late, those that each place may have.
 _REASONS_OF = {
     "prompt group": ("long", "tool"),
-    "worker": ("late", "other"),
+    "worker": ("late", "slow", "other"),
     "replica": ("queued", "cold", "prefill", "recomputed", "undivided", "slow"),
 }
 
@@ -299,59 +307,81 @@ def _most(rows: Rows, column: str, verb: str) -> Culprit:
     return concentration("replica", places, len(names), verb=verb)
 
 
-def slow_replicas(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
-    """Find replicas that take longer per token than others at their load, and how much later requests end."""
-    for run, loads in loads_of.items():
-        speeds = loads.slowness()
-        names = list(dict.fromkeys(who for each in speeds.values() for who in each))
-        cells: list[_Slow] = []
-        at_times = ""
-        for who in names:
-            own = {step: each[who] for step, each in speeds.items() if who in each}
-            out = {step: (us, alike) for step, (us, alike) in own.items() if us >= SLOWER * alike}
-            often = 2 * len(out) >= len(speeds)
-            these = own if often else out
-            part = median(1 - alike / us for us, alike in these.values()) if these else 0.0
-            if often or (len(out) >= _AT_TIMES and part >= 1 - 1 / _MUCH_SLOWER):
-                at_times = "" if often else f" in {len(out)} of {len(speeds)} steps"
-                cells += [_Slow(step, who, us, alike, part) for step, (us, alike) in these.items()]
-        lost = places_of((each.step, each.who, each.us - each.alike_us) for each in cells)
-        places = [place for place in lost if max(place.lost_s.values()) > 0]
-        if not places:
-            continue
-        # Each step has many calls of each replica.
-        culprit = concentration("replica", places, len(names), verb="slowest per token", clear=True)
-        cuts = f"""
-            SELECT run, step, name, request_id, 'slow' AS who, sum(decode_us * part) AS cut_us
-            FROM engine_call_times JOIN (SELECT unnest($steps) AS step,
-                unnest($names) AS engine_name, unnest($parts) AS part) USING (engine_name, step)
-            WHERE run = $run AND NOT validate AND {in_work(earlier.steps)} GROUP BY ALL
-        """
-        parameters: dict[str, Any] = {"run": run, "steps": [each.step for each in cells]}
-        parameters |= {
-            "names": [each.who for each in cells],
-            "parts": [each.part for each in cells],
-        }
-        later = earlier(cuts, "decoding", parameters).get((run, "slow"), [])
-        slow = sorted({each.who for each in cells})
-        text = (
-            f"{', '.join(slow)}: {median(each.us for each in cells) / 1e3:.1f} ms per token, others at "
-            f"this load {median(each.alike_us for each in cells) / 1e3:.1f} ms{at_times}"
-        )
-        if len(slow) > 1 or at_times:
-            # Few steps say little, but each has many calls.
-            culprit = replace(culprit, who=slow[0] if len(slow) == 1 else None)
-        cost = lost_to(run, "slow_replica", "replica", text, later)
-        named = replace(culprit, text=text, evidence=cost.culprit.evidence)
-        yield cost._replace(culprit=named)
+def slow_replicas(earlier: Earlier, cells_of: Mapping[str, Rows]) -> Iterator[Named]:
+    """Find replicas that take longer per token than others at their load, and how much later requests end.
+
+    Calls of one worker that are slow among those of other workers on the same replicas are no reason to
+    blame a replica.
+    """
+    for run, cells in cells_of.items():
+        speeds = worker_slowness(cells)
+        worker = _slower(earlier, run, "slow_calls", "worker", speeds, _MUCH_SLOWER)
+        who = None if worker is None else worker.culprit.who
+        if worker is not None and who is not None:
+            yield worker
+        speeds = by_load([cell for cell in cells if cell["worker"] != who]).slowness()
+        replica = _slower(earlier, run, "slow_replica", "replica", speeds, SLOWER)
+        if replica is not None:
+            yield replica
 
 
-# A replica is slow at times if it is so in as many steps, and takes so many times as long there.
+def _slower(
+    earlier: Earlier, run: str, finding: str, kind: str, speeds: Speeds, least: float
+) -> Named | None:
+    """Find those that take `least` times as long per token as the others at their load."""
+    names = list(dict.fromkeys(who for each in speeds.values() for who in each))
+    cells: list[_Slow] = []
+    at_times = ""
+    for who in names:
+        own = {step: each[who] for step, each in speeds.items() if who in each}
+        out = {step: (us, alike) for step, (us, alike) in own.items() if us >= least * alike}
+        often = 2 * len(out) >= len(speeds)
+        these = own if often else out
+        part = median(1 - alike / us for us, alike in these.values()) if these else 0.0
+        if often or (len(out) >= _AT_TIMES and part >= 1 - 1 / _MUCH_SLOWER):
+            at_times = "" if often else f" in {len(out)} of {len(speeds)} steps"
+            cells += [_Slow(step, who, us, alike, part) for step, (us, alike) in these.items()]
+    lost = places_of((each.step, each.who, each.us - each.alike_us) for each in cells)
+    places = [place for place in lost if max(place.lost_s.values()) > 0]
+    if not places:
+        return None
+    # Each step has many calls of each.
+    culprit = concentration(kind, places, len(names), verb="slowest per token", clear=True)
+    cuts = f"""
+        SELECT run, step, name, request_id, 'slow' AS who, sum(decode_us * part) AS cut_us
+        FROM engine_call_times JOIN (SELECT unnest($steps) AS step,
+            unnest($names) AS {_COLUMN[kind]}, unnest($parts) AS part) USING ({_COLUMN[kind]}, step)
+        WHERE run = $run AND NOT validate AND {in_work(earlier.steps)} GROUP BY ALL
+    """
+    parameters: dict[str, Any] = {"run": run, "steps": [each.step for each in cells]}
+    parameters |= {
+        "names": [each.who for each in cells],
+        "parts": [each.part for each in cells],
+    }
+    later = earlier(cuts, "decoding", parameters).get((run, "slow"), [])
+    slow = sorted({each.who for each in cells})
+    text = (
+        f"{', '.join(slow)}: {median(each.us for each in cells) / 1e3:.1f} ms per token, others at "
+        f"this load {median(each.alike_us for each in cells) / 1e3:.1f} ms{at_times}"
+    )
+    if len(slow) > 1 or at_times:
+        # Few steps say little, but each has many calls.
+        culprit = replace(culprit, who=slow[0] if len(slow) == 1 else None)
+    cost = lost_to(run, finding, kind, text, later)
+    named = replace(culprit, text=text, evidence=cost.culprit.evidence)
+    return cost._replace(culprit=named)
+
+
+# The column of `engine_call_times` that has who was slow.
+_COLUMN = {"replica": "engine_name", "worker": "name"}
+
+# One is slow at times if it is so in as many steps, and takes so many times as long there; a worker's
+# calls are slow if they do.
 _AT_TIMES, _MUCH_SLOWER = 2, 1.5
 
 
 class _Slow(NamedTuple):
-    """Time per token of a slow replica in a step, that of the others at its load, and what part is too long."""
+    """Time per token of a slow one in a step, that of the others at its load, and what part is too long."""
 
     step: int
     who: str
@@ -364,7 +394,7 @@ class _Slow(NamedTuple):
 _KINDS_OF_WORK, _HOST_CALLS = 2, 5
 
 
-def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
+def slow_hosts(earlier: Earlier, cells_of: Mapping[str, Rows]) -> Iterator[Named]:
     """Find a host on which several kinds of work take longer than the same work on others."""
     tables, steps = earlier.tables, earlier.steps
     own = f"NOT validate AND duration_us IS NOT NULL AND {in_steps(steps)}"
@@ -390,8 +420,8 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterat
     hosts = {(row["run"], row["name"]): row["host"] for row in tables.rows("FROM processes")}
     for run, of_hosts in slower.items():
         decoding: dict[str, list[float]] = {}
-        loads = loads_of.get(run)
-        for each in loads.slowness().values() if loads else ():
+        cells = cells_of.get(run)
+        for each in by_load(cells).slowness().values() if cells else ():
             for who, (us, alike_us) in each.items():
                 decoding.setdefault(hosts.get((run, who)) or "", []).append(us / alike_us)
         for host, times in decoding.items():

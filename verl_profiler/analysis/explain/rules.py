@@ -63,7 +63,7 @@ class Rule:
 # What makes a wait for the rollout superfluous: it names the cause.
 _OF_ROLLOUT = (
     *("slow_tools", "failing_tools", "slow_replica", "slow_host", "skewed_routing", "long_prompts"),
-    *("slow_prefill", "slow_transfers", "reward", "grows", "changed"),
+    *("slow_calls", "slow_prefill", "slow_transfers", "reward", "grows", "changed"),
 )
 
 RULES: dict[str, Rule] = {
@@ -88,7 +88,7 @@ RULES: dict[str, Rule] = {
         named_advice="Look at the requests of {who} first: `verl-profiler requests RUN`.",
         without=(
             *("slow_tools", "slow_replica", "slow_worker", "event_loop", "host_stall", "reward"),
-            "slow_host",
+            *("slow_host", "slow_calls"),
             *("kv_bound", "unbalanced_replicas", "retractions", "cold_prefix_cache"),
             *("long_prompts", "failing_tools", "skewed_routing", "few_at_once", "slow_prefill"),
         ),
@@ -115,6 +115,13 @@ RULES: dict[str, Rule] = {
         ("token_rates", "stragglers"),
         without=("slow_host",),
     ),
+    "slow_calls": Rule(
+        "Generate calls of one worker take longer per token than those of others on the same replicas ({who}).",
+        "Compare its requests with those of the others (`verl-profiler requests RUN`): sampling parameters, "
+        "constrained decoding, adapters, lengths of prompts.",
+        ("slowest_requests", "token_rates"),
+        without=("slow_host",),
+    ),
     "slow_host": Rule(
         "Work of several kinds is slow on one host ({who}).",
         "Check the CPU load, other processes, memory and power limits of this host; exclude it and compare.",
@@ -127,7 +134,13 @@ RULES: dict[str, Rule] = {
         ("token_rates", "stragglers"),
         change="even_replicas",
         varies=True,
-        without=("slow_replica", "slow_host", "unbalanced_replicas", "skewed_routing"),
+        without=(
+            "slow_replica",
+            "slow_calls",
+            "slow_host",
+            "unbalanced_replicas",
+            "skewed_routing",
+        ),
     ),
     "slow_worker": Rule(
         "All other agent-loop workers finish {lost_s} per step before {who}.",
@@ -143,7 +156,7 @@ RULES: dict[str, Rule] = {
                 "long_prompts",
             ),
             *("failing_tools", "skewed_routing", "few_at_once", "engine_queue"),
-            "slow_transfers",
+            *("slow_transfers", "slow_calls"),
         ),
     ),
     "uneven_workers": Rule(
@@ -153,7 +166,7 @@ RULES: dict[str, Rule] = {
         change="even_workers",
         varies=True,
         fixes=("agent_workers",),
-        without=("slow_worker", "slow_transfers", "event_loop", "host_stall"),
+        without=("slow_worker", "slow_calls", "slow_transfers", "event_loop", "host_stall"),
     ),
     "slow_ranks": Rule(
         "In the trainer's phases, ranks wait for the slowest one ({who}).",
@@ -275,7 +288,7 @@ RULES: dict[str, Rule] = {
         ("engine_load", "request_engine_time"),
         least=0.3,
         dominates=True,
-        without=("tail", "slow_replica", "slow_worker", "uneven_replicas"),
+        without=("tail", "slow_replica", "slow_calls", "slow_worker", "uneven_replicas"),
     ),
     "gpu_idle": Rule(
         "Devices are idle for {lost_s} per step ({lost_share}) in log-probabilities and updates "

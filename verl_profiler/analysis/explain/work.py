@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import linear_regression, median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from verl_profiler.analysis.explain.calls import CROWDED, CROWDED_CALLS
 from verl_profiler.analysis.explain.concentration import (
@@ -21,7 +21,7 @@ from verl_profiler.analysis.explain.concentration import (
     places_of,
 )
 from verl_profiler.analysis.explain.model import Call, Tools, Work, measured_us
-from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, by_run, grouped, in_steps, nested
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.units import counted, seconds, share
 
@@ -32,16 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Earlier",
-    "ReplicaLoads",
+    "Speeds",
+    "by_load",
+    "decoding",
     "few_at_once",
     "first_prefill",
     "in_work",
     "prompts",
     "rank_tokens",
-    "replica_loads",
     "routing",
     "tails",
     "tool_work",
+    "worker_slowness",
 ]
 
 # A prompt's responses are long if they have so many times the tokens of its step's median prompt, in half
@@ -431,57 +433,67 @@ _MORE, _DEVIATIONS = 1.3, 4
 _OFF = 0.2
 
 
-def replica_loads(tables: Tables, steps: Steps) -> dict[str, ReplicaLoads]:
-    """Return how long replicas take per token by load, by run.
-
-    The slope is of calls of the same replica, so that a replica is not taken for slow because it has more
-    calls than others; None if its calls all ran at the same load.
-    """
+def decoding(tables: Tables, steps: Steps) -> dict[str, Rows]:
+    """Return sums over the decoded tokens of each step, replica and worker, by run: of load, time, and their products."""
     rows = tables.rows(
         f"""
-        WITH calls AS (
-            SELECT run, step, engine_name AS who, request_id, batch, decoded_tokens AS tokens,
-                decode_us / decoded_tokens AS token_us
+        SELECT run, step, engine_name AS replica, name AS worker, sum(tokens) AS tokens,
+            count(DISTINCT request_id) AS sessions, sum(batch * tokens) AS loads,
+            sum(batch ^ 2 * tokens) AS squares, sum(token_us * tokens) AS us,
+            sum(batch * token_us * tokens) AS products
+        FROM (SELECT *, decoded_tokens AS tokens, decode_us / decoded_tokens AS token_us
             FROM engine_call_times WHERE NOT validate AND engine_name IS NOT NULL AND decode_us > 0
-                AND decoded_tokens > 0 AND batch > 0 AND {in_work(steps)}
-        )
-        SELECT run, step, who, sum(tokens) AS tokens, count(DISTINCT request_id) AS sessions,
-            sum(batch * tokens) / sum(tokens) AS batch,
-            sum(token_us * tokens) / sum(tokens) AS token_us,
-            sum(tokens * (batch - token_batch) ^ 2) AS spread,
-            sum(tokens * (batch - token_batch) * (token_us - mean_us)) AS joint
-        FROM (SELECT *, sum(batch * tokens) OVER own / sum(tokens) OVER own AS token_batch,
-                sum(token_us * tokens) OVER own / sum(tokens) OVER own AS mean_us
-            FROM calls WINDOW own AS (PARTITION BY run, step, who))
-        GROUP BY run, step, who ORDER BY run, step, who
+                AND decoded_tokens > 0 AND batch > 0 AND {in_work(steps)})
+        GROUP BY ALL ORDER BY ALL
         """
     )
-    loads: dict[str, ReplicaLoads] = {}
-    for run, own in by_run(rows).items():
-        spread, tokens = sum(row["spread"] for row in own), sum(row["tokens"] for row in own)
-        mean = sum(row["batch"] * row["tokens"] for row in own) / tokens
-        slope = None
-        # Loads that differ by less than a tenth establish no slope.
-        if spread / tokens > (0.1 * mean) ** 2:
-            slope = max(sum(row["joint"] for row in own) / spread, 0.0)
-        elif len(own) > 1:
-            slope = _slope_between(own)
-        loads[run] = ReplicaLoads(own, slope)
-    return loads
+    return by_run(rows)
+
+
+def by_load(cells: Rows, who: str = "replica") -> ReplicaLoads:
+    """Return how long replicas, or workers, take per token by load.
+
+    The slope is of calls of the same one, so that it is not taken for slow because it has more calls than
+    others; None if its calls all ran at the same load.
+    """
+    rows: Rows = []
+    spread = joint = 0.0
+    for (step, name), own in grouped(cells, "step", who).items():
+        tokens, sessions, loads, squares, us, products = (
+            sum(cell[each] for cell in own)
+            for each in ("tokens", "sessions", "loads", "squares", "us", "products")
+        )
+        spread += max(squares - loads**2 / tokens, 0.0)
+        joint += products - loads * us / tokens
+        row = {"step": step, "who": name, "tokens": tokens, "sessions": sessions}
+        rows.append({**row, "batch": loads / tokens, "token_us": us / tokens})
+    tokens = sum(row["tokens"] for row in rows)
+    mean = sum(row["batch"] * row["tokens"] for row in rows) / tokens
+    slope = None
+    # Loads that differ by less than a tenth establish no slope.
+    if spread / tokens > (0.1 * mean) ** 2:
+        slope = max(joint / spread, 0.0)
+    elif len(rows) > 1:
+        slope = _slope_between(rows)
+    return ReplicaLoads(rows, slope)
+
+
+# By step and who: microseconds per token, and what the others' median takes at its load.
+Speeds: TypeAlias = "dict[int, dict[str, tuple[float, float]]]"
 
 
 class ReplicaLoads(NamedTuple):
-    """Time per token and load of each replica and step, and what one more running call adds."""
+    """Time per token and load of each replica, or worker, and step, and what one more running call adds."""
 
     rows: Rows
     slope: float | None
 
-    def slowness(self) -> dict[int, dict[str, tuple[float, float]]]:
-        """Return each replica's time per token, and that of the others' median at its load, by step.
+    def slowness(self) -> Speeds:
+        """Return the time per token of each, and that of the others' median at its load, by step.
 
         Microseconds.  Empty if loads differ and their effect is unknown.
         """
-        found: dict[int, dict[str, tuple[float, float]]] = {}
+        found: Speeds = {}
         for step in dict.fromkeys(row["step"] for row in self.rows):
             own = [row for row in self.rows if row["step"] == step]
             loads = [row["batch"] for row in own]
@@ -496,7 +508,24 @@ class ReplicaLoads(NamedTuple):
         return found
 
 
-def routing(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
+def worker_slowness(cells: Rows) -> Speeds:
+    """Return each worker's time per token, and that of the others on the same replicas at its load, by step."""
+    sums: dict[tuple[int, str], list[float]] = {}
+    for own in grouped(cells, "replica").values():
+        tokens = nested(own, "tokens", "step", "worker")
+        for step, each in by_load(own, "worker").slowness().items():
+            for who, (us, alike) in each.items():
+                many = tokens[step][who]
+                total = sums.setdefault((step, who), [0.0, 0.0, 0.0])
+                for place, more in enumerate((many, us * many, alike * many)):
+                    total[place] += more
+    found: Speeds = {}
+    for (step, who), (many, us, alike) in sums.items():
+        found.setdefault(step, {})[who] = us / many, alike / many
+    return found
+
+
+def routing(earlier: Earlier, cells_of: Mapping[str, Rows]) -> Iterator[Named]:
     """Find a replica that gets more sessions than an equal share, or none, and what equal shares would save."""
     tables, steps = earlier.tables, earlier.steps
     # Not those of a reward model, which have requests of their own.
@@ -509,10 +538,10 @@ def routing(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[
             "WHERE role = 'engine' GROUP BY p.run, coalesce(p.replica, p.rank)) GROUP BY run"
         )
     }
-    for run, loads in loads_of.items():
+    for run, cells in cells_of.items():
         sessions: dict[str, int] = {}
-        for row in loads.rows:
-            sessions[row["who"]] = sessions.get(row["who"], 0) + row["sessions"]
+        for cell in cells:
+            sessions[cell["replica"]] = sessions.get(cell["replica"], 0) + cell["sessions"]
         idle, every = idle_of.get(run, 0), sum(sessions.values())
         many = len(sessions) + idle
         who = max(sessions, key=lambda each: (sessions[each], each))
@@ -536,7 +565,7 @@ def routing(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[
                 sum($slope * (batch - greatest(batch * equal, 1)) * tokens) AS cut_us
             FROM calls JOIN shares USING (step, engine_name) GROUP BY ALL
         """
-        parameters = {"run": run, "who": who, "many": many, "slope": loads.slope or 0.0}
+        parameters = {"run": run, "who": who, "many": many, "slope": by_load(cells).slope or 0.0}
         places = earlier(cuts, "decoding", parameters).get((run, who), [])
         text = f"{who} serves {share(sessions[who] / every)} of the requests, 1 of {many} replicas"
         if idle:
