@@ -1,5 +1,6 @@
 """Calls of engines in lanes, against calls whose times are known."""
 
+import copy
 import itertools
 import random
 from dataclasses import replace
@@ -12,6 +13,7 @@ from truth.test_engine_time import drawn_requests
 
 from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
 from verl_profiler.analysis.engine_state import engine_load_over_time
+from verl_profiler.analysis.engine_time import request_engine_time
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import Choice
 
@@ -22,6 +24,23 @@ def drawn_step(seed):
 
 def spans_of(row):
     return row["begin_s"], row["begin_s"] + sum(row[f"{part}_s"] for part in LANE_PARTS)
+
+
+def test_a_pause_that_an_engine_counts_as_its_queue_counts_once():
+    """The stand-in of recorded rehearsals had it in its queue time, and decoding was less than nothing."""
+    events, _ = events_of(drawn_step(0))
+    expected = request_engine_time(tables_of(copy.deepcopy(events)))
+    waits = {
+        event["extra"]["engine_request_id"]: event["duration_us"] / 1e6
+        for event in events
+        if event["event"] == "engine_parked"
+    }
+    for event in events:
+        if event["event"] == "engine_request":
+            event["extra"]["queue_s"] += waits.get(event["extra"]["engine_request_id"], 0)
+
+    assert waits
+    assert expected == request_engine_time(tables_of(events))
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -498,7 +498,7 @@ def test_the_report_of_a_log_begins_as_that_of_a_run_and_that_of_two_with_their_
     assert not data["timelines"]["requests"]["rows"]
     assert 0 == main(["report", str(before), str(after), "--out", str(tmp_path / "two.html")])
     page = (tmp_path / "two.html").read_text()
-    assert "Difference of both runs" in page
+    assert "Difference of the runs" in page
     assert "The largest other significant change is gen.mean, +6 min 40 s." in page
     assert 0 == main(["report", str(before)])
     assert (tmp_path / "before-report.html").exists()

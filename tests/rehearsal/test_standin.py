@@ -1,6 +1,7 @@
 """The stand-in engine: requests that run together get what each would get alone."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -87,15 +88,25 @@ def test_a_batch_decodes_as_each_request_alone(model, server):
 
 
 @pytest.mark.parametrize("rejects", [False, True])
-def test_a_request_of_a_pause_waits_or_returns_at_once(server, rejects):
-    """As in vLLM: it is generated after the pause, or is aborted without tokens."""
+def test_a_request_of_a_pause_waits_or_returns_at_once(server, rejects, monkeypatch):
+    """As in vLLM: it is generated after the pause, which is no queue time, or is aborted without tokens."""
+    queued, answered = [], server._answered
+
+    def noted(request):
+        queued.append(request.came)
+        return answered(request)
+
+    monkeypatch.setattr(server, "_answered", noted)
 
     async def pause():
         await server.abort_all_requests(reject_request=rejects)
         running = asyncio.create_task(server.generate(PROMPTS[0], GREEDY, "0"))
         done, _ = await asyncio.wait([running], timeout=None if rejects else 0.05)
+        resumed = time.monotonic()
         await server.resume_generation()
-        return bool(done), await running
+        output = await running
+        assert all(came >= resumed for came in queued)
+        return bool(done), output
 
     ended, output = asyncio.run(pause())
 

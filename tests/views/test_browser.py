@@ -12,6 +12,8 @@ from verl_profiler.reading.reader import load
 from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
 
+DATA = SMALL.parent
+
 pytestmark = pytest.mark.browser
 
 
@@ -274,6 +276,17 @@ def test_no_name_makes_the_page_wider_than_a_phone(browser, tmp_path):
     assert browser.evaluate("document.documentElement.scrollWidth") == 390
 
 
+def test_an_asynchronous_and_a_synchronous_run_fit_a_phone(browser, tmp_path):
+    """Their difference has wide tables, and their steps have long names."""
+    runs = [DATA / f"{name}_run.tar.gz" for name in ("fully_async", "rehearsal")]
+    out = tmp_path / "both.html"
+    assert 0 == main(["report", *map(str, runs), "-o", str(out)])
+    browser.open(out, width=390)
+
+    assert browser.evaluate("document.querySelector('#difference table').offsetWidth") > 390
+    assert browser.evaluate("document.documentElement.scrollWidth") == 390
+
+
 @pytest.mark.parametrize("width", [360, 1600])
 def test_no_width_makes_the_page_scroll_sideways(browser, small, width):
     """Tables scroll by themselves, and the charts fit; on a phone a request is its first digits."""
@@ -315,10 +328,25 @@ def test_runs_with_little_in_them_draw_too(browser, tmp_path, events):
     assert quiet(browser, out)
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+# Notes every text of a chart with where it begins and ends, and how wide the chart is.
+WRITTEN = """(() => {
+    window.written = [];
+    const pen = CanvasRenderingContext2D.prototype, write = pen.fillText;
+    pen.fillText = function (text, x, y) {
+        const {a, b, e} = this.getTransform(), wide = this.measureText(text).width;
+        const left = x - ({center: wide / 2, right: wide, end: wide}[this.textAlign] ?? 0);
+        if (!b && this.canvas.closest('.vega'))
+            window.written.push([text, a * left + e, a * (left + wide) + e, this.canvas.width]);
+        write.apply(this, arguments);
+    };
+})()"""
+
+
+@pytest.mark.parametrize("width", [390, 700, 1280])
 def test_a_chart_is_drawn_when_it_comes_into_view(browser, small, width):
-    """As wide as its box, in light and dark, with its title, notes and table; a pointer shows its values."""
+    """As wide as its box, with whole texts, in light and dark; with its title, notes and table."""
     opened(browser, small, width=width)
+    browser.evaluate(WRITTEN)
     charts = "[...document.querySelectorAll('.vega')]"
     drawn = f"{charts}.map((box) => Boolean(box.querySelector('canvas')))"
     count = len(browser.evaluate(drawn))
@@ -331,6 +359,9 @@ def test_a_chart_is_drawn_when_it_comes_into_view(browser, small, width):
         f"{charts}.map((box) => [box.querySelector('canvas').offsetWidth, box.clientWidth])"
     )
     assert [pair for pair in wide if pair[0] > pair[1] + 1] == []
+    written = browser.evaluate("window.written")
+    cut = [each for each in written if each[1] < -1 or each[2] > each[3] + 1 or "…" in each[0]]
+    assert (len(written) > 200, cut) == (True, [])
     picture = f"{charts}[0].querySelector('canvas').toDataURL()"
     light = browser.evaluate(picture)
     browser.evaluate("document.getElementById('theme').click()")

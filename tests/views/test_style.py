@@ -64,9 +64,10 @@ def seen(code: str, vision: str) -> tuple[float, float, float]:
             for name, code in colors.PART_COLORS.items()
             if name not in colors.ENGINE_COLORS
         },
+        colors.CALL_PART_COLORS,
         colors.ACCOUNT_COLORS,
     ],
-    ids=["phases", "parts with the engine's", "parts", "accounts"],
+    ids=["phases", "parts with the engine's", "parts", "parts of calls", "accounts"],
 )
 def test_every_two_colors_of_a_family_stay_apart(family, vision):
     """No two colors of one figure look alike, whoever looks; 0.02 is a just noticeable difference."""

@@ -85,6 +85,8 @@ class StandinServer:
         """
         if image_data or video_data:
             raise ValueError("the stand-in engine supports text only: use --engine sglang")
+        while not self._resumed.is_set() and not self._rejects:
+            await self._resumed.wait()
         length = self._config.prompt_length + self._config.response_length - len(prompt_ids)
         wanted = sampling_params.get("max_tokens") or self._config.response_length
         request = Request(
@@ -92,8 +94,6 @@ class StandinServer:
             max(1, min(wanted, self._config.response_length, length)),
             float(sampling_params.get("temperature", 1.0)),
         )
-        while not self._resumed.is_set() and not self._rejects:
-            await self._resumed.wait()
         if self._resumed.is_set():
             async for _ in self._answered(request):
                 pass

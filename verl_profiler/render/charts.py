@@ -131,6 +131,7 @@ _THEME: Spec = {
         "color": INK,
         "fontSize": 12,
         "fontWeight": "normal",
+        "frame": "group",
         "offset": 8,
         "subtitleColor": MUTED,
         "subtitleFontSize": 11,
@@ -177,6 +178,7 @@ def chart(
         "subtitle": textwrap.wrap(about, 130),
         "fontSize": 15,
         "fontWeight": "bold",
+        "frame": "bounds",
         "offset": 14,
     }
     made = {"$schema": _SCHEMA, "title": head, "config": copy.deepcopy(_THEME), **body}
@@ -290,9 +292,9 @@ def quantity(
     }
 
 
-def steps_axis(steps: Sequence[float], field: str = "step") -> Spec:
-    """Return a horizontal channel of steps: whole numbers, a missing step leaves a gap."""
-    ends = [min(steps) - 0.6, max(steps) + 0.6] if steps else [0, 1]
+def steps_axis(steps: Sequence[float], field: str = "step", room: float = 0.6) -> Spec:
+    """Return a horizontal channel of steps: whole numbers, a missing step leaves a gap; `room` is at both ends."""
+    ends = [min(steps) - room, max(steps) + room] if steps else [0, 1]
     axis: Spec = {"format": "d", "grid": False, "tickMinStep": 1, "tickCount": 12}
     if steps and ends[1] - ends[0] < 12:
         # Vega would mark halves of few steps.
@@ -394,7 +396,7 @@ def step_bars(
         pale: Names that are drawn lighter, since they are no part of what is measured.
         form: Of the vertical axis.
     """
-    parts = list(series)
+    parts = _drawn(series)
     each, groups = _neighbors(steps, min(_BARS, _PIECES // max(len(parts), 1)))
     places = [min(steps) + group * each + (each - 1) / 2 for group in groups]
     listed = [
@@ -435,6 +437,12 @@ def _mean_of(each: int) -> str:
     return f", mean of {each} steps each" if each > 1 else ""
 
 
+def _drawn(series: Iterable[Series]) -> list[Series]:
+    """Leave out parts that are nowhere; the legend names what can be seen."""
+    listed = list(series)
+    return [part for part in listed if any(part[1])] or listed
+
+
 def _codes(series: Iterable[Series], pale: Iterable[str]) -> dict[str, str]:
     """Return the colors of parts; pale ones let the page shine through, in the legend too."""
     lighter = set(pale)
@@ -464,7 +472,7 @@ def name_bars(
         legend: The parts are named below.
         form: Of the horizontal axis.
     """
-    listed = list(series)
+    listed = _drawn(series)
     own = _unlike(order)
     rows = pile(own, listed)
     ends = {

@@ -66,13 +66,13 @@ ENGINE_COLORS: dict[str, str] = {
 # Parts of a request's generate calls.
 CALL_PART_COLORS: dict[str, str] = {
     "outside": ENGINE_COLORS["outside"],
-    "parked": "#241C85",
+    "parked": "#2B0036",
     "queue": ENGINE_COLORS["queue"],
     "cold": "#F0E442",
     "prefill": ENGINE_COLORS["prefill"],
     "recomputed": "#7A3B10",
     "decode": ENGINE_COLORS["decode"],
-    "undivided": "#999933",
+    "undivided": _REST,
 }
 
 # What a function that TransferQueue feeds does.
@@ -96,7 +96,7 @@ CATEGORY_COLORS: dict[str, str] = {
     "dispatch": "#999933",
     "server_acquire": "#882255",
     "transport": ENGINE_COLORS["outside"],
-    "parked": "#AA4499",
+    "parked": CALL_PART_COLORS["parked"],
     "transfer": "#44AA99",
     "event_loop": "#DDCC77",
     "host_stall": "#6b3a3a",

@@ -402,9 +402,12 @@ WITH attempts AS MATERIALIZED (
     FROM event_fields WHERE event = 'engine_attempt' AND duration_us IS NOT NULL AND {_OWN}
 ), served AS (
     SELECT DISTINCT ON (run, engine_request_id) run, engine_request_id, name AS engine_name,
-        begin_us AS engine_begin_us, duration_us AS engine_duration_us, queue_us, prefill_us,
+        begin_us AS engine_begin_us, duration_us AS engine_duration_us, parked_us, queue_us, prefill_us,
         decode_us, cached_tokens
-    FROM engine_requests WHERE engine_request_id IS NOT NULL AND duration_us IS NOT NULL
+    FROM engine_requests LEFT JOIN (
+        SELECT run, engine_request_id, begin_us, max(duration_us) AS parked_us FROM engine_parked
+        GROUP BY ALL
+    ) USING (run, engine_request_id, begin_us) WHERE engine_request_id IS NOT NULL AND duration_us IS NOT NULL
         AND run IN (SELECT run FROM attempts)
     ORDER BY run, engine_request_id, begin_us
 ), cold AS (

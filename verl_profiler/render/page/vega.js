@@ -144,7 +144,7 @@ function fitted(spec, wide, width) {
   const made = colored({...spec, title: undefined}, isDark());
   made.config.background = 'transparent';
   made.config.font = getComputedStyle(document.body).fontFamily;
-  made.config.padding = 0;
+  made.config.padding = {left: 0, top: 0, right: 2, bottom: 5};
   for (const part of ['axis', 'legend']) made.config[part].labelFontSize = 12;
   if (width < 500) made.config.axis.labelLimit = width * 0.45;
   if (!made.vconcat) {
@@ -153,30 +153,81 @@ function fitted(spec, wide, width) {
   } else {
     for (const each of made.vconcat) each.width = Math.max(120, wide - 60);
   }
-  // The axis takes some of the width from the legend.
-  narrowed(made, width < 760 ? (width - 130) / 760 : 1);
+  arranged(made, width);
   return made;
 }
 
+// Pixels of a letter of a name or text, of a line of text, of a bar below its name, and of the shortest bars.
+const LETTER = 6;
+const LINE = 15;
+const BAR = 10;
+const SHORTEST = 130;
+
 /**
- * Give legends fewer columns, titles more lines and texts beside bars more room on a narrow page.
+ * Give legends as many columns, titles as many lines, and bars as much room as there is.
  * @param {any} value
- * @param {number} by
+ * @param {number} width
  */
-function narrowed(value, by) {
+function arranged(value, width) {
   if (!value || typeof value !== 'object') return;
-  if (value.legend?.columns) {
-    value.legend.columns = Math.max(1, Math.floor(value.legend.columns * by));
+  if (value.legend?.columns && value.scale?.domain) {
+    const column = 7 * longest(value.scale.domain) + 34;
+    value.legend.columns = Math.max(1, Math.floor((width - 100) / column));
   }
   if (value.layer && typeof value.title === 'string') {
-    value.title = linesOf(value.title, Math.max(24, Math.floor(110 * by)));
+    value.title = linesOf(value.title, Math.max(24, Math.floor((width - 80) / LETTER)));
   }
-  if (by < 0.5 && value.layer?.some((/** @type {Spec} */ each) => each.mark?.dx === 6)) {
-    for (const {encoding} of value.layer) {
-      if (encoding?.x?.scale?.domainMax) encoding.x.scale.domainMax *= 1.5;
-    }
+  if (value.layer?.[0].encoding?.y?.type === 'nominal') arrangeNames(value, width);
+  for (const each of Object.values(value)) arranged(each, width);
+}
+
+/** @param {string[]} texts */
+function longest(texts) {
+  return Math.max(0, ...texts.map((text) => text.length));
+}
+
+/**
+ * Make room behind bars for their texts; where there is none, names and texts are above the bars.
+ * @param {Spec} panel
+ * @param {number} width
+ */
+function arrangeNames(panel, width) {
+  /** @type {Spec[]} */
+  const layers = panel.layer;
+  if (layers.some(({mark}) => mark === 'rect')) return;
+  /** @type {string[]} */
+  const order = layers[0].encoding.y.scale.domain;
+  const texts = layers.find(({mark}) => mark.dx === 6);
+  /** @type {Spec[]} */
+  const written = texts ? texts.data.values : [];
+  const room = width - LETTER * longest(order) - 30;
+  const left = room - LETTER * longest(written.map(({text}) => text)) - 16;
+  if (left >= SHORTEST) {
+    const top = (Math.max(0, ...written.map(({high}) => high)) * room) / left;
+    if (top) for (const {encoding} of layers) encoding.x.scale.domainMax = top;
+    return;
   }
-  for (const each of Object.values(value)) narrowed(each, by);
+  const above = order.map((name) => {
+    const text = written.find(({at}) => at === name)?.text;
+    return {at: name, text: linesOf(text ? `${name}: ${text}` : name, (width - 20) / LETTER)};
+  });
+  const lines = Math.max(...above.map(({text}) => text.length));
+  const high = LINE * lines;
+  // Fewer lines are next to their bar, too.
+  for (const each of above) each.text.unshift(...Array(lines - each.text.length).fill(''));
+  panel.height = order.length * (high + BAR + 8);
+  panel.layer = layers.filter((each) => each !== texts);
+  for (const {encoding, mark} of panel.layer) {
+    if (texts) delete encoding.x.scale.domainMax;
+    if (encoding.y) encoding.y.axis.labels = false;
+    if (mark.type === 'bar') mark.height = BAR;
+    if (encoding.y) mark.yOffset = high / 2;
+  }
+  panel.layer.push({
+    data: {values: above},
+    mark: {type: 'text', align: 'left', baseline: 'top', lineHeight: LINE, dy: -(high + BAR + 6) / 2},
+    encoding: {x: {value: 0}, y: layers[0].encoding.y, text: {field: 'text'}},
+  });
 }
 
 /**
@@ -186,9 +237,11 @@ function narrowed(value, by) {
 function linesOf(text, most) {
   /** @type {string[]} */
   const lines = [''];
-  for (const word of text.split(' ')) {
+  // A word that is longer than a line is broken.
+  const longer = new RegExp(`(\\S{${Math.max(1, Math.floor(most))}})(?=\\S)`, 'g');
+  for (const word of text.replace(longer, '$1 ').split(' ')) {
     const last = `${lines[lines.length - 1]} ${word}`.trim();
-    if (last.length > most) lines.push(word);
+    if (last.length > most && lines[0]) lines.push(word);
     else lines[lines.length - 1] = last;
   }
   return lines;
@@ -208,25 +261,70 @@ const DARK = {'#1F2328': '#e6e9ed', '#59636E': '#9aa4af', '#DDE1E6': '#3a424c', 
  * @returns {any}
  */
 function colored(value, dark) {
-  if (typeof value === 'string') return dark ? (DARK[value] ?? lightened(value)) : value;
+  if (typeof value === 'string') return dark ? lightened(value) : value;
   if (Array.isArray(value)) return value.map((each) => colored(each, dark));
   if (!value || typeof value !== 'object') return value;
   const copy = {...value};
   for (const key of Object.keys(copy)) {
-    // Data has no colors, and shades of a ramp keep their order.
-    const kept = key === 'data' || (key === 'scale' && copy[key]?.interpolate);
-    copy[key] = kept ? structuredClone(copy[key]) : colored(copy[key], dark);
+    // Data has no colors.
+    if (key === 'data') copy[key] = structuredClone(copy[key]);
+    else if (key === 'range' && isRamp(copy[key])) copy[key] = rampOf(copy[key], dark);
+    else copy[key] = colored(copy[key], dark);
   }
   return copy;
 }
 
+/** @param {string} code */
+function partsOf(code) {
+  return [1, 3, 5].map((at) => parseInt(code.slice(at, at + 2), 16));
+}
+
+/** @param {string} code */
+function lightness(code) {
+  const [red, green, blue] = partsOf(code);
+  return 0.299 * red + 0.587 * green + 0.114 * blue;
+}
+
+/**
+ * @param {string} code
+ * @param {number} share Of white.
+ */
+function mixed(code, share) {
+  const parts = partsOf(code).map((part) => Math.round(part * (1 - share) + 255 * share));
+  return `#${parts.map((part) => part.toString(16).padStart(2, '0')).join('')}${code.slice(7)}`;
+}
+
+/**
+ * Whether colors are shades of blue, from light to dark.
+ * @param {any} range
+ */
+function isRamp(range) {
+  return (
+    Array.isArray(range) &&
+    range.length > 2 &&
+    range.every((code, at) => {
+      const [red, green, blue] = partsOf(String(code));
+      return red <= green && green <= blue && (!at || lightness(code) < lightness(range[at - 1]));
+    })
+  );
+}
+
+/**
+ * The most is what stands out from the page.
+ * @param {string[]} range
+ * @param {boolean} dark
+ */
+function rampOf(range, dark) {
+  return dark ? range.toReversed().map((code) => mixed(code, 0.3)) : [...range];
+}
+
 /** @param {string} text */
 function lightened(text) {
+  if (text === 'white') return DARK[text];
   if (!/^#[0-9A-Fa-f]{6}(66)?$/.test(text)) return text;
-  const parts = [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
-  if (0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2] > 70) return text;
-  const light = parts.map((part) => Math.round(part * 0.5 + 255 * 0.5));
-  return `#${light.map((part) => part.toString(16).padStart(2, '0')).join('')}${text.slice(7)}`;
+  const own = DARK[text.slice(0, 7)];
+  if (own) return own + text.slice(7);
+  return lightness(text) > 70 ? text : mixed(text, 0.5);
 }
 
 /**

@@ -43,7 +43,7 @@ def _pools(data: DataTables, choice: Choice) -> Spec:
     syncs = [row for row in rows if row["phase"] == "weight_sync"]
     pools = sorted({row["lane"] for row in rows} - set(_LANES))
     lanes = [lane for lane in _LANES if any(row["lane"] == lane for row in rows)] + pools
-    versions = sorted({row["weight_version"] for row in rows if row["weight_version"] is not None})
+    versions = {row["weight_version"] for row in rows if row["phase"] != "weight_sync"} - {None}
     phases: dict[str, float] = {}
     for row in rows:
         if row["lane"] == "trainer":
@@ -188,11 +188,11 @@ def _staleness(data: DataTables, choice: Choice) -> Spec:
             ("while generating", column(groups, "spanned"), ACCENT),
         ],
         "versions behind, mean",
-        above="By generated tokens, prompt tokens and aborts (samples)",
+        above="by generated tokens, prompt tokens and aborts (samples)",
     )
     return chart(
         title,
-        f"{choice.text()}: {whole['samples']} samples of {len(steps)} steps",
+        f"{choice.text()}: {counted(whole['samples'], 'sample')} of {counted(len(steps), 'step')}",
         _distribution([row for row in rows if row["part"] == "versions"], steps),
         made,
         notes="In queue: after the last token. While generating: between first and last token.",
@@ -216,7 +216,7 @@ def _distribution(rows: Rows, steps: list[int]) -> Spec:
         "share of tokens",
         form="%",
     )
-    return panel(bars, title="Tokens by versions behind", height=200)
+    return panel(bars, title="tokens by versions behind", height=200)
 
 
 @view(
@@ -232,20 +232,20 @@ def _causes(data: DataTables, choice: Choice) -> Spec:
     title = f"Samples are {seconds(sum(row['age_s'] for row in rows))} old when they are consumed"
     if behind:
         part = share(most["behind"] / behind)
-        title += f"; {part} of the versions behind: {most['cause'].replace('_', ' ')}"
+        title += f"; {part} of the versions behind are due to {most['cause'].replace('_', ' ')}"
     causes = [row["cause"].replace("_", " ") for row in rows]
     of_versions = name_bars(
         causes,
         [("", column(rows, "behind"), ACCENT)],
         "versions behind, mean",
-        above="Versions behind by cause",
+        above="versions behind by cause",
     )
     of_time = name_bars(
         causes,
         [("", column(rows, "age_s"), MUTED)],
         "time per sample, mean",
         form="s",
-        above="From dispatch to consumption",
+        above="from dispatch to consumption",
     )
     return chart(
         title,

@@ -18,6 +18,8 @@ __all__ = ["savings"]
 
 # Categories with less than this part of the steps are drawn together.
 _SMALL = 0.005
+# Changes that save or cost less than this part of a step are named below the chart.
+_LITTLE = 0.001
 _SMALL_COLOR = "#E4E7EB"
 _NO_STEP = "no step of synchronous training finished there. Asynchronous training: bubble_ledger."
 
@@ -53,7 +55,7 @@ def _path(data: DataTables, choice: Choice) -> Spec:
         f"{share(sums[first] / total)} of the critical path is {first}, "
         f"{share(sums[second] / total)} {second}; "
         f"{share(sums.get(UNEXPLAINED, 0.0) / total)} is unattributed",
-        f"{choice.text()}: {len(steps)} steps, {seconds(total / len(steps))} on average",
+        f"{choice.text()}: {counted(len(steps), 'step')}, {seconds(total / len(steps))} on average",
         panel(step_bars(steps, series, "time", form="s"), height=300),
         notes=(
             "Every second of a step is attributed to one category: what the step waited for. "
@@ -101,14 +103,27 @@ def savings(rows: Rows, choice: Choice, of_steps: str, *notes: str) -> Spec:
         reason = unchanged.get("refused") or "no change could be replayed there"
         raise NothingToDraw(f"{choice.text()}: {reason}.")
     best = replays[0]
+    least_s = _LITTLE * unchanged["step_s"]
+    drawn = [
+        row
+        for row in replays
+        if any(
+            abs(row.get(name) or 0) >= least_s
+            for name in ("expected_s", "low_s", "high_s", "saved_s")
+        )
+    ]
+    listed = [*notes]
+    if drawn and len(drawn) < len(replays):
+        without = (row["about"] for row in replays if row not in drawn)
+        listed.append(f"Not drawn, less than {share(_LITTLE)} of a step: {', '.join(without)}.")
     return chart(
         f"{best['about'][0].upper()}{best['about'][1:]}: {seconds(best['expected_s'])} per step "
         f"({share(best['share'])})",
         f"{choice.text()}: {counted(unchanged['steps'], 'step')} replayed, "
         f"{seconds(unchanged['step_s'])} on average; replay error "
         f"{share(abs(unchanged['residual_share']))}{of_steps}",
-        _savings(replays),
-        notes=notes,
+        _savings(drawn or replays),
+        notes=listed,
     )
 
 
@@ -192,7 +207,7 @@ def _stragglers(data: DataTables, choice: Choice) -> Spec:
         (reasons, "requests, by reason", ACCENT, [row["who"] for row in reasons]),
         (
             others,
-            "the worst of each other kind, per step",
+            "the worst of each other kind" if reasons else "the worst of each kind",
             MUTED,
             [f"{row['kind']}: {row['who']}" for row in others],
         ),
@@ -210,7 +225,7 @@ def _stragglers(data: DataTables, choice: Choice) -> Spec:
         panels.append(bars)
     return chart(
         title,
-        f"{choice.text()}: {max(row['of_steps'] for row in rows)} steps; wait time, attributed to "
+        f"{choice.text()}: {counted(max(row['of_steps'] for row in rows), 'step')}; wait time, attributed to "
         "what is still running",
         *panels,
         notes="Percent: share of the wait time of its kind.",

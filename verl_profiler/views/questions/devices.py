@@ -133,6 +133,8 @@ def _device_use(data: DataTables, choice: Choice) -> Spec:
     if seen:
         ends = [max(seen[0]["begin_s"], 0.0), seen[-1]["end_s"]]
         x["scale"] = {"domain": ends, "nice": False}
+        if ends[0]:
+            x["title"] += ", from the first step on"
     panels: list[Spec] = []
     own = grouped(readings, "host", "device")
     every = -(-sum(len(own.get(key, ())) for key in shown) // _POINTS) or 1

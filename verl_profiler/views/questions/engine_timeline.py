@@ -59,12 +59,12 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
     which = f", the longest step ({steps[0]})" if choice.steps is None and len(steps) == 1 else ""
     cut = "" if len(shown) == len(many) else f", {len(shown)} of them shown"
     kept = sorted((row for row in lanes if row["name"] in shown), key=lambda row: row["begin_s"])
-    notes = [
-        (
-            "Above: a line per call, in the lowest free lane. Below: requests in the batch and in the "
-            "queue (sampled), dashed: maximum; shaded: KV cache; triangles: retracted calls."
+    notes = ["A line per call, in the lowest free lane."]
+    if readings:
+        notes[0] += (
+            " Below: requests in the batch and in the queue (sampled), dashed: maximum; shaded: KV "
+            "cache; triangles: retracted calls."
         )
-    ]
     if sums.get("undivided"):
         notes.append(f"Not divided: {UNRECORDED}.")
     if len(kept) > _CALLS:

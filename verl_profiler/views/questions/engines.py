@@ -88,7 +88,7 @@ def _tokens(data: DataTables, choice: Choice) -> Spec:
     )
     return chart(
         title,
-        f"{choice.text()}: {sum(row['calls'] for row in rows):,} generate calls in {len(rows)} steps",
+        f"{choice.text()}: {counted(sum(row['calls'] for row in rows), 'generate call')} in {counted(len(rows), 'step')}",
         panel(step_bars(steps, series, "tokens"), title="tokens of each step", height=150),
         panel(together, title="all replicas", height=150),
         each,
@@ -176,8 +176,8 @@ def _routes(data: DataTables, choice: Choice) -> Spec:
     cut = "" if len(shown) == len(replicas) else f" (first {_SHOWN} of {len(replicas)})"
     names = [replica["name"] for replica in shown]
     unbalanced = known(rows, "unbalanced")
-    if sum(known(rows, "only_one")) == calls:
-        title = "There was only one replica"
+    if len(replicas) == 1:
+        title = f"All {calls:,} generate calls went to the only replica"
     else:
         sticky = share(sum(replica["sticky"] for replica in replicas) / calls)
         title = f"{sticky} of the generate calls are sticky"

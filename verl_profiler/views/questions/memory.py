@@ -62,13 +62,15 @@ def _memory(data: DataTables, choice: Choice) -> Spec:
         note,
     ]
     panels: list[Spec] = []
+    if known(rows, "moves"):
+        notes.append("Triangles: memory released (down) or resumed (up).")
     for key in keys:
         shaded = phase_bands(bands, x, legend=key == keys[-1])
         panels.append(panel(shaded, _lines(rows, key, x, _POINTS // len(keys), notes), height=190))
         panels[-1]["resolve"] = {"scale": {"color": "independent"}}
     about = (
         f"{choice.text()} and validation: {sum(row['readings'] for row in rows):,} readings of "
-        f"{len({row['name'] for row in rows})} processes; triangles: released (down), resumed (up)"
+        f"{counted(len({row['name'] for row in rows}), 'process', 'processes')}"
     )
     title = _title(rows, device=device)
     return with_phases(chart(title, about, *panels, notes=list(dict.fromkeys(notes))), bands)

@@ -208,7 +208,7 @@ def _slowest(data: DataTables, choice: Choice) -> Spec:
     if divided:
         notes.append(
             "queue, prefill, decode: as the engine reports them; outside: the rest of the generate "
-            "call (transport, load balancing, waiting for the event loop)."
+            "call (transport, load balancing, pauses of the engine, waiting for the event loop)."
         )
     bars = name_bars(
         request_names(rows),
@@ -328,10 +328,12 @@ def _turns(data: DataTables, choice: Choice) -> Spec:
     counts, steps = sorted(by_count), sorted({row["step"] for row in rows})
     usual = max(by_count, key=lambda turns: (by_count[turns], -turns))
     mean = sum(turns * number for turns, number in by_count.items()) / requests
-    title = (
-        f"{share(by_count[usual] / requests)} of the requests took {usual} turn"
-        f"{'' if usual == 1 else 's'}; the mean is {mean:.1f}, the most {counts[-1]}"
-    )
+    title = f"All requests took {counted(usual, 'turn')}"
+    if len(counts) > 1:
+        title = (
+            f"{share(by_count[usual] / requests)} of the requests took {counted(usual, 'turn')}; "
+            f"the mean is {mean:.1f}, the most {counts[-1]}"
+        )
     # Beyond ten kinds, colors say less than groups do.
     groups = [[count] for count in counts]
     if len(counts) > 10:

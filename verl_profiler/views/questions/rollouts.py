@@ -44,9 +44,7 @@ def _tails(data: DataTables, choice: Choice) -> Spec:
         else f"{share(shares[level])} to the last {100 - level} %"
         for level in levels[:2]
     )
-    about = (
-        f"{choice.text()}: {len(rows)} rollouts, {sum(row['requests'] for row in rows):,} requests"
-    )
+    about = f"{choice.text()}: {counted(len(rows), 'rollout')}, {counted(sum(row['requests'] for row in rows), 'request')}"
     notes = [
         (
             "Idle slots: share of (peak requests in flight) × (rollout time) without a request. "
@@ -223,7 +221,7 @@ def _heat(rows: Rows, role: str, phase: str) -> Spec:
             start = steps[0] + (row["step"] - steps[0]) // each * each - 0.5
             cells.append(
                 {"process": row["name"], "step": row["step"], "later": first - row["waited_s"]}
-                | {"from": start, "to": start + each}
+                | {"from": start, "to": min(start + each, steps[-1] + 0.5)}
             )
     sums = summed(cells, "later", "process")
     processes = sorted(sums, key=lambda name: (-sums[name], _by_number(name)))[:_ROWS]
@@ -239,7 +237,7 @@ def _heat(rows: Rows, role: str, phase: str) -> Spec:
         drawn,
         "rect",
         tip=("process", "step", "later"),
-        x=steps_axis(steps, "from"),
+        x=steps_axis(steps, "from", room=0.5),
         x2={"field": "to"},
         y=names("process", processes),
         color=ramp("later", "later by", most),

@@ -18,7 +18,7 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import MUTED, PHASE_COLORS, color
 from verl_profiler.render.text import without
-from verl_profiler.units import seconds, share
+from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.view import Choice, DataTables, at_steps, column, known, view
 
 _TRAINING_COLOR = PHASE_COLORS["update_actor"]
@@ -58,14 +58,14 @@ def _durations(data: DataTables, choice: Choice) -> Spec:
             "Below zero, faint: after the step, before the next one (validation is verl's testing)."
         )
         if len(finished) < len(rows):
-            notes.append(f"{len(rows) - len(finished)} unfinished steps show gen alone.")
+            notes.append(f"Of unfinished steps only gen is drawn: {len(rows) - len(finished)}.")
     else:
         notes.append(
             "The trainer was not recorded: the time between two rollouts (log-probabilities, "
             "updates, weight sync, validation) has one color."
         )
     unusual = [row for row in rows if row["unusual"]]
-    about = f"{choice.text()}: {len(rows)} steps"
+    about = f"{choice.text()}: {counted(len(rows), 'step')}"
     if len(rows) < (rows[-1]["step"] - rows[0]["step"] + 1):
         about += ", some missing"
     if unusual:
@@ -106,7 +106,7 @@ def _components(data: DataTables, steps: Sequence[int]) -> list[Spec]:
         for part in sorted(sums, key=lambda part: (-sums[part], part))
     ]
     bars = step_bars(steps, series, "share of the requests' time", form="%")
-    return [panel(bars, title="Components of the requests, added up over each step", height=180)]
+    return [panel(bars, title="components of the requests, added up over each step", height=180)]
 
 
 def _duration_title(rows: Rows, choice: Choice) -> str:

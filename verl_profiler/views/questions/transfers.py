@@ -15,9 +15,9 @@ from verl_profiler.units import counted, rate, seconds, share, size
 from verl_profiler.views.view import Choice, DataTables, column, known, view
 
 _WAYS = {
-    "send": ("sends", PHASE_COLORS["update_weights"]),
-    "receive": ("receives", "#0072B2"),
-    "load": ("loads into the engine", "#E69F00"),
+    "send": ("sends weights", PHASE_COLORS["update_weights"]),
+    "receive": ("receives weights", "#0072B2"),
+    "load": ("loads weights into the engine", "#E69F00"),
 }
 _PROCESSES = 16
 
@@ -39,13 +39,13 @@ def _weight_transfers(data: DataTables, choice: Choice) -> Spec:
     syncs = len({row["step"] for row in rows})
     longest = order[0]
     title = (
-        f"{longest[0]} {_WAYS[longest[1]][0]} weights for "
-        f"{seconds(means[longest])} per sync, the longest"
+        f"{longest[0]} {_WAYS[longest[1]][0]} for {seconds(means[longest])} per sync, the longest"
     )
     last = max(caused, key=lambda name: (caused[name], name))
     if caused[last] > 0:
         title += f"; the others wait {seconds(caused[last] / syncs)} for {last}"
     more = "" if len(shown) == len(order) else f" ({len(shown)} of {len(order)})"
+    texts = [_moved(groups[key]) for key in shown]
     bars = name_bars(
         [f"{name} {_WAYS[way][0]}" for name, way in shown],
         [
@@ -55,7 +55,7 @@ def _weight_transfers(data: DataTables, choice: Choice) -> Spec:
         "time per step",
         above=f"processes that move weights{more}",
         form="s",
-        texts=[_moved(groups[key]) for key in shown],
+        texts=texts,
         legend=False,
     )
     return chart(
@@ -65,6 +65,8 @@ def _weight_transfers(data: DataTables, choice: Choice) -> Spec:
         notes=(
             "Waiting: until all ranks of the checkpoint engine take part in a bucket. Speed: of the "
             "time after that where buckets were recorded, else of the whole."
+            if any(texts)
+            else ()
         ),
     )
 

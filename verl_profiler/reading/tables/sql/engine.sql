@@ -1,12 +1,19 @@
 CREATE VIEW engine_requests AS
+WITH held AS (
+    SELECT run, engine_request_id, begin_us, max(duration_us) AS held_us FROM event_fields
+    WHERE event = 'engine_parked' AND duration_us IS NOT NULL AND NOT $unknown_pause GROUP BY ALL
+)
 SELECT e.run, e.step, e.name, p.replica, e.engine_request_id, e.request_id, e.validate, e.status,
     e.begin_us, e.end_us, e.duration_us,
     e.prompt_tokens, e.response_tokens, e.cached_tokens, e.finish_reason,
-    micros(queue_s) AS queue_us,
+    -- Some engines count the wait in a pause, which is `engine_parked`, as time in their queue too: then the
+    -- parts are longer than the whole.
+    micros(queue_s) - CASE WHEN micros(queue_s + coalesce(prefill_s, 0) + coalesce(decode_s, 0)) + held_us / 2
+        > e.duration_us THEN least(held_us, micros(queue_s)) ELSE 0 END AS queue_us,
     micros(prefill_s) AS prefill_us,
     micros(decode_s) AS decode_us,
     micros(e2e_s) AS e2e_us,
-    micros(queue_s) + micros(prefill_s) AS first_token_us,
+    queue_us + micros(prefill_s) AS first_token_us,
     CASE WHEN e.response_tokens > 1
         THEN (e.response_tokens - 1) * 1e6 / nullif(micros(decode_s), 0) END AS decode_tokens_per_s,
     e.weight_version,
@@ -16,6 +23,7 @@ SELECT e.run, e.step, e.name, p.replica, e.engine_request_id, e.request_id, e.va
     integer_of(rest, 'draft_tokens') AS draft_tokens,
     integer_of(rest, 'accepted_draft_tokens') AS accepted_draft_tokens
 FROM event_fields AS e LEFT JOIN processes AS p USING (run, name)
+LEFT JOIN held AS h ON h.run = e.run AND h.engine_request_id = e.engine_request_id AND h.begin_us = e.begin_us
 WHERE e.event = 'engine_request' AND e.family = 'engine';
 
 -- Waits of calls in paused engines. Where the end of a pause has no probe, they are unknown: recordings of
