@@ -93,6 +93,9 @@ class OwnProcess:
         self._interval_ns = round(recorder.config.flush_interval_s * 1e9)
         self._longest_flush_ns = 0
         self._fd: int | None = None
+        self._path = ""
+        # Device and inode of the header's file.
+        self._identity = 0, 0
         self._header_events = 0
         self._offset = 0
         self._marked = b""
@@ -145,7 +148,8 @@ class OwnProcess:
         if self._fd is None or self.name is None:
             return
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(self._fd), os.stat(self._path)):
+            found = os.stat(self._path)
+            if (found.st_dev, found.st_ino) == self._identity:
                 return
         try:
             # In a directory that another launch has made meanwhile, the name may be taken.
@@ -176,10 +180,6 @@ class OwnProcess:
         if fd is not None:
             with contextlib.suppress(OSError):
                 os.close(fd)
-
-    @property
-    def _path(self) -> Path:
-        return self.directory / "processes" / f"{self.name}.json"
 
     def write(self, ended: str | None = None) -> None:
         """Replace the header."""
@@ -233,7 +233,7 @@ class OwnProcess:
             )
 
     def _replace(self, header: dict[str, Any], marked: bytes) -> None:
-        partial = self._path.with_suffix(".json.part")
+        partial = f"{self._path}.part"
         # Versions of packages may be subclasses of str.
         body = msgspec.json.encode(header, enc_hook=plain)[:-1]
         fd = os.open(partial, _WRITE_FLAGS | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -242,7 +242,9 @@ class OwnProcess:
             data = memoryview(body + marked)
             while data:
                 data = data[os.write(fd, data) :]
-            partial.replace(self._path)
+            os.replace(partial, self._path)
+            found = os.fstat(fd)
+            self._identity = found.st_dev, found.st_ino
             self._fd, fd = fd, self._fd
             self._offset, self._marked = len(body), marked
         finally:
@@ -288,6 +290,7 @@ class OwnProcess:
 
     def _settle_name(self, name: str) -> None:
         self.name = self._complaints.name = name
+        self._path = os.path.join(self.directory, "processes", f"{name}.json")
         if self.identity is not None:
             self._encoder.assign(self.directory, name, self.identity.rank)
 

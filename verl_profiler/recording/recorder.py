@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,13 +223,15 @@ class Recorder:
         return len(self.taken) + self._writer.waiting
 
     def _dropped_by(self) -> dict[str, int]:
-        counts = Counter(self._writer.files.dropped)
-        counts["queue_full"] += self._queue_full
-        counts["bad_event"] += self.bad_events
-        if self._writer.budget is not None:
-            counts["budget"] = self._writer.budget.refused
-        # What a hung disk holds up has no later chance once the process ends.
-        counts["late"] += self.late.count + (self.waiting() if self._hung() else 0)
+        budget = self._writer.budget
+        counts = {
+            **self._writer.files.dropped,
+            "queue_full": self._queue_full,
+            "bad_event": self.bad_events,
+            "budget": 0 if budget is None else budget.refused,
+            # What a hung disk holds up has no later chance once the process ends.
+            "late": self.late.count + (self.waiting() if self._hung() else 0),
+        }
         return {reason: count for reason, count in sorted(counts.items()) if count}
 
     @property

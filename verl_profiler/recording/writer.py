@@ -47,6 +47,7 @@ class _File:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         flags |= os.O_NOFOLLOW if owned else 0
         self.owned = owned
+        self._path = os.fspath(path)
         try:
             self.fd = os.open(path, flags, 0o666)
         except FileNotFoundError:
@@ -57,6 +58,7 @@ class _File:
         if not stat.S_ISREG(found.st_mode):
             self.close()
             raise OSError(errno.EINVAL, "not a regular file")
+        self._identity = found.st_dev, found.st_ino
 
     def write(self, lines: list[bytes]) -> OSError | None:
         """Append lines; leave in `lines` what is not in the file, also where anything else is raised."""
@@ -104,8 +106,18 @@ class _File:
         except OSError:
             lines[0] = lines[0][torn:]
 
-    def place(self, path: Path) -> str:
-        """Return whether what was written is still at `path`: `here`, `moved`, `lost` or `stale`."""
+    def place(self) -> str:
+        """Return whether what was written is still at its path: `here`, `moved`, `lost` or `stale`."""
+        is_there = True
+        try:
+            found = os.stat(self._path)
+            if (found.st_dev, found.st_ino) == self._identity:
+                return "here"
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:
+            # What cannot be asked now is taken to be where it was.
+            is_there = False
         try:
             found = os.fstat(self.fd)
         except OSError:
@@ -113,12 +125,7 @@ class _File:
             return "stale"
         if found.st_nlink == 0:
             return "lost"
-        try:
-            return "here" if os.path.samestat(found, os.stat(path)) else "moved"
-        except (FileNotFoundError, NotADirectoryError):
-            return "moved"
-        except OSError:
-            return "here"
+        return "moved" if is_there else "here"
 
     def close(self) -> None:
         os.close(self.fd)
@@ -204,8 +211,11 @@ class EventFiles:
 
         A file that is not where it was is made again with its next line.
         """
-        places = {path: file.place(path) for path, file in self._files.items()}
-        away = {path: place for path, place in places.items() if place != "here"}
+        away = {
+            path: place for path, file in self._files.items() if (place := file.place()) != "here"
+        }
+        if not away:
+            return
         for path, place in away.items():
             self._close(self._files.pop(path))
             if place == "moved":
@@ -214,7 +224,7 @@ class EventFiles:
             elif place == "lost":
                 self._count_lost(path)
         moved = {*away.values()} <= {"moved"}
-        for path in [path for path in self._written if path not in self._files] if away else ():
+        for path in [path for path in self._written if path not in self._files]:
             # Others were closed before; one that was compressed is not gone.
             if os.path.exists(path) or os.path.exists(f"{path}.gz"):
                 continue
