@@ -10,10 +10,12 @@ from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
 
 def test_what_travels_comes_back_the_same():
-    """The one-line form loses nothing."""
-    worker_config = WorkerConfig("/runs/a", "runs/a", EventSettings(steps=(1, 2)), take_anchor())
+    """The one-line form loses nothing, and what was a tuple is one."""
+    some = EventSettings(steps=(1, 2), exclude=("memory",), max_gb=2.0)
+    for events, clock, steps in ((some, take_anchor(), (3,)), (EventSettings(), None, ())):
+        sent = WorkerConfig("/runs/a", "runs/a", events, clock, captured_steps=steps)
 
-    assert worker_config == WorkerConfig.decode(worker_config.encode())
+        assert sent == WorkerConfig.decode(sent.encode())
 
 
 def test_all_families_are_on_unless_excluded():
