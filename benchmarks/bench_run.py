@@ -4,10 +4,10 @@
 
 Each pair is two runs of the real main_ppo with the stand-in engine, one of them profiled, in an order that
 alternates.  Their work is the same: responses and the times of engine and tools follow from the prompts
-(`+faults.scripted=true`, tests/faults), and the prompts come in order.  Responses have 110 tokens on average;
-`--lengthened 5` makes them 5 times as long, as those of verl's example for GSM8K (up to 1,024 tokens in up to
-5 turns), with the same number of events: a step has the more work per event.  Compared is the CPU time of all
-processes of a run per step, which does not depend on what else runs as much as wall time does.
+(`+faults.scripted=true`, tests/faults), and the prompts come in order.  Responses have 142 tokens on average, 560 with
+`--lengthened 5`, which makes what the model generates 5 times as long (verl's example for GSM8K allows 1,024
+in up to 5 turns): a step has more work for as many events.  Compared is the CPU time of all processes of a
+run per step, which does not depend on what else runs as much as wall time does.
 Printed: per pair the ratio profiled / bare and what the profiler's own account has of the same steps, then
 the mean ratio with its 95 % interval.
 """
