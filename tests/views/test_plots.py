@@ -109,7 +109,6 @@ def data_of(run, name, **chosen):
 ONLY = {
     "tq_functions": "traced",
     "own_spans": "spanned",
-    "critical_cycle": "asynchronous",
     "asynchronous_what_if": "asynchronous",
     "staleness": "asynchronous",
     "staleness_causes": "asynchronous",

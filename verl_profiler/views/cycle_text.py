@@ -7,9 +7,9 @@ from verl_profiler.analysis.explain.critical_cycle import EDGES, cycle_bound
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.text_tables import Rows, bar_table, table_text
 
-__all__ = ["BOUNDS", "as_decoding", "cycle_replays_text", "cycle_text", "replays_table"]
+__all__ = ["as_decoding", "cycle_replays_text", "cycle_text", "replays_table"]
 
-BOUNDS = {
+_BOUNDS = {
     "trainer": "the trainer bounds the steps",
     "rollout": "the rollout bounds the steps",
     "weight_sync": "the weight sync bounds the steps",
@@ -23,7 +23,7 @@ def cycle_text(rows: Rows) -> str:
         return ""
     title = (
         f"critical cycle of {counted(rows[0]['steps'], 'step')}: {seconds(rows[0]['cycle_s'])} per step; "
-        f"{BOUNDS[cycle_bound(rows)]}"
+        f"{_BOUNDS[cycle_bound(rows)]}"
     )
     edges = [(row["edge"], row["edge_s"], EDGES[row["edge"]]) for row in rows]
     return bar_table(title, edges, rows[0]["cycle_s"])

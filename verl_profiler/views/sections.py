@@ -56,6 +56,7 @@ _TABLES: dict[str, dict[str, str]] = {
         "validation_times": "Validations: not included in any other number",
     },
     "Devices and training": {
+        "critical_cycle": "The dependencies that bound the steps of an asynchronous run",
         "rank_balance": "Ranks: all wait for the slowest",
         "captures": "Captures",
         "range_times": "Ranges of captures",
@@ -93,7 +94,7 @@ _POINTING = 3
 # Stands for all steps together.
 WHOLE = -1
 # Explanations that are tables, and tables with few rows in any step.
-_EXPLAINED = ("step_replays", "straggler_requests")
+_EXPLAINED = ("critical_cycle", "step_replays", "straggler_requests")
 _FEW = frozenset({"validation_times"})
 # Tables by step are kept for so many steps: the longest, and others spread evenly.
 _DETAILED_STEPS = 150

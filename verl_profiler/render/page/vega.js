@@ -153,12 +153,11 @@ function fitted(spec, wide, width) {
   } else {
     for (const each of made.vconcat) each.width = Math.max(120, wide - 60);
   }
-  arranged(made, width);
+  arranged(made, width, made.vconcat ? width - 110 : width - 20);
   return made;
 }
 
-// Pixels of a letter of a name or text, of a line of text, of a bar below its name, and of the shortest bars.
-const LETTER = 6;
+// Pixels of a line of text, of a bar below its name, and of the shortest bars.
 const LINE = 15;
 const BAR = 10;
 const SHORTEST = 130;
@@ -167,31 +166,42 @@ const SHORTEST = 130;
  * Give legends as many columns, titles as many lines, and bars as much room as there is.
  * @param {any} value
  * @param {number} width
+ * @param {number} line Of a text in a panel.
  */
-function arranged(value, width) {
+function arranged(value, width, line) {
   if (!value || typeof value !== 'object') return;
   if (value.legend?.columns && value.scale?.domain) {
-    const column = 7 * longest(value.scale.domain) + 34;
+    const column = longest(value.scale.domain) + 44;
     value.legend.columns = Math.max(1, Math.floor((width - 100) / column));
   }
   if (value.layer && typeof value.title === 'string') {
-    value.title = linesOf(value.title, Math.max(24, Math.floor((width - 80) / LETTER)));
+    value.title = linesOf(value.title, line);
   }
-  if (value.layer?.[0].encoding?.y?.type === 'nominal') arrangeNames(value, width);
-  for (const each of Object.values(value)) arranged(each, width);
+  if (value.layer?.[0].encoding?.y?.type === 'nominal') arrangeNames(value, width, line);
+  for (const each of Object.values(value)) arranged(each, width, line);
+}
+
+const pen = element('canvas').getContext('2d');
+
+/** @param {string} text */
+function pixels(text) {
+  if (!pen) return 6 * text.length;
+  pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+  return pen.measureText(text).width;
 }
 
 /** @param {string[]} texts */
 function longest(texts) {
-  return Math.max(0, ...texts.map((text) => text.length));
+  return Math.max(0, ...texts.map(pixels));
 }
 
 /**
  * Make room behind bars for their texts; where there is none, names and texts are above the bars.
  * @param {Spec} panel
  * @param {number} width
+ * @param {number} line
  */
-function arrangeNames(panel, width) {
+function arrangeNames(panel, width, line) {
   /** @type {Spec[]} */
   const layers = panel.layer;
   if (layers.some(({mark}) => mark === 'rect')) return;
@@ -200,8 +210,8 @@ function arrangeNames(panel, width) {
   const texts = layers.find(({mark}) => mark.dx === 6);
   /** @type {Spec[]} */
   const written = texts ? texts.data.values : [];
-  const room = width - LETTER * longest(order) - 30;
-  const left = room - LETTER * longest(written.map(({text}) => text)) - 16;
+  const room = width - longest(order) - 30;
+  const left = room - longest(written.map(({text}) => text)) - 16;
   if (left >= SHORTEST) {
     const top = (Math.max(0, ...written.map(({high}) => high)) * room) / left;
     if (top) for (const {encoding} of layers) encoding.x.scale.domainMax = top;
@@ -209,7 +219,7 @@ function arrangeNames(panel, width) {
   }
   const above = order.map((name) => {
     const text = written.find(({at}) => at === name)?.text;
-    return {at: name, text: linesOf(text ? `${name}: ${text}` : name, (width - 20) / LETTER)};
+    return {at: name, text: linesOf(text ? `${name}: ${text}` : name, line)};
   });
   const lines = Math.max(...above.map(({text}) => text.length));
   const high = LINE * lines;
@@ -232,19 +242,21 @@ function arrangeNames(panel, width) {
 
 /**
  * @param {string} text
- * @param {number} most Characters in a line.
+ * @param {number} width
  */
-function linesOf(text, most) {
-  /** @type {string[]} */
-  const lines = [''];
-  // A word that is longer than a line is broken.
-  const longer = new RegExp(`(\\S{${Math.max(1, Math.floor(most))}})(?=\\S)`, 'g');
-  for (const word of text.replace(longer, '$1 ').split(' ')) {
-    const last = `${lines[lines.length - 1]} ${word}`.trim();
-    if (last.length > most && lines[0]) lines.push(word);
-    else lines[lines.length - 1] = last;
+function linesOf(text, width) {
+  const lines = [];
+  let rest = text;
+  while (pixels(rest) > width) {
+    let end = rest.length;
+    while (end > 1 && pixels(rest.slice(0, end)) > width) end -= 1;
+    // Between words, unless much of the line would be empty.
+    const space = rest.lastIndexOf(' ', end);
+    if (space > end * 0.6) end = space;
+    lines.push(rest.slice(0, end));
+    rest = rest.slice(end).trimStart();
   }
-  return lines;
+  return [...lines, rest];
 }
 
 function isDark() {

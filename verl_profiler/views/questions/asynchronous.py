@@ -1,16 +1,14 @@
-"""Views of an asynchronous run: its pools, the loop of dependencies that bounds its steps, its samples."""
+"""Views of an asynchronous run: its pools, replays of its steps, its samples."""
 
 from __future__ import annotations
 
 from verl_profiler.analysis.explain.changes import UNCHANGED
-from verl_profiler.analysis.explain.critical_cycle import critical_cycle, cycle_bound
 from verl_profiler.analysis.explain.what_if import asynchronous_what_if
 from verl_profiler.analysis.pools import pools_over_time
 from verl_profiler.analysis.selection import Rows, summed
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.render.charts import (
-    Series,
     Spec,
     chart,
     colored,
@@ -23,7 +21,7 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, INK, MUTED, VERSION_COLORS, color
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.cycle_text import BOUNDS, as_decoding
+from verl_profiler.views.cycle_text import as_decoding
 from verl_profiler.views.questions.critical_path import savings
 from verl_profiler.views.staleness_text import by_cause, by_group, makers
 from verl_profiler.views.view import Choice, DataTables, column, view
@@ -112,36 +110,6 @@ def _levels(rows: Rows, x: Spec, queue: bool) -> Spec:
         y=quantity("low", "prompts" if queue else "calls", tickCount=3),
         y2={"field": "high"},
         color=MUTED if queue else of_versions,
-    )
-
-
-_POOLS = (("trainer", MUTED), ("rollout", ACCENT))
-
-
-@view(
-    "critical_cycle",
-    "Which loop of dependencies bounds the steps of an asynchronous run?",
-    critical_cycle,
-    empty="no asynchronous training with recorded samples.",
-)
-def _cycle(data: DataTables, choice: Choice) -> Spec:
-    rows = data["critical_cycle"]
-    series: list[Series] = [
-        (pool, [row["edge_s"] if row["pool"] == pool else None for row in rows], color)
-        for pool, color in _POOLS
-        if any(row["pool"] == pool for row in rows)
-    ]
-    bars = name_bars(
-        [row["edge"].replace("_", " ") for row in rows],
-        series,
-        "time per step [s]",
-        texts=[f"{seconds(row['edge_s'])}, {share(row['share'])}" for row in rows],
-    )
-    return chart(
-        f"{seconds(rows[0]['cycle_s'])} per step: {BOUNDS[cycle_bound(rows)]}",
-        f"{choice.text()}: {counted(rows[0]['steps'], 'step')}",
-        bars,
-        notes="Dependencies traced back from the last step, always to the one that finished last.",
     )
 
 

@@ -1,8 +1,4 @@
 CREATE VIEW engine_requests AS
-WITH held AS (
-    SELECT run, engine_request_id, begin_us, max(duration_us) AS held_us FROM event_fields
-    WHERE event = 'engine_parked' AND duration_us IS NOT NULL AND NOT $unknown_pause GROUP BY ALL
-)
 SELECT e.run, e.step, e.name, p.replica, e.engine_request_id, e.request_id, e.validate, e.status,
     e.begin_us, e.end_us, e.duration_us,
     e.prompt_tokens, e.response_tokens, e.cached_tokens, e.finish_reason,
@@ -23,7 +19,10 @@ SELECT e.run, e.step, e.name, p.replica, e.engine_request_id, e.request_id, e.va
     integer_of(rest, 'draft_tokens') AS draft_tokens,
     integer_of(rest, 'accepted_draft_tokens') AS accepted_draft_tokens
 FROM event_fields AS e LEFT JOIN processes AS p USING (run, name)
-LEFT JOIN held AS h ON h.run = e.run AND h.engine_request_id = e.engine_request_id AND h.begin_us = e.begin_us
+LEFT JOIN (
+    SELECT run, engine_request_id, begin_us, max(duration_us) AS held_us FROM event_fields
+    WHERE event = 'engine_parked' AND duration_us IS NOT NULL AND NOT $unknown_pause GROUP BY ALL
+) AS h ON h.run = e.run AND h.engine_request_id = e.engine_request_id AND h.begin_us = e.begin_us
 WHERE e.event = 'engine_request' AND e.family = 'engine';
 
 -- Waits of calls in paused engines. Where the end of a pause has no probe, they are unknown: recordings of
