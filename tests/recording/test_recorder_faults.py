@@ -1,6 +1,7 @@
 """What goes wrong around a recorder: every event taken is written once or counted, nothing is raised."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -103,31 +104,38 @@ def test_a_disk_that_is_really_full_and_then_has_room(worker_config):
     assert 0 == counters["dropped"]
 
 
-def test_a_torn_line_in_a_file_of_the_callers_choice(worker_config, tmp_path, monkeypatch):
-    """Somebody else may append meanwhile: it stays as a line of its own, before the whole one."""
+@pytest.mark.parametrize("cuts", [(-90,), (-1,), (-90, -1), (1, -1), (-1, 0), (-90, -90, 1)])
+def test_a_torn_line_in_a_file_of_the_callers_choice(worker_config, tmp_path, monkeypatch, cuts):
+    """Somebody else may append meanwhile: it stays as a line of its own, before the whole one.
+
+    What lacks its end alone is whole, and was written again.
+    """
     write = os.write
-    torn = []
+    left, failures = list(cuts), []
 
-    def half(descriptor, data):
+    def cut(descriptor, data):
         data = bytes(data)
-        if not torn and b'"mine"' in data:
-            torn.append(write(descriptor, data[: len(data) // 2]))
-            return torn[0]
-        if len(torn) == 1:
-            torn.append(0)
-            raise OSError(errno.EIO, "Input/output error")
-        return write(descriptor, data)
+        if failures and failures[-1] is None:
+            failures[-1] = OSError(errno.EIO, "Input/output error")
+            raise failures[-1]
+        if not left or not os.readlink(f"/proc/self/fd/{descriptor}").endswith("shared.jsonl"):
+            return write(descriptor, data)
+        failures.append(None)
+        return write(descriptor, data[: left.pop(0)])
 
-    monkeypatch.setattr(os, "write", half)
-    start(worker_config)
+    monkeypatch.setattr(os, "write", cut)
+    active = start(worker_config)
     log_manager.log(tmp_path / "shared.jsonl", "mine", extra={"n": 1}, step=1)
-    until(lambda: len(torn) == 2)
+    until(lambda: not left and None not in failures)
     log_manager.log(tmp_path / "shared.jsonl", "mine", extra={"n": 2}, step=1)
     recorder.stop()
 
-    lines = [line for line in (tmp_path / "shared.jsonl").read_bytes().splitlines() if line]
-    assert [1, 2] == [json.loads(line)["extra"]["n"] for line in lines[-2:]]
-    assert 3 == len(lines)
+    whole = []
+    for line in (tmp_path / "shared.jsonl").read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            whole.append(json.loads(line)["extra"]["n"])
+    assert [1, 2] == whole
+    assert 2 == active.account()["events"] - active.account()["own_events"]
 
 
 def test_a_disk_that_hangs_at_the_end_is_reported(worker_config, monkeypatch, capsys):

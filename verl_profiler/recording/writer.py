@@ -98,8 +98,10 @@ class _File:
         if torn <= 0 or not lines:
             return
         if not self.owned:
-            # The piece stays as a line of its own, since others' lines may follow it.
-            lines[0] = b"\n" + lines[0]
+            # The piece stays as a line of its own, since others' lines may follow it; one that lacks its end alone
+            # is whole.
+            rest = lines[0][torn:]
+            lines[0] = rest if rest == b"\n" else b"\n" + lines[0].removeprefix(b"\n")
             return
         try:
             os.ftruncate(self.fd, begin + whole)
