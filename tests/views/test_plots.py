@@ -18,7 +18,7 @@ pytest.importorskip("vl_convert")
 from chart_reading import data_in, every_channel, panels_of, title_of, words
 
 from verl_profiler.analysis.steps import step_times
-from verl_profiler.render.charts import render, spec_text
+from verl_profiler.render.charts import WIDTH, chart, name_bars, render, spec_text
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.summary_text import step_tables
 from verl_profiler.views.view import Choice, NothingToDraw
@@ -190,6 +190,17 @@ def test_titles_and_axes_of_all_charts(runs):
                     wrong.append((name, each["title"]))
 
     assert [] == wrong
+
+
+def test_a_long_name_has_several_lines():
+    """None of its letters is cut, and its bar keeps half of the picture."""
+    name = f"worker_0: {'verl.module.' * 15}call"
+    spec = chart("1", "a run", name_bars([name, "other"], [("", [1, 2], "#0072B2")], "time"))
+    svg = render(spec, "svg").decode()
+    written = "".join(re.findall(r">([^<>]+)</", svg))
+
+    assert name.replace(" ", "") in written.replace(" ", "")
+    assert float(re.search(r'<svg[^>]*? width="([\d.]+)"', svg)[1]) < 2 * WIDTH
 
 
 def test_no_rows_are_no_chart():

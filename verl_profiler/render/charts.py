@@ -91,6 +91,9 @@ _MARKED = 30
 # Pixels of a letter, and between names, of few rows and of many.
 _LETTER = 6.5
 _ROW, _THIN_ROW, _MANY_ROWS = 21, 10, 30
+# Letters in a line of a name, and the pixels of a further line.
+_LINE, _LINE_HEIGHT = 60, 13
+_LINES = f"split(replace(datum.label, regexp('(.{{30,{_LINE - 1}}} |.{{{_LINE}}})(?=.)', 'g'), '$1\\n'), '\\n')"
 
 # The label of a time on an axis.
 _SECONDS = (
@@ -210,8 +213,10 @@ def panel(*layers: Spec | list[Spec], title: str = "", height: float = 0) -> Spe
 
 
 def _names_height(channel: Spec) -> int:
-    count = max(len(channel["scale"]["domain"]), 2)
-    return count * (_ROW if count <= _MANY_ROWS else _THIN_ROW)
+    listed = channel["scale"]["domain"]
+    count = max(len(listed), 2)
+    lines = -(-max(map(len, listed), default=0) // _LINE)
+    return count * ((_ROW if count <= _MANY_ROWS else _THIN_ROW) + _LINE_HEIGHT * max(lines - 1, 0))
 
 
 def layer(
@@ -309,8 +314,12 @@ def steps_axis(steps: Sequence[float], field: str = "step", room: float = 0.6) -
 
 
 def names(field: str, order: Sequence[str]) -> Spec:
-    """Return a vertical channel of names, the first on top; none is cut, of very many some are left out."""
+    """Return a vertical channel of names, the first on top.
+
+    None is cut: long ones have several lines.  Of very many, some are left out.
+    """
     many = len(order) > _MANY_ROWS
+    long = any(len(name) > _LINE for name in order)
     return {
         "field": field,
         "type": "nominal",
@@ -322,6 +331,7 @@ def names(field: str, order: Sequence[str]) -> Spec:
             "ticks": False,
             "labelFontSize": 9 if many else 11,
             "labelOverlap": many,
+            **({"labelExpr": _LINES} if long else {}),
         },
     }
 
