@@ -138,6 +138,33 @@ def test_a_torn_line_in_a_file_of_the_callers_choice(worker_config, tmp_path, mo
     assert 2 == active.account()["events"] - active.account()["own_events"]
 
 
+def test_lines_of_another_step_do_not_continue_a_piece(worker_config, tmp_path, monkeypatch):
+    """They go to the same file of the caller's, and came right after it: such a line could not be read."""
+    write = os.write
+    failures = []
+
+    def cut(descriptor, data):
+        if len(failures) == 2 or not os.readlink(f"/proc/self/fd/{descriptor}").endswith("l.jsonl"):
+            return write(descriptor, data)
+        failures.append(True)
+        if len(failures) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        return write(descriptor, bytes(data)[:90])
+
+    monkeypatch.setattr(os, "write", cut)
+    active = start(msgspec.structs.replace(worker_config, flush_interval_s=60.0))
+    for step in (1, 2):
+        log_manager.log(tmp_path / "l.jsonl", "mine", extra={"n": step}, step=step)
+    recorder.stop()
+
+    whole = []
+    for line in (tmp_path / "l.jsonl").read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            whole.append(json.loads(line)["extra"]["n"])
+    assert [1, 2] == sorted(whole)
+    assert 2 == active.account()["events"] - active.account()["own_events"]
+
+
 def test_a_disk_that_hangs_at_the_end_is_reported(worker_config, monkeypatch, capsys):
     """In bounded time, with the number of events."""
     disk = Disk(monkeypatch)

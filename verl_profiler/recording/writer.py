@@ -47,6 +47,8 @@ class _File:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         flags |= os.O_NOFOLLOW if owned else 0
         self.owned = owned
+        # Of a file that others write too.
+        self.ends_in_piece = False
         self._path = os.fspath(path)
         try:
             self.fd = os.open(path, flags, 0o666)
@@ -60,9 +62,15 @@ class _File:
             raise OSError(errno.EINVAL, "not a regular file")
         self._identity = found.st_dev, found.st_ino
 
-    def write(self, lines: list[bytes]) -> OSError | None:
-        """Append lines; leave in `lines` what is not in the file, also where anything else is raised."""
-        data = b"".join(lines)
+    def write(self, lines: list[bytes], before: bytes = b"") -> OSError | None:
+        """Append lines; leave in `lines` what is not in the file, also where anything else is raised.
+
+        Args:
+            lines: Whole lines.
+            before: What ends a piece of a line at the end of the file.
+        """
+        data = before + b"".join(lines)
+        self.ends_in_piece = False
         try:
             begin = os.fstat(self.fd).st_size
         except OSError as error:
@@ -76,17 +84,18 @@ class _File:
             lines.clear()
         except BaseException as error:
             if lines:
-                self._take_back(lines, begin, sent)
+                self._take_back(lines, begin, sent, before)
             if isinstance(error, OSError):
                 return error
             raise
         return None
 
-    def _take_back(self, lines: list[bytes], begin: int, sent: int) -> None:
+    def _take_back(self, lines: list[bytes], begin: int, sent: int, before: bytes) -> None:
         """Remove from `lines` what is in the file, and from the file what is no whole line."""
         if self.owned:
             with contextlib.suppress(OSError):
                 sent = os.fstat(self.fd).st_size - begin
+        sent -= len(before)
         whole = count = 0
         for line in lines:
             if whole + len(line) > sent:
@@ -96,12 +105,14 @@ class _File:
         del lines[:count]
         torn = sent - whole
         if torn <= 0 or not lines:
+            self.ends_in_piece = sent < 0
             return
         if not self.owned:
             # The piece stays as a line of its own, since others' lines may follow it; one that lacks its end alone
             # is whole.
-            rest = lines[0][torn:]
-            lines[0] = rest if rest == b"\n" else b"\n" + lines[0].removeprefix(b"\n")
+            self.ends_in_piece = True
+            if lines[0][torn:] == b"\n":
+                lines[0] = b"\n"
             return
         try:
             os.ftruncate(self.fd, begin + whole)
@@ -152,6 +163,8 @@ class EventFiles:
     def __init__(self, complain: Callable[[str, str], None]) -> None:
         self._complain = complain
         self._files: dict[Path, _File] = {}
+        # Those that end in a piece of a line, which cannot be taken back.
+        self._pieces: set[Path] = set()
         # Lines and bytes that were written, by file.
         self._written: dict[Path, tuple[int, int]] = {}
         self.events = 0
@@ -170,7 +183,11 @@ class EventFiles:
         """
         count, size = len(lines), sum(map(len, lines))
         try:
-            error = self._open(path, owned).write(lines)
+            file = self._open(path, owned)
+            try:
+                error = file.write(lines, b"\n" if path in self._pieces else b"")
+            finally:
+                (self._pieces.add if file.ends_in_piece else self._pieces.discard)(path)
         except (OSError, ValueError) as failed:
             error = failed
         finally:
