@@ -235,7 +235,13 @@ function arrangeNames(panel, width, line) {
   }
   panel.layer.push({
     data: {values: above},
-    mark: {type: 'text', align: 'left', baseline: 'top', lineHeight: LINE, dy: -(high + BAR + 6) / 2},
+    mark: {
+      type: 'text',
+      align: 'left',
+      baseline: 'top',
+      lineHeight: LINE,
+      dy: -(high + BAR + 6) / 2,
+    },
     encoding: {x: {value: 0}, y: layers[0].encoding.y, text: {field: 'text'}},
   });
 }
