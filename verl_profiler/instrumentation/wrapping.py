@@ -132,8 +132,6 @@ def _hooks(probe: Probe) -> tuple[Callable[..., Any], Callable[..., None]]:
         return _enter_traced, _leave_traced
     if probe.applies is not None:
         return _enter_if_it_applies, _leave
-    if probe.event is None and probe.enter is None:
-        return _enter_unmeasured, _leave
     return _enter, _leave
 
 
@@ -284,19 +282,6 @@ def _enter(
     if observers.current is not None and call.event is not None:
         observers.current.call_begins(call, probe.family, in_loop)
     return call
-
-
-def _enter_unmeasured(
-    _probe: Probe,
-    names: tuple[str, ...],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    _in_loop: bool | None,
-) -> Call | None:
-    """Begin a call of which only the end matters: without a clock."""
-    if recorder._active is None:  # pyright: ignore[reportPrivateUsage]
-        return None
-    return Call(None, None, names, args, kwargs)
 
 
 def _enter_if_it_applies(
