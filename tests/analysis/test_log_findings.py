@@ -62,6 +62,15 @@ def found(path):
     [
         # One of the 29 steps that count, 19 times its median.
         ({"gen": lambda step: 7600.0 if step == 23 else GEN}, ("stalled_step", "gen", 7200 / 29)),
+        ({"gen": lambda step: 1160.0 if step == 23 else GEN}, ("stalled_step", "gen", 760 / 29)),
+        # Phases that change at once are one cause.
+        (
+            {
+                "update_actor": lambda step: UPDATE + (200 if step >= 15 else 0),
+                "old_log_prob": lambda step: FORWARD + (60 if step >= 15 else 0),
+            },
+            ("changed", "update_actor", 260 * 16 / 29),
+        ),
         # From 260 by 18 s a step.
         ({"update_actor": lambda step: UPDATE + 18 * step}, ("grows", "update_actor", 18 * 13.0)),
         ({"param_sync": lambda step: 6.0 if step < 21 else 1500.0}, ("changed", "param_sync", 1494 * 10 / 29)),

@@ -28,6 +28,19 @@ def test_tools_by_time(tables, conversation, span):
     assert (2, "b", 4.0, 3.0) == picked(search, "slowest_step slowest_request_id max_s p50_s")
 
 
+def test_a_tool_that_returned_waits_for_all_stalls_that_follow_each_other(tables, span):
+    """Each of them is of another request's reward; one that had ended before is none of the wait."""
+    events = [
+        span("tool_call", 0, 12, request_id="a", turn=0, tool="calc"),
+        span("event_loop_lag", 1, 2, request_id="b"),
+        span("event_loop_lag", 4, 8, request_id="b"),
+        span("event_loop_lag", 8.01, 12, request_id="c"),
+    ]
+    (call,) = tables(events).rows("SELECT stalled_us FROM tool_calls")
+
+    assert 7_990_000 == call["stalled_us"]
+
+
 def test_the_score_is_of_the_request_with_its_uid(tables, conversation, span):
     """A reward worker knows neither the step nor that it scores validation."""
     events = [

@@ -64,6 +64,9 @@ class Plan:
     block: float = 0.0
     pauses: tuple[float, float] = (0.0, 0.0)
     busy_host: float = 1.0
+    host_tools: float = 0.0
+    host_puts: float = 0.0
+    late_worker: float = 0.0
     one_at_a_time: bool = False
     reward: float = 0.02
     reward_workers: int = 4
@@ -78,6 +81,7 @@ class Plan:
     slots: int = 256
     slots_of: tuple[int, ...] | None = None
     speeds_in: tuple[int, ...] | None = None
+    halt: tuple[int, float] = (0, 0.0)
     capacity: tuple[int, ...] = (10**9,) * 4
     first_prefill: float = 0.0
     prefill_token: float = 1e-4
@@ -401,6 +405,8 @@ class Training:
         uid = f"u{step:02d}{prompt:03d}"
         if plan.one_at_a_time:
             yield self.single.acquire()
+        if worker == 3:
+            yield plan.late_worker
         begin = kernel.now
         self._event(name, step, "request_start", begin, None, **ids, uid=uid)
         built = self._random("build", step, number).uniform(0.7, 1.3) * plan.build
@@ -513,6 +519,7 @@ class Training:
             tool = f"url_{int(picks * 12):02d}"
             took += plan.slow_url if tool == "url_07" else 0.0
         took *= self._busy(worker)
+        took += plan.host_tools if worker % 4 == BUSY else 0.0
         since, slower = plan.tool_since
         took += (
             slower if tool == "code" and since and getattr(step, "label", step) >= since else 0.0
@@ -546,7 +553,8 @@ class Training:
         self._event(name, step, "reward", begin, kernel.now, **own, **ids, score=1.0)
         put = kernel.now
         only = self.plan.put_worker
-        yield self.plan.put if only is None or name == f"worker_{only}" else Plan.put
+        put_s = self.plan.put if only is None or name == f"worker_{only}" else Plan.put
+        yield put_s + (self.plan.host_puts if int(name[len("worker_") :]) % 4 == BUSY else 0.0)
         yield from loop.turn()
         self._event(name, step, "tq_put", put, kernel.now, **own, **ids, size_bytes=80000, rows=1)
         self._event(name, step, "postprocess", begin, kernel.now, **own, **ids)
@@ -610,6 +618,10 @@ class Training:
         at = kernel.now
         batch = Batch(plan.prompts * plan.samples, finished.open)
         self._dispatch(step, lambda _: batch)
+        halted, halt_s = plan.halt
+        if step == halted:
+            kernel.wake(self.replicas[1].pause, 5.0)
+            kernel.wake(self.replicas[1].resume, 5.0 + halt_s)
         yield finished
         # The replay buffer is polled.
         yield 0.5 - (kernel.now - at) % 0.5

@@ -20,6 +20,9 @@ QUICK = [
         ("fifth_prompts", 0),
         ("tokens_grow", 0),
         ("flowing_tool_since", 1),
+        ("host_tools", 0),
+        ("late_worker", 1),
+        ("halted_replica", 0),
     ),
 ]
 
@@ -41,6 +44,35 @@ def test_a_planted_fault_is_named_first(kind, severity):
 
     assert "first" == verdict, named
     assert 0.8 <= ratio <= 1.25, named
+
+
+@pytest.mark.parametrize(
+    ("faults", "named"),
+    [
+        (
+            {"one_at_a_time": True, "build": 4.0},
+            {"few_at_once": "one_at_a_time", "prompt_build": "build"},
+        ),
+        (
+            {"one_at_a_time": True, "slow_tool": 20.0},
+            {"few_at_once": "one_at_a_time", "slow_tools": "slow_tool"},
+        ),
+        ({"busy_host": 4.0, "slots": 4}, {"slow_host": "busy_host", "engine_queue": "slots"}),
+    ],
+    ids=str,
+)
+def test_each_of_two_faults_is_named_with_what_it_costs_alone(faults, named):
+    """Requests that run one after the other wait for all of each other's prompts; a queue for slow calls."""
+    both = Training(Plan(**faults))
+    found = {row["finding"]: row["recoverable_s"] for row in findings_of(both)}
+    costs = {
+        finding: both.step_s - Training(replace(both.plan, **{fault: getattr(Plan, fault)})).step_s
+        for finding, fault in named.items()
+    }
+
+    assert list(found)[:2] == sorted(costs, key=lambda name: -costs[name])
+    for finding, cost in costs.items():
+        assert 0.8 <= found[finding] / cost <= 1.25, (finding, found, costs)
 
 
 def test_a_clean_run_blames_nobody():

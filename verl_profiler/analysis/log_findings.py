@@ -222,7 +222,8 @@ class _Series:
     ) -> Finding:  # fmt: skip
         return Finding(
             run=self.run, name=name, rule=replace(rule, shows=_SHOWS), steps=len(self.steps),
-            step_s=self.whole_s, recoverable_s=lost_s, lost_s=lost_s, accounts={phase: lost_s}, reason=reason,
+            step_s=self.whole_s, recoverable_s=lost_s, lost_s=lost_s,
+            accounts={phase: min(lost_s, self.mean(phase) or lost_s)}, reason=reason,
             culprit=culprit or NOBODY, who=None if culprit else phase, mostly_step=step,
         )  # fmt: skip
 

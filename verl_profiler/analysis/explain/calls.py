@@ -279,7 +279,8 @@ def _request(
         )
         served = together[0].get("served")
         shared = (_TOOLS_POOL, served) if served is not None and len(together) == 1 else (None, 1.0)
-        items.append((first, last, Tools(lengths, turn, *shared)))
+        stalled_us = min(call["stalled_us"] or 0 for call in together)
+        items.append((first, last, Tools(lengths, turn, *shared, stalled_us)))
     stages: list[Stage] = []
     cursor = row["begin_us"]
     for first, last, stage in sorted(items, key=lambda item: item[:2]):
@@ -390,7 +391,7 @@ SELECT uid, max(at_us) FILTER (fate = 'consumed') AS taken_us,
 FROM samples WHERE run = ? AND uid IS NOT NULL GROUP BY uid
 """
 _TOOLS = f"""
-SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, tool FROM tool_calls
+SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, stalled_us, tool FROM tool_calls
 WHERE duration_us IS NOT NULL AND {_OWN} ORDER BY run, begin_us, end_us
 """
 # An attempt for each interruption of a call, with the interval of the engine that served it.

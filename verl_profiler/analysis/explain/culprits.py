@@ -27,7 +27,7 @@ from verl_profiler.analysis.explain.engine_culprits import engines
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import over_time
 from verl_profiler.analysis.explain.rollout_culprits import late_s
-from verl_profiler.analysis.explain.rules import BETWEEN
+from verl_profiler.analysis.explain.rules import BETWEEN, LATE_START
 from verl_profiler.analysis.explain.step_rows import TOGETHER
 from verl_profiler.analysis.explain.what_if import Cycle, cycles
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
@@ -64,6 +64,7 @@ def culprits(
     of_run = by_run(segments)
     for run in dict.fromkeys((*of_run, *(each.run for each in gathered))):
         own, found = of_run.get(run, []), named.setdefault(run, {})
+        late_start_s = 0.0
         for name, (categories, label) in _BY_CATEGORY.items():
             places = places_of(
                 (row["step"], label(row), row["duration_s"])
@@ -71,6 +72,7 @@ def culprits(
                 if row["category"] in categories
             )
             if places:
+                late_start_s = lost_in(places) if name == LATE_START else late_start_s
                 culprit = identity(_KINDS.get(name, "phase"), places)
                 if len({who for place in places for who in place.lost_s}) == 1:
                     # It leads everywhere, whatever it is.
@@ -81,6 +83,9 @@ def culprits(
             _, most_s = found.get(name, (None, None))
             # Of several, the one that costs most.
             more = culprit.evidence and (most_s is None or (lost_s or 0.0) > most_s)
+            if name == LATE_START and 2 * (lost_s or 0.0) < late_start_s:
+                # One worker is the culprit only if it costs most of that.
+                continue
             if more or name not in found:
                 in_phases = name in _OF_TRAINER and lost_s is not None
                 saved_s = earlier.of_training(run, lost_s or 0.0) if in_phases else lost_s
@@ -122,7 +127,7 @@ _BY_CATEGORY: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], str
     "engine_sleep": (("sleep_replicas",), lambda _: "sleep_replicas"),
     "handover": (("handover",), lambda row: str(row["phase"] or "between timers")),
     "unexplained": (("unexplained",), lambda row: str(row["phase"] or "between timers")),
-    "late_start": (("dispatch", "prepare_step"), lambda row: str(row["category"])),
+    LATE_START: (("dispatch", "prepare_step"), lambda row: str(row["category"])),
     "way_to_engine": (("server_acquire", "transport"), lambda row: str(row["category"])),
     "checkpoint": (("save_checkpoint",), lambda _: "save_checkpoint"),
     "polling": (("polling",), lambda _: "poll interval of the replay buffer"),

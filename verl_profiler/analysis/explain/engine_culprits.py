@@ -10,6 +10,7 @@ from verl_profiler.analysis.explain.rollout_culprits import shares_of
 from verl_profiler.analysis.explain.step_rows import KV_FULL
 from verl_profiler.analysis.explain.work import Earlier
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
+from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["engines", "lost_by_engine"]
@@ -22,6 +23,11 @@ def engines(earlier: Earlier) -> Iterator[Named]:
     """Find the replicas where last requests queue, are retracted, or lose their prefix cache."""
     tables, steps = earlier.tables, earlier.steps
     shares = shares_of(tables, "engine_name", "engine_calls", steps)
+    sooner = earlier(
+        "SELECT run, step, name, request_id, 'cold' AS who, sum(cold_us) AS cut_us FROM engine_call_times "
+        f"WHERE cold_us > 0 AND NOT validate AND {SYNCHRONOUS} AND {in_steps(steps)} GROUP BY ALL",
+        "prefill",
+    )
     for run, own in by_run(lost_by_engine(tables, steps)).items():
         by_calls = shares.get(run, {})
         for finding, about in _ABOUT.items():
@@ -37,7 +43,11 @@ def engines(earlier: Earlier) -> Iterator[Named]:
                 culprit = concentration("replica", places, expected, verb=about)
                 if finding == "retractions":
                     culprit = replace(culprit, because=_retracted(tables, run, steps))
-                yield Named(run, finding, culprit, lost_in(places))
+                lost_s = lost_in(places)
+                if finding == "cold_prefix_cache":
+                    # Others end last without it.
+                    lost_s = min(lost_s, lost_in(sooner.get((run, "cold"), [])))
+                yield Named(run, finding, culprit, lost_s)
 
 
 def _retracted(tables: Tables, run: str, steps: Steps) -> str:

@@ -10,12 +10,11 @@ from typing import Any
 
 from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit
 from verl_profiler.analysis.explain.fixes import Facts, fixes_of
-from verl_profiler.analysis.explain.rules import BETWEEN, RULES, Rule
+from verl_profiler.analysis.explain.rules import BETWEEN, LATE_START, RULES, Rule
 from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.units import seconds, share
 
 __all__ = [
-    "LATE_START",
     "LEAST",
     "NOBODY",
     "WORK",
@@ -43,8 +42,6 @@ WORK: dict[str, tuple[str, ...]] = {
     "validation": ("testing", "validation"),
 }
 _WORKS = frozenset(category for each in WORK.values() for category in each)
-# The rule whose categories precede the requests.
-LATE_START = "late_start"
 
 
 @dataclass(frozen=True)
@@ -106,6 +103,7 @@ class Finding:
             "work": "The work of requests" if culprit.kind == "work" else "A phase",
             "reason": self.reason,
         }
+        placed = culprit.who is not None and culprit.kind != "phase"
         # Without a single culprit, its text has several.
         sentence = (
             rule.sentence if culprit.who else rule.sentence.replace("(most: {who})", "({who})")
@@ -136,7 +134,7 @@ class Finding:
             "evidence": culprit.evidence,
             "message": sentence.format(**filled),
             "cause": culprit.because or rule.cause,
-            "advice": ((culprit.who and rule.named_advice) or rule.advice).format(**filled),
+            "advice": ((placed and rule.named_advice) or rule.advice).format(**filled),
             "proof": self.proof,
             "shows": list(rule.shows),
             "overrides": overrides,

@@ -27,7 +27,7 @@ from verl_profiler.analysis.explain.critical_path import (
 )
 from verl_profiler.analysis.explain.culprits import culprit_rows, culprits
 from verl_profiler.analysis.explain.finding import (
-    LATE_START,
+    LEAST,
     NOBODY,
     WORK,
     Account,
@@ -40,7 +40,7 @@ from verl_profiler.analysis.explain.finding import (
 )
 from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
-from verl_profiler.analysis.explain.rules import RULES, Rule
+from verl_profiler.analysis.explain.rules import LATE_START, RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import (
     asynchronous_what_if,
@@ -162,10 +162,13 @@ _STALLED, _SLOW_TRANSFERS = "stalled_step", "slow_transfers"
 
 def _set_apart(segments: Rows, culprits: Mapping[str, tuple[Culprit, float | None]]) -> Rows:
     """Give what a step stands still for, and the transfers of a slow worker, categories of their own."""
-    slow, _ = culprits.get(_SLOW_TRANSFERS, (NOBODY, None))
+    slow, slow_s = culprits.get(_SLOW_TRANSFERS, (NOBODY, None))
+    enough = (slow_s or 0.0) >= LEAST * sum(row["duration_s"] for row in segments)
     segments = [
         {**row, "category": _SLOW_TRANSFERS}
-        if row["category"] == "transfer" and f"{row['event']} in {row['name']}" == slow.who
+        if enough
+        and row["category"] == "transfer"
+        and f"{row['event']} in {row['name']}" == slow.who
         else row
         for row in segments
     ]

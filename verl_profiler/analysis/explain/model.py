@@ -70,13 +70,15 @@ class Call(NamedTuple):
 class Tools(NamedTuple):
     """The tool calls of one turn: start (relative to the first), duration and tool of each.
 
-    All but `served` of the time is a wait for the `pool`, if requests share one.
+    All but `served` of the time is a wait for the `pool`, if requests share one.  Of each call, `stalled_us`
+    are a wait for the worker's event loop, which no change of the tools makes shorter.
     """
 
     calls: tuple[tuple[float, float, str], ...]
     turn: int | None
     pool: str | None = None
     served: float = 1.0
+    stalled_us: float = 0.0
 
     @property
     def length_us(self) -> float:
@@ -87,7 +89,10 @@ class Tools(NamedTuple):
 
     def changed(self, length_of: Callable[[str, float], float]) -> Tools:
         """Change the durations of calls; sequential calls stay sequential."""
-        lengths = [length_of(tool, length) for _, length, tool in self.calls]
+        lengths = [
+            length_of(tool, max(length - self.stalled_us, 0.0)) + min(self.stalled_us, length)
+            for _, length, tool in self.calls
+        ]
         if all(new == call[1] for new, call in zip(lengths, self.calls, strict=True)):
             return self
         calls: list[tuple[float, float, str]] = []

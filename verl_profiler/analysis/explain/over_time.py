@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import StatisticsError, correlation, fmean, linear_regression, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +27,7 @@ __all__ = ["OF_TOKENS", "Shape", "changes_in", "over_time", "shape_of"]
 OF_TOKENS = frozenset({"gen", *FORWARD, *FORWARD.values()})
 
 # A step stands out if a phase takes so many times the median, and so many times what the others vary by.
-_TIMES, _SPREADS = 3, 8
+_TIMES, _SPREADS = 1.5, 8
 # Steps that establish growth or a change, and those on either side of a change.
 _STEPS, _SIDE = 5, 3
 # Normal quantiles of Fisher's z of a correlation: one test, and the best of all places of a change.
@@ -95,7 +96,11 @@ def changes_in(
     }
     stalled = _stalled_in(phases, {**demands, "gen": longest})
     found = [
-        ("stalled_step", lost_s, _of_stall(step, phase, phases[phase], last_of(step, phase)))
+        (
+            "stalled_step",
+            lost_s,
+            _of_stall(step, phase, phases[phase], last_of(step, phase), parts.get(phase, {})),
+        )
         for step, phase, lost_s in stalled
     ]
     without = {step for step, *_ in stalled}
@@ -181,7 +186,7 @@ def _stalled_in(
 ) -> list[tuple[int, str, float]]:
     """Return step, phase and excess of the phases that take many times as long in few steps.
 
-    Not where the step's tokens, or those of its longest request, are more by at least half as much.
+    Not where the step's tokens, or those of its longest request, exceed the median by at least half as much.
     """
     found: list[tuple[int, str, float]] = []
     for phase, series in phases.items():
@@ -196,7 +201,7 @@ def _stalled_in(
         found += [
             (step, phase, series[step] - typical)
             for step in out
-            if tokens.get(step, 0.0) * typical <= series[step] * usual / 2 or not usual
+            if not usual or tokens.get(step, 0.0) / usual - 1 < (series[step] / typical - 1) / 2
         ]
     return found
 
@@ -231,10 +236,19 @@ def _last_of(tables: Tables, run: str, step: int, phase: str) -> str:
     return f", all {row['ranks']} {kind} at once" if row["ranks"] > 1 and row["apart"] < 0.1 else ""
 
 
-def _of_stall(step: int, phase: str, series: _Series, last: str) -> Culprit:
+def _of_stall(
+    step: int, phase: str, series: _Series, last: str, parts: Mapping[str, _Series]
+) -> Culprit:
     typical = median(series.values())
-    times = f", {series[step] / typical:,.0f} times the median" if typical else ""
-    text = f"{phase} took {seconds(series[step])} in step {step}{times}{last}"
+    times = series[step] / typical if typical else 0.0
+    than = f", {times:,.{int(times < 10)}f} times the median" if times else ""
+    more = {
+        name: own.get(step, 0.0) - median(own.get(each, 0.0) for each in series)
+        for name, own in parts.items()
+    }
+    most = max(more, key=lambda name: more[name], default="")
+    mostly = f", mostly {most}" if most and more[most] >= _MOSTLY * (series[step] - typical) else ""
+    text = f"{phase} took {seconds(series[step])} in step {step}{than}{mostly}{last}"
     evidence: Rows = [{"step": step, "who": phase, "seconds": series[step], "what": None}]
     return Culprit("step", f"step {step}", text, evidence=evidence)
 
@@ -246,8 +260,8 @@ def _changes(
     first: int,
     parts: Mapping[str, Mapping[str, _Series]],
 ) -> list[tuple[str, float, Culprit]]:
-    """Return finding, seconds and culprit of what grows or has changed."""
-    found: list[tuple[str, float, Culprit]] = []
+    """Return finding, seconds and culprit of what grows or has changed, since each step."""
+    changed: dict[int | None, list[tuple[float, Culprit]]] = {}
     by_tokens: dict[str, list[tuple[float, str, str, Rows]]] = {}
     for phase, lengths in phases.items():
         series = {step: each for step, each in lengths.items() if step not in without}
@@ -272,7 +286,7 @@ def _changes(
                 long = shape_of(series, first)
                 spent = f"{seconds(long.first)} to {seconds(long.last)}, " if long else ""
                 text = f"{phase}: {spent}{rate.first:.3g} to {rate.last:.3g} ms per token, {how}"
-                found.append(_finding(series, rate, phase, text))
+                changed.setdefault(rate.since, []).append(_finding(series, rate, phase, text))
             if rate is not None or more is not None:
                 continue
         shape = shape_of(series, first)
@@ -282,7 +296,14 @@ def _changes(
             more = f", mostly {mostly}" if mostly else ""
             if not mostly and not known and phase in OF_TOKENS:
                 more = "; its tokens were not recorded"
-            found.append(_finding(series, shape, phase, text, more))
+            changed.setdefault(shape.since, []).append(_finding(series, shape, phase, text, more))
+    found: list[tuple[str, float, Culprit]] = []
+    for since, each in changed.items():
+        _, culprit = max(each, key=lambda own: own[0])
+        others = [other.who for _, other in each if other is not culprit and other.who]
+        text = culprit.text + (f"; also {', '.join(others)}" if others else "")
+        name = "grows" if since is None else "changed"
+        found.append((name, sum(lost_s for lost_s, _ in each), replace(culprit, text=text)))
     for name, each in by_tokens.items():
         _, phase, text, evidence = max(each, key=lambda own: own[0])
         culprit = Culprit("phase", phase, text, evidence=evidence)
@@ -316,13 +337,10 @@ def _lost_s(series: _Series, shape: Shape) -> float:
 
 def _finding(
     series: _Series, shape: Shape, phase: str, text: str, more: str = ""
-) -> tuple[str, float, Culprit]:
-    evidence = _longest_of(series, phase)
-    lost_s = _lost_s(series, shape)
-    if shape.since is None:
-        return "grows", lost_s, Culprit("phase", phase, text + more, evidence=evidence)
-    text = f"{text} since step {shape.since}{more}"
-    return "changed", lost_s, Culprit("phase", phase, text, evidence=evidence)
+) -> tuple[float, Culprit]:
+    since = f" since step {shape.since}" if shape.since is not None else ""
+    culprit = Culprit("phase", phase, f"{text}{since}{more}", evidence=_longest_of(series, phase))
+    return _lost_s(series, shape), culprit
 
 
 def shape_of(series: Mapping[int, float], first: int) -> Shape | None:

@@ -154,14 +154,16 @@ def workers(earlier: Earlier) -> Iterator[Named]:
         culprit = concentration("worker", places, members.get(run, {}))
         lost = sum(late_s(row) for row in own if row["who"] == culprit.who)
         named = culprit.who is not None
-        because = _later_because(tables, run, culprit.who, steps) if named else ""
+        reason, because = _later_because(tables, run, culprit.who, steps) if named else ("", "")
         late = replace(culprit, because=because)
         yield Named(run, "slow_worker", late, lost if named else None)
+        if reason == "late":
+            yield Named(run, "late_start", replace(late, fixable=False), lost)
         yield Named(run, "uneven_workers", culprit)
 
 
-def _later_because(tables: Tables, run: str, worker: str | None, steps: Steps) -> str:
-    """Return what the last requests of a worker take longer for than those of the next one."""
+def _later_because(tables: Tables, run: str, worker: str | None, steps: Steps) -> tuple[str, str]:
+    """Return what the last requests of a worker take longer for than those of the next one: its name and a sentence."""
     parts = ", ".join(
         f"sum(a.{each}_us - b.{each}_us) / 1e6 AS {each}" for each in REASONS if each != "other"
     )
@@ -180,8 +182,8 @@ def _later_because(tables: Tables, run: str, worker: str | None, steps: Steps) -
     known = {each: row[each] or 0.0 for each in REASONS if each != "other"}
     most = max(known, key=lambda each: known[each])
     if not row["steps"] or known[most] < (row["whole"] or 0.0) / 2 or known[most] <= 0:
-        return ""
-    return (
+        return "", ""
+    return most, (
         f"Its last requests end later than those of the other workers mostly because {REASONS[most]}: "
         f"{seconds(known[most] / row['steps'])} per step."
     )
@@ -348,7 +350,7 @@ def _slower(
     # Each step has many calls of each.
     culprit = concentration(kind, places, len(names), verb="slowest per token", clear=True)
     cuts = f"""
-        SELECT run, step, name, request_id, 'slow' AS who, sum(decode_us * part) AS cut_us
+        SELECT run, step, name, request_id, 'slow' AS who, sum({_TAKES[kind]} * part) AS cut_us
         FROM engine_call_times JOIN (SELECT unnest($steps) AS step,
             unnest($names) AS {_COLUMN[kind]}, unnest($parts) AS part) USING ({_COLUMN[kind]}, step)
         WHERE run = $run AND NOT validate AND {in_work(earlier.steps)} GROUP BY ALL
@@ -374,6 +376,8 @@ def _slower(
 
 # The column of `engine_call_times` that has who was slow.
 _COLUMN = {"replica": "engine_name", "worker": "name"}
+# What takes longer there: a replica's queue moves on as fast as the calls before it.
+_TAKES = {"replica": "(decode_us + coalesce(queue_us, 0))", "worker": "decode_us"}
 
 # One is slow at times if it is so in as many steps, and takes so many times as long there; a worker's
 # calls are slow if they do.
@@ -390,33 +394,50 @@ class _Slow(NamedTuple):
     part: float
 
 
-# A host is slow if so many kinds of work are, each with so many calls there.
+# A host is slow if so many kinds of work are, each with so many calls there; or a single kind by so much, with so
+# many calls, in all of its workers.
 _KINDS_OF_WORK, _HOST_CALLS = 2, 5
+_MUCH, _MANY_CALLS = 3, 20
 
 
 def slow_hosts(earlier: Earlier, cells_of: Mapping[str, Rows]) -> Iterator[Named]:
-    """Find a host on which several kinds of work take longer than the same work on others."""
+    """Find a host on which the same work takes longer than on others."""
     tables, steps = earlier.tables, earlier.steps
     own = f"NOT validate AND duration_us IS NOT NULL AND {in_steps(steps)}"
     calls = f"""
-        SELECT run, step, name, request_id, host, kind, duration_us
-        FROM (SELECT run, step, name, request_id, coalesce(tool, 'tool') AS kind, duration_us
+        SELECT run, step, name, request_id, host, work, kind, duration_us
+        FROM (SELECT run, step, name, request_id, 'tool' AS work, coalesce(tool, 'tool') AS kind,
+                greatest(duration_us - coalesce(stalled_us, 0), 0) AS duration_us
             FROM tool_calls WHERE status IS DISTINCT FROM 'error' AND {own}
             UNION ALL
-            SELECT run, step, name, request_id, event, duration_us
+            SELECT run, step, name, request_id, event, event, duration_us
             FROM event_fields WHERE event = 'prompt_build' AND {own}
+            UNION ALL
+            SELECT run, step, name, request_id, 'transfer', event, duration_us
+            FROM transfers WHERE request_id IS NOT NULL AND {own}
         ) JOIN (SELECT run, name, host FROM processes) USING (run, name)
     """
     rows = tables.rows(
         f"""
-        WITH rates AS (SELECT run, kind, host, median(duration_us) AS us, count(*) AS many
-            FROM ({calls}) GROUP BY ALL HAVING many >= {_HOST_CALLS})
-        SELECT a.run, a.kind, a.host, any_value(a.us) / median(b.us) AS slower
-        FROM rates AS a JOIN rates AS b ON a.run = b.run AND a.kind = b.kind AND a.host <> b.host
-        GROUP BY ALL HAVING slower >= {SLOWER} ORDER BY ALL
+        WITH each_worker AS (SELECT run, work, kind, host, name, median(duration_us) AS us, count(*) AS many
+            FROM ({calls}) GROUP BY ALL
+        ), workers AS (SELECT run, kind, host, min(us) AS least_us, count(*) AS workers
+            FROM each_worker GROUP BY ALL
+        ), rates AS (SELECT run, work, kind, host, median(duration_us) AS us, count(*) AS many
+            FROM ({calls}) GROUP BY ALL HAVING many >= {_HOST_CALLS}
+        ), others AS (SELECT a.run, a.kind, a.host, median(b.us) AS others_us
+            FROM rates AS a JOIN rates AS b ON a.run = b.run AND a.kind = b.kind AND a.host <> b.host
+            GROUP BY ALL)
+        SELECT run, work, kind, host, us / others_us AS slower,
+            many >= {_MANY_CALLS} AND least_us >= {_MUCH} * others_us AND (work = 'tool' OR workers > 1)
+                AS alone
+        FROM rates JOIN workers USING (run, kind, host) JOIN others USING (run, kind, host)
+        WHERE slower >= {SLOWER} AND (alone OR work <> 'transfer') ORDER BY ALL
         """
     )
     slower: dict[str, dict[str, dict[str, float]]] = nested(rows, "slower", "run", "host", "kind")
+    works: dict[str, dict[str, dict[str, str]]] = nested(rows, "work", "run", "host", "kind")
+    alone = {(row["run"], row["host"]) for row in rows if row["alone"]}
     hosts = {(row["run"], row["name"]): row["host"] for row in tables.rows("FROM processes")}
     for run, of_hosts in slower.items():
         decoding: dict[str, list[float]] = {}
@@ -427,15 +448,17 @@ def slow_hosts(earlier: Earlier, cells_of: Mapping[str, Rows]) -> Iterator[Named
         for host, times in decoding.items():
             if host in of_hosts and median(times) >= SLOWER:
                 of_hosts[host]["decoding"] = median(times)
-        host = max(of_hosts, key=lambda each: (len(of_hosts[each]), each))
+        host = max(of_hosts, key=lambda each: ((run, each) in alone, len(of_hosts[each]), each))
         kinds = of_hosts[host]
-        of_work = {"tool" if kind not in ("decoding", "prompt_build") else kind for kind in kinds}
-        if len(of_work) < _KINDS_OF_WORK:
+        of_work = {works[run][host].get(kind, kind) for kind in kinds}
+        if len(of_work) < _KINDS_OF_WORK and (run, host) not in alone:
             continue
         cuts = f"""
             SELECT run, step, name, request_id, $host AS who, sum(us * (1 - 1 / slower)) AS cut_us
             FROM (SELECT run, step, name, request_id, host, kind, duration_us AS us FROM ({calls})
-                UNION ALL SELECT c.run, step, c.name, request_id, p.host, 'decoding', decode_us
+                UNION ALL SELECT c.run, step, c.name, request_id, p.host, 'decoding',
+                    -- A queue moves on as fast as the calls before it.
+                    decode_us + coalesce(queue_us, 0)
                 FROM engine_call_times AS c JOIN processes AS p USING (run)
                 WHERE p.name = c.engine_name AND NOT validate AND {in_steps(steps)}
             ) JOIN (SELECT unnest($kinds) AS kind, unnest($slower) AS slower) USING (kind)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["BETWEEN", "RULES", "Rule"]
+__all__ = ["BETWEEN", "LATE_START", "RULES", "Rule"]
 
 # The phase of segments after the end of a step, and the category of what no timer covers there.
 BETWEEN = "between_steps"
+# The rule whose categories precede the requests.
+LATE_START = "late_start"
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Rule:
         unseen: The replay has only bounds, so the categories' time determines whether the rule triggers.
         dominates: No anomaly; this bounds the step.
         always: Triggers regardless of the time.
-        named_advice: What to try if there is a single culprit.
+        named_advice: What to try if there is a single culprit, other than a phase.
         fixes: What to paste: names of `fixes.FIXES`.
         pooled: Of an asynchronous run: judged by its device time, `asynchronous_findings`; the
             fixes are for pools with devices of their own.
@@ -123,8 +125,8 @@ RULES: dict[str, Rule] = {
         without=("slow_host",),
     ),
     "slow_host": Rule(
-        "Work of several kinds is slow on one host ({who}).",
-        "Check the CPU load, other processes, memory and power limits of this host; exclude it and compare.",
+        "The same work takes longer on one host than on the others ({who}).",
+        "Check the CPU load, other processes, memory, power limits and network of this host; exclude it and compare.",
         ("worker_phases", "tool_latencies", "token_rates"),
     ),
     "uneven_replicas": Rule(
@@ -230,7 +232,7 @@ RULES: dict[str, Rule] = {
     ),
     "more_tokens": Rule(
         "Steps have more tokens as the run goes on: {who}.",
-        "Responses get longer, which the training itself may do; a limit of the response length changes what "
+        "Responses get longer, which the training itself may do, or prompts do; a limit of the length changes what "
         "is trained.",
         ("step_durations", "token_rates"),
     ),
@@ -332,7 +334,7 @@ RULES: dict[str, Rule] = {
         ("critical_path", "request_timeline"),
         change="no_prompt_build",
         categories=("prompt_build",),
-        without=("few_at_once", "event_loop", "host_stall"),
+        without=("event_loop", "host_stall"),
     ),
     "late_start": Rule(
         "The last request to finish starts late: {lost_s} per step in preparation and dispatch "
@@ -342,6 +344,7 @@ RULES: dict[str, Rule] = {
         "that it was saved with).",
         ("critical_path", "rollout_tail"),
         categories=("dispatch", "prepare_step"),
+        named_advice="Check what {who} does before its requests start, and the load of its host.",
         fixes=("agent_workers",),
         without=("uneven_workers", "few_at_once"),
     ),
@@ -376,12 +379,14 @@ RULES: dict[str, Rule] = {
         ("tq_over_time", "worker_phases"),
         categories=("slow_transfers",),
         measured=True,
+        without=("slow_host",),
     ),
     "transfer": Rule(
         "TransferQueue calls delay the step by {lost_s} (most: {who}).",
         "Fewer or smaller fields; more storage units.",
         ("tq_over_time", "critical_path"),
         categories=("transfer",),
+        without=("slow_host",),
     ),
     "weight_sync": Rule(
         "The weight sync takes {lost_s} per step, {lost_share} of it.",
@@ -441,7 +446,7 @@ RULES: dict[str, Rule] = {
         ("request_engine_time",),
         categories=("prefill",),
         least=0.1,
-        without=("cold_prefix_cache",),
+        without=("cold_prefix_cache", "slow_prefill"),
     ),
     "host_memory": Rule(
         "Host memory grows in each step: {who}.",
@@ -458,7 +463,7 @@ RULES: dict[str, Rule] = {
         categories=("tool",),
         least=0.1,
         dominates=True,
-        without=("slow_tools",),
+        without=("slow_tools", "slow_host"),
     ),
     "decode_bound": Rule(
         "Decoding bounds the step: {lost_s} per step ({lost_share}) of the critical path.",

@@ -89,6 +89,7 @@ class Earlier:
         )
         self._counts = {row["run"]: row["steps"] for row in counted if row["run"] in known}
         self._in_steps = not known or len(self._counts) < len(counted)
+        self.few = _few_at_once(tables, steps) if self._in_steps else []
 
     def __call__(
         self, cuts: str, of: str, parameters: Mapping[str, Any] | None = None
@@ -107,17 +108,24 @@ class Earlier:
         found = self._replayed(cuts, of, parameters) if self.cycles else {}
         if not self._in_steps:
             return found
+        few = {
+            f"few_{column}": [row[column] for row in self.few] for column in ("run", "step", "most")
+        }
         for row in self.tables.rows(
             f"""
-            WITH cuts AS ({cuts}), whos AS (SELECT DISTINCT run, who FROM cuts), ended AS ({_ENDED})
+            WITH cuts AS ({cuts}), whos AS (SELECT DISTINCT run, who FROM cuts), ended AS ({_ENDED}),
+            few AS (SELECT unnest($few_run::VARCHAR[]) AS run, unnest($few_step::BIGINT[]) AS step,
+                unnest($few_most::BIGINT[]) AS most)
             SELECT run, step, who, arg_max(request_id, end_us) AS request_id,
-                (max(end_us) - max(end_us - coalesce(cut_us, 0))) / 1e6 AS lost_s
+                -- Those that start as others end wait for all of these.
+                CASE WHEN any_value(most) IS NULL THEN max(end_us) - max(end_us - coalesce(cut_us, 0))
+                    ELSE sum(coalesce(cut_us, 0)) / any_value(most) END / 1e6 AS lost_s
             FROM ended JOIN whos USING (run)
-                LEFT JOIN cuts USING (run, step, name, request_id, who)
+                LEFT JOIN cuts USING (run, step, name, request_id, who) LEFT JOIN few USING (run, step)
             WHERE {SYNCHRONOUS} AND {in_steps(self.steps)} GROUP BY run, step, who
             HAVING lost_s > 0 ORDER BY run, step, who
             """,
-            parameters,
+            {**(parameters or {}), **few},
         ):
             place = Place(row["step"], {row["who"]: row["lost_s"]}, row["request_id"])
             found.setdefault((row["run"], row["who"]), []).append(place)
@@ -589,14 +597,13 @@ def _slope_between(rows: Rows) -> float | None:
     return slope if slope > 0 and abs(off) <= _OFF * slowest["token_us"] else None
 
 
-def few_at_once(earlier: Earlier) -> Iterator[Named]:
-    """Find rollouts in which a step's requests start as others end, few at a time."""
-    steps = earlier.steps
-    rows = earlier.tables.rows(
+def _few_at_once(tables: Tables, steps: Steps) -> Rows:
+    """Return the steps whose requests start as others end, few at a time: run, step, most at once and lost_s."""
+    rows = tables.rows(
         f"""
-        WITH ended AS (SELECT * FROM ({_ENDED}) WHERE {SYNCHRONOUS}), changes AS (
-            SELECT run, step, begin_us AS at_us, 1 AS change FROM ended WHERE {in_steps(steps)}
-            UNION ALL SELECT run, step, end_us, -1 FROM ended WHERE {in_steps(steps)}
+        WITH ended AS (SELECT * FROM ({_ENDED}) WHERE {SYNCHRONOUS} AND {in_steps(steps)}), changes AS (
+            SELECT run, step, begin_us AS at_us, 1 AS change FROM ended
+            UNION ALL SELECT run, step, end_us, -1 FROM ended
         ), running AS (
             SELECT run, step, sum(change) OVER (PARTITION BY run, step ORDER BY at_us, change) AS running
             FROM changes
@@ -608,19 +615,33 @@ def few_at_once(earlier: Earlier) -> Iterator[Named]:
         FROM ended JOIN most USING (run, step) GROUP BY run, step ORDER BY run, step
         """
     )
-    for run, own in by_run(rows).items():
+    found: Rows = []
+    for own in by_run(rows).values():
         few = [
-            row
+            {**row, "steps": len(own)}
             for row in own
             if row["most"] <= _FEW * row["many"] and row["average"] >= 0.8 * row["most"]
         ]
-        if 2 * len(few) <= len(own):
-            continue
+        found += few if 2 * len(few) > len(own) else []
+    return found
+
+
+def few_at_once(earlier: Earlier) -> Iterator[Named]:
+    """Find rollouts in which a step's requests start as others end, and what their prompts cost there."""
+    builds = (
+        "SELECT run, step, name, request_id, 'prompt_build' AS who, duration_us AS cut_us "
+        f"FROM event_fields WHERE event = 'prompt_build' AND NOT validate AND {in_steps(earlier.steps)}"
+    )
+    built = earlier(builds, "other") if earlier.few else {}
+    for run, few in by_run(earlier.few).items():
         places = [Place(row["step"], {"limit": row["lost_s"]}, row["request_id"]) for row in few]
         most, many = max(row["most"] for row in few), max(row["many"] for row in few)
         text = f"{'one request is' if most == 1 else f'{most} requests are'} in flight at a time, of {many}"
-        where = f"in {len(few)} of {len(own)} steps"
+        where = f"in {len(few)} of {few[0]['steps']} steps"
         yield lost_to(run, "few_at_once", "setting", "limit", places, text=text, where=where)
+        because = f"That of all requests of a step adds up: {text}."
+        own = built.get((run, "prompt_build"), [])
+        yield lost_to(run, "prompt_build", "phase", "prompt_build", own, because=because)
 
 
 def rank_tokens(earlier: Earlier) -> Iterator[Named]:

@@ -182,6 +182,7 @@ def _without_end(stage: Stage, less_us: float) -> Stage:
             calls=tuple(
                 (min(begin, end_us), min(length, max(end_us - begin, 0.0)), tool)
                 for begin, length, tool in stage.calls
-            )
+            ),
+            stalled_us=max(stage.stalled_us - less_us, 0.0),
         )
     return stage
