@@ -51,7 +51,7 @@ def test_the_small_run_is_what_was_generated():
         for key in ("request_id", "duration_us"):
             assert step["slowest"][key] == slowest[key]
     assert [] == problems
-    parts = (
+    parts = [
         "prompt_build",
         "engine",
         "tool",
@@ -59,7 +59,7 @@ def test_the_small_run_is_what_was_generated():
         "token_merge",
         "postprocess",
         "reward",
-    )
+    ]
     for row in requests:
         total = sum(row[f"{part}_us"] for part in (*parts, "other")) - row["overlap_us"]
         assert row["duration_us"] == total
@@ -78,12 +78,12 @@ def test_a_repeated_engine_request_id_is_joined_by_time(tmp_path):
     ]
     served = [
         line(
-            number * 500_000 - (0 if number == 0 else 10_000),
+            at,
             "engine_request",
             duration_sec=0.1,
-            extra={"engine_request_id": "d", "queue_s": number / 10},
+            extra={"engine_request_id": "d", "queue_s": queue},
         )
-        for number in (0, 1)
+        for at, queue in ((0, 0.0), (490_000, 0.1))
     ]
     write_run(tmp_path, calls)
     write_run(tmp_path, served, "engine_0")
@@ -213,7 +213,7 @@ def test_invalid_utf_8_is_replaced_and_named(tmp_path):
 def test_an_empty_file_is_named(tmp_path):
     """A process that opened its file and wrote nothing is not passed over."""
     write_run(tmp_path, [line(1)])
-    (tmp_path / "step_1" / "worker_1.jsonl").touch()
+    (tmp_path / "step_1/worker_1.jsonl").touch()
     write_header(tmp_path, "worker_1", rank=1)
 
     assert ["step_1/worker_1.jsonl is empty"] == problems_of(tmp_path)
@@ -248,14 +248,9 @@ def test_fields_far_inside_a_file_are_read(tmp_path, stalls, has_column):
         extras = run.rows("SELECT extra FROM events WHERE event = 'event_loop_lag'")
         stalled = run.rows("SELECT loop, during FROM lags")
     parts = (tmp_path / ".cache" / "events-1").glob("part-*.parquet")
+    query = "SELECT name FROM parquet_schema('{}')"
     columns = [
-        {
-            name
-            for (name,) in reader.duckdb.sql(
-                f"SELECT name FROM parquet_schema('{part}')"
-            ).fetchall()
-        }
-        for part in parts
+        {name for (name,) in reader.duckdb.sql(query.format(part)).fetchall()} for part in parts
     ]
 
     lag = {"loop": "main", "during": "generate"}
@@ -340,19 +335,9 @@ def test_a_request_start_without_its_request_is_unfinished(tmp_path):
 
 def test_reading_the_same_id_in_two_steps_gives_two_requests(tmp_path):
     """Under full_determinism verl gives requests the same ids in every step."""
+    extra = {"request_id": "det-0", "sample": 0, "session": 0}
     for step in (1, 2):
-        write_run(
-            tmp_path,
-            [
-                line(
-                    1,
-                    "request",
-                    extra={"request_id": "det-0", "sample": 0, "session": 0},
-                    step=step,
-                )
-            ],
-            step=step,
-        )
+        write_run(tmp_path, [line(1, "request", extra=extra, step=step)], step=step)
 
     rows, problems = read(tmp_path, "SELECT step FROM requests ORDER BY step")
 
@@ -436,34 +421,28 @@ def test_lines_of_another_run_are_named(run):
     _, problems = answers(run)
 
     wrote = json.loads((run / "processes/actor_0.json").read_text())["counters"]["events"]
-    assert any(
-        problem.startswith(
-            f"actor_0 wrote {wrote} events and {wrote + count} were found; some are not"
-        )
-        for problem in problems
-    ), problems
+    found = f"actor_0 wrote {wrote} events and {wrote + count} were found; some are not"
+    assert any(problem.startswith(found) for problem in problems), problems
 
 
-def test_a_header_that_does_not_count_accuses_no_file(run):
-    """Another writer's `"events": 1, "bytes": 1` for each process; no event has a byte."""
+@pytest.mark.parametrize(
+    "change",
+    [
+        # Another writer's, for each process; no event has a byte.
+        lambda header: header["counters"].update(events=1, bytes=1),
+        # Of a running process the header is written after the lines.
+        lambda header: header.update(
+            ended=None, counters={**header["counters"], "events": header["counters"]["events"] - 2}
+        ),
+    ],
+)
+def test_a_header_with_fewer_events_accuses_no_file(run, change):
     for path in (run / "processes").glob("*.json"):
         header = json.loads(path.read_text())
-        header["counters"] = {"events": 1, "bytes": 1}
+        change(header)
         path.write_text(json.dumps(header))
     with load(run, cache=False) as opened:
         assert not [text for text in opened.problems if "were found" in text]
-
-
-def test_a_running_process_may_have_more_lines_than_its_header(run):
-    """The header is written after the lines."""
-    header = run / "processes/actor_0.json"
-    content = json.loads(header.read_text())
-    content["counters"]["events"] -= 2
-    header.write_text(json.dumps({**content, "ended": None}))
-
-    _, problems = answers(run)
-
-    assert not any("were found" in problem for problem in problems)
 
 
 @pytest.mark.parametrize(
@@ -510,10 +489,8 @@ def test_a_header_without_files_and_files_without_a_header_are_named(tmp_path):
 
     problems = problems_of(tmp_path)
 
-    missing = (
-        "the event files of engine_0 are missing (12 events by their headers); look for them on far"
-    )
-    assert missing in problems
+    missing = "the event files of engine_0 are missing (12 events by their headers)"
+    assert f"{missing}; look for them on far" in problems
     assert any(p.startswith("no header in processes/ for actor_0;") for p in problems)
     assert "no file was found of worker_1" in problems
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from no_alarm import assert_no_alarm
+from no_alarm import ended
 from shipping.conftest import s3, s3_environment, s3_server  # noqa: F401  as fixtures
 
 from verl_profiler.events.remote import connect
@@ -153,15 +153,4 @@ def rehearsed(request, tmp_path_factory, command_environment, nsys_or_reason):
             address = stack.enter_context(running_cluster())
             command_environment = {**command_environment, **WITHOUT_TOKEN}
             overrides = [*overrides, f"ray_kwargs.ray_init.address={address}"]
-        done = subprocess.run(
-            [*command, *overrides],
-            env=command_environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=840,
-        )
-    assert 0 == done.returncode, done.stdout[-6000:]
-    assert_no_alarm(output)
-    return engine, output, done.stdout
+        return engine, output, ended([*command, *overrides], command_environment, output)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from datetime import datetime
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cached_runs import cached
-from no_alarm import assert_no_alarm
+from no_alarm import ended
 from reading_back import lines_with_files
 
 from verl_profiler.analysis.explain.critical_path import critical_segments
@@ -75,23 +74,14 @@ def _live(engine, trainer, folder):
     needed = ["verl", "ray", "transfer_queue", *([engine] if engine != "standin" else [])]
     if any(importlib.util.find_spec(name) is None for name in needed):
         pytest.skip(f"needs {', '.join(needed)}")
-    done = subprocess.run(
-        [
-            *(str(Path(sys.executable).parent / "verl-profiler"), "rehearse"),
-            *("--engine", engine, "--trainer", trainer, "--steps", "2"),
-            *("--ranks", "1", "--workers", "1", "--output", str(output)),
-            *("actor_rollout_ref.rollout.n=2", "trainer.val_before_train=false"),
-            *("trainer.test_freq=-1", *LIVE[engine, trainer]),
-        ],
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=840,
-    )
-    assert 0 == done.returncode, done.stdout[-6000:]
-    assert_no_alarm(output)
+    command = [
+        *(str(Path(sys.executable).parent / "verl-profiler"), "rehearse"),
+        *("--engine", engine, "--trainer", trainer, "--steps", "2"),
+        *("--ranks", "1", "--workers", "1", "--output", str(output)),
+        *("actor_rollout_ref.rollout.n=2", "trainer.val_before_train=false"),
+        *("trainer.test_freq=-1", *LIVE[engine, trainer]),
+    ]
+    ended(command, {**os.environ, "PYTHONUNBUFFERED": "1"}, output)
     return output
 
 

@@ -92,17 +92,13 @@ def slow_rank(rank, more, names=("old_log_prob", "update_actor")):
     return change
 
 
-def slow_replica(step, _):
-    return each_turn(
-        step,
-        lambda _, request, turn: replace(turn, token_us=30_000 if request.replica else 10_000),
-    )
-
-
-def slow_calls(step, _):
-    return each_turn(
-        step,
-        lambda _, request, turn: replace(turn, token_us=30_000 if request.worker == 2 else 10_000),
+def slow_calls(is_slow):
+    """Calls of some requests take three times as long per token."""
+    return every(
+        lambda step, _: each_turn(
+            step,
+            lambda _, request, turn: replace(turn, token_us=30_000 if is_slow(request) else 10_000),
+        )
     )
 
 
@@ -147,8 +143,12 @@ PLANTED = {
         "search",
     ),
     "slow rank": (every(slow_rank((2,), 600_000)), "slow_ranks", "actor_2"),
-    "slow replica": (every(slow_replica), "slow_replica", "engine_1"),
-    "slow calls of one worker": (every(slow_calls), "slow_calls", "worker_2"),
+    "slow replica": (slow_calls(lambda each: each.replica), "slow_replica", "engine_1"),
+    "slow calls of one worker": (
+        slow_calls(lambda each: each.worker == 2),
+        "slow_calls",
+        "worker_2",
+    ),
     "slow weight sync": (
         every(slow_rank(range(4), 2_000_000, ("update_weights",))),
         "weight_sync",

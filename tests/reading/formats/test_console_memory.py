@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from picked import picked
 
 from verl_profiler.cli import main
 from verl_profiler.reading.formats.console_memory import read_logs, readings
@@ -51,11 +52,8 @@ def test_a_line_is_read_with_every_prefix(log, prefix):
     """Colors, lost colors, nodes, with the logger's own head and without."""
     (row,) = readings(log(line("After resume kv_cache", 66, prefix=prefix), step(3)), [])
 
-    assert ("After resume kv_cache", "WorkerDict_9", "WorkerDict", 3) == (
-        row["at"],
-        row["name"],
-        row["role"],
-        row["step"],
+    assert ("After resume kv_cache", "WorkerDict_9", "WorkerDict", 3) == picked(
+        row, "at name role step"
     )
     assert (GIB, 2.5 * GIB, 66 * GIB, 80 * GIB) == tuple(
         row[f"{what}_bytes"] for what in ("allocated", "reserved", "used", "total")
@@ -67,12 +65,7 @@ def test_the_older_form_has_no_device(log):
     text = "Before update_policy, memory allocated (GB): 1.00, memory reserved (GB): 2.00\n"
     (row,) = readings(log(text), [])
 
-    assert (None, None, 2 * GIB, None) == (
-        row["used_bytes"],
-        row["total_bytes"],
-        row["reserved_bytes"],
-        row["step"],
-    )
+    assert (None, None, 2 * GIB, None) == picked(row, "used_bytes total_bytes reserved_bytes step")
 
 
 def test_lines_belong_to_the_step_whose_metrics_follow(log):
