@@ -298,9 +298,8 @@ def test_a_phase_that_failed_is_named(tmp_path):
     failed = {"status": "error", "error": "RayTaskError"}
     write_run(tmp_path, [line(1, "update_actor", extra=failed)], "trainer_0")
 
-    assert ["the trainer's update_actor of step 1 ended in: error (RayTaskError)"] == (
-        problems_of(tmp_path)
-    )
+    (problem,) = problems_of(tmp_path)
+    assert problem == "the trainer's update_actor of step 1 ended in: error (RayTaskError)"
 
 
 def test_a_request_start_without_its_request_is_unfinished(tmp_path):
@@ -562,9 +561,8 @@ def test_a_resumed_run_is_read_as_one_and_its_repeated_steps_are_named(tmp_path)
         rows = run.rows("SELECT run, step FROM steps ORDER BY run, step")
         problems = run.problems
 
-    assert [("run", 1), ("run", 2), ("run-2", 2), ("run-2", 3)] == [
-        tuple(row.values()) for row in rows
-    ]
+    found = [tuple(row.values()) for row in rows]
+    assert [("run", 1), ("run", 2), ("run-2", 2), ("run-2", 3)] == found
     assert ["1 step (such as 2) are in run and run-2; they are not merged"] == problems
 
 

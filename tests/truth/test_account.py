@@ -160,10 +160,8 @@ def test_a_gap_after_every_third_step_is_described_so():
     (row,) = anomalies(explanations(run_of(*steps)[0])["findings"])
     once = explanations(run_of(*steps[:5])[0])["findings"]
 
-    assert ("between_steps", "mostly every 3 steps, in steps 3, 6") == (
-        row["finding"],
-        row["where"],
-    )
+    assert row["finding"] == "between_steps"
+    assert row["where"] == "mostly every 3 steps, in steps 3, 6"
     assert row["recoverable_s"] == pytest.approx((2 * 9 + 4 * 0.01) / 6)
     assert 3 == once[0]["mostly_step"]
     assert "mostly after step 3" in finding_list(once)

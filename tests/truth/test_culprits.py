@@ -7,6 +7,7 @@ from truth.synthetic import SECOND, Phase, Request, Step, Turn, run_of
 from truth.test_findings import turns_with
 
 from verl_profiler.analysis.explain.concentration import Place, concentration
+from verl_profiler.analysis.explain.work import by_load, decoding
 from verl_profiler.analysis.registry import explanations
 from verl_profiler.views.findings import finding_list
 
@@ -465,3 +466,11 @@ def test_the_bound_of_a_blocked_loop_covers_what_the_estimate_cannot_see():
     assert row["bound_s"] == pytest.approx(0.6)
     assert all(other["bound_s"] is None for other in rows if other is not row)
     assert row["recoverable_s"] < true_s <= row["bound_s"]
+
+
+def test_of_many_sums_those_of_workers_are_added_up():
+    """Four workers of two replicas; loads, times and slopes of the replicas stay."""
+    (whole,), (added,) = (decoding(run_of(healthy(1))[0], None, most).values() for most in (8, 7))
+
+    assert (8, {""}) == (len(whole), {each["worker"] for each in added})
+    assert by_load(whole) == by_load(added)

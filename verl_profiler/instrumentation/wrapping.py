@@ -128,11 +128,9 @@ def _hooks(probe: Probe) -> tuple[Callable[..., Any], Callable[..., None]]:
 
     Chosen when a callable is wrapped: calls without a trace pay nothing for those that have one.
     """
-    if probe.trace is not None or not probe.measures:
-        return _enter_traced, _leave_traced
-    if probe.applies is not None:
-        return _enter_if_it_applies, _leave
-    return _enter, _leave
+    if probe.trace is None and probe.measures:
+        return _enter, _leave
+    return _enter_traced, _leave_traced
 
 
 def _wrap_replacing(
@@ -254,7 +252,7 @@ def _enter(
     in_loop: bool | None,
 ) -> Call | None:
     active = recorder._active  # pyright: ignore[reportPrivateUsage]
-    if active is None:
+    if active is None or not (probe.applies is None or probe.applies()):
         return None
     call = None
     begin = now()
@@ -282,18 +280,6 @@ def _enter(
     if observers.current is not None and call.event is not None:
         observers.current.call_begins(call, probe.family, in_loop)
     return call
-
-
-def _enter_if_it_applies(
-    probe: Probe,
-    names: tuple[str, ...],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    in_loop: bool | None,
-) -> Call | None:
-    if probe.applies is not None and probe.applies():
-        return _enter(probe, names, args, kwargs, in_loop)
-    return None
 
 
 def _leave(
@@ -406,9 +392,7 @@ def _enter_traced(
     if not probe.measures:
         return end
     try:
-        call = (_enter if probe.applies is None else _enter_if_it_applies)(
-            probe, names, args, kwargs, in_loop
-        )
+        call = _enter(probe, names, args, kwargs, in_loop)
     except BaseException as error:
         if end is not None:
             _run(probe, end, None, error)

@@ -39,8 +39,6 @@ from verl_profiler.recording.process_header import claim_name
 __all__ = ["Nodes"]
 
 _TIMEOUT_S = 30.0
-# A process on a busy node starts slowly; ended and started again, it would come last in its queue.
-_START_S = 300.0
 _ROUND_S = 60.0
 # A node that does not tell its time at once is busy or gone; the others wait for it.
 _CLOCK_S = 5.0
@@ -115,7 +113,8 @@ class Nodes:
         captures: Folders below `run` with what capture tools write, which is brought in place of the event
             files.
         have: Names and sizes of files in them that are here under other names.
-        start_s: How long to wait for an actor to start.
+        start_s: How long to wait for an actor to start, which is slow on a busy node; ended and started again,
+            it would come last in the node's queue.
     """
 
     def __init__(

@@ -52,9 +52,8 @@ def test_the_guides_own_lines_are_read(tmp_path):
     (call,), (put,) = log.calls, log.transfers
     assert [914_024, 52_008, 799_954, 61_971] == times(call)
     assert ("rollout", "a1b2c3d4", True, True) == picked(call, "func trace_id finished estimated")
-    assert ("tq_put", 60_000, round(253.33 * 0.06 * MIB)) == picked(
-        put, "event duration_us size_bytes"
-    )
+    expected = ("tq_put", 60_000, round(253.33 * 0.06 * MIB))
+    assert expected == picked(put, "event duration_us size_bytes")
     (note,) = log.notes
     assert "lack stage lines" in note
 

@@ -278,8 +278,10 @@ def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:
 def _replicas_by_load(earlier: work.Earlier) -> Iterator[Named]:
     """Find replicas and hosts that are slower than others at their load, and replicas with more sessions."""
     cells = work.decoding(earlier.tables, earlier.steps)
-    for find in (rollout_culprits.slow_replicas, work.routing, rollout_culprits.slow_hosts):
-        yield from find(earlier, cells)
+    loads = {run: work.by_load(own) for run, own in cells.items()}
+    yield from rollout_culprits.slow_replicas(earlier, cells, loads)
+    yield from work.routing(earlier, loads)
+    yield from rollout_culprits.slow_hosts(earlier, loads)
 
 
 _GATHERED: tuple[Callable[[work.Earlier], Iterable[Named]], ...] = (

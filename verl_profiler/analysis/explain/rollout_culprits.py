@@ -22,6 +22,7 @@ from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.stragglers import REASONS
 from verl_profiler.analysis.explain.work import (
     Earlier,
+    ReplicaLoads,
     Speeds,
     by_load,
     in_work,
@@ -309,7 +310,9 @@ def _most(rows: Rows, column: str, verb: str) -> Culprit:
     return concentration("replica", places, len(names), verb=verb)
 
 
-def slow_replicas(earlier: Earlier, cells_of: Mapping[str, Rows]) -> Iterator[Named]:
+def slow_replicas(
+    earlier: Earlier, cells_of: Mapping[str, Rows], loads_of: Mapping[str, ReplicaLoads]
+) -> Iterator[Named]:
     """Find replicas that take longer per token than others at their load, and how much later requests end.
 
     Calls of one worker that are slow among those of other workers on the same replicas are no reason to
@@ -318,11 +321,11 @@ def slow_replicas(earlier: Earlier, cells_of: Mapping[str, Rows]) -> Iterator[Na
     for run, cells in cells_of.items():
         speeds = worker_slowness(cells)
         worker = _slower(earlier, run, "slow_calls", "worker", speeds, _MUCH_SLOWER)
-        who = None if worker is None else worker.culprit.who
-        if worker is not None and who is not None:
+        loads = loads_of[run]
+        if worker is not None and worker.culprit.who is not None:
             yield worker
-        speeds = by_load([cell for cell in cells if cell["worker"] != who]).slowness()
-        replica = _slower(earlier, run, "slow_replica", "replica", speeds, SLOWER)
+            loads = by_load([cell for cell in cells if cell["worker"] != worker.culprit.who])
+        replica = _slower(earlier, run, "slow_replica", "replica", loads.slowness(), SLOWER)
         if replica is not None:
             yield replica
 
@@ -400,7 +403,7 @@ _KINDS_OF_WORK, _HOST_CALLS = 2, 5
 _MUCH, _MANY_CALLS = 3, 20
 
 
-def slow_hosts(earlier: Earlier, cells_of: Mapping[str, Rows]) -> Iterator[Named]:
+def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
     """Find a host on which the same work takes longer than on others."""
     tables, steps = earlier.tables, earlier.steps
     own = f"NOT validate AND duration_us IS NOT NULL AND {in_steps(steps)}"
@@ -441,8 +444,8 @@ def slow_hosts(earlier: Earlier, cells_of: Mapping[str, Rows]) -> Iterator[Named
     hosts = {(row["run"], row["name"]): row["host"] for row in tables.rows("FROM processes")}
     for run, of_hosts in slower.items():
         decoding: dict[str, list[float]] = {}
-        cells = cells_of.get(run)
-        for each in by_load(cells).slowness().values() if cells else ():
+        loads = loads_of.get(run)
+        for each in loads.slowness().values() if loads else ():
             for who, (us, alike_us) in each.items():
                 decoding.setdefault(hosts.get((run, who)) or "", []).append(us / alike_us)
         for host, times in decoding.items():

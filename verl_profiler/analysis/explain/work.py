@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Earlier",
+    "ReplicaLoads",
     "Speeds",
     "by_load",
     "decoding",
@@ -441,18 +442,28 @@ _MORE, _DEVIATIONS = 1.3, 4
 _OFF = 0.2
 
 
-def decoding(tables: Tables, steps: Steps) -> dict[str, Rows]:
-    """Return sums over the decoded tokens of each step, replica and worker, by run: of load, time, and their products."""
+_SUMS = ("tokens", "sessions", "loads", "squares", "us", "products")
+
+
+def decoding(tables: Tables, steps: Steps, most: int = 100_000) -> dict[str, Rows]:
+    """Return sums over the decoded tokens of each step, replica and worker, by run: of load, time, and their products.
+
+    Of more than `most` in all, those of the workers are added up: memory must not grow with the calls.
+    """
     rows = tables.rows(
         f"""
-        SELECT run, step, engine_name AS replica, name AS worker, sum(tokens) AS tokens,
-            count(DISTINCT request_id) AS sessions, sum(batch * tokens) AS loads,
-            sum(batch ^ 2 * tokens) AS squares, sum(token_us * tokens) AS us,
-            sum(batch * token_us * tokens) AS products
-        FROM (SELECT *, decoded_tokens AS tokens, decode_us / decoded_tokens AS token_us
+        WITH cells AS MATERIALIZED (
+            SELECT run, step, engine_name AS replica, name AS worker, sum(decoded_tokens) AS tokens,
+                count(DISTINCT request_id) AS sessions, sum(batch * decoded_tokens) AS loads,
+                sum(batch ^ 2 * decoded_tokens) AS squares, sum(decode_us) AS us,
+                sum(batch * decode_us) AS products
             FROM engine_call_times WHERE NOT validate AND engine_name IS NOT NULL AND decode_us > 0
-                AND decoded_tokens > 0 AND batch > 0 AND {in_work(steps)})
-        GROUP BY ALL ORDER BY ALL
+                AND decoded_tokens > 0 AND batch > 0 AND {in_work(steps)} GROUP BY ALL
+        )
+        SELECT run, step, replica,
+            CASE WHEN (SELECT count(*) FROM cells) <= {most} THEN worker ELSE '' END AS worker,
+            {", ".join(f"sum({each})::DOUBLE AS {each}" for each in _SUMS)}
+        FROM cells GROUP BY ALL ORDER BY ALL
         """
     )
     return by_run(rows)
@@ -468,8 +479,7 @@ def by_load(cells: Rows, who: str = "replica") -> ReplicaLoads:
     spread = joint = 0.0
     for (step, name), own in grouped(cells, "step", who).items():
         tokens, sessions, loads, squares, us, products = (
-            sum(cell[each] for cell in own)
-            for each in ("tokens", "sessions", "loads", "squares", "us", "products")
+            sum(cell[each] for cell in own) for each in _SUMS
         )
         spread += max(squares - loads**2 / tokens, 0.0)
         joint += products - loads * us / tokens
@@ -533,7 +543,7 @@ def worker_slowness(cells: Rows) -> Speeds:
     return found
 
 
-def routing(earlier: Earlier, cells_of: Mapping[str, Rows]) -> Iterator[Named]:
+def routing(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
     """Find a replica that gets more sessions than an equal share, or none, and what equal shares would save."""
     tables, steps = earlier.tables, earlier.steps
     # Not those of a reward model, which have requests of their own.
@@ -546,10 +556,10 @@ def routing(earlier: Earlier, cells_of: Mapping[str, Rows]) -> Iterator[Named]:
             "WHERE role = 'engine' GROUP BY p.run, coalesce(p.replica, p.rank)) GROUP BY run"
         )
     }
-    for run, cells in cells_of.items():
+    for run, loads in loads_of.items():
         sessions: dict[str, int] = {}
-        for cell in cells:
-            sessions[cell["replica"]] = sessions.get(cell["replica"], 0) + cell["sessions"]
+        for row in loads.rows:
+            sessions[row["who"]] = sessions.get(row["who"], 0) + round(row["sessions"])
         idle, every = idle_of.get(run, 0), sum(sessions.values())
         many = len(sessions) + idle
         who = max(sessions, key=lambda each: (sessions[each], each))
@@ -573,7 +583,7 @@ def routing(earlier: Earlier, cells_of: Mapping[str, Rows]) -> Iterator[Named]:
                 sum($slope * (batch - greatest(batch * equal, 1)) * tokens) AS cut_us
             FROM calls JOIN shares USING (step, engine_name) GROUP BY ALL
         """
-        parameters = {"run": run, "who": who, "many": many, "slope": by_load(cells).slope or 0.0}
+        parameters = {"run": run, "who": who, "many": many, "slope": loads.slope or 0.0}
         places = earlier(cuts, "decoding", parameters).get((run, who), [])
         text = f"{who} serves {share(sessions[who] / every)} of the requests, 1 of {many} replicas"
         if idle:
