@@ -75,7 +75,7 @@ class Recorder:
     Attributes:
         taken: The queue of events; `queue` is where host threads append, `late` once recording ended.
         wrapper_ns: Time spent in wrappers; wrapper_cpu_ns: on a core, estimated from a sample.
-        alive_ns: When a probed coroutine, other than TransferQueue's, began last: its event loop ran then.
+        alive_ns: When a probed coroutine began last in whose event loop requests may wait: the loop ran then.
         bad_events: Events that cannot be recorded.
     """
 
