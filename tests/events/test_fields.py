@@ -44,7 +44,6 @@ WRITERS = [
             "device_memory",
             "device_timing",
             "event_loop_lag",
-            "memory_sampler",
         )
     ),
     ROOT / "verl_profiler" / "transfer_queue" / "calls.py",
@@ -52,7 +51,7 @@ WRITERS = [
 # Keys of dictionaries there that are no events' fields: sums by stage, devices in headers, and what
 # engines show in evidence.
 NO_FIELDS = {"GET", "COMPUTE", "PUT", "uuid", "bus_id", "power_limit_w"} | {
-    *("age_s", "loads", "paused", "requests", "unanswered")
+    *("age_s", "loads", "paused", "requests", "unanswered", "host_used_bytes")
 }
 
 

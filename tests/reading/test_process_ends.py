@@ -52,7 +52,7 @@ def test_a_process_that_was_killed_without_work_has_lost_nothing(tmp_path):
         # An object that SQL can look into, not a text.
         query = "SELECT header->>'$.longest_flush_s' AS s FROM processes WHERE name = 'actor_0'"
         assert [{"s": "0.25"}] == opened.rows(query)
-    for event in ("profiler_cost", "event_loop_lag", "memory_sample"):
+    for event in ("profiler_cost", "event_loop_lag", "device"):
         write_process(tmp_path, "trainer_0", events=[(9.0, "step"), (15.0, event)], ended=15.5)
         assert [] == problems(tmp_path), event
     write_process(tmp_path, "trainer_0", events=[(1.0, "step")], ended=9.5)

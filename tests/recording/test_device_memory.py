@@ -2,17 +2,13 @@
 
 import asyncio
 import sys
-import threading
 from types import SimpleNamespace
 
-import msgspec
 import pytest
-from reading_back import lines_of
 
 from verl_profiler.instrumentation.wrapping import wrap
 from verl_profiler.probes.weights import PROBES
-from verl_profiler.recording import context, device_memory, memory_sampler, recorder
-from verl_profiler.recording.identity import Identity
+from verl_profiler.recording import device_memory
 
 
 class FakeNvml:
@@ -200,24 +196,3 @@ def test_a_resume_through_the_adapter_names_its_tags(queued, adapter, recorded):
         assert ["weights"] == extra["tags"]
         assert "used_before_bytes" not in extra
         assert extra["rss_after_bytes"] > 0
-
-
-def test_a_sample_has_the_process_its_host_and_the_step(worker_config):
-    """However often sampling is begun, there is one sampler; without an interval there is none."""
-    recorder.start(worker_config, lambda: Identity("actor", 0))
-    threads = threading.active_count()
-    memory_sampler.begin()
-    assert threads == threading.active_count()
-    recorder.stop()
-    asked = msgspec.structs.replace(worker_config, memory_sample_interval_s=60.0)
-    active = recorder.start(asked, lambda: Identity("actor", 0))
-    context.process.step = 4
-    for _ in range(3):
-        memory_sampler.begin()
-    while not active.account()["events"]:
-        pass
-    recorder.stop()
-
-    (sample,) = [each for each in lines_of(worker_config.directory) if each["step"] == 4]
-    assert ("memory_sample", 4) == (sample["event"], sample["step"])
-    assert {"rss_bytes", "host_used_bytes"} == set(sample["extra"])

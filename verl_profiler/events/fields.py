@@ -218,7 +218,6 @@ FIELDS = {
         "Devices of the process, or of a pool's replicas together.",
         "memory_release",
         "memory_resume",
-        "memory_sample",
         "replica_pool",
     ),
     "decode_tokens": _count(
@@ -290,7 +289,6 @@ FIELDS = {
     "host_used_before_bytes": _bytes(
         "Host memory in use on the machine, before.", "memory_release", "memory_resume"
     ),
-    "host_used_bytes": _bytes("Host memory in use on the machine.", "memory_sample"),
     "in_flight": _count(
         "Generate calls on the chosen replica before this one, as verl counts them.",
         "server_route",
@@ -466,7 +464,7 @@ FIELDS = {
     "rss_before_bytes": _bytes(
         "Host memory of the process, before.", "memory_release", "memory_resume"
     ),
-    "rss_bytes": _bytes("Host memory of the process.", "memory", "memory_sample"),
+    "rss_bytes": _bytes("Host memory of the process.", "memory"),
     "running": _count("Prompts whose requests run.", "queue_depth"),
     "running_limit": _count(
         "Maximum number of requests that a scheduler runs at once.", "engine_state"
@@ -572,7 +570,6 @@ FIELDS = {
         "memory_release",
         "memory_resume",
         "memory",
-        "memory_sample",
     ),
     "trainer_devices": _count("Devices of the trainer's ranks.", "replica_pool"),
     "trainer_version": _count(
@@ -612,9 +609,7 @@ FIELDS = {
     "used_before_bytes": _bytes(
         "Device memory in use by all processes, before.", "memory_release", "memory_resume"
     ),
-    "used_bytes": _bytes(
-        "Device memory in use by all processes.", "memory", "memory_sample", "device"
-    ),
+    "used_bytes": _bytes("Device memory in use by all processes.", "memory", "device"),
     "utilization": Field(
         "integer",
         "%",

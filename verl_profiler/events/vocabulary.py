@@ -361,12 +361,6 @@ EVENTS: dict[str, Event] = {
         "Device memory at one of verl's own checkpoints.",
         instant=True,
     ),
-    "memory_sample": Event(
-        "memory",
-        None,
-        "Memory at regular times (`profiler.memory_saver.sample_interval_s`).",
-        instant=True,
-    ),
     # all devices of a host
     "device": Event(
         "devices",

@@ -153,7 +153,6 @@ def _worker_config(
         settings.local_dir,
         settings.events,
         clock,
-        settings.memory_saver.sample_interval_s,
         capture_plan=plan and plan.encode(),
         captured_steps=plan.steps if plan else (),
         stuck=settings.stuck,

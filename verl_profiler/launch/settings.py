@@ -38,8 +38,6 @@ class MemorySaverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         gpu_memory_utilization: Share of the device for the engine, 0.01 to 1.
         param_offload: Keep the training models in host memory while they are not in use.
         optimizer_offload: Keep the optimizers there.
-        sample_interval_s: Read memory this often, 0.05 to 3600 s; None for the host's own checkpoints
-            only.
     """
 
     enable_memory_saver: bool | None = None
@@ -47,7 +45,6 @@ class MemorySaverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     gpu_memory_utilization: Annotated[float, Meta(ge=0.01, le=1)] | None = None
     param_offload: bool | None = None
     optimizer_offload: bool | None = None
-    sample_interval_s: Annotated[float, Meta(ge=0.05, le=3600)] | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from typing import Any
 
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes.values import plain
-from verl_profiler.recording import device_memory, memory_sampler
+from verl_profiler.recording import device_memory
 from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES"]
@@ -35,7 +35,6 @@ def _read_memory(call: Call) -> None:
         extra["total_bytes"] = int(total)
     extra.update(device_memory.host())
     call.extra = extra
-    memory_sampler.begin()
 
 
 def _make_instant(call: Call, _result: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.probes import weight_transfers
 from verl_profiler.probes.values import plain
-from verl_profiler.recording import context, device_memory, memory_sampler
+from verl_profiler.recording import context, device_memory
 from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES"]
@@ -72,7 +72,6 @@ def _begin_move(call: Call) -> None:
         return
     devices = _replica_devices(getattr(server, "server_args", None))
     device_memory.remember_replica(devices)
-    memory_sampler.begin(devices)
     call.extra = {"tags": _tags(call.arguments)}
     call.state = devices
     _read(call, "before")

@@ -18,7 +18,7 @@ __all__ = ["end_problems"]
 # Without a sign of life for so long, a process has been killed or is stuck.
 _SILENCE_S = 60.0
 # Written by timer, or about calls that never ended: no evidence of work.
-_NO_WORK = ("profiler_cost", "memory_sample", "device", "event_loop_lag")
+_NO_WORK = ("profiler_cost", "device", "event_loop_lag")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _SHOWN = 4
 

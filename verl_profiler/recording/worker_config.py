@@ -81,7 +81,6 @@ class WorkerConfig(msgspec.Struct, frozen=True):
         output_dir: `profiler.output_dir` as the user wrote it; `directory` may have a number more.
         events: See `EventSettings`.
         clock: The driver's anchor.
-        memory_sample_interval_s: `profiler.memory_saver.sample_interval_s`.
         capture_plan: `capture.plan.Plan`, encoded.
         captured_steps: Its steps.
         stuck: See `StuckSettings`.
@@ -94,7 +93,6 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     output_dir: str
     events: EventSettings
     clock: Anchor | None = None
-    memory_sample_interval_s: float | None = None
     capture_plan: str | None = None
     captured_steps: tuple[int, ...] = ()
     stuck: StuckSettings = StuckSettings()

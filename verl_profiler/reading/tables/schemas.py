@@ -161,6 +161,7 @@ DERIVED = {
     "last": _flag("Whether it was among the last."),
     "fate": _text("`consumed` by a step, or `dropped` with all samples of its prompt."),
     "kv_share": _number("Part of the KV cache in use."),
+    "host_used_bytes": Field("integer", "bytes", "Host memory in use on the machine."),
     "busy_us": _us("Time of the iterations, without gaps in which the engine idled."),
     "device_us": _us("Time of their forward passes, as SGLang measures it."),
     "held_us": _us("Until the engine's next reading; NULL for its last, and where none followed."),

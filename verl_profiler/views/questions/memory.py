@@ -58,7 +58,7 @@ def _memory(data: DataTables, choice: Choice) -> Spec:
     )
     notes = [
         "A device's memory is the total of all processes on it.",
-        "Peaks between readings are missed; profiler.memory_saver.sample_interval_s=1 takes a reading every second.",
+        "Peaks between readings are missed.",
         note,
     ]
     panels: list[Spec] = []

@@ -41,19 +41,13 @@ WHERE used_before_bytes IS NOT NULL AND ("at" ILIKE 'after resume%'
     OR regexp_matches("at", '(?i)^after (sglang|vllm|rollout) (offload|sleep|release)'));
 
 -- Every reading of memory, with the trainer's phase and step at that moment: engines count their
--- steps by the weights that they have, and samples are taken by a thread that has no step.
+-- steps by the weights that they have.
 CREATE TABLE memory_readings AS
 WITH readings AS (
     SELECT run, step, name, role, rank, end_us AS at_us, 'checkpoint' AS source, "at",
         allocated_bytes, reserved_bytes, used_bytes, total_bytes, rss_bytes,
         NULL::BIGINT AS host_used_bytes
     FROM memory
-    UNION ALL BY NAME
-    SELECT run, step, name, role, rank, end_us AS at_us, 'sample' AS source,
-        integer_of(rest, 'used_bytes') AS used_bytes, integer_of(rest, 'total_bytes') AS total_bytes,
-        integer_of(rest, 'rss_bytes') AS rss_bytes,
-        integer_of(rest, 'host_used_bytes') AS host_used_bytes
-    FROM event_fields WHERE event = 'memory_sample' AND family = 'memory'
     UNION ALL BY NAME
     SELECT run, step, name, role, rank, begin_us AS at_us, 'move' AS source,
         'before ' || event AS "at", used_before_bytes AS used_bytes, total_bytes,
