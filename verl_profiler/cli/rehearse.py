@@ -12,7 +12,6 @@ or the whole command of a training, whose sizes, model, engine and GPUs are
 replaced by small ones:
 
     verl-profiler rehearse --engine standin -- python -m verl.trainer.main_ppo …
-    verl-profiler rehearse --engine standin -- bash train.sh
 """
 
 from __future__ import annotations
