@@ -33,11 +33,11 @@ def run(tmp_path):
     return tmp_path
 
 
-def journal(run, *steps, role="actor", rank=0, pid=11, ended=True, tool="nsys", silent=False):
+def journal(run, *steps, role="actor", rank=0, pid=11, ended=True, tool="nsys"):
     lines = []
     for number, step in enumerate(steps, 1):
         line = {"capture": number, "role": role, "rank": rank, "host": "h1", "pid": pid}
-        line |= {"step": step, "task": None, "tool": tool, "silent": silent}
+        line |= {"step": step, "task": None, "tool": tool}
         lines.append({**line, "begin_ns": number * 1000})
         if ended or number < len(steps):
             lines.append({**line, "end_ns": number * 1000 + 500})
@@ -79,7 +79,6 @@ def test_reports_are_named_by_role_rank_and_step(run):
     ("facts", "raw", "causes"),
     [
         ({"ended": False}, {}, ["died in step 2"]),
-        ({"silent": True}, {}, ["record no range together"]),
         ({}, {}, ["nsys wrote nothing"]),
         ({}, {"actor_h1_11.qdstrm": b"report"}, ["still writing"]),
         ({}, {"actor_h1_11.1.nsys-rep": b"report"}, [""]),
@@ -97,8 +96,6 @@ def test_reports_are_named_by_role_rank_and_step(run):
             },
             ["ran no operation of torch"],
         ),
-        # Its process died before its first line, or the journal is on another machine.
-        ({"steps": ()}, {"engine_h1_9.1.nsys-rep": b"report"}, ["no journal lists"]),
     ],
 )
 def test_what_is_missing_has_a_cause(run, facts, raw, causes):
@@ -111,28 +108,17 @@ def test_what_is_missing_has_a_cause(run, facts, raw, causes):
     for capture, cause in zip(collect(run), causes, strict=True):
         assert (cause == "") == (capture.problem == "")
         assert cause in capture.problem
-    assert (run / "nsight" / "raw" / "engine_h1_9.1.nsys-rep").exists() == (
-        "engine_h1_9.1.nsys-rep" in raw
-    )
 
 
 def test_traces_without_a_journal_are_placed_by_their_names(run):
-    """verl's own torch profiler writes step and rank into them, SGLang's schedulers the time."""
+    """verl's own torch profiler writes step and rank into them."""
     report(run, "actor_train_step3_rank1-of-2_dp1_pid77_20261121170000000.json.gz")
     journal(run, 2, 5, role="trainer", tool="torch")
-    path = run / "nsight" / "raw" / "agent_loop_rollout_replica_1"
-    path.mkdir()
-    # The second capture of the journal is open from 2000 ns to 2500 ns.
-    (path / "0.000002100-TP-0.trace.json.gz").write_bytes(b"t" * 5000)
 
     for _ in range(2):
-        found = {capture.role: capture for capture in collect(run)}
-        actor, engine = found["actor"], found["engine"]
+        actor = next(each for each in collect(run) if each.role == "actor")
         assert ("actor_1.step3.json.gz", 1, 3, 77, "") == (
             *(actor.file, actor.rank, actor.step, actor.pid, actor.problem),
-        )
-        assert ("engine_1.step5.json.gz", "scheduler TP-0", "") == (
-            *(engine.file, engine.task, engine.problem),
         )
 
 

@@ -359,7 +359,7 @@ def capture(place, pid, *names, raw=None):
     """Write a journal of captures, and their reports, as a process of a node does."""
     lines = [
         {"capture": number, "role": "actor", "rank": pid, "host": "h", "pid": pid, "step": number}
-        | {"task": None, "tool": "nsys", "silent": False, "begin_ns": number, "end_ns": number + 1}
+        | {"task": None, "tool": "nsys", "begin_ns": number, "end_ns": number + 1}
         for number in range(1, len(names) + 1)
     ]
     write(

@@ -235,13 +235,9 @@ def _place_reports(captures: list[CaptureRecord], place: _Place) -> list[Capture
                 path, capture.source = report
                 _move(capture, path, home)
     for tool in tools.every():
-        for path, capture in list(tool.unclaimed_reports(place.raw, captures)):
-            source = str(path.relative_to(place.raw))
-            if not capture.problem:
-                capture.source = source
-                _move(capture, path, home)
-            elif source in place.unfinished:
-                continue
+        for path, capture in list(tool.unclaimed_reports(place.raw)):
+            capture.source = path.name
+            _move(capture, path, home)
             captures.append(capture)
     files = {capture.file for capture in captures}
     captures += [record for record in read_metadata(home) if record.file not in files]
@@ -288,8 +284,6 @@ def _cause(capture: CaptureRecord, place: _Place, captures: list[CaptureRecord])
             f"the capture did not end: process {capture.pid} on {capture.host} died in step "
             f"{capture.step}"
         )
-    if capture.silent and tool.silent_cause:
-        return tool.silent_cause
     if not place.raw.is_dir():
         return (
             f"{place.raw} is not on this machine; run `verl-profiler collect` on {capture.host} too"

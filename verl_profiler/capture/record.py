@@ -51,7 +51,6 @@ class CaptureRecord:
         file: The report's name in `RUN/nsight`; None if there is none.
         size_bytes: Its size.
         problem: What is wrong with it; empty if nothing is.
-        silent: Whether the tool could record nothing when the capture began.
         source: The name that the tool gave to the file.
     """
 
@@ -68,7 +67,6 @@ class CaptureRecord:
     file: str | None = None
     size_bytes: int = 0
     problem: str = ""
-    silent: bool = False
     source: str = ""
 
     @classmethod
@@ -157,7 +155,6 @@ def _add_line(line: Any, by_number: dict[int, CaptureRecord]) -> bool:
     for key in ("begin_ns", "end_ns"):
         if isinstance(line.get(key), int):
             setattr(record, key, line[key])
-    record.silent = bool(line.get("silent"))
     return True
 
 

@@ -93,7 +93,6 @@ class Process:
             "step": step,
             "task": self.task,
             "tool": self.plan.tool,
-            "silent": self.tool is not None and self.tool.is_silent(),
         }
         folder = Path(self.plan.journal)
         path = folder / f"{self._file_name()}.jsonl"

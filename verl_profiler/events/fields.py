@@ -736,7 +736,6 @@ CAPTURE = {
     "tool": _text("`nsys` or `torch`."),
     "begin_ns": _ns("When the capture began."),
     "end_ns": _ns("When it ended."),
-    "silent": _flag("Whether this combination of nvtx and nsys records no ranges."),
     "file": _text("Name of the report."),
     "source": _text("Name that the tool gave to the report."),
     "size_bytes": _bytes("Size of the report."),

@@ -240,7 +240,6 @@ class Capture(_Captured, total=False):
     begin_ns: _Whole
     end_ns: _Whole
     source: _Text
-    silent: _Flag
 
 
 class _Paused(TypedDict, total=False):

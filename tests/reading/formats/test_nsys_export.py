@@ -67,7 +67,6 @@ def capture(**changes):
         "file": "actor_0.step2.nsys-rep",
         "size_bytes": 6,
         "problem": "",
-        "silent": False,
         **changes,
     }
 

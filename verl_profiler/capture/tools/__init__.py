@@ -70,9 +70,8 @@ class Tool(abc.ABC):
         suffix: How the names of its reports end.
         unfinished_suffixes: How the names of files end that it will still turn into a report.
         finishes_late: Whether a report may be finished after its capture has ended.
-        silent_cause: Why a report is missing if `is_silent` was true when its capture began.
         count_cause: Why it is missing if other captures of the process have one.
-        no_report_cause: Why it is missing otherwise, and where the two above are empty.
+        no_report_cause: Why it is missing otherwise, and where the one above is empty.
     """
 
     name: str
@@ -80,7 +79,6 @@ class Tool(abc.ABC):
     suffix: str
     unfinished_suffixes: tuple[str, ...] = ()
     finishes_late = False
-    silent_cause = ""
     count_cause = ""
     no_report_cause = "no report was written: the process was killed first, or the disk is full"
 
@@ -161,29 +159,15 @@ class Tool(abc.ABC):
             path: The report, for a tool that writes it now.
         """
 
-    def is_silent(self) -> bool:
-        """Whether the tool will record nothing in this process without reporting it."""
-        return False
-
     # When reports are gathered.
 
     def report_names(self, process: str, number: int) -> Iterator[str]:
         """Yield the names that the report of a process's n-th capture may have, counted from 1."""
         yield f"{process}.{number}{self.suffix}"
 
-    def unclaimed_reports(
-        self, raw: Path, captures: list[CaptureRecord]
-    ) -> Iterator[tuple[Path, CaptureRecord]]:
-        """Yield reports that no journal lists, with the facts in their names.
-
-        Args:
-            raw: Where the tool wrote.
-            captures: The captures of the journals.
-
-        Yields:
-            The file, and its record; one with a `problem` stays where it is.
-        """
-        del raw, captures
+    def unclaimed_reports(self, raw: Path) -> Iterator[tuple[Path, CaptureRecord]]:
+        """Yield reports below the folder where the tool wrote that no journal lists, with the facts in their names."""
+        del raw
         yield from ()
 
     def is_empty(self, report: Path) -> str:

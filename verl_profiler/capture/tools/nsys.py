@@ -26,14 +26,11 @@ from verl_profiler.capture.tools import (
     Options,
     Tool,
 )
-from verl_profiler.environ import NVTX_LIBRARY
 from verl_profiler.errors import ConfigError, ReadingError
-from verl_profiler.events.files import is_regular
 from verl_profiler.events.vocabulary import NVTX_DOMAIN
 
 if TYPE_CHECKING:
     from verl_profiler.capture.plan import NsightSettings, RoleCapture
-    from verl_profiler.capture.record import CaptureRecord
 
 __all__ = ["TOOL", "as_text"]
 
@@ -52,7 +49,6 @@ _PROBE_NVTX = (
     "import nvtx; get = getattr(nvtx, 'get_domain', None); "
     "print('domain', type(get('verl_profiler')).__name__ if get else '')"
 )
-_UNCLAIMED = re.compile(r"(?P<role>[a-z_]+)_(?P<host>[\w.-]+)_(?P<pid>\d{1,9})(\.\d+)?\.nsys-rep")
 
 
 class _Nsys(Tool):
@@ -60,10 +56,6 @@ class _Nsys(Tool):
     suffix = ".nsys-rep"
     unfinished_suffixes = (".qdstrm", ".nsys-rep.tmp")
     finishes_late = True
-    silent_cause = (
-        "nvtx and this nsys record no range together, so nsys saw no capture begin; use a "
-        "newer nsys, or nvtx 0.2.11"
-    )
     count_cause = (
         "nsys ended before this capture: capture-range-end counts fewer captures than there "
         "were; set it under profiler.nsight.options"
@@ -183,14 +175,6 @@ class _Nsys(Tool):
         start = capture.options.get("capture-range")
         if start == _RANGE_START:
             nvtx: Any = importlib.import_module("nvtx")
-            if self.is_silent():
-                from verl_profiler.recording import recorder
-
-                recorder.announce(
-                    f"WARNING nvtx {version_of('nvtx')} and this nsys record no range together, so "
-                    "nsys will capture nothing here. Use a newer nsys, or pip install "
-                    "'nvtx==0.2.11' matplotlib. (nvtx-silent)"
-                )
             return nvtx.start_range(message=_RANGE, domain=NVTX_DOMAIN)
         if start == _CUDA_START:
             import torch
@@ -206,45 +190,11 @@ class _Nsys(Tool):
         else:
             sys.modules["nvtx"].end_range(handle)
 
-    def is_silent(self) -> bool:
-        """Whether a tool is attached that this nvtx does not detect, so that no range is recorded.
-
-        nvtx >= 0.2.12 asks the tool whether the domain is enabled; nsys 2022.4, and 2023.2 as users
-        report, answer no.
-        """
-        nvtx = sys.modules.get("nvtx")
-        get_domain = getattr(nvtx, "get_domain", None)
-        if get_domain is None or not os.environ.get(NVTX_LIBRARY):
-            return False
-        return type(get_domain(NVTX_DOMAIN)).__name__ == "DummyDomain"
-
     def report_names(self, process: str, number: int) -> Iterator[str]:
         yield from super().report_names(process, number)
         # nsys leaves the number out when only one capture was announced.
         if number == 1:
             yield f"{process}{self.suffix}"
-
-    def unclaimed_reports(
-        self, raw: Path, captures: list[CaptureRecord]
-    ) -> Iterator[tuple[Path, CaptureRecord]]:
-        """Reports of processes that died before they wrote a line."""
-        del captures
-        from verl_profiler.capture.record import CaptureRecord
-
-        for file in sorted(raw.glob(f"*{self.suffix}")):
-            match = _UNCLAIMED.match(file.name)
-            if match is not None and is_regular(file):
-                yield (
-                    file,
-                    CaptureRecord.without_journal(
-                        match["role"],
-                        self.name,
-                        host=match["host"],
-                        pid=int(match["pid"]),
-                        size_bytes=file.stat().st_size,
-                        problem=f"no journal lists this capture; the report is left at {file}",
-                    ),
-                )
 
     def export(self, report: Path) -> Path:
         """Convert a report to SQLite beside it, unless that is there already."""
