@@ -56,7 +56,7 @@ NO_FIELDS = {"GET", "COMPUTE", "PUT", "uuid", "bus_id", "power_limit_w"} | {
 
 
 # In headers of runs that were recorded before.
-GONE = {"pruned_events", "looks"}
+GONE = {"pruned_events", "looks", "clock.readings"}
 
 
 def described(value, known, prefix=""):

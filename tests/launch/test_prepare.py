@@ -10,7 +10,6 @@ import pytest
 from verl_profiler.capture import actor_placement
 from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.launch import prepare as launch
-from verl_profiler.launch import targets
 from verl_profiler.launch.settings import parse
 from verl_profiler.recording import recorder, run_directory
 from verl_profiler.recording.clock import take_anchor
@@ -230,48 +229,3 @@ def test_a_run_that_did_not_start_leaves_nothing_at_its_url(ray, prepare, tmp_pa
     launch.end(failed=True)
     assert not run.exists()
     assert [] == [path for path in place.rglob("*") if path.is_file()]
-
-
-def test_what_an_old_verl_lacks_is_printed_before_training(tmp_path, monkeypatch, capsys, ray):
-    """By hand, of a tree with steps, agent loops and ranks: which kinds it has, and which the config uses."""
-    for name, text in (
-        ("utils/tracking.py", "class Tracking:\n    def log(self, data, step): ...\n"),
-        (
-            "experimental/agent_loop/agent_loop.py",
-            "class AgentLoopWorker:\n    def _run_agent_loop(self, trajectory, agent_name): ...\n",
-        ),
-        (
-            "workers/engine_workers.py",
-            "class TrainingWorker:\n    def train_batch(self, data): ...\n",
-        ),
-    ):
-        file = tmp_path / "verl" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    monkeypatch.setattr(targets, "Sources", lambda _folder=None, own=targets.Sources: own(tmp_path))
-    targets.unrecorded.cache_clear()
-
-    def printed(**config):
-        config["profiler"] = {"output_dir": str(tmp_path / "run")}
-        launch.prepare(omegaconf.OmegaConf.create(config))
-        recorder.stop()
-        lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
-        return {line.partition(":")[0]: line for line in lines if " kinds; " in line}, lines
-
-    new, lines = printed()
-    assert "trainer: 1 of 16 kinds; not recorded: init, timer, validation" in new["trainer"]
-    assert new["rollout"].startswith("rollout: 1 of 11 kinds; not recorded: agent_loop, ")
-    assert "train_batch" not in new["workers"]
-    assert "reward: 0 of 1 kinds; none of its events is recorded" == new["reward"]
-    places = [
-        n for n, line in enumerate(lines) if "lacks targets" in line or "recording to" in line
-    ]
-    assert 2 == len(places)
-    assert "recording to" in lines[places[1]]
-    legacy, _ = printed(
-        trainer={"use_legacy_worker_impl": "auto"},
-        actor_rollout_ref={"rollout": {"mode": "sync"}},
-    )
-    assert "workers: 0 of 12 kinds; none of its events is recorded" == legacy["workers"]
-    assert legacy["rollout"].startswith("rollout: 0 of 11")
-    targets.unrecorded.cache_clear()

@@ -6,10 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_profiler.recording import clock
 from verl_profiler.recording.clock import (
     Anchor,
-    Readings,
     Timestamps,
     anchor_for_this_boot,
     take_anchor,
@@ -52,19 +50,3 @@ def test_processes_of_one_boot_share_the_drivers_anchor():
     # Same kernel, other monotonic clock: the driver's pair would be hours off.
     elsewhere = msgspec.structs.replace(driver, monotonic_ns=driver.monotonic_ns - 3600 * 10**9)
     assert not anchor_for_this_boot(elsewhere).shared
-
-
-def test_readings_stay_few_and_span_the_whole_run(monkeypatch):
-    """A reading every 5 s for three days: at most 32, the first one kept, the last one recent."""
-    passed = [0]
-    monkeypatch.setattr(clock, "now", lambda: passed[0])
-    readings = Readings()
-    for passed[0] in range(0, 3 * 86_400 * 10**9, 5 * 10**9):
-        taken = readings.read()
-        assert len(taken) <= 32
-
-    times = [monotonic for _, monotonic, _ in taken]
-    assert 0 == times[0]
-    assert times == sorted(times)
-    assert passed[0] - times[-1] < passed[0] / 8
-    assert len(times) >= 12

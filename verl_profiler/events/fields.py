@@ -678,7 +678,6 @@ HEADER = {
     "python": _text("Version of Python."),
     "versions.*": _text("Versions of the packages that the process has imported."),
     **_CLOCK,
-    "clock.readings": Field("list", "ns", "Later readings of both clocks."),
     "clock.last_wall_ns": _ns("Wall clock when the header was written."),
     "clock.last_monotonic_ns": _ns("Monotonic clock when the header was written."),
     "clock_exchange.boot_id": _text("The driver's boot id."),

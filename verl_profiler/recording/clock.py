@@ -14,7 +14,6 @@ import msgspec
 
 __all__ = [
     "Anchor",
-    "Readings",
     "Timestamps",
     "anchor_for_this_boot",
     "boot_id",
@@ -22,7 +21,6 @@ __all__ = [
     "take_anchor",
 ]
 
-_READINGS = 32
 # perf_counter and monotonic are the same clock on Linux.
 now = time.perf_counter_ns
 
@@ -80,25 +78,6 @@ def anchor_for_this_boot(driver: Anchor | None) -> Anchor:
         if abs(drift) < 1_000_000_000:
             return shared
     return take_anchor()
-
-
-class Readings:
-    """Anchors that are taken again as a process goes on, thinned so that they stay few."""
-
-    def __init__(self) -> None:
-        self._interval_ns = 0
-        self._taken: list[tuple[int, int, int]] = []
-
-    def read(self) -> list[tuple[int, int, int]]:
-        """Take one if it is time to; return all: wall, monotonic and uncertainty in ns."""
-        moment = now()
-        if not self._taken or moment - self._taken[-1][1] >= self._interval_ns:
-            anchor = take_anchor(tries=4)
-            self._taken.append((anchor.wall_ns, anchor.monotonic_ns, anchor.uncertainty_ns))
-            if len(self._taken) > _READINGS:
-                self._interval_ns = 2 * (self._taken[-1][1] - self._taken[0][1]) // _READINGS
-                self._taken = [*self._taken[:-1:2], self._taken[-1]]
-        return list(self._taken)
 
 
 class Timestamps:

@@ -20,7 +20,7 @@ import msgspec
 
 from verl_profiler.events.vocabulary import FORMAT_VERSION, process_name
 from verl_profiler.recording import context
-from verl_profiler.recording.clock import Readings, now
+from verl_profiler.recording.clock import now
 from verl_profiler.recording.complaints import Complaints
 from verl_profiler.recording.encoding import LineEncoder
 from verl_profiler.recording.identity import Identity
@@ -99,7 +99,6 @@ class OwnProcess:
         self._header_events = 0
         self._offset = 0
         self._marked = b""
-        self._readings = Readings()
         self._fallback: str | None = None
         self._started = _iso_now()
         self._started_ns = self.complete_ns = now()
@@ -203,7 +202,6 @@ class OwnProcess:
             "python": sys.version.split()[0],
             "clock": {
                 **msgspec.structs.asdict(self._recorder.anchor),
-                "readings": self._readings.read(),
                 "last_wall_ns": time.time_ns(),
                 "last_monotonic_ns": now(),
             },
