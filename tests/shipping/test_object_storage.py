@@ -221,7 +221,7 @@ def test_a_name_that_is_taken_gets_a_random_end(run, storage, monkeypatch):
 
 def test_a_driver_uploads_while_it_runs_and_at_its_end(run, s3, capfd):
     """In a process beside it, which ends with it."""
-    uploader = remote_output.claim(f"{s3}/my-run", run, 0.3)
+    uploader = remote_output.Uploader(f"{s3}/my-run", run, 0.3)
     url = uploader.url
     remote_output.start(uploader)
     wait_until(lambda: "step_1/worker_0.jsonl" in files_at(url))
@@ -237,12 +237,11 @@ def test_a_driver_uploads_while_it_runs_and_at_its_end(run, s3, capfd):
 
 
 def test_an_upload_that_was_killed_is_a_line_with_the_command_that_brings_the_rest(run, s3, capfd):
-    """At once, and not again at the end; the command continues from what is there."""
-    uploader = remote_output.claim(f"{s3}/my-run", run, 0.3)
+    """The command continues from what is there."""
+    uploader = remote_output.Uploader(f"{s3}/my-run", run, 0.3)
     remote_output.start(uploader)
     wait_until(lambda: "step_1/worker_0.jsonl" in files_at(uploader.url))
     uploader._process.kill()
-    uploader._thread.join()
     (run / "step_1" / "worker_9.jsonl").write_text("{}\n")
     remote_output.finish()
 
@@ -316,7 +315,7 @@ def test_after_a_killed_driver_the_rest_is_uploaded(run, s3):
         "from pathlib import Path\n"
         "from verl_profiler.launch import remote_output\n"
         "run = Path(sys.argv[1])\n"
-        "remote_output.start(remote_output.claim(sys.argv[2], run, 3600))\n"
+        "remote_output.start(remote_output.Uploader(sys.argv[2], run, 3600))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     url = f"{s3}/my-run"
@@ -355,7 +354,7 @@ def test_a_url_that_cannot_be_written_ends_the_command_before_training(run, s3):
     """With the reason; a bucket that was misspelled is not made."""
     missing = f"no-such-bucket-{s3[-6:]}"
     with pytest.raises(ConfigError, match="nothing can be written to") as caught:
-        remote_output.claim(f"s3://{missing}/my-run", run, 60)
+        remote_output.Uploader(f"s3://{missing}/my-run", run, 60)
     assert "output-url" == caught.value.slug
     filesystem, _ = connect(s3)
     assert not filesystem.exists(missing)
@@ -376,7 +375,7 @@ def test_a_missing_package_is_named_with_its_command(run, monkeypatch, tmp_path)
     (tmp_path / "s3fs.py").write_text("raise ImportError(\"No module named 's3fs'\")\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ConfigError, match="pip install s3fs"):
-        remote_output.claim("s3://bucket/my-run", run, 60)
+        remote_output.Uploader("s3://bucket/my-run", run, 60)
     monkeypatch.setitem(sys.modules, "s3fs", None)
     registry = importlib.import_module("fsspec.registry")
     # fsspec keeps the classes that it has imported.

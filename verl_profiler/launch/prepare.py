@@ -78,7 +78,7 @@ def prepare(config: Any) -> Any:
         if is_url(settings.output_dir):
             # Last: what fails before leaves nothing there.
             every_s = settings.events.ship_every_s or _UPLOAD_EVERY_S
-            uploader = remote_output.claim(settings.output_dir, directory, every_s)
+            uploader = remote_output.Uploader(settings.output_dir, directory, every_s)
     except Exception:
         run_directory.discard(directory)
         raise

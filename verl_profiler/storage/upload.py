@@ -74,10 +74,11 @@ class Upload:
         url: Where to.
         run: The run directory.
         every_s: The interval between two uploads; None where a command uploads once.
-        progress: Called after each file.
+        progress: See below.
 
     Attributes:
         there: What writes there.
+        progress: Called after each file.
         files: Files uploaded.
         size_bytes: Their bytes.
 
@@ -94,7 +95,7 @@ class Upload:
     ) -> None:
         self._filesystem, self._target = connect(url)
         self._run = run
-        self._progress = progress
+        self.progress = progress
         self._sent: dict[str, _Sent] = {}
         self.there = RemoteFiles(self._filesystem, self._target, folders=has_folders(url))
         launch: dict[str, Any] = {}
@@ -294,7 +295,7 @@ class Upload:
         self._sent[name] = _Sent(before.st_size, before.st_mtime_ns)
         self.files += 1
         self.size_bytes += size
-        self._progress()
+        self.progress()
         return ""
 
 
@@ -351,7 +352,7 @@ def main(argv: list[str] | None = None, wait_s: float = 1.0) -> int:
     args = parser.parse_args(argv)
     try:
         target = claim(args.target, args.run)
-        upload = Upload(target, args.run, args.every, _progress)
+        upload = Upload(target, args.run, args.every)
     except RemoteError as error:
         print(error)
         return 2
@@ -373,6 +374,8 @@ def main(argv: list[str] | None = None, wait_s: float = 1.0) -> int:
             with contextlib.suppress(Exception):
                 upload.there.remove(name)
         return 0
+    # The driver waits while files arrive; before, nobody reads what is printed.
+    upload.progress = _progress
     failed = upload.finish(wait_s)
     if failed:
         announce(
