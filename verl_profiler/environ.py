@@ -21,11 +21,7 @@ SETTINGS = "VERL_PROFILER_SETTINGS"
 # "1" in a process that nsys started, "0" in one that such a process made without nsys.
 UNDER_NSYS = "VERL_PROFILER_UNDER_NSYS"
 # Any of these traces TransferQueue; `transfer_queue.switches` has the others.
-TRANSFER_QUEUE_SWITCHES = (
-    "TQ_TRACE_ENABLED",
-    "TQ_TRACE_DETAIL_ENABLED",
-    "TQ_METRICS_ENABLED",
-)
+TRANSFER_QUEUE_SWITCHES = ("TQ_TRACE_ENABLED", "TQ_TRACE_DETAIL_ENABLED")
 # A tool's own: the library that takes NVTX ranges in this process.
 NVTX_LIBRARY = "NVTX_INJECTION64_PATH"
 # The directory of the caches that are not beside their run.

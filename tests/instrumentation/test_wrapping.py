@@ -171,20 +171,13 @@ def test_a_trace_that_fails_costs_itself_only(host, recording):
     assert [5, 5] == measured
 
 
-def test_arguments_and_results_can_be_replaced(host, recording, worker_config):
-    """The host gets the new arguments, and so do the hooks; the caller gets the new result."""
-    seen = []
-    replacing = probe(
-        "function",
-        arguments=lambda args, kwargs: ((args[0] + 1,), kwargs),
-        enter=lambda call: seen.append(call.args),
-        result=lambda result: [result],
-    )
+def test_results_can_be_replaced(host, recording, worker_config):
+    """The caller gets the new one."""
+    replacing = probe("function", result=lambda result: [result])
     placing.install([replacing])
 
-    assert [8] == host.function(7)
+    assert [7] == host.function(7)
     recorder.stop()
-    assert [(8,)] == seen
     assert 1 == len(lines_of(worker_config.directory))
 
 

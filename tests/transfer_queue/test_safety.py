@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import re
-import sys
 import threading
 import time
 import weakref
@@ -14,10 +13,10 @@ import pytest
 
 from verl_profiler.instrumentation import wrapping
 from verl_profiler.instrumentation.status import status
-from verl_profiler.transfer_queue import calls, lines, metrics, probes
+from verl_profiler.transfer_queue import calls, lines, probes
 from verl_profiler.transfer_queue.switches import Switches
 
-ALL = Switches(trace=True, detail=True, metrics=True)
+ALL = Switches(trace=True, detail=True)
 _batch: ContextVar[object] = ContextVar("batch")
 
 
@@ -141,14 +140,11 @@ def tracing_threads():
 def test_threads_that_begin_together_start_one_writer(tracing, monkeypatch):
     """A second one would never end."""
     lines.stop()
-    metrics.stop()
-    metrics.start("run")
     barrier = threading.Barrier(6)
 
     def begin():
         barrier.wait()
         lines.write_soon("x".format)
-        metrics.add_operation("GET", 1, 1)
 
     threads = [threading.Thread(target=begin) for _ in range(6)]
     make = threading.Thread.__init__
@@ -162,41 +158,9 @@ def test_threads_that_begin_together_start_one_writer(tracing, monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert ["verl-profiler tq lines", "verl-profiler tq metrics"] == tracing_threads()
+    assert ["verl-profiler tq lines"] == tracing_threads()
     calls.stop()
     assert [] == tracing_threads()
-
-
-def test_a_store_that_does_not_answer_costs_one_thread(tracing, monkeypatch):
-    """Each step asks it again only when it has answered."""
-    answer = threading.Event()
-
-    class Store:
-        @staticmethod
-        def _internal_kv_initialized():
-            return True
-
-        @staticmethod
-        def _internal_kv_put(*_arguments, **_named):
-            """Take it."""
-
-        @staticmethod
-        def _internal_kv_list(*_arguments, **_named):
-            answer.wait(30)
-            return []
-
-    monkeypatch.setitem(sys.modules, "ray.experimental.internal_kv", Store)
-    metrics.add_operation("GET", 1, 1)
-    try:
-        for _ in range(5):
-            metrics._Trainer.since_last(0.01)
-        reading = [each for each in threading.enumerate() if each.name == "verl-profiler tq read"]
-    finally:
-        answer.set()
-        for thread in reading:
-            thread.join(5)
-
-    assert 1 == len(reading)
 
 
 def test_a_call_that_fails_to_begin_leaves_the_function_around_it_as_it_was(tracing, monkeypatch):

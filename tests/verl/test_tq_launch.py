@@ -103,7 +103,7 @@ def test_hidden_lines_are_said(prepared, monkeypatch, capsys):
     prepared(trace=True)
     said = capsys.readouterr().err
 
-    assert "TransferQueue tracing: TRACE lines, tq/* metrics; lines of every 10th call" in said
+    assert "TransferQueue tracing: TRACE lines; lines of every 10th call" in said
     assert "tq-lines-hidden" in said
 
 

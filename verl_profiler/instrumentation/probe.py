@@ -8,10 +8,8 @@ from typing import Any, TypeAlias
 
 from verl_profiler.recording.call import Call
 
-__all__ = ["Arguments", "EndTrace", "Probe"]
+__all__ = ["EndTrace", "Probe"]
 
-Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-"""The arguments of a call, by position and by name."""
 EndTrace: TypeAlias = Callable[[Any, "BaseException | None"], None]
 """Called with the result of a call and the exception that ended it, one of them None."""
 # A client of TransferQueue has a loop of its own, and nobody answers while weights or memory move.
@@ -35,7 +33,6 @@ class Probe:
         item: For generators of items: called with the `Call` and each item.
         trace: Called before everything else with the arguments, also where nothing is recorded;
             what it returns, if anything, is called after everything else.
-        arguments: For plain functions: returns the arguments to call the host's code with.
         result: For plain functions: returns what the caller gets in place of the result.
         of_subclasses: True where the target is a base class's, and its subclasses' methods are probed:
             those of the classes that are given to `placing.place_on`.
@@ -52,7 +49,6 @@ class Probe:
     leave: Callable[[Call, Any], None] | None = None
     item: Callable[[Call, Any], None] | None = None
     trace: Callable[[tuple[Any, ...], dict[str, Any]], EndTrace | None] | None = None
-    arguments: Callable[[tuple[Any, ...], dict[str, Any]], Arguments] | None = None
     result: Callable[[Any], Any] | None = None
     of_subclasses: bool = False
     optional: bool = False
@@ -73,5 +69,5 @@ class Probe:
         hooks = (self.event, self.enter, self.leave, self.item)
         object.__setattr__(self, "measures", hooks != (None,) * len(hooks))
         object.__setattr__(self, "requests_wait", self.family not in _NO_REQUESTS)
-        always = (self.trace, self.arguments, self.result) != (None, None, None)
+        always = (self.trace, self.result) != (None, None)
         object.__setattr__(self, "always", always)

@@ -49,7 +49,7 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a callable of the same kind that also runs the hooks of `probe`."""
     names = _parameter_names(function)
     enter, leave = _hooks(probe)
-    if probe.arguments is not None or probe.result is not None:
+    if probe.result is not None:
         return _wrap_replacing(probe, names, function)
     if _is_decorated_coroutine_function(function):
         return _wrap_decorated(probe, names, function)
@@ -136,16 +136,11 @@ def _hooks(probe: Probe) -> tuple[Callable[..., Any], Callable[..., None]]:
 def _wrap_replacing(
     probe: Probe, names: tuple[str, ...], function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Wrap a plain function whose arguments or result the probe replaces.
-
-    The hooks that do so handle their own failures.
-    """
+    """Wrap a plain function whose result the probe replaces; that hook handles its own failures."""
     enter, leave = _hooks(probe)
 
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
-        if probe.arguments is not None:
-            args, kwargs = probe.arguments(args, kwargs)
         call = enter(probe, names, args, kwargs, False)
         try:
             result = function(*args, **kwargs)

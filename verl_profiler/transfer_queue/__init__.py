@@ -1,11 +1,10 @@
-"""TransferQueue tracing: lines, trace ids, stage times and `tq/*` metrics of the traced functions.
+"""TransferQueue tracing: lines, trace ids and stage times of the traced functions.
 
 switches    which parts are on, from the settings and the environment
 trace_ids   which data a call works on
 calls       one running function or client operation: its lines, events and sums
 sizes       how many bytes a batch holds
 probes      what is traced, in which module
-metrics     sums over all processes, into verl's loggers once a step
 """
 
 from __future__ import annotations
@@ -112,7 +111,6 @@ def _announce(switches: Switches, v1: bool | None) -> None:
     parts = {
         "TRACE lines": switches.trace,
         "DETAIL lines": switches.detail,
-        "tq/* metrics": switches.wants_metrics,
     }
     text = ", ".join(part for part, on in parts.items() if on)
     if switches.sample_every > 1:
@@ -126,7 +124,7 @@ def _announce(switches: Switches, v1: bool | None) -> None:
         )
         return
     level = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
-    if level in _QUIET_LEVELS and (switches.trace or switches.detail):
+    if level in _QUIET_LEVELS:
         announce(
             f"WARNING {LOG_LEVEL_VARIABLE}={level} hides the TRACE and DETAIL lines.\n"
             f"Unset it or set it to INFO. (tq-lines-hidden)"

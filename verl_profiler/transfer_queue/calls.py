@@ -1,4 +1,4 @@
-"""One running function or client operation: its lines, its events and its share of the sums.
+"""One running function or client operation: its lines and its events.
 
 A traced function is in one stage at a time.  Of a *bridged* function verl itself fetches the data
 before and stores it after: GET lasts from the call until the function's own code begins, COMPUTE is
@@ -20,7 +20,7 @@ from typing import Any
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import status_of
 from verl_profiler.recording.clock import now
-from verl_profiler.transfer_queue import lines, metrics
+from verl_profiler.transfer_queue import lines
 from verl_profiler.transfer_queue.sizes import size_of
 from verl_profiler.transfer_queue.switches import Switches
 from verl_profiler.transfer_queue.trace_ids import Origin, set_run
@@ -54,15 +54,12 @@ def start(chosen: Switches, run: str, *, records: bool) -> None:
     set_run(run)
     lines.configure()
     _seen.clear()
-    if chosen.wants_metrics:
-        metrics.start(run)
 
 
 def stop() -> None:
     """Trace no further calls, and end the threads; for tests."""
     global switches, is_on, _records
     switches, is_on, _records = Switches(), False, False
-    metrics.stop()
     lines.stop()
 
 
@@ -143,7 +140,7 @@ class FunctionCall(_Traced):
         origin: Which data it works on.
         bridged: Whether verl fetches and stores the data around the function's own code.
         waits: Whether it waits for calls of the same data in other processes, whose times are
-            counted there; it is left out of the sums.
+            counted there.
     """
 
     mark = "TQ-TRACE"
@@ -159,7 +156,6 @@ class FunctionCall(_Traced):
         self._before = f"func={name} | "
         self._stage_begin_ns = 0
         self._spent_ns = {"GET": 0, "COMPUTE": 0, "PUT": 0}
-        self._counts = dict.fromkeys(self._spent_ns, 0)
         self._depth = 0
         self._ended = False
         self._request = context.current_request.get()
@@ -246,8 +242,6 @@ class FunctionCall(_Traced):
             after=" | waits=1" if self.waits else "",
             status="ok" if error is None else "error",
         )
-        if not self.waits:
-            metrics.add_function(total, self._spent_ns, self._counts, failed=error is not None)
 
     def _open(self, stage: str) -> None:
         self.stage = stage
@@ -264,7 +258,6 @@ class FunctionCall(_Traced):
         extra = {"func": self.name, "call": self.id, "trace_id": self.trace_id}
         end = self._record(f"tq_function_{stage.lower()}", begin, extra, error)
         self._spent_ns[stage] += end - begin
-        self._counts[stage] = 1
         self._say(
             self._before,
             f"{stage}_END",
@@ -341,8 +334,6 @@ class ClientCall(_Traced):
             self._say_end(end, error)
         finally:
             self._leave_function(error)
-        if error is None:
-            metrics.add_operation(self.stage, end - self.begin_ns, self.size_bytes)
 
     def _leave_context(self) -> None:
         token, self._token = self._token, None

@@ -16,7 +16,7 @@ from verl_profiler.instrumentation.probe import EndTrace, Probe
 from verl_profiler.instrumentation.wrapping import wrap
 from verl_profiler.probes.transfer_queue import end_get
 from verl_profiler.recording.call import Call
-from verl_profiler.transfer_queue import calls, metrics
+from verl_profiler.transfer_queue import calls
 from verl_profiler.transfer_queue.calls import ClientCall, FunctionCall
 from verl_profiler.transfer_queue.sizes import size_of
 from verl_profiler.transfer_queue.trace_ids import Origin, find_meta, of_batch, origin_of
@@ -35,11 +35,7 @@ __all__ = [
 
 def with_tracing(probes: Iterable[Probe]) -> list[Probe]:
     """Return the probes and those of tracing; of two for the same targets, one that does both."""
-    tracing = {
-        probe.targets: probe
-        for probe in PROBES
-        if probe.arguments is None or calls.switches.wants_metrics
-    }
+    tracing = {probe.targets: probe for probe in PROBES}
     joined = [_joined(probe, tracing.pop(probe.targets, None)) for probe in probes]
     return joined + list(tracing.values())
 
@@ -48,7 +44,7 @@ def _joined(probe: Probe, tracing: Probe | None) -> Probe:
     if tracing is None:
         return probe
     leave = _LEAVES_WITH_IDS.get(probe.name, probe.leave)
-    return dataclasses.replace(probe, trace=tracing.trace, arguments=tracing.arguments, leave=leave)
+    return dataclasses.replace(probe, trace=tracing.trace, leave=leave)
 
 
 def _leave_get(call: Call, result: Any) -> None:
@@ -80,7 +76,7 @@ def begin_function(
     meta = find_meta((*args, *kwargs.values())) if calls.is_on else None
     if meta is None:
         return None
-    return FunctionCall(name, _origin_of(meta), bridged=bridged, waits=waits).begin().end
+    return FunctionCall(name, origin_of(meta), bridged=bridged, waits=waits).begin().end
 
 
 def begin_rollout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> EndTrace | None:
@@ -131,17 +127,12 @@ def begin_client_call(stage: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     function = calls.current.get()
     origin = function.origin if function is not None else Origin()
     if not origin.ids and metadata is not None:
-        origin = _origin_of(metadata)
+        origin = origin_of(metadata)
     if stage == "GET":
         return ClientCall(stage, function, origin, str(getattr(metadata, "size", 0)), 0).end
     data = arguments["data"]
     shape = str(getattr(data, "batch_size", "torch.Size([])"))
     return ClientCall(stage, function, origin, shape, size_of(data).total).end
-
-
-def _origin_of(meta: Any) -> Origin:
-    """Return where the samples come from; metrics alone do not need it."""
-    return origin_of(meta) if calls.switches.trace or calls.switches.detail else Origin()
 
 
 def traced(name: str, begin: Callable[..., EndTrace | None], *first: Any) -> Probe:
@@ -220,5 +211,4 @@ PROBES = (
     ),
     _probe(f"{_CLIENT}.async_get_data", trace=functools.partial(begin_client_call, "GET")),
     _probe(f"{_CLIENT}.async_put", trace=functools.partial(begin_client_call, "PUT")),
-    _probe("verl.utils.tracking:Tracking.log", arguments=metrics.add_to_log),
 )

@@ -26,7 +26,7 @@ __all__ = [
     "variables",
 ]
 
-# Names the run, so that trace ids of two runs differ and their sums do not mix.
+# Names the run, so that trace ids of two runs differ.
 RUN_VARIABLE = "TQ_TRACE_RUN"
 LOG_LEVEL_VARIABLE = "VERL_LOGGING_LEVEL"
 
@@ -69,22 +69,15 @@ class Switches(TracingSettings, frozen=True):
     """What is switched on in a process.
 
     Args:
-        metrics: `tq/*` in verl's loggers; None for: where one of the settings is on.
         sample_every: Print every N-th call of a function, and of the client outside of functions.
     """
 
-    metrics: bool | None = None
     sample_every: int = 1
 
     @property
     def any(self) -> bool:
         """Whether anything is on."""
-        return self.trace or self.detail or bool(self.metrics)
-
-    @property
-    def wants_metrics(self) -> bool:
-        """Whether `tq/*` is added to verl's metrics."""
-        return self.any if self.metrics is None else self.metrics
+        return self.trace or self.detail
 
 
 def _read_switch(text: str) -> bool:
@@ -92,10 +85,6 @@ def _read_switch(text: str) -> bool:
     if word not in _TRUE + _FALSE:
         raise ValueError(text)
     return word in _TRUE
-
-
-def _read_optional_switch(text: str) -> bool | None:
-    return _read_switch(text) if text.strip() else None
 
 
 def _read_every(text: str) -> int:
@@ -109,7 +98,6 @@ def _read_every(text: str) -> int:
 _VARIABLES = {
     "TQ_TRACE_ENABLED": ("trace", _read_switch, "use 1 or 0"),
     "TQ_TRACE_DETAIL_ENABLED": ("detail", _read_switch, "use 1 or 0"),
-    "TQ_METRICS_ENABLED": ("metrics", _read_optional_switch, "use 1 or 0"),
     "TQ_TRACE_SAMPLE_EVERY": (
         "sample_every",
         _read_every,
@@ -128,7 +116,7 @@ def variables(switches: Switches, environment: Mapping[str, str]) -> dict[str, s
     passed_on: dict[str, str] = {}
     for variable, (field, _, _) in _VARIABLES.items():
         value = getattr(switches, field)
-        passed_on[variable] = "" if value is None else str(int(value) if value in (0, 1) else value)
+        passed_on[variable] = str(int(value))
     passed_on[RUN_VARIABLE] = str(uuid.uuid4())
     if environment.get(LOG_LEVEL_VARIABLE):
         passed_on[LOG_LEVEL_VARIABLE] = environment[LOG_LEVEL_VARIABLE]
