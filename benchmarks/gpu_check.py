@@ -162,7 +162,7 @@ def check_nvml() -> None:
     row("NVML has every field of a reading", reading, " ".join(sorted(reading)) == READING)
     row("NVML has every fact of a device", facts, " ".join(sorted(facts)) == FACTS)
     torch.zeros(1, device="cuda")
-    device_memory.current_device()
+    device_memory.device()
     used = device_memory.used_devices()
     same = [{name: facts[name] for name in ("uuid", "bus_id")}]
     row("torch's UUID and bus id are NVML's", used, used == same)

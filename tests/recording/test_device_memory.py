@@ -55,11 +55,11 @@ def nvml(monkeypatch):
 def accelerator(*, initialized):
     """A torch.cuda that fails when it is asked before it is in use."""
 
-    def mem_get_info(device=3):
+    def mem_get_info():
         if not initialized:
             # No subclass of Exception, which would be taken for a device in trouble.
             pytest.fail("this would make a context")
-        return 100 - device, 100
+        return 97, 100
 
     return SimpleNamespace(
         is_initialized=lambda: initialized, mem_get_info=mem_get_info, current_device=lambda: 3
@@ -93,16 +93,13 @@ def test_memory_that_the_driver_reserves_is_not_in_use(nvml, monkeypatch):
 
 
 def test_a_device_is_asked_through_torch_if_it_is_in_use(monkeypatch):
-    """The current one, or the one named; else a question would make a context of hundreds of megabytes."""
+    """The current one; else a question would make a context of hundreds of megabytes."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=accelerator(initialized=True)))
     assert {"used_bytes": 3, "total_bytes": 100} == device_memory.device()
-    assert {"used_bytes": 1, "total_bytes": 100} == device_memory.device(1)
-    assert 3 == device_memory.current_device()
 
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=accelerator(initialized=False)))
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert {} == device_memory.device()
-    assert None is device_memory.current_device()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +122,7 @@ def test_the_driver_is_asked_about_the_visible_devices(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
-    assert expected == device_memory.device(None, chosen)
+    assert expected == device_memory.device(chosen)
 
 
 def test_without_a_driver_it_is_asked_once(nvml, monkeypatch):

@@ -92,7 +92,7 @@ def _asks_engine(adapter: Any) -> bool:
 
 
 def _read(call: Call, when: str) -> None:
-    readings = {**device_memory.device(None, call.state), **device_memory.host(whole=True)}
+    readings = {**device_memory.device(call.state), **device_memory.host(whole=True)}
     extra = call.extra or {}
     for name, value in readings.items():
         stem = name.removesuffix("_bytes")

@@ -18,7 +18,6 @@ from typing import Any
 from verl_profiler.recording import device_libraries
 
 __all__ = [
-    "current_device",
     "device",
     "forget",
     "host",
@@ -37,13 +36,10 @@ _torch_device: int | None = None
 _replica: tuple[dict[str, Any], ...] = ()
 
 
-def device(
-    index: int | None = None, replica_devices: Sequence[int] | None = None
-) -> dict[str, int]:
+def device(replica_devices: Sequence[int] | None = None) -> dict[str, int]:
     """Return what is in use on this process's devices, by all processes together.
 
     Args:
-        index: The torch device to ask; None for the calling thread's current one.
         replica_devices: Where the driver is queried: which of the visible devices; None for all.
 
     Returns:
@@ -53,9 +49,8 @@ def device(
     try:
         accelerator = _initialized()
         if accelerator is not None:
-            if index is None:
-                remember_device(accelerator)
-            free, total = accelerator.mem_get_info(*([] if index is None else [index]))
+            remember_device(accelerator)
+            free, total = accelerator.mem_get_info()
             return {"used_bytes": int(total - free), "total_bytes": int(total)}
         return _from_driver(None if replica_devices is None else tuple(replica_devices))
     except Exception:  # noqa: BLE001  a device in trouble: the host will say so itself
@@ -79,16 +74,6 @@ def host(*, whole: bool = False) -> dict[str, int]:
                 total, _, available = (int(file.readline().split()[1]) for _ in range(3))
             found["host_used_bytes"] = (total - available) * 1024
     return found
-
-
-def current_device() -> int | None:
-    """Return the calling thread's torch device, or None where the process uses none.
-
-    Other threads need it: each thread has a current device of its own, and a question about another
-    device would make a context there.
-    """
-    accelerator = _initialized()
-    return None if accelerator is None else remember_device(accelerator)
 
 
 def remember_device(accelerator: Any) -> int:

@@ -147,29 +147,13 @@ class _Nsys(Tool):
     def check_machine(self) -> Iterator[MachineCheck]:
         path = shutil.which("nsys")
         if path is None:
-            yield MachineCheck(
-                "nsys", True, "not on PATH: events are recorded, captures are not possible"
-            )
-        else:
-            status, printed = _run(os.environ["PATH"], path, "--version")
-            if status < 0:
-                yield MachineCheck("nsys", False, f"{path} does not run: {printed}")
-            else:
-                yield MachineCheck("nsys", True, f"{printed or 'unknown version'} at {path}")
-        nvtx = version_of("nvtx")
-        if nvtx is None:
-            yield MachineCheck("nvtx", True, "not installed: no ranges for nsys; pip install nvtx")
-        elif path is None:
-            yield MachineCheck("nvtx", True, nvtx)
-        else:
-            problems, _ = self.check_node(
-                {"trainer": _WITHOUT_CUDA | _BY_RANGE}, os.environ["PATH"]
-            )
-            if problems:
-                result = f"{nvtx}, but captures fail here"
-                yield MachineCheck("nvtx", False, result, "", tuple(problems))
-            else:
-                yield MachineCheck("nvtx", True, f"{nvtx}; this nsys records its ranges")
+            nothing = "not on PATH: events are recorded, captures are not possible"
+            yield MachineCheck("nsys", True, nothing)
+            return
+        options = {"trainer": _WITHOUT_CUDA | _BY_RANGE}
+        problems, version = self.check_node(options, os.environ["PATH"])
+        message = f"{version or 'unknown version'} at {path}"
+        yield MachineCheck("nsys", not problems, message, "", tuple(problems))
 
     def start(self, capture: RoleCapture) -> Any:
         start = capture.options.get("capture-range")
