@@ -7,10 +7,11 @@ filled with zero.  Source: nvidia-ml-py 13.615 (`pynvml.py`).  AMD SMI and Ascen
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 __all__ = ["LIBRARY", "Device", "is_importable", "open_devices", "read_memory", "visible_words"]
@@ -36,16 +37,18 @@ class Device:
 
     Args:
         index: Its place in the library's list.
-        facts: What does not change: `uuid`, `bus_id`, `model`, `total_bytes`, `power_limit_w`, as far
-            as the library has them.
-        getters: What returns fields of a reading; each returns a mapping.
+        facts: What does not change: getters of `uuid`, `bus_id`, `model`, `total_bytes`, `power_limit_w`.
+        getters: What returns fields of a reading; each getter returns a mapping.
     """
 
-    def __init__(self, index: int, facts: Mapping[str, Any], getters: list[_Getter]) -> None:
+    def __init__(self, index: int, facts: list[_Getter], getters: list[_Getter]) -> None:
         self.index = index
-        self.facts: dict[str, Any] = {"device": index, **facts}
-        self._getters = getters
-        self._read_before = False
+        self._getters, self._read_before = facts, True
+        self.facts: dict[str, Any] = {"device": index}
+        # Of one that has none, the first reading fails.
+        with contextlib.suppress(Exception):
+            self.facts |= self.read()
+        self._getters, self._read_before = getters, False
 
     def read(self) -> dict[str, Any]:
         """Return the fields that can be read now.
@@ -56,19 +59,18 @@ class Device:
             Exception: The library's own, if nothing can be read.
         """
         found: dict[str, Any] = {}
-        failed: list[_Getter] = []
+        supported: list[_Getter] = []
         problem: Exception | None = None
         for getter in self._getters:
             try:
-                found.update(_known(getter()))
+                found.update(getter())
+                supported.append(getter)
             except Exception as error:  # noqa: BLE001  any error of any library
                 problem = error
-                failed.append(getter)
         if not found and problem is not None:
             raise problem
         if not self._read_before:
-            self._read_before = True
-            self._getters = [each for each in self._getters if each not in failed]
+            self._read_before, self._getters = True, supported
         return found
 
 
@@ -136,15 +138,6 @@ def _chosen(devices: list[Device], words: str | None) -> list[Device]:
     return chosen or devices
 
 
-def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what a library marks as unknown."""
-    return {
-        name: value
-        for name, value in fields.items()
-        if value is not None and value not in ("N/A", "")
-    }
-
-
 def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
@@ -152,16 +145,6 @@ def _text(value: Any) -> str:
 def _bus_id(value: Any) -> str:
     """Return `domain:bus:device.function` with four digits of the domain; NVML writes eight."""
     return _text(value).lower()[-12:]
-
-
-def _facts(getters: Mapping[str, _Getter]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, getter in getters.items():
-        try:
-            found[name] = getter()
-        except Exception:  # noqa: BLE001, S112  not supported
-            continue
-    return _known(found)
 
 
 def _nvml_devices(nvml: Any) -> Iterator[Device]:
@@ -187,15 +170,13 @@ def _nvml_device(nvml: Any, index: int) -> Device:
 
     return Device(
         index,
-        _facts(
-            {
-                "uuid": lambda: _text(nvml.nvmlDeviceGetUUID(handle)),
-                "bus_id": lambda: _bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId),
-                "model": lambda: _text(nvml.nvmlDeviceGetName(handle)),
-                "total_bytes": lambda: read_memory(nvml, handle)[1],
-                "power_limit_w": lambda: round(nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3),
-            }
-        ),
+        [
+            lambda: {"uuid": _text(nvml.nvmlDeviceGetUUID(handle))},
+            lambda: {"bus_id": _bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId)},
+            lambda: {"model": _text(nvml.nvmlDeviceGetName(handle))},
+            lambda: {"total_bytes": read_memory(nvml, handle)[1]},
+            lambda: {"power_limit_w": round(nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3)},
+        ],
         [
             used,
             lambda: {"used_bytes": read_memory(nvml, handle)[0]},
