@@ -8,6 +8,10 @@ a file is uploaded as it is, again when it has grown by a quarter, or when it no
 failure costs a line on the console; the files stay in RUN.  `upload.json`, which is written there only,
 has up to when the run is complete there, and whether more will come: where driver and upload are killed
 together, readers report by it that the upload did not end.  Whoever uploads next continues from what is there.
+
+Others see each file whole, the old content or the new one.  An object is there once all of it has arrived;
+where there are folders, a file is written beside its place and renamed, which replaces what is there on
+disks and by SFTP.
 """
 
 from __future__ import annotations
@@ -33,13 +37,13 @@ from verl_profiler.events.remote import (
     RemoteError,
     connect,
     has_folders,
+    joined,
     listing,
     name_of,
 )
 from verl_profiler.events.shipping import UPLOAD_FILE, UPLOAD_FORMAT_VERSION, iso
 from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.recording.complaints import announce
-from verl_profiler.storage.remote_files import RemoteFiles, is_draft
 
 __all__ = ["CLAIMED", "Upload", "claim", "main"]
 
@@ -54,6 +58,7 @@ _FINAL_ROUNDS = 3
 _WHOLE_BYTES = 64 << 20
 _CLAIMED_S = 0.5
 _FAILURES = 20
+_DRAFT = ".part"
 # Problems in `upload.json`, and characters of each.
 _SHOWN, _LINE = 5, 500
 
@@ -74,10 +79,8 @@ class Upload:
         url: Where to.
         run: The run directory.
         every_s: The interval between two uploads; None where a command uploads once.
-        progress: See below.
 
     Attributes:
-        there: What writes there.
         progress: Called after each file.
         files: Files uploaded.
         size_bytes: Their bytes.
@@ -86,18 +89,16 @@ class Upload:
         RemoteError: The URL cannot be used.
     """
 
-    def __init__(
-        self,
-        url: str,
-        run: Path,
-        every_s: float | None = None,
-        progress: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, url: str, run: Path, every_s: float | None = None) -> None:
         self._filesystem, self._target = connect(url)
         self._run = run
-        self.progress = progress
+        self.progress: Callable[[], None] = lambda: None
         self._sent: dict[str, _Sent] = {}
-        self.there = RemoteFiles(self._filesystem, self._target, folders=has_folders(url))
+        # Whether it has folders, which must be made; those that were.
+        self._folders = has_folders(url)
+        self._made: set[str] = set()
+        # Another process may write the same file: two launches, or `collect` beside an upload.
+        self._draft_end = f".{secrets.token_hex(4)}{_DRAFT}"
         launch: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             launch = read_object(run / RUN_FILE)
@@ -143,7 +144,7 @@ class Upload:
             # It was compressed, or is over; others were deleted to make room.
             if name.startswith(f"{OPEN}/") or f"{name}.gz" in found:
                 try:
-                    self.there.remove(name)
+                    self.remove(name)
                     del self._sent[name]
                 except Exception as error:  # noqa: BLE001  any client's
                     failed.append(f"{name}: {problem_of(error)}")
@@ -199,7 +200,7 @@ class Upload:
             "failed": len(failed),
             "problems": [each[:_LINE] for each in failed[:_SHOWN]],
         }
-        self.there.write(UPLOAD_FILE, (json.dumps(content, indent=1) + "\n").encode())
+        self._write(UPLOAD_FILE, (json.dumps(content, indent=1) + "\n").encode())
 
     def _write_account(self, uploaded_s: float | None, **more: Any) -> list[str]:
         try:
@@ -208,10 +209,25 @@ class Upload:
             return [f"{UPLOAD_FILE}: {problem_of(error)}"]
         return []
 
+    def takes(self, launch: bytes) -> bool:
+        """Write a run.json where there is none; return whether it is the one that is there in the end.
+
+        Of launches that find none at the same moment, the last one to write has the name.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            # Clients' `exists` is false for what they may not read, too.
+            return self._read(RUN_FILE) == launch
+        self._write(RUN_FILE, launch)
+        time.sleep(_CLAIMED_S)
+        if self._read(RUN_FILE) != launch:
+            return False
+        self.write_account()
+        return True
+
     def holds_run_of(self) -> str:
         """Return when the run that is there was launched, if it is another one; else nothing."""
         try:
-            there = json.loads(self.there.read(RUN_FILE))
+            there = json.loads(self._read(RUN_FILE))
         except (FileNotFoundError, ValueError):
             return ""
         here = json.loads((self._run / RUN_FILE).read_bytes())
@@ -226,7 +242,7 @@ class Upload:
         """
         # Whatever a client raises, there is no account then.
         with contextlib.suppress(Exception):
-            earlier = mapping_or_empty(parse_json(self.there.read(UPLOAD_FILE)))
+            earlier = mapping_or_empty(parse_json(self._read(UPLOAD_FILE)))
             uploaded = earlier.get("uploaded")
             self._uploaded = uploaded if isinstance(uploaded, str) else None
         try:
@@ -237,8 +253,10 @@ class Upload:
         for path, about in there.items():
             name = str(path).removeprefix(prefix)
             local = self._run / name
-            if is_draft(name):
-                self.there.remove(name)
+            base = local.name
+            if base.startswith(".") and base.endswith(_DRAFT):
+                # It was to be renamed by an upload that was killed.
+                self.remove(name)
             elif not local.is_file():
                 if name != UPLOAD_FILE:
                     self._sent[name] = _Sent(0, 0)
@@ -246,6 +264,29 @@ class Upload:
                 status = local.stat()
                 if about.get("size") == status.st_size:
                     self._sent[name] = _Sent(status.st_size, status.st_mtime_ns)
+
+    def _write(self, name: str, content: bytes | Path) -> None:
+        """Write a file: these bytes, or those of a file that is too large for memory."""
+        path = joined(self._target, name)
+        folder, _, base = path.rpartition("/")
+        if self._folders and folder not in self._made:
+            self._filesystem.makedirs(folder, exist_ok=True)
+            self._made.add(folder)
+        place = f"{folder}/.{base}{self._draft_end}" if self._folders else path
+        if isinstance(content, bytes):
+            self._filesystem.pipe_file(place, content)
+        else:
+            self._filesystem.put_file(str(content), place)
+        if place != path:
+            self._filesystem.mv(place, path)
+
+    def _read(self, name: str) -> bytes:
+        return self._filesystem.cat_file(joined(self._target, name))
+
+    def remove(self, name: str) -> None:
+        """Remove a file there that may be gone already."""
+        with contextlib.suppress(FileNotFoundError):
+            self._filesystem.rm_file(joined(self._target, name))
 
     def _changing(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the files of the run, events first, so that headers have no fewer than they state."""
@@ -285,10 +326,10 @@ class Upload:
                     data = file.read(_WHOLE_BYTES)
                 if name.endswith(".jsonl"):
                     data = data[: data.rfind(b"\n") + 1]
-                self.there.write(name, data)
+                self._write(name, data)
                 size = len(data)
             else:
-                self.there.write(name, path)
+                self._write(name, path)
         except Exception as error:  # noqa: BLE001  any client's; the others are tried too
             # It may have been compressed or removed just now.
             return f"{name}: {problem_of(error)}" if path.exists() else ""
@@ -318,29 +359,13 @@ def claim(url: str, run: Path) -> str:
     for wanted in (url, f"{url}-{secrets.token_hex(3)}"):
         upload = Upload(wanted, run)
         try:
-            if _takes(upload, launch):
+            if upload.takes(launch):
                 return wanted
         except Exception as error:
             raise RemoteError(
                 f"nothing can be written to {public(wanted)}: {problem_of(error)}"
             ) from error
     raise RemoteError(f"{public(url)} holds another run, as does a random name beside it")
-
-
-def _takes(upload: Upload, launch: bytes) -> bool:
-    """Write a run.json where there is none; return whether it is the one that is there in the end.
-
-    Of launches that find none at the same moment, the last one to write has the name.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        # Clients' `exists` is false for what they may not read, too.
-        return upload.there.read(RUN_FILE) == launch
-    upload.there.write(RUN_FILE, launch)
-    time.sleep(_CLAIMED_S)
-    if upload.there.read(RUN_FILE) != launch:
-        return False
-    upload.write_account()
-    return True
 
 
 def main(argv: list[str] | None = None, wait_s: float = 1.0) -> int:
@@ -372,7 +397,7 @@ def main(argv: list[str] | None = None, wait_s: float = 1.0) -> int:
         # The run failed before it started.
         for name in (RUN_FILE, UPLOAD_FILE):
             with contextlib.suppress(Exception):
-                upload.there.remove(name)
+                upload.remove(name)
         return 0
     # The driver waits while files arrive; before, nobody reads what is printed.
     upload.progress = _progress
