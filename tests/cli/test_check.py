@@ -20,7 +20,7 @@ def test_the_lines_name_what_was_checked(tmp_path, capsys):
     main(["check", "--json", "--output-dir", str(tmp_path)])
     findings = json.loads(capsys.readouterr().out)
 
-    topics = {"verl", "beside it", "plugin", "hydra", "probes rollout", "nsys"}
+    topics = {"verl", "environment", "plugin", "hydra", "probes rollout", "nsys"}
     for topic in {*topics, "output directory"}:
         assert f"  {topic}" in out or f"! {topic}" in out
     assert {"topic", "good", "message", "advice", "details"} == set(findings[0])

