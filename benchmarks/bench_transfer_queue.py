@@ -59,7 +59,6 @@ MODES = {
     "TRACE": Switches(trace=True),
     "TRACE + DETAIL": Switches(trace=True, detail=True),
     "TRACE + DETAIL, every 10th": Switches(trace=True, detail=True, sample_every=10),
-    "metrics only": Switches(metrics=True),
 }
 MODES_OF_LARGE = ("TRACE", "TRACE + DETAIL")
 ROWS, CALLS, REPEATS = (64, 1024), 100, 7
