@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from picked import picked
 
@@ -84,7 +85,7 @@ def decoding(metrics, rank, requests, seconds, *, context=0, waiting=0, retracte
 def passes(metrics, *each):
     """Encode as SGLang does, decode as the subscriber does."""
     return [
-        (at_ms * MS, sglang_iterations._decoder.decode(metrics.encode(message)))
+        (at_ms * MS, msgspec.msgpack.decode(metrics.encode(message), type=sglang_iterations._Pass))
         for at_ms, message in each
     ]
 

@@ -6,13 +6,13 @@ tests/rehearsal/test_recorded.py has the real ones.
 
 import asyncio
 import copy
-import dataclasses
 import inspect
 import logging
 import re
 import sys
 import types
 
+import msgspec
 import pytest
 from reading_back import lines_of
 
@@ -93,7 +93,7 @@ CLIENT = f"{QUEUED}:AsyncTransferQueueClient"
 def traced(target, like):
     """Return the probe of the table whose target ends like this, for another target."""
     [probe] = [p for p in TABLE if any(t.endswith(like) for t in p.targets)]
-    return dataclasses.replace(probe, targets=(target,))
+    return msgspec.structs.replace(probe, targets=(target,))
 
 
 def around(like, function):
@@ -440,7 +440,7 @@ def test_a_target_that_is_measured_too_has_one_wrapper(hosts, worker_config):
     before = (client.async_get_data, client.async_put)
     decorator = bridge.tqbridge
     measuring = [
-        dataclasses.replace(probe, targets=(f"{CLIENT}.{probe.targets[0].rpartition('.')[2]}",))
+        msgspec.structs.replace(probe, targets=(f"{CLIENT}.{probe.targets[0].rpartition('.')[2]}",))
         for probe in MEASURING
         if probe.event in ("tq_get", "tq_put")
     ]

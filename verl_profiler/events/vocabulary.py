@@ -11,8 +11,9 @@ Over 400 lines, as most of it is one table with a row per event.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal, get_args
+
+import msgspec
 
 __all__ = [
     "COMPUTING_ROLES",
@@ -81,8 +82,7 @@ PHASES = (
 )
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """One entry of the vocabulary.
 
     Args:

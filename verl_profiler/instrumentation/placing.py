@@ -11,11 +11,11 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+import msgspec
 import wrapt
 
 from verl_profiler.instrumentation.probe import Probe
@@ -34,8 +34,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True, eq=False):
     probe: Probe
     owner: Any
     attribute: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+import msgspec
 
 from verl_profiler.recording.call import Call
 
@@ -16,8 +17,7 @@ EndTrace: TypeAlias = Callable[[Any, "BaseException | None"], None]
 _NO_REQUESTS = ("transfer_queue", "weights", "memory")
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True):
     """One measurement.
 
     Args:
@@ -54,20 +54,22 @@ class Probe:
     optional: bool = False
     lost: str | None = None
 
-    name: str = field(init=False)
+    name: str = ""
     """The event, or the attribute that is watched."""
-    measures: bool = field(init=False)
+    measures: bool = False
     """Whether it does anything where events are recorded."""
-    requests_wait: bool = field(init=False)
+    requests_wait: bool = False
     """Whether requests may wait in an event loop in which it begins: then the loop is watched closely."""
-    always: bool = field(init=False)
+    always: bool = False
     """Whether it does anything where none are."""
 
     def __post_init__(self) -> None:
         # Read per call; a property would cost a tenth of a microsecond there.
-        object.__setattr__(self, "name", self.event or self.targets[0].rpartition(".")[2])
+        msgspec.structs.force_setattr(
+            self, "name", self.event or self.targets[0].rpartition(".")[2]
+        )
         hooks = (self.event, self.enter, self.leave, self.item)
-        object.__setattr__(self, "measures", hooks != (None,) * len(hooks))
-        object.__setattr__(self, "requests_wait", self.family not in _NO_REQUESTS)
+        msgspec.structs.force_setattr(self, "measures", hooks != (None,) * len(hooks))
+        msgspec.structs.force_setattr(self, "requests_wait", self.family not in _NO_REQUESTS)
         always = (self.trace, self.result) != (None, None)
-        object.__setattr__(self, "always", always)
+        msgspec.structs.force_setattr(self, "always", always)

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import traceback
 from collections import Counter
-from dataclasses import dataclass, field
+
+import msgspec
 
 from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.recording import recorder
@@ -19,14 +20,13 @@ __all__ = ["FAILURES", "Status", "failed", "missed", "status"]
 FAILURES = (Exception, asyncio.CancelledError)
 
 
-@dataclass
-class Status:
+class Status(msgspec.Struct, eq=False):
     """What became of the probes in this process."""
 
-    installed: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    missed: dict[str, str] = field(default_factory=dict[str, str])
-    hits: Counter[str] = field(default_factory=Counter[str])
-    errors: Counter[str] = field(default_factory=Counter[str])
+    installed: dict[str, list[str]] = msgspec.field(default_factory=dict[str, list[str]])
+    missed: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    hits: Counter[str] = msgspec.field(default_factory=Counter[str])
+    errors: Counter[str] = msgspec.field(default_factory=Counter[str])
 
     def clear(self) -> None:
         """Forget everything; when the probes are taken off."""

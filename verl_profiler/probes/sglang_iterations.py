@@ -8,7 +8,6 @@ to rows of at least 100 ms per data-parallel rank; in captured steps each iterat
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import tempfile
@@ -60,9 +59,6 @@ class _Pass(msgspec.Struct, frozen=True, gc=False):
     wall_time: float = 0.0
     scheduled_requests: _Scheduled = _Scheduled()
     queued_requests: _Queued = _Queued()
-
-
-_decoder = msgspec.msgpack.Decoder(_Pass)
 
 
 class Sums:
@@ -158,6 +154,7 @@ class _Subscriber:
     def _read(self) -> None:
         import zmq
 
+        decoder = msgspec.msgpack.Decoder(_Pass)
         with zmq.Context() as zmq_context:
             socket: Any = zmq_context.socket(zmq.SUB)
             socket.linger = 0
@@ -171,7 +168,7 @@ class _Subscriber:
                         self._end_rows()
                         continue
                     payload = socket.recv_multipart()[-1]
-                    each = _decoder.decode(payload)
+                    each = decoder.decode(payload)
                     self.sums.setdefault(each.dp_rank, Sums()).add(now(), each)
                 self._end_rows()
             finally:
@@ -193,6 +190,8 @@ def begin_launch(server: Any) -> None:
     active = recorder.active()
     if active is None or not active.config.events.engine_iterations or _subscriber is not None:
         return
+    import dataclasses
+
     launcher: Any = sys.modules.get(type(server).__module__)
     arguments = getattr(launcher, "ServerArgs", None)
     names: set[str] = set()

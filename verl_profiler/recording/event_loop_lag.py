@@ -20,9 +20,10 @@ import sys
 import threading
 import time
 import weakref
-from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
+
+import msgspec
 
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, LAG_THRESHOLD_S
 from verl_profiler.recording import context, recorder
@@ -75,8 +76,7 @@ watched: dict[int, weakref.ref[Any]] = {}
 _beats: list[weakref.ref[_Heartbeat]] = []
 
 
-@dataclass
-class _Function:
+class _Function(msgspec.Struct, eq=False):
     """A function that held the loop's thread, and for which request."""
 
     during: str
@@ -89,13 +89,12 @@ class _Function:
     held_ns: int = 0
 
 
-@dataclass
-class _Stall:
+class _Stall(msgspec.Struct, eq=False):
     """What was seen of a loop from when its beat was due."""
 
     # When the loop is known to have been alive last, as of the first sample; None: it never blocked.
     alive_ns: int | None = None
-    functions: dict[str, _Function] = field(default_factory=dict[str, _Function])
+    functions: dict[str, _Function] = {}
     # The loop did not run at all: nobody waits for it.
     stopped: bool = False
     samples: int = 0

@@ -18,11 +18,9 @@ _NAME_LIMIT = 200
 # Tracebacks of several processes, one in the other.
 _MESSAGE_LIMIT = 200_000
 # ray/exceptions.py, ray 2.40 to 2.55: `ray::Class.method() (pid=1, ip=10.0.0.1, actor_id=...)`.
-_TASK = re.compile(r"\(pid=([0-9]{1,10}), ip=([0-9A-Za-z.:-]{1,100})")
+_TASK = r"\(pid=([0-9]{1,10}), ip=([0-9A-Za-z.:-]{1,100})"
 # The same file, of an actor that died.
-_ACTOR = re.compile(
-    r"\tpid: ([0-9]{1,10})\n(?:\t[^\n]{0,300}\n){0,5}?\tip: ([0-9A-Za-z.:-]{1,100})"
-)
+_ACTOR = r"\tpid: ([0-9]{1,10})\n(?:\t[^\n]{0,300}\n){0,5}?\tip: ([0-9A-Za-z.:-]{1,100})"
 
 
 def failure_of(error: BaseException) -> dict[str, Any]:
@@ -43,7 +41,7 @@ def failure_of(error: BaseException) -> dict[str, Any]:
     # The host's exceptions may fail to be written.
     with contextlib.suppress(Exception):
         message = str(error)[:_MESSAGE_LIMIT]
-    places = _ACTOR.findall(message) or _TASK.findall(message)
+    places = re.findall(_ACTOR, message) or re.findall(_TASK, message)
     if places:
         # The innermost: the tasks that waited for it are named before it.
         found["pid"], found["ip"] = int(places[-1][0]), places[-1][1]

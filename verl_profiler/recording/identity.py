@@ -11,14 +11,14 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 __all__ = ["Identity", "identify", "of_actor"]
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """Who this process is: role, rank, and what Ray calls it."""
 
     role: str
@@ -31,13 +31,13 @@ class Identity:
 # (pattern of the actor name, role); the first group is the rank.  verl 0.9.1: agent_loop.py:1218,
 # async_sglang_server.py:839, vllm_async_server.py, reward_loop.py:335.
 _ACTOR_NAMES = (
-    (re.compile(r"agent_loop_worker_(\d+)"), "agent_loop"),
-    (re.compile(r"(?:sglang|vllm|trtllm|standin)_server_(?:decode_)?(\d+)"), "engine"),
-    (re.compile(r"reward_loop_worker_(\d+)"), "reward"),
+    (r"agent_loop_worker_(\d+)", "agent_loop"),
+    (r"(?:sglang|vllm|trtllm|standin)_server_(?:decode_)?(\d+)", "engine"),
+    (r"reward_loop_worker_(\d+)", "reward"),
 )
 
 # Ranks of a replica that is no part of the trainer's worker group (verl 0.9.1 replica.py:217).
-_REPLICA_RANKS = re.compile(r"^rollout_(?:standalone|colocate)_(\d+)")
+_REPLICA_RANKS = r"^rollout_(?:standalone|colocate)_(\d+)"
 
 # (part of the actor class's name, role), for actors without a telling name.
 _ACTOR_CLASSES = (
@@ -76,12 +76,12 @@ def of_actor(name: str | None, class_name: str, environment: Mapping[str, str]) 
         environment: Its environment variables; a worker group's members have RANK and WG_PREFIX.
     """
     for pattern, role in _ACTOR_NAMES:
-        match = pattern.search(name or "")
+        match = re.search(pattern, name or "")
         if match:
             rank = int(match.group(1))
             replica = rank if role == "engine" else None
             return Identity(role, rank, replica, name, class_name)
-    standalone = _REPLICA_RANKS.search(name or "")
+    standalone = re.search(_REPLICA_RANKS, name or "")
     if standalone and "RANK" in environment:
         # The rank counts within the replica.
         replica, size = int(standalone.group(1)), int(environment.get("WORLD_SIZE", 1))

@@ -6,10 +6,11 @@ tracing is off, as in a process that got a class by value, or after `calls.stop`
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any
+
+import msgspec
 
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.instrumentation.probe import EndTrace, Probe
@@ -44,7 +45,7 @@ def _joined(probe: Probe, tracing: Probe | None) -> Probe:
     if tracing is None:
         return probe
     leave = _LEAVES_WITH_IDS.get(probe.name, probe.leave)
-    return dataclasses.replace(probe, trace=tracing.trace, leave=leave)
+    return msgspec.structs.replace(probe, trace=tracing.trace, leave=leave)
 
 
 def _leave_get(call: Call, result: Any) -> None:
