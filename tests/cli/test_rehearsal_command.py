@@ -10,6 +10,7 @@ import pytest
 
 from verl_profiler.cli import main
 from verl_profiler.cli import rehearsal_command as command_module
+from verl_profiler.launch.command_line import parse
 from verl_profiler.launch.dry_run import _compose, _declared, leaves
 from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION, environment
 
@@ -145,16 +146,22 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("around", ["python", "launcher"])
+@pytest.mark.parametrize("around", ["python", "launcher", "script"])
 def test_a_whole_command_is_rehearsed_with_its_rewards_and_small_sizes(tmp_path, capsys, around):
-    rewards = tmp_path / "rewards.py"
+    """A script runs but for what it would do to the machine; its Python command is taken."""
+    rewards, marker = tmp_path / "rewards.py", tmp_path / "installed"
     rewards.write_text(REWARDS)
     own = f"reward.custom_reward_function.path={rewards}"
     command = ["-m", "verl.trainer.main_ppo", *TRAINING, own]
     given = {
         "python": ["python3", *command],
         "launcher": ["ray", "job", "submit", "--", "uv", "run", "--exact", "python", *command],
+        "script": ["bash", str(tmp_path / "train.sh"), "1e-6"],
     }[around]
+    shell = shlex.join(["python3", *command]).replace("lr=1e-6", "lr=$1")
+    (tmp_path / "train.sh").write_text(
+        f"set -e\nray stop --force\npip install -t {marker} x\npython3 -c 'print(1)'\n{shell}\n"
+    )
     out = tmp_path / "run"
     words = [
         "rehearse",
@@ -177,13 +184,14 @@ def test_a_whole_command_is_rehearsed_with_its_rewards_and_small_sizes(tmp_path,
     assert "actor_rollout_ref.rollout.multi_turn.tool_config_path=rehearsal" in printed
     assert not {*printed} & ({*TRAINING} - KEPT - {"+profiler=multiturn"})
     assert all(each in replaced for each in {*TRAINING} - KEPT)
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (["torchrun", "-m", "verl.trainer.sft_trainer", "a=1"], "cannot be rehearsed"),
-        (["bash", "train.sh", "trainer.nnodes=2"], "of a shell script the one that it runs"),
+        (["bash", "/nowhere/train.sh"], "starts no training"),
         (["python", "-m", "verl.trainer.main_ppo", "trainer"], "'trainer' is not a Hydra override"),
     ],
 )
@@ -199,6 +207,19 @@ def test_a_config_folder_that_is_here_is_rehearsed(tmp_path, capsys, name):
     printed = capsys.readouterr().out
     assert f"--config-path={tmp_path}" in printed
     assert bool(name) == ("--config-name=mine" in printed)
+
+
+def test_a_script_s_python_is_caught_by_whatever_path_it_is_called(tmp_path):
+    """Otherwise the training would run."""
+    ran, main_file = tmp_path / "ran", tmp_path / "main_mine.py"
+    main_file.write_text(f"open({str(ran)!r}, 'w')\n")
+    script = tmp_path / "train.sh"
+    script.write_text(f"{sys.executable} -c 1\n{sys.executable} -u {main_file} trainer.nnodes=$1\n")
+
+    command = parse(["bash", str(script), "2"])
+
+    assert (str(main_file), ["trainer.nnodes=2"]) == (command.entry, command.overrides)
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize("engine", ["cpu", "standin", "vllm"])

@@ -99,6 +99,18 @@ def test_no_steps_capture_nothing(capsys):
     assert "captures nothing" in capsys.readouterr().out
 
 
+def test_verls_own_keys_are_not_called_nothing(capsys):
+    """verl reads them without this profiler."""
+    assert 0 == check(
+        "global_profiler.tool=nsys", "global_profiler.steps=[1,2]",
+        "actor_rollout_ref.actor.profiler.enable=true", "actor_rollout_ref.actor.profiler.ranks=[0]",
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    assert "this profiler captures nothing" in printed
+    assert "verl itself captures steps [1, 2] with nsys in\n  actor, ranks: 0\n" in printed
+    assert "report appears when its process ends" in printed
+
+
 @pytest.mark.parametrize(
     ("word", "says"),
     [
@@ -137,7 +149,11 @@ def test_commands_are_taken_as_they_are(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     module, rank = "recipe.mine.main_mine", "actor_rollout_ref.actor.profile_ranks=[99]"
     uv = ("uv", "run", "--isolated")
+    (tmp_path / "train.sh").write_text(
+        f"ray stop\nGPUS=$1\npython3 -m {module} \\\n --config-path=other $GPUS\n"
+    )
     for words, gpus in (
+        (("bash", "train.sh", rank), 4),
         (("python3", "-m", module, rank), 3),
         ((*uv, "python3", "-u", "-m", module, "--config-path=other", rank), 4),
         (("HYDRA_FULL_ERROR=1", "python3", "recipe/mine/main_mine.py", "-cp", "other", rank), 4),
@@ -146,8 +162,10 @@ def test_commands_are_taken_as_they_are(tmp_path, monkeypatch, capsys):
         # The message has the number of GPUs of the config that was composed.
         assert 2 == check(*words)
         assert f"ranks go from 0 to {gpus - 1} " in capsys.readouterr().err
+    (tmp_path / "data.sh").write_text("set -xeu\nulimit -n 1 -n 2\npython3 -m json.tool $DATA\n")
     for words, says in (
-        (("bash", "run.sh", rank), "of a shell script the one that it runs"),
+        (("bash", "run.sh", rank), "starts no training"),
+        (("--", "bash", "data.sh"), "data.sh: line 3: DATA: unbound variable.\n"),
         (
             ("torchrun", "-m", "verl.trainer.sft_trainer", "data.train_batch_size=4"),
             "(sft-trainer)",

@@ -12,6 +12,7 @@ or the whole command of a training, whose sizes, model, engine and GPUs are
 replaced by small ones:
 
     verl-profiler rehearse --engine standin -- python -m verl.trainer.main_ppo …
+    verl-profiler rehearse --engine standin -- bash train.sh
 """
 
 from __future__ import annotations

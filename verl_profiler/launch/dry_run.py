@@ -53,8 +53,7 @@ def explain(argv: Sequence[str]) -> list[str]:
         if value is not None and key not in after
     ]
     if capture is None:
-        nothing = "this profiler captures nothing: trainer.profile_steps has no step"
-        return [*lines, f"{nothing}; global_profiler.* and *.profiler.* are verl's own keys"]
+        return [*lines, *_of_verl(config)]
     lines += [
         f"{key}: {_text(before.get(key))} becomes {_text(value)}"
         for key, value in after.items()
@@ -71,6 +70,26 @@ def explain(argv: Sequence[str]) -> list[str]:
         if command:
             lines.append(f"    {shlex.join(command)}")
     return lines + remarks(config, capture, plan)
+
+
+def _of_verl(config: Any) -> list[str]:
+    """Return what verl's own profiling keys capture, where this profiler's have no step."""
+    own = config.global_profiler
+    nothing = "this profiler captures nothing: trainer.profile_steps has no step"
+    if not own.tool or not own.steps:
+        return [f"{nothing}; global_profiler.* and *.profiler.* are verl's own keys"]
+    lines = [f"{nothing}, so verl itself captures steps {list(own.steps)} with {own.tool} in"]
+    nodes = {"critic": config.get("critic"), **config.actor_rollout_ref}
+    for name, node in nodes.items():
+        settings = node.get("profiler") if hasattr(node, "get") else None
+        if settings and settings.get("enable"):
+            ranks = "all" if settings.all_ranks else ", ".join(map(str, settings.ranks)) or "none"
+            lines.append(f"  {name}, ranks: {ranks}")
+    tool = tools.find(own.tool)
+    if tool is not None and tool.command({}):
+        # verl 0.9.1 single_controller/ray/base.py: capture-range-end=repeat-shutdown:N.
+        lines.append("A worker's report appears when its process ends.")
+    return lines
 
 
 def _parse(argv: Sequence[str]) -> tuple[str, str, list[str]]:
