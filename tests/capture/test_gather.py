@@ -111,14 +111,22 @@ def test_what_is_missing_has_a_cause(run, facts, raw, causes):
 
 
 def test_traces_without_a_journal_are_placed_by_their_names(run):
-    """verl's own torch profiler writes step and rank into them."""
+    """verl's own torch profiler writes step and rank into them, SGLang's schedulers the time."""
     report(run, "actor_train_step3_rank1-of-2_dp1_pid77_20261121170000000.json.gz")
     journal(run, 2, 5, role="trainer", tool="torch")
+    path = run / "nsight" / "raw" / "agent_loop_rollout_replica_1"
+    path.mkdir()
+    # The second capture of the journal is open from 2000 ns to 2500 ns.
+    (path / "0.000002100-TP-0.trace.json.gz").write_bytes(b"t" * 5000)
 
     for _ in range(2):
-        actor = next(each for each in collect(run) if each.role == "actor")
+        found = {capture.role: capture for capture in collect(run)}
+        actor, engine = found["actor"], found["engine"]
         assert ("actor_1.step3.json.gz", 1, 3, 77, "") == (
             *(actor.file, actor.rank, actor.step, actor.pid, actor.problem),
+        )
+        assert ("engine_1.step5.json.gz", "scheduler TP-0", "") == (
+            *(engine.file, engine.task, engine.problem),
         )
 
 

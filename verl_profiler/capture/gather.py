@@ -235,8 +235,8 @@ def _place_reports(captures: list[CaptureRecord], place: _Place) -> list[Capture
                 path, capture.source = report
                 _move(capture, path, home)
     for tool in tools.every():
-        for path, capture in list(tool.unclaimed_reports(place.raw)):
-            capture.source = path.name
+        for path, capture in list(tool.unclaimed_reports(place.raw, captures)):
+            capture.source = str(path.relative_to(place.raw))
             _move(capture, path, home)
             captures.append(capture)
     files = {capture.file for capture in captures}

@@ -165,9 +165,19 @@ class Tool(abc.ABC):
         """Yield the names that the report of a process's n-th capture may have, counted from 1."""
         yield f"{process}.{number}{self.suffix}"
 
-    def unclaimed_reports(self, raw: Path) -> Iterator[tuple[Path, CaptureRecord]]:
-        """Yield reports below the folder where the tool wrote that no journal lists, with the facts in their names."""
-        del raw
+    def unclaimed_reports(
+        self, raw: Path, captures: list[CaptureRecord]
+    ) -> Iterator[tuple[Path, CaptureRecord]]:
+        """Yield reports that no journal lists, with the facts in their names.
+
+        Args:
+            raw: Where the tool wrote.
+            captures: The captures of the journals.
+
+        Yields:
+            The file, and its record.
+        """
+        del raw, captures
         yield from ()
 
     def is_empty(self, report: Path) -> str:

@@ -1,7 +1,7 @@
 """The torch profiler: runs inside the process and writes one Chrome trace per capture.
 
-verl's workers profile themselves with verl's own settings; their traces have no journal, so they are
-identified by their names.
+verl's workers and SGLang's schedulers profile themselves with verl's own settings; their traces have no
+journal, so they are identified by their names.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ _SMALL_TRACE_BYTES = 4096
 # What verl 0.9 calls the traces of its torch profiler (utils/profiler/torch_profile.py).
 _VERL_TRACE = re.compile(
     r"(?P<label>.*?)_step(?P<step>\d{1,9})_rank(?P<rank>\d{1,9})\S*_pid(?P<pid>\d{1,9})_"
+)
+# With profile_discrete verl lets SGLang's schedulers trace themselves; sglang 0.5.12 names the traces
+# after the moment at which they began.
+_ENGINE_TRACE = re.compile(
+    r"agent_loop_rollout_replica_(?P<replica>\d{1,9})/(?P<begin>\d{1,10}\.\d+)-TP-(?P<rank>\d{1,9}).*"
 )
 
 
@@ -56,7 +61,9 @@ class _Torch(Tool):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle.export_chrome_trace(str(path))
 
-    def unclaimed_reports(self, raw: Path) -> Iterator[tuple[Path, CaptureRecord]]:
+    def unclaimed_reports(
+        self, raw: Path, captures: list[CaptureRecord]
+    ) -> Iterator[tuple[Path, CaptureRecord]]:
         from verl_profiler.capture.record import CaptureRecord
 
         # The names end in the time of the trace.
@@ -77,6 +84,21 @@ class _Torch(Tool):
                         task=label,
                     ),
                 )
+        for file in sorted(filter(is_regular, raw.glob(f"*/*{self.suffix}"))):
+            match = _ENGINE_TRACE.fullmatch(str(file.relative_to(raw)))
+            if match is not None:
+                begin_ns = int(float(match["begin"]) * 1e9)
+                yield (
+                    file,
+                    CaptureRecord.without_journal(
+                        "engine",
+                        self.name,
+                        rank=int(match["replica"]),
+                        step=_step_at(begin_ns, captures),
+                        task=f"scheduler TP-{match['rank']}",
+                        begin_ns=begin_ns,
+                    ),
+                )
 
     def is_empty(self, report: Path) -> str:
         """A Chrome trace without operations has only its frame, some hundred bytes."""
@@ -87,6 +109,14 @@ class _Torch(Tool):
         if b'"cpu_op"' in content:
             return ""
         return "empty: this process ran no operation of torch in the step"
+
+
+def _step_at(time_ns: int, captures: list[CaptureRecord]) -> int | None:
+    """Return the step whose capture was open at a time of day."""
+    for capture in captures:
+        if capture.begin_ns and capture.begin_ns <= time_ns <= (capture.end_ns or time_ns):
+            return capture.step
+    return None
 
 
 TOOL = _Torch()
