@@ -7,7 +7,6 @@ from verl_profiler.reading.tables.derivations import NESTING_US, UNKNOWN_PAUSE
 
 __all__ = [
     "ARROWS",
-    "ASYNCHRONOUS_COUNTERS",
     "COUNTERS",
     "DEVICES",
     "ENGINE_RANKS",
@@ -155,15 +154,6 @@ FROM (
 """
 _RATE = "response_tokens * 1e6 / duration_us"
 _WITH_RATE = "response_tokens > 0 AND duration_us > 0 AND {selected}"
-# How many events of asynchronous runs there were up to a time.
-_SO_FAR = """
-SELECT run, '' AS name, end_us AS time_us, sum(count(*)) OVER (
-    PARTITION BY run ORDER BY end_us ROWS UNBOUNDED PRECEDING) AS value
-FROM event_fields WHERE {which} AND run IN (SELECT run FROM asynchronous) AND {{selected}}
-GROUP BY run, end_us
-"""
-_CONSUMED = "event = 'sample_consumed'"
-_BEHIND = "trainer_version - min_weight_version"
 _EVERYWHERE = "(SELECT * REPLACE ('' AS name) FROM {})"
 
 # (counter, unit, query with run, name, time_us and value, in any order); without a process where
@@ -298,54 +288,6 @@ RETRACTIONS = (
         WHERE run NOT IN (SELECT run FROM engine_states WHERE retractions IS NOT NULL)
     ) WHERE many > 0 AND at_us IS NOT NULL AND {selected} GROUP BY run, name, at_us
     """,
-)
-
-# The same, for asynchronous runs alone.
-ASYNCHRONOUS_COUNTERS = (
-    (
-        "weight version",
-        "version",
-        """
-        SELECT w.run, p.name, w.end_us AS time_us, max(w.weight_version::BIGINT) AS value
-        FROM (
-            SELECT run, end_us, weight_version,
-                unnest(from_json(rest->'$.replicas', '["BIGINT"]')) AS replica
-            FROM event_fields
-            WHERE event = 'weight_sync' AND weight_version IS NOT NULL AND {selected}
-        ) AS w JOIN processes AS p
-            ON p.run = w.run AND p.replica = w.replica AND p.role = 'engine'
-        GROUP BY w.run, p.name, w.end_us
-        """,
-    ),
-    *(
-        (
-            f"queue: {state}",
-            "prompts",
-            (
-                "SELECT run, name, end_us AS time_us, "
-                f"arg_max(integer_of(rest, '{state}'), begin_us) AS value FROM event_fields "
-                f"WHERE event = 'queue_depth' AND integer_of(rest, '{state}') IS NOT NULL "
-                "AND {selected} GROUP BY run, name, end_us"
-            ),
-        )
-        for state in ("ready", "running", "pending", "failed", "capacity")
-    ),
-    ("samples consumed", "samples", _SO_FAR.format(which=_CONSUMED)),
-    (
-        "off-policy samples consumed",
-        "samples",
-        _SO_FAR.format(which=f"{_CONSUMED} AND {_BEHIND} > 0"),
-    ),
-    ("prompts dropped", "prompts", _SO_FAR.format(which="event = 'sample_dropped'")),
-    (
-        "versions behind",
-        "versions",
-        (
-            f"SELECT run, '' AS name, end_us AS time_us, max({_BEHIND}) AS value "
-            f"FROM event_fields WHERE {_CONSUMED} AND {_BEHIND} IS NOT NULL "
-            "AND run IN (SELECT run FROM asynchronous) AND {selected} GROUP BY run, end_us"
-        ),
-    ),
 )
 
 UNFINISHED = """
