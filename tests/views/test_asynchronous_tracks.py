@@ -1,6 +1,7 @@
-"""What the timeline of an asynchronous run adds: the way of each sample."""
+"""What the timeline of an asynchronous run adds: versions, queues and the way of each sample."""
 
 from collections import Counter
+from datetime import datetime
 
 import pytest
 from cached_runs import cached
@@ -13,13 +14,18 @@ from verl_profiler.reading.reader import load
 RUNS = ("colocate_async", "fully_async")
 
 
+def ended_ns(event):
+    """Return the end in ns; to a microsecond, since the files have no more."""
+    return round(datetime.fromisoformat(event["timestamp"]).timestamp() * 1e6) * 1000
+
+
 class Run:
     """A recorded run: the events of its files by name, and its trace."""
 
     def __init__(self, name, folder):
         folder_of_run = cached(f"{name}_run")
         self.events = {}
-        for line in lines_with_files(folder_of_run):
+        for line in sorted(lines_with_files(folder_of_run), key=lambda each: each["timestamp"]):
             self.events.setdefault(line["event"], []).append((line["file"], line))
         with load([folder_of_run], cache=False) as run:
             self.trace = read_trace(write(run.tables, folder / f"{name}.pftrace"))
@@ -27,10 +33,42 @@ class Run:
     def extras(self, event):
         return [each["extra"] for _, each in self.events.get(event, ())]
 
+    def counters(self, name):
+        """Return the points of the counters of that name, by process."""
+        return {
+            self.trace.path(track)[-2]: points
+            for track, points in self.trace.counters.items()
+            if self.trace.path(track)[-1] == name
+        }
+
 
 @pytest.fixture(scope="module", params=RUNS)
 def run(request, tmp_path_factory):
     return Run(request.param, tmp_path_factory.mktemp("trace"))
+
+
+def test_each_replica_has_its_weight_version(run):
+    """From the end of each sync on, and of that replica alone."""
+    expected = {}
+    for _, event in run.events["weight_sync"]:
+        for replica in event["extra"]["replicas"]:
+            point = ended_ns(event), event["extra"]["weight_version"]
+            expected.setdefault(f"engine_{replica}", []).append(point)
+
+    assert expected == run.counters("weight version")
+
+
+def test_queues_have_their_depth_and_capacity(run):
+    """Of each state that the queue notes, in the process that holds the queue."""
+    for state in ("ready", "running", "pending", "failed", "capacity"):
+        expected = {}
+        for process, event in run.events.get("queue_depth", ()):
+            if state in event["extra"]:
+                point = ended_ns(event), event["extra"][state]
+                expected.setdefault(process, {}).update([point])
+
+        shown = run.counters(f"queue: {state}")
+        assert {process: dict(points) for process, points in shown.items()} == expected
 
 
 def requests_of(run):

@@ -7,6 +7,7 @@ from verl_profiler.reading.tables.derivations import NESTING_US, UNKNOWN_PAUSE
 
 __all__ = [
     "ARROWS",
+    "ASYNCHRONOUS_COUNTERS",
     "COUNTERS",
     "DEVICES",
     "ENGINE_RANKS",
@@ -288,6 +289,38 @@ RETRACTIONS = (
         WHERE run NOT IN (SELECT run FROM engine_states WHERE retractions IS NOT NULL)
     ) WHERE many > 0 AND at_us IS NOT NULL AND {selected} GROUP BY run, name, at_us
     """,
+)
+
+# The same, for asynchronous runs alone.
+ASYNCHRONOUS_COUNTERS = (
+    (
+        "weight version",
+        "version",
+        """
+        SELECT w.run, p.name, w.end_us AS time_us, max(w.weight_version::BIGINT) AS value
+        FROM (
+            SELECT run, end_us, weight_version,
+                unnest(from_json(rest->'$.replicas', '["BIGINT"]')) AS replica
+            FROM event_fields
+            WHERE event = 'weight_sync' AND weight_version IS NOT NULL AND {selected}
+        ) AS w JOIN processes AS p
+            ON p.run = w.run AND p.replica = w.replica AND p.role = 'engine'
+        GROUP BY w.run, p.name, w.end_us
+        """,
+    ),
+    *(
+        (
+            f"queue: {state}",
+            "prompts",
+            (
+                "SELECT run, name, end_us AS time_us, "
+                f"arg_max(integer_of(rest, '{state}'), begin_us) AS value FROM event_fields "
+                f"WHERE event = 'queue_depth' AND integer_of(rest, '{state}') IS NOT NULL "
+                "AND {selected} GROUP BY run, name, end_us"
+            ),
+        )
+        for state in ("ready", "running", "pending", "failed", "capacity")
+    ),
 )
 
 UNFINISHED = """

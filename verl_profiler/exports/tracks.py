@@ -22,6 +22,7 @@ from verl_profiler.exports.perfetto import Arrows, Event, Kind, PerfettoTrace
 from verl_profiler.exports.trace_selection import Selection
 from verl_profiler.exports.track_queries import (
     ARROWS,
+    ASYNCHRONOUS_COUNTERS,
     COUNTERS,
     DEVICES,
     ENGINE_RANKS,
@@ -222,7 +223,8 @@ def _write_unfinished(
 def _write_counters(
     tables: Tables, selection: Selection, folders: Folders, trace: PerfettoTrace
 ) -> None:
-    tables.make("requests", "engine_requests", "engine_calls", "memory", "lags")
+    tables.make("requests", "engine_requests", "engine_calls", "memory", "lags", "asynchronous")
+    more = ASYNCHRONOUS_COUNTERS if tables.rows("SELECT run FROM asynchronous") else ()
     ranks = [row["dp_rank"] for row in tables.rows(ENGINE_RANKS)]
     engines = [
         counter for rank in ranks for counter in engine_counters(rank, alone=len(ranks) == 1)
@@ -232,7 +234,7 @@ def _write_counters(
         for row in tables.rows(DEVICES)
         for counter in device_counters(row["host"] or "", row["device"], several=row["several"])
     ]
-    for counter, unit, query in (*COUNTERS, *engines, RETRACTIONS, *devices):
+    for counter, unit, query in (*COUNTERS, *engines, RETRACTIONS, *devices, *more):
         statement = (
             "SELECT run, name, greatest(time_us, 0) * 1000, round(value::DOUBLE, 3) "
             f"FROM ({selection.counted(query.format(selected=selection.steps))}) "
