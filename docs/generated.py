@@ -14,15 +14,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from json_format import FORMATS, table_docs
 
-import verl_profiler.events
+from verl_profiler.events.vocabulary import TABLES
 from verl_profiler.reading.tables.schemas import COLUMNS
 from verl_profiler.views.columns import listed
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.reference import PROSE, entry
 
 __all__ = ["costs", "pages"]
-
-FIELDS = Path(verl_profiler.events.__path__[0], "fields.md")
 
 
 def pages() -> dict[str, str]:
@@ -31,7 +29,7 @@ def pages() -> dict[str, str]:
         "plots.md": _plots(),
         "tables.md": _tables(),
         "json.md": _json(),
-        "fields.md": FIELDS.read_text(encoding="utf-8"),
+        "fields.md": TABLES.read_text(encoding="utf-8"),
     }
 
 

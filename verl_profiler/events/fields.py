@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verl_profiler.events.vocabulary import contract
+from verl_profiler.events.vocabulary import TABLES, contract
 
-__all__ = ["CAPTURE", "FIELDS", "HEADER", "IDENTITY", "LINE", "Field", "fields_of"]
+__all__ = ["CAPTURE", "FIELDS", "HEADER", "IDENTITY", "LINE", "Field", "fields_in", "fields_of"]
 
 
 @dataclass(frozen=True)
@@ -33,26 +33,27 @@ class Field:
     column: bool = False
 
 
-def _fields(rows: list[list[str]]) -> dict[str, Field]:
+def fields_in(rows: list[list[str]]) -> dict[str, Field]:
+    """Return the fields of a table's rows: name, type, unit and sentence."""
     return {name.strip("`"): Field(kind, unit, doc) for name, kind, unit, doc in rows}
 
 
 _HEADERS, _LINES, _ANY, _OWN, _CAPTURES = (
-    rows for heading, rows in contract().items() if heading != "Events"
+    rows for heading, rows in contract(TABLES).items() if heading != "Events"
 )
 # processes/<name>.json; keys of objects with dots between.
-HEADER = _fields(_HEADERS)
+HEADER = fields_in(_HEADERS)
 # The keys of a line.
-LINE = _fields(_LINES)
+LINE = fields_in(_LINES)
 # Keys of `extra` that any event may have.
-IDENTITY = _fields(_ANY)
+IDENTITY = fields_in(_ANY)
 # Keys of `extra` by name: what it is, and the events that have it.
 FIELDS = {
     name.strip("`"): Field(kind, unit, doc, tuple(events.split("`")[1::2]), bool(column))
     for name, kind, unit, column, events, doc in _OWN
 }
 # nsight/captures.json, nsight/<capture>.json and nsight/journal/*.jsonl.
-CAPTURE = _fields(_CAPTURES)
+CAPTURE = fields_in(_CAPTURES)
 
 
 def fields_of(event: str) -> tuple[str, ...]:

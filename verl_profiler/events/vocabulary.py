@@ -24,6 +24,7 @@ __all__ = [
     "NVTX_DOMAIN",
     "PHASES",
     "RUN_FILE",
+    "TABLES",
     "TRACKERS",
     "WORKER_ROLE",
     "Event",
@@ -101,12 +102,16 @@ class Event:
     instant: bool = False
 
 
+# Of events and fields.
+TABLES = Path(__file__).with_name("fields.md")
+
+
 @functools.cache
-def contract() -> dict[str, list[list[str]]]:
-    """Return the tables of `fields.md` by their headings: of each row its cells."""
+def contract(path: Path) -> dict[str, list[list[str]]]:
+    """Return the tables of a Markdown file by their headings: of each row its cells."""
     found: dict[str, list[list[str]]] = {}
     rows: list[list[str]] = []
-    for line in Path(__file__).with_name("fields.md").read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
             rows = found[line.removeprefix("## ")] = []
         elif line.startswith("| `"):
@@ -119,7 +124,7 @@ def _event(named: str, family: str, parent: str, doc: str) -> tuple[str, Event]:
     return name, Event(family, parent.strip("`") or None, doc, instant=bool(rest))
 
 
-EVENTS: dict[str, Event] = dict(_event(*row) for row in contract()["Events"])
+EVENTS: dict[str, Event] = dict(_event(*row) for row in contract(TABLES)["Events"])
 
 
 _STEP_FOLDER = re.compile(r"step_([0-9]{1,18})")
