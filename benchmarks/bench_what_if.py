@@ -196,7 +196,7 @@ def predicted(run: Path, row: str) -> tuple[float, float | None, float | None]:
         text=True,
     )
     tables = json.loads(done.stdout)["tables"]
-    rows = {each["what"]: each for each in tables["what_if"] or tables["asynchronous_what_if"]}
+    rows = {each["what"]: each for each in tables["what_if"]}
     if row not in rows:
         raise SystemExit(f"{run} has no row {row}: {rows['unchanged'].get('refused')}")
     found = rows[row]

@@ -95,7 +95,7 @@ def command_lines(mutant, clean, rng):
         (0.5, ["report", run, *cache, *step, "-o", out]),
         (1, ["export", "perfetto", run, *cache, *step, "-o", out]),
         (3, ["stuck", run, *rng.choice(([], ["-v"], ["--json"]))]),
-        (0.5, ["export", "otlp", run, *cache, *step, "-o", out, *rng.choice(([], ["--only", "requests"]))]),
+        (0.5, ["export", "otlp", run, *cache, *step, "-o", out]),
         (1, ["plot", plot, run, *cache, rng.choice(("--json", "--csv"))]),
         (0.5, ["plot", plot, run, *cache, "--out", f"{out}.svg"]),
         (0.3, ["diff", *rng.sample([run, str(clean)], 2), *cache, *rng.choice(([], ["--json"]))]),

@@ -10,11 +10,13 @@ from verl_profiler import analysis
 
 __all__ = ["ANALYSES"]
 
-# Parts of the findings, which `explanations` puts together, and of comparisons.
+# Parts of the findings, which `explained` puts together, and of comparisons.
 _PARTS = (
     *(".explain.asynchronous_findings", ".explain.culprits", ".explain.fixes"),
     ".compare.asynchronous_metrics",
 )
+# Parts of `what_if`.
+_REPLAYS = ("step_replays", "asynchronous_what_if")
 
 
 def _analyses() -> Iterator[Callable[..., Any]]:
@@ -26,7 +28,8 @@ def _analyses() -> Iterator[Callable[..., Any]]:
             signature = inspect.signature(function)
             steps = signature.parameters.get("steps")
             rows = signature.return_annotation == "Rows"
-            if rows and steps is not None and steps.default is None:
+            kept = function.__name__ not in _REPLAYS
+            if rows and kept and steps is not None and steps.default is None:
                 yield function
 
 

@@ -8,22 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from json_format import FORMATS, table_docs
 
-from verl_profiler.events.fields import (
-    CAPTURE,
-    FIELDS,
-    HEADER,
-    IDENTITY,
-    LINE,
-    Field,
-)
-from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.events.vocabulary import TABLES
 from verl_profiler.reading.tables.schemas import COLUMNS
 from verl_profiler.views.columns import listed
 from verl_profiler.views.questions import VIEWS
@@ -38,7 +29,7 @@ def pages() -> dict[str, str]:
         "plots.md": _plots(),
         "tables.md": _tables(),
         "json.md": _json(),
-        "fields.md": _fields(),
+        "fields.md": TABLES.read_text(encoding="utf-8"),
     }
 
 
@@ -75,31 +66,6 @@ def _two_columns(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _fields() -> str:
-    return "\n".join(
-        [
-            "# Events and fields\n",
-            "[Event files](events.md) explains the files, [privacy](privacy.md) what is recorded.\n",
-            "## Events\n",
-            _vocabulary(),
-            *_table("`processes/<name>.json`", HEADER),
-            *_table("Lines of `step_<N>/<name>.jsonl`", LINE),
-            *_table("`extra` of any event", IDENTITY),
-            *_table("`extra` of events of this package", FIELDS, events=True),
-            *_table("`nsight/captures.json`, `nsight/<capture>.json`, `nsight/journal/`", CAPTURE),
-        ]
-    )
-
-
-def _vocabulary() -> str:
-    lines = ["| event | category | inside | what it is |", "| --- | --- | --- | --- |"]
-    for name, event in EVENTS.items():
-        instant = " (instant)" if event.instant else ""
-        parent = f"`{event.parent}`" if event.parent else ""
-        lines.append(f"| `{name}`{instant} | {event.family} | {parent} | {event.doc} |")
-    return "\n".join([*lines, ""])
-
-
 def _tables() -> str:
     lines = [
         "# Columns of all tables\n",
@@ -129,23 +95,6 @@ def _json() -> str:
     for name, (about, columns) in sorted(table_docs().items()):
         blocks.append(f"### {name}\n\n{about}\n\n{listed(columns)}")
     return "\n\n".join(block.strip() for block in blocks) + "\n"
-
-
-def _table(title: str, fields: Mapping[str, Field], *, events: bool = False) -> list[str]:
-    more = " events |" if events else ""
-    lines = [
-        f"## {title}\n",
-        f"| field | type | unit | what |{more}",
-        "| --- | --- | --- | --- |" + (" --- |" if more else ""),
-    ]
-    for name, field in fields.items():
-        last = f" {_listed(field.events)} |" if events else ""
-        lines.append(f"| `{name}` | {field.type} | {field.unit} | {field.doc} |{last}")
-    return [*lines, ""]
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 if __name__ == "__main__":

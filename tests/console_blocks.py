@@ -42,15 +42,15 @@ def replayed(page: Path, folder: Path) -> str:
 @contextlib.contextmanager
 def _explained_once():
     """Explain each run once, as if its explanation were kept; of an archive none is."""
-    explain, made = registry.explanations, {}
+    explain, made = registry.explained, {}
 
-    def explanations(tables, steps=None):
+    def explained(tables, steps=None, replays=None):
         key = tuple(tables.launches), steps
         if key not in made:
-            made[key] = explain(tables, steps)
+            made[key] = explain(tables, steps, replays)
         return copy.deepcopy(made[key])
 
-    with mock.patch.object(registry, "explanations", explanations):
+    with mock.patch.object(registry, "explained", explained):
         yield
 
 

@@ -22,7 +22,6 @@ NOT_IN_A_REHEARSAL = (
         "staleness",
         "staleness_causes",
         "critical_cycle",
-        "asynchronous_what_if",
         "pools_over_time",
     ),
 )

@@ -54,7 +54,7 @@ def test_steps_narrow_the_timeline(tmp_path):
 
 
 def test_a_torch_trace_is_merged_at_its_time_of_day(tmp_path):
-    """Every span of it, with the arrows from forward to backward."""
+    """Every span of it."""
     run(SMALL, "-o", tmp_path / "run.pftrace", "--merge", TORCH)
 
     content = json.loads(gzip.decompress(TORCH.read_bytes()))
@@ -72,12 +72,6 @@ def test_a_torch_trace_is_merged_at_its_time_of_day(tmp_path):
         assert name == span.name
         # The file gives times as floating point numbers.
         assert abs(begin_ns - span.begin_ns) <= 1000
-    pairs = {
-        tuple(sorted(span.name for span in ends))
-        for ends in reading.arrows().values()
-        if ends[0] in merged
-    }
-    assert ("MmBackward0", "aten::mm") in pairs
     assert [] == reading.faults
 
 

@@ -86,7 +86,6 @@ def test_an_error_of_ours_is_told_in_plain_lines(monkeypatch, capsys):
         # An archive, or another file, does not grow.
         (f"summary --follow {__file__}", "no-such-run", "test_main.py"),
         ("summary --follow RUN --step 1", "option-not-heeded", "--steps"),
-        ("watch RUN", "no-such-command", "summary --follow"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_is(words, slug, says, capsys):

@@ -69,7 +69,6 @@ def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
     ("arguments", "slug", "said"),
     [
         (["rollout_tails"], "no-such-plot", "did you mean rollout_tail?"),
-        (["critical_cycle"], "no-such-plot", "`verl-profiler why` prints the cycle"),
         (["zzz"], "no-such-plot", "`verl-profiler plot --list` lists all of them"),
         ([], "no-such-plot", "plot --list"),
         (["rollout_tail", SMALL, "--steps", "7:9"], "no-such-step", "it has 0 to 2"),

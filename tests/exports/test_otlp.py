@@ -4,9 +4,13 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from exports.otlp_receiver import Receiver, attributes
+from cached_runs import REHEARSED
+from commands import command
+from exports.otlp_receiver import Receiver, attributes, spans_of
+from reading_back import lines_with_files
 from tq_lines import Writer
 
+from verl_profiler.cli import export, main
 from verl_profiler.errors import ReadingError
 from verl_profiler.exports.otlp import send
 from verl_profiler.exports.otlp_spans import transfer_queue_spans as spans
@@ -88,3 +92,36 @@ def test_an_endpoint_that_takes_nothing_is_an_error(log_tables):
     assert {"/otlp/v1/traces"} == set(refusing.paths)
     with pytest.raises(ReadingError, match="not an OTLP/HTTP endpoint"):
         send(spans(log_tables), "localhost:4318")
+
+
+def test_a_file_has_every_transfer_once_and_the_same_bytes_again(tmp_path):
+    """A backend that is sent a run again has it once; other processes' transfers are in it, too."""
+    run = command(export, "otlp")
+    assert 0 == run(REHEARSED, "-o", tmp_path / "a.jsonl")
+    assert 0 == run(REHEARSED, "-o", tmp_path / "b.jsonl", "--no-cache")
+
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+    found = spans_of((tmp_path / "a.jsonl").read_text().splitlines())
+    recorded = [line["event"] for line in lines_with_files(REHEARSED)]
+    for event in ("tq_put", "tq_get"):
+        assert recorded.count(event) == sum(span.name == event for span in found)
+    assert len(found) == len({(span.trace_id, span.span_id) for span in found})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("otlp RUN -o OUT --merge x", "export otlp does not honor --merge"),
+        ("otlp RUN --endpoint http://127.0.0.1:1 -o x", "--endpoint writes none"),
+        ("otlp RUN -o OUT --step 9", "step 9 is not in this run"),
+        ("perfetto RUN --endpoint http://x", "export otlp does"),
+        ("otlp RUN --project p", "export trackers does"),
+    ],
+)
+def test_options_that_are_not_honored_are_refused(tmp_path, monkeypatch, capsys, words, message):
+    """Before anything is written; the timeline does not honor options of spans."""
+    monkeypatch.chdir(tmp_path)
+    named = {"RUN": str(REHEARSED), "OUT": str(tmp_path / "y")}
+    assert 2 == main(["export", *(named.get(word, word) for word in words.split())])
+    assert message in capsys.readouterr().err
+    assert [] == list(tmp_path.iterdir())

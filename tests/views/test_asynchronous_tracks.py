@@ -71,24 +71,6 @@ def test_queues_have_their_depth_and_capacity(run):
         assert {process: dict(points) for process, points in shown.items()} == expected
 
 
-def test_consumed_off_policy_and_dropped_samples_add_up(run):
-    """Each counter ends at the number of such lines."""
-    consumed = run.extras("sample_consumed")
-    behind = [each["trainer_version"] - each["min_weight_version"] for each in consumed]
-    expected = {
-        "samples consumed": len(consumed),
-        "off-policy samples consumed": sum(each > 0 for each in behind),
-        "prompts dropped": len(run.extras("sample_dropped")),
-    }
-
-    for name, count in expected.items():
-        (points,) = run.counters(name).values() or [[(0, 0)]]
-        assert [value for _, value in points] == sorted(value for _, value in points)
-        assert count == points[-1][1]
-    (points,) = run.counters("versions behind").values()
-    assert max(behind) == max(value for _, value in points)
-
-
 def requests_of(run):
     """Return the ids of finished requests by uid and session; only their first line has the uid."""
     starts = {}

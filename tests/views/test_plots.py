@@ -109,7 +109,6 @@ def data_of(run, name, **chosen):
 ONLY = {
     "tq_functions": "traced",
     "own_spans": "spanned",
-    "asynchronous_what_if": "asynchronous",
     "staleness": "asynchronous",
     "staleness_causes": "asynchronous",
     "pools_over_time": "asynchronous",
@@ -157,9 +156,6 @@ def test_every_chart_becomes_a_picture(runs):
 def test_one_step_is_a_chart_as_well(runs):
     """With one bar, one point, one line."""
     for name, _, spec in charts_of_all(runs, "small", steps=(2, 2)):
-        if spec is None:
-            assert name == "asynchronous_what_if"
-            continue
         assert "step 2" in spec["title"]["subtitle"][0], name
         for axis in re.findall(r"role-axis-label.*?</g>", render(spec, "svg").decode(), re.DOTALL):
             labels = re.findall(r">([^<]+)</text>", axis)

@@ -10,22 +10,34 @@ from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.progress import doing
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["EXPLANATIONS", "explanations", "summarized"]
+__all__ = ["EXPLANATIONS", "explained", "explanations", "summarized"]
 
 # Explanations: why a step took as long as it did, and what would have helped.
-EXPLANATIONS = ("critical_path", "bubble_ledger", "what_if", "stragglers", "straggler_requests")
+EXPLANATIONS = ("critical_path", "bubble_ledger", "stragglers", "straggler_requests")
 
 
-def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
+def explained(tables: Tables, steps: Steps = None, replays: Rows | None = None) -> dict[str, Rows]:
     """Return what `explain.findings.explained` returns."""
 
     def make() -> dict[str, Rows]:
         # Imported here because most commands find their answer in the cache.
-        from verl_profiler.analysis.explain.findings import explained
+        from verl_profiler.analysis.explain import findings
 
-        return explained(tables, steps)
+        return findings.explained(tables, steps, replays)
 
-    return _kept(tables, "explanations", steps, make)
+    return _kept(tables, "explained", steps, make)
+
+
+def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
+    """Return what `explained` returns, and `what_if`: most of its replays no finding needs."""
+
+    def make() -> dict[str, Rows]:
+        from verl_profiler.analysis.explain.what_if import what_if
+
+        return {"what_if": what_if(tables, steps)}
+
+    replays = _kept(tables, "what_if", steps, make)
+    return explained(tables, steps, replays["what_if"]) | replays
 
 
 def summarized(tables: Tables, steps: Steps = None) -> dict[str, Rows]:

@@ -10,7 +10,8 @@ __all__ = ["REPLICA_NAMES", "routes"]
 # run, server (its address) and replica (the process that served the first call sent to it).
 REPLICA_NAMES = """
     SELECT r.run, r.server, any_value(c.engine_name) AS replica
-    FROM (SELECT DISTINCT ON (run, server) * FROM server_routes ORDER BY run, server, at_us) AS r
+    FROM (SELECT run, server, unnest(arg_min({'request_id': request_id, 'turn': turn}, begin_us))
+        FROM event_fields WHERE event = 'server_acquire' AND server IS NOT NULL GROUP BY run, server) AS r
         JOIN engine_calls AS c USING (run, request_id, turn)
     GROUP BY r.run, r.server"""
 

@@ -47,9 +47,6 @@ COMMANDS = (
 )
 
 
-# Commands of earlier versions.
-_GONE = {"watch": "summary --follow"}
-
 # What a command needs in the end, whichever module is missing first; others need `analysis`.
 _EXTRAS = {
     "report": "report",
@@ -160,9 +157,8 @@ def _command(argv: Sequence[str]) -> str:
     if name.startswith("-"):
         return ""
     if name and name not in COMMANDS:
-        other = f"; it is now `{_GONE[name]}`." if name in _GONE else did_you_mean(name, COMMANDS)
         raise ReadingError(
-            f"there is no command {name!r}{other}\nCommands: {', '.join(COMMANDS)}",
+            f"there is no command {name!r}{did_you_mean(name, COMMANDS)}\nCommands: {', '.join(COMMANDS)}",
             "no-such-command",
         )
     return name

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     fetch = gather.Fetch(args.directory) if args.ray else None
     problems: list[str] = []
     captures: list[CaptureRecord] = []
-    with executor("ray", "--ray") if args.ray else contextlib.nullcontext():
+    with executor("--ray") if args.ray else contextlib.nullcontext():
         if args.ray:
             problems = _ship(args.directory, sys.stderr if args.json else sys.stdout)
         captured = (args.directory / "nsight").is_dir()

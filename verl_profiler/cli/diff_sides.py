@@ -166,7 +166,7 @@ def read_findings(each: Side, *, cache: bool) -> tuple[dict[str, Any], Rows]:
     Raises:
         ReadingError: No finished step is left.
     """
-    from verl_profiler.analysis.registry import explanations
+    from verl_profiler.analysis.registry import explained
     from verl_profiler.analysis.selection import steady, warm_ups
     from verl_profiler.analysis.steps import step_times
     from verl_profiler.reading.reader import load
@@ -174,7 +174,7 @@ def read_findings(each: Side, *, cache: bool) -> tuple[dict[str, Any], Rows]:
     with load(each.path, cache=cache) as opened:
         check_steps(opened, each.steps, f"{each.path}@")
         rows = step_times(opened.tables, each.steps)
-        found = explanations(opened.tables, each.steps)["findings"]
+        found = explained(opened.tables, each.steps)["findings"]
     rows = [row for row in rows if row["finished"] and row["step"] > 0]
     rows = steady(rows, warm_ups(rows, each.steps))
     if not rows:

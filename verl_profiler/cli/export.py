@@ -13,9 +13,8 @@ perfetto: one timeline of all processes, to open in https://ui.perfetto.dev
 (nothing is uploaded). Of a large run, the longest steps are drawn, and of a
 large step its slowest requests; --all draws all. Traces of torch.profiler and
 SQLite exports of nsys under RUN/nsight are merged into it.
-otlp: requests, one trace each, and TransferQueue calls as OpenTelemetry spans,
-for Jaeger, Tempo and other tracing backends.
-prometheus, jsonl: TransferQueue calls as metrics for node_exporter's textfile
+otlp, prometheus, jsonl: TransferQueue calls as OpenTelemetry spans for Jaeger,
+Tempo and other tracing backends, as metrics for node_exporter's textfile
 collector, or one JSON document each; also from console logs.
 trackers: the report, the findings and a few numbers (profile/…) to W&B,
 TensorBoard or MLflow, under the run's own project and experiment.
@@ -86,11 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="otlp: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318, instead of a file",
     )
     parser.add_argument(
-        "--only",
-        choices=("requests", "transfer-queue"),
-        help="otlp: leave out the other spans",
-    )
-    parser.add_argument(
         "--function", metavar="NAME", help="prometheus, jsonl: one traced function (default: all)"
     )
     parser.add_argument(
@@ -136,7 +130,6 @@ _HONORED: dict[str, tuple[str, ...]] = {
     "everything": ("perfetto",),
     "merge": ("perfetto",),
     "endpoint": ("otlp",),
-    "only": ("otlp",),
     "function": (*_TRANSFERS,),
     "project": ("trackers",),
     "experiment": ("trackers",),
@@ -194,7 +187,7 @@ def _otlp(args: argparse.Namespace) -> int:
         target = target_of(args.runs, args.out, "spans.otlp.jsonl", force=args.force, mark=_SPANS)
 
     from verl_profiler.exports.otlp import otlp_lines
-    from verl_profiler.exports.otlp_spans import request_spans, transfer_queue_spans
+    from verl_profiler.exports.otlp_spans import transfer_queue_spans
     from verl_profiler.reading.tq_sources import open_sources
 
     with open_sources(
@@ -203,11 +196,7 @@ def _otlp(args: argparse.Namespace) -> int:
         given: list[Iterator[ReadableSpan]] = []
         for source in sources:
             check_steps(source.tables, args.steps)
-            if args.only != "transfer-queue":
-                given.append(request_spans(source.tables, args.steps))
-            if args.only != "requests":
-                alone = args.only is not None
-                given.append(transfer_queue_spans(source.tables, args.steps, of_requests=alone))
+            given.append(transfer_queue_spans(source.tables, args.steps))
         if args.endpoint is not None:
             return _send(itertools.chain(*given), args.endpoint)
         lines = otlp_lines(itertools.chain(*given))

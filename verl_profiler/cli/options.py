@@ -117,19 +117,10 @@ def add_on(parser: argparse.ArgumentParser) -> None:
     """Declare `--on`, which `distribute` honors."""
     parser.add_argument(
         "--on",
-        metavar="ray|ray://HOST:PORT",
-        type=_cluster,
-        help="first convert the runs in tasks on a Ray cluster; the runs must be on a disk that its "
-        "nodes share",
+        choices=("ray",),
+        help="first convert the runs in tasks on the Ray cluster of this node or of RAY_ADDRESS; the "
+        "runs must be on a disk that its nodes share",
     )
-
-
-def _cluster(text: str) -> str:
-    if text != "ray" and not text.startswith("ray://"):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a cluster; write ray, or ray://HOST:10001 for a remote one"
-        )
-    return text
 
 
 def distribute(args: argparse.Namespace) -> None:
@@ -138,8 +129,7 @@ def distribute(args: argparse.Namespace) -> None:
     Raises:
         ReadingError: The cluster or the runs cannot be used (exit code 2).
     """
-    where = getattr(args, "on", None)
-    if where is None:
+    if getattr(args, "on", None) is None:
         return
     if args.no_cache:
         raise ReadingError(
@@ -151,7 +141,7 @@ def distribute(args: argparse.Namespace) -> None:
     from verl_profiler.reading.distribute import distribute as fill
     from verl_profiler.reading.executors import executor
 
-    with executor(where) as tasks:
+    with executor() as tasks:
         done = fill(args.runs, tasks, args.steps)
     print_error(
         *(f"Node not used: {node} {reason}." for node, reason in tasks.left_out.items()),

@@ -51,8 +51,6 @@ __all__ = ["add_arguments", "run"]
 
 _FORMATS = ("png", "svg", "pdf")
 _ALL = "all"
-# Plots of earlier versions, and where their answer is.
-_GONE = {"critical_cycle": "; `verl-profiler why` prints the cycle, and the report begins with it."}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,7 +136,7 @@ def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, Vi
     if args.name == _ALL:
         return {name: view for name, view in views.items() if given <= view.takes}
     if args.name not in views:
-        other = _GONE.get(args.name) or did_you_mean(args.name, views)
+        other = did_you_mean(args.name, views)
         raise ReadingError(
             f"there is no plot {args.name!r}{other}\n`verl-profiler plot --list` lists all of them",
             "no-such-plot",

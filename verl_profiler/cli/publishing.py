@@ -82,14 +82,14 @@ def _published(profile: Profile, tracker: str) -> bool:
 
 def _profile(opened: Run, report: Path, project: str, experiment: str) -> Profile:
     from verl_profiler.analysis.overview import headline, phase_totals
-    from verl_profiler.analysis.registry import explanations
+    from verl_profiler.analysis.registry import explained
     from verl_profiler.analysis.selection import left_out
     from verl_profiler.analysis.steps import step_phases, step_times
     from verl_profiler.exports.trackers import Profile
     from verl_profiler.views.findings import finding_texts
 
-    explained = explanations(opened.tables, None)
-    rows = explained["findings"]
+    why = explained(opened.tables, None)
+    rows = why["findings"]
     texts = finding_texts(rows)
     markdown = _markdown(experiment, rows, opened.problems)
     paths = report.with_name("findings.md"), report.with_name("findings.json")
@@ -99,7 +99,7 @@ def _profile(opened: Run, report: Path, project: str, experiment: str) -> Profil
     )
     warm_up = left_out(opened.tables)
     scalars: dict[str, float | None] = {"profile/finding_count": float(len(rows))}
-    for row in headline(step_times(opened.tables, None), explained["bubble_ledger"], warm_up)[:1]:
+    for row in headline(step_times(opened.tables, None), why["bubble_ledger"], warm_up)[:1]:
         scalars |= {
             "profile/steps": float(row["steps"]),
             "profile/step_mean_s": row["step_mean_s"],

@@ -17,11 +17,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import threading
 import time
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verl_profiler.errors import ReadingError
 
@@ -45,12 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, patience_s: float = 15.0) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print what the run waits for; return 1 if somebody should look at it, else 0.
-
-    Args:
-        args: The command's arguments.
-        patience_s: A file system that takes longer for a few small files has a problem.
 
     Raises:
         ReadingError: The path cannot be used (exit code 2).
@@ -60,7 +54,7 @@ def run(args: argparse.Namespace, patience_s: float = 15.0) -> int:
     from verl_profiler.render.visible import escaped
 
     while True:
-        found, problems = _read_in_time(args.run_directory, patience_s)
+        found, problems = _read(args.run_directory)
         if not args.wait or found.state != "running":
             break
         time.sleep(_EVERY_S)
@@ -71,28 +65,6 @@ def run(args: argparse.Namespace, patience_s: float = 15.0) -> int:
         for problem in problems:
             print(escaped(f"Data quality: {problem}"))
     return int(found.is_alarm)
-
-
-def _read_in_time(path: Path, patience_s: float) -> tuple[Verdict, list[str]]:
-    """Return the verdict and problems of the files; a file system that does not answer is one, too."""
-    results: SimpleQueue[Any] = SimpleQueue()
-
-    def read() -> None:
-        try:
-            results.put(_read(path))
-        except Exception as error:  # noqa: BLE001  raised again by the caller
-            results.put(error)
-
-    threading.Thread(target=read, daemon=True).start()
-    try:
-        result = results.get(timeout=patience_s)
-    except Empty:
-        from verl_profiler.live.ended_runs import no_answer
-
-        return no_answer(path, patience_s), []
-    if isinstance(result, Exception):
-        raise result
-    return result
 
 
 def _read(path: Path) -> tuple[Verdict, list[str]]:

@@ -110,7 +110,7 @@ def write_summary(
 ) -> int:
     """Write the summary of an opened run; return 0, or 1 if there is nothing to report."""
     from verl_profiler.analysis.overview import headline
-    from verl_profiler.analysis.registry import EXPLANATIONS, explanations, summarized
+    from verl_profiler.analysis.registry import EXPLANATIONS, explained, summarized
     from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.reading.progress import doing
     from verl_profiler.views.about_run import recorded_events
@@ -121,9 +121,9 @@ def write_summary(
     check_steps(opened, steps)
     tables = summarized(opened.tables, steps)
     with doing("explanations"):
-        explained = explanations(opened.tables, steps)
-    tables |= {name: explained[name] for name in EXPLANATIONS}
-    found = explained["findings"]
+        why = explained(opened.tables, steps)
+    tables |= {name: why[name] for name in EXPLANATIONS}
+    found = why["findings"]
     warm_up = without(opened.tables, steps)
     recorded = recorded_events(opened.tables, steps)
     about: dict[str, Any] = {
@@ -139,7 +139,7 @@ def write_summary(
             "format": 2,
             **about,
             **names,
-            "headline": headline(tables["step_times"], explained["bubble_ledger"], warm_up),
+            "headline": headline(tables["step_times"], why["bubble_ledger"], warm_up),
             "findings": found,
             "tables": kept,
             "left_out": left_out | names_left_out,
@@ -150,7 +150,7 @@ def write_summary(
         if not tables["step_times"]:
             return 1
         rows = {**tables, **_totals(opened, steps, tables, warm_up)}
-        rows["device_use"] = explained["device_use"]
+        rows["device_use"] = why["device_use"]
         rows = shown({name: rows[name] for name in TABLES})
         tables, found, about, problems = shown((tables, found, about, opened.problems))
         if verbose:

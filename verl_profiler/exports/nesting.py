@@ -1,4 +1,4 @@
-"""Spans of one lane or trace, nested whatever their times were rounded to."""
+"""Spans of one lane, nested whatever their times were rounded to."""
 
 from __future__ import annotations
 

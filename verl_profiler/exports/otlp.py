@@ -21,10 +21,9 @@ from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.events.json_values import is_tuple
 
 __all__ = ["has_time_of_day", "make_span", "otlp_lines", "send", "span_id", "trace_id"]
 
@@ -73,7 +72,6 @@ def make_span(
     span: int,
     parent: SpanContext | None,
     attributes: Mapping[str, Any],
-    kind: SpanKind = SpanKind.INTERNAL,
 ) -> ReadableSpan:
     """Return a span that has ended.
 
@@ -84,7 +82,6 @@ def make_span(
         span: Its own id.
         parent: The span that contains it; None for the first of a trace.
         attributes: Its attributes; those without a value are left out.
-        kind: Whether it calls another process or serves a call.
     """
     failed = row.get("status")
     trace = trace if parent is None else parent.trace_id
@@ -93,23 +90,12 @@ def make_span(
         context=SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(1)),
         parent=parent,
         resource=_RESOURCE,
-        attributes={
-            key: _attribute(value) for key, value in attributes.items() if value is not None
-        },
-        kind=kind,
+        attributes={key: value for key, value in attributes.items() if value is not None},
         status=Status(StatusCode.ERROR, str(failed)) if failed else Status(StatusCode.UNSET),
         start_time=row["begin_us"] * 1000,
         end_time=row["end_us"] * 1000,
         instrumentation_scope=_SCOPE,
     )
-
-
-def _attribute(value: Any) -> Any:
-    if isinstance(value, (str, bool, int, float)):
-        return value
-    if is_tuple(value):
-        return [str(each) for each in value]
-    return json.dumps(value, separators=(",", ":"))
 
 
 def _batches(given: Iterator[ReadableSpan]) -> Iterator[list[ReadableSpan]]:

@@ -20,7 +20,6 @@ from prometheus_client.registry import CollectorRegistry
 
 from verl_profiler.analysis.selection import Rows, in_steps
 from verl_profiler.analysis.tq import of_function, tq_functions
-from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.visible import visible
 
@@ -111,33 +110,12 @@ def metrics(
             )
         ),
     )
-    for name, about, column in (
-        ("verl_tq_overhead_ratio", "Share of get and put in the time of calls.", "overhead_share"),
-        ("verl_tq_wall_ratio", "Share of busy time with a get or put in progress.", "wall_share"),
-    ):
-        yield _gauge(
-            name,
-            about,
-            ("run", "function"),
-            (
-                ((row["run"], row["func"]), row[column])
-                for row in functions
-                if row[column] is not None
-            ),
-        )
-    yield _gauge(
-        "verl_tq_finding",
-        "1 for each finding of `verl-profiler tq`.",
-        ("run", "finding", "subject"),
-        {
-            (row["run"], row["finding"], row["func"] or row["event"]): 1
-            for row in tq_findings(tables, steps, function=function)
-        }.items(),
-    )
-    yield _gauge(
-        "verl_tq_log_lines",
-        "Log lines missing from these metrics, by reason.",
-        ("run", "reason"),
+    yield _filled(
+        GaugeMetricFamily(
+            "verl_tq_log_lines",
+            "Log lines missing from these metrics, by reason.",
+            labels=("run", "reason"),
+        ),
         (
             ((run, reason), number)
             for run, reasons in (counts or {}).items()
@@ -159,10 +137,6 @@ _BUCKETED = (
 
 def _counter(name: str, about: str, labels: tuple[str, ...], samples: Any) -> Metric:
     return _filled(CounterMetricFamily(name, about, labels=labels), samples)
-
-
-def _gauge(name: str, about: str, labels: tuple[str, ...], samples: Any) -> Metric:
-    return _filled(GaugeMetricFamily(name, about, labels=labels), samples)
 
 
 def _filled(family: Any, samples: Any) -> Metric:

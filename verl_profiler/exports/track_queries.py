@@ -155,15 +155,6 @@ FROM (
 """
 _RATE = "response_tokens * 1e6 / duration_us"
 _WITH_RATE = "response_tokens > 0 AND duration_us > 0 AND {selected}"
-# How many events of asynchronous runs there were up to a time.
-_SO_FAR = """
-SELECT run, '' AS name, end_us AS time_us, sum(count(*)) OVER (
-    PARTITION BY run ORDER BY end_us ROWS UNBOUNDED PRECEDING) AS value
-FROM event_fields WHERE {which} AND run IN (SELECT run FROM asynchronous) AND {{selected}}
-GROUP BY run, end_us
-"""
-_CONSUMED = "event = 'sample_consumed'"
-_BEHIND = "trainer_version - min_weight_version"
 _EVERYWHERE = "(SELECT * REPLACE ('' AS name) FROM {})"
 
 # (counter, unit, query with run, name, time_us and value, in any order); without a process where
@@ -329,22 +320,6 @@ ASYNCHRONOUS_COUNTERS = (
             ),
         )
         for state in ("ready", "running", "pending", "failed", "capacity")
-    ),
-    ("samples consumed", "samples", _SO_FAR.format(which=_CONSUMED)),
-    (
-        "off-policy samples consumed",
-        "samples",
-        _SO_FAR.format(which=f"{_CONSUMED} AND {_BEHIND} > 0"),
-    ),
-    ("prompts dropped", "prompts", _SO_FAR.format(which="event = 'sample_dropped'")),
-    (
-        "versions behind",
-        "versions",
-        (
-            f"SELECT run, '' AS name, end_us AS time_us, max({_BEHIND}) AS value "
-            f"FROM event_fields WHERE {_CONSUMED} AND {_BEHIND} IS NOT NULL "
-            "AND run IN (SELECT run FROM asynchronous) AND {selected} GROUP BY run, end_us"
-        ),
     ),
 )
 

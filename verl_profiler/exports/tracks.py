@@ -260,8 +260,8 @@ def write_foreign(
                 span.end_ns,
                 (span.name, span.category, span.instant),
                 span.fields,
-                span.sources,
-                span.targets,
+                (),
+                (),
             )
             for span in spans
         )

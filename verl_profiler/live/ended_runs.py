@@ -11,7 +11,7 @@ from verl_profiler.live.host_facts import free_bytes, is_alive, state_of
 from verl_profiler.live.open_processes import Link, Process, Verdict, phase_text, standing
 from verl_profiler.units import seconds, size
 
-__all__ = ["clock_text", "failed", "failure_of", "full", "is_interrupt", "no_answer", "silent"]
+__all__ = ["clock_text", "failed", "failure_of", "full", "is_interrupt", "silent"]
 
 # Not failures: somebody ended the run.
 _INTERRUPTS = ("KeyboardInterrupt", "SystemExit")
@@ -136,19 +136,6 @@ def silent(trainers: Sequence[Process], last_s: float, now_s: float) -> Verdict 
         clock_text(last_s),
         culprit=f"{name}, which {state}",
         confidence="medium",
-    )
-
-
-def no_answer(path: Path, waited_s: float) -> Verdict:
-    """Explain a run whose files cannot be read, because their file system does not answer."""
-    return Verdict(
-        "silent",
-        f"Reading {path} has not ended after {seconds(waited_s)}.",
-        culprit=f"the file system of {path}, which does not answer",
-        confidence="high",
-        unknown=[
-            "What the run waits for. It hangs, too, where it uses this file system for anything else."
-        ],
     )
 
 

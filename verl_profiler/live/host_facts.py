@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,8 @@ from typing import Any
 from verl_profiler.events.json_values import mapping_or_empty
 
 __all__ = [
-    "ALIVE",
-    "GONE",
-    "STOPPED",
     "free_bytes",
     "is_alive",
-    "native_stack",
     "own_pid",
     "state_of",
 ]
@@ -33,9 +27,6 @@ _STATES = {
     b"X": "has died",
     b"D": "waits for a disk or a driver, in the kernel",
 }
-# py-spy stops the process for as long as it reads.
-_SPY_S = 10.0
-_SPY_LINES = 60
 
 
 def own_pid(header: Mapping[str, Any]) -> int | None:
@@ -81,22 +72,3 @@ def free_bytes(directory: Path) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
-
-
-def native_stack(header: Mapping[str, Any]) -> list[str]:
-    """Return the stacks of a process that cannot run Python, by py-spy; empty where there is none."""
-    pid, spy = own_pid(header), shutil.which("py-spy")
-    if pid is None or spy is None:
-        return []
-    try:
-        done = subprocess.run(  # noqa: S603  the one on the user's PATH
-            [spy, "dump", "--native", "--pid", str(pid)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SPY_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.rstrip() for line in done.stdout.splitlines() if line.strip()][:_SPY_LINES]

@@ -9,7 +9,7 @@ from typing import Any
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.open_files import NO_PROGRESS
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, WORKER_ROLE
-from verl_profiler.live.host_facts import ALIVE, native_stack, state_of
+from verl_profiler.live.host_facts import state_of
 from verl_profiler.live.open_processes import (
     Link,
     Process,
@@ -132,9 +132,6 @@ class _Search:
     def suspect(self, silent: Sequence[Process], stack: Iterable[str]) -> None:
         names = some([each.name for each in silent])
         states = {state_of(each.header) for each in silent} - {None}
-        if not stack and ALIVE in states:
-            # Native code holds the interpreter's lock, or the run directory does not answer.
-            stack = native_stack(silent[0].header)
         why = f", which {states.pop()}" if len(states) == 1 else ""
         depth = self.found.chain[-1].depth + 1 if self.found.chain else 0
         for each in silent[:_SHOWN]:

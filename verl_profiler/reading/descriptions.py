@@ -11,13 +11,16 @@ reads those by name.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import msgspec
 
+from verl_profiler.events.fields import HEADER
 from verl_profiler.events.files import read_object, reason_of
+from verl_profiler.events.json_values import is_object
 from verl_profiler.reading.problems import Problems
 
 __all__ = [
@@ -40,8 +43,22 @@ _Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] | None
 _Offset = Annotated[int, msgspec.Meta(gt=-_Limit, lt=_Limit)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)] | None
 _Text = str | None
-_Flag = bool | None
-_Counts = dict[str, _Whole] | None
+# By the names of types below, and in `events.fields`.
+_TYPES: dict[str, Any] = {
+    "text": _Text,
+    "string": _Text,
+    "texts": list[str] | None,
+    "flag": bool | None,
+    "boolean": bool | None,
+    "small": _Small,
+    "integer": _Whole,
+    "number": _Seconds,
+    "list": list[Any] | None,
+    "object": dict[str, Any] | None,
+    # Of each: wall, monotonic, uncertainty.
+    # Of each: own monotonic time, how far the other is ahead, bound.
+    "samples": list[tuple[_Natural, _Offset, _Natural]] | None,
+}
 
 
 def instant(text: Any) -> datetime | None:
@@ -59,164 +76,83 @@ def instant(text: Any) -> datetime | None:
     return moment if 1970 <= moment.year < 2262 else None
 
 
-class _Clock(TypedDict, total=False):
-    boot_id: _Text
-    wall_ns: _Whole
-    monotonic_ns: _Whole
-    uncertainty_ns: _Whole
-    shared: _Flag
-    # Of each: wall, monotonic, uncertainty.
-    readings: list[tuple[_Natural, _Natural, _Natural]] | None
-    last_wall_ns: _Whole
-    last_monotonic_ns: _Whole
+def _type(name: str, fields: str | Iterable[str]) -> Any:
+    """Return the type of objects with these fields, all of which may be absent.
+
+    Args:
+        name: Of the type, in messages.
+        fields: Keys with dots between, `[]` behind a list of objects and `*` for any key; the type stands
+            behind a colon, and is a number where the key ends in `_s`, else a text.
+    """
+    tree: dict[str, Any] = {}
+    for each in fields.split() if isinstance(fields, str) else fields:
+        path, _, kind = each.partition(":")
+        *above, last = path.split(".")
+        place = tree
+        for key in above:
+            place = place.setdefault(key, {})
+        place[last] = _TYPES[kind or ("number" if last.endswith("_s") else "text")]
+    return _struct(name, tree)
 
 
-class _Memory(TypedDict, total=False):
-    device: _Text
-    enable_memory_saver: _Flag
-    free_cache_engine: _Flag
-    tags: list[str] | None
+def _struct(name: str, tree: dict[str, Any]) -> Any:
+    fields: list[tuple[str, Any, Any]] = []
+    for key, value in tree.items():
+        kind: Any = value
+        if is_object(value) and (each := value.get("*")):
+            kind = dict[str, each] | None
+        elif is_object(value):
+            inner = _struct(f"{name}.{key}", value)
+            kind = (list[inner] if key.endswith("[]") else inner) | None
+        fields.append((key.removesuffix("[]"), kind, None))
+    return msgspec.defstruct(name, fields)
 
 
-class _Training(TypedDict, total=False):
-    model: _Text
-    rollout: _Text
-    rollout_n: _Small
-    agent_workers: _Small
-    train_batch_size: _Small
-    nnodes: _Small
-    n_gpus_per_node: _Small
-    memory: _Memory | None
-
-
-class _Events(TypedDict, total=False):
-    engine_timing: _Flag
-    exclude: list[str] | None
-    families: dict[str, _Flag] | None
-
-
-class _Settings(TypedDict, total=False):
-    output_dir: _Text
-    events: _Events | None
-    nsight: dict[str, Any] | None
-
-
-class Launch(TypedDict, total=False):
-    """run.json."""
-
-    format: _Small
-    experiment: _Text
-    launched: _Text
-    host: _Text
-    pid: _Small
-    command: list[str] | None
-    cwd: _Text
-    versions: dict[str, _Text] | None
-    settings: _Settings | None
-    training: _Training | None
-    clock: _Clock | None
-
-
-class _Peer(TypedDict, total=False):
-    boot_id: _Text
-    host: _Text
-    # Own monotonic time, how far the other is ahead, bound.
-    samples: list[tuple[_Natural, _Offset, _Natural]] | None
-
-
-class _Exchange(TypedDict, total=False):
-    boot_id: _Text
-    peers: list[_Peer] | None
-
-
-class _Counters(TypedDict, total=False):
-    events: _Whole
-    bytes: _Whole
-    dropped: _Whole
-    dropped_by: _Counts
-    write_errors: _Whole
-    wrapper_s: _Seconds
-    writer_s: _Seconds
-
-
-class _Probes(TypedDict, total=False):
-    installed: dict[str, list[str] | None] | None
-    missed: dict[str, _Text] | None
-    hits: _Counts
-    errors: _Counts
-
-
-class Header(TypedDict, total=False):
-    """processes/<name>.json."""
-
-    format: _Small
-    role: _Text
-    rank: _Small
-    replica: _Small
-    host: _Text
-    ip: _Text
-    pid: _Small
-    ppid: _Small
-    actor_name: _Text
-    actor_class: _Text
-    python: _Text
-    clock: _Clock | None
-    clock_exchange: _Exchange | None
-    counters: _Counters | None
-    flush_interval_s: _Seconds
-    longest_flush_s: _Seconds
-    complete_until: _Text
-    written_events: _Whole
-    written_bytes: _Whole
-    waiting_events: _Whole
-    dropped_events: _Whole
-    started: _Text
-    updated: _Text
-    ended: _Text
-    end_reason: _Text
-    directory: _Text
-    fallback: _Text
-    versions: dict[str, _Text] | None
-    probes: _Probes | None
-
-
-class _Node(TypedDict, total=False):
-    host: _Text
-    disk: _Text
-    state: _Text
-    shipped: _Text
-    seen: _Text
-    left: _Text
-    problem: _Text
-    bytes: _Whole
-    # Names on the node's disk, and here.
-    processes: dict[str, str] | None
-
-
-class Shipping(TypedDict, total=False):
-    """shipping.json."""
-
-    format: _Small
-    directory: _Text
-    every_s: _Seconds
-    updated: _Text
-    ended: _Text
-    nodes: list[_Node] | None
-
-
-class Upload(TypedDict, total=False):
-    """upload.json."""
-
-    format: _Small
-    host: _Text
-    directory: _Text
-    url: _Text
-    every_s: _Seconds
-    uploaded: _Text
-    updated: _Text
-    ended: _Text
-    failed: _Whole
-    problems: list[str] | None
+_CLOCK = """
+clock.boot_id clock.wall_ns:integer clock.monotonic_ns:integer clock.uncertainty_ns:integer
+clock.shared:flag clock.last_wall_ns:integer clock.last_monotonic_ns:integer
+"""
+# run.json
+Launch = _type(
+    "Launch",
+    f"""{_CLOCK}
+    format:small experiment launched host pid:small command:texts cwd versions.*
+    settings.output_dir settings.events.engine_timing:flag settings.events.exclude:texts
+    settings.events.families.*:flag settings.nsight:object
+    training.model training.rollout training.rollout_n:small training.agent_workers:small
+    training.train_batch_size:small training.nnodes:small training.n_gpus_per_node:small
+    training.memory.device training.memory.enable_memory_saver:flag
+    training.memory.free_cache_engine:flag training.memory.tags:texts
+    """,
+)
+_SMALL = {"format", "rank", "replica", "pid", "ppid"}
+_COMPARED = "clock_exchange.peers"
+# processes/<name>.json
+Header = _type(
+    "Header",
+    [
+        *_CLOCK.split(),
+        *(
+            f"{path}:{'small' if path in _SMALL else field.type}"
+            for path, field in HEADER.items()
+            if not path.startswith(("clock.", _COMPARED))
+        ),
+        *(f"{_COMPARED}[].{key}" for key in ("boot_id", "host", "samples:samples")),
+    ],
+)
+# shipping.json; of processes, the names on the node's disk, and here.
+Shipping = _type(
+    "Shipping",
+    """
+    format:small directory every_s updated ended nodes[].host nodes[].disk nodes[].state nodes[].shipped
+    nodes[].seen nodes[].left nodes[].problem nodes[].bytes:integer nodes[].processes.*
+    """,
+)
+# upload.json
+Upload = _type(
+    "Upload",
+    "format:small host directory url every_s uploaded updated ended failed:integer problems:texts",
+)
 
 
 class _Captured(TypedDict):
@@ -242,99 +178,41 @@ class Capture(_Captured, total=False):
     source: _Text
 
 
-class _Paused(TypedDict, total=False):
-    since: _Text
-    open_s: _Seconds
+_CALL = "event since open_s step:small extra:object thread at user stack:texts"
 
 
-class _OpenCall(TypedDict, total=False):
-    event: _Text
-    since: _Text
-    open_s: _Seconds
-    step: _Small
-    extra: dict[str, Any] | None
-    thread: _Text
-    at: _Text
-    user: _Text
-    stack: list[str] | None
+def _calls(kind: str, more: str = "") -> list[str]:
+    return [f"{kind}.{field}" for field in f"{_CALL} {more}".split()]
 
 
-class _Failed(_OpenCall, total=False):
-    error: _Text
-    pid: _Small
-    ip: _Text
-    reason: _Text
-
-
-class _Phase(_OpenCall, total=False):
-    usual_s: _Seconds
-    longest_s: _Seconds
-    in_flight: _Whole
-    stuck: _Flag
-
-
-class Opened(TypedDict, total=False):
-    """open/<name>.json."""
-
-    format: _Small
-    at: _Text
-    after_s: _Seconds
-    step: _Small
-    weight_version: _Small
-    paused: _Paused | None
-    failed: _Failed | None
-    phases: list[_Phase] | None
-    open_requests: _Whole
-    requests: list[_OpenCall] | None
-    open_calls: _Whole
-    calls: list[_OpenCall] | None
-    blocked_loops: list[_OpenCall] | None
-    threads: list[_OpenCall] | None
-
-
-class _Thread(TypedDict, total=False):
-    thread: _Text
-    stack: list[str] | None
-
-
-class _Tasks(TypedDict, total=False):
-    tasks: _Whole
-    awaits: _Text
-    stack: list[str] | None
-
-
-class _Stacks(TypedDict, total=False):
-    threads: list[_Thread] | None
-    tasks: list[_Tasks] | None
-
-
-class _Load(TypedDict, total=False):
-    dp_rank: _Small
-    running_requests: _Whole
-    waiting_requests: _Whole
-    kv_used_tokens: _Whole
-    kv_capacity_tokens: _Whole
-    running_limit: _Whole
-    age_s: _Seconds
-
-
-class _Engine(TypedDict, total=False):
-    requests: _Whole
-    paused: _Flag
-    unanswered: _Text
-    loads: list[_Load] | None
-
-
-class Evidence(TypedDict, total=False):
-    """evidence/<number>/<name>.json."""
-
-    format: _Small
-    name: _Text
-    at: _Text
-    stacks: _Stacks | None
-    engine: _Engine | None
-    unanswered: list[str] | None
-    errors: dict[str, _Text] | None
+# open/<name>.json
+Opened = _type(
+    "Opened",
+    [
+        *("format:small", "at", "after_s", "step:small", "weight_version:small"),
+        *("paused.since", "paused.open_s", "open_requests:integer", "open_calls:integer"),
+        *_calls("failed", "error pid:small ip reason"),
+        *_calls("phases[]", "usual_s longest_s in_flight:integer stuck:flag"),
+        *(
+            field
+            for kind in ("requests", "calls", "blocked_loops", "threads")
+            for field in _calls(f"{kind}[]")
+        ),
+    ],
+)
+# evidence/<number>/<name>.json
+Evidence = _type(
+    "Evidence",
+    """
+    format:small name at unanswered:texts errors.*
+    stacks.threads[].thread stacks.threads[].stack:texts
+    stacks.tasks[].tasks:integer stacks.tasks[].awaits stacks.tasks[].stack:texts
+    engine.requests:integer engine.paused:flag engine.unanswered
+    engine.loads[].dp_rank:small engine.loads[].running_requests:integer
+    engine.loads[].waiting_requests:integer engine.loads[].kv_used_tokens:integer
+    engine.loads[].kv_capacity_tokens:integer engine.loads[].running_limit:integer engine.loads[].age_s
+    """,
+)
 
 
 def described(path: Path, shown: str, kind: Any, problems: Problems) -> dict[str, Any] | None:

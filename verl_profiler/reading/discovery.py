@@ -18,7 +18,6 @@ from typing import Any
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import (
-    JSON_LIMIT_BYTES,
     is_regular,
     reason_of,
     status_of_regular,
@@ -62,8 +61,6 @@ __all__ = [
 PROCESSES = "processes"
 _NAME = re.compile(r"(?P<role>.+?)_(?P<rank>[0-9]{1,9})(?:-[0-9]+)?", re.DOTALL)
 _STEP_LIMIT = 1 << 31
-# A header is a few kilobytes; thousands of processes leave tens of megabytes.
-_HEADERS_LIMIT_BYTES = 256 << 20
 # Where a folder has a log: of the console, of TensorBoard, of W&B.
 _LOGS = (CONSOLE, "*.tfevents.*", "output.log", "files/output.log")
 _PARQUET = ("*.parquet", "events/*.parquet", "events/step_*/*.parquet")
@@ -221,18 +218,9 @@ def described_run(root: Path, problems: list[str]) -> Source:
     source.launch = described(root / RUN_FILE, RUN_FILE, Launch, faults) or {}
     source.shipping = described(root / SHIPPING_FILE, SHIPPING_FILE, Shipping, faults) or {}
     source.upload = described(root / UPLOAD_FILE, UPLOAD_FILE, Upload, faults) or {}
-    size_bytes = 0
     with contextlib.suppress(OSError):
         for path in sorted((root / PROCESSES).glob("*.json")):
             shown = as_text(f"{PROCESSES}/{path.name}")
-            with contextlib.suppress(OSError):
-                size_bytes += min(path.stat().st_size, JSON_LIMIT_BYTES)
-            if size_bytes > _HEADERS_LIMIT_BYTES:
-                problems.append(
-                    f"{PROCESSES}/ holds more than {_HEADERS_LIMIT_BYTES >> 20} MiB; "
-                    f"{path.name} and the files after it are not read"
-                )
-                break
             header = described(path, shown, Header, faults)
             if header is not None:
                 source.headers[as_text(path.stem)] = header

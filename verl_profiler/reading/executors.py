@@ -22,9 +22,6 @@ _TASKS_PER_NODE = 2
 # Lower than the 15 that Ray gives its own worker processes.
 _NICE = 19
 _CONNECT_S = 5.0
-_AUTHENTICATION = "If it requires a token, set RAY_AUTH_MODE=token.  "
-_JOIN_ATTEMPTS = 4
-_LOST_SERVER = "Starting Ray client server failed"
 _HOST_AND_PORT = re.compile(r"(?:ray://)?\[?([^\]/]+?)\]?:(\d{1,5})(?:/.*)?")
 
 
@@ -133,11 +130,10 @@ def _reason_of(error: Any) -> str:
 
 
 @contextlib.contextmanager
-def executor(where: str, option: str = "--on ray") -> Generator[OnRay, None, None]:
-    """Join a Ray cluster; leave it again.
+def executor(option: str = "--on ray") -> Generator[OnRay, None, None]:
+    """Join the Ray cluster of this node or of RAY_ADDRESS; leave it again.
 
     Args:
-        where: `ray` for the cluster of this node or of RAY_ADDRESS, `ray://HOST:PORT` for a remote one.
         option: What requested it, for messages.
 
     Raises:
@@ -151,40 +147,23 @@ def executor(where: str, option: str = "--on ray") -> Generator[OnRay, None, Non
             "missing-extra",
         ) from error
     joined: Any = ray
-    address = where if where.startswith("ray://") else os.environ.get("RAY_ADDRESS") or "auto"
+    address = os.environ.get("RAY_ADDRESS") or "auto"
     if joined.is_initialized():
         yield OnRay()
         return
     try:
         _check_port(address)
-        _join(joined, address)
+        joined.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
-        # A client that sends no token only sees that nothing answers.
-        token = "" if not address.startswith("ray://") else _AUTHENTICATION
         raise ReadingError(
             f"there is no Ray cluster to join at {address}: {_reason_of(error)}\n"
-            f"{token}Start one, set RAY_ADDRESS (ray://HOST:10001 for a remote one), or omit {option}",
+            f"Start one, set RAY_ADDRESS (ray://HOST:10001 for a remote one), or omit {option}",
             "no-ray-cluster",
         ) from error
     try:
         yield OnRay()
     finally:
         joined.shutdown()
-
-
-def _join(ray: Any, address: str) -> None:
-    """Join a cluster, again where Ray's proxy lost the server that it had just forked for this client.
-
-    The fork meets threads inside gRPC now and then: https://github.com/ray-project/ray/issues/63202.
-    """
-    for attempt in range(_JOIN_ATTEMPTS):
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except Exception as error:
-            if attempt + 1 == _JOIN_ATTEMPTS or _LOST_SERVER not in str(error):
-                raise
-        else:
-            return
 
 
 def _check_port(address: str) -> None:

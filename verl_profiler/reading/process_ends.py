@@ -6,10 +6,10 @@ flush.  A process whose files are complete beyond the last work of all others ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 
-from verl_profiler.reading.processes import Process
+from verl_profiler.reading.processes import Process, named
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, some
 
@@ -53,15 +53,11 @@ def _of_run(members: list[Process], work: Mapping[str, int], now_us: int) -> Ite
     if not over and now_us - last_us <= _SILENCE_S * 1e6:
         # It goes on, for all that is known, and nothing has been lost.
         return
-    waiting = {each.name: each.of("waiting_events") or 0 for each in killed}
-    waited = {name: count for name, count in waiting.items() if count}
-    if len(waited) <= _SHOWN:
-        for name, count in waited.items():
-            yield f"{name} was killed before it wrote {counted(count, 'event')}, now lost"
-    else:
+    waited = {each.name: count for each in killed if (count := each.of("waiting_events"))}
+    if waited:
         yield (
-            f"{len(waited)} processes were killed before they wrote "
-            f"{counted(sum(waited.values()), 'event')}, now lost ({some(waited, _SHOWN)})"
+            f"{named(waited)} {_was(waited)} killed before {_they(waited)} wrote "
+            f"{counted(sum(waited.values()), 'event')}, now lost"
         )
     rest = [each for each in killed if each not in silent]
     complete = {each.name: each.placed_us("complete_until") for each in rest}
@@ -74,7 +70,7 @@ def _of_run(members: list[Process], work: Mapping[str, int], now_us: int) -> Ite
             f"{_none_of(members)}: the run was killed, or its disk stopped responding; events after "
             f"{_tenths(first_us)} UTC may be lost{later}"
         )
-        rest = [each for each in rest if complete[each.name] is None]
+        return
     lost: dict[str, float] = {}
     for each in rest:
         until_us = complete[each.name]
@@ -86,30 +82,27 @@ def _of_run(members: list[Process], work: Mapping[str, int], now_us: int) -> Ite
             f"{len(lost)} of {len(members)} processes were killed while others worked; "
             f"{_bound(max(lost.values()))} each may be lost ({some(lost, _SHOWN)})"
         )
-    old = [each.name for each in rest if complete[each.name] is None]
-    if old:
-        yield (
-            f"{len(old)} of {len(members)} processes were killed; up to 0.5 s of events each may be "
-            "lost (their headers, of an older version, do not show whether any are)"
-        )
 
 
 def _fell_silent(silent: list[Process], last_us: int) -> Iterator[str]:
-    """Yield a sentence for each process, or one for all where they are many."""
-    heard_us = [_heard_us(each) or 0 for each in silent]
-    if len(silent) <= _SHOWN:
-        for each, us in zip(silent, heard_us, strict=True):
-            yield (
-                f"{each.name} was killed or hung: its last activity was at {_time(us)}, the run's at "
-                f"{_time(last_us)} UTC; {_bound(_window_s(each))} may be lost"
-            )
-    else:
-        names = some((each.name for each in silent), _SHOWN)
+    """Yield a sentence for all of them."""
+    if silent:
+        heard_us = sorted({_heard_us(each) or 0 for each in silent})
+        last = " to ".join(dict.fromkeys(map(_time, (heard_us[0], heard_us[-1]))))
+        names = [each.name for each in silent]
+        each = " each" if names[1:] else ""
         yield (
-            f"{len(silent)} processes were killed or hung ({names}): their last activity was at "
-            f"{_time(min(heard_us))} to {_time(max(heard_us))}, the run's at {_time(last_us)} UTC; "
-            f"{_bound(max(map(_window_s, silent)))} each may be lost"
+            f"{named(names)} {_was(names)} killed or hung: last activity at {last}, the run's at "
+            f"{_time(last_us)} UTC; {_bound(max(map(_window_s, silent)))}{each} may be lost"
         )
+
+
+def _was(names: Collection[str]) -> str:
+    return "was" if len(names) == 1 else "were"
+
+
+def _they(names: Collection[str]) -> str:
+    return "it" if len(names) == 1 else "they"
 
 
 def _time(us: int) -> str:

@@ -10,7 +10,7 @@ the reader moves all of them to one, the anchor with the smallest `uncertainty_n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -23,7 +23,7 @@ from verl_profiler.reading.descriptions import instant
 from verl_profiler.reading.discovery import Source, role_and_rank
 from verl_profiler.units import some
 
-__all__ = ["Process", "process_problems", "processes"]
+__all__ = ["Process", "named", "process_problems", "processes"]
 
 # A container may hide that two kernels differ; anchors this far apart are not of one clock.
 _SAME_CLOCK_LIMIT_US = 3600 * 1_000_000
@@ -179,7 +179,6 @@ def process_problems(
     yield from _hosts(found)
     yield from _losses(found.values())
     yield from _probe_problems(found)
-    yield from _clock_jumps(found)
 
 
 def _align(found: dict[str, Process], source: Source) -> None:
@@ -284,9 +283,10 @@ def _missing_files(
         yield f"could not write into the run directory: {', '.join(fallbacks[:5])}"
 
 
-def _named(names: Sequence[str]) -> str:
+def named(names: Collection[str]) -> str:
     """Write which processes are meant: the name of one, or how many and the first of them."""
-    return names[0] if len(names) == 1 else f"{len(names)} processes ({some(names, _SHOWN)})"
+    listed = [*names]
+    return listed[0] if len(listed) == 1 else f"{len(listed)} processes ({some(listed, _SHOWN)})"
 
 
 def _unread(
@@ -299,12 +299,12 @@ def _unread(
     if absent:
         hosts = sorted({str(found[name].of("host")) for name in absent})
         yield (
-            f"the event files of {_named(absent)} are missing ({sum(recorded[name] for name in absent)} "
+            f"the event files of {named(absent)} are missing ({sum(recorded[name] for name in absent)} "
             f"events by their headers); look for them on {some(hosts, _SHOWN)}"
         )
     if partly:
         yield (
-            f"{_named(partly)} wrote {sum(recorded[name] for name in partly)} events and "
+            f"{named(partly)} wrote {sum(recorded[name] for name in partly)} events and "
             f"{sum(counts[name] for name in partly)} were found; the rest is missing"
         )
 
@@ -322,7 +322,7 @@ def _surplus(found: Mapping[str, Process], counts: Mapping[str, int]) -> Iterato
     }
     if more:
         yield (
-            f"{_named([*more])} wrote {sum(each[0] for each in more.values())} events and "
+            f"{named(more)} wrote {sum(each[0] for each in more.values())} events and "
             f"{sum(each[1] for each in more.values())} were found; some are not of this run (another "
             "run's file? an edited copy?), so its numbers may be wrong"
         )
@@ -342,11 +342,11 @@ def _losses(found: Iterable[Process]) -> Iterator[str]:
     for reasons, by_name in dropped.items():
         why = ", ".join(_DROPPED.get(key, key) for key in reasons)
         yield (
-            f"{_named([*by_name])} dropped {sum(by_name.values())} events because {why}; totals are "
+            f"{named(by_name)} dropped {sum(by_name.values())} events because {why}; totals are "
             "too low"
         )
     if errors:
-        yield f"{_named([*errors])} had {sum(errors.values())} write errors"
+        yield f"{named(errors)} had {sum(errors.values())} write errors"
 
 
 def _probe_problems(found: dict[str, Process]) -> Iterator[str]:
@@ -364,22 +364,6 @@ def _probe_problems(found: dict[str, Process]) -> Iterator[str]:
     for probe, by_name in sorted(failed.items()):
         total = sum(by_name.values())
         yield f"probe {probe} failed {total} times in {some(list(by_name), _SHOWN)}; those events lack fields"
-
-
-def _clock_jumps(found: dict[str, Process]) -> Iterator[str]:
-    jumps: dict[str, tuple[float, list[str]]] = {}
-    for name, process in found.items():
-        jump_s = max(_wall_moves(process), key=abs, default=0.0)
-        if jump_s:
-            host = process.of("host") or name
-            largest, names = jumps.get(host, (0.0, []))
-            jumps[host] = (max(largest, jump_s, key=abs), [*names, name])
-    for host, (jump_s, names) in sorted(jumps.items()):
-        yield (
-            f"the wall clock of host {host} was changed by {jump_s:+.3f} s during the run "
-            f"(detected by {some(names, _SHOWN)}); times here follow the monotonic clock and are not "
-            f"affected"
-        )
 
 
 def _wall_moves(process: Process) -> Iterator[float]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.explain.changes import UNCHANGED
+from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED
 from verl_profiler.analysis.explain.critical_cycle import EDGES, cycle_bound
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.text_tables import Rows, bar_table, table_text
 
-__all__ = ["as_decoding", "cycle_replays_text", "cycle_text", "replays_table"]
+__all__ = ["as_decoding", "cycle_replays_text", "cycle_text"]
 
 _BOUNDS = {
     "trainer": "the trainer bounds the steps",
@@ -29,31 +29,48 @@ def cycle_text(rows: Rows) -> str:
     return bar_table(title, edges, rows[0]["cycle_s"])
 
 
-def cycle_replays_text(rows: Rows) -> str:
-    """Return what changes of an asynchronous run would save, or why there is no answer; empty without rows."""
+def cycle_replays_text(rows: Rows, most: int = 40, *, brief: bool = False) -> str:
+    """Return what changes of a run would save, the largest saving first, or why there is no answer.
+
+    Args:
+        rows: Of `what_if`, of one run; empty without any.
+        most: So many lines.
+        brief: Leave out what the intervals assume.
+    """
     if not rows:
         return ""
     unchanged = next(row for row in rows if row["what"] == UNCHANGED)
     if unchanged["refused"] is not None:
         return f"what if: no answer; {unchanged['refused']}"
-    speed = ", engine speed from iterations" if unchanged["engine"] == "iterations" else ""
+    known = [row for row in rows if row["expected_s"] is not None]
+    few = [row["about"] for row in rows if row["expected_s"] is None and row is not unchanged]
+    notes = [f"too few requests to replay: {', '.join(few)}"] if few else []
+    if not brief and any(
+        row["saved_s"] and CHANGES[row["what"]].beyond for row in known if row["what"] in CHANGES
+    ):
+        notes += [
+            "load not observed: the interval ranges from no additional tokens per second (saturated",
+            "replicas) to no additional slowdown per call (with speeds from iterations: to the slowdown",
+            "at the highest batch)",
+        ]
+    notes += as_decoding(unchanged["undivided_share"])
+    between = next(
+        (row["between_runs_s"] for row in known if row["between_runs_s"] is not None), None
+    )
+    if between is not None:
+        notes += [
+            f"two runs with the same settings differ by up to {seconds(between)} per step in nine of ten",
+            "pairs; with one run each, smaller gains cannot be distinguished from noise",
+        ]
     title = (
         f"what if (mean per step, {counted(unchanged['steps'], 'step')} replayed, replay error "
-        f"{share(abs(unchanged['residual_share']))}{speed}; 90 % intervals; gains are not additive)"
-    )
-    notes = [f"\n  {note}" for note in as_decoding(unchanged["undivided_share"])]
-    return replays_table(title, rows) + "".join(notes)
-
-
-def replays_table(title: str, rows: Rows, most: int = 40) -> str:
-    """Return what each change would save, the largest saving first."""
-    changes = sorted(
-        (row for row in rows if row["what"] != UNCHANGED),
-        key=lambda row: -(row["expected_s"] or 0.0),
+        f"{share(abs(unchanged['residual_share']))}, engine speed from {unchanged['engine']}; 90 % intervals "
+        "from three steps on; gains are not additive)"
     )
     columns = ["about", "expected_s", "share", "low_s", "high_s"]
-    columns += ["saved_s"] if "saved_s" in rows[0] else []
-    return table_text(title, changes, columns, "what_if", most)
+    columns += ["saved_s"] if any(row["saved_s"] != row["expected_s"] for row in known) else []
+    changes = sorted(known, key=lambda row: -row["expected_s"])
+    return "\n  ".join([table_text(title, changes, columns, "what_if", most), *notes])
 
 
 def as_decoding(undivided_share: float) -> list[str]:

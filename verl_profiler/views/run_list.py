@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.analysis.overview import headline
-from verl_profiler.analysis.registry import explanations
+from verl_profiler.analysis.registry import explained
 from verl_profiler.analysis.selection import Rows, left_out
 from verl_profiler.analysis.steps import step_times
 from verl_profiler.errors import ReadingError
@@ -76,16 +76,16 @@ def run_row(path: Path, name: str, *, cache: bool) -> dict[str, Any]:
         with load(path, cache=cache) as opened:
             for launch in opened.launches.values():
                 row |= launch_facts(launch)
-            explained = explanations(opened.tables)
+            why = explained(opened.tables)
             totals = headline(
-                step_times(opened.tables), explained["bubble_ledger"], left_out(opened.tables)
+                step_times(opened.tables), why["bubble_ledger"], left_out(opened.tables)
             )
     except ReadingError as error:
         return row | {"problem": str(error).partition("\n")[0]}
     if not totals:
         return row | {"steps": 0, "problem": "no step has finished"}
     row |= {name: totals[0][name] for name in ("steps", "step_mean_s", "useful_share")}
-    first = next(iter(explained["findings"]), None)
+    first = next(iter(why["findings"]), None)
     if first is not None:
         row |= {
             "finding": first["message"],

@@ -52,7 +52,6 @@ _RUN = "About this run"
 _TABLES: dict[str, dict[str, str]] = {
     "Steps": {
         "straggler_requests": "Straggler requests",
-        "step_replays": "Replays of each step",
         "validation_times": "Validations: not included in any other number",
     },
     "Devices and training": {
@@ -94,7 +93,7 @@ _POINTING = 3
 # Stands for all steps together.
 WHOLE = -1
 # Explanations that are tables, and tables with few rows in any step.
-_EXPLAINED = ("critical_cycle", "step_replays", "straggler_requests")
+_EXPLAINED = ("critical_cycle", "straggler_requests")
 _FEW = frozenset({"validation_times"})
 # Tables by step are kept for so many steps: the longest, and others spread evenly.
 _DETAILED_STEPS = 150

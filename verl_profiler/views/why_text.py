@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from verl_profiler.analysis.explain.changes import CHANGES, UNCHANGED
 from verl_profiler.analysis.explain.critical_path import UNEXPLAINED
 from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, grouped, named, summed
 from verl_profiler.render.text import without
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds
-from verl_profiler.views.cycle_text import cycle_replays_text, cycle_text, replays_table
+from verl_profiler.views.cycle_text import cycle_replays_text, cycle_text
 from verl_profiler.views.findings import brief_findings, finding_list
 from verl_profiler.views.ledger_text import ledger_text
 from verl_profiler.views.staleness_text import causes_text, staleness_text
@@ -23,8 +22,6 @@ _SMALL = 0.002
 # Segments of the path below this share of the step are left out.
 _STRETCH = 0.005
 _NAMES = 5
-# Maximum number of steps with a line each.
-_STEPS = 20
 _STRAGGLERS = 14
 # What causes less of the waiting for its kind is left out.
 _LITTLE = 0.01
@@ -55,11 +52,7 @@ def why(
             blocks.append(visible(f"run {run}"))
         blocks += (_full if verbose else _brief)(own, left_out)
     top = finding_list(ranked, left_out) if verbose else brief_findings(ranked, left_out)
-    more = (
-        ""
-        if verbose
-        else "-v has findings in full, all replays with their errors, device time and requests"
-    )
+    more = "" if verbose else "-v has findings in full, all replays, device time and requests"
     return "\n\n".join(block for block in [top, *blocks, more] if block) + "\n"
 
 
@@ -69,10 +62,8 @@ def _full(own: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
         blocks += [_path(own, left_out), _chain(own["critical_segments"])]
     blocks.append(ledger_text(own["bubble_ledger"], left_out))
     blocks.append(cycle_text(own["critical_cycle"]))
-    blocks.append(cycle_replays_text(own["asynchronous_what_if"]))
+    blocks.append(cycle_replays_text(own["what_if"]))
     blocks += [staleness_text(own["staleness"]), causes_text(own["staleness_causes"])]
-    if own["step_replays"]:
-        blocks += [_replay_errors(own["step_replays"]), _replays(own)]
     return [*blocks, _stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
 
 
@@ -83,9 +74,7 @@ def _brief(own: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
     else:
         blocks.append(_first(ledger_text(own["bubble_ledger"], left_out), _BRIEF["ledger"]))
         blocks.append(_first(cycle_text(own["critical_cycle"]), _BRIEF["cycle"]))
-    blocks.append(_first(cycle_replays_text(own["asynchronous_what_if"]), _BRIEF["what_if"] + 1))
-    if own["step_replays"]:
-        blocks.append(_replays(own, _BRIEF["what_if"], brief=True))
+    blocks.append(cycle_replays_text(own["what_if"], _BRIEF["what_if"], brief=True))
     return [*blocks, _stragglers(own["stragglers"], _BRIEF["stragglers"])]
 
 
@@ -148,46 +137,6 @@ def _chain(rows: Rows) -> str:
     )
     columns = ("begin_s", "duration_s", "category", "phase", "event", "what", "name", "turn")
     return table_text(title, long, columns, "critical_segments", len(long))
-
-
-def _replay_errors(rows: Rows) -> str:
-    unchanged = [
-        {**row, "engine": f"from {row['engine']}"} for row in rows if row["what"] == UNCHANGED
-    ]
-    columns = ("step", "duration_s", "replayed_s", "residual_share", "tokens_share", "engine")
-    return table_text("replay accuracy", unchanged, columns, "step_replays", _STEPS)
-
-
-def _replays(own: Mapping[str, Rows], count: int = 40, *, brief: bool = False) -> str:
-    """Return what each change would save and, unless it is to be brief, what the intervals leave out."""
-    rows = own["what_if"]
-    notes: list[str] = []
-    few = [row["about"] for row in rows if row["expected_s"] is None and row["what"] != UNCHANGED]
-    if few:
-        notes.append(f"too few requests to replay: {', '.join(few)}")
-    beyond = {name for name, change in CHANGES.items() if change.beyond}
-    if not brief and any(row["what"] in beyond for row in rows if row["saved_s"]):
-        notes += [
-            "load not observed: the interval ranges from no additional tokens per second (saturated",
-            "replicas) to no additional slowdown per call (with speeds from iterations: to the slowdown",
-            "at the highest batch)",
-        ]
-    categories = {row["category"] for row in own["steady_path"]}
-    if "engine" in categories and "decode" not in categories:
-        notes += [
-            "time in the engines is replayed as decoding: queue and prefill times were not recorded",
-            "(profiler.events.engine_timing=true)",
-        ]
-    between = next((r["between_runs_s"] for r in rows if r["between_runs_s"] is not None), None)
-    if between is not None:
-        notes += [
-            f"two runs with the same settings differ by up to {seconds(between)} per step in nine of ten",
-            "pairs; with one run each, smaller gains cannot be distinguished from noise",
-        ]
-    steps = counted(rows[0]["steps"], "step")
-    title = f"what if (mean per step, {steps} replayed; 90 % intervals from three steps on; gains are not additive)"
-    known = [row for row in rows if row["expected_s"] is not None]
-    return "\n  ".join([replays_table(title, known, count), *notes])
 
 
 def _stragglers(rows: Rows, count: int = _STRAGGLERS) -> str:

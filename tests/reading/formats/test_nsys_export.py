@@ -1,15 +1,12 @@
 """What an export of nsys says, whatever tables its version and its capture gave it."""
 
 import json
-import sqlite3
-from contextlib import closing
 
 import nsys_database
 import pytest
 from event_files import line, write_run
 from nsys_database import EPOCH_NS, PID, TID
 
-from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.nsys_export import read
 from verl_profiler.reading.reader import load
 
@@ -113,24 +110,3 @@ def test_damage_costs_only_itself(tmp_path):
     with load(tmp_path / "other") as run:
         assert "nsight/captures.json: 1 entries are not captures" in run.problems
         assert [] == run.rows("FROM capture_ranges")
-
-
-def test_an_export_cannot_ask_for_hours(tmp_path):
-    """A table without keys is searched once per row."""
-    path = tmp_path / "a.sqlite"
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("CREATE TABLE StringIds (id, value)")
-        connection.execute(
-            "CREATE TABLE NVTX_EVENTS (start, end, eventType, rangeId, category, "
-            "color, text, globalTid, endGlobalTid, textId, domainId, uint64Value, int64Value)"
-        )
-        counted = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 15000)"
-        connection.execute(f"INSERT INTO StringIds {counted} SELECT 'x' || i, i FROM n")
-        connection.execute(
-            f"INSERT INTO NVTX_EVENTS (start, end, eventType, textId) {counted} "
-            "SELECT i, i + 1, 59, 'y' || i FROM n"
-        )
-
-    with pytest.raises(ReadingError, match="interrupted") as caught:
-        read(path)
-    assert caught.value.slug == "unreadable"

@@ -20,6 +20,7 @@ from verl_profiler.analysis.explain.calls import (
     prompts_of,
     recorded,
     requests_of,
+    undivided_share,
 )
 from verl_profiler.analysis.explain.device_time import Span
 from verl_profiler.analysis.explain.iteration_times import pass_times
@@ -211,12 +212,8 @@ class _Rebuilding:
             rollouter=self.rollouter,
             trainer_devices=trainer_devices(self.tables).get(self.run, 0.0),
             replica_devices=self.replica_devices,
-            undivided_share=self._undivided_share(),
+            undivided_share=undivided_share(self._inside(self.attempts)),
         )
-
-    def _undivided_share(self) -> float:
-        inside = self._inside(self.attempts)
-        return sum(row["queue_us"] is None for row in inside) / len(inside)
 
     def _operations(self) -> tuple[list[Operation], dict[str, float]]:
         """Return what the trainer does in the window, and the delay of each unit's dispatch."""

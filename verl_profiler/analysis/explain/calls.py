@@ -30,6 +30,7 @@ __all__ = [
     "prompts_of",
     "recorded",
     "requests_of",
+    "undivided_share",
 ]
 
 # Waiting for at least this share of the computing is for a pool; so few calls or moments do not count.
@@ -333,6 +334,11 @@ def parked_us(attempts: Rows, stops: Stops) -> float:
     return float(median(gaps)) if gaps else 0.0
 
 
+def undivided_share(calls: Rows) -> float:
+    """Return the part of calls of which the queue, prefill and decode times were not recorded."""
+    return sum(call["queue_us"] is None for call in calls) / max(len(calls), 1)
+
+
 def peak(
     calls: Iterable[Mapping[str, Any]],
     size: Callable[[Mapping[str, Any]], int] = lambda _: 1,
@@ -375,7 +381,7 @@ WITH dispatched AS (
     SELECT run, uid, session, sum(wait_us) AS reward_wait_us FROM reward_scores GROUP BY ALL
 ), moved AS (
     SELECT run, step, name, request_id, sum(duration_us) AS transfer_us FROM transfers
-    WHERE request_id IS NOT NULL GROUP BY ALL
+    WHERE request_id IS NOT NULL AND {own} GROUP BY ALL
 )
 SELECT run, step, uid, name, request_id, begin_us, end_us, duration_us, finished, turns, reward_us,
     reward_wait_us, transfer_us, prompt_tokens, response_tokens, coalesce(at_us, begin_us) AS dispatched_us

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import accumulate, count
 from operator import is_
 from statistics import fmean, median
 from typing import Any, TypeGuard
@@ -31,7 +31,7 @@ from verl_profiler.analysis.explain.model import (
     tool_lengths,
 )
 from verl_profiler.analysis.explain.replica_speed import SLOWER
-from verl_profiler.analysis.explain.speed import Speed, mean_speed, time_us
+from verl_profiler.analysis.explain.speed import Speed, time_us
 from verl_profiler.analysis.explain.worker_loops import looped
 from verl_profiler.reading.quantiles import interpolated, least_values
 
@@ -40,6 +40,7 @@ __all__ = [
     "UNCHANGED",
     "Change",
     "Changed",
+    "Changing",
     "changes_of",
     "from_tokens",
     "scaled",
@@ -57,6 +58,8 @@ _NAME = 60
 # lose less with fewer: as much as to this power. Assumed.
 _LEAST_SCALING = 0.75
 _ADDED = "added replica"
+# Loops whose balance saves at most this part of a step are balanced.
+_LITTLE = 0.005
 # A step that takes so many times the median for something stalled: the excess stays, whatever is faster.
 _STALLED = 3.0
 
@@ -339,10 +342,11 @@ def _doubled(model: Model, models: Sequence[Model]) -> Changed | None:
 
 def _even_workers(model: Model, _: Sequence[Model]) -> Changed | None:
     """Scale the work of each worker's event loop to the mean over the workers."""
-    requests, loads = looped(model.requests)
-    mean_us = fmean(loads.values()) if loads else 0.0
-    if not any(loads.values()):
+    found = looped(model.requests, _LITTLE * model.mean_us)
+    if found is None:
         return Changed([model])
+    requests, loads = found
+    mean_us = fmean(loads.values())
     pools = {**model.pools, **dict.fromkeys(loads, 1)}
     before = replace(model.with_requests(requests), pools=pools)
 
@@ -425,20 +429,13 @@ def _moved(replicas: int) -> Changing:
         if not model.replica_devices or left <= 0 or len(names) + replicas < 1:
             return None
         most = {name: peak for name, peak in model.most_running.items() if name in names}
-        speeds = {name: model.speed_of(name) for name in most}
-        if not speeds:
+        if not most:
             return None
         if replicas > 0:
-            speeds[_ADDED] = mean_speed(list(speeds.values()))
-            most[_ADDED] = max(most.values(), default=1)
-        elif len(speeds) > 1:
-            speeds.pop(names[-1], None)
+            most[_ADDED] = max(most.values())
+        elif len(most) > 1:
             most.pop(names[-1], None)
-        base = replace(
-            _spread(model, sorted(speeds)),
-            speeds=model.speeds._replace(slowness_of=speeds),
-            most_running=most,
-        )
+        base = replace(_spread(model, sorted(most)), most_running=most)
         trained, less = (
             replace(
                 base,
@@ -475,22 +472,19 @@ def _seldom_synced(model: Model) -> Model | None:
     if sum(_syncs(operations)) % 2:
         # Then the syncs of two cycles alternate.
         operations = (*operations, *operations)
-    kept: list[Operation] = []
-    number = 0
-    left_out = False
-    for each, syncs in zip(operations, _syncs(operations), strict=True):
-        if syncs:
-            number += 1
-            left_out = number % 2 == 1
-        if isinstance(each, Run) and each.state == WEIGHT_SYNC:
-            if left_out:
-                continue
-        elif isinstance(each, Dispatch) and left_out and model.rollouter:
-            # A rollouter may go on when new weights arrive.
-            continue
-        kept.append(each)
+    kept = [
+        each
+        for each, number in zip(operations, accumulate(_syncs(operations)), strict=True)
+        # A rollouter may go on when new weights arrive.
+        if number % 2 == 0
+        or not (_is_sync(each) or (model.rollouter and isinstance(each, Dispatch)))
+    ]
     limit = model.limit * (2 if model.rollouter else 1)
     return replace(model, operations=tuple(kept), limit=limit)
+
+
+def _is_sync(operation: Operation) -> TypeGuard[Run]:
+    return isinstance(operation, Run) and operation.state == WEIGHT_SYNC
 
 
 def _syncs(operations: tuple[Operation, ...]) -> list[bool]:
@@ -498,10 +492,9 @@ def _syncs(operations: tuple[Operation, ...]) -> list[bool]:
     found: list[bool] = []
     inside = False
     for each in operations:
-        is_sync = isinstance(each, Run) and each.state == WEIGHT_SYNC
-        found.append(is_sync and not inside)
+        found.append(_is_sync(each) and not inside)
         if isinstance(each, Run) and each.length_us > 0:
-            inside = is_sync
+            inside = _is_sync(each)
     return found
 
 
@@ -510,7 +503,7 @@ def _often_synced(model: Model) -> Model | None:
     if not model.standalone or model.rollouter:
         return None
     operations = model.operations
-    syncs = [each for each in operations if isinstance(each, Run) and each.state == WEIGHT_SYNC]
+    syncs = filter(_is_sync, operations)
     begins = [place for place, begins in enumerate(_syncs(operations)) if begins]
     takes = [place for place, each in enumerate(operations) if isinstance(each, Take)]
     if not begins or len(takes) < 2 * len(begins):

@@ -42,11 +42,7 @@ from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rules import LATE_START, RULES, Rule
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
-from verl_profiler.analysis.explain.what_if import (
-    asynchronous_what_if,
-    cycles,
-    replays_and_averages,
-)
+from verl_profiler.analysis.explain.what_if import cycles, synchronous_what_if
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, by_run, left_out, steps_of
 from verl_profiler.analysis.staleness import staleness
@@ -57,18 +53,23 @@ from verl_profiler.units import share
 __all__ = ["explained", "ranked"]
 
 
-def explained(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
-    """Return all explanations of the step times, each computed once.
+def explained(tables: Tables, steps: Steps = None, replays: Rows | None = None) -> dict[str, Rows]:
+    """Return all explanations of the step times but `what_if`, each computed once.
+
+    Args:
+        tables: Of the runs.
+        steps: First and last step; None for all.
+        replays: The rows of `what_if`, if they are known; else only what findings need is replayed.
 
     Returns:
-        The rows of critical_segments, critical_path, step_replays, what_if, stragglers,
-        straggler_requests, culprits, bubble_ledger, critical_cycle, asynchronous_what_if, staleness,
-        staleness_causes, device_use and phase_efficiency, by name; steady_path:
-        critical_path without the warm-up, which what_if, stragglers and culprits also leave out;
-        between_path: the same of the time between steps;
+        The rows of critical_segments, critical_path, stragglers, straggler_requests, culprits,
+        bubble_ledger, critical_cycle, staleness, staleness_causes, device_use and phase_efficiency, by
+        name; steady_path: critical_path without the warm-up, which stragglers and culprits also leave
+        out; between_path: the same of the time between steps;
         and findings, see `ranked` and `Finding.row`.
     """
-    replays, averages = replays_and_averages(tables, steps)
+    if replays is None:
+        replays = synchronous_what_if(tables, steps, {rule.change for rule in RULES.values()})
     known = cycles(tables, steps)
     segments = critical_segments(tables, steps)
     steady, without = after_warm_up(tables, steps), left_out(tables, steps)
@@ -85,14 +86,11 @@ def explained(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         "critical_path": path_categories(segments),
         "steady_path": path_categories(lasting),
         "between_path": path_categories(between),
-        "step_replays": replays,
-        "what_if": averages,
         "stragglers": stragglers(tables, steady),
         "straggler_requests": straggler_requests(tables, steady, 10),
         "culprits": culprit_rows(named),
         "bubble_ledger": bubble_ledger(tables, steps),
         "critical_cycle": critical_cycle(tables, steps),
-        "asynchronous_what_if": asynchronous_what_if(tables, steps, known),
         "staleness": staleness(tables, steps),
         "staleness_causes": staleness_causes(tables, steps),
         "device_use": device_use(tables, steps),
@@ -101,7 +99,7 @@ def explained(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
     asynchronous = {row["run"] for row in tables.rows(ASYNCHRONOUS)}
     ledger = [row for row in found["bubble_ledger"] if row["run"] in asynchronous]
     listed = [
-        *ranked(account, averages, found["stragglers"], named, starts=_starts(tables)),
+        *ranked(account, replays, found["stragglers"], named, starts=_starts(tables)),
         *with_the_rest(asynchronous_findings(tables, ledger, steady, named), ledger, steady),
     ]
     facts = {

@@ -262,26 +262,14 @@ def trainer_devices(tables: Tables) -> dict[str, float]:
 
 def _calls(tables: Tables) -> dict[str, dict[str, _Calls]]:
     """Return begins and ends of the generate calls by run, replica and account."""
-    import numpy as np
-
-    found: dict[str, dict[str, _Calls]] = defaultdict(dict)
-    tables.rows(
-        f"CREATE OR REPLACE TEMP TABLE charged_calls AS FROM ({_CALLS}) "
-        "SELECT *, dense_rank() OVER (ORDER BY run, replica, account) AS number"
+    calls = tables.arrays(
+        "SELECT run, replica, account, list(begin_us) AS begins, list(end_us) AS ends "
+        f"FROM ({_CALLS}) GROUP BY ALL ORDER BY ALL"
     )
-    try:
-        groups = tables.rows(
-            "SELECT DISTINCT run, replica, account, number FROM charged_calls ORDER BY number"
-        )
-        calls = tables.arrays("SELECT number, begin_us, end_us FROM charged_calls ORDER BY number")
-    finally:
-        tables.connection.execute("DROP TABLE charged_calls")
-    numbers = calls["number"]
-    for group in groups:
-        own = slice(*np.searchsorted(numbers, (group["number"], group["number"] + 1)))
-        replicas = found[group["run"]].setdefault(group["replica"], {})
-        replicas[group["account"]] = calls["begin_us"][own], calls["end_us"][own]
-    return dict(found)
+    found: dict[str, dict[str, _Calls]] = {}
+    for run, replica, account, begins, ends in zip(*calls.values(), strict=True):
+        found.setdefault(run, {}).setdefault(replica, {})[account] = begins, ends
+    return found
 
 
 def _rows(
@@ -371,9 +359,11 @@ WITH attempts AS MATERIALIZED (
         attempt, finish_reason LIKE 'abort%' AND coalesce(response_tokens, 0) = 0 AS lost
     FROM event_fields WHERE event = 'engine_attempt'
 ), calls AS (
-    SELECT run, id, request_id, validate, server, begin_us, end_us, attempt, lost FROM attempts
+    SELECT run, id, request_id, validate, server, begin_us, end_us, attempt, lost, NULL AS served_us
+    FROM attempts
     UNION ALL
-    SELECT c.run, engine_request_id, c.request_id, c.validate, server, c.begin_us, c.end_us, 0, false
+    SELECT c.run, engine_request_id, c.request_id, c.validate, server, c.begin_us, c.end_us, 0, false,
+        engine_begin_us
     FROM engine_calls AS c
     ANTI JOIN attempts AS a ON a.run = c.run AND a.request_id = c.request_id AND a.turn = c.turn
 ), served AS (
@@ -386,8 +376,11 @@ WITH attempts AS MATERIALIZED (
             OR s.run IN (SELECT run FROM requests WHERE NOT detailed)) AS loose,
         CASE WHEN c.attempt > 0 THEN coalesce(queue_us, 0) + prefill_us END AS repeated_us
     FROM engine_requests AS s LEFT JOIN (
-        SELECT DISTINCT ON (run, id) * FROM calls WHERE id IS NOT NULL ORDER BY run, id, attempt
-    ) AS c ON c.run = s.run AND c.id = s.engine_request_id
+        SELECT * FROM calls WHERE served_us IS NOT NULL
+        UNION ALL
+        (SELECT DISTINCT ON (run, id) * FROM calls WHERE served_us IS NULL AND id IS NOT NULL
+            ORDER BY run, id, attempt)
+    ) AS c ON c.run = s.run AND c.id = s.engine_request_id AND coalesce(c.served_us = s.begin_us, true)
     -- A call that comes to a paused engine waits before it begins.
     LEFT JOIN (
         SELECT run, engine_request_id AS id, begin_us, max(end_us) AS end_us FROM engine_parked

@@ -25,6 +25,7 @@ from verl_profiler.analysis.explain.calls import (
     pools_of,
     recorded,
     requests_of,
+    undivided_share,
 )
 from verl_profiler.analysis.explain.iteration_times import pass_times
 from verl_profiler.analysis.explain.model import (
@@ -41,7 +42,6 @@ from verl_profiler.analysis.explain.replay import lengths_us
 from verl_profiler.analysis.explain.replica_speed import Speeds, replica_speeds
 from verl_profiler.analysis.explain.step_rows import (
     APART_US,
-    after_us,
     among,
     memory_bound_steps,
     polls_of,
@@ -66,6 +66,8 @@ _IGNORED_SHARE = 0.001
 # deviation), updated by steps with different token counts.
 TOKEN_PART = (0.8, 0.25)
 _TOKEN_STEPS = 3
+# Phases after `gen` that process the step's tokens.
+_OF_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_actor", "update_critic")
 # A step whose phases after `gen` take this many times what they take of the median step, and what its tokens
 # take at the median time per token, stalled: what it took has nothing to do with tokens.
 _STALLED = 1.5
@@ -86,14 +88,15 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[Model]:
             FROM phases AS p JOIN timed AS g ON g.run = p.run AND g.step = p.step
                 AND within(p.begin_us, p.end_us, gen_begin_us, gen_end_us)
             WHERE p.phase = 'sample_wait' GROUP BY p.run, p.step
-        ), syncs AS (
-            SELECT run, step, sum(duration_us) AS weights_us FROM phases
-            WHERE phase = 'update_weights' AND parent = 'step' AND {within} GROUP BY run, step
+        ), spent AS (
+            SELECT run, step, sum(duration_us) FILTER (phase = 'update_weights') AS weights_us,
+                sum(duration_us) FILTER (phase IN {_OF_TOKENS} AND NOT validate) AS after_us
+            FROM phases WHERE parent = 'step' AND {within} GROUP BY run, step
         )
         SELECT s.run, s.step, s.begin_us, s.duration_us, g.gen_end_us, w.wait_begin_us,
-            w.wait_end_us, coalesce(y.weights_us, 0) AS weights_us
+            w.wait_end_us, coalesce(weights_us, 0) AS weights_us, coalesce(after_us, 0) AS after_us
         FROM steps AS s LEFT JOIN timed AS g USING (run, step) LEFT JOIN waits AS w USING (run, step)
-        LEFT JOIN syncs AS y USING (run, step)
+        LEFT JOIN spent USING (run, step)
         WHERE s.finished AND s.{SYNCHRONOUS} AND {among(steps, "s.step")}
         ORDER BY s.run, s.step
         """
@@ -108,7 +111,6 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[Model]:
     }
     poll_times = polls_of(tables, steps)
     uneven = uneven_us(tables, steps)
-    phases = after_us(tables, steps)
     runs = dict.fromkeys(run for run, _ in rollouts)
     prepared = {
         # Those whose engine's interval is known.
@@ -139,11 +141,10 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[Model]:
             )
         )
     found: list[Model] = []
+    after_us = {(row["run"], row["step"]): float(row["after_us"]) for row in wholes}
     for run in dict.fromkeys(model.run for model in models):
         own = [model for model in models if model.run == run]
-        after = _after_token_us(
-            [(m.tokens, phases.get((run, m.steps[0]), 0.0)) for m in own if m.requests]
-        )
+        after = _after_token_us([(m.tokens, after_us[run, m.steps[0]]) for m in own if m.requests])
         medians = {tool: median(lengths) for tool, lengths in tool_lengths(own).items()}
         found += [replace(m, after_token_us=after, tool_medians_us=medians) for m in own]
     return found
@@ -216,6 +217,7 @@ def _model(
         speeds=speeds,
         peak=most,
         uneven_us=uneven_us,
+        undivided_share=undivided_share(rollout.calls),
     )
 
     def with_requests(limits: Limits | None = None) -> Model:

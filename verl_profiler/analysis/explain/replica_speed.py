@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.iteration_times import PassTimes
-from verl_profiler.analysis.explain.speed import Speed, time_us
+from verl_profiler.analysis.explain.speed import Speed, time_us, times_by_load
 
 __all__ = ["SLOWER", "Speeds", "replica_speeds"]
 
@@ -296,12 +296,13 @@ def _integrate(
         for place, call in enumerate(calls)
         for order, moment in enumerate(("started_us", "decoding_us", "ended_us"))
     )
+    times = times_by_load("line", speed, len(calls), len(calls))
     done, decoding, prefilling, before = 0.0, 0, 0, points[0][0] if points else 0
     for moment, order, place in points:
         factor = 1.0 if during_prefill is None or not prefilling else during_prefill
         running = decoding if during_prefill is not None else decoding + prefilling
         if running:
-            passes = (moment - before) / time_us(speed, running) * factor
+            passes = (moment - before) / times[running] * factor
             done += passes * running if by_load else passes
         before = moment
         if order == 0:

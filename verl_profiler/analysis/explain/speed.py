@@ -7,11 +7,11 @@ has its bounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeAlias
 
-__all__ = ["BEYOND", "Speed", "grows_with_load", "mean_speed", "time_us", "times_by_load"]
+__all__ = ["BEYOND", "Speed", "grows_with_load", "time_us", "times_by_load"]
 
 Speed: TypeAlias = tuple[float, ...]
 
@@ -35,14 +35,6 @@ def time_us(speed: Speed, calls: float) -> float:
 def grows_with_load(speed: Speed) -> bool:
     """Return whether a unit of work takes longer the more calls run."""
     return bool(speed[1] or any(speed[3::2]))
-
-
-def mean_speed(speeds: Sequence[Speed]) -> Speed:
-    """Return the speed that takes the mean time of all, at any load."""
-    many = len(speeds)
-    a, b = (sum(speed[place] for speed in speeds) / many for place in (0, 1))
-    bends = [value for speed in speeds for value in speed[2:]]
-    return (a, b, *(value / many if place % 2 else value for place, value in enumerate(bends)))
 
 
 @lru_cache(256)

@@ -1,4 +1,4 @@
-"""What step models are rebuilt from besides requests and calls: the trainer's polls, phases, ranks."""
+"""What step models are rebuilt from besides requests and calls: the trainer's polls, and its ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ __all__ = [
     "APART_US",
     "KV_FULL",
     "TOGETHER",
-    "after_us",
     "among",
     "memory_bound_steps",
     "polls_of",
@@ -26,18 +25,6 @@ KV_FULL = 0.9
 APART_US = 50_000
 # Events of a rank that may contain collectives.
 TOGETHER = "'train_mini_batch', 'train_batch', 'infer_batch', 'forward_backward'"
-# Phases after `gen` that process the step's tokens.
-_OF_TOKENS = ("old_log_prob", "ref", "values", "adv", "update_actor", "update_critic")
-
-
-def after_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], float]:
-    """Add up the phases of each step that process its tokens."""
-    names = ", ".join(f"'{name}'" for name in _OF_TOKENS)
-    rows = tables.rows(
-        "SELECT run, step, sum(duration_us) AS after_us FROM phases WHERE parent = 'step' "
-        f"AND NOT validate AND phase IN ({names}) AND {among(steps)} GROUP BY run, step"
-    )
-    return {(row["run"], row["step"]): float(row["after_us"] or 0) for row in rows}
 
 
 def among(steps: Sequence[int], column: str = "step") -> str:

@@ -8,7 +8,7 @@ both cancel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from verl_profiler.analysis.explain.changes import (
     UNCHANGED,
     Change,
     Changed,
+    Changing,
     changes_of,
     from_tokens,
     scaled,
@@ -25,6 +26,7 @@ from verl_profiler.analysis.explain.model import TRAINING, Model, Request, Run, 
 from verl_profiler.analysis.explain.rebuilding import TOKEN_PART, step_models
 from verl_profiler.analysis.explain.replay import Lengths, replay
 from verl_profiler.analysis.explain.speed import grows_with_load
+from verl_profiler.analysis.intervals import mean
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_steps
 from verl_profiler.reading.detail_notes import too_large
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
@@ -36,8 +38,8 @@ __all__ = [
     "asynchronous_what_if",
     "chosen_steps",
     "cycles",
-    "replays_and_averages",
     "step_replays",
+    "synchronous_what_if",
     "what_if",
 ]
 
@@ -87,67 +89,87 @@ def step_replays(tables: Tables, steps: Steps = None) -> Rows:
     """Replay synchronous steps unchanged and with each change.
 
     Returns:
-        Table `step_replays`: one row per run, step and change, first `unchanged`, then the keys of
-        `changes_of`.  Of a run with too many generate calls to replay in seconds, every n-th step is
-        replayed.
+        One row per run, step and change, first `unchanged`, then the keys of `changes_of`.  Of a run with
+        too many generate calls to replay in seconds, every n-th step is replayed.
     """
-    return replays_and_averages(tables, steps)[0]
+    rebuilt = _rebuilt(tables, steps)
+    return [row for own in rebuilt for row in _replays(own, changes_of(own), from_tokens)]
 
 
 def what_if(tables: Tables, steps: Steps = None) -> Rows:
-    """Average the savings over steps.
+    """Replay runs unchanged and with each change, and average the savings over the steps.
 
     Returns:
         Table `what_if`: one row per run and change, first `unchanged`, then the keys of
         `changes_of`.  The 95th percentile needs 20 requests; the gains are None if no step has as many.  The
         intervals allow for autocorrelated steps, and are widened by the model's error.
     """
-    return replays_and_averages(tables, steps)[1]
+    return [*synchronous_what_if(tables, steps), *asynchronous_what_if(tables, steps)]
 
 
-def replays_and_averages(tables: Tables, steps: Steps = None) -> tuple[Rows, Rows]:
-    """Return the rows of `step_replays` and of `what_if`, replaying once."""
-    rebuilt = step_models(tables, chosen_steps(tables, steps))
-    replays: Rows = []
-    averages: Rows = []
-    for run in dict.fromkeys(model.run for model in rebuilt):
-        own = [model for model in rebuilt if model.run == run]
-        rows = _replays(own)
-        replays += rows
-        averages += _averages(own, rows)
-    return replays, averages
-
-
-def asynchronous_what_if(
-    tables: Tables, steps: Steps = None, known: Mapping[str, Cycle] | None = None
+def synchronous_what_if(
+    tables: Tables, steps: Steps, only: Container[str | None] | None = None
 ) -> Rows:
-    """Replay the cycle of asynchronous runs unchanged and with each change; `known` are those of `cycles`.
-
-    Returns:
-        Table `asynchronous_what_if`: one row per asynchronous run and change, first `unchanged`, then
-        the keys of `changes_of` that can be answered; only `unchanged` where the run cannot be replayed.
-        The interval has the model's error and the replay error; its ends are bounds where loads exceed
-        the recorded ones.
-    """
+    """Return the rows of `what_if` of synchronous runs, without the token-model error if of some changes `only`."""
     rows: Rows = []
-    for cycle in (cycles(tables, steps) if known is None else known).values():
-        rows.append(cycle.row)
-        if not cycle.row["refused"]:
-            own = [cycle.model]
-            averages = _averages(own, _replays(own, [cycle.unchanged]))
-            rows += [cycle.answer(row) for row in averages if row["expected_s"] is not None]
+    for own in _rebuilt(tables, steps):
+        every = changes_of(own)
+        changes = {name: each for name, each in every.items() if only is None or name in only}
+        replays = _replays(own, changes, from_tokens if only is None else None)
+        rows += _averages(own, changes, replays)
     return rows
 
 
-def _replays(models: Sequence[Model], known: Sequence[Lengths] = ()) -> Rows:
-    """Return a row of `step_replays` of each step of one run; `known` are the replays without a change."""
-    changes = changes_of(models)
+def asynchronous_what_if(tables: Tables, steps: Steps = None) -> Rows:
+    """Return the rows of `what_if` of asynchronous runs, each replayed as the cycle of its steps.
+
+    Of the changes, those that can be answered; only `unchanged` where the run cannot be replayed.  The
+    interval has the model's error and the replay error; its ends are bounds where loads exceed the
+    recorded ones.
+    """
+    rows: Rows = []
+    for run, cycle in cycles(tables, steps).items():
+        if cycle.refused is not None:
+            unchanged = {"run": run, "what": UNCHANGED, "about": _AS_MEASURED}
+            rows.append({**dict.fromkeys(_COLUMNS), **unchanged, "refused": cycle.refused})
+            continue
+        own = [cycle.model]
+        changes = changes_of(own)
+        averages = _averages(own, changes, _replays(own, changes, known=[cycle.unchanged]))
+        rows += [
+            row for row in averages if row["what"] == UNCHANGED or row["expected_s"] is not None
+        ]
+    return rows
+
+
+def _rebuilt(tables: Tables, steps: Steps) -> Iterable[Sequence[Model]]:
+    """Return the models of the steps that are replayed, of each synchronous run."""
+    found: dict[str, list[Model]] = {}
+    for model in step_models(tables, chosen_steps(tables, steps)):
+        found.setdefault(model.run, []).append(model)
+    return found.values()
+
+
+def _replays(
+    models: Sequence[Model],
+    changes: Mapping[str, Change],
+    predicted: Changing | None = None,
+    known: Sequence[Lengths] = (),
+) -> Rows:
+    """Return a row of `step_replays` of each step of one run.
+
+    Args:
+        models: Of the run.
+        changes: What they are replayed with.
+        predicted: The change that shows the token-model error; None leaves it out.
+        known: The replays without a change.
+    """
     rows: Rows = []
     for model, unchanged in zip(models, known or map(_replayed, models), strict=True):
         rows += _replay_rows(model, UNCHANGED, unchanged)
-        predicted = None if model.asynchronous else from_tokens(model, models)
-        if predicted is not None and model.step_us[0]:
-            off_us = _replayed(predicted.models[0]).unpolled_us[0] - unchanged.unpolled_us[0]
+        same = None if predicted is None else predicted(model, models)
+        if same is not None and model.step_us[0]:
+            off_us = _replayed(same.models[0]).unpolled_us[0] - unchanged.unpolled_us[0]
             rows[-1]["tokens_share"] = off_us / model.step_us[0]
         for what, change in changes.items():
             changed = change.changed(model, models) if len(model.requests) >= change.least else None
@@ -164,56 +186,56 @@ def _replay_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each step: unchanged, or with what a change saves, if that is known."""
     names = (
-        "replayed_s", "saved_s", "earlier_s", "least_s", "most_s", "error_s", "residual_s",
-        "residual_share", "tokens_share",
+        "replayed_s", "saved_s", "earlier_s", "least_s", "most_s", "error_s", "residual_share",
+        "tokens_share",
     )  # fmt: skip
     for place, (step, whole_us) in enumerate(zip(model.steps, model.step_us, strict=True)):
         own: dict[str, Any] = dict.fromkeys(names)
         replayed_us = unchanged.us[place]
         if what == UNCHANGED:
-            residual_us = replayed_us - whole_us
-            own |= {
-                "replayed_s": replayed_us / 1e6,
-                "residual_s": residual_us / 1e6,
-                "residual_share": residual_us / whole_us if whole_us else 0.0,
-            }
+            own["replayed_s"] = replayed_us / 1e6
+            own["residual_share"] = (replayed_us - whole_us) / whole_us if whole_us else 0.0
         elif found is not None and found.saved_s:
-            own |= {
-                name: each[place] for name, each in found._asdict().items() if name != "error_s"
-            }
-            own |= {
-                "replayed_s": replayed_us / 1e6 - found.saved_s[place],
-                "error_s": found.error_s,
-            }
+            own |= {name: each[place] for name, each in zip(names[1:5], found[:4], strict=True)}
+            own["replayed_s"] = replayed_us / 1e6 - found.saved_s[place]
+            own["error_s"] = found.error_s
         about = {"run": model.run, "step": step, "what": what, "engine": model.engine}
         yield {**about, "duration_s": whole_us / 1e6, **own}
 
 
-def _averages(models: Sequence[Model], replays: Rows) -> Rows:
+_AS_MEASURED = "as measured"
+_COLUMNS = (
+    "run", "what", "about", "engine", "steps", "step_s", "replayed_s", "saved_s", "share", "earlier_s",
+    "expected_s", "low_s", "high_s", "pair_low_s", "pair_high_s", "between_runs_s", "residual_share",
+    "tokens_share", "undivided_share", "refused",
+)  # fmt: skip
+
+
+def _averages(models: Sequence[Model], changes: Mapping[str, Change], replays: Rows) -> Rows:
     """Average the rows of `step_replays` of one run over its steps, as `what_if` returns them."""
-    changes = changes_of(models)
     step_s = fmean(model.mean_us for model in models) / 1e6
-    names = (
-        "saved_s", "share", "earlier_s", "expected_s", "low_s", "high_s", "pair_low_s",
-        "pair_high_s", "between_runs_s", "residual_share", "tokens_share",
-    )  # fmt: skip
     rows: Rows = []
     for what in (UNCHANGED, *changes):
         answers = [row for row in replays if row["what"] == what and row["replayed_s"] is not None]
-        row: dict[str, Any] = {
+        row: dict[str, Any] = dict.fromkeys(_COLUMNS)
+        row |= {
             "run": models[0].run,
             "what": what,
-            "about": "as measured" if what == UNCHANGED else changes[what].about,
+            "about": _AS_MEASURED if what == UNCHANGED else changes[what].about,
             "engine": models[0].engine,
             "steps": len(answers),
             "step_s": step_s,
-            **dict.fromkeys(names),
         }
         rows.append(row)
+        if answers:
+            row["replayed_s"] = fmean(each["replayed_s"] for each in answers)
         if what == UNCHANGED:
-            row["residual_share"] = median(abs(each["residual_share"]) for each in answers)
+            errors = [abs(each["residual_share"]) for each in answers]
+            cycle_error = row["replayed_s"] / step_s - 1 if models[0].asynchronous else None
+            row["residual_share"] = median(errors) if cycle_error is None else cycle_error
             known = [abs(e["tokens_share"]) for e in answers if e["tokens_share"] is not None]
             row["tokens_share"] = median(known) if known else None
+            row["undivided_share"] = fmean(model.undivided_share for model in models)
         elif answers:
             saved = fmean(each["saved_s"] for each in answers)
             earlier = fmean(each["earlier_s"] for each in answers)
@@ -239,61 +261,41 @@ def _averages(models: Sequence[Model], replays: Rows) -> Rows:
     return rows
 
 
-_OF_CYCLES = (
-    "run", "what", "about", "steps", "step_s", "replayed_s", "residual_share", "expected_s", "share",
-    "low_s", "high_s", "engine", "undivided_share", "refused",
-)  # fmt: skip
-
-
 def cycles(tables: Tables, steps: Steps = None) -> dict[str, Cycle]:
     """Rebuild the cycle of each asynchronous run, and replay it as it was."""
-    return {run: Cycle(run, model) for run, model in models(tables, steps).items()}
+    return {run: Cycle(model) for run, model in models(tables, steps).items()}
 
 
 class Cycle:
-    """The cycle of an asynchronous run, replayed as it was; without `model` where it cannot be rebuilt.
+    """The cycle of an asynchronous run, replayed as it was.
 
-    `row` is its first row of `asynchronous_what_if`; there are no answers where that has `refused`.
+    There are no answers where it has `refused`: why, such as that it cannot be rebuilt.
     """
 
-    def __init__(self, run: str, model: Model | RefusedError) -> None:
-        self.row: dict[str, Any] = dict.fromkeys(_OF_CYCLES)
-        self.row |= {"run": run, "what": UNCHANGED, "about": "as measured"}
+    def __init__(self, model: Model | RefusedError) -> None:
+        self.refused: str | None = None
         if isinstance(model, RefusedError):
-            self.row["refused"] = str(model)
+            self.refused = str(model)
             return
         self.model = model
-        step_s = model.mean_us / 1e6
-        self.row |= {"steps": len(model.steps), "step_s": step_s, "engine": model.engine}
-        self.row["undivided_share"] = model.undivided_share
         if _calls(model, sum(_repeated(model))) > MOST_CALLS:
-            self.row["refused"] = f"a replay takes more than {MOST_CALLS:,} generate calls"
+            self.refused = f"a replay takes more than {MOST_CALLS:,} generate calls"
             return
         self.unchanged = _replayed(model)
         if not self.unchanged.us:
-            self.row["refused"] = "the replay waits for samples that are never dispatched"
+            self.refused = "the replay waits for samples that are never dispatched"
             return
-        replayed_s = fmean(self.unchanged.us) / 1e6
-        error = replayed_s / step_s - 1
-        self.row |= {"replayed_s": replayed_s, "residual_share": error}
+        error = fmean(self.unchanged.us) / model.mean_us - 1
         if abs(error) > LARGEST_ERROR:
-            self.row["refused"] = (
+            self.refused = (
                 f"the replay without a change takes {abs(error):.0%} "
                 f"{'longer' if error > 0 else 'shorter'} than the steps; "
                 f"answers need at most {LARGEST_ERROR:.0%}"
             )
 
-    def answer(self, average: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row of a change, from a row of averages."""
-        replayed_s = self.row["replayed_s"] - average["expected_s"]
-        return dict.fromkeys(_OF_CYCLES) | {
-            **{name: value for name, value in average.items() if name in _OF_CYCLES},
-            "replayed_s": replayed_s,
-        }
-
     def saved_s(self, change: Callable[[Request], Request]) -> dict[int, float]:
         """Return what each step saves with each request changed; empty without an answer."""
-        if self.row["refused"]:
+        if self.refused is not None:
             return {}
         changed = self.model.mapped(change)
         before, after = (sum(r.tokens for r in each.requests) for each in (self.model, changed))
@@ -303,7 +305,7 @@ class Cycle:
 
     def trained_s(self, less_s: float) -> float:
         """Return how much shorter a step is with so much less training in each; all of it without an answer."""
-        if self.row["refused"] or not less_s:
+        if self.refused is not None or not less_s:
             return less_s
         whole_us = sum(
             each.length_us
@@ -515,9 +517,6 @@ def _interval(
     least: Sequence[float], most: Sequence[float], steps: Sequence[int]
 ) -> tuple[float | None, float | None]:
     """Return the 90 % interval of a mean over steps between bounds; None with too few steps."""
-    # Imported here because few commands need scipy.
-    from verl_profiler.analysis.intervals import mean
-
     first, second = mean(least, list(steps)), mean(most, list(steps))
     if first is not None and second is not None:
         return first.interval(_LEVEL)[0], second.interval(_LEVEL)[1]

@@ -150,7 +150,7 @@ class Earlier:
         found: dict[tuple[str, str], list[Place]] = {}
         for (run, who), own in cut_us.items():
             cycle = self.cycles.get(run)
-            if cycle is None or cycle.row["refused"]:
+            if cycle is None or cycle.refused is not None:
                 continue
             requests = cycle.model.requests
             less_us = sum(own.get((each.worker, each.request_id or ""), 0.0) for each in requests)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from verl_profiler.analysis.explain.model import Call, Request, Stage, Tools, Work, measured_us
 
@@ -48,10 +48,13 @@ class _Job:
         return self.tool is None and self.earliest_us > float("-inf")
 
 
-def looped(requests: Sequence[Request]) -> tuple[list[Request], dict[str, float]]:
+def looped(
+    requests: Sequence[Request], least_us: float
+) -> tuple[list[Request], dict[str, float]] | None:
     """Return the requests with their own work in a pool of one, their worker's loop, and the work by loop.
 
-    What a request waits for its loop is then a part of its work, and not of the stage before.
+    What a request waits for its loop is then a part of its work, and not of the stage before.  None if no
+    loop has more work than the mean one by `least_us`: balance saves no more than that.
     """
     jobs: dict[str, list[_Job]] = {}
     chains = [_with_returns(request) for request in requests]
@@ -59,12 +62,15 @@ def looped(requests: Sequence[Request]) -> tuple[list[Request], dict[str, float]
         jobs.setdefault(request.worker, []).extend(_jobs(place, request))
     for own in jobs.values():
         _set_busy(own)
+    loads = {_LOOP + name: sum(job.busy_us for job in own) for name, own in jobs.items()}
+    if not loads or max(loads.values()) - fmean(loads.values()) <= least_us:
+        return None
     lengths = _tool_lengths(job for own in jobs.values() for job in own)
     for worker, own in jobs.items():
         _set_ready(own, lengths)
         for job in own:
             chains[job.request] = _in_loop(chains[job.request], job, _LOOP + worker)
-    return chains, {_LOOP + name: sum(job.busy_us for job in own) for name, own in jobs.items()}
+    return chains, loads
 
 
 def _with_returns(request: Request) -> Request:

@@ -16,8 +16,6 @@ class ForeignSpan:
 
     Args:
         fields: A JSON object.
-        sources: Arrows that leave from it.
-        targets: Arrows that lead to it.
     """
 
     begin_ns: int
@@ -26,8 +24,6 @@ class ForeignSpan:
     category: str
     fields: str = "{}"
     instant: bool = False
-    sources: list[int] = field(default_factory=list[int])
-    targets: list[int] = field(default_factory=list[int])
 
 
 @dataclass

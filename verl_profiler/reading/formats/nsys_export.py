@@ -48,9 +48,6 @@ _TABLES = {
 }
 # The columns of text in rows of ranges and of work.
 _RANGE_TEXTS, _WORK_TEXTS = frozenset((0, 1, 2, 4)), frozenset((0, 1, 2))
-# Steps of SQLite's virtual machine per byte of the file: ordinary exports take a few, and a file
-# whose tables lack their keys may take the square.
-_STEPS_PER_BYTE, _STEPS_FROM, _STEPS = 20, 20_000_000, 100_000
 _NAME_LIMIT = 4_096
 _UNPRINTED = {0: " ", 10: " ", 13: " "}
 
@@ -82,34 +79,21 @@ def read(path: Path) -> Export:
         ReadingError: If the file is not an nsys export.
     """
     try:
-        size_bytes = status_of_regular(path).st_size
+        status_of_regular(path)
     except OSError as error:
         raise ReadingError(f"{path} cannot be read: {reason_of(error)}.", "unreadable") from error
     try:
         # Immutable: SQLite opens no journal or lock beside it.
         uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-            _guard(connection, size_bytes)
+            connection.text_factory = _decoded
             return _read(connection)
     except (sqlite3.Error, OverflowError, UnicodeError) as error:
         raise ReadingError(f"{path} is not an nsys export: {error}.", "unreadable") from None
 
 
-def _guard(connection: sqlite3.Connection, size_bytes: int) -> None:
-    """Limit what a query on this database may do, because its schema is code."""
-    left = [(_STEPS_FROM + _STEPS_PER_BYTE * size_bytes) // _STEPS]
-
-    def step() -> int:
-        left[0] -= 1
-        return left[0] < 0
-
-    def decoded(content: bytes) -> str:
-        return content.decode("utf-8", "replace")
-
-    connection.text_factory = decoded
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA cell_size_check = ON")
-    connection.set_progress_handler(step, _STEPS)
+def _decoded(content: bytes) -> str:
+    return content.decode("utf-8", "replace")
 
 
 def _read(connection: sqlite3.Connection) -> Export:

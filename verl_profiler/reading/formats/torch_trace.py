@@ -43,7 +43,6 @@ class _Event(msgspec.Struct):
     cat: str = "torch"
     pid: int | str = ""
     tid: int | str = ""
-    id: int | str = ""
     ts: _Time | None = None
     dur: _Time = 0
     args: msgspec.Raw = msgspec.Raw(b"{}")
@@ -129,13 +128,12 @@ def _content(path: Path) -> bytes:
 
 
 def _fill(trace: ForeignTrace, events: list[_Event], base_ns: int, path: Path) -> None:
-    """Add spans and moments by thread, and the arrows between spans."""
+    """Add spans and moments by thread."""
     names = {
         each.place: _name_in(each)
         for each in events
         if each.ph == "M" and each.name == "thread_name"
     }
-    placed: dict[tuple[_Place, int | float], ForeignSpan] = {}
     for each in events:
         if each.ph not in ("X", "i", "I"):
             continue
@@ -163,19 +161,6 @@ def _fill(trace: ForeignTrace, events: list[_Event], base_ns: int, path: Path) -
             trace.pids.add(each.pid)
         thread = names.get(each.place, f"{each.pid} {each.tid}"[:_NAME_LIMIT])
         trace.threads.setdefault(thread, []).append(span)
-        if not span.instant:
-            placed[each.place, each.ts] = span
-    ends: dict[tuple[str, int | str], dict[str, ForeignSpan]] = {}
-    for each in events:
-        # An arrow is of the spans that begin where its ends are, if both are there.
-        if each.ph in ("s", "f") and each.ts is not None and (each.place, each.ts) in placed:
-            ends.setdefault((each.cat, each.id), {})[each.ph] = placed[each.place, each.ts]
-    # Far from the numbers of the run's own arrows, and from those of other files.
-    first = 1 << 63 | zlib.crc32(bytes(path)) << 28
-    for number, both in enumerate(ends.values()):
-        if len(both) == 2:
-            both["s"].sources.append(first + number)
-            both["f"].targets.append(first + number)
 
 
 def _name_in(event: _Event) -> str:

@@ -1,14 +1,17 @@
 """The columns of every table that a run is read into; docs/sql.md explains the tables.
 
 A column that is a field of the event files has its type, unit and sentence from `events.fields`;
-`DERIVED` describes the others.  Times are microseconds since 1970 in UTC (`begin_us`, `end_us`),
+`columns.md` describes the others.  Times are microseconds since 1970 in UTC (`begin_us`, `end_us`),
 lengths are microseconds (`duration_us`).  What was not recorded is NULL, never 0.
 """
 
 from __future__ import annotations
 
-from verl_profiler.events.fields import CAPTURE, HEADER, IDENTITY, LINE, Field
+from pathlib import Path
+
+from verl_profiler.events.fields import CAPTURE, HEADER, IDENTITY, LINE, Field, fields_in
 from verl_profiler.events.fields import FIELDS as RECORDED
+from verl_profiler.events.vocabulary import contract
 
 __all__ = [
     "COLUMNS",
@@ -41,164 +44,8 @@ NUMBER_LIMIT = 1 << 53
 COUNT_LIMIT = 1 << 30
 
 
-def _text(doc: str) -> Field:
-    return Field("string", "", doc)
-
-
-def _count(doc: str) -> Field:
-    return Field("integer", "", doc)
-
-
-def _flag(doc: str) -> Field:
-    return Field("boolean", "", doc)
-
-
-def _number(doc: str) -> Field:
-    return Field("number", "", doc)
-
-
-def _object(doc: str) -> Field:
-    return Field("object", "", doc)
-
-
-def _us(doc: str) -> Field:
-    return Field("integer", "us", doc)
-
-
-def _real_us(doc: str) -> Field:
-    return Field("number", "us", doc)
-
-
-def _ns(doc: str) -> Field:
-    return Field("integer", "ns", doc)
-
-
 # Columns that are no fields of the files, or not in the same form.
-DERIVED = {
-    "run": _text("Label of the run."),
-    "family": _text("Category of the event."),
-    "begin_us": _us("Start, since 1970 in UTC."),
-    "end_us": _us("End, since 1970 in UTC."),
-    "duration_us": _us("Length."),
-    "recorded": _text("Name of the event in its file, where that differs from `event`."),
-    "rest": _object("All of `extra`, where it holds more than the columns."),
-    "of_requests": _count("Events that have a request id."),
-    "boot_id": _text("The kernel's random id of the host's boot."),
-    "clock_shared": _flag("Whether the anchor is the driver's."),
-    "uncertainty_ns": _ns("Maximum time between the anchor's two clock samples."),
-    "shift_us": _us("Added to the recorded times."),
-    "drift": _number("Clock drift that is corrected, per microsecond after `drift_from_us`."),
-    "drift_from_us": _us("From when the drift is corrected, since 1970."),
-    "clock_bound_us": _us("Largest error of the corrected times; NULL where nothing was compared."),
-    "clock_residual_us": _us("Largest distance of a clock comparison from the correction."),
-    "recorded_events": _count("Events in the process's files."),
-    "write_errors": _count("Writes that failed."),
-    "has_header": _flag("Whether the process's header was read."),
-    "header": _object("The whole header."),
-    "finished": _flag("Whether it ended."),
-    "endings": _count("How often the request ended; more than once where its id was used again."),
-    "last_us": _us("When it was last seen, since 1970."),
-    "prompt_build_us": _us("Tokenizing the first prompt."),
-    "engine_us": _us("Generate calls."),
-    "tool_us": _us("Tool calls."),
-    "tool_parsing_us": _us("Reading tool calls from responses."),
-    "token_merge_us": _us("Merging new tokens into the conversation."),
-    "postprocess_us": _us("Post-processing without the reward."),
-    "reward_us": _us("Reward."),
-    "other_us": _us("Not covered by any event."),
-    "overlap_us": _us("By how much the components exceed the whole."),
-    "detailed": _flag("Whether its details (turns, calls, tools) were recorded."),
-    "stalled_us": _us("Part of it in event-loop stalls caused by other requests."),
-    "queue_us": _us("In the engine's queue."),
-    "prefill_us": _us("Prefill."),
-    "decode_us": _us("Decoding."),
-    "e2e_us": _us("In the engine, as the engine reports it."),
-    "first_token_us": _us("From the engine's queue until the first token."),
-    "decode_tokens_per_s": _number("Tokens after the first one per second of decoding."),
-    "engine_name": _text("Process of the engine server."),
-    "engine_begin_us": _us("Start in the engine server, since 1970."),
-    "engine_end_us": _us("End in the engine server, since 1970."),
-    "engine_duration_us": _us("Length in the engine server."),
-    "outside_us": _us("Client overhead: the call without the engine server's part."),
-    "phase": _text("Timer of the trainer."),
-    "parent": _text("The timer that contains it."),
-    "self_us": _us("Length without the timers inside."),
-    "phases_us": _us("Sum of the step's phases."),
-    "unaccounted_us": _us("Step without its phases."),
-    "requests": _count("Training requests."),
-    "unfinished_requests": _count("Training requests that did not end."),
-    "validation_requests": _count("Requests of validation."),
-    "generated_tokens_per_s": _number("Generated tokens per second of the step."),
-    "in_step": _flag("Whether `gen` is inside a recorded step."),
-    "gens": _count("Number of `gen` intervals."),
-    "later": _count("Requests consumed by a later step than the one that dispatched them."),
-    "trainer": _text("Process of the trainer."),
-    "gen_begin_us": _us("Start of `gen`, since 1970."),
-    "gen_end_us": _us("End of `gen`, since 1970."),
-    "wait_end_us": _us("When the trainer noticed the end of the rollout, since 1970."),
-    "place": _count("Rank by end within the step, from 1."),
-    "many": _count("Requests in the step."),
-    "caused_wait_us": _real_us("Caused wait time."),
-    "behind_us": _real_us("How much later than the median request it ended."),
-    "late_us": _real_us("Of that, because it began later."),
-    "queued_us": _real_us("Of that, in queues and transport."),
-    "cold_us": _real_us("Prefill of tokens that the request's previous call had cached."),
-    "recomputed_us": _real_us("Lost to retractions; prefill of an aborted call's next attempts."),
-    "undivided_us": _us("Generate calls without queue and prefill times."),
-    "parked_us": _us(
-        "Waiting while the engine was paused, or between two attempts; null if the end of pauses is not "
-        "recorded."
-    ),
-    "call_us": _us("The call, with the wait since the attempt before."),
-    "queue_from_us": _us("When the engine's queue began, since 1970."),
-    "decoded_tokens": _count("Generated tokens, without the first one where prefill is known."),
-    "lost_tokens": _count("Prompt tokens computed again that the previous call had cached."),
-    "moved": _flag("Whether another replica served it than the request's previous call."),
-    "batch": _number("Mean number of requests in the replica's batch while it was decoded."),
-    "long_us": _real_us("Of that, because of more tokens."),
-    "slow_us": _real_us("Of that, because of slower tokens."),
-    "because": _text("The largest component of `behind_us`."),
-    "last": _flag("Whether it was among the last."),
-    "fate": _text("`consumed` by a step, or `dropped` with all samples of its prompt."),
-    "kv_share": _number("Part of the KV cache in use."),
-    "host_used_bytes": Field("integer", "bytes", "Host memory in use on the machine."),
-    "busy_us": _us("Time of the iterations, without gaps in which the engine idled."),
-    "device_us": _us("Time of their forward passes, as SGLang measures it."),
-    "held_us": _us("Until the engine's next reading; NULL for its last, and where none followed."),
-    "loads": _object("Generate calls in flight on each replica before this one, by server."),
-    "sticky": _flag("Whether the replica is that of the request's previous call."),
-    "source": _text("Where the row is from."),
-    "stage": _text("Stage of the call."),
-    "estimated": _flag("Whether stages are computed from percentages."),
-    "get_us": _us("Getting data out of the queue."),
-    "compute_us": _us("The function's own work."),
-    "put_us": _us("Putting results into the queue."),
-    "more": _object("Fields without a column."),
-    "wait_us": _us("Until the reward function began."),
-    "at_us": _us("When it was read, since 1970."),
-    "batches": _count("Batches of the rank that had most."),
-    "estimated_us": _us("Time that the estimate of FLOPs refers to; mean of the ranks."),
-    "tflop": _number("Estimated FLOPs of all ranks, in 1e12."),
-    "mfu": _number("Estimated FLOPs as a share of what the devices promise in that time."),
-    "uuid": _text("Id of the device, as its library has it."),
-    "bus_id": _text("Its place on the PCI bus."),
-    "device_model": _text("Name of its model."),
-    "power_limit_w": Field("integer", "W", "Its power limit."),
-    "interval_us": _us("Time between two samples of it."),
-    "users": _text("Processes of the run that use it; NULL if none is known."),
-    "of_run": _flag("Whether the run uses it; true for all of a host whose users are not known."),
-    "bucket": _count("Number of the bucket in its process and step, from 1."),
-    "begin_error_us": _us("Error bound of `begin_us`."),
-    "domain": _text("NVTX domain."),
-    "category": _text("NVTX category."),
-    "payload": _count("NVTX payload."),
-    "kind": _text("Kind of range or GPU work."),
-    "tid": _count("Thread id."),
-    "kernel": _text("Name of the kernel."),
-    "gpu": _text("Name of the device."),
-    "stream": _count("CUDA stream."),
-    "launch_ns": _ns("When it was launched, since 1970."),
-}
+DERIVED = fields_in(contract(Path(__file__).with_name("columns.md"))["Columns"])
 
 _TYPES = {
     "string": "VARCHAR",

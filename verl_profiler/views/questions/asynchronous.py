@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.explain.changes import UNCHANGED
-from verl_profiler.analysis.explain.what_if import asynchronous_what_if
 from verl_profiler.analysis.pools import pools_over_time
 from verl_profiler.analysis.selection import Rows, summed
 from verl_profiler.analysis.staleness import staleness
@@ -21,8 +19,6 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, INK, MUTED, VERSION_COLORS, color
 from verl_profiler.units import counted, seconds, share
-from verl_profiler.views.cycle_text import as_decoding
-from verl_profiler.views.questions.critical_path import savings
 from verl_profiler.views.staleness_text import by_cause, by_group, makers
 from verl_profiler.views.view import Choice, DataTables, column, view
 
@@ -110,24 +106,6 @@ def _levels(rows: Rows, x: Spec, queue: bool) -> Spec:
         y=quantity("low", "prompts" if queue else "calls", tickCount=3),
         y2={"field": "high"},
         color=MUTED if queue else of_versions,
-    )
-
-
-@view(
-    "asynchronous_what_if",
-    "How long would the steps of an asynchronous run take after a change?",
-    asynchronous_what_if,
-    empty="no asynchronous training. Synchronous training: what_if.",
-)
-def _replays(data: DataTables, choice: Choice) -> Spec:
-    rows = data["asynchronous_what_if"]
-    return savings(
-        rows,
-        choice,
-        "",
-        "Bars: mean saving per step. Lines: 90 % interval.",
-        "The first step is left out as warm-up if two others remain. Gains are not additive.",
-        *as_decoding(next(row["undivided_share"] for row in rows if row["what"] == UNCHANGED)),
     )
 
 

@@ -11,10 +11,8 @@ from verl_profiler.analysis.selection import Rows, summed
 from verl_profiler.render.charts import Series, Spec, chart, layer, name_bars, panel, step_bars
 from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
 from verl_profiler.units import counted, seconds, share
+from verl_profiler.views.cycle_text import as_decoding
 from verl_profiler.views.view import Choice, DataTables, NothingToDraw, column, view
-
-__all__ = ["savings"]
-
 
 # Categories with less than this part of the steps are drawn together.
 _SMALL = 0.005
@@ -64,43 +62,30 @@ def _path(data: DataTables, choice: Choice) -> Spec:
     )
 
 
+_HOW_DRAWN = (
+    "Bars: mean saving per step. Lines: 90 % interval, from three steps on; the first step "
+    "is left out as warm-up if two others remain; for loads not observed, the interval "
+    "reaches from saturated replicas to calls that do not slow each other down. Diamonds: "
+    "saving in these steps, where the trainer polls. Gains are not additive."
+)
+
+
 @view(
     "what_if",
     "How long would a step have taken after a change?",
     what_if,
-    empty=_NO_STEP,
+    empty="no step can be replayed there.",
 )
 def _what_if(data: DataTables, choice: Choice) -> Spec:
-    return savings(
-        data["what_if"],
-        choice,
-        " (median)",
-        "Bars: mean saving per step. Lines: 90 % interval, from three steps on; the first step "
-        "is left out as warm-up if two others remain; for loads not observed, the interval "
-        "reaches from saturated replicas to calls that do not slow each other down. Diamonds: "
-        "saving in these steps, where the trainer polls. Gains are not additive.",
-    )
-
-
-def savings(rows: Rows, choice: Choice, of_steps: str, *notes: str) -> Spec:
-    """Draw what changes would save, the largest saving on top.
-
-    Args:
-        rows: Replays of one run, one of them unchanged.
-        choice: What was asked for.
-        of_steps: What the replay error is of the steps' own.
-        notes: Below the chart.
-
-    Raises:
-        NothingToDraw: No change could be replayed.
-    """
+    """Draw what changes would save, the largest saving on top."""
+    rows = data["what_if"]
     (unchanged,) = (row for row in rows if row["what"] == UNCHANGED)
     replays = sorted(
         (row for row in rows if row["what"] != UNCHANGED and row["expected_s"] is not None),
         key=lambda row: -row["expected_s"],
     )
     if not replays:
-        reason = unchanged.get("refused") or "no change could be replayed there"
+        reason = unchanged["refused"] or "no change could be replayed there"
         raise NothingToDraw(f"{choice.text()}: {reason}.")
     best = replays[0]
     least_s = _LITTLE * unchanged["step_s"]
@@ -108,11 +93,10 @@ def savings(rows: Rows, choice: Choice, of_steps: str, *notes: str) -> Spec:
         row
         for row in replays
         if any(
-            abs(row.get(name) or 0) >= least_s
-            for name in ("expected_s", "low_s", "high_s", "saved_s")
+            abs(row[name] or 0) >= least_s for name in ("expected_s", "low_s", "high_s", "saved_s")
         )
     ]
-    listed = [*notes]
+    listed = [_HOW_DRAWN, *as_decoding(unchanged["undivided_share"])]
     if drawn and len(drawn) < len(replays):
         without = (row["about"] for row in replays if row not in drawn)
         listed.append(f"Not drawn, less than {share(_LITTLE)} of a step: {', '.join(without)}.")
@@ -121,7 +105,7 @@ def savings(rows: Rows, choice: Choice, of_steps: str, *notes: str) -> Spec:
         f"({share(best['share'])})",
         f"{choice.text()}: {counted(unchanged['steps'], 'step')} replayed, "
         f"{seconds(unchanged['step_s'])} on average; replay error "
-        f"{share(abs(unchanged['residual_share']))}{of_steps}",
+        f"{share(abs(unchanged['residual_share']))}",
         _savings(drawn or replays),
         notes=listed,
     )
@@ -131,8 +115,7 @@ def _savings(rows: Rows) -> Spec:
     """Draw a bar per change, its interval, and a diamond for the saving in the replayed steps.
 
     Args:
-        rows: With about, expected_s, low_s and high_s (None without an interval) and, if they are
-            to have diamonds, saved_s; the first on top.
+        rows: Of `what_if`; the first on top.
     """
     bars = name_bars(
         [row["about"] for row in rows],
@@ -142,7 +125,7 @@ def _savings(rows: Rows) -> Spec:
     )
     x, y = (bars["layer"][0]["encoding"][axis] for axis in "xy")
     scaled = [
-        {"at": at, **{name: row.get(name) for name in ("low_s", "high_s", "saved_s")}}
+        {"at": at, **{name: row[name] for name in ("low_s", "high_s", "saved_s")}}
         for at, row in zip(y["scale"]["domain"], rows, strict=True)
     ]
     drawn = [*bars["layer"], layer([{"low": 0}], {"type": "rule", "color": MUTED}, x=x)]
@@ -151,7 +134,7 @@ def _savings(rows: Rows) -> Spec:
         mark = {"type": "rule", "strokeWidth": 1.6}
         low, high = {**x, "field": "low_s"}, {"field": "high_s"}
         drawn.append(layer(ranges, mark, tip=("low_s", "high_s"), x=low, x2=high, y=y, color=INK))
-    diamonds = [row for row in scaled if row["saved_s"] is not None]
+    diamonds = scaled if any(row["saved_s"] != row["expected_s"] for row in rows) else []
     if diamonds:
         mark = {"type": "point", "shape": "diamond", "size": 45, "fill": "white", "stroke": MUTED}
         drawn.append(layer(diamonds, mark, tip=("saved_s",), x={**x, "field": "saved_s"}, y=y))
