@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from verl_profiler.cli.diff import _configuration
+from verl_profiler.analysis.compare.differences import configuration
 from verl_profiler.events.redaction import (
     OMITTED,
     problem_of,
@@ -115,7 +115,7 @@ def test_no_credential_is_written_or_shown(launch_of, secret):
         recorded_command(command),
         recorded_values({**settings, **config}, "settings"),
         recorded_values(config, "training"),
-        _configuration(raw, {}),
+        configuration(raw, {}),
         problem_of(RuntimeError(f"no answer from {secret}")),
         problem_of(PermissionError(errno.EACCES, f"refused {secret}", secret)),
     ]
@@ -197,7 +197,7 @@ def test_values_that_were_omitted_in_both_runs_may_differ():
     """`diff` lists them instead of calling them equal."""
     sides = [{"command": [f"trainer.note={each}", "trainer.nnodes=1"]} for each in "ab"]
 
-    assert [{"name": "trainer.note", "a": OMITTED, "b": OMITTED}] == _configuration(*sides)
+    assert [{"name": "trainer.note", "a": OMITTED, "b": OMITTED}] == configuration(*sides)
 
 
 @pytest.mark.parametrize(

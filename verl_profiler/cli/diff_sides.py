@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,11 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.events.remote import is_url
 
 if TYPE_CHECKING:
+    from verl_profiler.analysis.compare.differences import Measured
     from verl_profiler.analysis.selection import Rows, Steps
     from verl_profiler.reading.reader import Run
 
-__all__ = ["Read", "Side", "read_both", "read_findings", "side", "sides"]
+__all__ = ["Side", "read_both", "read_findings", "side", "sides"]
 
 _SIDE = re.compile(r"(?P<path>.+)@(?P<steps>\d{1,9}(?::\d{1,9})?)", re.DOTALL)
 
@@ -64,31 +65,9 @@ def _place(text: str) -> Path:
     return fetched(text)
 
 
-@dataclass
-class Read:
-    """The metrics of one side.
-
-    Args:
-        rows: Those of `step_metrics` for the compared steps, by `comparison.key`.
-        steps: The compared steps, of all launches.
-        warm_up: The steps left out before them, in the first launch.
-        launch: The run's `run.json`; empty where there is none.
-        asynchronous: Whether steps train on samples of earlier steps.
-        ledger: The rows of `bubble_ledger`, where one of the sides is asynchronous.
-    """
-
-    rows: Rows
-    steps: list[int]
-    warm_up: list[int]
-    launch: Mapping[str, Any]
-    asynchronous: bool
-    ledger: Rows = field(default_factory=list[dict[str, Any]])
-    launches: int = 1
-
-
 def read_both(
     first: Sequence[Side], second: Sequence[Side], warmup: int | None, *, cache: bool
-) -> tuple[Read, Read]:
+) -> tuple[Measured, Measured]:
     """Return the metrics of both sides; with device time and staleness if one is asynchronous.
 
     Args:
@@ -102,8 +81,8 @@ def read_both(
     from verl_profiler.reading.reader import load
 
     with ExitStack() as stack:
-        reads: list[list[Read]] = []
-        opened_runs: list[tuple[Read, Run]] = []
+        reads: list[list[Measured]] = []
+        opened_runs: list[tuple[Measured, Run]] = []
         for side in (first, second):
             reads.append([])
             for each in side:
@@ -127,7 +106,7 @@ def read_both(
     return _together(reads[0]), _together(reads[1])
 
 
-def _together(launches: Sequence[Read]) -> Read:
+def _together(launches: Sequence[Measured]) -> Measured:
     """Return the launches of one side as one."""
     from verl_profiler.analysis.compare.comparison import key
 
@@ -139,10 +118,10 @@ def _together(launches: Sequence[Read]) -> Read:
     ]
     steps = [key(number, step) for number, each in enumerate(launches) for step in each.steps]
     asynchronous = any(each.asynchronous for each in launches)
-    return Read(rows, steps, first.warm_up, first.launch, asynchronous, first.ledger, len(launches))
+    return replace(first, rows=rows, steps=steps, asynchronous=asynchronous, launches=len(launches))
 
 
-def _read_log(each: Side, warmup: int | None) -> Read:
+def _read_log(each: Side, warmup: int | None) -> Measured:
     """Return the metrics of a console log."""
     from verl_profiler.analysis.compare.step_metrics import logged_metrics
     from verl_profiler.reading.formats.console_steps import logged_runs
@@ -182,7 +161,7 @@ def read_findings(each: Side, *, cache: bool) -> tuple[dict[str, Any], Rows]:
     return {row["finding"]: row for row in found}, rows
 
 
-def _read(each: Side, opened: Run, warmup: int | None) -> Read:
+def _read(each: Side, opened: Run, warmup: int | None) -> Measured:
     """Return the metrics of one side's steps."""
     from verl_profiler.analysis.compare.step_metrics import step_metrics
 
@@ -195,8 +174,9 @@ def _read(each: Side, opened: Run, warmup: int | None) -> Read:
 
 def _chosen(
     each: Side, rows: Rows, warmup: int | None, launch: Mapping[str, Any], *, asynchronous: bool
-) -> Read:
+) -> Measured:
     """Return one side without its warm-up."""
+    from verl_profiler.analysis.compare.differences import Measured
     from verl_profiler.analysis.selection import warm_up
 
     finished = sorted({row["step"] for row in rows})
@@ -213,4 +193,4 @@ def _chosen(
             "too-few-steps",
         )
     rows = [row for row in rows if row["step"] in set(left)]
-    return Read(rows, left, dropped, launch, asynchronous)
+    return Measured(rows, left, dropped, launch, asynchronous)

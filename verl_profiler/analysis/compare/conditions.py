@@ -17,7 +17,7 @@ from verl_profiler.analysis.compare.comparison import Change, Metric, change
 from verl_profiler.analysis.compare.step_metrics import PER_EVENT, PER_STEP
 from verl_profiler.errors import ReadingError
 
-__all__ = ["Condition", "condition", "statistic_of"]
+__all__ = ["Condition", "condition"]
 
 _CONDITION = re.compile(
     r"(?P<metric>[^<>]+?)\s*(?P<sign>[<>])\s*(?P<change>[+-]?)\s*(?P<number>\d+(?:\.\d+)?)\s*"
@@ -74,6 +74,29 @@ class Condition:
             return None
         return beyond.p / 2 if (beyond.difference > 0) == self.above else 1 - beyond.p / 2
 
+    def check(self, once: Mapping[str, bool]) -> None:
+        """Check that both runs have this metric, with this statistic.
+
+        Args:
+            once: For every name in both runs, whether it occurs once per step.
+
+        Raises:
+            ReadingError: They do not.
+        """
+        if self.name not in once:
+            near = get_close_matches(self.name, once, n=1) or ["step"]
+            raise ReadingError(
+                f"{self.text!r}: no metric {self.name} in both runs; did you mean "
+                f"{near[0]}?\n`verl-profiler diff A B --all` lists them all",
+                "no-such-metric",
+            )
+        if once[self.name] and self.statistic not in PER_STEP:
+            raise ReadingError(
+                f"{self.text!r}: {self.name} occurs once per step and has no {self.statistic}.\n"
+                f"It has {', '.join(PER_STEP)}",
+                "no-such-metric",
+            )
+
 
 def condition(text: str) -> Condition:
     """Parse a condition.
@@ -100,31 +123,3 @@ def condition(text: str) -> Condition:
         name, statistic = match["metric"], "mean"
     number = float(match["number"]) * _FACTORS[unit] * (-1 if sign == "-" else 1)
     return Condition(text.strip(), name, statistic, above, bool(sign), unit == "%", number)
-
-
-def statistic_of(requested: Condition, once: Mapping[str, bool]) -> str:
-    """Return how the metric is aggregated over steps; see `comparison.Metric`.
-
-    Args:
-        requested: The condition.
-        once: For every name in both runs, whether it occurs once per step.
-
-    Raises:
-        ReadingError: There is no such metric.
-    """
-    if requested.name not in once:
-        near = get_close_matches(requested.name, once, n=1) or ["step"]
-        raise ReadingError(
-            f"{requested.text!r}: no metric {requested.name} in both runs; did you mean "
-            f"{near[0]}?\n`verl-profiler diff A B --all` lists them all",
-            "no-such-metric",
-        )
-    if not once[requested.name]:
-        return "mean"
-    if requested.statistic not in PER_STEP:
-        raise ReadingError(
-            f"{requested.text!r}: {requested.name} occurs once per step and has no {requested.statistic}.\n"
-            f"It has {', '.join(PER_STEP)}",
-            "no-such-metric",
-        )
-    return requested.statistic

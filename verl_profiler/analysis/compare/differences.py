@@ -1,0 +1,278 @@
+"""The differences between two sides of a comparison: metrics, settings, names that only one has, conditions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_profiler.analysis.compare.asynchronous_metrics import NOT_COMPARED
+from verl_profiler.analysis.compare.comparison import ALPHA, Change, Metric, adjusted, change
+from verl_profiler.analysis.compare.conditions import Condition
+from verl_profiler.analysis.compare.step_metrics import NOT_PHASES
+from verl_profiler.analysis.intervals import difference_at_equal, slope
+from verl_profiler.analysis.selection import Rows, grouped
+from verl_profiler.errors import ReadingError
+from verl_profiler.events.json_values import is_list, is_mapping
+from verl_profiler.events.redaction import OMITTED, recorded_command, recorded_values
+
+__all__ = ["Comparison", "Measured", "configuration"]
+
+# Compared by default, by rows per step or once per step.  Each additional
+# metric reduces the statistical power for all, so none of these is redundant.
+_ONCE = {"step": ("mean", "p50")}
+_MANY = {
+    "request": ("p50", "p95", "max"),
+    "engine_call": ("p50", "p95", "count"),
+    "tool_call": ("p50", "p95", "count"),
+    "turn": ("count",),
+}
+# Maximum number of names compared, those with most time first; user code can create any number.
+_COMPARED = 300
+_TOKENS = ("update_actor_tokens", "total_tokens", "generated_tokens")
+# Settings that differ between any two runs and do not affect steps.
+_NAMES = ("output_dir", "experiment_name", "project_name", "default_local_dir", "hydra.run.dir")
+_OVERRIDE = re.compile(r"[+~]*(?P<name>[\w.@/-]+)=(?P<value>.*)", re.DOTALL)
+
+
+@dataclass
+class Measured:
+    """The metrics of one side.
+
+    Args:
+        rows: Those of `step_metrics` for the compared steps, by `comparison.key`.
+        steps: The compared steps, of all launches.
+        warm_up: The steps left out before them, in the first launch.
+        launch: The run's `run.json`; empty where there is none.
+        asynchronous: Whether steps train on samples of earlier steps.
+        ledger: The rows of `bubble_ledger`, where one of the sides is asynchronous.
+        launches: How many there are.
+    """
+
+    rows: Rows
+    steps: list[int]
+    warm_up: list[int]
+    launch: Mapping[str, Any]
+    asynchronous: bool
+    ledger: Rows = field(default_factory=list[dict[str, Any]])
+    launches: int = 1
+
+
+class Comparison:
+    """The metrics of two sides, by name.
+
+    Args:
+        a: The first side.
+        b: The second side.
+        one_run: Both are ranges of one run.
+    """
+
+    def __init__(self, a: Measured, b: Measured, *, one_run: bool) -> None:
+        self._sides = a, b
+        self._one_run = one_run
+        self._named = grouped(a.rows, "name"), grouped(b.rows, "name")
+        # Whether each occurs once per step.
+        self._once = {
+            name: rows[-1]["value"] is not None
+            for named in self._named
+            for name, rows in named.items()
+        }
+        self._both = self._named[0].keys() & self._named[1].keys()
+        self._not_compared = NOT_COMPARED if a.asynchronous or b.asynchronous else frozenset[str]()
+        names, self.left_out = self._names()
+        metrics = (self._metric(*each) for each in names)
+        self.changes = [change(metric) for metric in metrics if metric.a and metric.b]
+        adjusted(self.changes)
+
+    def only_in_one(self) -> list[dict[str, Any]]:
+        """List names that only one side has, with their count per step."""
+        found: list[dict[str, Any]] = []
+        for letter, side, named in zip("AB", self._sides, self._named, strict=True):
+            for name in sorted(named.keys() - self._both - self._not_compared):
+                # A run's last step has no next one.
+                if name != "step_to_step":
+                    count = sum(1.0 if self._once[name] else row["count"] for row in named[name])
+                    found.append({"run": letter, "name": name, "count": count / len(side.steps)})
+        return found
+
+    def _names(self) -> tuple[list[tuple[str, str]], int]:
+        """Return name and statistic of what is compared by default, and how many names are left out."""
+        names = [
+            name
+            for name in self._once
+            if (name in self._both or name in _MANY) and name not in self._not_compared
+        ]
+        # Per-step quantities have fixed names.
+        fixed = [
+            name for name in names if name in _MANY or name == "step" or self._unit(name) != "s"
+        ]
+        others = sorted({*names} - {*fixed}, key=lambda name: (-self._time_s(name), name))
+        kept = fixed + others[: max(_COMPARED - len(fixed), 0)]
+        statistics = _ONCE | _MANY
+        pairs = [(name, each) for name in kept for each in statistics.get(name, ("mean",))]
+        return pairs, len(names) - len(kept)
+
+    def _rows(self, name: str) -> Iterator[Mapping[str, Any]]:
+        return (row for named in self._named for row in named.get(name, ()))
+
+    def _unit(self, name: str) -> str:
+        return next(row["unit"] for row in self._rows(name))
+
+    def _time_s(self, name: str) -> float:
+        return sum(row["value"] or row["total"] or 0.0 for row in self._rows(name))
+
+    def _metric(self, name: str, statistic: str) -> Metric:
+        once = self._once[name]
+        values: list[dict[int, float]] = []
+        for side, named in zip(self._sides, self._named, strict=True):
+            if name in named or once:
+                column = "value" if once else statistic
+                own = ((row["step"], row[column]) for row in named.get(name, ()))
+                # A step without calls has no median.
+                values.append({step: value for step, value in own if value is not None})
+            else:
+                # Events that only the other side has.
+                has_zero = statistic in ("total", "count")
+                values.append(dict.fromkeys(side.steps, 0.0) if has_zero else {})
+        return Metric(
+            name=f"{name}.{statistic}",
+            unit="" if statistic == "count" else self._unit(name),
+            a=values[0],
+            b=values[1],
+            statistic=statistic if once else "mean",
+            one_run=self._one_run,
+            estimated=any(row.get("estimated") for row in self._rows(name)),
+            once=once,
+        )
+
+    def drift(self) -> dict[str, Any]:
+        """Return by how much the step and the phase that drifts most grow per step, if the step of one run drifts."""
+        if not any(each.drift and each.metric.name == "step.mean" for each in self.changes):
+            return {}
+        once = {
+            name: slope({**each.metric.a, **each.metric.b})
+            for each in self.changes
+            for name, _, statistic in [each.metric.name.rpartition(".")]
+            if each.metric.unit == "s" and statistic == "mean" and each.metric.once
+        }
+        phases = {
+            name: each
+            for name, each in once.items()
+            if name not in NOT_PHASES and not name.endswith("_per_1k_tokens")
+        }
+        phase = max(phases, key=lambda name: phases[name] * once["step"], default=None)
+        return {
+            "step_s_per_step": once["step"],
+            "phase": phase,
+            "phase_s_per_step": None if phase is None else phases[phase],
+        }
+
+    def between_steps_s(self) -> float | None:
+        """Return by how much the mean time between steps is longer in B, of steps with a next one."""
+        means: list[float] = []
+        for named in self._named:
+            lengths = {row["step"]: row["value"] for row in named.get("step", ())}
+            gaps = [row["value"] - lengths[row["step"]] for row in named.get("step_to_step", ())]
+            if gaps:
+                means.append(sum(gaps) / len(gaps))
+        return means[1] - means[0] if len(means) > 1 else None
+
+    def at_equal_tokens(self) -> dict[str, Any]:
+        """Return the change of the step at equal tokens per step, if these explain its steps."""
+        step = self._metric("step", "mean")
+        for name in _TOKENS:
+            if name in self._both:
+                tokens = self._metric(name, "mean")
+                found = difference_at_equal(step.a, step.b, tokens.a, tokens.b)
+                if found is not None:
+                    low, high = found.interval(1 - ALPHA)
+                    return {
+                        "tokens": name,
+                        "difference": found.value,
+                        "low": low,
+                        "high": high,
+                        "p": found.p,
+                    }
+        return {}
+
+    def verdict(self, condition: Condition, level: float) -> dict[str, Any]:
+        """Return whether a condition holds, at this significance level.
+
+        Raises:
+            ReadingError: It has no such metric, or there are too few steps.
+        """
+        condition.check(
+            {name: once for name, once in self._once.items() if name in self._both or not once}
+        )
+        metric = self._metric(condition.name, condition.statistic)
+        if not metric.a or not metric.b:
+            raise ReadingError(
+                f"{condition.text!r}: no step has enough {condition.name} samples for {condition.statistic}; "
+                "p90 needs 10 per step, p95 20 and p99 100.\nUse p50, mean or max instead",
+                "too-few-steps",
+            )
+        found = change(metric)
+        p = condition.p(metric) if condition.relative else None
+        exceeded = condition.exceeded(found)
+        blind = p is not None and p > level and exceeded and not found.testable
+        if condition.relative and (p is None or blind):
+            raise ReadingError(
+                f"{condition.text!r}: {len(metric.a)} and {len(metric.b)} steps are too few to tell such "
+                f"a change from noise: {_would_be_seen(found) if blind else ''}mean and p50 over the steps "
+                "need 3 of each, p90 10, p95 20, p99 100, and max has no interval.\nCompare more steps, or "
+                f"give a limit instead of a change, such as '{metric.name} > {found.a:.3g}"
+                f"{metric.unit if metric.unit == 's' else ''}'",
+                "too-few-steps",
+            )
+        return {
+            "condition": condition.text,
+            "unit": metric.unit,
+            "a": found.a,
+            "b": found.b,
+            "share": found.share,
+            "p": p,
+            "significant_p": level,
+            "exceeded": exceeded,
+            "holds": exceeded and (p is None or p <= level),
+        }
+
+
+def _would_be_seen(found: Change) -> str:
+    if found.detectable is None or not found.a:
+        return ""
+    return f"they vary so much that only {found.detectable / abs(found.a):+.0%} would be noticed; "
+
+
+def configuration(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """List differences between two `run.json`: training, settings, versions and overrides.
+
+    A value that neither has recorded may differ, and is listed.
+    """
+    a, b = _settings(first), _settings(second)
+    return [
+        {"name": name, "a": a.get(name), "b": b.get(name)}
+        for name in dict.fromkeys((*a, *b))
+        if a.get(name) != b.get(name) or a.get(name) == OMITTED
+    ]
+
+
+def _settings(launch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a launch, by dotted name."""
+    found: dict[str, Any] = {}
+
+    def walk(name: str, value: Any) -> None:
+        if is_mapping(value):
+            for key, inner in value.items():
+                walk(f"{name}.{key}", inner)
+        elif not name.endswith(_NAMES):
+            found[name] = value
+
+    for part in ("training", "settings", "versions"):
+        walk(part, recorded_values(launch.get(part, {}), part))
+    command = launch.get("command")
+    for argument in recorded_command([*map(str, command)]) if is_list(command) else ():
+        match = _OVERRIDE.fullmatch(argument)
+        if match and not match["name"].endswith(_NAMES):
+            found[match["name"]] = match["value"]
+    return found
