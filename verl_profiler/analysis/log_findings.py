@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
 from verl_profiler.analysis.console_timers import logged_phases, logged_steps, per_token_times
 from verl_profiler.analysis.explain.concentration import Culprit
-from verl_profiler.analysis.explain.finding import NOBODY, Finding, in_order
+from verl_profiler.analysis.explain.finding import (
+    LEAST,
+    NOBODY,
+    Account,
+    Finding,
+    finding_of,
+    in_order,
+)
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import OF_TOKENS, changes_in, shape_of
 from verl_profiler.analysis.explain.rules import RULES, Rule
@@ -19,8 +26,6 @@ from verl_profiler.units import seconds, share
 
 __all__ = ["log_facts", "log_findings", "log_headline", "log_phases"]
 
-# The least share of the time from step to step, as for recorded runs.
-_LEAST = 0.03
 # The slowest request of a batch against the mean one, above which it is a tail.
 _TAIL = 4.0
 _LOOP = "timing_s/agent_loop/"
@@ -41,43 +46,28 @@ _SHOWS = ("step_timing_breakdown", "per_token_timing", "generation_timing")
 _UNSEEN = "A log does not show what is in it: requests, turns, tools, engines, ranks."
 # Times per token with three decimals are exact to 2 % from here on.
 _EXACT_MS = 0.025
-_TAIL_RULE = Rule(
-    "The slowest request of a batch generates for {lost_s} longer than the mean one ({reason}).",
-    "A log has no requests: which are slow, and whether turns, tools or engines make them so, is not in it.",
-    _SHOWS,
-)
-_ROLLOUT_BOUND = Rule(
-    "{who} bounds the step: {lost_s} per step ({lost_share}){reason}.",
-    _UNSEEN,
-    _SHOWS,
-    least=0.4,
-    dominates=True,
-)
-_TRAINER_BOUND = replace(
-    RULES["trainer_bound"],
-    least=0.4,
-    sentence="{who} bounds the step: {lost_s} per step ({lost_share}){reason}.",
-)
-_PHASE = Rule(
-    "{who} takes {lost_s} per step ({lost_share}){reason}.",
-    _UNSEEN,
-    _SHOWS,
-)
-_UNACCOUNTED = Rule(
-    "{lost_s} per step ({lost_share}) are outside all timers{reason}.",
-    "A log does not show what it is; a recorded run has what lies between the timers, and `span(…)` in your code.",
-    _SHOWS,
-)
-_LOG_RULES = {
+_BOUNDS = "{who} bounds the step: {lost_s} per step ({lost_share}){reason}."
+# Other sentences and advice than those of recorded runs, or rules that only a log has.
+_RULES = {
+    "tail": Rule(
+        "The slowest request of a batch generates for {lost_s} longer than the mean one ({reason}).",
+        "A log has no requests: which are slow, and whether turns, tools or engines make them so, is not in it.",
+        _SHOWS,
+    ),
     "stalled_step": replace(
         RULES["stalled_step"],
         advice="Check the logs of the trainer and of the nodes at that time. The other steps ran with the same "
         "settings.",
     ),
-    "rollout_bound": _ROLLOUT_BOUND,
-    "trainer_bound": _TRAINER_BOUND,
-    "unexplained": _UNACCOUNTED,
+    "rollout_bound": Rule(_BOUNDS, _UNSEEN, _SHOWS, least=0.4, dominates=True),
+    "trainer_bound": replace(RULES["trainer_bound"], least=0.4, sentence=_BOUNDS),
+    "unexplained": Rule(
+        "{lost_s} per step ({lost_share}) are outside all timers{reason}.",
+        "A log does not show what it is; a recorded run has what lies between the timers, and `span(…)` in your code.",
+        _SHOWS,
+    ),
 }
+_PHASE = Rule("{who} takes {lost_s} per step ({lost_share}){reason}.", _UNSEEN, _SHOWS)
 _KNOWN = {
     "testing": "validation",
     "save_checkpoint": "checkpoint",
@@ -171,61 +161,47 @@ def log_findings(run: LoggedRun) -> Rows:
         no culprit but a phase is named.
     """
     lines = list(run.lines[1:] if len(run.lines) > 2 else run.lines)
-    kept = LoggedRun(
+    begins = [each for each in run.begins if each >= lines[0].step] or [lines[0].step]
+    kept = LoggedRun(run.label, lines, begins, run.source)
+    account = Account(
         run.label,
-        lines,
-        [each for each in run.begins if each >= lines[0].step] or [lines[0].step],
-        run.source,
+        [
+            {**row, "category": row["phase"], "name": "", "event": row["phase"]}
+            for row in logged_phases(kept)
+            if row["place"] in ("step", "outside")
+        ],
     )
-    series = _Series.of(kept)
-    if not series.whole_s:
+    if not account.step_s:
         return []
-    least_s = _LEAST * series.whole_s
-    found = [each for each in _in_time(series) if each.lost_s >= least_s]
+    least_s = LEAST * account.step_s
+    found = [each for each in _in_time(account, kept) if each.lost_s >= least_s]
     taken = {phase: lost_s for each in found for phase, lost_s in each.accounts.items()}
     found += [
         each
-        for each in (*_forwards(series), *_tail(series, kept), *_phases(series, kept))
+        for each in (*_forwards(account), *_tail(account, kept), *_phases(account, kept))
         if each.recoverable_s >= least_s
         and each.lost_s - taken.get(next(iter(each.accounts)), 0.0) >= least_s
     ]
     return [each.row() for each in in_order(found)]
 
 
-@dataclass(frozen=True)
-class _Series:
-    """The times of each phase by step, in seconds, and what the steps have besides."""
-
-    run: str
-    phases: Mapping[str, Mapping[int, float]]
-    steps: Sequence[int]
-    tokens: Mapping[int, float]
-    whole_s: float
-
-    @classmethod
-    def of(cls, run: LoggedRun) -> _Series:
-        added = (row for row in logged_phases(run) if row["place"] in ("step", "outside"))
-        phases: dict[str, dict[int, float]] = nested(added, "duration_s", "phase", "step")
-        steps = [line.step for line in run.lines]
-        tokens = {
-            row["step"]: row["total_tokens"] for row in logged_steps(run) if row["total_tokens"]
-        } or _tokens_of_timers(run)
-        whole_s = sum(sum(each.values()) for each in phases.values()) / max(len(steps), 1)
-        return cls(run.label, phases, steps, tokens, whole_s)
-
-    def mean(self, phase: str) -> float:
-        return sum(self.phases.get(phase, {}).values()) / len(self.steps)
-
-    def found(
-        self, name: str, rule: Rule, phase: str, lost_s: float, *,
-        reason: str = "", step: int | None = None, culprit: Culprit | None = None,
-    ) -> Finding:  # fmt: skip
-        return Finding(
-            run=self.run, name=name, rule=replace(rule, shows=_SHOWS), steps=len(self.steps),
-            step_s=self.whole_s, recoverable_s=lost_s, lost_s=lost_s,
-            accounts={phase: min(lost_s, self.mean(phase) or lost_s)}, reason=reason,
-            culprit=culprit or NOBODY, who=None if culprit else phase, mostly_step=step,
-        )  # fmt: skip
+def _found(
+    account: Account,
+    name: str,
+    phase: str,
+    lost_s: float,
+    culprit: Culprit | None = None,
+    *,
+    rule: Rule | None = None,
+    reason: str = "",
+    step: int | None = None,
+) -> Finding:
+    rule = replace(rule or _RULES.get(name) or RULES[name], shows=_SHOWS)
+    own = {phase: min(lost_s, account.means.get(phase) or lost_s)}
+    more = {"who": None if culprit else phase, "reason": reason, "proof": None}
+    return finding_of(
+        account, name, rule, lost_s, own, culprit or NOBODY, {}, mostly_step=step, **more
+    )
 
 
 def _tokens_of_timers(run: LoggedRun) -> dict[int, float]:
@@ -246,39 +222,44 @@ def _tokens_of_timers(run: LoggedRun) -> dict[int, float]:
     }
 
 
-def _in_time(series: _Series) -> Iterator[Finding]:
+def _lengths(account: Account) -> dict[str, dict[int, float]]:
+    """Return the seconds of each phase in the steps that have it."""
+    rows = (row for own in account.segments.values() for row in own)
+    return nested(rows, "duration_s", "phase", "step")
+
+
+def _in_time(account: Account, run: LoggedRun) -> Iterator[Finding]:
     """Name what differs between the steps, as of a recorded run; a step's tokens are those of all phases."""
-    tokens = series.tokens if len(series.tokens) == len(series.steps) else dict[int, float]()
+    tokens = {
+        row["step"]: row["total_tokens"] for row in logged_steps(run) if row["total_tokens"]
+    } or _tokens_of_timers(run)
+    phases, first = _lengths(account), account.steps[0]
     work = {
         phase: {step: (tokens[step], each / tokens[step] * 1e3) for step, each in by_step.items()}
-        for phase, by_step in series.phases.items()
-        if tokens and phase in OF_TOKENS and shape_of(by_step, series.steps[0]) is not None
+        for phase, by_step in phases.items()
+        if len(tokens) == len(account.steps) and phase in OF_TOKENS and shape_of(by_step, first)
     }
-    for name, lost_s, culprit in changes_in(series.phases, work, {}, series.steps[0]):
-        stalled = name == "stalled_step"
-        (first, *_) = culprit.evidence or [{"step": None, "who": culprit.who}]
-        yield series.found(
-            name, _LOG_RULES.get(name, RULES[name]), first["who"], lost_s / len(series.steps),
-            culprit=culprit, step=first["step"] if stalled else None,
-        )  # fmt: skip
+    for name, lost_s, culprit in changes_in(phases, work, {}, first):
+        (place, *_) = culprit.evidence or [{"step": None, "who": culprit.who}]
+        step = place["step"] if name == "stalled_step" else None
+        mean_s = lost_s / len(account.steps)
+        yield _found(account, name, place["who"], mean_s, culprit, step=step)
 
 
-def _forwards(series: _Series) -> Iterator[Finding]:
-    for phase, more in forward_losses(series.phases).items():
-        phases = phase, FORWARD[phase]
-        text = ", ".join(f"{each} {seconds(series.mean(each))}" for each in phases)
-        lost_s = sum(more.values()) / len(series.steps)
-        culprit = Culprit("phase", phase, text)
-        yield series.found("forward_only", RULES["forward_only"], phase, lost_s, culprit=culprit)
+def _forwards(account: Account) -> Iterator[Finding]:
+    for phase, more in forward_losses(_lengths(account)).items():
+        both = phase, FORWARD[phase]
+        text = ", ".join(f"{each} {seconds(account.means[each])}" for each in both)
+        lost_s = sum(more.values()) / len(account.steps)
+        yield _found(account, "forward_only", phase, lost_s, Culprit("phase", phase, text))
 
 
-def _tail(series: _Series, run: LoggedRun) -> Iterator[Finding]:
+def _tail(account: Account, run: LoggedRun) -> Iterator[Finding]:
     most, mean, text = _slowest(run)
     if most > _TAIL * mean > 0:
-        yield series.found(
-            "tail", _TAIL_RULE, "gen", min(most - mean, series.mean("gen") or most),
-            reason=f"{seconds(most)}, mean {seconds(mean)}{text}",
-        )  # fmt: skip
+        lost_s = min(most - mean, account.means.get("gen") or most)
+        reason = f"{seconds(most)}, mean {seconds(mean)}{text}"
+        yield _found(account, "tail", "gen", lost_s, reason=reason)
 
 
 def _slowest(run: LoggedRun) -> tuple[float, float, str]:
@@ -302,22 +283,20 @@ def _slowest(run: LoggedRun) -> tuple[float, float, str]:
     return usual(f"{_LOOP}generate_sequences/max"), usual(f"{_LOOP}generate_sequences/mean"), text
 
 
-def _phases(series: _Series, run: LoggedRun) -> Iterator[Finding]:
+def _phases(account: Account, run: LoggedRun) -> Iterator[Finding]:
     """Name what bounds the step, and phases that usually take little, by the rules of recorded runs."""
-    means = {phase: series.mean(phase) for phase in series.phases}
-    for phase, mean_s in means.items():
-        times = sum(each > 0 for each in series.phases[phase].values())
+    for phase, mean_s in account.means.items():
         name = _KNOWN.get(phase, "")
-        rule = _LOG_RULES.get(name) or RULES.get(name)
-        least_s = 0.0 if rule is None or not rule.dominates else rule.least * series.whole_s
-        if mean_s < min(least_s, max(means.values())):
+        rule = _RULES.get(name) or RULES.get(name) or _PHASE
+        least_s = rule.least * account.step_s if rule.dominates else 0.0
+        if phase in FORWARD or mean_s < min(least_s, max(account.means.values())):
             continue
-        reason = f", in {times} of {len(series.steps)} steps" if times < len(series.steps) else ""
+        steps, every = sum(each > 0 for each in account.by_step([phase]).values()), account.steps
+        reason = f", in {steps} of {len(every)} steps" if steps < len(every) else ""
         most, mean, text = _slowest(run) if phase == "gen" else (0.0, 0.0, "")
         if mean:
             reason += f"; its slowest request generates for {seconds(most)}, the mean one for {seconds(mean)}{text}"
-        if phase == "train" and rule is not None:
+        if phase == "train":
             # slime's; the advice is for verl.
             rule = replace(rule, advice=_UNSEEN)
-        if phase not in FORWARD:
-            yield series.found(name or phase, rule or _PHASE, phase, mean_s, reason=reason)
+        yield _found(account, name or phase, phase, mean_s, rule=rule, reason=reason)
