@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from verl_profiler.analysis.explain.concentration import Culprit, Found, Place, lost_to
 from verl_profiler.analysis.explain.culprits import culprits
@@ -13,6 +13,8 @@ from verl_profiler.analysis.explain.finding import (
     Account,
     Finding,
     finding_of,
+    in_account,
+    in_order,
     of_rule,
     with_rest,
     without_superfluous,
@@ -34,12 +36,6 @@ _GENERATING = (
     "generating_dropped",
 )
 _TRAINER = ("training", "driver", "offload")
-# What devices are for, by what it is listed under.
-_WORK = {
-    "training": ("training",),
-    "generation": ("generating", "generating_unconsumed"),
-    "weight sync": ("weight_sync",),
-}
 _TRY = {
     "driver": "The devices are idle meanwhile: vectorize what the trainer computes, or move it to the ranks.",
     "offload": RULES["offload"].advice,
@@ -91,8 +87,7 @@ def asynchronous_findings(
                 *_of_devices(pools, lends=fits("hybrid_switch", Facts(tables, run))),
                 *_of_engines(tables, pools),
             ]
-            kept = without_superfluous({each.name: each for each in named})
-            listed += _in_order(kept, pools)
+            listed += in_order(without_superfluous({each.name: each for each in named}))
     return listed
 
 
@@ -107,7 +102,7 @@ def _pools_of(ledger: Rows, steps: Steps) -> dict[str, _Pools]:
 
 
 def with_the_rest(listed: Sequence[Finding], ledger: Rows, steps: Steps = None) -> list[Finding]:
-    """Add findings until those of an asynchronous run account for each `_LEAST` of its trainer's devices.
+    """Add findings until those of an asynchronous run account for each `LEAST` of its trainer's devices.
 
     Args:
         listed: What `asynchronous_findings` returns.
@@ -120,36 +115,20 @@ def with_the_rest(listed: Sequence[Finding], ledger: Rows, steps: Steps = None) 
     found: list[Finding] = []
     for run, pools in _pools_of(ledger, steps).items():
         own = [(each, {*each.accounts}) for each in listed if each.run == run]
-        made = with_rest(pools.trainer, own, "pool_work", _WORK, _of_account)
-        found += _in_order(made, pools)
+        found += in_order(with_rest(pools.trainer, own))
     return found
-
-
-def _in_order(listed: Iterable[Finding], pools: _Pools) -> list[Finding]:
-    """Return most recoverable time first; a split that is off names the cause of the trainer's wait."""
-
-    def place(each: Finding) -> tuple[bool, bool, float]:
-        least_s = pools.idle if each.name == "split_off" else 0.0
-        return each.name == "pool_work", each.rule.dominates, -max(each.recoverable_s, least_s)
-
-    return sorted(listed, key=place)
-
-
-def _of_account(pool: Account, account: str) -> Finding:
-    """Return the finding of an account that no other one explains."""
-    about = f"{account.replace('_', ' ')}: {ACCOUNTS[account]}"
-    rule = Rule(
-        f"The trainer's devices spend {{lost_s}} per step ({{lost_share}}) on {about}.",
-        _TRY.get(account, ""),
-        ("bubble_ledger",),
-        categories=(account,),
-        pooled=True,
-    )
-    return _row(account, pool, pool.by_step([account]), pool.spent(account), account, rule=rule)
 
 
 class _Pool(Account):
     """The account of a pool, in seconds per step of each of its devices."""
+
+    work: ClassVar[str] = "pool_work"
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = {
+        "training": ("training",),
+        "generation": ("generating", "generating_unconsumed"),
+        "weight sync": ("weight_sync",),
+    }
+    member: ClassVar[str] = "account"
 
     def __init__(self, run: str, rows: Rows) -> None:
         self.devices = rows[0]["devices"]
@@ -166,6 +145,11 @@ class _Pool(Account):
         ]
         super().__init__(run, segments)
 
+    def rule_of(self, category: str) -> tuple[str, Rule]:
+        about = f"{category.replace('_', ' ')}: {ACCOUNTS[category]}"
+        sentence = f"The trainer's devices spend {{lost_s}} per step ({{lost_share}}) on {about}."
+        return category, Rule(sentence, _TRY.get(category, ""), ("bubble_ledger",), pooled=True)
+
 
 class _Pools:
     """The pools of a run: the trainer's, and the rollout's if it has devices of its own."""
@@ -180,68 +164,62 @@ class _Pools:
         self.shared = "shared" in pools
         self.idle = self.trainer.spent("waiting_for_samples")
         self.ahead = self.rollout.spent("staleness_limit") if self.rollout else 0.0
+        # While devices that both share generate, the trainer has nothing to train on.
+        self.waited = self.idle + (self.trainer.spent(*_GENERATING) if self.shared else 0.0)
 
     @property
     def in_turn(self) -> bool:
         return min(self.idle, self.ahead) > max(self.idle, self.ahead) / 2
 
 
-def _of_devices(pools: _Pools, *, lends: bool) -> list[Finding]:
-    """Return who waits for whom, and what devices do in vain."""
+def _of_devices(pools: _Pools, *, lends: bool) -> Iterator[Finding]:
+    """Yield who waits for whom, and what devices do in vain."""
     trainer, rollout = pools.trainer, pools.rollout
-    # While devices that both share generate, the trainer has nothing to train on.
-    waited = trainer.spent("waiting_for_samples", *(_GENERATING if pools.shared else ()))
-    found: list[tuple[str, _Pool, tuple[str, ...], float]] = []
+    found: list[tuple[str, _Pool, str, float]] = []
     if rollout and pools.in_turn:
-        found.append(("waits_in_turn", trainer, ("waiting_for_samples",), pools.idle))
+        found.append(("waits_in_turn", trainer, "waiting_for_samples", pools.idle))
     elif pools.idle > pools.ahead:
-        found.append(("waits_for_rollout", trainer, ("waiting_for_samples",), pools.idle))
+        found.append(("waits_for_rollout", trainer, "waiting_for_samples", pools.idle))
     elif rollout:
-        found.append(("waits_for_trainer", rollout, ("staleness_limit",), trainer.spent(*_TRAINER)))
-    found.append(("sync_bound", trainer, ("weight_sync",), trainer.spent("weight_sync")))
-    found += [
-        (name, rollout or trainer, (account,), waited)
-        for name, account in (
-            ("stale_samples", "generating_dropped"),
-            ("wasted_aborts", "generating_aborted"),
-        )
-    ]
-    return [
-        _row(
-            name,
-            pool,
-            pool.by_step(accounts),
-            gain,
-            accounts[0],
-            reason=_LEND if lends and rollout else "",
-            fixable=rollout is not None,
-        )
-        for name, pool, accounts, gain in found
-        if pool.spent(*accounts) >= RULES[name].least * pool.step_s
-        and gain >= RULES[name].least * trainer.step_s
-    ]
+        found.append(("waits_for_trainer", rollout, "staleness_limit", trainer.spent(*_TRAINER)))
+    found.append(("sync_bound", trainer, "weight_sync", trainer.spent("weight_sync")))
+    found.append(("stale_samples", rollout or trainer, "generating_dropped", pools.waited))
+    found.append(("wasted_aborts", rollout or trainer, "generating_aborted", pools.waited))
+    for name, pool, account, gain in found:
+        rule, lost_s = RULES[name], pool.spent(account)
+        if lost_s >= rule.least * pool.step_s and gain >= rule.least * trainer.step_s:
+            culprit = replace(in_account(pool, account), fixable=rollout is not None)
+            yield finding_of(
+                pool,
+                name,
+                rule,
+                gain,
+                pool.of(rule.categories),
+                culprit,
+                pool.by_step([account]),
+                lost_s=lost_s,
+                reason=_LEND if lends and rollout else "",
+            )
 
 
 def _of_culprits(
     pools: _Pools, named: Mapping[str, tuple[Culprit, float | None]]
 ) -> Iterator[Finding]:
-    """Return what single requests, places and tools cost, by the same rules as of a synchronous run."""
+    """Yield what single requests, places and tools cost, by the same rules as of a synchronous run."""
     for name, rule in RULES.items():
         if name in named and not rule.pooled:
             made = of_rule(pools.trainer, name, rule, None, named[name])
             if made is not None:
-                yield replace(made, proof=None)
+                yield made
 
 
-def _of_engines(tables: Tables, pools: _Pools) -> list[Finding]:
-    """Return what the generating devices lose inside the engines, if the trainer waits for them."""
+def _of_engines(tables: Tables, pools: _Pools) -> Iterator[Finding]:
+    """Yield what the generating devices lose inside the engines, if the trainer waits for them."""
     pool = pools.rollout or pools.trainer
     generating = pool.by_step(_GENERATING)
-    waited = pools.trainer.spent("waiting_for_samples", *(_GENERATING if pools.shared else ()))
-    steps = pool.steps[0], pool.steps[-1]
-    rows = lost_by_engine(tables, steps, last_only=False)
+    rows = lost_by_engine(tables, (pool.steps[0], pool.steps[-1]), last_only=False)
     own = [row for row in rows if row["run"] == pool.run and row["step"] in generating]
-    calls_s, found = summed(own, "calls_s", "step"), list[Finding]()
+    calls_s = summed(own, "calls_s", "step")
     for name, sentence in _LOST_IN_ENGINES.items():
         rule = replace(RULES[name], sentence=sentence)
         by_engine, lost_s = summed(own, name, "engine_name"), summed(own, name, "step")
@@ -250,20 +228,24 @@ def _of_engines(tables: Tables, pools: _Pools) -> list[Finding]:
             for step in pool.steps
         }
         whole = sum(by_step.values()) / len(pool.steps)
-        enough = waited >= rule.least * pools.trainer.step_s and waited > 0
+        enough = pools.waited >= rule.least * pools.trainer.step_s and pools.waited > 0
         if whole >= rule.least * pool.step_s and enough and any(by_engine.values()):
             most = next(iter(by_engine))
             engine = most if by_engine[most] > sum(by_engine.values()) / 2 else ""
+            places = [Place(step, {engine: spent}) for step, spent in by_step.items()]
             kind = "replica" if engine else ""
-            found.append(_row(name, pool, by_step, waited, engine, kind=kind, rule=rule))
-    return found
+            culprit = lost_to(pool.run, name, kind, engine, places).culprit
+            own_s = pool.of(rule.categories)
+            yield finding_of(
+                pool, name, rule, pools.waited, own_s, culprit, by_step, lost_s=whole, who=""
+            )
 
 
 _LEND = "; let the trainer's replicas generate while it waits"
 
 
-def _split_off(pools: _Pools) -> list[Finding]:
-    """Return whether devices of the pool that waits would be worth more in the other one.
+def _split_off(pools: _Pools) -> Iterator[Finding]:
+    """Yield whether devices of the pool that waits would be worth more in the other one.
 
     At most as many can go as are idle on average: with one more, the pool that gives them would be
     the one that the other waits for, even if its work divides evenly over devices. The gain assumes
@@ -271,7 +253,7 @@ def _split_off(pools: _Pools) -> list[Finding]:
     """
     trainer, rollout = pools.trainer, pools.rollout
     if rollout is None or pools.shared or pools.in_turn:
-        return []
+        return
     to_rollout = pools.idle > pools.ahead
     account, pool, other = (
         ("waiting_for_samples", trainer, rollout)
@@ -287,62 +269,30 @@ def _split_off(pools: _Pools) -> list[Finding]:
         busy_s += work[id(pool)] * pool.devices / (pool.devices - moved)
         return max(busy_s, work[id(other)] * other.devices / (other.devices + moved))
 
+    rule = RULES["split_off"]
     gains = {moved: pool.step_s - step_s(moved) for moved in range(1, most + 1)}
     best = max(gains, key=lambda moved: gains[moved], default=0)
-    if not best or gains[best] < RULES["split_off"].least * trainer.step_s:
-        return []
+    if not best or gains[best] < rule.least * trainer.step_s:
+        return
     less, more = ("trainer", "rollout") if to_rollout else ("rollout", "trainer")
     count = f"1 to {best}" if best > 1 else "1"
-    return [
-        _row(
-            "split_off",
-            pool,
-            pool.by_step([account]),
-            gains[best],
-            f"{less}'s devices",
-            who=f"{idle:.1f} of the {less}'s {pool.devices:g} devices are idle on average, while the "
-            f"{more} has {other.devices:g}",
-            reason=f"Move {count} of the {less}'s devices to the {more}; with linear scaling, moving more "
-            f"would make the {less} the bottleneck.",
-        )
-    ]
-
-
-def _of_staleness(pools: _Pools, rows: Rows, causes: Rows) -> list[Finding]:
-    """Return whether the trained tokens are too old, and what made them so."""
-    stale = _stale_share(rows)
-    if stale is None or stale < RULES["too_stale"].least:
-        return []
-    maker = _maker_of(rows, causes)
-    rule = RULES["too_stale"]
-    if maker.cause:
-        rule = replace(rule, cause=maker.cause, advice=maker.advice)
-    row = _row("too_stale", pools.trainer, {}, 0.0, maker.name, who=maker.name, rule=rule)
-    return [replace(row, lost_share=stale)]
-
-
-def _row(
-    name: str,
-    pool: Account,
-    by_step: Mapping[int, float],
-    gain: float,
-    culprit: str,
-    *,
-    who: str = "",
-    kind: str | None = None,
-    rule: Rule | None = None,
-    fixable: bool = True,
-    **more: Any,
-) -> Finding:
-    """Return a finding; `by_step` are the seconds that it is about, of each of the pool's devices."""
-    named, rule = culprit or who, rule or RULES[name]
-    if kind is None:
-        kind = "account" if culprit in ACCOUNTS else ""
-    places = [Place(step, {named: spent}) for step, spent in by_step.items()]
-    cost = lost_to(pool.run, name, kind, named, places, fixable=fixable)
-    more |= {"lost_s": (cost.lost_s or 0.0) / len(pool.steps), "who": who, "proof": None}
-    own = pool.of(rule.categories)
-    return finding_of(pool, name, rule, gain, own, cost.culprit, by_step, **more)
+    places = [Place(step, {account: each}) for step, each in pool.by_step([account]).items()]
+    yield finding_of(
+        pool,
+        "split_off",
+        rule,
+        gains[best],
+        pool.of(rule.categories),
+        lost_to(pool.run, "split_off", "", f"{less}'s devices", places).culprit,
+        pool.by_step([account]),
+        lost_s=pool.spent(account),
+        who=f"{idle:.1f} of the {less}'s {pool.devices:g} devices are idle on average, while the "
+        f"{more} has {other.devices:g}",
+        reason=f"Move {count} of the {less}'s devices to the {more}; with linear scaling, moving more "
+        f"would make the {less} the bottleneck.",
+        # It names the cause of the trainer's wait.
+        ranked_s=max(gains[best], pools.idle),
+    )
 
 
 # The findings, and their sentences in an asynchronous run, where no request delays its own step.
@@ -361,7 +311,6 @@ _LOST_IN_ENGINES = {
 
 # Tokens more versions behind than this are stale: a step is one or two behind by design.
 _STALE = 2
-_OLD_TOKENS = "Weights were synced while they were generated."
 
 
 class _Maker(NamedTuple):
@@ -372,20 +321,25 @@ class _Maker(NamedTuple):
     advice: str = ""
 
 
-# By the causes of `staleness_causes` that they stand for; `generating` is told apart by length.
+_SYNC_LESS = "Sync less often (parameter_sync_step)."
+_QUEUE = _Maker("the wait in the queue")
+_ABORTED = _Maker(
+    "calls aborted by weight syncs",
+    "Each sync makes the tokens before the abort one version older.",
+    "Sync less often (parameter_sync_step), or let requests finish before a sync.",
+)
+# By the causes of `staleness_causes`; `generating` is told apart by length.
 _MAKERS = {
-    ("queue", "dispatch"): _Maker("the wait in the queue"),
-    ("paused", "redone"): _Maker(
-        "calls aborted by weight syncs",
-        "Each sync makes the tokens before the abort one version older.",
-        "Sync less often (parameter_sync_step), or let requests finish before a sync.",
-    ),
-    ("between_calls",): _Maker(
+    "queue": _QUEUE,
+    "dispatch": _QUEUE,
+    "paused": _ABORTED,
+    "redone": _ABORTED,
+    "between_calls": _Maker(
         "the time between generate calls (tools, rewards)",
         "Weights are synced while samples wait for tools or rewards; their tokens get older.",
         "Faster tools or rewards (`plot tool_latencies`); sync less often (parameter_sync_step).",
     ),
-    ("group",): _Maker(
+    "group": _Maker(
         "requests that wait for the slowest one of their prompt",
         "A prompt is consumed when all its requests have finished; the first ones get older meanwhile.",
         "Limit turns or response length, or take fewer samples per prompt (rollout.n): each changes what is "
@@ -393,16 +347,25 @@ _MAKERS = {
     ),
 }
 _SPANNING = _Maker(
-    "requests that span syncs", _OLD_TOKENS, "Sync less often (parameter_sync_step)."
+    "requests that span syncs", "Weights were synced while they were generated.", _SYNC_LESS
 )
 
 
-def _stale_share(rows: Rows) -> float | None:
-    """Return the share of the trained tokens that are too old; None if none are known."""
+def _of_staleness(pools: _Pools, rows: Rows, causes: Rows) -> Iterator[Finding]:
+    """Yield whether the trained tokens are too old, and what made them so."""
+    rule, pool = RULES["too_stale"], pools.trainer
     versions = [row for row in rows if row["part"] == "versions"]
     tokens = sum(row["tokens"] for row in versions)
     stale = sum(row["tokens"] for row in versions if row["max_behind"] > _STALE)
-    return stale / tokens if tokens else None
+    if not tokens or stale < rule.least * tokens:
+        return
+    maker = _maker_of(rows, causes)
+    if maker.cause:
+        rule = replace(rule, cause=maker.cause, advice=maker.advice)
+    culprit = Culprit("", maker.name, maker.name)
+    yield finding_of(
+        pool, "too_stale", rule, 0.0, {}, culprit, {}, lost_s=0.0, lost_share=stale / tokens
+    )
 
 
 def _maker_of(rows: Rows, causes: Rows) -> _Maker:
@@ -413,32 +376,26 @@ def _maker_of(rows: Rows, causes: Rows) -> _Maker:
         causes: Of `staleness_causes`, of the same run; those of the stalest requests decide.
     """
     stalest = [row for row in causes if row["part"] == "request"]
-    behind = {
-        maker: sum(row["behind"] for row in stalest if row["cause"] in of)
-        for of, maker in _MAKERS.items()
-    }
-    known = sum(row["behind"] for row in stalest)
-    most = max(behind, key=lambda maker: behind[maker])
-    if known and behind[most] >= known - sum(behind.values()):
-        return most
-    spanned = _versions(rows, "spanned")
-    if not known and _versions(rows, "waited") >= spanned:
-        return _MAKERS["queue", "dispatch"]
-    lengths = {row["what"] for row in rows if row["part"] == "length"}
-    longest = max(lengths, key=lambda what: int(what.split()[0]))
-    if _versions(rows, "spanned", longest) > spanned / 2:
-        return _Maker(
-            f"long requests ({longest})",
-            _OLD_TOKENS,
-            "Sync less often (parameter_sync_step). Limiting turns or response length changes what is trained.",
-        )
-    return _SPANNING
-
-
-def _versions(rows: Rows, name: str, what: str | None = None) -> float:
-    """Add up versions behind, of the steps and lengths with a stale sample."""
-    return sum(
-        row[name] * row["samples"]
-        for row in rows
-        if row["part"] == "length" and what in (None, row["what"]) and row["max_behind"] > _STALE
+    behind = summed(
+        ({**row, "maker": _MAKERS.get(row["cause"], _SPANNING)} for row in stalest),
+        "behind",
+        "maker",
     )
+    most = next(iter(behind), _SPANNING)
+    if most is not _SPANNING and behind[most]:
+        return most
+    lengths = [
+        {**row, **{each: row[each] * row["samples"] * stale for each in ("spanned", "waited")}}
+        for row in rows
+        if row["part"] == "length"
+        for stale in [row["max_behind"] > _STALE]
+    ]
+    spanned = summed(lengths, "spanned", "what")
+    whole = sum(spanned.values())
+    if not any(behind.values()) and sum(row["waited"] for row in lengths) >= whole:
+        return _QUEUE
+    longest = max(spanned, key=lambda what: int(what.split()[0]), default="")
+    if whole and spanned[longest] > whole / 2:
+        advice = f"{_SYNC_LESS} Limiting turns or response length changes what is trained."
+        return _Maker(f"long requests ({longest})", _SPANNING.cause, advice)
+    return _SPANNING

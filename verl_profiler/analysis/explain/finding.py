@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
-from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit
+from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Place, identity
+from verl_profiler.analysis.explain.critical_path import CATEGORIES
 from verl_profiler.analysis.explain.fixes import Facts, fixes_of
 from verl_profiler.analysis.explain.rules import BETWEEN, LATE_START, RULES, Rule
 from verl_profiler.analysis.selection import Rows, grouped
@@ -17,10 +18,10 @@ from verl_profiler.units import seconds, share
 __all__ = [
     "LEAST",
     "NOBODY",
-    "WORK",
     "Account",
     "Finding",
     "finding_of",
+    "in_account",
     "in_order",
     "of_rule",
     "with_rest",
@@ -35,13 +36,33 @@ _MOSTLY, _FEW = 0.5, 3
 # Each category of the account with this share of the time is accounted for by a finding.
 LEAST = 0.03
 # What a step is for, by what it is listed under: a finding of its own only where a rule triggers.
-WORK: dict[str, tuple[str, ...]] = {
+_WORK: dict[str, tuple[str, ...]] = {
     "generation": ("decode", "engine", "prefill", "tool"),
     "training": ("update_actor", "update_critic", "old_log_prob", "ref", "values"),
     "weight sync": ("update_weights",),
     "validation": ("testing", "validation"),
 }
-_WORKS = frozenset(category for each in WORK.values() for category in each)
+_WORKS = frozenset(category for each in _WORK.values() for category in each)
+# By category without a rule: what to try, and what it is.
+_CAPTURED = "Only captured steps take it: capture fewer steps and ranks (trainer.profile_steps, profile_ranks)."
+_TRY = {
+    "start_profile": _CAPTURED,
+    "stop_profile": _CAPTURED,
+    "dump_rollout_generations": "verl writes all generations there: a faster disk for trainer.rollout_data_dir, or "
+    "unset it.",
+}
+_WHAT = {
+    "start_profile": " to start the captures of a step",
+    "stop_profile": " to end the captures of a step and to write what they recorded",
+}
+_SPLIT = "What happens inside was not recorded: put span(…) around its parts."
+# The rules that a category alone triggers, but only if it takes long enough.
+_RULE_OF = {
+    category: (name, rule)
+    for name, rule in RULES.items()
+    if not rule.dominates and not rule.pooled
+    for category in rule.categories
+}
 
 
 @dataclass(frozen=True)
@@ -69,6 +90,7 @@ class Finding:
         where: Where it is, if not where the culprit is.
         between: Whether all of it lies between steps.
         proof: A command that fails on the changed run if less than half of the gain was achieved.
+        ranked_s: The seconds that determine its place among others, if not recoverable_s.
     """
 
     run: str
@@ -91,6 +113,7 @@ class Finding:
     where: str | None = None
     between: bool = False
     proof: str | None = None
+    ranked_s: float | None = None
 
     def row(self, facts: Facts | None = None) -> dict[str, Any]:
         """Return the finding as it is printed, with what to paste into a run of these facts, if they are known."""
@@ -142,21 +165,6 @@ class Finding:
         }
 
 
-def shares_of_work(
-    work: Mapping[str, float], step_s: float, kinds: Mapping[str, Sequence[str]]
-) -> str:
-    """Return what work is, in shares of the time from step to step, by what it is listed under."""
-    texts: list[str] = []
-    for name, categories in kinds.items():
-        own = {key: work[key] for key in categories if key in work}
-        parts = sorted(own, key=lambda key: -own[key])
-        if parts:
-            listed = ", ".join(f"{key} {share(own[key] / step_s)}" for key in parts)
-            whole = f"{name} {share(sum(own.values()) / step_s)}"
-            texts.append(f"{whole} ({listed})" if len(parts) > 1 else listed)
-    return "; ".join(texts)
-
-
 def in_few(by_step: Mapping[int, float]) -> dict[str, Any]:
     """Return mostly_step and where of a finding whose time is in few of at least three steps."""
     typical, whole = median(by_step.values()) if by_step else 0.0, sum(by_step.values())
@@ -179,7 +187,8 @@ def in_order(listed: Iterable[Finding]) -> list[Finding]:
 
     def place(each: Finding) -> tuple[bool, bool, bool, float]:
         usual = each.rule.varies and each.replayed is not None and each.culprit.who is None
-        return each.rule.dominates, each.name == "work", usual, -each.recoverable_s
+        ranked_s = each.recoverable_s if each.ranked_s is None else each.ranked_s
+        return each.rule.dominates, each.name in ("work", "pool_work"), usual, -ranked_s
 
     return sorted(listed, key=place)
 
@@ -189,7 +198,16 @@ class Account:
 
     Means are per step: of what lies in steps over all of them, of what lies between steps over those
     whose successor was recorded, so that the categories add up to the mean time from step to step.
+
+    Attributes:
+        work: The name of the rule of what is no loss.
+        kinds: The categories of that, by what they are listed under.
+        member: What a category is as a culprit.
     """
+
+    work: ClassVar[str] = "work"
+    kinds: ClassVar[Mapping[str, Sequence[str]]] = _WORK
+    member: ClassVar[str] = "phase"
 
     def __init__(self, run: str, segments: Rows, start: int | None = None) -> None:
         self.run = run
@@ -230,10 +248,33 @@ class Account:
             row["phase"] == BETWEEN for category in categories for row in self.segments[category]
         )
 
-    def on_trainer(self, category: str) -> bool:
+    def _on_trainer(self, category: str) -> bool:
         """Return whether the trainer alone works in a category while ranks are recorded elsewhere."""
         names = {row["name"] for row in self.segments[category]}
         return self._has_ranks and names <= self._trainers
+
+    def rule_of(self, category: str) -> tuple[str, Rule]:
+        """Return name and rule of a category that no other finding explains: what was measured of it."""
+        name, rule = _RULE_OF.get(category, (category, None))
+        starts = self.only_starts and name == LATE_START
+        if rule is not None and not starts:
+            return name, rule
+        where, advice = "", _TRY.get(category, _SPLIT)
+        if starts:
+            where = " in the first step, in which workers and agent loops start"
+            advice = "Record more steps: of three, the first one is left out."
+        elif category in _WHAT:
+            where = _WHAT[category]
+        elif self.between([category]):
+            where = " between steps"
+        elif category in CATEGORIES:
+            where = f" of the last request to finish: {CATEGORIES[category]}"
+        elif self._on_trainer(category):
+            where = " in the trainer's process, while no rank is active"
+        # Names are the user's, and may have braces.
+        quoted = category.replace("{", "{{").replace("}", "}}")
+        sentence = f"{quoted} takes {{lost_s}} per step ({{lost_share}}){where}."
+        return category, Rule(sentence, advice, ("critical_path", "step_durations"))
 
     def by_step(self, categories: Iterable[str]) -> dict[int, float]:
         """Return the seconds of each step."""
@@ -271,7 +312,8 @@ def finding_of(
         culprit=culprit,
         accounts=own,
         between=between,
-        proof=None if rule.dominates or not gain else proof,
+        # The sum over devices is not the length of a step.
+        proof=None if rule.dominates or not gain or account.member != "phase" else proof,
         **in_few(by_step),
     )
     return replace(made, **more)
@@ -384,32 +426,51 @@ def without_superfluous(found: Mapping[str, Finding]) -> list[Finding]:
     return [replace(found[name], accounts=own) for name, own in accounts.items()]
 
 
-def with_rest(
-    account: Account,
-    listed: Iterable[tuple[Finding, set[str]]],
-    work: str,
-    kinds: Mapping[str, Sequence[str]],
-    of_category: Callable[[Account, str], Finding],
-) -> list[Finding]:
+def with_rest(account: Account, listed: Iterable[tuple[Finding, set[str]]]) -> list[Finding]:
     """Give findings what they account for, and add others until each category of `LEAST` is in one.
 
     Args:
         account: Of their run.
         listed: Findings, and the categories that each explains.
-        work: The rule of what is no loss.
-        kinds: The categories of that, by what they are listed under.
-        of_category: Returns the finding of another category.
     """
     rest = dict(account.means)
     found: list[Finding] = []
     for each, own in listed:
         taken = {category: rest.pop(category) for category in sorted(own & rest.keys())}
         found.append(replace(each, accounts=taken))
-    large = {key: value for key, value in rest.items() if value >= LEAST * account.step_s > 0}
-    works = {category for of in kinds.values() for category in of}
-    found += [of_category(account, key) for key in large if key not in works]
-    done = {key: value for key, value in large.items() if key in works}
+    works = {category for of in account.kinds.values() for category in of}
+    done: dict[str, float] = {}
+    for category, spent in rest.items():
+        if not spent >= LEAST * account.step_s > 0:
+            continue
+        if category in works:
+            done[category] = spent
+        else:
+            name, rule = account.rule_of(category)
+            culprit = in_account(account, category)
+            found.append(finding_of(account, name, rule, spent, {category: spent}, culprit))
     if done:
-        text = shares_of_work(done, account.step_s, kinds)
-        found.append(finding_of(account, work, RULES[work], sum(done.values()), done, reason=text))
+        text = _shares_of_work(done, account)
+        whole_s = sum(done.values())
+        rule = RULES[account.work]
+        found.append(finding_of(account, account.work, rule, whole_s, done, reason=text))
     return found
+
+
+def in_account(account: Account, category: str) -> Culprit:
+    """Return a category as a culprit."""
+    places = [Place(step, {category: each}) for step, each in account.by_step([category]).items()]
+    return replace(identity(account.member, places), where="")
+
+
+def _shares_of_work(work: Mapping[str, float], account: Account) -> str:
+    """Return what work is, in shares of the time from step to step, by what it is listed under."""
+    texts: list[str] = []
+    for name, categories in account.kinds.items():
+        own = {key: work[key] for key in categories if key in work}
+        parts = sorted(own, key=lambda key: -own[key])
+        if parts:
+            listed = ", ".join(f"{key} {share(own[key] / account.step_s)}" for key in parts)
+            whole = f"{name} {share(sum(own.values()) / account.step_s)}"
+            texts.append(f"{whole} ({listed})" if len(parts) > 1 else listed)
+    return "; ".join(texts)

@@ -17,10 +17,9 @@ from verl_profiler.analysis.explain.asynchronous_findings import (
     asynchronous_findings,
     with_the_rest,
 )
-from verl_profiler.analysis.explain.concentration import Culprit, Found, Place, identity
+from verl_profiler.analysis.explain.concentration import Culprit, Found
 from verl_profiler.analysis.explain.critical_cycle import critical_cycle
 from verl_profiler.analysis.explain.critical_path import (
-    CATEGORIES,
     between_segments,
     critical_segments,
     path_categories,
@@ -29,10 +28,8 @@ from verl_profiler.analysis.explain.culprits import culprit_rows, culprits
 from verl_profiler.analysis.explain.finding import (
     LEAST,
     NOBODY,
-    WORK,
     Account,
     Finding,
-    finding_of,
     in_order,
     of_rule,
     with_rest,
@@ -40,7 +37,7 @@ from verl_profiler.analysis.explain.finding import (
 )
 from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
-from verl_profiler.analysis.explain.rules import LATE_START, RULES, Rule
+from verl_profiler.analysis.explain.rules import LATE_START, RULES
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import cycles, synchronous_what_if
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
@@ -205,62 +202,7 @@ def _of_run(
             if each is not None:
                 found[name] = replace(each, reason=reason)
     listed = [(each, set(each.accounts)) for each in without_superfluous(found)]
-    return with_rest(account, listed, "work", WORK, _of_category)
-
-
-# By category: what to try.  A rule's own advice comes first.
-_CAPTURED = "Only captured steps take it: capture fewer steps and ranks (trainer.profile_steps, profile_ranks)."
-_TRY = {
-    "start_profile": _CAPTURED,
-    "stop_profile": _CAPTURED,
-    "dump_rollout_generations": "verl writes all generations there: a faster disk for trainer.rollout_data_dir, or "
-    "unset it.",
-}
-_WHAT = {
-    "start_profile": " to start the captures of a step",
-    "stop_profile": " to end the captures of a step and to write what they recorded",
-}
-_SPLIT = "What happens inside was not recorded: put span(…) around its parts."
-
-
-def _of_category(account: Account, category: str) -> Finding:
-    """Return the finding of a category that no rule explains: what was measured of it."""
-    name, rule = _RULE_OF.get(category, (category, None))
-    lost_s = account.means[category]
-    starts = account.only_starts and name == LATE_START
-    if rule is None or starts:
-        where, advice = "", _TRY.get(category, _SPLIT)
-        if starts:
-            name = category
-            where = " in the first step, in which workers and agent loops start"
-            advice = "Record more steps: of three, the first one is left out."
-        elif category in _WHAT:
-            where = _WHAT[category]
-        elif account.between([category]):
-            where = " between steps"
-        elif category in CATEGORIES:
-            where = f" of the last request to finish: {CATEGORIES[category]}"
-        elif account.on_trainer(category):
-            where = " in the trainer's process, while no rank is active"
-        # Names are the user's, and may have braces.
-        quoted = category.replace("{", "{{").replace("}", "}}")
-        rule = Rule(
-            f"{quoted} takes {{lost_s}} per step ({{lost_share}}){where}.",
-            advice,
-            ("critical_path", "step_durations"),
-        )
-    places = [Place(step, {category: each}) for step, each in account.by_step([category]).items()]
-    culprit = replace(identity("phase", places), where="")
-    return finding_of(account, name, rule, lost_s, {category: lost_s}, culprit)
-
-
-# The rules that a category alone triggers, but only if it takes long enough.
-_RULE_OF = {
-    category: (name, rule)
-    for name, rule in RULES.items()
-    if not rule.dominates and not rule.pooled
-    for category in rule.categories
-}
+    return with_rest(account, listed)
 
 
 def _reason(waits: Rows) -> str:
