@@ -15,8 +15,6 @@ from verl_profiler.reading.reader import load
 ROLLOUT = "actor_rollout_ref.rollout"
 SAMPLER = "trainer.v1.sampler.custom_sampler"
 SWITCH = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
-BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
-GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -79,13 +77,6 @@ ROWS = {
         {f"{ROLLOUT}.gpu_memory_utilization": 0.8},
         ({f"{ROLLOUT}.gpu_memory_utilization": 0.8}, {f"{ROLLOUT}.gpu_memory_utilization": 0.9}),
     ),
-    "prefix_caching": Row(
-        {f"{ROLLOUT}.enable_prefix_caching": False},
-        {f"{ROLLOUT}.enable_prefix_caching": "true"},
-        ({f"{ROLLOUT}.enable_prefix_caching": True},),
-        engine="vllm",
-        unread_by=("sglang",),
-    ),
     "reward_workers": Row(
         {"reward.num_workers": 8}, {"reward.num_workers": 16}, ({"reward.num_workers": None},)
     ),
@@ -103,13 +94,6 @@ ROWS = {
         ({"trainer.save_freq": 3}, {"trainer.save_freq": -1}),
         measured=(1, 2, 3),
         never_measured=(1, 2),
-    ),
-    "larger_bucket": Row(
-        {BUCKET: 2048},
-        {BUCKET: 4096},
-        ({BUCKET: 4096}, {BUCKET: 3072}),
-        measured=(3 * GIB,),
-        never_measured=(2 * GIB,),
     ),
     "engine_timing": Row(
         {"profiler.events.engine_timing": False},
@@ -145,11 +129,9 @@ READ_AT = {
     "spread_calls": ["workers/rollout/llm_server.py:511"],
     "running_limit": [f"{_VLLM}:333", f"{_SGLANG}:329"],
     "engine_memory": [f"{_VLLM}:340", f"{_SGLANG}:317"],
-    "prefix_caching": [f"{_VLLM}:336"],
     "reward_workers": ["experimental/reward_loop/reward_loop.py:326"],
     "rarer_validation": [f"{_V1_TRAINER}:492"],
     "rarer_checkpoints": [f"{_V1_TRAINER}:482"],
-    "larger_bucket": ["workers/engine_workers.py:681"],
     # A setting of the profiler.
     "engine_timing": [],
     "hybrid_switch": ["trainer/ppo/v1/trainer_separate_async.py:95"],

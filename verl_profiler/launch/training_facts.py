@@ -56,7 +56,6 @@ def training_facts(config: Any) -> dict[str, Any]:
 # What decides which fixes of findings can work in this run: numbers and flags.
 _NUMBERS = (
     "actor_rollout_ref.rollout.agent.num_workers",
-    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
     "actor_rollout_ref.rollout.max_num_seqs",
     "data.train_batch_size",
@@ -67,7 +66,6 @@ _NUMBERS = (
 _FLAGS = (
     "actor_rollout_ref.hybrid_engine",
     "actor_rollout_ref.rollout.disaggregation.enabled",
-    "actor_rollout_ref.rollout.enable_prefix_caching",
     "algorithm.filter_groups.enable",
     "trainer.v1.sampler.sync_refill_failed_groups",
     "trainer.v1.separate_async.hybrid_rollout.enable_switch",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.selection import Steps, in_steps
@@ -110,29 +110,38 @@ class Facts:
         return [row["value"] for row in rows if row["value"] is not None]
 
 
-Values = Mapping[str, "str | int | float"]
-
-
 @dataclass(frozen=True)
 class Fix:
-    """A fix.
+    """A fix: one setting of verl.
 
     Args:
-        values: Returns the values by verl's key, or None if they are pointless in this run, change what
-            is trained, or if the run did not record what would show that.
-        keys: The keys of those values.
-        trainers: The trainers that read them.
-        engines: The engines for which they are read; empty for all.
-        since: The first version of verl that reads them.
-        files: Names of `FILES` that the values refer to.
+        key: Its key.
+        wanted: Returns its value, or None if it is pointless in this run, changes what is trained, or if the
+            run did not record what would show that.
+        trainers: The trainers that read it.
+        engines: The engines for which it is read; empty for all.
+        since: The first version of verl that reads it.
+        files: Names of `FILES` that the value refers to.
+        also: Other settings that belong to it.
     """
 
-    values: Callable[[Facts], Values | None]
-    keys: tuple[str, ...]
+    key: str
+    wanted: Callable[[Facts, str], str | float | None]
     trainers: tuple[str, ...]
     engines: tuple[str, ...] = ()
     since: tuple[int, ...] = (0, 9, 0)
     files: tuple[str, ...] = ()
+    also: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys that it sets."""
+        return self.key, *self.also
+
+    def values(self, facts: Facts) -> Mapping[str, str | float]:
+        """Return the values by key; empty where it is pointless."""
+        value = self.wanted(facts, self.key)
+        return {} if value is None else {self.key: value, **self.also}
 
 
 # The first versions whose sources nobody has compared with the table yet.
@@ -154,10 +163,8 @@ _FILTER = "algorithm.filter_groups.enable"
 _REFILL = "trainer.v1.sampler.sync_refill_failed_groups"
 
 
-def _fast_poll(facts: Facts) -> Values | None:
-    if not facts.off(_CUSTOM_SAMPLER, _FILTER, _REFILL):
-        return None
-    return {f"{_CUSTOM_SAMPLER}.path": "fast_poll.py", f"{_CUSTOM_SAMPLER}.name": "FastPoll"}
+def _fast_poll(facts: Facts, _key: str) -> str | None:
+    return "fast_poll.py" if facts.off(_CUSTOM_SAMPLER, _FILTER, _REFILL) else None
 
 
 def _agent_workers(facts: Facts, key: str) -> int | None:
@@ -224,17 +231,6 @@ def _rarer(facts: Facts, key: str) -> int | None:
     return _RARER * had if spared else None
 
 
-_SENT = "SELECT max(size_bytes) AS value FROM weight_moves WHERE run = ? AND {chosen}"
-_BUCKET_MB = 4096
-
-
-def _larger_bucket(facts: Facts, key: str) -> int | None:
-    """Enlarge the buckets if the weights do not fit into one."""
-    had = facts.count(key)
-    several = had and any(size > had << 20 for size in facts.measured(_SENT))
-    return _BUCKET_MB if several and had < _BUCKET_MB else None
-
-
 _DISAGGREGATED = f"{_ROLLOUT}.disaggregation.enabled"
 
 
@@ -246,57 +242,37 @@ def _hybrid_switch(facts: Facts, key: str) -> str | None:
     return "true" if possible else None
 
 
-def _of(
-    key: str,
-    wanted: Callable[[Facts, str], str | float | None],
-    trainers: tuple[str, ...],
-    **more: Any,
-) -> Fix:
-    """Return the fix of one key: `wanted` returns its value."""
-
-    def values(facts: Facts) -> Values | None:
-        value = wanted(facts, key)
-        return None if value is None else {key: value}
-
-    return Fix(values, (key,), trainers, **more)
-
-
 _ENGINES = ("vllm", "sglang")
 
 FIXES: dict[str, Fix] = {
     "fast_poll": Fix(
+        f"{_CUSTOM_SAMPLER}.path",
         _fast_poll,
-        (f"{_CUSTOM_SAMPLER}.path", f"{_CUSTOM_SAMPLER}.name"),
         SYNC_MODES,
         files=("fast_poll.py",),
+        also={f"{_CUSTOM_SAMPLER}.name": "FastPoll"},
     ),
-    "agent_workers": _of(f"{_ROLLOUT}.agent.num_workers", _agent_workers, SYNC_MODES),
-    "spread_calls": _of(
+    "agent_workers": Fix(f"{_ROLLOUT}.agent.num_workers", _agent_workers, SYNC_MODES),
+    "spread_calls": Fix(
         f"{_ROLLOUT}.router_config_path",
         _spread_calls,
         _V1,
         since=(0, 9, 1),
         files=("spread_calls.yaml", "spread_calls.py"),
     ),
-    "running_limit": _of(f"{_ROLLOUT}.max_num_seqs", _running_limit, _ALL, engines=_ENGINES),
-    "engine_memory": _of(
+    "running_limit": Fix(f"{_ROLLOUT}.max_num_seqs", _running_limit, _ALL, engines=_ENGINES),
+    "engine_memory": Fix(
         f"{_ROLLOUT}.gpu_memory_utilization", _engine_memory, _ALL, engines=_ENGINES
     ),
-    "prefix_caching": _of(
-        f"{_ROLLOUT}.enable_prefix_caching", _switched_on, _ALL, engines=("vllm",)
-    ),
-    "reward_workers": _of(
+    "reward_workers": Fix(
         "reward.num_workers", lambda facts, key: 2 * facts.count(key) or None, _ALL
     ),
-    "rarer_validation": _of("trainer.test_freq", _rarer, _V1),
-    "rarer_checkpoints": _of("trainer.save_freq", _rarer, _V1),
-    "larger_bucket": _of(
-        f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", _larger_bucket, _ALL
-    ),
-    "engine_timing": _of(
+    "rarer_validation": Fix("trainer.test_freq", _rarer, _V1),
+    "rarer_checkpoints": Fix("trainer.save_freq", _rarer, _V1),
+    "engine_timing": Fix(
         "profiler.events.engine_timing", _switched_on, (*_ALL, "experimental"), engines=_ENGINES
     ),
-    "hybrid_switch": _of(
+    "hybrid_switch": Fix(
         "trainer.v1.separate_async.hybrid_rollout.enable_switch",
         _hybrid_switch,
         ("separate_async",),
@@ -307,7 +283,8 @@ FIXES: dict[str, Fix] = {
 
 def fits(name: str, facts: Facts) -> bool:
     """Return whether a fix can work in a run, by what the run recorded."""
-    return _values(FIXES[name], facts) is not None
+    overrides, _ = fixes_of([name], facts)
+    return bool(overrides)
 
 
 def fixes_of(names: Iterable[str], facts: Facts) -> tuple[list[str], dict[str, str]]:
@@ -322,15 +299,11 @@ def fixes_of(names: Iterable[str], facts: Facts) -> tuple[list[str], dict[str, s
     """
     overrides: list[str] = []
     files: dict[str, str] = {}
-    for name in names:
-        values = _values(FIXES[name], facts)
-        if values is not None:
+    for fix in map(FIXES.__getitem__, names):
+        known = facts.version is not None and fix.since <= facts.version < _UNKNOWN_FROM
+        reads = facts.trainer in fix.trainers and (not fix.engines or facts.engine in fix.engines)
+        values = fix.values(facts) if known and reads else None
+        if values:
             overrides += [f"{key}={value}" for key, value in values.items()]
-            files |= {file: FILES[file] for file in FIXES[name].files}
+            files |= {file: FILES[file] for file in fix.files}
     return overrides, files
-
-
-def _values(fix: Fix, facts: Facts) -> Values | None:
-    known = facts.version is not None and fix.since <= facts.version < _UNKNOWN_FROM
-    reads = facts.trainer in fix.trainers and (not fix.engines or facts.engine in fix.engines)
-    return fix.values(facts) if known and reads else None

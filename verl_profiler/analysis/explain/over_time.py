@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import StatisticsError, correlation, fmean, linear_regression, median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from verl_profiler.analysis.explain.concentration import Culprit, Named
+from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Named
 from verl_profiler.analysis.explain.forward_passes import FORWARD
 from verl_profiler.analysis.selection import Rows, Steps, in_steps, nested
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
@@ -261,53 +261,55 @@ def _changes(
     parts: Mapping[str, Mapping[str, _Series]],
 ) -> list[tuple[str, float, Culprit]]:
     """Return finding, seconds and culprit of what grows or has changed, since each step."""
-    changed: dict[int | None, list[tuple[float, Culprit]]] = {}
-    by_tokens: dict[str, list[tuple[float, str, str, Rows]]] = {}
+    changed: dict[tuple[str, int | None], list[tuple[float, Culprit]]] = {}
+
+    def add(
+        finding: str, shape: Shape, phase: str, series: _Series, text: str, more: str = ""
+    ) -> None:
+        since = f" since step {shape.since}" if shape.since is not None else ""
+        longer = sorted((s for s in series if shape.kept[s] < 1), key=lambda s: -series[s])
+        evidence: Rows = [
+            {"step": step, "who": phase, "seconds": series[step], "what": None}
+            for step in longer[:EVIDENCE]
+        ]
+        culprit = Culprit("phase", phase, f"{text}{since}{more}", evidence=evidence)
+        lost_s = sum(length * (1 - shape.kept[step]) for step, length in series.items())
+        finding = finding or ("grows" if shape.since is None else "changed")
+        changed.setdefault((finding, shape.since), []).append((lost_s, culprit))
+
     for phase, lengths in phases.items():
         series = {step: each for step, each in lengths.items() if step not in without}
         known = {step: each for step, each in work.get(phase, {}).items() if step in series}
+        shape, more, rate = shape_of(series, first), None, None
+        spent = f"{seconds(shape.first)} to {seconds(shape.last)}" if shape else ""
         if len(known) == len(series):
-            rate = shape_of({step: ms for step, (_, ms) in known.items()}, first)
             demand = {step: tokens for step, (tokens, _) in known.items()}
-            more = shape_of(demand, first)
+            more, rate = (
+                shape_of(each, first)
+                for each in (demand, {step: ms for step, (_, ms) in known.items()})
+            )
             kinds = _two_kinds(demand) if more is None else None
             if more is not None:
                 text = f"{more.first:,.0f} to {more.last:,.0f} tokens per step in {phase}"
-                text += f", since step {more.since}" if more.since is not None else ""
-                own = _lost_s(series, more), phase, text, list[dict[str, Any]]()
-                by_tokens.setdefault("more_tokens", []).append(own)
+                add("more_tokens", more, phase, series, text)
             elif kinds is not None:
                 text = f"{kinds.last:,.0f} tokens per step in {phase}, in the other steps {kinds.first:,.0f}"
-                out = {step: each for step, each in series.items() if kinds.kept[step] < 1}
-                own = _lost_s(series, kinds), phase, text, _longest_of(out, phase)
-                by_tokens.setdefault("uneven_steps", []).append(own)
+                add("uneven_steps", kinds, phase, series, text)
             if rate is not None:
                 how = "tokens as before" if more is None else "besides its tokens"
-                long = shape_of(series, first)
-                spent = f"{seconds(long.first)} to {seconds(long.last)}, " if long else ""
-                text = f"{phase}: {spent}{rate.first:.3g} to {rate.last:.3g} ms per token, {how}"
-                changed.setdefault(rate.since, []).append(_finding(series, rate, phase, text))
-            if rate is not None or more is not None:
-                continue
-        shape = shape_of(series, first)
-        if shape is not None:
+                text = f"{spent}{', ' * bool(spent)}{rate.first:.3g} to {rate.last:.3g} ms per token, {how}"
+                add("", rate, phase, series, f"{phase}: {text}")
+        if shape is not None and more is None and rate is None:
             mostly = _mostly(series, parts.get(phase, {}))
-            text = f"{phase}: {seconds(shape.first)} to {seconds(shape.last)}"
-            more = f", mostly {mostly}" if mostly else ""
-            if not mostly and not known and phase in OF_TOKENS:
-                more = "; its tokens were not recorded"
-            changed.setdefault(shape.since, []).append(_finding(series, shape, phase, text, more))
+            unknown = "; its tokens were not recorded" if not known and phase in OF_TOKENS else ""
+            text = f", mostly {mostly}" if mostly else unknown
+            add("", shape, phase, series, f"{phase}: {spent}", text)
     found: list[tuple[str, float, Culprit]] = []
-    for since, each in changed.items():
+    for (name, _), each in changed.items():
         _, culprit = max(each, key=lambda own: own[0])
         others = [other.who for _, other in each if other is not culprit and other.who]
         text = culprit.text + (f"; also {', '.join(others)}" if others else "")
-        name = "grows" if since is None else "changed"
         found.append((name, sum(lost_s for lost_s, _ in each), replace(culprit, text=text)))
-    for name, each in by_tokens.items():
-        _, phase, text, evidence = max(each, key=lambda own: own[0])
-        culprit = Culprit("phase", phase, text, evidence=evidence)
-        found.append((name, sum(lost_s for lost_s, *_ in each), culprit))
     return found
 
 
@@ -322,25 +324,6 @@ def _two_kinds(series: _Series) -> Shape | None:
     first = fmean(each for step, each in series.items() if step not in out)
     kept = {step: first / each if step in out else 1.0 for step, each in series.items()}
     return Shape(None, first, fmean(series[step] for step in out), kept)
-
-
-def _longest_of(series: _Series, phase: str) -> Rows:
-    return [
-        {"step": step, "who": phase, "seconds": series[step], "what": None}
-        for step in sorted(series, key=lambda step: -series[step])[:3]
-    ]
-
-
-def _lost_s(series: _Series, shape: Shape) -> float:
-    return sum(length * (1 - shape.kept[step]) for step, length in series.items())
-
-
-def _finding(
-    series: _Series, shape: Shape, phase: str, text: str, more: str = ""
-) -> tuple[float, Culprit]:
-    since = f" since step {shape.since}" if shape.since is not None else ""
-    culprit = Culprit("phase", phase, f"{text}{since}{more}", evidence=_longest_of(series, phase))
-    return _lost_s(series, shape), culprit
 
 
 def shape_of(series: Mapping[int, float], first: int) -> Shape | None:

@@ -278,9 +278,9 @@ RULES: dict[str, Rule] = {
         "The last request to finish spends {lost_s} per step on prefill of tokens that were cached "
         "before.",
         "Send all turns of a conversation with one request id, so that the load balancer keeps its "
-        "replica; keep prefix caching on; more memory for the KV cache if the replica did not change.",
+        "replica; keep prefix caching on (enable_prefix_caching); more memory for the KV cache if the "
+        "replica did not change.",
         ("request_engine_time", "routes"),
-        fixes=("prefix_caching",),
     ),
     "small_batches": Rule(
         "Decoding bounds the step at small batches: {lost_s} per step ({lost_share}) of the last "
@@ -390,13 +390,12 @@ RULES: dict[str, Rule] = {
     ),
     "weight_sync": Rule(
         "The weight sync takes {lost_s} per step, {lost_share} of it.",
-        "A faster rollout.checkpoint_engine; larger buckets; check that it does not use the "
-        "slow network.",
+        "A faster rollout.checkpoint_engine; larger buckets (update_weights_bucket_megabytes); check that it "
+        "does not use the slow network.",
         ("weight_transfers", "worker_phases"),
         categories=("update_weights",),
         least=0.1,
         named_advice="Check the device, host and network of {who}.",
-        fixes=("larger_bucket",),
     ),
     "checkpoint": Rule(
         "Saving checkpoints takes {lost_s} per step on average.",
@@ -560,12 +559,11 @@ RULES: dict[str, Rule] = {
     ),
     "sync_bound": Rule(
         "The weight sync stops the trainer for {lost_s} per step, {lost_share} of its time.",
-        "A faster rollout.checkpoint_engine; larger buckets. A larger parameter_sync_step makes samples "
-        "staler, which changes what is trained.",
+        "A faster rollout.checkpoint_engine; larger buckets (update_weights_bucket_megabytes). A larger "
+        "parameter_sync_step makes samples staler, which changes what is trained.",
         ("bubble_ledger", "weight_transfers"),
         categories=("weight_sync",),
         least=0.1,
-        fixes=("larger_bucket",),
         pooled=True,
     ),
     "stale_samples": Rule(
