@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, in_steps, summed
 from verl_profiler.analysis.tq import FAIR_MIB_S, tq_functions, tq_throughput
 from verl_profiler.reading.tables.tables import Tables
 
@@ -17,6 +17,9 @@ UNSTABLE = 0.5
 _ENOUGH_CALLS = 10
 # Below this size a call's fixed costs, not the bandwidth, determine its measured rate.
 SMALL_BYTES = 1 << 20
+# Columns of `tq_functions` that a high overhead and an unstable stage have.
+_OVERHEAD = ("total_s", "overhead_share", "get_share", "put_share", "alone_share")
+_STAGE = ("calls", "mean_s", "p50_s", "p95_s", "max_s", "variation")
 
 
 def tq_findings(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
@@ -28,13 +31,9 @@ def tq_findings(tables: Tables, steps: Steps = None, *, function: str | None = N
     """
     functions = tq_functions(tables, steps, function=function)
     rates = tq_throughput(tables, steps, function=function)
-    wholes: dict[str, float] = {}
-    for row in functions:
-        if not row["waits"]:
-            wholes[row["run"]] = wholes.get(row["run"], 0.0) + (row["total_s"] or 0.0)
-    found = [
-        finding for row in functions for finding in _of_function(row, wholes.get(row["run"], 0.0))
-    ]
+    working = (row for row in functions if not row["waits"])
+    wholes: dict[str, float] = summed(working, "total_s", "run")
+    found = [each for row in functions for each in _of_function(row, wholes.get(row["run"], 0.0))]
     found += [_of_rates(row) for row in rates if row["caller"] is None and row["speed"] == "poor"]
     for row in found:
         if row["finding"] == "unstable":
@@ -46,59 +45,27 @@ def tq_findings(tables: Tables, steps: Steps = None, *, function: str | None = N
     )
 
 
-def _of_function(row: Mapping[str, Any], whole_s: float) -> Rows:
-    about = {"run": row["run"], "func": row["func"], "event": None}
-    found: Rows = []
+def _of_function(row: Mapping[str, Any], whole_s: float) -> Iterator[dict[str, Any]]:
+    def found(finding: str, value: float, threshold: float, **more: Any) -> dict[str, Any]:
+        about = {"run": row["run"], "func": row["func"], "event": None}
+        return {**about, "finding": finding, "value": value, "threshold": threshold, **more}
+
     share = row["overhead_share"]
     if share is not None and share > HIGH_OVERHEAD and not row["waits"]:
-        found.append(
-            {
-                **about,
-                "finding": "overhead",
-                "value": share,
-                "threshold": HIGH_OVERHEAD,
-                "tq_s": share * row["total_s"],
-                "of_all_share": share * row["total_s"] / whole_s,
-                **{
-                    key: row[key]
-                    for key in (
-                        "total_s",
-                        "overhead_share",
-                        "get_share",
-                        "put_share",
-                        "alone_share",
-                    )
-                },
-            }
+        tq_s = share * row["total_s"]
+        more = {key: row[key] for key in _OVERHEAD}
+        yield found(
+            "overhead", share, HIGH_OVERHEAD, tq_s=tq_s, of_all_share=tq_s / whole_s, **more
         )
     if row["failed"]:
-        found.append(
-            {
-                **about,
-                "finding": "failed",
-                "value": row["failed"] / row["calls"],
-                "threshold": 0,
-                "failed": row["failed"],
-                "calls": row["calls"],
-            }
-        )
+        more = {key: row[key] for key in ("failed", "calls")}
+        yield found("failed", row["failed"] / row["calls"], 0, **more)
     for stage in ("get", "put"):
         variation = row[f"{stage}_variation"]
         measured = min(row["traced"], row[f"{stage}_calls"])
-        if variation is None or variation <= UNSTABLE or measured < _ENOUGH_CALLS:
-            continue
-        keys = ("calls", "mean_s", "p50_s", "p95_s", "max_s", "variation")
-        found.append(
-            {
-                **about,
-                "finding": "unstable",
-                "value": variation,
-                "threshold": UNSTABLE,
-                "stage": stage,
-                **{key: row[f"{stage}_{key}"] for key in keys},
-            }
-        )
-    return found
+        if variation is not None and variation > UNSTABLE and measured >= _ENOUGH_CALLS:
+            more = {key: row[f"{stage}_{key}"] for key in _STAGE}
+            yield found("unstable", variation, UNSTABLE, stage=stage, **more)
 
 
 def _worst_step(tables: Tables, steps: Steps, row: Mapping[str, Any]) -> dict[str, Any]:
