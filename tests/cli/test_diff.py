@@ -301,11 +301,12 @@ def test_an_at_sign_in_a_path_is_part_of_the_path(tmp_path, runs):
 
 
 def test_no_step_left_is_an_error(runs, tmp_path):
-    """Without --warmup, a run of one step keeps it."""
+    """A run of one step keeps it."""
     one = make_run(tmp_path / "one", 1)
+    write_lines(tmp_path / "none", worker_0=[ended("request", 5.0, 4.0, step=1, request_id="q1")])
 
-    with pytest.raises(ReadingError, match="left out as warm-up") as raised:
-        run(one, runs[0], "--warmup", 1)
+    with pytest.raises(ReadingError, match="no finished training step") as raised:
+        run(tmp_path / "none", runs[0])
     assert "too-few-steps" == raised.value.slug
     assert 0 == run(one, runs[0])
     with pytest.raises(ReadingError, match="no-such-step"):
@@ -333,13 +334,13 @@ def test_steps_without_calls_count_as_zero(tmp_path, capsys):
     for step in range(1, 11):
         add(a, step, "tool_call", count=4, tool="sandbox", turn=1)
     add(b, 5, "tool_call", count=4, tool="sandbox", turn=1)
-    _, metrics = metrics_of(capsys, a, b, "--warmup", 0)
+    _, metrics = metrics_of(capsys, f"{a}@1:10", f"{b}@1:10")
 
     # Each step of a made run has a call of its own.
     assert (5.0, 1.4) == (metrics["tool_call.count"]["a"], metrics["tool_call.count"]["b"])
     assert metrics["tool_call.count"]["high"] < 0
-    assert 0 == run(a, b, "--warmup", 0, "--fail-if", "tool_call.count > 1.5")
-    assert 1 == run(a, b, "--warmup", 0, "--fail-if", "tool_call.count < -50%")
+    assert 0 == run(f"{a}@1:10", f"{b}@1:10", "--fail-if", "tool_call.count > 1.5")
+    assert 1 == run(f"{a}@1:10", f"{b}@1:10", "--fail-if", "tool_call.count < -50%")
 
 
 def test_a_length_that_one_step_does_not_have_is_not_listed(capsys):
@@ -469,7 +470,6 @@ def test_the_steps_of_each_side_are_verified(capsys):
         (("slow_ranks", REHEARSED, SMALL), "does not have the finding slow_ranks"),
         (("polling", SMALL, "nowhere"), "nowhere does not exist"),
         (("polling", SMALL, SMALL, "--fail-if", "step > 1s"), "cannot be used with --fail-if"),
-        (("polling", SMALL, SMALL, "--warmup", 0), "cannot be used with --warmup"),
         (("polling", f"{SMALL}@9", SMALL), "no-such-step"),
     ],
 )

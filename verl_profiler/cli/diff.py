@@ -56,13 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "kept or undecided; a name from `why A --json`, such as polling or slow_tools",
     )
     parser.add_argument(
-        "--warmup",
-        metavar="STEPS",
-        type=int,
-        help="finished steps to leave out at the start of a run without @N:M (default: 1, if at "
-        "least two others remain)",
-    )
-    parser.add_argument(
         "--all", action="store_true", help="show all metrics, not only those that changed most"
     )
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON")
@@ -81,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.verify is not None:
         return _verify(args)
-    document = comparison(args.a, args.b, args.fail_if, args.warmup, cache=not args.no_cache)
+    document = comparison(args.a, args.b, args.fail_if, cache=not args.no_cache)
     if args.json:
         kept, cut = bounded({"only_in_one": document["only_in_one"]})
         print_json(
@@ -101,7 +94,6 @@ def comparison(
     given_a: Sequence[Side],
     given_b: Sequence[Side],
     fail_if: Sequence[str] = (),
-    warmup: int | None = None,
     *,
     cache: bool,
 ) -> dict[str, Any]:
@@ -117,7 +109,7 @@ def comparison(
     from verl_profiler.views.ledger_text import bound_text
 
     conditions = [condition(text) for text in fail_if]
-    a, b = read_both(given_a, given_b, warmup, cache=cache)
+    a, b = read_both(given_a, given_b, cache=cache)
     one_run = len(given_a) == len(given_b) == 1 and _same(given_a[0].path, given_b[0].path)
     compared = Comparison(a, b, one_run=one_run)
     return {
@@ -150,9 +142,8 @@ def _verify(args: argparse.Namespace) -> int:
     from verl_profiler.analysis.explain.verification import verified
     from verl_profiler.views.diff_text import verification_text
 
-    given = {"--fail-if": args.fail_if, "--all": args.all, "--warmup": args.warmup is not None}
-    if any(given.values()):
-        option = next(name for name, value in given.items() if value)
+    option = "--fail-if" if args.fail_if else "--all" if args.all else None
+    if option is not None:
         raise ReadingError(
             f"--verify compares the length of the steps only, so it cannot be used with {option}.\n"
             "Omit one of them",

@@ -66,14 +66,13 @@ def _place(text: str) -> Path:
 
 
 def read_both(
-    first: Sequence[Side], second: Sequence[Side], warmup: int | None, *, cache: bool
+    first: Sequence[Side], second: Sequence[Side], *, cache: bool
 ) -> tuple[Measured, Measured]:
     """Return the metrics of both sides; with device time and staleness if one is asynchronous.
 
     Args:
         first: The launches of A.
         second: Those of B.
-        warmup: Finished steps to leave out at the start of a run without chosen steps.
         cache: Whether the runs' caches are used.
     """
     from verl_profiler.analysis.compare.asynchronous_metrics import device_metrics, sample_metrics
@@ -87,10 +86,10 @@ def read_both(
             reads.append([])
             for each in side:
                 if are_logs([each.path]):
-                    reads[-1].append(_read_log(each, warmup))
+                    reads[-1].append(_read_log(each))
                     continue
                 opened = stack.enter_context(load(each.path, cache=cache))
-                reads[-1].append(_read(each, opened, warmup))
+                reads[-1].append(_read(each, opened))
                 opened_runs.append((reads[-1][-1], opened))
         every = [*reads[0], *reads[1]]
         if any(each.asynchronous for each in every):
@@ -121,7 +120,7 @@ def _together(launches: Sequence[Measured]) -> Measured:
     return replace(first, rows=rows, steps=steps, asynchronous=asynchronous, launches=len(launches))
 
 
-def _read_log(each: Side, warmup: int | None) -> Measured:
+def _read_log(each: Side) -> Measured:
     """Return the metrics of a console log."""
     from verl_profiler.analysis.compare.step_metrics import logged_metrics
     from verl_profiler.reading.formats.console_steps import logged_runs
@@ -136,7 +135,7 @@ def _read_log(each: Side, warmup: int | None) -> Measured:
         )
     first, last = each.steps or (1, max(line.step for line in runs[0].lines))
     rows = [row for row in logged_metrics(runs[0]) if first <= row["step"] <= last]
-    return _chosen(each, rows, warmup, {}, asynchronous=False)
+    return _chosen(each, rows, {}, asynchronous=False)
 
 
 def read_findings(each: Side, *, cache: bool) -> tuple[dict[str, Any], Rows]:
@@ -161,7 +160,7 @@ def read_findings(each: Side, *, cache: bool) -> tuple[dict[str, Any], Rows]:
     return {row["finding"]: row for row in found}, rows
 
 
-def _read(each: Side, opened: Run, warmup: int | None) -> Measured:
+def _read(each: Side, opened: Run) -> Measured:
     """Return the metrics of one side's steps."""
     from verl_profiler.analysis.compare.step_metrics import step_metrics
 
@@ -169,27 +168,20 @@ def _read(each: Side, opened: Run, warmup: int | None) -> Measured:
     rows = step_metrics(opened.tables, each.steps)
     launch = next((found for found in opened.launches.values() if found), dict[str, Any]())
     asynchronous = bool(opened.rows("SELECT run FROM asynchronous"))
-    return _chosen(each, rows, warmup, launch, asynchronous=asynchronous)
+    return _chosen(each, rows, launch, asynchronous=asynchronous)
 
 
-def _chosen(
-    each: Side, rows: Rows, warmup: int | None, launch: Mapping[str, Any], *, asynchronous: bool
-) -> Measured:
+def _chosen(each: Side, rows: Rows, launch: Mapping[str, Any], *, asynchronous: bool) -> Measured:
     """Return one side without its warm-up."""
     from verl_profiler.analysis.compare.differences import Measured
     from verl_profiler.analysis.selection import warm_up
 
     finished = sorted({row["step"] for row in rows})
-    if warmup is None or each.steps is not None:
-        dropped = warm_up(finished, each.steps)
-    else:
-        dropped = finished[: max(warmup, 0)]
+    dropped = warm_up(finished, each.steps)
     left = [step for step in finished if step not in dropped]
     if not left:
         raise ReadingError(
-            f"{each.shown} has {len(finished)} finished training steps"
-            f"{', all left out as warm-up' if finished else ''}, so nothing is left to "
-            "compare.\nName steps, for example RUN@1:5, or give --warmup 0",
+            f"{each.shown} has no finished training step to compare.\nCompare a run that finished one",
             "too-few-steps",
         )
     rows = [row for row in rows if row["step"] in set(left)]
