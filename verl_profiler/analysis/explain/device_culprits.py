@@ -46,36 +46,25 @@ def _mean_by_phase(rows: Rows) -> dict[tuple[int, str], float]:
 
 
 def _culprit(rows: Rows) -> Culprit:
-    hosts = dict.fromkeys(row["host"] for row in rows)
+    several = len({row["host"] for row in rows}) > 1
+    rows = [
+        {**row, "device": f"{row['device']} on {row['host']}" if several else str(row["device"])}
+        for row in rows
+    ]
     for kind in ("device", "host"):
-        groups: dict[tuple[int, str], dict[str, list[float]]] = {}
-        members: set[str] = set()
-        for row in rows:
-            host = str(row["host"])
-            name = host if kind == "host" else str(row["device"])
-            if kind == "device" and len(hosts) > 1:
-                name = f"{name} on {host}"
-            members.add(name)
-            group = groups.setdefault((row["step"], row["phase"]), {})
-            group.setdefault(name, []).append(row["idle_s"])
+        idle: dict[tuple[int, str], dict[str, float]] = {}
+        for (step, phase, who), own in grouped(rows, "step", "phase", kind).items():
+            idle.setdefault((step, phase), {})[str(who)] = fmean(row["idle_s"] for row in own)
+        members = {who for each in idle.values() for who in each}
+        # Only what a member is idle beyond the least idle one is its own.
         places = [
-            Place(step, {who: sum(each) / len(each) for who, each in idle.items()}, phase)
-            for (step, phase), idle in groups.items()
+            Place(step, {who: lost - min(each.values()) for who, lost in each.items()}, phase)
+            for (step, phase), each in idle.items()
+            if len(each) == len(members) > 1
         ]
-        if len(members) > 1:
-            # Only what a member is idle beyond the least idle one is its own.
-            beyond = [
-                Place(
-                    place.step,
-                    {who: lost - min(place.lost_s.values()) for who, lost in place.lost_s.items()},
-                    place.what,
-                )
-                for place in places
-                if len(place.lost_s) == len(members)
-            ]
-            culprit = concentration(kind, beyond, len(members), unit="phase", verb="most idle")
-            if culprit.who is not None:
-                return culprit
+        culprit = concentration(kind, places, len(members), unit="phase", verb="most idle")
+        if culprit.who is not None:
+            return culprit
     means = _mean_by_phase(rows)
     places = places_of((step, phase, lost) for (step, phase), lost in means.items())
     return identity("phase", places, verb="most idle")
