@@ -238,23 +238,19 @@ def tools(earlier: Earlier) -> Iterator[Named]:
             count(*) FILTER (failed) AS failures, count(DISTINCT step) FILTER (failed) AS steps,
             mode(error) FILTER (failed) AS error, max(duration_us) FILTER (failed) / 1e6 AS longest_s,
             arg_min(step, begin_us) FILTER (failed) AS first_step,
-            arg_min(request_id, begin_us) FILTER (failed) AS first_request
+            arg_min(request_id, begin_us) FILTER (failed) AS first_request,
+            coalesce(any_value(length_s), 0) AS length_s
         FROM (SELECT *, status = 'error' AND coalesce(error, '') NOT IN {_OF_THE_MODEL} AS failed
             FROM {estimated("tool_calls")} WHERE NOT validate AND {in_steps(steps)})
+            LEFT JOIN (SELECT run, sum(duration_us) / 1e6 AS length_s FROM steps
+                WHERE finished AND {in_steps(steps)} GROUP BY run) USING (run)
         GROUP BY run, tool HAVING failures >= {_FAILURES}
         ORDER BY run, failures / count(*) DESC, tool
         """
     )
-    length_s = {
-        row["run"]: row["length_s"]
-        for row in tables.rows(
-            f"SELECT run, sum(duration_us) / 1e6 AS length_s FROM steps "
-            f"WHERE finished AND {in_steps(steps)} GROUP BY run"
-        )
-    }
     for row in failing:
         lost_s = failed_s.get(row["run"], 0.0)
-        costly = lost_s >= _COSTLY * length_s.get(row["run"], 0.0) > 0
+        costly = lost_s >= _COSTLY * row["length_s"] > 0
         if not costly and row["failures"] < _FAILING * row["calls"]:
             continue
         text = f"{row['tool']}: {row['failures']:,} of {row['calls']:,} calls ({row['error']})"

@@ -62,11 +62,13 @@ class Rule:
     pooled: bool = False
 
 
-# What makes a wait for the rollout superfluous: it names the cause.
-_OF_ROLLOUT = (
+# What makes requests late, by its cause: where one of these explains it, the wait for them does not.
+_CAUSES = (
     *("slow_tools", "failing_tools", "slow_replica", "slow_host", "skewed_routing", "long_prompts"),
-    *("slow_calls", "slow_prefill", "slow_transfers", "reward", "grows", "changed"),
+    *("slow_calls", "slow_prefill", "slow_transfers", "few_at_once", "reward"),
+    *("event_loop", "host_stall"),
 )
+_OF_ROLLOUT = (*_CAUSES, "grows", "changed")
 
 RULES: dict[str, Rule] = {
     "polling": Rule(
@@ -89,10 +91,8 @@ RULES: dict[str, Rule] = {
         varies=True,
         named_advice="Look at the requests of {who} first: `verl-profiler requests RUN`.",
         without=(
-            *("slow_tools", "slow_replica", "slow_worker", "event_loop", "host_stall", "reward"),
-            *("slow_host", "slow_calls"),
-            *("kv_bound", "unbalanced_replicas", "retractions", "cold_prefix_cache"),
-            *("long_prompts", "failing_tools", "skewed_routing", "few_at_once", "slow_prefill"),
+            *(*_CAUSES, "slow_worker", "kv_bound", "unbalanced_replicas", "retractions"),
+            "cold_prefix_cache",
         ),
     ),
     "slow_tools": Rule(
@@ -148,18 +148,7 @@ RULES: dict[str, Rule] = {
         "All other agent-loop workers finish {lost_s} per step before {who}.",
         "Compare its requests with those of the others (`verl-profiler requests RUN`).",
         ("worker_phases", "loop_suspects"),
-        without=(
-            *(
-                "slow_replica",
-                "slow_tools",
-                "slow_host",
-                "event_loop",
-                "host_stall",
-                "long_prompts",
-            ),
-            *("failing_tools", "skewed_routing", "few_at_once", "engine_queue"),
-            *("slow_transfers", "slow_calls"),
-        ),
+        without=(*_CAUSES, "engine_queue"),
     ),
     "uneven_workers": Rule(
         "Balancing work over the agent-loop workers' event loops would save {lost_s} per step ({who}).",
