@@ -30,7 +30,15 @@ from verl_profiler.analysis.explain.work import (
     tool_work,
     worker_slowness,
 )
-from verl_profiler.analysis.selection import Rows, Steps, by_run, estimated, in_steps, nested
+from verl_profiler.analysis.selection import (
+    Rows,
+    Steps,
+    by_run,
+    estimated,
+    grouped,
+    in_steps,
+    nested,
+)
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds
@@ -418,40 +426,40 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterat
     """
     rows = tables.rows(
         f"""
-        WITH each_worker AS (SELECT run, work, kind, host, name, median(duration_us) AS us, count(*) AS many
-            FROM ({calls}) GROUP BY ALL
-        ), workers AS (SELECT run, kind, host, min(us) AS least_us, count(*) AS workers
-            FROM each_worker GROUP BY ALL
-        ), rates AS (SELECT run, work, kind, host, median(duration_us) AS us, count(*) AS many
-            FROM ({calls}) GROUP BY ALL HAVING many >= {_HOST_CALLS}
+        WITH calls AS (SELECT *, median(duration_us) OVER (PARTITION BY run, kind, name) AS worker_us
+            FROM ({calls})
+        ), rates AS (SELECT run, work, kind, host, median(duration_us) AS us, count(*) AS many,
+                min(worker_us) AS least_us, count(DISTINCT name) AS workers
+            FROM calls GROUP BY ALL HAVING many >= {_HOST_CALLS}
         ), others AS (SELECT a.run, a.kind, a.host, median(b.us) AS others_us
             FROM rates AS a JOIN rates AS b ON a.run = b.run AND a.kind = b.kind AND a.host <> b.host
             GROUP BY ALL)
         SELECT run, work, kind, host, us / others_us AS slower,
             many >= {_MANY_CALLS} AND least_us >= {_MUCH} * others_us AND (work = 'tool' OR workers > 1)
                 AS alone
-        FROM rates JOIN workers USING (run, kind, host) JOIN others USING (run, kind, host)
+        FROM rates JOIN others USING (run, kind, host)
         WHERE slower >= {SLOWER} AND (alone OR work <> 'transfer') ORDER BY ALL
         """
     )
-    slower: dict[str, dict[str, dict[str, float]]] = nested(rows, "slower", "run", "host", "kind")
-    works: dict[str, dict[str, dict[str, str]]] = nested(rows, "work", "run", "host", "kind")
-    alone = {(row["run"], row["host"]) for row in rows if row["alone"]}
     hosts = {(row["run"], row["name"]): row["host"] for row in tables.rows("FROM processes")}
-    for run, of_hosts in slower.items():
+    for run, slow in by_run(rows).items():
         decoding: dict[str, list[float]] = {}
         loads = loads_of.get(run)
         for each in loads.slowness().values() if loads else ():
             for who, (us, alike_us) in each.items():
                 decoding.setdefault(hosts.get((run, who)) or "", []).append(us / alike_us)
-        for host, times in decoding.items():
-            if host in of_hosts and median(times) >= SLOWER:
-                of_hosts[host]["decoding"] = median(times)
-        host = max(of_hosts, key=lambda each: ((run, each) in alone, len(of_hosts[each]), each))
-        kinds = of_hosts[host]
-        of_work = {works[run][host].get(kind, kind) for kind in kinds}
-        if len(of_work) < _KINDS_OF_WORK and (run, host) not in alone:
+        found: list[tuple[bool, int, str, dict[str, float]]] = []
+        for host, own in grouped(slow, "host").items():
+            kinds = {row["kind"]: row["slower"] for row in own}
+            if median(decoding.get(host, [0.0])) >= SLOWER:
+                kinds["decoding"] = median(decoding[host])
+            of_work = {row["work"] for row in own} | (kinds.keys() & {"decoding"})
+            alone = any(row["alone"] for row in own)
+            if alone or len(of_work) >= _KINDS_OF_WORK:
+                found.append((alone, len(kinds), host, kinds))
+        if not found:
             continue
+        *_, host, kinds = max(found, key=lambda each: each[:3])
         cuts = f"""
             SELECT run, step, name, request_id, $host AS who, sum(us * (1 - 1 / slower)) AS cut_us
             FROM (SELECT run, step, name, request_id, host, kind, duration_us AS us FROM ({calls})
@@ -463,12 +471,7 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterat
             ) JOIN (SELECT unnest($kinds) AS kind, unnest($slower) AS slower) USING (kind)
             WHERE run = $run AND host = $host GROUP BY ALL
         """
-        parameters = {
-            "run": run,
-            "host": host,
-            "kinds": list(kinds),
-            "slower": list(kinds.values()),
-        }
+        parameters = {"run": run, "host": host, "kinds": [*kinds], "slower": [*kinds.values()]}
         places = earlier(cuts, "all", parameters).get((run, host), [])
         listed = ", ".join(f"{kind} {times:.1f} times" for kind, times in sorted(kinds.items()))
         text = f"{host}: {listed} what it takes on the others"
