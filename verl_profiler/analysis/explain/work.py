@@ -257,10 +257,9 @@ def prompts(earlier: Earlier) -> Iterator[Named]:
         yield lost_to(run, "long_prompts", "prompt group", listed, places, text=text, where=where)
 
 
-# A call is long among those of its step if its tokens are so many times the spread of the shorter half above
-# the median, and at least so many times the median.  A request has many turns if they are so many times those
-# that most requests have at most.
-_LONG_SPREADS, _LONG = 4, 2
+# A call is long among those of its step if its tokens are so many times the median.  A request has many turns
+# if they are so many times those that most requests have at most.
+_LONG = 2
 _MOST_REQUESTS = 0.8
 
 
@@ -274,15 +273,13 @@ def tails(earlier: Earlier) -> dict[str, tuple[str, float]]:
     tables, steps = earlier.tables, earlier.steps
     cuts = f"""
         WITH calls AS (
-            SELECT run, step, name, request_id, ln(response_tokens) AS length FROM engine_calls
+            SELECT run, step, name, request_id, response_tokens AS length FROM engine_calls
             WHERE NOT validate AND response_tokens > 0 AND {SYNCHRONOUS} AND {in_steps(steps)}
         ), typical AS (
-            SELECT run, step, median(length) AS middle,
-                median(length) - quantile_cont(length, 0.16) AS spread
-            FROM calls GROUP BY run, step
+            SELECT run, step, median(length) AS middle FROM calls GROUP BY run, step
         ), long AS (
             SELECT DISTINCT run, step, name, request_id FROM calls JOIN typical USING (run, step)
-            WHERE length > middle + greatest({_LONG_SPREADS} * spread, ln({_LONG}))
+            WHERE length > {_LONG} * middle
             UNION
             SELECT run, step, name, request_id FROM ({_ENDED}) WHERE {SYNCHRONOUS} AND {in_steps(steps)}
             QUALIFY turns > {_LONG} * quantile_cont(turns, {_MOST_REQUESTS})
