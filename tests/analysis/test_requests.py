@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from picked import picked
+from truth.planted import findings_of, pair
 
 from verl_profiler.analysis.compare.step_metrics import step_metrics
 from verl_profiler.analysis.requests import (
@@ -234,3 +235,14 @@ def test_ids_that_repeat_are_told_apart(tables, conversation):
 
     assert {2} == {row["step"] for row in rows}
     assert 0.0 == rows[0]["begin_s"]
+
+
+@pytest.mark.parametrize("severity", [0, 1])
+def test_a_wide_distribution_of_lengths_has_a_tail(severity):
+    """Lognormal response lengths; the truth is the same simulation with lengths that are nearly alike."""
+    wide, narrow = pair("lognormal", severity, 0)
+    row = findings_of(wide)[0]
+
+    assert "tail" == row["finding"]
+    assert 0.8 <= row["recoverable_s"] / (wide.step_s - narrow.step_s) <= 1.25
+    assert "times the tokens" in row["cause"]

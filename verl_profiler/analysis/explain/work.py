@@ -272,14 +272,10 @@ def tails(earlier: Earlier) -> dict[str, tuple[str, float]]:
     """
     tables, steps = earlier.tables, earlier.steps
     cuts = f"""
-        WITH calls AS (
-            SELECT run, step, name, request_id, response_tokens AS length FROM engine_calls
+        WITH long AS (
+            SELECT DISTINCT run, step, name, request_id FROM engine_calls
             WHERE NOT validate AND response_tokens > 0 AND {SYNCHRONOUS} AND {in_steps(steps)}
-        ), typical AS (
-            SELECT run, step, median(length) AS middle FROM calls GROUP BY run, step
-        ), long AS (
-            SELECT DISTINCT run, step, name, request_id FROM calls JOIN typical USING (run, step)
-            WHERE length > {_LONG} * middle
+            QUALIFY response_tokens > {_LONG} * median(response_tokens) OVER (PARTITION BY run, step)
             UNION
             SELECT run, step, name, request_id FROM ({_ENDED}) WHERE {SYNCHRONOUS} AND {in_steps(steps)}
             QUALIFY turns > {_LONG} * quantile_cont(turns, {_MOST_REQUESTS})
