@@ -9,10 +9,9 @@ from typing import Any
 from verl_profiler.analysis.intervals import LEAST_STEPS, mean_difference
 from verl_profiler.analysis.selection import Rows
 
-__all__ = ["WORK", "verified"]
+__all__ = ["verified"]
 
-# Quantities that must match before and after for steps to be comparable, and the tolerance.
-WORK = ("requests",)
+# Requests per step must match before and after for steps to be comparable; the tolerance.
 _ALIKE = 0.05
 # Minimum share of the predicted gain for the verdict `kept`.
 _KEPT = 0.5
@@ -45,12 +44,9 @@ def verified(
     gain = fmean(first.values()) - fmean(second.values())
     low, high = (None, None) if change is None else change.interval()
     wanted = _KEPT * predicted["recoverable_s"]
-    work = {
-        name: b / a - 1
-        for name in WORK
-        if (a := fmean(row[name] for row in before)) and (b := fmean(row[name] for row in after))
-        if abs(b / a - 1) > _ALIKE
-    }
+    requests = [fmean(row["requests"] for row in rows) for rows in (before, after)]
+    more = requests[1] / requests[0] - 1 if all(requests) else 0.0
+    work = {"requests": more} if abs(more) > _ALIKE else {}
     if low is None or high is None:
         verdict = "undecided"
         reason = f"an interval needs {LEAST_STEPS} steps of each run after the warm-up"
