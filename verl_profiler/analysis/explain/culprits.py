@@ -26,7 +26,6 @@ from verl_profiler.analysis.explain.device_culprits import idle_devices
 from verl_profiler.analysis.explain.engine_culprits import engines
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import over_time
-from verl_profiler.analysis.explain.rollout_culprits import late_s
 from verl_profiler.analysis.explain.rules import BETWEEN, LATE_START
 from verl_profiler.analysis.explain.step_rows import TOGETHER
 from verl_profiler.analysis.explain.what_if import Cycle, cycles
@@ -187,7 +186,11 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
                     THEN max(length_us) - arg_max(length_us, (us, who)) END) AS next_us
             FROM members GROUP BY run, step, phase, at_us, kind, moment
         )
-        SELECT * FROM placed QUALIFY row_number() OVER (PARTITION BY run, step, phase, at_us, kind
+        SELECT *, greatest(last_us - coalesce(next_us, last_us), 0) / 1e6 AS late_s,
+            -- Two members have no range of the others.
+            many > 2 AND last_us - next_us > {_CLEAR} * greatest(next_us - first_us, 1) AS clear
+        FROM placed WHERE many > 1
+        QUALIFY row_number() OVER (PARTITION BY run, step, phase, at_us, kind
             ORDER BY last_us - next_us DESC NULLS LAST, moment) = 1
         ORDER BY run, step, at_us, kind
         """
@@ -200,33 +203,25 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
                 own = [
                     row
                     for row in of_run
-                    if row["kind"] == kind
-                    and row["many"] > 1
-                    and (row["phase"] == "update_weights") == synced
+                    if row["kind"] == kind and (row["phase"] == "update_weights") == synced
                 ]
                 if not own:
                     continue
                 # Some never led.
                 many = max(len({row["who"] for row in own}), *(row["many"] for row in own))
                 places = [
-                    Place(row["step"], {row["who"]: late_s(row)}, row["phase"]) for row in own
+                    Place(row["step"], {row["who"]: row["late_s"]}, row["phase"]) for row in own
                 ]
-                # Two members have no range of the others.
-                clear = all(
-                    row["many"] > 2
-                    and late_s(row) * 1e6 > _CLEAR * max(row["next_us"] - row["first_us"], 1)
-                    for row in own
-                )
+                clear = all(row["clear"] for row in own)
                 culprit = concentration(kind, places, many, unit="phase", clear=clear)
-                lost = sum(late_s(row) for row in own if row["who"] == culprit.who)
+                lost = sum(row["late_s"] for row in own if row["who"] == culprit.who)
                 if not best or lost > _MORE_THAN_A_RANK * best[0][1]:
                     best = [(culprit, lost)]
             for culprit, lost in best:
                 # What makes all ranks faster does not help where one is slower than the others.
                 nobody = culprit.who is None
-                named = replace(culprit, fixable=nobody)
                 less = lost if synced else earlier.of_training(run, lost)
-                yield Named(run, name, named, None if nobody else less)
+                yield Named(run, name, replace(culprit, fixable=nobody), None if nobody else less)
 
 
 # The last of a group is clearly late if it is later than the others' ends are apart, so many times.

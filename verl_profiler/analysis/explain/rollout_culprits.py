@@ -46,7 +46,6 @@ from verl_profiler.units import counted, seconds
 __all__ = [
     "calls_of",
     "changing_work",
-    "late_s",
     "replicas",
     "requests",
     "rewards",
@@ -70,11 +69,6 @@ _REASONS_OF = {
     "worker": ("late", "slow", "other"),
     "replica": ("queued", "cold", "prefill", "recomputed", "undivided", "slow"),
 }
-
-
-def late_s(row: Mapping[str, Any]) -> float:
-    """Return how much later the last of a group ended than the last but one."""
-    return max(row["last_us"] - (row["next_us"] or row["last_us"]), 0) / 1e6
 
 
 def requests(earlier: Earlier) -> Iterator[Named]:
@@ -153,15 +147,15 @@ def workers(earlier: Earlier) -> Iterator[Named]:
             GROUP BY run, step, name
         )
         SELECT run, step, count(*) AS many, arg_max(name, (end_us, name)) AS who,
-            max(end_us) AS last_us, max(end_us, 2)[2] AS next_us
+            (max(end_us) - max(end_us, 2)[2]) / 1e6 AS late_s
         FROM ends GROUP BY run, step HAVING count(*) > 1 ORDER BY run, step
         """
     )
     members = shares_of(tables, "name", "requests", steps)
     for run, own in by_run(rows).items():
-        places = [Place(row["step"], {row["who"]: late_s(row)}) for row in own]
+        places = [Place(row["step"], {row["who"]: row["late_s"]}) for row in own]
         culprit = concentration("worker", places, members.get(run, {}))
-        lost = sum(late_s(row) for row in own if row["who"] == culprit.who)
+        lost = sum(row["late_s"] for row in own if row["who"] == culprit.who)
         named = culprit.who is not None
         reason, because = _later_because(tables, run, culprit.who, steps) if named else ("", "")
         late = replace(culprit, because=because)
