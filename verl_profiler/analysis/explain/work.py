@@ -257,9 +257,10 @@ def prompts(earlier: Earlier) -> Iterator[Named]:
         yield lost_to(run, "long_prompts", "prompt group", listed, places, text=text, where=where)
 
 
-# A call is long among those of its step if its tokens are so many times the median.  A request has many turns
-# if they are so many times those that most requests have at most.
-_LONG = 2
+# A call is long among those of its step if its tokens are so many times the median; the requests with long ones
+# are at most this part of all, or lengths are of several kinds.  A request has many turns if they are so many
+# times those that most requests have at most.
+_LONG, _TAIL = 2, 1 / 3
 _MOST_REQUESTS = 0.8
 
 
@@ -312,7 +313,7 @@ def tails(earlier: Earlier) -> dict[str, tuple[str, float]]:
         )
         of_one = row["workers"] == 1 and 2 * row["long"] > row["theirs"]
         # Where most requests of one worker are long, that is where to look.
-        if of_one or 2 * len(places) <= row["steps"]:
+        if of_one or 2 * len(places) <= row["steps"] or row["long"] > _TAIL * row["many"]:
             continue
         text = (
             f"{row['long']:,} of {row['many']:,} requests with {row['longer']:.1f} times the tokens"
