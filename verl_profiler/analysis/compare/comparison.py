@@ -67,7 +67,6 @@ class Metric:
         statistic: How a group's steps are aggregated: 'mean', 'max', 'p50' and so on.
         one_run: Both groups are ranges of one run, so a common drift is not a change.
         estimated: A step of them is estimated from the requests whose details were recorded.
-        once: It occurs once per step.
     """
 
     name: str
@@ -77,7 +76,6 @@ class Metric:
     statistic: str = "mean"
     one_run: bool = False
     estimated: bool = False
-    once: bool = False
 
 
 @dataclass

@@ -143,7 +143,6 @@ class Comparison:
             statistic=statistic if once else "mean",
             one_run=self._one_run,
             estimated=any(row.get("estimated") for row in self._rows(name)),
-            once=once,
         )
 
     def drift(self) -> dict[str, Any]:
@@ -154,7 +153,7 @@ class Comparison:
             name: slope({**each.metric.a, **each.metric.b})
             for each in self.changes
             for name, _, statistic in [each.metric.name.rpartition(".")]
-            if each.metric.unit == "s" and statistic == "mean" and each.metric.once
+            if each.metric.unit == "s" and statistic == "mean" and self._once[name]
         }
         phases = {
             name: each
