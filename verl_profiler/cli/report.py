@@ -196,8 +196,7 @@ def _difference(
     labels: Sequence[str], runs: Sequence[Path], steps: Steps, *, cache: bool
 ) -> dict[str, Any] | str | None:
     """Return the comparison of both runs, or why there is none; None of a single run."""
-    from verl_profiler.cli.diff import comparison
-    from verl_profiler.cli.diff_sides import Side
+    from verl_profiler.cli.diff import Side, comparison
     from verl_profiler.views.diff_text import diff_parts
 
     if len(labels) < 2:
