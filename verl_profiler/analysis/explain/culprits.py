@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
+from verl_profiler.analysis.device_use import device_use
 from verl_profiler.analysis.explain import rollout_culprits, work
 from verl_profiler.analysis.explain.concentration import (
     Culprit,
@@ -22,14 +24,13 @@ from verl_profiler.analysis.explain.concentration import (
     lost_in,
     places_of,
 )
-from verl_profiler.analysis.explain.device_culprits import idle_devices
 from verl_profiler.analysis.explain.engine_culprits import engines
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import over_time
 from verl_profiler.analysis.explain.rules import BETWEEN, LATE_START
 from verl_profiler.analysis.explain.step_rows import TOGETHER
 from verl_profiler.analysis.explain.what_if import Cycle, cycles
-from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, by_run, grouped, in_steps
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds, size
 
@@ -254,6 +255,57 @@ def _host_memory(earlier: work.Earlier) -> Iterator[Named]:
     yield from (Named(run, "host_memory", each, 0.0) for run, (_, each) in grown.items())
 
 
+# Phases of the trainer in which all devices compute.
+_COMPUTING = (*FORWARD, *FORWARD.values())
+
+
+def _idle_devices(earlier: work.Earlier) -> Iterator[Named]:
+    """Find the device, host or phase with the idle time of computing phases.
+
+    Lost time is what the average device was idle: that much earlier would the phases end if all were busy.
+    """
+    rows = [
+        row
+        for row in device_use(earlier.tables, earlier.steps)
+        if row["phase"] in _COMPUTING and row["idle_s"] is not None and row["step"] > 0
+    ]
+    for run, own in by_run(rows).items():
+        lost_s = sum(_mean_idle(own).values())
+        if lost_s:
+            yield Named(run, "gpu_idle", _most_idle(own), lost_s)
+
+
+def _mean_idle(rows: Rows) -> dict[tuple[int, str], float]:
+    """Return the mean idle time of the devices, by step and phase."""
+    groups = grouped(rows, "step", "phase").items()
+    return {key: fmean(row["idle_s"] for row in own) for key, own in groups}
+
+
+def _most_idle(rows: Rows) -> Culprit:
+    several = len({row["host"] for row in rows}) > 1
+    rows = [
+        {**row, "device": f"{row['device']} on {row['host']}" if several else str(row["device"])}
+        for row in rows
+    ]
+    for kind in ("device", "host"):
+        idle: dict[tuple[int, str], dict[str, float]] = {}
+        for (step, phase, who), own in grouped(rows, "step", "phase", kind).items():
+            idle.setdefault((step, phase), {})[str(who)] = fmean(row["idle_s"] for row in own)
+        members = {who for each in idle.values() for who in each}
+        # Only what a member is idle beyond the least idle one is its own.
+        places = [
+            Place(step, {who: lost - min(each.values()) for who, lost in each.items()}, phase)
+            for (step, phase), each in idle.items()
+            if len(each) == len(members) > 1
+        ]
+        culprit = concentration(kind, places, len(members), unit="phase", verb="most idle")
+        if culprit.who is not None:
+            return culprit
+    means = _mean_idle(rows)
+    places = places_of((step, phase, lost) for (step, phase), lost in means.items())
+    return identity("phase", places, verb="most idle")
+
+
 def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:
     """Compare the phases without a backward pass with the update that has one."""
     spent: dict[str, dict[int, float]] = {}
@@ -291,7 +343,7 @@ _GATHERED: tuple[Callable[[work.Earlier], Iterable[Named]], ...] = (
     work.few_at_once,
     work.rank_tokens,
     engines,
-    idle_devices,
+    _idle_devices,
     _host_memory,
     rollout_culprits.stalls,
     rollout_culprits.rewards,
