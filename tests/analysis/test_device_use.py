@@ -6,11 +6,7 @@ import pytest
 from picked import picked
 from truth.device_readings import process, reading, sampler
 
-from verl_profiler.analysis.device_use import (
-    device_times,
-    device_use,
-    device_use_over_time,
-)
+from verl_profiler.analysis.device_use import device_times, device_use
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
@@ -126,7 +122,6 @@ def test_devices_are_those_of_the_run_with_their_users(span):
     tables = run_of(span, readings, processes)
 
     assert {(1, "actor_3")} == {(row["device"], row["users"]) for row in device_use(tables)}
-    assert {1} == {row["device"] for row in device_use_over_time(tables)}
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +173,3 @@ def test_steps_are_chosen_by_the_trainers_time(span):
         row["phase"] for row in device_use(tables, (1, 1))
     }
     assert [] == device_use(tables, (7, 7))
-    assert (0.0, 1.0, 1.0) == columns(
-        device_use_over_time(tables), "begin_s", "end_s", "utilization"
-    )[0]

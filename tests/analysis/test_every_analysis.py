@@ -16,13 +16,10 @@ NOT_IN_A_REHEARSAL = (
         "engine_load_over_time",
         "phase_efficiency",
         "device_use",
-        "device_use_over_time",
         "device_times",
-        "phase_intervals",
         "staleness",
         "staleness_causes",
         "critical_cycle",
-        "pools_over_time",
     ),
 )
 VALIDATING = [

@@ -114,7 +114,7 @@ def test_output_that_cannot_be_written_is_an_error_in_one_line():
 
 
 def test_a_terminal_of_ascii_gets_ascii():
-    """Bars and arrows as something alike, everything else as its escape."""
+    """What it lacks as its escape; bars are of ASCII."""
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
     words = [sys.executable, "-c", MAIN, "requests", str(SMALL), "--request", "31d0b664"]
     done = subprocess.run(words, capture_output=True, check=False, timeout=120, env=environment)

@@ -13,8 +13,6 @@ __all__ = [
     "UNACCOUNTED",
     "device_times",
     "device_use",
-    "device_use_over_time",
-    "phase_intervals",
 ]
 
 # The part of a step in no phase.
@@ -129,50 +127,3 @@ def device_times(tables: Tables, steps: Steps = None) -> Rows:
         ORDER BY run, step, name, event
         """
     )
-
-
-def device_use_over_time(tables: Tables, steps: Steps = None) -> Rows:
-    """Return the readings of each device in order, on the time of `phase_intervals`.
-
-    Returns:
-        Table `device_use_over_time`: one row per run, host, device and reading.
-    """
-    seen = "true" if steps is None else _SEEN.format(steps=in_steps(steps, "s.step"))
-    return tables.rows(
-        f"""
-        WITH {_FIRST}
-        SELECT run, r.step, host, device, (r.begin_us - first_us) / 1e6 AS begin_s,
-            (r.end_us - first_us) / 1e6 AS end_s, utilization / 100 AS utilization, power_w,
-            used_bytes
-        FROM device_readings AS r JOIN starts USING (run)
-        WHERE {seen} ORDER BY run, host, device, begin_s
-        """
-    )
-
-
-def phase_intervals(tables: Tables, steps: Steps = None) -> Rows:
-    """Return what the trainer did while devices were sampled: phases without overlaps.
-
-    Returns:
-        Table `phase_intervals`: one row per run and interval, in order.
-    """
-    return tables.rows(
-        f"""
-        WITH {_INTERVALS}, {_FIRST}
-        SELECT run, step, phase, (begin_us - first_us) / 1e6 AS begin_s,
-            (end_us - first_us) / 1e6 AS end_s
-        FROM intervals JOIN starts USING (run)
-        WHERE {in_steps(steps)} AND end_us > first_us ORDER BY run, begin_s
-        """
-    )
-
-
-# Zero of the time of a plot: the first reading.
-_FIRST = """
-starts AS (SELECT run, min(begin_us) AS first_us FROM device_readings GROUP BY run)
-"""
-# Readings have the step of the process that sampled; they are selected by the time of steps.
-_SEEN = """
-EXISTS (FROM steps AS s WHERE s.run = r.run AND s.begin_us < r.end_us
-    AND coalesce(s.end_us, s.begin_us) > r.begin_us AND {steps})
-"""

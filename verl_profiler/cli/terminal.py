@@ -111,7 +111,7 @@ def _encodable(text: str, stream: TextIO) -> str:
     """Replace the characters that the stream's encoding lacks."""
     if text.isascii() or not stream.encoding:
         return text
-    return text.encode(stream.encoding, "verl_profiler.lookalike").decode(stream.encoding)
+    return text.encode(stream.encoding, "backslashreplace").decode(stream.encoding)
 
 
 def print_error(*lines: str) -> None:

@@ -140,7 +140,6 @@ _THEME: Spec = {
         "subtitleFontSize": 11,
         "subtitlePadding": 5,
     },
-    "header": {"labelColor": INK, "labelFontSize": 11, "titleColor": INK, "titleFontSize": 11},
     "concat": {"spacing": 18},
     "line": {"strokeWidth": 1.6},
     "text": {"color": INK, "fontSize": 11},
@@ -406,7 +405,7 @@ def step_bars(
         pale: Names that are drawn lighter, since they are no part of what is measured.
         form: Of the vertical axis.
     """
-    parts = _drawn(series)
+    parts, lighter = _drawn(series), {*pale}
     each, groups = _neighbors(steps, min(_BARS, _PIECES // max(len(parts), 1)))
     places = [min(steps) + group * each + (each - 1) / 2 for group in groups]
     listed = [
@@ -428,7 +427,9 @@ def step_bars(
             x2={"field": "to"},
             y=quantity("low", title + _mean_of(each), form=form),
             y2={"field": "high"},
-            color=colored("part", _codes(parts, pale)),
+            color=colored(
+                "part", {name: code + _PALE * (name in lighter) for name, _, code in parts}
+            ),
         )
     ]
 
@@ -453,12 +454,6 @@ def _drawn(series: Iterable[Series]) -> list[Series]:
     return [part for part in listed if any(part[1])] or listed
 
 
-def _codes(series: Iterable[Series], pale: Iterable[str]) -> dict[str, str]:
-    """Return the colors of parts; pale ones let the page shine through, in the legend too."""
-    lighter = set(pale)
-    return {name: code + _PALE * (name in lighter) for name, _, code in series}
-
-
 def name_bars(
     order: Sequence[str],
     series: Iterable[Series],
@@ -466,7 +461,6 @@ def name_bars(
     *,
     above: str = "",
     texts: Sequence[str] = (),
-    pale: Iterable[str] = (),
     legend: bool = True,
     form: str = "",
 ) -> Spec:
@@ -478,7 +472,6 @@ def name_bars(
         title: Of the horizontal axis, with its unit.
         above: The title of the panel, where there are several.
         texts: At the ends of the bars.
-        pale: Parts that are drawn lighter, since they are no work.
         legend: The parts are named below.
         form: Of the horizontal axis.
     """
@@ -494,7 +487,7 @@ def name_bars(
     top = max(ends.values(), default=0) * room / left if texts else None
     y = names("at", own)
     x = quantity("low", title, form=form, ends=(0, top or None))
-    codes = _codes(listed, pale)
+    codes = {name: code for name, _, code in listed}
     drawn = [
         layer(
             rows,
@@ -603,25 +596,18 @@ def _gapped(values: Mapping[float, float]) -> list[tuple[float, float | None]]:
     return points
 
 
-def fewer(rows: Rows, keys: Sequence[str], most: int = 400) -> tuple[Rows, int]:
-    """Leave out rows that repeat the values before them, and keep of many the highest.
-
-    Args:
-        rows: Of one line that holds its value until the next row.
-        keys: The columns that are drawn; the first decides which row is the highest.
-        most: So many rows at most.
-
-    Returns:
-        The rows, and of how many successive ones each is the highest: 1 where all changes are kept.
-    """
-    changed = [
-        row
-        for place, row in enumerate(rows)
-        if place in (0, len(rows) - 1) or any(row[key] != rows[place - 1][key] for key in keys)
-    ]
-    every = -(-len(changed) // most) or 1
-    groups = [changed[place : place + every] for place in range(0, len(changed), every)]
-    return [max(group, key=lambda row: row[keys[0]] or 0) for group in groups], every
+def fewer(rows: Rows, key: str, every: int) -> Rows:
+    """Keep of so many successive rows of a line, twice, the highest and the lowest."""
+    if every <= 1:
+        return rows
+    kept: Rows = []
+    for at in range(0, len(rows), 2 * every):
+        group = rows[at : at + 2 * every]
+        values = [row[key] or 0 for row in group]
+        kept += [
+            group[end] for end in sorted({values.index(min(values)), values.index(max(values))})
+        ]
+    return kept
 
 
 def size_unit(most_bytes: float | None) -> tuple[float, str]:

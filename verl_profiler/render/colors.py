@@ -21,7 +21,6 @@ __all__ = [
     "PART_COLORS",
     "PHASE_COLORS",
     "TQ_COLORS",
-    "VERSION_COLORS",
     "category_color",
     "color",
     "is_known",
@@ -34,9 +33,6 @@ GRID = "#DDE1E6"
 ACCENT = "#D55E00"
 
 _REST = "#C4C4C4"
-
-# Of weight versions that follow each other; after the last one they repeat.
-VERSION_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 
 # The phases of a step, under verl's names; `unaccounted` is what no timer covers.
 PHASE_COLORS: dict[str, str] = {

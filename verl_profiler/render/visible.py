@@ -10,7 +10,6 @@ is laid out already goes through `visible_lines`.
 
 from __future__ import annotations
 
-import codecs
 import functools
 import re
 from typing import Any, TypeGuard
@@ -32,19 +31,6 @@ _HIDDEN = (
 _IN_LINES = re.compile(f"[{_HIDDEN}]")
 _IN_NAMES = re.compile(f"[\n{_HIDDEN}]")
 _SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
-# What stands for the characters of our own layout where an encoding lacks them: as wide as they are.
-_LOOKALIKES = {
-    "…": ".",
-    "→": ">",
-    "─": "-",
-    "▏": "|",
-    "▕": "|",
-    "▐": "#",
-    "—": "-",
-    "×": "x",
-    "µ": "u",
-} | dict.fromkeys("█▉▊▋▌▍▎", "#")
-
 
 # A name that is longer is cut: more than any path has.
 _LONGEST = 4096
@@ -108,17 +94,3 @@ def _escape(match: re.Match[str]) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def _lookalike(error: UnicodeError) -> tuple[str, int]:
-    """Replace what an encoding lacks: layout by ASCII, everything else by its escape."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    replaced = [
-        _LOOKALIKES.get(each) or each.encode("ascii", "backslashreplace").decode()
-        for each in error.object[error.start : error.end]
-    ]
-    return "".join(replaced), error.end
-
-
-codecs.register_error("verl_profiler.lookalike", _lookalike)

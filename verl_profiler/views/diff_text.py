@@ -9,7 +9,7 @@ from typing import Any
 from verl_profiler.analysis.compare.asynchronous_metrics import DEVICE, STALENESS
 from verl_profiler.analysis.compare.comparison import ALPHA, HEADLINES, Change
 from verl_profiler.render.text import align, short
-from verl_profiler.units import seconds, share
+from verl_profiler.units import counted, seconds, share
 
 __all__ = ["diff_parts", "diff_text", "metric_rows", "verification_text"]
 
@@ -40,10 +40,6 @@ _WORKLOAD = (
 )
 # A change of work by this share is reported, significant or not.
 _WORK_SHARE = 0.1
-# Without --all, at most so many metrics with and without a significant change are shown, and of both.
-_EACH = 7
-_ROWS = 10
-_NAMED = 3
 # With so many steps, and fewer than one in so many of them independent, p-values are too small.
 _MANY_STEPS = 20
 _AUTOCORRELATED = 4
@@ -86,17 +82,13 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
     """
     parts = diff_parts(document)
     blocks = [*parts["conclusion"], "\n".join(parts["sides"]), parts["differences"]]
-    room = _ROWS
     hidden: list[str] = []
     for title, rows in parts["tables"]:
-        shown = rows
-        if title in _BOUNDED and not everything:
-            # Those with a significant change come first, and always some.
-            shown = rows[: max(min(_EACH, room), 3)]
-            room -= len(shown)
-            if len(shown) < len(rows):
-                hidden.append(f"{len(rows) - len(shown)} more {_BOUNDED[title]}")
-        blocks.append(f"{title}\n{align([_HEADINGS, *shown])}")
+        most, kind = (len(rows), "") if everything else _BOUNDED.get(title, (len(rows), ""))
+        if most:
+            blocks.append(f"{title}\n{align([_HEADINGS, *rows[:most]])}")
+        if most < len(rows):
+            hidden.append(f"{counted(len(rows) - most, 'metric')} {kind}")
     note, *names = parts["notes"]
     more = [f"{' and '.join(hidden)}; --all shows them."] if hidden else []
     blocks += [note, *more, *names]
@@ -138,41 +130,37 @@ def verification_text(result: Mapping[str, Any]) -> str:
 
     who = f" ({result['culprit_text']})" if result["culprit_text"] else ""
     left = result["remaining_s"]
-    lines = [
-        f"{result['finding']}{who}: {result['verdict']}; {result['reason']}",
-        (
-            f"  predicted  {seconds(result['predicted_s'])} per step"
-            f"{span(result['low_s'], result['high_s'])}"
+    lines = {
+        "predicted": (
+            f"{seconds(result['predicted_s'])} per step{span(result['low_s'], result['high_s'])}"
         ),
-        (
-            f"  measured   {seconds(result['measured_s'])} per step"
+        "measured": (
+            f"{seconds(result['measured_s'])} per step"
             f"{span(result['measured_low_s'], result['measured_high_s'])}: "
             f"{seconds(result['before_s'])} in {result['steps_before']} steps before, "
             f"{seconds(result['after_s'])} in {result['steps_after']} after"
         ),
-        f"  missed by  {seconds(result['miss_s'])}",
-        "  remaining  "
-        + (
-            "none; the finding no longer triggers"
-            if left is None
-            else f"up to {seconds(left)} per step"
-        ),
-    ]
-    lines += [
+        "missed by": seconds(result["miss_s"]),
+        "remaining": "none; the finding no longer triggers"
+        if left is None
+        else f"up to {seconds(left)} per step",
+    }
+    warned = [
         f"  WARNING {name} per step changed by {share(change)}; steps are not comparable"
         for name, change in result["work_changes"].items()
     ]
-    return "\n".join(lines) + "\n"
+    title = f"{result['finding']}{who}: {result['verdict']}; {result['reason']}"
+    return "\n".join([title, align([*lines.items()], left=(0, 1)), *warned]) + "\n"
 
 
 _SIGNIFICANT = "Significant changes"
 _NOT_SIGNIFICANT = "No significant change"
 _NOT_TESTABLE = "Not testable (a maximum, or too few steps: a doubling could be missed)"
-# Tables of which only the first rows are shown, and what their rows are.
+# Tables of which only so many rows are shown without --all, and what their rows are.
 _BOUNDED = {
-    _SIGNIFICANT: "metrics with a significant change",
-    _NOT_SIGNIFICANT: "metrics without a significant change",
-    _NOT_TESTABLE: "metrics that cannot be tested",
+    _SIGNIFICANT: (10, "more with a significant change"),
+    _NOT_SIGNIFICANT: (0, "without a significant change"),
+    _NOT_TESTABLE: (0, "not testable"),
 }
 
 
@@ -238,17 +226,13 @@ def _paragraphs(document: Mapping[str, Any]) -> list[str]:
 
 def _modes(document: Mapping[str, Any]) -> str:
     """Return how asynchronous runs are compared; empty without any."""
-    asynchronous = [run["asynchronous"] for run in document["runs"]]
-    if not any(asynchronous):
+    modes = ["asynchronous" if run["asynchronous"] else "synchronous" for run in document["runs"]]
+    if "asynchronous" not in modes:
         return ""
-    if all(asynchronous):
-        text = "Both are asynchronous"
-    else:
-        modes = ("asynchronous" if each else "synchronous" for each in asynchronous)
-        text = "; ".join(f"{letter} is {mode}" for letter, mode in zip("AB", modes, strict=True))
-    text += (
-        ": compare rates and device time.  Requests and tokens are those that a step consumed; gen, "
-        "rollout and tails are left out, because an asynchronous step only waits for its samples."
+    text = (
+        f"A is {modes[0]}; B is {modes[1]}: compare rates and device time.  Requests and tokens are those that a "
+        "step consumed; gen, rollout and tails are left out, because an asynchronous step only waits for its "
+        "samples."
     )
     bounds = [
         f"{letter}: {run['bound']}."
@@ -270,11 +254,11 @@ def _premises(document: Mapping[str, Any]) -> str:
             for row in work
         )
         sentences.append(f"The work per step differs: {named}; step times are not comparable.")
-    changed = document["configuration"]
+    changed = len(document["configuration"])
     if changed:
-        named = ", ".join(map(_setting, changed[:_NAMED]))
-        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        sentences.append(f"The configuration differs: {named}{more}.")
+        sentences.append(
+            f"The configuration differs in {counted(changed, 'setting')}, listed below."
+        )
     return "  ".join(sentences)
 
 
@@ -352,14 +336,14 @@ def _power(document: Mapping[str, Any]) -> str:
     launches = [run["launches"] for run in document["runs"]]
     worth = " and ".join(_amount(each, "") for each in step["effective_steps"])
     of = "pairs of steps" if len(step["effective_steps"]) == 1 else "steps"
-    counted = " and ".join(map(str, counts[: len(step["effective_steps"])]))
+    compared = " and ".join(map(str, counts[: len(step["effective_steps"])]))
     if max(launches) > 1:
         text = (
             f"The unit is a launch ({launches[0]} of A, {launches[1]} of B), so intervals include what "
             "differs between launches.  A "
         )
     else:
-        text = f"Allowing for autocorrelation, the {counted} {of} count as {worth} independent ones.  A "
+        text = f"Allowing for autocorrelation, the {compared} {of} count as {worth} independent ones.  A "
     text += f"change of step.mean by {seconds(step['detectable'])}"
     if step["a"]:
         text += f" ({share(step['detectable'] / step['a'])})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.units import share, size
@@ -21,13 +21,12 @@ _TABLES = {
         "time in sleep and wake, in the slowest process",
         ("step", "release_s", "resume_s", "releases", "resumes", "failed", "share", "slowest"),
     ),
+    "memory_timeline": (
+        "memory by phase: peaks",
+        ("step", "phase", "role", "used_bytes", "total_bytes", "used_share", "lowest_used_bytes",
+         "reserved_bytes", "fullest", "rss_bytes", "host_used_bytes"),
+    ),
 }  # fmt: skip
-_TIMELINE = (
-    *("step", "phase", "role", "used_bytes", "total_bytes", "used_share", "lowest_used_bytes"),
-    *("reserved_bytes", "fullest", "rss_bytes", "host_used_bytes"),
-)
-# With more steps than this, only the peak of each phase is shown.
-_STEPS = 12
 
 
 def memory_text(content: Mapping[str, Any]) -> str:
@@ -47,7 +46,6 @@ def memory_text(content: Mapping[str, Any]) -> str:
         table_text(title, tables[name], (*run, *columns), name)
         for name, (title, columns) in _TABLES.items()
     ]
-    blocks.append(_timeline(tables["memory_timeline"], run))
     blocks.append(warnings(content["problems"]))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -80,22 +78,3 @@ def _findings(rows: Rows, *, several: bool) -> str:
         if row["advice"]:
             lines.append(f"    {row['advice']}")
     return "\n".join(lines)
-
-
-def _timeline(rows: Rows, run: Sequence[str]) -> str:
-    """Return memory by phase of each step, or with many steps, the peak of each phase."""
-    steps = {(row["run"], row["step"]) for row in rows}
-    title = "memory by phase: peaks"
-    if len(steps) > _STEPS:
-        title += f" of {len(steps)} steps together"
-        best: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-        for row in rows:
-            key = (row["run"], row["phase"], row["role"])
-            if key not in best or _fullness(row) > _fullness(best[key]):
-                best[key] = row
-        rows = list(best.values())
-    return table_text(title, rows, (*run, *_TIMELINE), "memory_timeline", len(rows))
-
-
-def _fullness(row: Mapping[str, Any]) -> tuple[float, float]:
-    return (row["used_share"] or 0.0, row["rss_bytes"] or 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -47,12 +47,10 @@ _SMALL = 0.02
 _LITTLE_IDLE = 0.05
 # The time from step to step is shown where it is longer than the steps by this share.
 _BETWEEN = 0.03
-_BOLD, _YELLOW, _RESET = "\x1b[1m", "\x1b[33m", "\x1b[0m"
+_BOLD, _RESET = "\x1b[1m", "\x1b[0m"
 # What is left out last comes first.
 _RANKS = ("head", "finding 1", "quality", "phases", "workers", "engine", "devices", "note",
           "requests", "finding 2", "tools", "slowest", "your spans", "finding 3", "profiler")  # fmt: skip
-
-_Paint = Callable[[str, str], str]
 
 
 class _Item(NamedTuple):
@@ -82,46 +80,58 @@ def overview_text(
         color: With ANSI codes for a terminal.
     """
 
-    def paint(text: str, code: str) -> str:
-        return f"{code}{text}{_RESET}" if color else text
+    def bold(text: str) -> str:
+        return f"{_BOLD}{text}{_RESET}" if color else text
 
     runs = about["runs"]
     heads: list[str] = []
     facts: list[_Item] = []
     for run in runs[:_RUNS]:
         own = _of_run(found, run)
-        heads.append(paint(clipped(_headline(run, own, left_out)), _BOLD))
+        heads.append(bold(clipped(_headline(run, own, left_out))))
         if len(runs) == 1:
-            facts = [
-                _Item(rank, [clipped(line) for line in lines])
-                for rank, lines in _facts(own, left_out)
-            ]
+            heads += _phases(own["phase_totals"], _PHASES)
+            facts = _facts(own, left_out)
         elif own["phase_totals"]:
-            heads.append(clipped(f"  {_phase_line(own['phase_totals'])}"))
+            phases = own["phase_totals"][:_PHASES]
+            largest = (
+                f"{row['phase']} {share(row['share'])} ({seconds(row['mean_s'])})" for row in phases
+            )
+            heads.append(clipped(f"  {', '.join(largest)}"))
     if len(runs) > _RUNS:
         heads.append(f"and {len(runs) - _RUNS} more runs: summary -v")
-    facts += [_Item("note", [clipped(f"Note: {note}")]) for note in about["notes"][:1]]
-    title, changes = _changes(findings, found, about, paint)
-    quality = _Item("quality", [_quality(problems)])
-
-    phases: Rows = found["phase_totals"] if len(runs) == 1 else ()
-    head = _Item("head", [*heads, *_phases(phases, _PHASES)])
+    facts += [_Item("note", [f"Note: {note}"]) for note in about["notes"][:1]]
+    facts.append(_Item("quality", [_quality(problems)]))
+    changes = [
+        _Item(f"finding {number}", lines)
+        for number, lines in enumerate(short_findings([{**row} for row in findings]), 1)
+    ]
     # Two empty lines divide the blocks, and the findings have a title.
-    room = LINES - 2 - len(title)
-    kept = _fitting([head, *changes, *facts, quality], room)
-    room -= sum(len(item.lines) for item in kept)
-    more = _phases(phases, _PHASES + room)
-    if more:
-        head.lines[1:] = more
+    kept = _fitting([_Item("head", heads), *changes, *facts], LINES - 3)
     listed = [item for item in changes if item in kept]
-    if title and len(findings) > len(listed):
-        title = [title[0] + paint(f"; {len(listed)} of {len(findings)}, -v has all", _BOLD)]
+    title = (
+        _changes_title(found, about)
+        if not findings
+        else "What to change first (gains per step, not additive)"
+    )
+    if len(findings) > len(listed):
+        title += f"; {len(listed)} of {len(findings)}, -v has all"
     blocks = [
-        head.lines,
-        [*title, *_lines(listed)],
-        _lines(item for item in (*facts, quality) if item in kept),
+        heads,
+        [*([bold(title)] if title else []), *_lines(listed)],
+        [clipped(line) for line in _lines(item for item in facts if item in kept)],
     ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
+
+
+def _changes_title(found: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
+    """Return that there are no findings; empty without a finished step."""
+    if not any(row["finished"] for row in found["step_times"] if row["step"] > 0):
+        return ""
+    # Notes state what could not be replayed, or was not recorded.
+    return "No anomaly was found" + (
+        ", as far as the notes below allow." if about["notes"] else "."
+    )
 
 
 def head_text(found: Mapping[str, Rows], runs: Sequence[str], left_out: LeftOut) -> str:
@@ -156,26 +166,6 @@ def _lines(items: Iterable[_Item]) -> list[str]:
 
 def _of_run(found: Mapping[str, Rows], run: str) -> dict[str, Rows]:
     return {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
-
-
-def _changes(
-    findings: Rows, found: Mapping[str, Rows], about: Mapping[str, Any], paint: _Paint
-) -> tuple[list[str], list[_Item]]:
-    """Return the title of the findings and the first of them, or that there is none."""
-    if not findings:
-        finished = sum(row["finished"] for row in found["step_times"] if row["step"] > 0)
-        if finished < 1:
-            return [], []
-        none = "No anomaly was found"
-        # Notes state what could not be replayed, or was not recorded.
-        none += ", as far as the notes below allow." if about["notes"] else "."
-        return [paint(none, _BOLD)], []
-    items: list[_Item] = []
-    for number, lines in enumerate(short_findings([{**row} for row in findings]), 1):
-        beside = ("   gain: ", "   fix: ")
-        shown = [line if line.startswith(beside) else paint(line, _YELLOW) for line in lines]
-        items.append(_Item(f"finding {number}", shown))
-    return [paint("What to change first (gains per step, not additive)", _BOLD)], items
 
 
 def _facts(found: Mapping[str, Rows], left_out: LeftOut) -> list[_Item]:
@@ -288,13 +278,6 @@ def _phases(rows: Rows, count: int | None) -> list[str]:
         names = ", ".join(row["phase"] for row in small[:4]) + (", …" if len(small) > 4 else "")
         lines.append([names, seconds(total), share(sum(row["share"] or 0 for row in small))])
     return align(lines, left=(0, 3), indent="").split("\n")
-
-
-def _phase_line(rows: Rows) -> str:
-    """Return the largest phases of one of several runs."""
-    return ", ".join(
-        f"{row['phase']} {share(row['share'])} ({seconds(row['mean_s'])})" for row in rows[:_PHASES]
-    )
 
 
 def _requests(found: Mapping[str, Rows]) -> str:

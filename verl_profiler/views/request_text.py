@@ -53,14 +53,10 @@ def request_table(
     if counts["unfinished"]:
         about += f"; {counts['unfinished']:,} unfinished, listed last"
     table, left_out = fitting_table(rows, columns, "request_breakdown", width)
-    notes: list[str] = []
-    if any(row["overlap_s"] for row in rows):
-        notes.append(
-            "The components of some requests add up to more than their time, because they made concurrent calls."
-        )
-    if any(row["queue_s"] is not None for row in rows):
-        notes.append("queue, prefill and decode are components of engine.")
-    notes.append("--request ID shows one in detail.")
+    notes = [
+        "Concurrent calls count each. queue, prefill and decode are components of engine.",
+        "--request ID shows one in detail.",
+    ]
     wrapped = textwrap.wrap(" ".join(notes), width or 10_000)
     return "\n".join([about + ".", "", table, "", *wrapped]) + _left_out(left_out, width)
 

@@ -12,6 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from verl_profiler.analysis.captures import gpu_idle, range_times, top_kernels
+from verl_profiler.analysis.device_use import device_times
+from verl_profiler.analysis.engine_state import engine_load
 from verl_profiler.analysis.memory import (
     memory_findings,
     memory_timeline,
@@ -19,6 +21,7 @@ from verl_profiler.analysis.memory import (
     sleep_times,
 )
 from verl_profiler.analysis.registry import explanations, summarized
+from verl_profiler.analysis.routing import routes
 from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps, left_out, spread
 from verl_profiler.analysis.steps import validation_times
 from verl_profiler.analysis.time_tree import time_tree, whole_time_tree
@@ -56,7 +59,9 @@ _TABLES: dict[str, dict[str, str]] = {
     },
     "Devices and training": {
         "critical_cycle": "The dependencies that bound the steps of an asynchronous run",
+        "staleness_causes": "What samples of an asynchronous run were in while they went stale",
         "rank_balance": "Ranks: all wait for the slowest",
+        "device_times": "Calls of workers: time on the host and on the device",
         "captures": "Captures",
         "range_times": "Ranges of captures",
         "top_kernels": "Kernels with the most time",
@@ -68,6 +73,8 @@ _TABLES: dict[str, dict[str, str]] = {
         "engine_times": "Engine calls",
         "rollout_balance": "Agent-loop workers: who was done last",
         "replica_balance": "Replicas",
+        "routes": "Replicas that the load balancer chose",
+        "engine_load": "Load of the engines: batch, queue and KV cache",
     },
     "Data transfer": {
         "transfer_totals": "TransferQueue calls",
@@ -93,7 +100,7 @@ _POINTING = 3
 # Stands for all steps together.
 WHOLE = -1
 # Explanations that are tables, and tables with few rows in any step.
-_EXPLAINED = ("critical_cycle", "straggler_requests")
+_EXPLAINED = ("critical_cycle", "straggler_requests", "staleness_causes")
 _FEW = frozenset({"validation_times"})
 # Tables by step are kept for so many steps: the longest, and others spread evenly.
 _DETAILED_STEPS = 150
@@ -281,5 +288,5 @@ def captures(tables: Tables, steps: Steps) -> Rows:
 # Analyses beside those of the summary.
 _MORE = (
     *(memory_timeline, sleep_times, release_effects, validation_times, time_tree),
-    *(captures, range_times, top_kernels, gpu_idle),
+    *(captures, range_times, top_kernels, gpu_idle, device_times, routes, engine_load),
 )

@@ -20,7 +20,6 @@ __all__ = ["PART_NAMES", "lag_weight", "of_which", "step_blocks", "step_tables",
 _DETAILED = 5
 # Of more, the longest have a line.
 _LINES = 60
-_VALIDATIONS = 20
 _QUANTILES = ("p50_s", "p95_s", "max_s")
 
 
@@ -44,7 +43,6 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
             f"The {_DETAILED} longest of {len(steps)} steps follow; --step N shows any other."
         )
     blocks += step_tables(chosen, tables, about, several=several)
-    blocks.append(_validation(tables, several=several))
     blocks += [visible(f"Note: {note}") for note in about["notes"]]
     blocks.append(warnings(problems))
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -54,7 +52,6 @@ def step_blocks(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
     """Write everything about the steps; for the arguments see `summary`."""
     several = len(about["runs"]) > 1
     blocks = step_tables(tables["step_times"], tables, about, several=several)
-    blocks.append(_validation(tables, several=several))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -68,7 +65,8 @@ def _step_lines(steps: Rows, *, several: bool) -> str:
         *("step", "duration_s", "gen_s", "requests", *_QUANTILES, "after_p80_s"),
         *("longest_phase", "longest_share"),
     ]
-    title, note = "steps (after P80: from the end of 80 % of the requests to the last)", ""
+    title = "steps (after P80: from the end of 80 % of the requests to the last)"
+    note = ""
     if len(steps) > _LINES:
         title += f"; the {_LINES} longest of {len(steps)}, --steps FIRST:LAST has a line for each"
         longest = {id(row) for row in sorted(steps, key=_length)[-_LINES:]}
@@ -77,19 +75,6 @@ def _step_lines(steps: Rows, *, several: bool) -> str:
         columns.append("seen_s")
         note = "\n  without a duration: the step has no end, or its trainer was not recorded"
     return table_text(title, steps, columns, "step_times", _LINES) + note
-
-
-def _validation(tables: Mapping[str, Rows], *, several: bool) -> str:
-    testing = {(row["run"], row["step"]): row["testing_s"] for row in tables["step_times"]}
-    rows = [
-        {**row, "testing_s": testing.get((row["run"], row["step"]))}
-        for row in tables["request_times"]
-        if row["validate"]
-    ]
-    left = f", the last {_VALIDATIONS} of {len(rows)}" if len(rows) > _VALIDATIONS else ""
-    columns = [*(["run"] if several else []), "step", "requests", *_QUANTILES, "testing_s"]
-    title = f"validation (not included above){left}"
-    return table_text(title, rows[-_VALIDATIONS:], columns, "request_times")
 
 
 # Rows of each step in a table.
@@ -210,15 +195,10 @@ def of_which(request: Mapping[str, Any]) -> str:
     """Describe what a row of `slowest_requests` consists of: its largest part.
 
     Returns:
-        Text to append, with the longest single call where it is of that part; empty if no part is known.
+        Text to append; empty if no part is known.
     """
     spent = {part: request.get(key) or 0.0 for key, part in PART_NAMES.items()}
     most = max(spent, key=lambda part: spent[part])
-    longest, turn = request["longest"], request["longest_turn"]
-    if longest is not None and most == ("engine calls" if longest == "engine" else "tools"):
-        named = {"engine": "one engine call", "tool": "tools"}
-        what = named.get(longest, f"tool {longest}") + ("" if turn is None else f" (turn {turn})")
-        return f", {seconds(request['longest_s'])} of it in {what}"
     return f", {seconds(spent[most])} of it in {most}" if spent[most] else ""
 
 

@@ -19,11 +19,9 @@ from verl_profiler.render.charts import (
     Series,
     Spec,
     chart,
-    layer,
     panel,
     step_bars,
     step_lines,
-    steps_axis,
 )
 from verl_profiler.render.colors import INK, PHASE_COLORS, color, is_known
 from verl_profiler.render.text import without
@@ -32,8 +30,6 @@ from verl_profiler.views.view import NothingToDraw, at_steps, column, known
 
 __all__ = ["PICTURES"]
 
-# Up to so many marks of steps are large.
-_MARKED_POINTS = 80
 _OUTSIDE = "{}, outside"
 # Of timers inside gen, by the last or the middle part of their names.
 _DASHED = [5, 3]
@@ -95,12 +91,11 @@ def step_timing_breakdown(run: LoggedRun, steps: Rows) -> Spec:
             series.append((shown.format(name), values, color(name)))
     pale = [_OUTSIDE.format(name) for name in outside]
     bars = step_bars(numbers, series, "time", pale=pale, form="s")
-    return _chart(
+    return chart(
         _breakdown_title(places.get("step", []), steps),
-        run,
-        steps,
-        [panel(bars, _step_times(totals, steps, bars[0]), _marked(steps), height=380)],
-        [*notes, *["Lines: the time of the step (timing_s/step)."] * bool(totals)],
+        _about(run, steps),
+        panel(bars, _step_times(totals, steps, bars[0]), height=380),
+        notes=[*notes, *["Lines: the time of the step (timing_s/step)."] * bool(totals)],
     )
 
 
@@ -139,12 +134,11 @@ def per_token_timing(run: LoggedRun, steps: Rows) -> Spec:
         for name, own in timers.items()
     ]
     axis = "time per token [ms]" + (", log scale" if wide else "")
-    return _chart(
+    return chart(
         f"{most} takes {_ms(middles[most])} {per[most]} (median)",
-        run,
-        steps,
-        [panel(step_lines(_numbers(steps), lines, axis, log=wide), _marked(steps), height=320)],
-        [_DENOMINATORS] * bool(responses),
+        _about(run, steps),
+        panel(step_lines(_numbers(steps), lines, axis, log=wide), height=320),
+        notes=[_DENOMINATORS] * bool(responses),
     )
 
 
@@ -174,10 +168,10 @@ def throughput(run: LoggedRun, steps: Rows) -> Spec:
         if known(steps, key):
             line: Line = (_middles(known(steps, key), words), steps, key, code)
             drawn = step_lines(_numbers(steps), [line], axis, form=form)
-            panels.append(panel(drawn, [] if panels else _marked(steps), height=200))
+            panels.append(panel(drawn, height=200))
     if not panels:
         raise NothingToDraw("the log has neither perf/throughput nor a time per step")
-    return _chart(title, run, steps, panels, [], more)
+    return chart(title, _about(run, steps) + more, *panels)
 
 
 def _middles(values: Sequence[float], words: Callable[[float], str]) -> str:
@@ -239,53 +233,7 @@ def _times(
         words = f"{name}: {_middles(column(own, 'duration_s'), seconds)}"
         lines.append((words, own, "duration_s", _timer_color(name), style(name)))
     drawn = step_lines(_numbers(steps), lines, "time", form="s")
-    return _chart(title, run, steps, [panel(drawn, _marked(steps), height=340)], notes)
-
-
-def _chart(
-    title: str,
-    run: LoggedRun,
-    steps: Rows,
-    panels: Sequence[Spec],
-    notes: Sequence[str],
-    more: str = "",
-) -> Spec:
-    resumed = any(row["first_of_launch"] for row in steps[1:])
-    return chart(
-        title,
-        _about(run.label, steps) + more,
-        *panels,
-        notes=[*notes, *["Vertical broken line: training resumed."] * resumed],
-    )
-
-
-def _marked(steps: Rows) -> list[Spec]:
-    """Mark validation and checkpoints above the panel, and where a launch begins inside it."""
-    numbers = _numbers(steps)
-    layers: list[Spec] = []
-    resumed = [{"step": row["step"] - 0.5} for row in steps[1:] if row["first_of_launch"]]
-    if resumed:
-        layers.append(
-            layer(resumed, {"type": "rule", "strokeDash": [6, 3, 1, 3]}, x=steps_axis(numbers))
-        )
-    shapes = {"validation": "triangle-down", "checkpoint": "square"}
-    marked = [
-        {"step": row["step"], "what": what}
-        for what, key in (("validation", "validated"), ("checkpoint", "checkpoint"))
-        for row in steps
-        if row[key]
-    ]
-    if marked:
-        size = 40 if len(marked) <= _MARKED_POINTS else 12
-        found = [what for what in shapes if any(each["what"] == what for each in marked)]
-        scale = {"domain": found, "range": [shapes[what] for what in found]}
-        shape = {"field": "what", "type": "nominal", "title": None, "scale": scale}
-        mark = {"type": "point", "filled": True, "size": size, "color": INK, "clip": False}
-        y = {"value": -7}
-        layers.append(
-            layer(marked, mark, tip=("what", "step"), x=steps_axis(numbers), y=y, shape=shape)
-        )
-    return layers
+    return chart(title, _about(run, steps), panel(drawn, height=340), notes=notes)
 
 
 def _numbers(steps: Rows) -> list[int]:
@@ -306,11 +254,13 @@ def _breakdown_title(inside: Rows, steps: Rows) -> str:
     )
 
 
-def _about(label: str, steps: Rows) -> str:
+def _about(run: LoggedRun, steps: Rows) -> str:
     first, last = steps[0]["step"], steps[-1]["step"]
     missing = last - first + 1 - len(steps)
-    text = f"{label}: {len(steps):,} step{'s' if len(steps) > 1 else ''}, {first} to {last}"
-    return text + (f", {missing:,} in between are not in the log" if missing else "")
+    text = f"{run.label}: {len(steps):,} step{'s' if len(steps) > 1 else ''}, {first} to {last}"
+    text += f", {missing:,} in between are not in the log" if missing else ""
+    resumed = [str(row["step"]) for row in steps[1:] if row["first_of_launch"]]
+    return text + (f"; training resumed at step {', '.join(resumed)}" if resumed else "")
 
 
 def _stack_order(name: str) -> tuple[int, int]:

@@ -9,11 +9,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.analysis.selection import grouped
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 from verl_profiler.render.visible import visible
 from verl_profiler.units import rate, seconds, share, size
-from verl_profiler.views.text_tables import Rows, table_text, warnings
+from verl_profiler.views.text_tables import Rows, cell, table_text, warnings
 
 __all__ = ["PHRASES", "finding_lines", "tq_report"]
 
@@ -22,7 +21,6 @@ _WIDTH = 80
 _CONCURRENT = 1.005
 _ROWS = 30
 _PATHS = 8
-_CALLERS = 8
 
 _QUANTILES = ("p50_s", "p95_s", "max_s")
 _LOAD = (
@@ -41,14 +39,6 @@ _TABLES = {
         "functions",
         ("func", "calls", "failed", "total_s", "mean_s", *_QUANTILES, "get_share", "compute_share",
          "put_share", "overhead_share"),
-    ),
-    "stages": (
-        "stages of a call",
-        ("func", "stage", "calls", "mean_s", *_QUANTILES, "share", "variation"),
-    ),
-    "tq_wall": (
-        "wall-clock time",
-        ("func", "busy_s", "tq_busy_s", "wall_share", "tq_alone_s", "alone_share", "concurrency"),
     ),
     "tq_throughput": (
         "gets and puts",
@@ -115,9 +105,7 @@ def tq_report(
     steps = [row for row in tables["tq_steps"] if row["step"] is not None]
     shown = {
         "tq_functions": [_named(row) for row in functions] if language == "en" else [],
-        "stages": _stage_rows(functions),
-        "tq_wall": _wall(tables["tq_wall"], functions),
-        "tq_throughput": _few_callers(tables["tq_throughput"]),
+        "tq_throughput": tables["tq_throughput"],
         "tq_steps": steps,
         "tq_over_time": [] if steps else tables["tq_over_time"],
         "tq_paths": [
@@ -203,20 +191,10 @@ def _guide_report(tables: Mapping[str, Rows]) -> str:
 def _findings(tables: Mapping[str, Rows]) -> str:
     findings = tables["tq_findings"]
     if not findings:
-        functions = tables["tq_functions"]
-        checked = {
-            "get and put at most 30 % of each function": any(
-                row["overhead_share"] is not None for row in functions
-            ),
-            "stable get and put times": any(
-                row["get_calls"] or row["put_calls"] for row in functions
-            ),
-            "100 MiB/s or more": bool(tables["tq_throughput"]),
-        }
-        checks = ", ".join(text for text, known in checked.items() if known)
-        if not checks:
-            return "The data is insufficient for the guide's thresholds."
-        return f"No findings by the guide's thresholds: {checks}."
+        return (
+            "No findings by the guide's thresholds: get and put at most 30 % of each function, stable get and "
+            "put times, 100 MiB/s or more, each as far as it was recorded."
+        )
     lines = ["findings"]
     for kind, rows in itertools.groupby(findings, lambda row: row["finding"]):
         for row in rows:
@@ -228,7 +206,7 @@ def _findings(tables: Mapping[str, Rows]) -> str:
 
 def finding_lines(row: Mapping[str, Any]) -> list[str]:
     """Return a finding as a sentence, and further sentences with its evidence."""
-    shown = {key: _shown(key, value) for key, value in row.items()}
+    shown = {name: _shown(name, row) for name in row}
     lines = [PHRASES[row["finding"]].format_map(shown)]
     if row.get("alone_share") is not None and row["alone_share"] < 0.8 * row["value"]:
         lines.append(PHRASES["alone"].format_map(shown))
@@ -237,54 +215,17 @@ def finding_lines(row: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _shown(key: str, value: Any) -> str:
+def _shown(name: str, row: Mapping[str, Any]) -> str:
     """Format a value of a finding by its name."""
-    if key == "stage":
+    value = row[name]
+    if name == "stage":
         return str(value).upper()
-    if key == "worst_step":
-        return str(value)
-    if value is None and key == "p95_s":
-        return "too few"
-    if value is None or isinstance(value, str):
-        return value or "-"
-    if key in ("size_bytes", "mean_bytes"):
-        return size(value)
-    if key.endswith("_share") or key == "variation" or (key == "threshold" and value < 1):
+    if value is not None and (name == "variation" or (name == "threshold" and value < 1)):
         return share(value)
-    if key.endswith("mib_per_s"):
+    if name.endswith("mib_per_s") and value is not None:
         return rate(value)
-    return seconds(value) if key.endswith("_s") else f"{value:,.6g}"
+    return cell(row, name)
 
 
 def _named(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "func": f"{row['func']} (waits for others)"} if row["waits"] else {**row}
-
-
-def _stage_rows(functions: Rows) -> list[dict[str, Any]]:
-    """Return a row per function and stage."""
-    keys = ("calls", "mean_s", *_QUANTILES, "share", "variation")
-    return [
-        {"func": row["func"], "stage": stage} | {key: row[f"{stage}_{key}"] for key in keys}
-        for row in functions
-        for stage in TQ_STAGES
-        if row[f"{stage}_calls"]
-    ]
-
-
-def _wall(rows: Rows, functions: Rows) -> list[dict[str, Any]]:
-    """Return wall-clock time of functions whose calls overlapped; for others it is the total."""
-    known = [row for row in rows if row["busy_s"] is not None]
-    if not any((row["concurrency"] or 0) > _CONCURRENT for row in known):
-        return []
-    order = {row["func"]: place for place, row in enumerate(functions)}
-    known.sort(key=lambda row: order.get(row["func"], len(order)))
-    return [{**row, "func": row["func"] or "all"} for row in known]
-
-
-def _few_callers(rates: Rows) -> list[Mapping[str, Any]]:
-    """Leave out the callers of an operation after the first ones; its sum has no caller."""
-    kept: list[Mapping[str, Any]] = []
-    for own in grouped(rates, "event").values():
-        kept += [row for row in own if row["caller"] is None]
-        kept += [row for row in own if row["caller"] is not None][:_CALLERS]
-    return kept

@@ -244,7 +244,7 @@ RULES: dict[str, Rule] = {
     "kv_bound": Rule(
         "The last request to finish queues {lost_s} per step for space in the KV cache.",
         "More memory for the engine (gpu_memory_utilization), a quantized KV cache, or more replicas.",
-        ("engine_load", "request_engine_time"),
+        ("engine_lanes", "request_engine_time"),
         cause="Its replica's KV cache is at least 90 % full meanwhile, and no other replica has room.",
         fixes=("engine_memory",),
         without=("unbalanced_replicas",),
@@ -253,14 +253,14 @@ RULES: dict[str, Rule] = {
         "The last request to finish queues {lost_s} per step while another replica has free capacity.",
         "Move a conversation when its replica has many more calls than another one; its prefix is "
         "recomputed there.",
-        ("engine_load", "routes"),
+        ("engine_lanes", "routes"),
         fixes=("spread_calls",),
     ),
     "retractions": Rule(
         "The last request to finish loses up to {lost_s} per step to retractions.",
         "More memory for the engine (gpu_memory_utilization), fewer concurrent requests "
         "(max_num_seqs), or more conservative admission (SGLang: schedule_conservativeness).",
-        ("request_engine_time", "engine_load"),
+        ("request_engine_time", "engine_lanes"),
         fixes=("engine_memory",),
     ),
     "cold_prefix_cache": Rule(
@@ -276,7 +276,7 @@ RULES: dict[str, Rule] = {
         "request, on replicas that could run eight times as many requests.",
         "Fewer, larger replicas (tensor parallelism); an asynchronous trainer, which overlaps steps and "
         "trains on older samples.",
-        ("engine_load", "request_engine_time"),
+        ("engine_lanes", "request_engine_time"),
         least=0.3,
         dominates=True,
         without=("tail", "slow_replica", "slow_calls", "slow_worker", "uneven_replicas"),
@@ -365,7 +365,7 @@ RULES: dict[str, Rule] = {
     "slow_transfers": Rule(
         "TransferQueue calls of one worker delay the step by {lost_s} ({who}).",
         "Check the network, memory and load of its host; the other workers' calls are as usual.",
-        ("tq_over_time", "worker_phases"),
+        ("transfer_totals", "worker_phases"),
         categories=("slow_transfers",),
         measured=True,
         without=("slow_host",),
@@ -373,7 +373,7 @@ RULES: dict[str, Rule] = {
     "transfer": Rule(
         "TransferQueue calls delay the step by {lost_s} (most: {who}).",
         "Fewer or smaller fields; more storage units.",
-        ("tq_over_time", "critical_path"),
+        ("transfer_totals", "critical_path"),
         categories=("transfer",),
         without=("slow_host",),
     ),

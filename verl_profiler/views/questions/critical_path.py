@@ -89,24 +89,21 @@ def _what_if(data: DataTables, choice: Choice) -> Spec:
         raise NothingToDraw(f"{choice.text()}: {reason}.")
     best = replays[0]
     least_s = _LITTLE * unchanged["step_s"]
-    drawn = [
-        row
-        for row in replays
-        if any(
-            abs(row[name] or 0) >= least_s for name in ("expected_s", "low_s", "high_s", "saved_s")
-        )
+    drawn = [row for row in replays if abs(row["expected_s"]) >= least_s] or replays
+    left_out = len(replays) - len(drawn)
+    listed = [
+        _HOW_DRAWN,
+        *as_decoding(unchanged["undivided_share"]),
+        *[f"Not drawn: {counted(left_out, 'change')} of less than {share(_LITTLE)}."]
+        * bool(left_out),
     ]
-    listed = [_HOW_DRAWN, *as_decoding(unchanged["undivided_share"])]
-    if drawn and len(drawn) < len(replays):
-        without = (row["about"] for row in replays if row not in drawn)
-        listed.append(f"Not drawn, less than {share(_LITTLE)} of a step: {', '.join(without)}.")
     return chart(
         f"{best['about'][0].upper()}{best['about'][1:]}: {seconds(best['expected_s'])} per step "
         f"({share(best['share'])})",
         f"{choice.text()}: {counted(unchanged['steps'], 'step')} replayed, "
         f"{seconds(unchanged['step_s'])} on average; replay error "
         f"{share(abs(unchanged['residual_share']))}",
-        _savings(drawn or replays),
+        _savings(drawn),
         notes=listed,
     )
 
@@ -185,31 +182,27 @@ def _stragglers(data: DataTables, choice: Choice) -> Spec:
             f"{others[0]['who']} keeps others waiting in {others[0]['kind']}, "
             f"{seconds(others[0]['per_step_s'])} per step"
         )
-    panels: list[Spec] = []
-    for rows_of, title_of, code, names in (
-        (reasons, "requests, by reason", ACCENT, [row["who"] for row in reasons]),
-        (
-            others,
-            "the worst of each other kind" if reasons else "the worst of each kind",
-            MUTED,
-            [f"{row['kind']}: {row['who']}" for row in others],
-        ),
-    ):
-        if not rows_of:
-            continue
-        bars = name_bars(
-            names,
-            [("", column(rows_of, "per_step_s"), code)],
-            "caused wait time per step",
-            form="s",
-            texts=[f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in rows_of],
-            above=title_of,
-        )
-        panels.append(bars)
+    shown = [*reasons, *others]
+    bars = name_bars(
+        [
+            row["who"] if row["kind"] == "request" else f"{row['kind']}: {row['who']}"
+            for row in shown
+        ],
+        [
+            (name, [row["per_step_s"] * ((row["kind"] == "request") == own) for row in shown], code)
+            for name, own, code in (
+                ("requests, by reason", True, ACCENT),
+                ("the worst of each other kind", False, MUTED),
+            )
+        ],
+        "caused wait time per step",
+        form="s",
+        texts=[f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in shown],
+    )
     return chart(
         title,
         f"{choice.text()}: {counted(max(row['of_steps'] for row in rows), 'step')}; wait time, attributed to "
         "what is still running",
-        *panels,
+        bars,
         notes="Percent: share of the wait time of its kind.",
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from verl_profiler.analysis import engine_state
 from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
 from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED
@@ -11,16 +9,17 @@ from verl_profiler.analysis.selection import Rows, Steps, grouped
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
 from verl_profiler.render.colors import CALL_PART_COLORS, ENGINE_COLORS, PART_COLORS
-from verl_profiler.units import counted, seconds, share
+from verl_profiler.units import counted, seconds
 from verl_profiler.views.view import Choice, DataTables, column, known, view
 
-__all__ = ["load_layers"]
-
-
 # Engines drawn in lanes: those with the most of them.
-_LANED = 3
+_LANED = 8
+# Pixels of the lanes of all of them, and of one at least and at most.
+_HEIGHT, _LEAST, _MOST = 900, 56, 260
 # Calls drawn.
 _CALLS = 1_000
+# Readings of an engine.
+_READINGS = 400
 
 
 def _longest(tables: Tables, steps: Steps = None) -> Rows:
@@ -35,7 +34,7 @@ def engine_load_over_time(tables: Tables, steps: Steps = None) -> Rows:
 
 @view(
     "engine_lanes",
-    "What did each engine serve over time, and how full was it?",
+    "What did each engine serve over time, and how full were its batch, queue and KV cache?",
     _longest,
     engine_load_over_time,
     empty="no generate call with its engine's part was recorded there.",
@@ -59,18 +58,17 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
     which = f", the longest step ({steps[0]})" if choice.steps is None and len(steps) == 1 else ""
     cut = "" if len(shown) == len(many) else f", {len(shown)} of them shown"
     kept = sorted((row for row in lanes if row["name"] in shown), key=lambda row: row["begin_s"])
-    notes = ["A line per call, in the lowest free lane."]
-    if readings:
-        notes[0] += (
-            " Below: requests in the batch and in the queue (sampled), dashed: maximum; shaded: KV "
-            "cache; triangles: retracted calls."
-        )
+    notes = [
+        "A line per call, in the lowest free lane.",
+        "Below: requests in the batch and in the queue (sampled), dashed: maximum; shaded: KV cache; "
+        "triangles: retracted calls."
+        if readings
+        else "No readings of batch and queue: set profiler.events.engine_state=true.",
+    ]
     if sums.get("undivided"):
         notes.append(f"Not divided: {UNRECORDED}.")
     if len(kept) > _CALLS:
         notes.append(f"The first {_CALLS:,} of {counted(len(kept), 'call')} are drawn.")
-    if not readings:
-        notes.append("No readings of batch and queue: set profiler.events.engine_state=true.")
     first_s = kept[0]["begin_s"]
     # The picture ends where the first call begins that is left out: no lane has gaps.
     last_s = (
@@ -92,7 +90,7 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
             and row["at_s"] + (row["held_s"] or 0) > first_s
             and row["at_s"] < last_s
         ]
-        height = min(max(56, 7 * many[name]), 260)
+        height = min(max(_LEAST, 7 * many[name]), max(_LEAST, _HEIGHT // len(shown)), _MOST)
         panels.append(panel(_lanes(own, parts, x, legend=last), title=name, height=height))
         if within:
             panels.append(panel(_load(within, own, x, legend=last), height=76))
@@ -133,106 +131,23 @@ def _lanes(rows: Rows, parts: list[str], x: Spec, *, legend: bool) -> Spec:
     )
 
 
+_CODES = {"running": PART_COLORS["decode"], "waiting": ENGINE_COLORS["queue"]}
+
+
 def _load(readings: Rows, lanes: Rows, x: Spec, *, legend: bool) -> Spec:
+    """Draw batch and queue of an engine in front of its KV cache, which has an axis at the right.
+
+    Args:
+        readings: In the order of time; of several data-parallel ranks, a line each.
+        lanes: Calls of the engine, of which the retracted ones are marked.
+        x: The channel of time.
+        legend: The lines are named below.
+    """
+    rows = fewer(readings, "running_requests", -(-len(readings) // _READINGS))
     retracted = [{"at_s": row["begin_s"]} for row in lanes if row["retractions"]]
     mark = {"type": "point", "shape": "triangle-up", "filled": True, "size": 40}
     code = CALL_PART_COLORS["recomputed"]
     more = [layer(retracted, mark, x=x, y={"value": 72}, color=code)] if retracted else []
-    kept, _ = fewer(readings, ("running_requests", "waiting_requests", "kv_share"))
-    return load_layers(kept, x, legend=legend, more=more)
-
-
-# Engines drawn: those with the longest queues, then the fullest.
-_ENGINES = 8
-_CODES = {"running": PART_COLORS["decode"], "waiting": ENGINE_COLORS["queue"]}
-
-
-@view(
-    "engine_load",
-    "How full were the engines: running and waiting requests, and KV cache?",
-    engine_state.engine_load,
-    engine_state.engine_load_over_time,
-    empty="no load of engines was sampled there. Set profiler.events.engine_state=true; "
-    "SGLang and vLLM report their load, other engines do not.",
-)
-def _engine_load(data: DataTables, choice: Choice) -> Spec:
-    summed, readings = data["engine_load"], data["engine_load_over_time"]
-    of_engine, sums = (grouped(rows, "name", "dp_rank") for rows in (readings, summed))
-    engines = sorted(
-        of_engine,
-        key=lambda engine: (
-            *(
-                -max(known(sums.get(engine, []), key), default=0)
-                for key in ("max_waiting", "max_kv_share")
-            ),
-            engine,
-        ),
-    )
-    shown = engines[:_ENGINES]
-    idle, waiting = _share(summed, "idle_share"), _share(summed, "waiting_share")
-    fullest = max(known(summed, "max_kv_share"), default=None)
-    title = "Load of the engines"
-    if idle is not None and waiting is not None:
-        title = (
-            f"Engines ran requests {share(1 - idle)} of the time and had requests waiting "
-            f"{share(waiting)} of it"
-        )
-    if fullest is not None:
-        title += f"; KV cache at most {share(fullest)} full"
-    cut = "" if len(shown) == len(engines) else f", {len(shown)} of them shown"
-    whole_s = max(row["at_s"] + (row["held_s"] or 0) for row in readings)
-    several = len({rank for _, rank in engines}) > 1
-    x = quantity("at_s", "seconds since the first reading", ends=(0, whole_s))
-    panels: list[Spec] = []
-    every = 1
-    for place, engine in enumerate(shown):
-        own, thinned = fewer(
-            of_engine[engine], ("running_requests", "waiting_requests", "kv_share")
-        )
-        every = max(every, thinned)
-        rank = f", DP rank {engine[1]}" if several else ""
-        last = place == len(shown) - 1
-        panels.append(
-            panel(
-                load_layers(own, {**x, "title": x["title"] if last else None}, legend=last),
-                title=f"{engine[0]}{rank}",
-                height=84,
-            )
-        )
-    notes = [
-        (
-            "Sampled twice a second, drawn until the next sample: shorter peaks are missed. "
-            "Running: requests in the batch; dashed: maximum; shaded: KV cache, on the right. Start-up "
-            "and training are included."
-        )
-    ]
-    if every > 1:
-        notes.append(f"Of {every} successive readings the fullest is drawn.")
-    return chart(
-        title,
-        f"{choice.text()} and validation: {len(readings):,} readings of "
-        f"{counted(len(engines), 'engine')}{cut}",
-        *panels,
-        notes=notes,
-    )
-
-
-def _share(rows: Rows, column: str) -> float | None:
-    """Return the mean of a share by time; None where no reading has it."""
-    having = [row for row in rows if row[column] is not None]
-    covered = sum(row["covered_s"] for row in having)
-    return sum(row[column] * row["covered_s"] for row in having) / covered if covered else None
-
-
-def load_layers(rows: Rows, x: Spec, *, legend: bool, more: Sequence[Spec] = ()) -> Spec:
-    """Draw batch and queue of an engine in front of its KV cache, which has an axis at the right.
-
-    Args:
-        rows: Readings in the order of time; of several data-parallel ranks, a line each.
-        x: The channel of time.
-        legend: The lines are named below.
-        more: Layers on the axis of the requests.
-    """
     shares = quantity("kv_share", "KV cache", form="%", ends=(0, 1), orient="right", tickCount=2)
     shares["axis"]["grid"] = False
     rank = {"field": "dp_rank", "type": "nominal"}

@@ -12,15 +12,15 @@ from verl_profiler.render.charts import (
     Spec,
     chart,
     colored,
+    fewer,
     layer,
     name_bars,
     panel,
     quantity,
     size_unit,
 )
-from verl_profiler.render.colors import ACCENT, ENGINE_COLORS, INK, MUTED, PHASE_COLORS
+from verl_profiler.render.colors import ACCENT, ENGINE_COLORS, INK, MUTED, PHASE_COLORS, color
 from verl_profiler.units import counted, seconds, size
-from verl_profiler.views.questions.devices import few_phases, phase_bands, with_phases
 from verl_profiler.views.summary_text import lag_weight
 from verl_profiler.views.view import Choice, DataTables, column, known, view
 
@@ -28,6 +28,9 @@ from verl_profiler.views.view import Choice, DataTables, column, known, view
 _LINES = 6
 _POINTS = 1_200
 _MARKS = 300
+# Phases of the trainer that are shaded behind the lines.
+_BANDS = 400
+_PALE = 0.3
 _COLORS = (
     PHASE_COLORS["gen"],
     PHASE_COLORS["update_actor"],
@@ -53,27 +56,40 @@ def _memory(data: DataTables, choice: Choice) -> Spec:
     first, last = min(row["begin_s"] for row in rows), max(row["begin_s"] for row in rows)
     x = quantity("at_s", "seconds since the first reading")
     x["scale"] = {"domain": [first, last], "nice": False}
-    bands, note = few_phases(
-        [row for row in data["phase_spans"] if row["end_s"] > first and row["begin_s"] < last]
-    )
+    bands = [row for row in data["phase_spans"] if row["end_s"] > first and row["begin_s"] < last]
     notes = [
         "A device's memory is the total of all processes on it.",
         "Peaks between readings are missed.",
-        note,
+        "Shaded: phases of the trainer."
+        if len(bands) <= _BANDS
+        else f"Not shaded: {len(bands):,} phases of the trainer are too many; choose fewer --steps.",
     ]
     panels: list[Spec] = []
     if known(rows, "moves"):
-        notes.append("Triangles: memory released (down) or resumed (up).")
+        notes.append(
+            f"Triangles: memory released (down) or resumed (up), of each device or host the first {_MARKS}."
+        )
     for key in keys:
-        shaded = phase_bands(bands, x, legend=key == keys[-1])
+        shaded = _bands(bands, x, legend=key == keys[-1])
         panels.append(panel(shaded, _lines(rows, key, x, _POINTS // len(keys), notes), height=190))
         panels[-1]["resolve"] = {"scale": {"color": "independent"}}
     about = (
         f"{choice.text()} and validation: {sum(row['readings'] for row in rows):,} readings of "
         f"{counted(len({row['name'] for row in rows}), 'process', 'processes')}"
     )
-    title = _title(rows, device=device)
-    return with_phases(chart(title, about, *panels, notes=list(dict.fromkeys(notes))), bands)
+    return chart(_title(rows, device=device), about, *panels, notes=list(dict.fromkeys(notes)))
+
+
+def _bands(spans: Rows, x: Spec, *, legend: bool) -> list[Spec]:
+    """Shade the trainer's phases over the height of a panel."""
+    if not spans or len(spans) > _BANDS:
+        return []
+    shaded = colored("phase", {row["phase"]: color(row["phase"]) for row in spans}, legend=legend)
+    if legend:
+        shaded["legend"] |= {"symbolType": "square", "symbolOpacity": _PALE}
+    mark = {"type": "rect", "opacity": _PALE, "clip": True}
+    x, x2 = {**x, "field": "begin_s"}, {"field": "end_s"}
+    return [layer(spans, mark, tip=("step", "phase"), x=x, x2=x2, color=shaded)]
 
 
 def _title(rows: Rows, *, device: bool) -> str:
@@ -112,17 +128,14 @@ def _lines(rows: Rows, key: str, x: Spec, most: int, notes: list[str]) -> Spec:
     every = -(-sum(len(of[name]) for name in shown) // most)
     if every > 1:
         notes.append(f"Of {2 * every} successive readings the highest and the lowest are drawn.")
-    moved = [row for name in shown for row in of[name] if row["moves"]]
-    if len(moved) > _MARKS:
-        notes.append(f"No triangles: {len(moved):,} releases and resumes; choose fewer --steps.")
-        moved = []
+    moved = [row for name in shown for row in of[name] if row["moves"]][:_MARKS]
     points, moves = (
         [
             {"at_s": row["begin_s"], "process": row["name"], "size": row[key] * factor}
             | {"moved": "released" if row["moves"] > 0 else "resumed"}
             for row in own
         ]
-        for own in ([row for name in shown for row in _ends(of[name], key, every)], moved)
+        for own in ([row for name in shown for row in fewer(of[name], key, every)], moved)
     )
     held = "used on the device" if on_device else "resident in host memory"
     y = quantity("size", f"{held} [{unit}]")
@@ -157,17 +170,6 @@ def _lines(rows: Rows, key: str, x: Spec, most: int, notes: list[str]) -> Spec:
         capacity = [{"capacity": max(totals) * factor}]
         drawn.append(layer(capacity, mark, y={**y, "field": "capacity"}))
     return {"layer": drawn}
-
-
-def _ends(rows: Rows, key: str, every: int) -> Rows:
-    """Keep of so many successive rows, twice, the highest and the lowest."""
-    if every == 1:
-        return rows
-    kept: Rows = []
-    for at in range(0, len(rows), 2 * every):
-        group = sorted(rows[at : at + 2 * every], key=lambda row: row[key])
-        kept += sorted((group[0], group[-1]), key=lambda row: row["begin_s"])
-    return kept
 
 
 _BARS = 20
@@ -226,7 +228,6 @@ def _suspects(data: DataTables, choice: Choice) -> Spec:
         [
             f"{name}: {during or 'no probed call'}"
             + (f" ({code})" if (code := groups[name, loop, during]["code"]) else "")
-            + (f" ({loop})" if loop and _several_loops(order, name) else "")
             for name, loop, during in shown
         ],
         [
@@ -247,7 +248,3 @@ def _kind(row: Mapping[str, Any]) -> str:
     if row["by_design"]:
         return "by design"
     return "requests may wait" if lag_weight(row)[0] else "no request waits there"
-
-
-def _several_loops(keys: list[tuple[str, str | None, str | None]], name: str) -> bool:
-    return len({loop for other, loop, _ in keys if other == name}) > 1

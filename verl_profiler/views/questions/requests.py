@@ -15,28 +15,21 @@ from verl_profiler.analysis.requests import (
 from verl_profiler.analysis.selection import Rows, Steps, grouped, rows_of, summed
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 from verl_profiler.render.charts import (
-    Line,
     Series,
     Spec,
     chart,
-    colored,
     layer,
     name_bars,
-    names,
     panel,
     quantity,
     step_bars,
-    step_lines,
     tint,
 )
-from verl_profiler.render.colors import ACCENT, INK, MUTED, PART_COLORS
+from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
 from verl_profiler.render.text import short
-from verl_profiler.units import counted, seconds, share
+from verl_profiler.units import counted, quantile_texts, seconds, share
 from verl_profiler.views.summary_text import PART_NAMES
-from verl_profiler.views.view import Choice, DataTables, column, known, request_names, view
-
-__all__ = ["spread_layers"]
-
+from verl_profiler.views.view import Choice, DataTables, column, request_names, view
 
 # Shares at which steps are compared.
 _SHARES = 100
@@ -73,20 +66,10 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
         about += f"; {unfinished:,} unfinished ones left out"
     marked = ", ".join(f"P{row['percentile']:g} {seconds(row['duration_s'])}" for row in sure)
     notes = [f"Marked: {marked}."]
-    if len(pooled) < requests:
-        notes.append(
-            f"The curve of all steps has {len(pooled):,} points for {requests:,} requests (one per "
-            "0.1 %, and the 100 slowest); each point is a request."
-        )
     few = [f"P{row['percentile']:g}" for row in overall if row["duration_s"] is None]
     if few:
         notes.append(f"{requests:,} requests are too few for {' and '.join(few)}.")
     several = len(steps) > 1
-    lines = [row for row in marks if row["step"] is not None and row["duration_s"] is not None]
-    left_out = sorted({row["percentile"] for row in sure} - {row["percentile"] for row in lines})
-    if several and left_out:
-        listed = " and ".join(f"P{percentile:g}" for percentile in left_out)
-        notes.append(f"Too few requests in each step for {listed}: drawn of all steps only.")
     if several:
         notes.insert(0, "Line: all steps together. Shaded: from the fastest to the slowest step.")
     x = quantity("duration_s", "duration of a request", form="s")
@@ -109,10 +92,7 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
         low, high = {**x, "field": "low"}, {"field": "high"}
         area = {"type": "area", "orient": "horizontal", "opacity": 0.5}
         drawn.insert(0, layer(band, area, x=low, x2=high, y=y, color=tint(0.25)))
-    panels = [panel(drawn, title="cumulative share" if several else "", height=300)]
-    if several and lines:
-        panels.append(_percentile_lines(lines, steps))
-    return chart(title, about, *panels, notes=notes)
+    return chart(title, about, panel(drawn, height=300), notes=notes)
 
 
 def _marks(rows: Rows, x: Spec, y: Spec) -> Spec:
@@ -139,16 +119,6 @@ def _band(curves: Sequence[Rows]) -> list[dict[str, float]]:
         ]
         band.append({"share": at, "low": min(reached), "high": max(reached)})
     return band
-
-
-def _percentile_lines(rows: Rows, steps: list[int]) -> Spec:
-    listed = sorted(grouped(rows, "percentile").items())
-    series: list[Line] = [
-        (f"P{name:g}", own, "duration_s", tint(0.25 + 0.75 * place / max(len(listed) - 1, 1)))
-        for place, (name, own) in enumerate(listed)
-    ]
-    lines = step_lines(steps, series, "duration of a request", form="s")
-    return panel(lines, title="percentiles of each step", height=200)
 
 
 def _finished(
@@ -254,47 +224,18 @@ def _turn_times(data: DataTables, choice: Choice) -> Spec:
         if any(row[f"{part}_s"] for row in rows)
     ]
     labels = [f"turn {row['turn']} ({row['turns']:,})" for row in rows]
-    x = quantity("value", "duration of a turn", form="s")
-    spread = spread_layers(rows, x, names("at", labels))
-    panels = [panel(spread, title="how it is spread")]
-    if parts:
-        series = [(part, column(rows, f"{part}_s"), PART_COLORS[part]) for part in parts]
-        about_parts = "mean duration of a turn"
-        panels.append(name_bars(labels, series, about_parts, above="what it consists of", form="s"))
-    return chart(title, about, *panels)
-
-
-def spread_layers(rows: Rows, x: Spec, y: Spec) -> list[Spec]:
-    """Draw percentiles on a line from the median to the longest.
-
-    Args:
-        rows: With `p50_s` to `max_s`; percentiles that no row has are not in the legend.
-        x: The channel of the durations.
-        y: Of a name per row.
-    """
-    codes = {
-        name if name == "max" else name.upper(): tint(shade)
-        for name, shade in (("p50", 0.2), ("p80", 0.4), ("p95", 0.6), ("p99", 0.8), ("max", 1.0))
-        if known(rows, f"{name}_s")
-    }
-    places = y["scale"]["domain"]
-    # A logarithmic axis has no zero.
-    least = 0 if x["scale"].get("type") == "log" else -1
-    marked = [
-        {"at": place, "of": name, "value": row[f"{name.lower()}_s"]}
-        for row, place in zip(rows, places, strict=True)
-        for name in codes
-        if row[f"{name.lower()}_s"] is not None and row[f"{name.lower()}_s"] > least
-    ]
-    ranges = [
-        {"at": place, "value": row["p50_s"], "to": row["max_s"]}
-        for row, place in zip(rows, places, strict=True)
-        if row["p50_s"] is not None and row["p50_s"] > least
-    ]
-    line = layer(ranges, {"type": "rule", "color": MUTED}, x=x, x2={"field": "to"}, y=y)
-    mark = {"type": "point", "filled": True, "size": 45}
-    tip = ("at", "of", "value")
-    return [line, layer(marked, mark, tip=tip, x=x, y=y, color=colored("of", codes))]
+    bars = name_bars(
+        labels,
+        [(part, column(rows, f"{part}_s"), PART_COLORS[part]) for part in parts]
+        or [("", column(rows, "mean_s"), PART_COLORS["engine"])],
+        "mean duration of a turn",
+        form="s",
+        texts=[
+            f"P50 {quantile_texts(row, 'p50', 'max')[0]}, max {seconds(row['max_s'])}"
+            for row in rows
+        ],
+    )
+    return chart(title, about, bars)
 
 
 def _turn_title(rows: Rows) -> str:
@@ -351,27 +292,8 @@ def _turns(data: DataTables, choice: Choice) -> Spec:
         )
         for place, members in enumerate(groups)
     ]
-    means: dict[int, float] = {}
-    for turns, own in grouped(rows, "turns").items():
-        timed = [row for row in own if row["mean_s"] is not None]
-        number = sum(row["requests"] for row in timed)
-        if number:
-            means[turns] = sum(row["mean_s"] * row["requests"] for row in timed) / number
-    every = range(counts[0], counts[-1] + 1)
-    timed = name_bars(
-        [f"{turns} turn{'s' * (turns != 1)}" for turns in every],
-        [("", [means.get(turns, 0) for turns in every], PART_COLORS["engine"])],
-        "mean duration of such a request",
-        above="how long such requests took, as a whole",
-        form="s",
-    )
     return chart(
         title,
         f"{choice.text()}: {requests:,} requests",
-        panel(
-            step_bars(steps, series, "requests"),
-            title="requests by their number of turns",
-            height=200,
-        ),
-        timed,
+        panel(step_bars(steps, series, "requests"), height=260),
     )

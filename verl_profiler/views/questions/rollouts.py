@@ -17,11 +17,10 @@ from verl_profiler.render.charts import (
     panel,
     ramp,
     step_bars,
-    step_lines,
     steps_axis,
     tint,
 )
-from verl_profiler.render.colors import ACCENT, GRID, PHASE_COLORS, color
+from verl_profiler.render.colors import GRID, color
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.view import Choice, DataTables, NothingToDraw, column, known, view
 
@@ -45,12 +44,7 @@ def _tails(data: DataTables, choice: Choice) -> Spec:
         for level in levels[:2]
     )
     about = f"{choice.text()}: {counted(len(rows), 'rollout')}, {counted(sum(row['requests'] for row in rows), 'request')}"
-    notes = [
-        (
-            "Idle slots: share of (peak requests in flight) × (rollout time) without a request. "
-            "Waiting workers: share of the workers' time after their own last request."
-        )
-    ]
+    notes: list[str] = []
     few = [f"{100 - level} %" for level in (80, 95, 99) if level not in levels]
     if few:
         notes.append(f"Too few requests in a rollout for the last {' and '.join(few)}.")
@@ -63,25 +57,14 @@ def _tails(data: DataTables, choice: Choice) -> Spec:
         (name, [a - b for a, b in zip(before, after, strict=True)], tint(0.1 + 0.3 * place))
         for place, (name, (before, after)) in enumerate(zip(names, pairwise(rests), strict=True))
     ]
-    idle = step_lines(
-        steps,
-        [
-            ("idle slots", rows, "bubble_share", PHASE_COLORS["gen"]),
-            ("waiting workers", rows, "idle_share", ACCENT),
-        ],
-        "share",
-        form="%",
-        ends=(0, 1),
-    )
     return chart(
         title or f"The rollouts took {seconds(total)}",
         about,
         panel(
             step_bars(steps, series, "time", form="s"),
             title="time until these requests were done",
-            height=220,
+            height=260,
         ),
-        panel(idle, title="idle capacity", height=150),
         notes=notes,
     )
 
@@ -162,9 +145,7 @@ def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Spec:
         texts = [
             f"waited {seconds(wait)}" if wait > 0.0005 else "waited for none" for wait in waits
         ]
-        panels.append(
-            name_bars(processes, series, "time", above=role, texts=texts, pale=[_WAITED], form="s")
-        )
+        panels.append(name_bars(processes, series, "time", above=role, texts=texts, form="s"))
     return chart(
         title,
         f"{choice.text()}: {counted(len({row['name'] for row in rows}), 'process', 'processes')}",

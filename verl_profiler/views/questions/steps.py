@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from verl_profiler.analysis.explain.over_time import shape_of
 from verl_profiler.analysis.requests import request_parts
 from verl_profiler.analysis.selection import Rows, grouped, named, steady, summed, warm_ups
 from verl_profiler.analysis.steps import step_durations
@@ -23,7 +22,6 @@ from verl_profiler.views.view import Choice, DataTables, at_steps, column, known
 
 _TRAINING_COLOR = PHASE_COLORS["update_actor"]
 _OTHER_COLOR = PHASE_COLORS["prepare_step"]
-_NAMED_UNUSUAL = 6
 _INSIDE = (
     ("gen", "gen_s", PHASE_COLORS["gen"]),
     ("training", "training_s", _TRAINING_COLOR),
@@ -64,15 +62,9 @@ def _durations(data: DataTables, choice: Choice) -> Spec:
             "The trainer was not recorded: the time between two rollouts (log-probabilities, "
             "updates, weight sync, validation) has one color."
         )
-    unusual = [row for row in rows if row["unusual"]]
     about = f"{choice.text()}: {counted(len(rows), 'step')}"
     if len(rows) < (rows[-1]["step"] - rows[0]["step"] + 1):
         about += ", some missing"
-    if unusual:
-        named = ", ".join(str(row["step"]) for row in unusual[:_NAMED_UNUSUAL])
-        about += f"; unusual: {named}" + (
-            f" and {len(unusual) - _NAMED_UNUSUAL} more" if len(unusual) > _NAMED_UNUSUAL else ""
-        )
     steps = [row["step"] for row in rows]
     heights = [sum(row[key] or 0 for _, key, _ in (*_INSIDE, *_BETWEEN)) for row in rows]
 
@@ -128,9 +120,4 @@ def _duration_title(rows: Rows, choice: Choice) -> str:
         title = f"gen takes {seconds(fmean(gens))} (mean)"
     else:
         title = "Steps"
-    lengths = {row["step"]: row["gen_s"] for row in rows if row["gen_s"]}
-    shape = shape_of(lengths, min(lengths, default=0))
-    if shape is None:
-        return title
-    since = f" since step {shape.since}" if shape.since is not None else ""
-    return f"{title}; gen became longer, {seconds(shape.first)} to {seconds(shape.last)}{since}"
+    return title
