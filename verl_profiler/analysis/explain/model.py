@@ -272,11 +272,6 @@ class Model:
         """Mean length of the recorded steps."""
         return sum(self.step_us) / len(self.step_us)
 
-    @property
-    def busy_us(self) -> float:
-        """What the trainer takes, without waiting."""
-        return sum(each.length_us for each in self.operations if isinstance(each, Run))
-
     @cached_property
     def requests(self) -> tuple[Request, ...]:
         """The requests that a synchronous step waited for; of a cycle, all."""

@@ -22,7 +22,7 @@ from verl_profiler.analysis.explain.changes import (
     from_tokens,
     scaled,
 )
-from verl_profiler.analysis.explain.model import TRAINING, Model, Request, Run, Take, measured_us
+from verl_profiler.analysis.explain.model import TRAINING, Model, Request, Run, measured_us
 from verl_profiler.analysis.explain.rebuilding import TOKEN_PART, step_models
 from verl_profiler.analysis.explain.replay import Lengths, replay
 from verl_profiler.analysis.explain.speed import grows_with_load
@@ -230,9 +230,9 @@ def _averages(models: Sequence[Model], changes: Mapping[str, Change], replays: R
         if answers:
             row["replayed_s"] = fmean(each["replayed_s"] for each in answers)
         if what == UNCHANGED:
-            errors = [abs(each["residual_share"]) for each in answers]
-            cycle_error = row["replayed_s"] / step_s - 1 if models[0].asynchronous else None
-            row["residual_share"] = median(errors) if cycle_error is None else cycle_error
+            row["residual_share"] = median(abs(each["residual_share"]) for each in answers)
+            if models[0].asynchronous:
+                row["residual_share"] = row["replayed_s"] / step_s - 1
             known = [abs(e["tokens_share"]) for e in answers if e["tokens_share"] is not None]
             row["tokens_share"] = median(known) if known else None
             row["undivided_share"] = fmean(model.undivided_share for model in models)
@@ -377,9 +377,7 @@ def _saving_of(
     if other is model:
         nothing = [0.0] * len(unchanged.us)
         return _Saving(nothing, nothing, nothing, nothing, 0.0)
-    replayed = (
-        _retimed(model, unchanged, other) if _serves_alike(model, other) else _replayed(other)
-    )
+    replayed = _replayed(other)
     saved = _saved_s(unchanged.us, replayed.us)
     earlier = _saved_s(unchanged.unpolled_us, replayed.unpolled_us)
     expected = earlier if change.polls else saved
@@ -402,26 +400,6 @@ def _saving_of(
     return _Saving(saved, earlier, least, most, _error_s(model, other, fmean(expected)))
 
 
-def _serves_alike(model: Model, other: Model) -> bool:
-    """Return whether the requests of a synchronous step take what they take in another one."""
-    return (
-        not model.asynchronous
-        and other.units is model.units
-        and other.speeds is model.speeds
-        and (other.limits, other.routing) == (model.limits, model.routing)
-    )
-
-
-def _retimed(model: Model, unchanged: Lengths, other: Model) -> Lengths:
-    """Return the lengths with other operations of the trainer, but the same requests."""
-    more_us = other.busy_us - model.busy_us
-    polls = any(isinstance(each, Take) and each.polls_us for each in other.operations)
-    unpolled = [us + more_us for us in unchanged.unpolled_us]
-    return Lengths(
-        [us + more_us for us in unchanged.us] if polls else unpolled, unpolled, unchanged.most
-    )
-
-
 def _unseen(other: Model, replayed: Lengths, change: Change) -> bool:
     """Return whether replicas may run more concurrent calls than recorded."""
     if not other.asynchronous:
@@ -441,7 +419,7 @@ def _saved_s(unchanged_us: Sequence[float], changed_us: Sequence[float]) -> list
 
 def _error_s(model: Model, other: Model, expected_s: float) -> float:
     """Return the standard error of the model in the saving of a change."""
-    if _serves_alike(model, other) or not _slower_with_load(model):
+    if not _slower_with_load(model):
         by_load = 0.0
     elif (
         model.asynchronous
