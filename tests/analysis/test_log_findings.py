@@ -114,6 +114,30 @@ def test_growth_with_the_tokens_is_told_from_growth_without(tmp_path, capsys):
     assert re.search(falls, capsys.readouterr().out)
 
 
+def test_times_per_token_have_the_tokens_where_nothing_else_has_them(tmp_path):
+    """As in verl 0.3; a critic's update is work like the actor's, not a phase that should take little."""
+    path = tmp_path / "train.log"
+    rows = []
+    for step in range(1, 31):
+        tokens = 1e5 * (1 + step / 30)
+        spent = {
+            name: ms * tokens / 1e3
+            for name, ms in (("gen", 0.27), ("update_critic", 0.13), ("update_actor", 0.1))
+        }
+        timers = {f"timing_s/{name}": round(each, 3) for name, each in spent.items()}
+        timers["timing_s/step"] = round(sum(spent.values()), 3)
+        timers["timing_per_token_ms/update_critic"] = round(
+            spent["update_critic"] / tokens * 1e3, 3
+        )
+        rows.append((step, timers))
+    (run,) = logged_runs([console(path, rows)], [])
+    findings = log_findings(run)
+
+    assert "more_tokens" == findings[0]["finding"]
+    assert "tokens were not recorded" not in "".join(row["message"] for row in findings)
+    assert not any("update_critic takes" in row["message"] for row in findings)
+
+
 def write_json(path, rows, _run):
     path.write_text(
         "".join(json.dumps({"step": step, "data": values}) + "\n" for step, values in rows)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
-from verl_profiler.analysis.console_timers import logged_phases, logged_steps
+from verl_profiler.analysis.console_timers import logged_phases, logged_steps, per_token_times
 from verl_profiler.analysis.explain.concentration import Culprit
 from verl_profiler.analysis.explain.finding import (
     LEAST,
@@ -44,6 +44,8 @@ _FACTS = (
 _SHOWS = ("step_timing_breakdown", "per_token_timing", "generation_timing")
 
 _UNSEEN = "A log does not show what is in it: requests, turns, tools, engines, ranks."
+# Times per token with three decimals are exact to 2 % from here on.
+_EXACT_MS = 0.025
 _BOUNDS = "{who} bounds the step: {lost_s} per step ({lost_share}){reason}."
 # Other sentences and advice than those of recorded runs, or rules that only a log has.
 _RULES = {
@@ -202,6 +204,24 @@ def _found(
     )
 
 
+def _tokens_of_timers(run: LoggedRun) -> dict[int, float]:
+    """Return the tokens of each step by its times per token, the only trace of them in verl before 0.4.
+
+    These have three decimals: the longest is the most exact.
+    """
+    longest = {
+        row["step"]: row
+        for row in sorted(per_token_times(run), key=lambda row: row["ms_per_token"])
+        if row["tokens"] == "all" and row["ms_per_token"] >= _EXACT_MS
+    }
+    lines = {line.step: line.values for line in run.lines}
+    return {
+        step: spent_s * 1e3 / row["ms_per_token"]
+        for step, row in longest.items()
+        if (spent_s := lines[step].get(f"timing_s/{row['timer']}"))
+    }
+
+
 def _lengths(account: Account) -> dict[str, dict[int, float]]:
     """Return the seconds of each phase in the steps that have it."""
     rows = (row for own in account.segments.values() for row in own)
@@ -210,8 +230,9 @@ def _lengths(account: Account) -> dict[str, dict[int, float]]:
 
 def _in_time(account: Account, run: LoggedRun) -> Iterator[Finding]:
     """Name what differs between the steps, as of a recorded run; a step's tokens are those of all phases."""
-    steps = logged_steps(run)
-    tokens = {row["step"]: row["total_tokens"] for row in steps if row["total_tokens"]}
+    tokens = {
+        row["step"]: row["total_tokens"] for row in logged_steps(run) if row["total_tokens"]
+    } or _tokens_of_timers(run)
     phases, first = _lengths(account), account.steps[0]
     work = {
         phase: {step: (tokens[step], each / tokens[step] * 1e3) for step, each in by_step.items()}
