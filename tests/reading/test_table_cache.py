@@ -6,7 +6,7 @@ import os
 import pytest
 from analyses import ANALYSES
 
-from verl_profiler.analysis.registry import explanations, summarized
+from verl_profiler.analysis.registry import explained, summarized
 from verl_profiler.reading.reader import load
 
 # Between them, they read every table that is kept.
@@ -85,7 +85,7 @@ def test_other_content_of_the_same_size_is_seen(run):
     assert before != after
 
 
-@pytest.mark.parametrize("answer", [explanations, summarized])
+@pytest.mark.parametrize("answer", [explained, summarized])
 def test_an_answer_is_kept_and_made_again_when_the_run_grows(run, answer):
     """Read back as it was made; other steps, or another event, have another file."""
     with load(run) as opened:

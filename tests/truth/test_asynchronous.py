@@ -7,6 +7,11 @@ from truth.asynchronous_runs import events_of as events_of_run
 from truth.synthetic import events_of, tables_of
 from truth.test_culprits import STEPS, healthy
 
+from verl_profiler.analysis.explain.what_if import (
+    asynchronous_what_if,
+    step_replays,
+    synchronous_what_if,
+)
 from verl_profiler.analysis.registry import explanations
 from verl_profiler.views.findings import RULES
 
@@ -21,6 +26,12 @@ JOINED = (
 )
 # What is empty where each step consumes what it dispatches.
 EARLIER = ("staleness", "staleness_causes", "asynchronous_what_if", "critical_cycle")
+MADE = {
+    **ANALYSES,
+    "step_replays": step_replays,
+    "what_if": lambda tables: synchronous_what_if(tables, None),
+    "asynchronous_what_if": asynchronous_what_if,
+}
 HEALTHY, _ = events_of(*(healthy(number) for number in range(1, STEPS + 1)))
 
 
@@ -38,7 +49,7 @@ def run(ahead):
 
 def joined(tables):
     """Return those of `JOINED` that have rows."""
-    return [name for name in JOINED if ANALYSES[name](tables)]
+    return [name for name in JOINED if MADE[name](tables)]
 
 
 def test_an_asynchronous_run_is_not_joined_by_dispatch_step():
@@ -97,7 +108,7 @@ def test_a_trainer_that_consumes_its_own_requests_is_synchronous():
     tables = tables_of(events_of_run(Simulation(Plan(separate=False, ahead=0))))
 
     assert [] == tables.rows("SELECT * FROM asynchronous")
-    assert [] == [name for name in EARLIER if ANALYSES[name](tables)]
+    assert [] == [name for name in EARLIER if MADE[name](tables)]
 
 
 def test_a_few_requests_that_are_left_behind_do_not_make_a_run_asynchronous():

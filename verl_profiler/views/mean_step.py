@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.explain.critical_cycle import EDGES
-from verl_profiler.analysis.explain.critical_path import CATEGORIES
-from verl_profiler.analysis.explain.rules import BETWEEN
+from verl_profiler.analysis.explain.rules import BETWEEN, CATEGORIES
 from verl_profiler.analysis.selection import by_run
 from verl_profiler.render.colors import ACCOUNT_COLORS, category_color
 from verl_profiler.render.frames import short_text

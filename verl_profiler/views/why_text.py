@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from verl_profiler.analysis.explain.critical_path import UNEXPLAINED
+from verl_profiler.analysis.explain.rules import UNEXPLAINED
 from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, grouped, named, summed
 from verl_profiler.render.text import without
 from verl_profiler.render.visible import visible

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.calls import engine_interval
-from verl_profiler.analysis.explain.rules import BETWEEN
+from verl_profiler.analysis.explain.rules import BETWEEN, UNEXPLAINED
 from verl_profiler.analysis.routing import REPLICA_NAMES
 from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps
 from verl_profiler.analysis.steps import WITH_NEXT
@@ -23,41 +23,11 @@ from verl_profiler.reading.tables.derivations import STALL_NOTICED_US, SYNCHRONO
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
-    "CATEGORIES",
-    "UNEXPLAINED",
     "between_segments",
     "critical_path",
     "critical_segments",
     "path_categories",
 ]
-
-UNEXPLAINED = "unexplained"
-
-# Categories other than verl's phases, and their meaning.
-CATEGORIES: dict[str, str] = {
-    "dispatch": "from the start of gen to the start of the request that ended last",
-    "prompt_build": "tokenizing the first prompt",
-    "server_acquire": "waiting for the load balancer to choose a replica",
-    "transport": "transport to and from the engine, and other waiting outside it",
-    "parked": "waiting in a paused engine",
-    "queue": "waiting in the engine's queue",
-    "prefill": "from the first forward pass to the first token",
-    "decode": "from the first token to the last",
-    "engine": "in the engine, without reported components",
-    "tool": "a tool call",
-    "tool_parsing": "parsing tool calls in the response",
-    "token_merge": "merging new tokens into the conversation",
-    "postprocess": "converting the result to tensors and storing it",
-    "reward": "waiting for the request's reward, or the trainer's timer of that name",
-    "transfer": "TransferQueue calls",
-    "event_loop": "the worker's event loop was blocked while the request waited for it or a reply",
-    "host_stall": "the same, while most other processes on the host stalled too",
-    "sleep_replicas": "putting the engines to sleep at the end of gen",
-    "polling": "all requests had finished, but the trainer had not polled yet",
-    "handover": "dispatch/collect gap: a trainer phase while its last rank was idle",
-    "offload": "loading and offloading parameters, gradients or optimizer state of the last rank",
-    UNEXPLAINED: "unattributed: no event covers the time",
-}
 
 _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
@@ -107,7 +77,7 @@ def critical_segments(tables: Tables, steps: Steps = None) -> Rows:
 
     Returns:
         Table `critical_segments`: one row per run, step and segment with one category, a key of
-        `CATEGORIES`.  Only steps that finished, of runs whose steps consume their own requests
+        `rules.CATEGORIES`.  Only steps that finished, of runs whose steps consume their own requests
         (synchronous).
     """
     return _segments(_chains(tables, steps))
@@ -197,7 +167,7 @@ def critical_path(tables: Tables, steps: Steps = None) -> Rows:
 
     Returns:
         Table `critical_path`: one row per run, step and category, most time first,
-        `unexplained` last.  The categories are the keys of `CATEGORIES`.
+        `unexplained` last.  The categories are the keys of `rules.CATEGORIES`.
     """
     return path_categories(critical_segments(tables, steps))
 

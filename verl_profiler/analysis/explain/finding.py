@@ -9,9 +9,8 @@ from statistics import median
 from typing import Any, ClassVar
 
 from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Place, identity
-from verl_profiler.analysis.explain.critical_path import CATEGORIES
 from verl_profiler.analysis.explain.fixes import Facts, fixes_of
-from verl_profiler.analysis.explain.rules import BETWEEN, LATE_START, RULES, Rule
+from verl_profiler.analysis.explain.rules import BETWEEN, CATEGORIES, LATE_START, RULES, Rule
 from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.units import seconds, share
 

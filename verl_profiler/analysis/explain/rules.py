@@ -5,12 +5,38 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["BETWEEN", "LATE_START", "RULES", "Rule"]
+__all__ = ["BETWEEN", "CATEGORIES", "LATE_START", "RULES", "UNEXPLAINED", "Rule"]
 
 # The phase of segments after the end of a step, and the category of what no timer covers there.
 BETWEEN = "between_steps"
 # The rule whose categories precede the requests.
 LATE_START = "late_start"
+UNEXPLAINED = "unexplained"
+# Categories of the critical path other than verl's phases, and their meaning.
+CATEGORIES: dict[str, str] = {
+    "dispatch": "from the start of gen to the start of the request that ended last",
+    "prompt_build": "tokenizing the first prompt",
+    "server_acquire": "waiting for the load balancer to choose a replica",
+    "transport": "transport to and from the engine, and other waiting outside it",
+    "parked": "waiting in a paused engine",
+    "queue": "waiting in the engine's queue",
+    "prefill": "from the first forward pass to the first token",
+    "decode": "from the first token to the last",
+    "engine": "in the engine, without reported components",
+    "tool": "a tool call",
+    "tool_parsing": "parsing tool calls in the response",
+    "token_merge": "merging new tokens into the conversation",
+    "postprocess": "converting the result to tensors and storing it",
+    "reward": "waiting for the request's reward, or the trainer's timer of that name",
+    "transfer": "TransferQueue calls",
+    "event_loop": "the worker's event loop was blocked while the request waited for it or a reply",
+    "host_stall": "the same, while most other processes on the host stalled too",
+    "sleep_replicas": "putting the engines to sleep at the end of gen",
+    "polling": "all requests had finished, but the trainer had not polled yet",
+    "handover": "dispatch/collect gap: a trainer phase while its last rank was idle",
+    "offload": "loading and offloading parameters, gradients or optimizer state of the last rank",
+    UNEXPLAINED: "unattributed: no event covers the time",
+}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verl_profiler.analysis.explain.critical_path import UNEXPLAINED, critical_path
+from verl_profiler.analysis.explain.critical_path import critical_path
+from verl_profiler.analysis.explain.rules import UNEXPLAINED
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
 from verl_profiler.analysis.selection import Rows, summed
