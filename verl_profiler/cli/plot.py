@@ -138,7 +138,8 @@ def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, Vi
     if args.name not in views:
         other = did_you_mean(args.name, views)
         raise ReadingError(
-            f"there is no plot {args.name!r}{other}\n`verl-profiler plot --list` lists all of them",
+            f"there is no plot {args.name!r}{other}\n`verl-profiler plot --list` lists all of them; the "
+            "report has as tables what findings name besides",
             "no-such-plot",
         )
     for option in given - views[args.name].takes:
