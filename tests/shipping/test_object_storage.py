@@ -5,6 +5,7 @@ import gzip
 import importlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -219,6 +220,18 @@ def test_a_name_that_is_taken_gets_a_random_end(run, storage, monkeypatch):
     assert b'{"pid": 1}' == contents(url)["run.json"]
 
 
+@pytest.fixture
+def many_files():
+    """As many open files as a driver of Ray may have: `select` refuses descriptors from 1,024 on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    with contextlib.ExitStack() as opened:
+        for _ in range(1100):
+            opened.enter_context(open(os.devnull))
+        yield
+
+
+@pytest.mark.usefixtures("many_files")
 def test_a_driver_uploads_while_it_runs_and_at_its_end(run, s3, capfd):
     """In a process beside it, which ends with it."""
     uploader = remote_output.Uploader(f"{s3}/my-run", run, 0.3)

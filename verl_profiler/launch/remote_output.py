@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 from verl_profiler.environ import SETTINGS
 from verl_profiler.errors import ConfigError
@@ -64,7 +65,7 @@ class Uploader:
         printed, last = b"", b""
         output = self._process.stdout
         while output is not None and not last.startswith(CLAIMED.encode()):
-            if not select.select([output], [], [], patience_s)[0]:
+            if not _readable(output, patience_s):
                 self._process.kill()
                 return f"no answer within {patience_s:.0f} s"
             data = os.read(output.fileno(), 1 << 16)
@@ -82,7 +83,7 @@ class Uploader:
                 self._process.stdin.close()
         output, failed = self._process.stdout, ""
         while output is not None:
-            if not select.select([output], [], [], _SILENCE_S)[0]:
+            if not _readable(output, _SILENCE_S):
                 failed = f"{self.url} did not answer for {_SILENCE_S:.0f} s"
                 self._process.kill()
                 break
@@ -106,6 +107,13 @@ class Uploader:
         with contextlib.suppress(ValueError):
             return f"was killed ({signal.Signals(-status).name})"
         return f"was killed (signal {-status})"
+
+
+def _readable(output: IO[bytes], patience_s: float) -> bool:
+    """Wait until there is output, or its end.  `select` refuses the descriptors of a driver with many files."""
+    polled = select.poll()
+    polled.register(output, select.POLLIN)
+    return bool(polled.poll(patience_s * 1000))
 
 
 def _not_claimed(url: str, problem: str) -> ConfigError:
