@@ -12,10 +12,9 @@ from truth.synthetic import SECOND, Phase, events_of, run_of, tables_of
 from truth.test_findings import CASES, QUIET, anomalies, longest_turn, requests_with, turns_with
 
 from verl_profiler.analysis.explain.asynchronous_findings import with_the_rest
-from verl_profiler.analysis.explain.critical_path import CATEGORIES
 from verl_profiler.analysis.explain.findings import ranked
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
-from verl_profiler.analysis.explain.rules import BETWEEN
+from verl_profiler.analysis.explain.rules import BETWEEN, CATEGORIES
 from verl_profiler.analysis.registry import explanations
 from verl_profiler.views.findings import finding_list
 

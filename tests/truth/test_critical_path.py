@@ -8,11 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from truth.synthetic import EPOCH, Phase, Request, Step, Turn, Writer, events_of, run_of, tables_of
 
-from verl_profiler.analysis.explain.critical_path import (
-    CATEGORIES,
-    critical_path,
-    critical_segments,
-)
+from verl_profiler.analysis.explain.critical_path import critical_path, critical_segments
+from verl_profiler.analysis.explain.rules import CATEGORIES
 
 # A step costs a tenth of a second; shrinking a failure would cost minutes.
 UNSHRUNK = (Stage.explicit, Stage.generate)
