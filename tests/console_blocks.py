@@ -44,10 +44,10 @@ def _explained_once():
     """Explain each run once, as if its explanation were kept; of an archive none is."""
     explain, made = registry.explained, {}
 
-    def explained(tables, steps=None, replays=None):
+    def explained(tables, steps=None, *more):
         key = tuple(tables.launches), steps
         if key not in made:
-            made[key] = explain(tables, steps, replays)
+            made[key] = explain(tables, steps, *more)
         return copy.deepcopy(made[key])
 
     with mock.patch.object(registry, "explained", explained):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.progress import doing
 from verl_profiler.reading.tables.tables import Tables
+
+if TYPE_CHECKING:
+    from verl_profiler.analysis.explain.what_if import Cycle
 
 __all__ = ["EXPLANATIONS", "explained", "explanations", "summarized"]
 
@@ -16,28 +20,36 @@ __all__ = ["EXPLANATIONS", "explained", "explanations", "summarized"]
 EXPLANATIONS = ("critical_path", "bubble_ledger", "stragglers", "straggler_requests")
 
 
-def explained(tables: Tables, steps: Steps = None, replays: Rows | None = None) -> dict[str, Rows]:
+def explained(
+    tables: Tables,
+    steps: Steps = None,
+    replays: Rows | None = None,
+    known: Mapping[str, Cycle] | None = None,
+) -> dict[str, Rows]:
     """Return what `explain.findings.explained` returns."""
 
     def make() -> dict[str, Rows]:
         # Imported here because most commands find their answer in the cache.
         from verl_profiler.analysis.explain import findings
 
-        return findings.explained(tables, steps, replays)
+        return findings.explained(tables, steps, replays, known)
 
     return _kept(tables, "explained", steps, make)
 
 
 def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
     """Return what `explained` returns, and `what_if`: most of its replays no finding needs."""
+    known: Mapping[str, Cycle] | None = None
 
     def make() -> dict[str, Rows]:
-        from verl_profiler.analysis.explain.what_if import what_if
+        from verl_profiler.analysis.explain.what_if import cycles, what_if
 
-        return {"what_if": what_if(tables, steps)}
+        nonlocal known
+        known = cycles(tables, steps)
+        return {"what_if": what_if(tables, steps, known)}
 
     replays = _kept(tables, "what_if", steps, make)
-    return explained(tables, steps, replays["what_if"]) | replays
+    return explained(tables, steps, replays["what_if"], known) | replays
 
 
 def summarized(tables: Tables, steps: Steps = None) -> dict[str, Rows]:

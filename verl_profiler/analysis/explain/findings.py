@@ -39,7 +39,7 @@ from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.rules import LATE_START, RULES
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
-from verl_profiler.analysis.explain.what_if import cycles, synchronous_what_if
+from verl_profiler.analysis.explain.what_if import Cycle, cycles, synchronous_what_if
 from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, by_run, left_out, steps_of
 from verl_profiler.analysis.staleness import staleness
@@ -50,13 +50,19 @@ from verl_profiler.units import share
 __all__ = ["explained", "ranked"]
 
 
-def explained(tables: Tables, steps: Steps = None, replays: Rows | None = None) -> dict[str, Rows]:
+def explained(
+    tables: Tables,
+    steps: Steps = None,
+    replays: Rows | None = None,
+    known: Mapping[str, Cycle] | None = None,
+) -> dict[str, Rows]:
     """Return all explanations of the step times but `what_if`, each computed once.
 
     Args:
         tables: Of the runs.
         steps: First and last step; None for all.
         replays: The rows of `what_if`, if they are known; else only what findings need is replayed.
+        known: What `cycles` returns, if it was called.
 
     Returns:
         The rows of critical_segments, critical_path, stragglers, straggler_requests, culprits,
@@ -67,7 +73,8 @@ def explained(tables: Tables, steps: Steps = None, replays: Rows | None = None) 
     """
     if replays is None:
         replays = synchronous_what_if(tables, steps, {rule.change for rule in RULES.values()})
-    known = cycles(tables, steps)
+    if known is None:
+        known = cycles(tables, steps)
     segments = critical_segments(tables, steps)
     steady, without = after_warm_up(tables, steps), left_out(tables, steps)
     lasting = (

@@ -96,15 +96,20 @@ def step_replays(tables: Tables, steps: Steps = None) -> Rows:
     return [row for own in rebuilt for row in _replays(own, changes_of(own), from_tokens)]
 
 
-def what_if(tables: Tables, steps: Steps = None) -> Rows:
+def what_if(tables: Tables, steps: Steps = None, known: Mapping[str, Cycle] | None = None) -> Rows:
     """Replay runs unchanged and with each change, and average the savings over the steps.
+
+    Args:
+        tables: Of the runs.
+        steps: First and last step; None for all.
+        known: What `cycles` returns, if it was called.
 
     Returns:
         Table `what_if`: one row per run and change, first `unchanged`, then the keys of
         `changes_of`.  The 95th percentile needs 20 requests; the gains are None if no step has as many.  The
         intervals allow for autocorrelated steps, and are widened by the model's error.
     """
-    return [*synchronous_what_if(tables, steps), *asynchronous_what_if(tables, steps)]
+    return [*synchronous_what_if(tables, steps), *asynchronous_what_if(tables, steps, known)]
 
 
 def synchronous_what_if(
@@ -120,7 +125,9 @@ def synchronous_what_if(
     return rows
 
 
-def asynchronous_what_if(tables: Tables, steps: Steps = None) -> Rows:
+def asynchronous_what_if(
+    tables: Tables, steps: Steps = None, known: Mapping[str, Cycle] | None = None
+) -> Rows:
     """Return the rows of `what_if` of asynchronous runs, each replayed as the cycle of its steps.
 
     Of the changes, those that can be answered; only `unchanged` where the run cannot be replayed.  The
@@ -128,7 +135,7 @@ def asynchronous_what_if(tables: Tables, steps: Steps = None) -> Rows:
     recorded ones.
     """
     rows: Rows = []
-    for run, cycle in cycles(tables, steps).items():
+    for run, cycle in (cycles(tables, steps) if known is None else known).items():
         if cycle.refused is not None:
             unchanged = {"run": run, "what": UNCHANGED, "about": _AS_MEASURED}
             rows.append({**dict.fromkeys(_COLUMNS), **unchanged, "refused": cycle.refused})
