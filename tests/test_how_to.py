@@ -80,7 +80,7 @@ def test_the_command_line_accepts_every_command_of_the_pages():
     for argv in (argv for page in PAGES for argv in argvs(page) if argv):
         found.add(argv[0])
         try:
-            cli._parser().parse_args(argv)
+            cli.parsed(argv)
         except SystemExit as end:
             if end.code:
                 refused.append(argv)

@@ -4,6 +4,7 @@ import importlib
 import json
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -533,3 +534,19 @@ def test_commands_that_need_a_run_name_those_that_take_a_log(tmp_path, capsys):
         error = capsys.readouterr().err
         assert "is a log" in error
         assert "summary, why, report, diff and timing take logs" in error
+
+
+def test_gains_leave_out_the_first_step_of_a_launch_and_the_text_names_it(tmp_path, capsys):
+    """The table counts it, the gains do not; steps that the user chose all count."""
+    path = console(tmp_path / "train.log", steps(6, gen=lambda step: 4e3 if step == 1 else GEN))
+    assert 0 == main(["summary", str(path)])
+    assert "What to change first (gains per step, without step 1, not additive)" in (
+        capsys.readouterr().out
+    )
+    assert 0 == main(["summary", str(path), "--steps", "2:6"])
+    assert "What to change first (gains per step, not additive)" in capsys.readouterr().out
+    (run,) = logged_runs([path], [])
+    chosen = replace(run, lines=run.lines[1:])
+    assert [(row["steps"], row["recoverable_s"]) for row in log_findings(run)] == [
+        (row["steps"], row["recoverable_s"]) for row in log_findings(chosen)
+    ]

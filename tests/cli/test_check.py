@@ -70,13 +70,13 @@ def test_targets_are_found_by_reading_sources(tmp_path, monkeypatch):
     [
         (
             "0.7.1",
-            f"! plugin             verl 0.7.1 {HOOKED}; most probes have no target in it",
+            f"! plugin                verl 0.7.1 {HOOKED}; most probes have no target in it",
             None,
         ),
-        ("0.8.0", f"  plugin             verl 0.8.0 {HOOKED}", None),
-        ("0.9.0.dev1", "  plugin             verl >= 0.9 loads it in every process", None),
-        ("0.10.0", "  plugin             verl >= 0.9 loads it in every process", None),
-        (None, None, ["! probes             none would be installed without verl"]),
+        ("0.8.0", f"  plugin                verl 0.8.0 {HOOKED}", None),
+        ("0.9.0.dev1", "  plugin                verl >= 0.9 loads it in every process", None),
+        ("0.10.0", "  plugin                verl >= 0.9 loads it in every process", None),
+        (None, None, ["! probes                none would be installed without verl"]),
     ],
 )
 def test_a_verl_that_is_old_or_missing_takes_one_line(

@@ -208,3 +208,38 @@ def test_help_fits_a_terminal_of_80_columns(monkeypatch, capsys):
         texts.append(capsys.readouterr().out)
     assert [] == [line for text in texts for line in text.splitlines() if len(line) > 80]
     assert texts[-2] == texts[-1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plot tool_latencies --csv RUN",
+        "requests --slowest 1 RUN",
+        "summary RUN --step 1 --json",
+        "diff RUN --json RUN",
+        "export prometheus --step 1 RUN",
+    ],
+)
+def test_options_may_come_anywhere(words, capsys):
+    """Before, between and after what a command reads."""
+    assert 0 == main([str(CACHED) if word == "RUN" else word for word in words.split()])
+    assert capsys.readouterr().out
+
+
+def test_an_unknown_option_is_answered_with_the_options_of_its_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["requests", str(CACHED), "--slowst", "3"])
+    err = capsys.readouterr().err
+    assert "--slowest COUNT" in err
+    assert "verl-profiler requests: error: unrecognized arguments: --slowst" in err
+
+
+def test_the_example_of_a_missing_step_can_be_pasted(capsys):
+    """Of RUN@N too, which takes no blank; a log's has the same form."""
+    log = SMALL.parent / "console_logs" / "verl-0.9.1-real.log"
+    assert 2 == main(["diff", f"{CACHED}@9", str(CACHED)])
+    assert f"For example {CACHED}@2 (no-such-step)" in capsys.readouterr().err
+    assert 2 == main(["summary", str(log), "--step", "99"])
+    assert (
+        "step 99 is not in the log; it has 1 to 3.\nFor example --step 3" in capsys.readouterr().err
+    )

@@ -24,7 +24,7 @@ from verl_profiler.analysis.selection import Rows, nested
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.units import seconds, share
 
-__all__ = ["log_facts", "log_findings", "log_headline", "log_phases"]
+__all__ = ["left_out", "log_facts", "log_findings", "log_headline", "log_phases"]
 
 # The slowest request of a batch against the mean one, above which it is a tail.
 _TAIL = 4.0
@@ -152,15 +152,21 @@ def log_headline(run: LoggedRun) -> dict[str, Any]:
     }
 
 
+def left_out(run: LoggedRun) -> list[int]:
+    """Return the steps that findings leave out: the first of a launch, if two others remain."""
+    first = run.lines[0].step
+    return [first] if len(run.lines) > 2 and first in run.begins else []
+
+
 def log_findings(run: LoggedRun) -> Rows:
     """Rank what the steps of a log lose time to.
 
     Returns:
         Rows as those of a recorded run's findings; their seconds are per step, as means over the steps
-        of the log without the first, if two others remain. A log has no requests, ranks or hosts, so
-        no culprit but a phase is named.
+        of the log that are not `left_out`. A log has no requests, ranks or hosts, so no culprit but a
+        phase is named.
     """
-    lines = list(run.lines[1:] if len(run.lines) > 2 else run.lines)
+    lines = list(run.lines[len(left_out(run)) :])
     begins = [each for each in run.begins if each >= lines[0].step] or [lines[0].step]
     kept = LoggedRun(run.label, lines, begins, run.source)
     account = Account(

@@ -23,7 +23,7 @@ from verl_profiler.cli.terminal import guarded, named, print_error, tidy_ends
 from verl_profiler.errors import ReadingError, VerlProfilerError, extra_of, install_line
 from verl_profiler.reading.progress import watched
 
-__all__ = ["COMMANDS", "main", "run_command", "version"]
+__all__ = ["COMMANDS", "main", "parsed", "run_command", "version"]
 
 _OF_RUNS_ALONE = ("requests", "plot", "export", "stuck")
 # Exports of TransferQueue's calls, which console logs have.
@@ -87,11 +87,8 @@ def run_command(argv: Sequence[str]) -> int:
     if argv[:3] == ["check", "--config", "--"]:
         # As before the command of `rehearse`; argparse takes no `--` for the words of an option.
         argv = [*argv[:2], *argv[3:]]
-    command = _command(argv)
-    parser = _parser((command,) if command else COMMANDS)
-    args = parser.parse_args(argv)
-    if args.command is None:
-        parser.print_help()
+    args = parsed(argv)
+    if args is None:
         return 2
     urls: dict[str, str] = {}
     try:
@@ -147,6 +144,25 @@ def run_command(argv: Sequence[str]) -> int:
     return status
 
 
+def parsed(argv: Sequence[str]) -> argparse.Namespace | None:
+    """Parse a command line, whose options may come anywhere; print the help if it has no command.
+
+    Raises:
+        ReadingError: There is no such command.
+    """
+    name = _command(argv)
+    if not name:
+        parser = _overview()
+        parser.parse_args(argv)
+        parser.print_help()
+        return None
+    words = [*argv]
+    words.remove(name)
+    parser = _parser(name)
+    # argparse does not mix these with a command after `--`.
+    return parser.parse_args(words) if name == "rehearse" else parser.parse_intermixed_args(words)
+
+
 def _command(argv: Sequence[str]) -> str:
     """Return the command's name; empty if there is none.
 
@@ -185,8 +201,8 @@ def _check_kind(args: argparse.Namespace) -> None:
         )
 
 
-def _parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
-    """Return the parser of these commands; each costs the import of its module."""
+def _overview() -> argparse.ArgumentParser:
+    """Return the parser of a line without a command, whose help lists all of them."""
     import verl_profiler
 
     parser = argparse.ArgumentParser(
@@ -198,20 +214,29 @@ def _parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     parser.add_argument(
         "--traceback", action="store_true", help="print the traceback of an error in this command"
     )
-    parser.set_defaults(command=None)
     commands = parser.add_subparsers(metavar="COMMAND")
-    for name in names:
-        module = importlib.import_module(f"verl_profiler.cli.{name}")
-        text = inspect.getdoc(module) or ""
-        command = commands.add_parser(
-            name,
-            help=text.splitlines()[0].rstrip("."),
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(command)
-        command.set_defaults(run=module.run, command=name)
+    for name in COMMANDS:
+        text = inspect.getdoc(_module(name)) or ""
+        commands.add_parser(name, help=text.splitlines()[0].rstrip("."))
     return parser
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command."""
+    module = _module(name)
+    parser = argparse.ArgumentParser(
+        prog=f"verl-profiler {name}",
+        description=inspect.getdoc(module),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--traceback", action="store_true", help=argparse.SUPPRESS)
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run, command=name)
+    return parser
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"verl_profiler.cli.{name}")
 
 
 class _Version(argparse.Action):

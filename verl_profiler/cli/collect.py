@@ -75,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
     # pathlib raises for a name that is too long.
     if not os.path.isdir(args.directory):
         raise ReadingError(
-            f"{args.directory} does not exist, or is not a directory.", "no-such-run"
+            f"{args.directory} does not exist, or is not a directory.\n"
+            "Name the run directory, such as logs/my-run",
+            "no-such-run",
         )
     fetch = gather.Fetch(args.directory) if args.ray else None
     problems: list[str] = []

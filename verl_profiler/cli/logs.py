@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler.cli.options import refuse_steps
 from verl_profiler.cli.output import json_text
 from verl_profiler.cli.terminal import print_error
-from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.console_log import is_log_file
 from verl_profiler.reading.formats.console_steps import logged_runs
 from verl_profiler.reading.formats.metric_files import metric_rows
@@ -111,16 +111,11 @@ def _chosen(runs: Sequence[LoggedRun], steps: tuple[int, int]) -> list[LoggedRun
     Raises:
         ReadingError: No run has any of them.
     """
-    kept = [
+    if runs:
+        known = sorted({line.step for run in runs for line in run.lines})
+        refuse_steps(steps, known, known, "the log")
+    return [
         replace(run, lines=lines)
         for run in runs
         if (lines := [line for line in run.lines if steps[0] <= line.step <= steps[1]])
     ]
-    if runs and not kept:
-        first, last = (pick(line.step for run in runs for line in run.lines) for pick in (min, max))
-        raise ReadingError(
-            f"step {steps[0]}:{steps[1]} is not in the log; it has {first} to {last}.\n"
-            f"For example --steps {last}",
-            "no-such-step",
-        )
-    return kept

@@ -71,11 +71,9 @@ def run(args: argparse.Namespace) -> int:
         kept, left_out = bounded(content["tables"])
         print_json({**content, "tables": kept, "left_out": left_out})
     elif empty:
-        hint = (
-            "nothing to report: no memory was recorded. A run records it unless profiler.events.exclude "
-            "has memory, a log needs VERL_LOGGING_LEVEL=DEBUG."
-        )
-        print_error(hint, *content["problems"])
+        why_not = content["problems"] if "run" not in about else ()
+        hint = "A run records it unless profiler.events.exclude has memory."
+        print_error("nothing to report: no memory was recorded.", *(why_not or (hint,)))
     else:
         sys.stdout.write(memory_text(shown(content)))
     return 1 if empty else 0

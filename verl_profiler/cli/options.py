@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ __all__ = [
     "distribute",
     "local",
     "opened_run",
+    "refuse_steps",
     "run_argument",
     "step_range",
 ]
@@ -204,7 +205,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def check_steps(
-    opened: Run | Tables, steps: tuple[int, int] | None, option: str = "--step"
+    opened: Run | Tables, steps: tuple[int, int] | None, option: str = "--step "
 ) -> None:
     """Reject steps that the run does not have, and list those that it has.
 
@@ -219,15 +220,36 @@ def check_steps(
     if steps is None:
         return
     known = [row["step"] for row in opened.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
-    if any(steps[0] <= step <= steps[1] for step in known):
-        return
     # A run of which only these steps were read has others.
-    if getattr(opened, "steps", None) is not None:
-        known = getattr(opened, "all_steps", None) or known
-    wanted = str(steps[0]) if steps[0] == steps[1] else f"{steps[0]}:{steps[1]}"
+    others = getattr(opened, "steps", None) is not None and getattr(opened, "all_steps", None)
+    refuse_steps(steps, known, others or known, "this run", option)
+
+
+def refuse_steps(
+    steps: tuple[int, int],
+    found: Sequence[int],
+    known: Sequence[int],
+    where: str,
+    option: str = "--step ",
+) -> None:
+    """Reject steps that are not there, and list those that are.
+
+    Args:
+        steps: First and last.
+        found: Those that were read, in order.
+        known: Those that there are, in order.
+        where: What they are not in.
+        option: The option that was given, for the example in the message.
+
+    Raises:
+        ReadingError: None of the steps was found.
+    """
+    if any(steps[0] <= step <= steps[1] for step in found):
+        return
+    wanted = ":".join(map(str, dict.fromkeys(steps)))
     has = f"{known[0]} to {known[-1]}" if known else "no steps"
-    example = f"\nFor example {option} {known[-1]}" if known else ""
-    raise ReadingError(f"step {wanted} is not in this run; it has {has}.{example}", "no-such-step")
+    example = f"\nFor example {option}{known[-1]}" if known else ""
+    raise ReadingError(f"step {wanted} is not in {where}; it has {has}.{example}", "no-such-step")
 
 
 def check_worker(opened: Run, worker: int | None) -> None:

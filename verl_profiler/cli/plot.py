@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list and args.name is not None:
         from verl_profiler.views.reference import entry
 
-        print("\n".join(map(entry, _chosen(VIEWS, args).values())))
+        print("\n".join(entry(view, linked=False) for view in _chosen(VIEWS, args).values()))
         return 0
     if args.list:
         width = max(map(len, VIEWS))

@@ -130,7 +130,7 @@ def _draw(runs: Sequence[LoggedRun], args: argparse.Namespace) -> None:
                 file.write(figure)
             print(visible(f"Saved: {path}"))
         print(f"\n{summary_block(run)}\n\nAll plots saved to: {visible(str(folder))}")
-        changes = log_changes(log_findings(run))
+        changes = log_changes(run, log_findings(run))
         print("\n".join(["", *changes, beyond(runs)]))
 
 

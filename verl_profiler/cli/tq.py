@@ -19,7 +19,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, did_you_mean
+from verl_profiler.cli.options import (
+    add_cache,
+    add_runs_or_logs,
+    add_steps,
+    did_you_mean,
+    refuse_steps,
+)
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -109,10 +115,8 @@ def check(sources: list[Source], args: argparse.Namespace) -> None:
             "no-such-function",
         )
     steps = sorted({row["step"] for row in both if row["step"] is not None})
-    if args.steps is not None and not any(args.steps[0] <= step <= args.steps[1] for step in steps):
-        wanted = ":".join(map(str, dict.fromkeys(args.steps)))
-        has = f"{steps[0]} to {steps[-1]}" if steps else "no steps"
-        raise ReadingError(f"step {wanted} is not in the data; it has {has}.", "no-such-step")
+    if args.steps is not None:
+        refuse_steps(args.steps, steps, steps, "the data")
 
 
 def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows]:

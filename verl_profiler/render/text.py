@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 
 from verl_profiler.render.visible import visible
 
-__all__ = ["align", "clipped", "short", "without"]
+__all__ = ["align", "clipped", "short", "without", "wrapped"]
 
 
 def align(rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,), indent: str = "  ") -> str:
@@ -54,6 +55,20 @@ def short(text: object, width: int) -> str:
 
 
 def clipped(text: str, width: int = 120) -> str:
-    """Return a text as one line; what was cut off is marked."""
+    """Return a text as one line, where possible without the parts between commas that do not fit."""
     text = visible(text)
-    return text if len(text) <= width else text[: width - 2].rstrip(" ,;") + " …"
+    if len(text) <= width:
+        return text
+    kept = text[: width - 2]
+    end = max(kept.rfind(", "), kept.rfind("; "))
+    return (kept[: end + 1] if end > width // 2 else kept.rstrip(" ,;")) + " …"
+
+
+def wrapped(text: str, indent: int = 0, width: int = 120) -> list[str]:
+    """Return a text as at most two lines, the second indented; what was cut off is marked."""
+    # A percentage stays in one line.
+    lines = textwrap.wrap(
+        visible(text).replace(" %", "\xa0%"), width, subsequent_indent=" " * indent, max_lines=2,
+        placeholder=" …", break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace("\xa0", " ") for line in lines]

@@ -9,7 +9,7 @@ from typing import Any
 from verl_profiler.analysis.explain.fixes import FILES
 from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, named
-from verl_profiler.render.text import clipped, without
+from verl_profiler.render.text import clipped, without, wrapped
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share
 
@@ -125,10 +125,7 @@ def short_findings(rows: Rows, most: int = 3) -> list[list[str]]:
     """Return the first findings as lines: the message, the gain with the culprit, and the fix."""
     found: list[list[str]] = []
     for number, (row, text) in enumerate(zip(rows, finding_texts(rows[:most]), strict=False), 1):
-        lines = textwrap.wrap(
-            visible(f"{number}. {text['message']}"), 100, subsequent_indent="   ",
-            max_lines=2, placeholder=" …",
-        )  # fmt: skip
+        lines = wrapped(f"{number}. {text['message']}", 3, 100)
         culprit = f"culprit: {text['who']}" if text["who"] else ""
         if len(row["culprit_text"]) > _LONG and row["culprit_text"] in row["message"]:
             culprit = row["where"]
@@ -138,7 +135,9 @@ def short_findings(rows: Rows, most: int = 3) -> list[list[str]]:
         # What can be pasted is never cut off.
         fix = " ".join(text["paste"]) + f"  ({names}: summary -v)" * bool(names)
         if fix or text["try"]:
-            lines.append(visible(f"   fix: {fix}") if fix else clipped(f"   fix: {text['try']}"))
+            advice = f"   fix: {text['try']}"
+            whole = [visible(f"   fix: {fix}")] if fix else wrapped(advice, 6)
+            lines += whole if fix or number == 1 else [clipped(advice)]
         found.append(lines)
     return found
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from statistics import fmean
 
 from verl_profiler.analysis.console_timers import logged_phases, logged_steps, metric_summary
-from verl_profiler.analysis.log_findings import log_facts, log_phases
+from verl_profiler.analysis.log_findings import left_out, log_facts, log_phases
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
+from verl_profiler.render.text import without
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.findings import finding_list, short_findings
@@ -48,16 +49,18 @@ def log_overview(run: LoggedRun, findings: Rows, *, verbose: bool = False) -> st
     lines = table_text(headline(run), table, columns, most=len(table))
     facts = log_facts(run)
     known = [visible(f"  {'; '.join(facts)}")] if facts else []
-    return "\n".join([lines, *known, *log_changes(findings, verbose=verbose)])
+    return "\n".join([lines, *known, "", *log_changes(run, findings, verbose=verbose)]).rstrip()
 
 
-def log_changes(findings: Rows, *, verbose: bool = False) -> list[str]:
+def log_changes(run: LoggedRun, findings: Rows, *, verbose: bool = False) -> list[str]:
     """Return the findings as lines: in full, or the first three in short."""
+    steps = {run.label: left_out(run)}
     if verbose:
-        return [finding_list(findings)] if findings else []
+        return [finding_list(findings, steps)] if findings else []
     shown = short_findings(findings, _FIRST)
     of = f"; {len(shown)} of {len(findings)}, why has all" if len(shown) < len(findings) else ""
-    title = [f"What to change first (gains per step, not additive){of}"] if shown else []
+    means = f"gains per step{without(left_out(run))}, not additive"
+    title = [f"What to change first ({means}){of}"] if shown else []
     return title + [line for lines in shown for line in lines]
 
 

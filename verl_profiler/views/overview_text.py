@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.selection import NOTHING, LeftOut, grouped, steady, summed
-from verl_profiler.render.text import align, clipped
+from verl_profiler.render.text import align, clipped, wrapped
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, quantile_texts, seconds, share
 from verl_profiler.views.findings import short_findings
@@ -41,6 +41,7 @@ _RUNS = 5
 _PHASES = 3
 _TOOLS = 3
 _FACTS = 4
+_INDENT = 12
 # Phases below this share of the steps are combined into one line.
 _SMALL = 0.02
 # Phases below this share of the devices' idle time are left out of their line.
@@ -88,7 +89,7 @@ def overview_text(
     facts: list[_Item] = []
     for run in runs[:_RUNS]:
         own = _of_run(found, run)
-        heads.append(bold(clipped(_headline(run, own, left_out))))
+        heads += map(bold, wrapped(_headline(run, own, left_out), _INDENT))
         if len(runs) == 1:
             heads += _phases(own["phase_totals"], _PHASES)
             facts = _facts(own, left_out)
@@ -181,7 +182,7 @@ def _facts(found: Mapping[str, Rows], left_out: LeftOut) -> list[_Item]:
         "profiler": [_cost(found["profiler_cost"])],
     }
     return [
-        _Item(label, [f"{'' if place else label:<12}{text}"])
+        _Item(label, [f"{'' if place else label:<{_INDENT}}{text}"])
         for label, own in texts.items()
         for place, text in enumerate(filter(None, own))
     ]
@@ -287,7 +288,9 @@ def _requests(found: Mapping[str, Rows]) -> str:
     # What has too few requests is left out.
     names = [name for name in ("p50", "p95", "p99") if row[f"{name}_s"] is not None]
     times = zip([*names, "max"], quantile_texts(row, *names, "max"), strict=True)
-    text = f"{row['requests']:,}: " + "  ".join(f"{name} {value}" for name, value in times)
+    bad = [f"{row[key]:,} {key}" for key in ("failed", "unfinished") if row[key]]
+    text = ", ".join([f"{row['requests']:,}", *bad]) + ": "
+    text += "  ".join(f"{name} {value}" for name, value in times)
     if row["mean_turns"] is not None:
         text += f"; {row['mean_turns']:.1f} turns"
     trained = (row for row in found["request_parts"] if not row["validate"])
@@ -298,8 +301,7 @@ def _requests(found: Mapping[str, Rows]) -> str:
         text += "; " + ", ".join(
             f"{share(spent / total)} {part}" for part, spent in largest if spent
         )
-    bad = [f"{row[key]:,} {key}" for key in ("failed", "unfinished") if row[key]]
-    return ", ".join([text, *bad])
+    return text
 
 
 def _slowest(found: Mapping[str, Rows]) -> str:
@@ -336,4 +338,4 @@ def _quality(problems: Sequence[str]) -> str:
         return "Data quality: no problems found in the files."
     many = len(problems)
     title = f"Data quality, 1 of {many} warnings (-v has all)" if many > 1 else "Data quality"
-    return clipped(f"{title}: {problems[0]}")
+    return f"{title}: {problems[0]}"

@@ -15,14 +15,20 @@ __all__ = ["PROSE", "entry"]
 PROSE = Path(__file__).with_name("plots.md")
 
 
-def entry(view: View) -> str:
-    """Return what a view shows, what to conclude from it, its limitations and its columns."""
+def entry(view: View, *, linked: bool = True) -> str:
+    """Return what a view shows, what to conclude from it, its limitations and its columns.
+
+    Args:
+        view: The view.
+        linked: The names of other views are links, for a page that has all of them.
+    """
+    prose = sections(PROSE)[view.name]
     command = f"verl-profiler plot {view.name} logs/my-run {view.example}".rstrip()
     parts = [
         f"## {view.name}",
         view.question,
         f"    {command}",
-        _linked(sections(PROSE)[view.name], view.name),
+        _linked(prose, view.name) if linked else prose,
         listed(column_texts()[view.table or view.name]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

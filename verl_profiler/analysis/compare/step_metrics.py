@@ -12,6 +12,7 @@ from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, n
 from verl_profiler.analysis.steps import WITH_NEXT
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.reading.quantiles import quantiles
+from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["NOT_PHASES", "PER_EVENT", "PER_STEP", "logged_metrics", "once", "step_metrics"]
@@ -28,7 +29,11 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _ONCE = f"""
 SELECT step, 'step' AS name, 's' AS unit, duration_us / 1e6 AS value FROM chosen
 UNION ALL
-SELECT step, 'step_to_step', 's', (next_us - n.begin_us) / 1e6
+-- After the last step: to the end of its last timer, such as its validation.
+SELECT step, 'step_to_step', 's', (coalesce(next_us, (
+    SELECT max(end_us) FROM phases AS p WHERE p.run = n.run AND p.step = n.step AND p.parent IS NULL
+        AND p.phase <> 'step' AND p.begin_us >= n.end_us AND p.{SYNCHRONOUS}
+)) - n.begin_us) / 1e6
 FROM ({WITH_NEXT}) AS n JOIN chosen USING (run, step)
 UNION ALL
 SELECT c.step, n.phase, 's', coalesce(sum(p.duration_us), 0) / 1e6

@@ -56,7 +56,7 @@ class MachineCheck(NamedTuple):
 
     def text(self) -> str:
         """Return it as lines for a terminal."""
-        lines = [f"{' ' if self.good else '!'} {self.topic:<18} {self.message}"]
+        lines = [f"{' ' if self.good else '!'} {self.topic:<21} {self.message}"]
         lines += [f"    {line}" for line in (*self.details, self.advice) if line]
         return "\n".join(lines)
 
