@@ -201,6 +201,10 @@ class Run:
     def _open(self, paths: list[Path], *, cache: bool, steps: tuple[int, int] | None) -> None:
         sources = find_sources(paths, self._scratch, self._problems)
         connection = self.tables.connection
+        self._size_bytes = sum(file.size_bytes for source in sources for file in source.files)
+        self._size_bytes += sum(path.stat().st_size for each in sources for path in each.parquet)
+        if self._size_bytes < _ONE_THREAD_BYTES:
+            connection.execute("SET threads = 1")
         everyone: list[Process] = []
         parts: list[EventPart] = []
         scratch = CacheFolder(self._scratch)
@@ -251,8 +255,6 @@ class Run:
                 ) from error
             self._note_steps(step for part in own for step in part.steps or ())
             self._note_steps(file.step for file in source.files if file.step is not None)
-            self._size_bytes += sum(file.size_bytes for file in source.files)
-            self._size_bytes += sum(path.stat().st_size for path in source.parquet)
             if steps is not None:
                 own = parts_within(own, steps)
             parts += own
@@ -291,6 +293,8 @@ class Run:
 
 # Of a larger run, a step that does not exist is an error without reading all others.
 _SMALL_BYTES = 1 << 30
+# Of fewer, threads take longer to start and to wait than rows to read.
+_ONE_THREAD_BYTES = 4 << 20
 # Parquet files of a few ten thousand events.
 _IN_MEMORY_BYTES = 1 << 20
 _ORIGINAL = (

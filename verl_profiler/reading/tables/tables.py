@@ -88,7 +88,7 @@ class Tables:
         Args:
             tables: Rows by table name.  Tables that are not given are derived from `events`.
         """
-        made = cls(duckdb.connect())
+        made = cls(duckdb.connect(config={"threads": 1}))
         made.events_in_memory = True
         given = {**{name: () for name in SCHEMAS if name not in derivations()}, **(tables or {})}
         for name, rows in given.items():

@@ -161,7 +161,7 @@ WITH attempts AS MATERIALIZED (
         WHERE a.duration_us IS NOT NULL
     )
 ), parked AS MATERIALIZED (
-    SELECT run, engine_request_id, sum(duration_us) AS parked_us FROM engine_parked GROUP BY ALL
+    SELECT run, engine_request_id, sum(duration_us)::BIGINT AS parked_us FROM engine_parked GROUP BY ALL
 ), unknown AS MATERIALIZED (
     SELECT DISTINCT run, name AS engine_name, true AS pauses_unknown FROM event_fields
     JOIN (SELECT run, name FROM processes WHERE NOT has_probe(header, 'engine_resume'))
@@ -201,27 +201,24 @@ WITH attempts AS MATERIALIZED (
         AND o.engine_end_us > r.engine_end_us - r.decoding_us
     WHERE coalesce(o.retractions, 0) = 0 AND o.tokens > 0 AND o.decoding_us > 0
     GROUP BY r.number
-), changes AS (
-    SELECT run, name AS engine_name,
+), moments AS (
+    SELECT NULL AS number, run, name AS engine_name,
         least(begin_us + coalesce(queue_us, 0) + coalesce(parked_us, 0), end_us) AS at_us, 1 AS change
     FROM engine_requests LEFT JOIN parked USING (run, engine_request_id)
     WHERE duration_us IS NOT NULL
     UNION ALL
-    SELECT run, name, end_us, -1 FROM engine_requests WHERE duration_us IS NOT NULL
+    SELECT NULL, run, name, end_us, -1 FROM engine_requests WHERE duration_us IS NOT NULL
     UNION ALL
-    SELECT run, engine_name, engine_end_us - decoding_us, 0 FROM parts WHERE engine_name IS NOT NULL
-), running AS (
-    SELECT run, engine_name, at_us, lag(at_us) OVER moments AS before_us,
-        sum(change) OVER moments - change AS running
-    FROM (
-        SELECT run, engine_name, at_us, sum(change) AS change FROM changes
-        GROUP BY run, engine_name, at_us
-    )
-    WINDOW moments AS (PARTITION BY run, engine_name ORDER BY at_us)
-), areas AS MATERIALIZED (
-    SELECT run, engine_name, at_us, sum(coalesce(running * (at_us - before_us), 0)::DOUBLE) OVER (
-        PARTITION BY run, engine_name ORDER BY at_us) AS area
-    FROM running
+    SELECT number, run, engine_name, unnest([engine_end_us - decoding_us, engine_end_us]), 0
+    FROM parts WHERE decoding_us > 0
+), areas AS (
+    -- Since the first request, running requests times time.
+    SELECT number, (at_us * sum(change) OVER moments - sum(change * at_us) OVER moments)::DOUBLE AS area
+    FROM moments
+    WINDOW moments AS (PARTITION BY run, engine_name ORDER BY at_us
+        ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+), batches AS (
+    SELECT number, max(area) - min(area) AS area FROM areas WHERE number IS NOT NULL GROUP BY number
 )
 SELECT p.run, p.step, p.name, p.validate, p.request_id, p.turn, p.attempt, p.engine_request_id,
     p.engine_name, p.begin_us, p.gap_us + p.duration_us AS call_us,
@@ -239,7 +236,7 @@ SELECT p.run, p.step, p.name, p.validate, p.request_id, p.turn, p.attempt, p.eng
     CASE WHEN p.prompt_tokens > p.cached_tokens OR p.lost_tokens IS NULL THEN p.lost_tokens
         ELSE 0 END AS lost_tokens,
     p.engine_name <> p.before_name AS moved,
-    (e.area - b.area) / nullif(p.decoding_us, 0) AS batch, p.sampled
+    b.area / p.decoding_us AS batch, p.sampled
 FROM (
     SELECT p.*,
         CASE WHEN lost_tokens > 0 AND prompt_tokens > cached_tokens
@@ -249,7 +246,4 @@ FROM (
             THEN greatest(p.decoding_us - p.tokens * o.token_us, 0) END, 0) END AS retracted_us
     FROM parts AS p LEFT JOIN others AS o USING (number)
 ) AS p
-LEFT JOIN areas AS b ON b.run = p.run AND b.engine_name = p.engine_name
-    AND b.at_us = p.engine_end_us - p.decoding_us AND p.decoding_us > 0
-LEFT JOIN areas AS e ON e.run = p.run AND e.engine_name = p.engine_name AND e.at_us = p.engine_end_us
-    AND p.decoding_us > 0;
+LEFT JOIN batches AS b USING (number);
