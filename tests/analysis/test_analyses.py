@@ -1,6 +1,7 @@
 """What holds for every analysis of the summary: one request, chunks, only the steps asked for."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,16 @@ def test_one_unfinished_request_gives_no_durations(span):
     assert [False] == [row["finished"] for row in made["step_times"]]
 
 
-def test_a_large_run_is_derived_in_chunks_with_the_same_answers(events, monkeypatch):
+def test_a_large_run_is_derived_in_chunks_with_the_same_answers(tmp_path, monkeypatch):
     """Memory does not grow with the run; a chunk of one step holds all that its rows need."""
-    whole = results(Tables.of(events))
+    with load(shutil.copytree(SMALL, tmp_path / "whole" / SMALL.name)) as run:
+        assert 1 == len(run.tables.chunks())
+        whole = results(run.tables)
     monkeypatch.setattr("verl_profiler.reading.tables.tables.CHUNK_EVENTS", 10)
 
-    assert whole == results(Tables.of(events))
+    with load(shutil.copytree(SMALL, tmp_path / "chunks" / SMALL.name)) as run:
+        assert 1 < len(run.tables.chunks())
+        assert whole == results(run.tables)
 
 
 def test_every_derived_table_has_the_columns_that_are_documented(events):

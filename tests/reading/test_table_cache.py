@@ -50,7 +50,7 @@ def test_the_second_reading_makes_nothing(run):
     assert first == answers(run)
     assert files == cached_files(run)
     assert {name.split("-")[0] for name in files} == {
-        "asynchronous", "engine_call_times", "engine_calls", "event_counts", "last_requests", "phases", "rank_spans", "request_caused_wait",
+        "asynchronous", "engine_call_times", "engine_calls", "engine_requests", "event_counts", "last_requests", "phases", "rank_spans", "request_caused_wait",
         "lags", "requests", "reward_scores", "samples", "steps", "tool_caused_wait",
         "tool_calls", "transfers", "turns",
     }  # fmt: skip

@@ -128,13 +128,14 @@ class Tables:
                 continue
             query, kept = _typed(name)
             self.make(*_named(query))
-            if name in BY_STEPS:
-                self._make_by_steps(name, query)
-            elif kept and (files := self._files()) is not None:
-                self._cache_table(files, name, {query: files.everything})
-            else:
+            files = self._files()
+            if not kept or files is None:
                 kind = "TABLE" if kept or self.events_in_memory else "VIEW"
                 self.connection.execute(f"CREATE {kind} {name} AS {query}")
+            elif name in BY_STEPS:
+                self._make_by_steps(files, name, query)
+            else:
+                self._cache_table(files, name, {query: files.everything})
             self._made.add(name)
 
     def _files(self) -> TableCache | None:
@@ -142,24 +143,15 @@ class Tables:
         files = self.table_cache
         return None if files is None or (self.events_in_memory and not files.lasts) else files
 
-    def _make_by_steps(self, name: str, query: str) -> None:
+    def _make_by_steps(self, files: TableCache, name: str, query: str) -> None:
         """Make a table from some steps at a time, so that memory does not grow with the run."""
-        files = self._files()
-        if files is not None:
-            queries = {
-                f"WITH {self._sources(query, number, chunk)} {query}": self._made_from(
-                    files, query, number, chunk
-                )
-                for number, chunk in enumerate(self.chunks())
-            }
-            self._chunk_files[name] = self._cache_table(files, name, queries)
-            return
-        beginning, chunks = f"CREATE TABLE {name} AS", self.chunks()
-        for number, chunk in enumerate(chunks):
-            sources = self._sources(query, number, chunk)
-            with doing(f"table {name}", number + 1, len(chunks)):
-                self.connection.execute(f"{beginning} WITH {sources} {query}")
-            beginning = f"INSERT INTO {name}"
+        queries = {
+            f"WITH {self._sources(files, query, number, chunk)} {query}": self._made_from(
+                files, query, number, chunk
+            )
+            for number, chunk in enumerate(self.chunks())
+        }
+        self._chunk_files[name] = self._cache_table(files, name, queries)
 
     def _cache_table(
         self, table_cache: TableCache, name: str, queries: Mapping[str, Iterable[str]]
@@ -173,29 +165,23 @@ class Tables:
         self.create_view(name, f"SELECT * FROM {scan('read_parquet', (path for _, path in files))}")
         return files
 
-    def _sources(self, query: str, number: int, chunk: Chunk) -> str:
+    def _sources(self, files: TableCache, query: str, number: int, chunk: Chunk) -> str:
         """Return the SQL that puts the rows of a chunk in the place of all rows."""
-        fields, served = "main.event_fields", "SELECT * FROM main.engine_requests"
-        if self.table_cache is not None and not self.events_in_memory:
-            fields = f"({parts_query(self.table_cache.of_steps(chunk.steps, chunk.without_step))})"
-            around = parts_query(self.table_cache.of_times(*chunk.around_us))
-            served = f"WITH event_fields AS ({around}) {derivations()['engine_requests'].query}"
+        fields = parts_query(files.of_steps(chunk.steps, chunk.without_step))
         sources = (
-            f"event_fields AS NOT MATERIALIZED (SELECT * FROM {fields} WHERE {chunk.condition()})"
+            f"event_fields AS NOT MATERIALIZED (SELECT * FROM ({fields}) WHERE {chunk.condition()})"
         )
         named = _named(query)
         if "engine_requests" in named:
             first_us, last_us = chunk.around_us
             sources += (
-                f", engine_requests AS (SELECT * FROM ({served}) "
+                ", engine_requests AS NOT MATERIALIZED (SELECT * FROM main.engine_requests "
                 f"WHERE end_us >= {first_us} AND begin_us <= {last_us})"
             )
         for name in named:
             if name in BY_STEPS:
-                rows = f"SELECT * FROM main.{name} WHERE {chunk.condition()}"
-                if name in self._chunk_files:
-                    _, file = self._chunk_files[name][number]
-                    rows = f"SELECT * FROM {scan('read_parquet', [file])}"
+                _, file = self._chunk_files[name][number]
+                rows = f"SELECT * FROM {scan('read_parquet', [file])}"
                 sources += f", {name} AS NOT MATERIALIZED ({rows})"
         return sources
 
@@ -219,7 +205,7 @@ class Tables:
             *(part.fingerprint for part in parts),
             json.dumps([seen, replicas]),
             # Whatever the order in which they were made.
-            *(self._chunk_files[name][number][0] for name in named if name in self._chunk_files),
+            *(self._chunk_files[name][number][0] for name in named if name in BY_STEPS),
         ]
 
     def chunks(self) -> list[Chunk]:

@@ -1,4 +1,4 @@
-CREATE VIEW engine_requests AS
+CREATE TABLE engine_requests AS
 SELECT e.run, e.step, e.name, p.replica, e.engine_request_id, e.request_id, e.validate, e.status,
     e.begin_us, e.end_us, e.duration_us,
     e.prompt_tokens, e.response_tokens, e.cached_tokens, e.finish_reason,
