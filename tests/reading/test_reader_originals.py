@@ -90,7 +90,6 @@ def test_every_vocabulary_gives_the_same_step_and_request(tmp_path, events):
         assert abs(times["max_s"] - 2.0) < 1e-5
         assert (4.5, False) == (step["gen_s"], step["finished"])
         assert {"gen", "preprocessing"} <= {phase["phase"] for phase in phases}
-        assert [tmp_path.name] == run.original
         assert any("original multi-turn logger" in problem for problem in run.problems)
         assert not any("header" in problem for problem in run.problems)
 
@@ -154,7 +153,7 @@ def test_todays_files_without_headers_are_not_taken_for_the_originals(tmp_path):
         rows = run.rows("SELECT turn FROM events")
 
         assert [{"turn": 1}] == rows
-        assert [] == run.original
+        assert not any("original multi-turn logger" in problem for problem in run.problems)
 
 
 def test_calls_of_the_engine_are_told_from_the_phase_around_them(tmp_path):

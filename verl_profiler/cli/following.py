@@ -77,8 +77,6 @@ class _Reading:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # The files of the cache that the next reading replaces.
-        self._made: set[str] = set()
         self._read_s = time.time()
         self.text = ""
         self.present: Present | None = None
@@ -106,17 +104,12 @@ class _Reading:
 
         stream = io.StringIO()
         with quick_rows(), load(self._path) as opened:
-            try:
-                files = ProcessFiles(run_directory(self._path, self._path))
-                shown = present(files, opened.tables)
-                if write_summary(opened, None, stream, as_json=False):
-                    self.problem = "; ".join(["nothing to report yet", *opened.problems])
-                else:
-                    self.problem = None
-            except BaseException:
-                self._made |= opened.supersede(set())
-                raise
-            self._made = opened.supersede(self._made)
+            files = ProcessFiles(run_directory(self._path, self._path))
+            shown = present(files, opened.tables)
+            if write_summary(opened, None, stream, as_json=False):
+                self.problem = "; ".join(["nothing to report yet", *opened.problems])
+            else:
+                self.problem = None
         self.present, self.text, self._read_s = shown, stream.getvalue(), time.time()
 
     def try_to_read(self) -> None:

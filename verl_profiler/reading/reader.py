@@ -109,7 +109,6 @@ class Run:
         tables: The tables; `rows` and `relation` are its methods.
         launches: `run.json` by run label; empty where it is missing.
         labels: The values of the column `run`, in the order in which they were named.
-        original: The labels whose files are in a vocabulary of the original logger.
         steps: The steps that were read, if not all.
         arrived: The processes whose files are all here, so that it is known when they ended.
         all_steps: First and last step of the files, as far as that is known without reading them.
@@ -125,7 +124,6 @@ class Run:
         self.labels: list[str] = []
         self._folders: list[CacheFolder] = []
         self.arrived: list[Process] = []
-        self.original: list[str] = []
         self.steps: tuple[int, int] | None = None
         self.all_steps: tuple[int, int] | None = None
         self._size_bytes = 0
@@ -166,18 +164,6 @@ class Run:
             "tail and stragglers of requests do not apply; device time and its findings do."
             for row in self.tables.rows("SELECT * FROM asynchronous ORDER BY run")
         ]
-
-    def supersede(self, made: set[str]) -> set[str]:
-        """Remove the files that an earlier reading of the same run left in the cache, and this one did not use.
-
-        Args:
-            made: What `supersede` returned then.
-        """
-        # The first folder is the scratch folder.
-        for folder in self._folders[1:]:
-            folder.supersede(made)
-            made = set(folder.made)
-        return made
 
     def close(self) -> None:
         """Give memory and temporary files back."""
@@ -234,7 +220,6 @@ class Run:
                 *process_problems(source, found, counts, original=converted.original),
             ]
             if converted.original:
-                self.original.append(source.label)
                 problems.append(_ORIGINAL)
             self._problems += [f"{source.label}: {p}" if several else p for p in problems]
             self.labels.append(source.label)
