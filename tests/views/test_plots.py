@@ -17,11 +17,14 @@ pytest.importorskip("vl_convert")
 
 from chart_reading import data_in, every_channel, title_of, words
 
+from verl_profiler.analysis.registry import explanations
+from verl_profiler.analysis.selection import warm_ups
 from verl_profiler.analysis.steps import step_times
 from verl_profiler.render.charts import WIDTH, chart, name_bars, render, spec_text
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.summary_text import step_tables
 from verl_profiler.views.view import Choice, NothingToDraw
+from verl_profiler.views.why_text import why
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -404,3 +407,18 @@ def test_the_plot_and_the_summary_name_the_same_loop():
 
     assert "event loop of worker_0" in title_of(spec)
     assert re.search(r"event-loop stalls\n.*\n  worker_0 ", text)
+
+
+def test_the_plot_and_why_give_the_same_shares_of_the_critical_path():
+    """Both without the first step, whose polling and length differ."""
+    with load(DATA / "critic_run.tar.gz", cache=False) as run:
+        data, choice = data_of(run, "critical_path")
+        left_out = warm_ups(data["critical_path"])
+        text = why(explanations(run.tables, None), [], left_out)
+    listed = re.findall(r"^  (\w+) +[\d.]+ m?s +([\d.]+ %) ", text, re.MULTILINE)
+
+    (first, of_first), (second, of_second) = listed[:2]
+
+    assert left_out
+    title = title_of(VIEWS["critical_path"].spec(data, choice))
+    assert title.startswith(f"{of_first} of the critical path is {first}, {of_second} {second};")

@@ -8,9 +8,10 @@ from verl_profiler.analysis.explain.critical_path import critical_path
 from verl_profiler.analysis.explain.rules import UNEXPLAINED
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
-from verl_profiler.analysis.selection import Rows, summed
+from verl_profiler.analysis.selection import Rows, named, steady, summed, warm_ups
 from verl_profiler.render.charts import Series, Spec, chart, layer, name_bars, panel, step_bars
 from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
+from verl_profiler.render.text import without
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.cycle_text import as_decoding
 from verl_profiler.views.view import Choice, DataTables, NothingToDraw, column, view
@@ -32,8 +33,11 @@ _NO_STEP = "no step of synchronous training finished there. Asynchronous trainin
 def _path(data: DataTables, choice: Choice) -> Spec:
     rows = data["critical_path"]
     steps = sorted({row["step"] for row in rows})
-    sums = summed(rows, "duration_s", "category")
+    left_out = warm_ups(rows, choice.steps)
+    kept = steady(rows, left_out)
+    sums = summed(kept, "duration_s", "category")
     total = sum(sums.values())
+    mean_s = total / len({(row["run"], row["step"]) for row in kept})
     order = sorted(sums, key=lambda category: category == UNEXPLAINED)
     shown = [category for category in order if sums[category] >= _SMALL * total]
     small = [category for category in order if category not in shown]
@@ -54,12 +58,10 @@ def _path(data: DataTables, choice: Choice) -> Spec:
         f"{share(sums[first] / total)} of the critical path is {first}, "
         f"{share(sums[second] / total)} {second}; "
         f"{share(sums.get(UNEXPLAINED, 0.0) / total)} is unattributed",
-        f"{choice.text()}: {counted(len(steps), 'step')}, {seconds(total / len(steps))} on average",
+        f"{choice.text()}: {counted(len(steps), 'step')}; a step takes {seconds(mean_s)} on average"
+        f"{without(named(left_out, rows))}",
         panel(step_bars(steps, series, "time", form="s"), height=300),
-        notes=(
-            "Every second of a step is attributed to one category: what the step waited for. "
-            "Faint: the trainer's phases."
-        ),
+        notes="Every second of a step is attributed to one category: what the step waited for.",
     )
 
 
