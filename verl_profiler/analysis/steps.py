@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from verl_profiler.analysis.requests import summed_requests
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
+    "OWN_SPANS",
+    "TIMED",
     "VALIDATIONS",
     "WITH_NEXT",
     "step_durations",
+    "step_gaps",
     "step_phases",
     "step_times",
     "validation_times",
@@ -52,6 +56,53 @@ WITH_NEXT = """
 
 The time from step to step is `next_us - begin_us`: `to_next_s` of `step_times`, `step_to_step` of diff.
 """
+
+
+OWN_SPANS = """
+SELECT run, step, name, event AS phase, begin_us, end_us FROM event_fields
+WHERE family = 'user' AND role = 'trainer' AND duration_us IS NOT NULL
+"""
+"""SQL of the user's own spans in the trainer."""
+
+TIMED = f"""
+    SELECT run, step, name, phase, begin_us, end_us FROM phases
+    WHERE parent IS NULL AND phase <> 'step'
+    UNION ALL {OWN_SPANS}
+"""
+"""SQL of what the trainer times outside of steps."""
+
+# What follows the last step is a gap like others if it is at most so many times as long as the longest of them.
+_ALIKE = 1.25
+
+
+def step_gaps(chosen: str) -> str:
+    """Return the SQL of what lies between the end of each step of synchronous training and the start of the next.
+
+    The gap after the last step ends with its last timer, if it has one there; or with the trainer's process,
+    if an earlier gap took about as long.  Otherwise its end is null.
+
+    Args:
+        chosen: SQL condition on the steps `s`.
+    """
+    return f"""
+    WITH ended AS (
+        SELECT run, name, epoch_us(try_cast(ended AS TIMESTAMPTZ)) + coalesce(shift_us, 0) AS ended_us
+        FROM processes WHERE role = 'trainer'
+    ), known AS (
+        SELECT s.run, s.step, any_value(p.name) AS name, any_value(s.end_us) AS begin_us,
+            any_value(s.next_us) AS next_us, max(t.end_us) AS timed_us
+        FROM ({WITH_NEXT}) AS s JOIN phases AS p
+            ON p.run = s.run AND p.step = s.step AND p.phase = 'step'
+        LEFT JOIN ({TIMED}) AS t ON t.run = s.run AND t.step = s.step AND t.name = p.name
+            AND t.begin_us >= s.end_us
+        WHERE s.finished AND s.step > 0 AND s.{SYNCHRONOUS} AND {chosen}
+        GROUP BY s.run, s.step
+    )
+    SELECT run, step, name, begin_us, coalesce(next_us, greatest(timed_us, CASE
+            WHEN ended_us - begin_us <= {_ALIKE} * max(next_us - begin_us) OVER (PARTITION BY run)
+            THEN ended_us END)) AS end_us
+    FROM known LEFT JOIN ended USING (run, name)
+    """
 
 
 def step_times(tables: Tables, steps: Steps = None) -> Rows:

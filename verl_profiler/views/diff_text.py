@@ -38,6 +38,8 @@ _WORKLOAD = (
     "total_tokens.mean",
     "tool_call.count",
 )
+# Changes below this share are written as none.
+_ROUNDING = 5e-4
 # A change of work by this share is reported, significant or not.
 _WORK_SHARE = 0.1
 # With so many steps, and fewer than one in so many of them independent, p-values are too small.
@@ -452,12 +454,16 @@ def _signed(value: float | None) -> str:
     """Write a relative change, with its sign."""
     if value is None:
         return "-"
+    # Rounding of times is no change.
+    value = 0.0 if abs(value) < _ROUNDING else value
     return f"{'+' if value >= 0 else '-'}{share(abs(value))}"
 
 
 def _moved(row: Mapping[str, Any], value: float | None = None) -> str:
     """Write the difference of a metric, or another one of its unit, with its sign."""
     difference = row["difference"] if value is None else value
+    if value is None and row["share"] is not None and abs(row["share"]) < _ROUNDING:
+        difference = 0.0
     if abs(difference) < _NONE * max(abs(row["a"]), abs(row["b"]), _NONE):
         difference = 0.0
     return f"{'+' if difference >= 0 else '-'}{_amount(abs(difference), row['unit'])}"

@@ -9,10 +9,9 @@ from typing import Any
 
 from verl_profiler.analysis.console_timers import logged_phases, logged_steps
 from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, nested
-from verl_profiler.analysis.steps import WITH_NEXT
+from verl_profiler.analysis.steps import WITH_NEXT, step_gaps
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.reading.quantiles import quantiles
-from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["NOT_PHASES", "PER_EVENT", "PER_STEP", "logged_metrics", "once", "step_metrics"]
@@ -29,12 +28,13 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _ONCE = f"""
 SELECT step, 'step' AS name, 's' AS unit, duration_us / 1e6 AS value FROM chosen
 UNION ALL
--- After the last step: to the end of its last timer, such as its validation.
-SELECT step, 'step_to_step', 's', (coalesce(next_us, (
-    SELECT max(end_us) FROM phases AS p WHERE p.run = n.run AND p.step = n.step AND p.parent IS NULL
-        AND p.phase <> 'step' AND p.begin_us >= n.end_us AND p.{SYNCHRONOUS}
-)) - n.begin_us) / 1e6
-FROM ({WITH_NEXT}) AS n JOIN chosen USING (run, step)
+-- What follows the last step takes as long as other gaps, where it is unknown: its length is one of the mean.
+SELECT step, 'step_to_step', 's', (length_us + coalesce(gap_us, avg(gap_us) OVER (PARTITION BY run))) / 1e6
+FROM (
+    SELECT run, step, n.end_us - n.begin_us AS length_us,
+        CASE WHEN g.step IS NULL THEN next_us ELSE g.end_us END - n.end_us AS gap_us
+    FROM ({WITH_NEXT}) AS n LEFT JOIN ({step_gaps("true")}) AS g USING (run, step)
+) JOIN chosen USING (run, step)
 UNION ALL
 SELECT c.step, n.phase, 's', coalesce(sum(p.duration_us), 0) / 1e6
 FROM chosen AS c CROSS JOIN (

@@ -17,7 +17,7 @@ from verl_profiler.analysis.explain.calls import engine_interval
 from verl_profiler.analysis.explain.rules import BETWEEN, UNEXPLAINED
 from verl_profiler.analysis.routing import REPLICA_NAMES
 from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps
-from verl_profiler.analysis.steps import WITH_NEXT
+from verl_profiler.analysis.steps import OWN_SPANS, TIMED, step_gaps
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.derivations import STALL_NOTICED_US, SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
@@ -83,17 +83,6 @@ def critical_segments(tables: Tables, steps: Steps = None) -> Rows:
     return _segments(_chains(tables, steps))
 
 
-# The user's spans in the trainer's process.
-_OWN_SPANS = """
-SELECT run, step, name, event AS phase, begin_us, end_us FROM event_fields
-WHERE family = 'user' AND role = 'trainer' AND duration_us IS NOT NULL
-"""
-
-
-# What follows the last step is a gap like others if it is at most so many times as long as the longest of them.
-_ALIKE = 1.25
-
-
 def between_segments(tables: Tables, steps: Steps) -> Rows:
     """List what lies between the end of each step and the start of the next.
 
@@ -107,28 +96,7 @@ def between_segments(tables: Tables, steps: Steps) -> Rows:
     chains: dict[tuple[str, int], list[_Span]] = {}
     for row in tables.rows(
         f"""
-        WITH timed AS (
-            SELECT run, step, name, phase, begin_us, end_us FROM phases
-            WHERE parent IS NULL AND phase <> 'step'
-            UNION ALL {_OWN_SPANS}
-        ), ended AS (
-            SELECT run, name, epoch_us(try_cast(ended AS TIMESTAMPTZ)) + coalesce(shift_us, 0) AS ended_us
-            FROM processes WHERE role = 'trainer'
-        ), known AS (
-            SELECT s.run, s.step, any_value(p.name) AS name, any_value(s.end_us) AS begin_us,
-                any_value(s.next_us) AS next_us, max(t.end_us) AS timed_us
-            FROM ({WITH_NEXT}) AS s JOIN phases AS p
-                ON p.run = s.run AND p.step = s.step AND p.phase = 'step'
-            LEFT JOIN timed AS t ON t.run = s.run AND t.step = s.step AND t.name = p.name
-                AND t.begin_us >= s.end_us
-            WHERE s.finished AND s.step > 0 AND s.{SYNCHRONOUS} AND {in_steps(steps, "s.step")}
-            GROUP BY s.run, s.step
-        ), gaps AS (
-            SELECT run, step, name, begin_us, coalesce(next_us, greatest(timed_us, CASE
-                    WHEN ended_us - begin_us <= {_ALIKE} * max(next_us - begin_us) OVER (PARTITION BY run)
-                    THEN ended_us END)) AS end_us
-            FROM known LEFT JOIN ended USING (run, name)
-        )
+        WITH gaps AS MATERIALIZED ({step_gaps(in_steps(steps, "s.step"))}), timed AS ({TIMED})
         SELECT run, step, NULL AS phase, name, begin_us, end_us FROM gaps WHERE end_us > begin_us
         UNION ALL
         SELECT g.run, g.step, t.phase, t.name, greatest(t.begin_us, g.begin_us),
@@ -241,7 +209,7 @@ def _timers(steps: Steps) -> str:
                 THEN 'handover' ELSE phase END AS category
         FROM phases AS p WHERE phase <> 'step' AND NOT validate AND {chosen}
         UNION ALL BY NAME
-        SELECT *, {_TIMER} AS level, phase AS event, phase AS category FROM ({_OWN_SPANS}) WHERE {chosen}
+        SELECT *, {_TIMER} AS level, phase AS event, phase AS category FROM ({OWN_SPANS}) WHERE {chosen}
         UNION ALL BY NAME
         SELECT run, step, {_RANK} AS level, 'gen' AS phase, 'dispatch' AS event, gen_begin_us AS begin_us,
             l.begin_us AS end_us, trainer AS name, 'dispatch' AS category
