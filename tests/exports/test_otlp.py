@@ -13,7 +13,7 @@ from tq_lines import Writer
 from verl_profiler.cli import export, main
 from verl_profiler.errors import ReadingError
 from verl_profiler.exports.otlp import send
-from verl_profiler.exports.otlp_spans import transfer_queue_spans as spans
+from verl_profiler.exports.otlp import transfer_queue_spans as spans
 from verl_profiler.reading.formats.tq_log import read_logs
 
 SHARED_ID = "5f0c6a51-3f3e-5b7c-9a64-0b8f3d2c1e4f"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import inspect
 import sys
@@ -25,6 +26,7 @@ from verl_profiler.reading.progress import watched
 
 __all__ = ["COMMANDS", "main", "parsed", "run_command", "version"]
 
+_COLLECT_EVERY = 1_000_000
 _OF_RUNS_ALONE = ("requests", "plot", "export", "stuck")
 # Exports of TransferQueue's calls, which console logs have.
 _OF_TRANSFERS = ("otlp", "prometheus", "jsonl")
@@ -65,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     as given. 3: an error in this package. 130: interrupted; 128 + N: ended by signal N.
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    # Commands make hundreds of thousands of rows, which hold no cycles, and end.
+    gc.set_threshold(_COLLECT_EVERY)
     try:
         with tidy_ends(), guarded():
             return run_command(argv)

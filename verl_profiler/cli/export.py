@@ -186,8 +186,7 @@ def _otlp(args: argparse.Namespace) -> int:
     if args.endpoint is None:
         target = target_of(args.runs, args.out, "spans.otlp.jsonl", force=args.force, mark=_SPANS)
 
-    from verl_profiler.exports.otlp import otlp_lines
-    from verl_profiler.exports.otlp_spans import transfer_queue_spans
+    from verl_profiler.exports.otlp import otlp_lines, transfer_queue_spans
     from verl_profiler.reading.tq_sources import open_sources
 
     with open_sources(

@@ -95,7 +95,6 @@ class _Reading:
             ReadingError: It cannot be read.
             OSError: Likewise.
         """
-        from verl_profiler.cli.quick_rows import quick_rows
         from verl_profiler.cli.summary import write_summary
         from verl_profiler.live.present import present
         from verl_profiler.live.process_files import ProcessFiles
@@ -103,7 +102,7 @@ class _Reading:
         from verl_profiler.reading.reader import load
 
         stream = io.StringIO()
-        with quick_rows(), load(self._path) as opened:
+        with load(self._path) as opened:
             files = ProcessFiles(run_directory(self._path, self._path))
             shown = present(files, opened.tables)
             if write_summary(opened, None, stream, as_json=False):

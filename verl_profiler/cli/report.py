@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import add_out, add_reading, check_steps
 from verl_profiler.cli.output import target_of, write_whole
-from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown, visible
@@ -125,7 +124,7 @@ def write(
     from verl_profiler.views.sections import document
 
     target = target_of(runs, out, "report.html", force=force, mark=_MARK)
-    with quick_rows(), load(runs, cache=cache, steps=steps) as opened:
+    with load(runs, cache=cache, steps=steps) as opened:
         check_steps(opened, steps)
         gathered = document(opened, steps, msgspec.to_builtins(Settings(output_dir="")))
         difference = _difference(opened.labels, runs, steps, cache=cache)

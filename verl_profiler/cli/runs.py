@@ -18,7 +18,6 @@ from typing import Any
 
 from verl_profiler.cli.options import add_cache, run_argument
 from verl_profiler.cli.output import print_json
-from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.text import clipped
@@ -109,10 +108,9 @@ def listed(folder: Path, *, cache: bool, whole: bool = False) -> dict[Path, dict
             f"{folder} holds no runs.\nName the folder of runs, such as logs", "no-events"
         )
     rows: dict[Path, dict[str, Any]] = {}
-    with quick_rows():
-        for path in paths:
-            above = folder.parent if path == folder else folder
-            name = str(path if whole else path.relative_to(above))
-            with doing(f"run {name}"):
-                rows[path] = run_row(path, name, cache=cache)
+    for path in paths:
+        above = folder.parent if path == folder else folder
+        name = str(path if whole else path.relative_to(above))
+        with doing(f"run {name}"):
+            rows[path] = run_row(path, name, cache=cache)
     return rows

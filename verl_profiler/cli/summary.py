@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from verl_profiler.cli.options import add_reading, check_steps, opened_run
 from verl_profiler.cli.output import bounded, json_text
-from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import control, has_color, print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import escaped, shown
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         for path in args.runs:
             _print_stuck(path)
-    with quick_rows(), opened_run(args) as opened:
+    with opened_run(args) as opened:
         status = write_summary(
             opened,
             args.steps,

@@ -19,7 +19,6 @@ import sys
 
 from verl_profiler.cli.options import add_reading, opened_run
 from verl_profiler.cli.output import bounded, print_json
-from verl_profiler.cli.quick_rows import quick_rows
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.render.visible import shown
 
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from verl_profiler.analysis.steps import step_times
     from verl_profiler.views.why_text import why
 
-    with quick_rows(), opened_run(args) as opened:
+    with opened_run(args) as opened:
         found = explanations(opened.tables, args.steps)
         problems, notes = opened.problems, opened.notes
         warm_up = without(opened.tables, args.steps)

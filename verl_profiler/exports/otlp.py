@@ -1,7 +1,7 @@
-"""OpenTelemetry spans: how they are made, written as OTLP in JSON lines, and sent to an endpoint.
+"""TransferQueue calls as OpenTelemetry spans, written as OTLP in JSON lines or sent to an endpoint.
 
-`otlp_spans` has which ones.  Their ids are derived from the recorded data: exporting twice gives the same
-spans.
+A call is a span with its stages and transfers inside; calls that handled the same data are one trace.
+Attributes are under `verl.*`.  Ids are derived from the recorded data: exporting twice gives the same spans.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
+from verl_profiler.analysis.selection import Steps
+from verl_profiler.analysis.tq_traces import tq_call_stages, tq_calls, tq_transfers
 from verl_profiler.errors import ReadingError
+from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["has_time_of_day", "make_span", "otlp_lines", "send", "span_id", "trace_id"]
+__all__ = ["otlp_lines", "send", "transfer_queue_spans"]
 
 _BATCH = 512
 # For each batch, with repetitions.
@@ -34,60 +37,74 @@ _TIMEOUT_S = 10.0
 _FIRST_WALL_US = 10**15
 _SCOPE = InstrumentationScope("verl_profiler")
 _RESOURCE = Resource({SERVICE_NAME: "verl"})
+# By name, the column; seconds are from microseconds.
+_ATTRIBUTES = {
+    "function": "func",
+    "get_s": "get_us",
+    "compute_s": "compute_us",
+    "put_s": "put_us",
+    **{name: name for name in ("role", "call", "rows", "sampled", "request_id", "size_bytes")},
+    "mib_per_s": "mib_per_s",
+}
 
 
-def has_time_of_day(row: Mapping[str, Any]) -> bool:
+def transfer_queue_spans(tables: Tables, steps: Steps = None) -> Iterator[ReadableSpan]:
+    """Make the spans of all TransferQueue calls whose time of day is known.
+
+    Args:
+        tables: The tables.
+        steps: First and last step; None for all.
+    """
+    calls: dict[tuple[Any, ...], SpanContext | None] = {}
+    for row in filter(_has_time_of_day, tq_calls(tables, steps)):
+        made = _span(row["func"], row, None)
+        calls[_call(row)] = made.context
+        yield made
+    for row in filter(_has_time_of_day, tq_call_stages(tables, steps)):
+        yield _span(f"TQ_{row['stage'].upper()}:{row['func']}", row, calls.get(_call(row)))
+    for row in filter(_has_time_of_day, tq_transfers(tables, steps)):
+        yield _span(row["event"], row, calls.get(_call(row, of_transfer=True)))
+
+
+def _has_time_of_day(row: Mapping[str, Any]) -> bool:
     """Whether an interval has a start and an end since 1970, as spans need them."""
     begin_us, end_us = row["begin_us"], row["end_us"]
     return begin_us is not None and end_us is not None and begin_us >= _FIRST_WALL_US
 
 
-def _digest(*parts: Any) -> bytes:
-    return hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=16).digest()
+def _call(row: Mapping[str, Any], *, of_transfer: bool = False) -> tuple[Any, ...]:
+    """Return what identifies a call; a transfer's own id is its call's with a number appended."""
+    call = row["call"]
+    if of_transfer and call is not None:
+        call = call.partition(".")[0]
+    return row["run"], row["name"], call if call is not None else ("", row["begin_us"], row["func"])
 
 
-def trace_id(name: str | None, *parts: Any) -> int:
-    """Return the trace id of `name`, which is used as it is if it is a UUID.
-
-    Args:
-        name: The id that the traced data has; None if it has none.
-        parts: What identifies the trace where `name` alone is missing or is not a UUID.
-    """
-    try:
-        number = uuid.UUID(name).int if name else 0
-    except ValueError:
-        number = 0
-    return number or int.from_bytes(_digest(*parts), "big") or 1
-
-
-def span_id(*parts: Any) -> int:
-    """Return the span id of what `parts` identify."""
-    return int.from_bytes(_digest(*parts)[:8], "big") or 1
-
-
-def make_span(
-    name: str,
-    row: Mapping[str, Any],
-    trace: int,
-    span: int,
-    parent: SpanContext | None,
-    attributes: Mapping[str, Any],
-) -> ReadableSpan:
-    """Return a span that has ended.
-
-    Args:
-        name: Its name.
-        row: begin_us and end_us, since 1970; status, if the call did not return.
-        trace: Its trace's id, unless it has a parent.
-        span: Its own id.
-        parent: The span that contains it; None for the first of a trace.
-        attributes: Its attributes; those without a value are left out.
-    """
+def _span(name: str, row: Mapping[str, Any], parent: SpanContext | None) -> ReadableSpan:
+    ids = tuple(row.get("trace_ids") or ())
+    # The trace of the data that a call handled, the first of its ids; else one of its own.
+    own = (row["run"], ids[0]) if ids else (*_call(row), row["begin_us"])
+    trace = _trace_id(ids[0] if ids else "", *own) if parent is None else parent.trace_id
+    digest = _digest(*_call(row), name, row["begin_us"], row["end_us"])
+    attributes = {
+        "verl.run": row["run"],
+        "verl.step": row["step"],
+        "verl.process": row["name"],
+        "verl.tq.trace_ids": ids or None,
+    }
+    for key, column in _ATTRIBUTES.items():
+        value = row.get(column)
+        if value is not None:
+            attributes[f"verl.tq.{key}"] = value / 1e6 if column.endswith("_us") else value
     failed = row.get("status")
-    trace = trace if parent is None else parent.trace_id
     return ReadableSpan(
         name=name,
-        context=SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(1)),
+        context=SpanContext(
+            trace,
+            int.from_bytes(digest[:8], "big") or 1,
+            is_remote=False,
+            trace_flags=TraceFlags(1),
+        ),
         parent=parent,
         resource=_RESOURCE,
         attributes={key: value for key, value in attributes.items() if value is not None},
@@ -96,6 +113,19 @@ def make_span(
         end_time=row["end_us"] * 1000,
         instrumentation_scope=_SCOPE,
     )
+
+
+def _trace_id(name: str, *parts: Any) -> int:
+    """Return the trace id of `name`, which is used as it is if it is a UUID; else that of `parts`."""
+    try:
+        number = uuid.UUID(name).int
+    except ValueError:
+        number = 0
+    return number or int.from_bytes(_digest(*parts), "big") or 1
+
+
+def _digest(*parts: Any) -> bytes:
+    return hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=16).digest()
 
 
 def _batches(given: Iterator[ReadableSpan]) -> Iterator[list[ReadableSpan]]:
