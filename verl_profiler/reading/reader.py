@@ -245,7 +245,8 @@ class Run:
             parts += own
             kept = converted.cache
         few = steps is None and sum(part.path.stat().st_size for part in parts) < _IN_MEMORY_BYTES
-        self.tables.events_in_memory = few
+        if few:
+            self.tables.expect_few_events()
         if parts:
             alone = kept if len(sources) == 1 else None
             self.tables.table_cache = TableCache(alone or scratch, scratch, parts, steps=steps)

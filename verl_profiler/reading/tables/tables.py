@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 
 from verl_profiler.reading.event_parts import CLOCKS_APART_US, parts_query
 from verl_profiler.reading.progress import doing
@@ -67,7 +68,7 @@ class Tables:
 
     Attributes:
         launches: `run.json` by run label, where there is one.
-        events_in_memory: Whether `event_fields` is a table: of few events, plans cost more than rows.
+        events_in_memory: Whether `event_fields` is a table.
     """
 
     def __init__(
@@ -88,24 +89,24 @@ class Tables:
         Args:
             tables: Rows by table name.  Tables that are not given are derived from `events`.
         """
-        made = cls(duckdb.connect(config={"threads": 1}))
-        made.events_in_memory = True
+        made = cls(duckdb.connect())
+        made.expect_few_events()
         given = {**{name: () for name in SCHEMAS if name not in derivations()}, **(tables or {})}
         for name, rows in given.items():
             made.create_table(name, rows)
         return made
+
+    def expect_few_events(self) -> None:
+        """Keep tables in memory, and plan quickly: to plan queries of few events takes longer than to run them."""
+        self.events_in_memory = True
+        self.connection.execute("SET threads = 1; PRAGMA disable_optimizer")
 
     def create_table(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Make the table `name` of exactly these rows."""
         columns = SCHEMAS[name]
         with tempfile.TemporaryDirectory(prefix="verl_profiler-") as folder:
             path = Path(folder) / "rows.json"
-            with path.open("w", encoding="utf-8", errors="replace") as file:
-                for row in rows:
-                    unknown = set(row) - set(columns)
-                    if unknown:
-                        raise KeyError(f"table {name} has no column {', '.join(sorted(unknown))}")
-                    file.write(json.dumps(dict(row), ensure_ascii=False) + "\n")
+            path.write_bytes(_json_lines(name, list(rows)))
             typed = ", ".join(f"\"{column}\": '{kind}'" for column, kind in columns.items())
             self.connection.execute(
                 f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM "
@@ -262,6 +263,19 @@ class Tables:
         """Return the first row of a query, or an empty dict."""
         rows = self.rows(query, parameters)
         return rows[0] if rows else {}
+
+
+def _json_lines(name: str, rows: Sequence[Mapping[str, Any]]) -> bytes:
+    known = SCHEMAS[name].keys()
+    for row in rows:
+        if unknown := row.keys() - known:
+            raise KeyError(f"table {name} has no column {', '.join(sorted(unknown))}")
+    try:
+        return msgspec.json.Encoder().encode_lines(rows)
+    except UnicodeEncodeError:
+        # A name from a path that is not UTF-8.
+        lines = (json.dumps(dict(row), ensure_ascii=False) for row in rows)
+        return "\n".join(lines).encode(errors="replace")
 
 
 def _typed(name: str) -> Derivation:
