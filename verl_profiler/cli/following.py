@@ -77,6 +77,8 @@ class _Reading:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        # The files of the cache that the next reading replaces.
+        self._made: set[str] = set()
         self._read_s = time.time()
         self.text = ""
         self.present: Present | None = None
@@ -103,12 +105,17 @@ class _Reading:
 
         stream = io.StringIO()
         with load(self._path) as opened:
-            files = ProcessFiles(run_directory(self._path, self._path))
-            shown = present(files, opened.tables)
-            if write_summary(opened, None, stream, as_json=False):
-                self.problem = "; ".join(["nothing to report yet", *opened.problems])
-            else:
-                self.problem = None
+            try:
+                files = ProcessFiles(run_directory(self._path, self._path))
+                shown = present(files, opened.tables)
+                if write_summary(opened, None, stream, as_json=False):
+                    self.problem = "; ".join(["nothing to report yet", *opened.problems])
+                else:
+                    self.problem = None
+            except BaseException:
+                self._made |= opened.supersede(set())
+                raise
+            self._made = opened.supersede(self._made)
         self.present, self.text, self._read_s = shown, stream.getvalue(), time.time()
 
     def try_to_read(self) -> None:

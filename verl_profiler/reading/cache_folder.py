@@ -25,7 +25,7 @@ import secrets
 import stat
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,6 @@ _ABANDONED_S = 86_400
 _OWN = re.compile(r"([a-z_]+)-[0-9a-f]{16}\.(?:parquet|json)")
 _PARTIAL = re.compile(r"new-[0-9a-f]{16}\.partial")
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-# What this process published: where it reads a growing run again and again, it leaves no copy of its end
-# each time.
-_MADE: set[Path] = set()
 
 
 @dataclass(frozen=True)
@@ -69,10 +66,14 @@ class CacheFolder:
 
     Args:
         path: The folder.
+
+    Attributes:
+        made: The files that this reader published.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.made: set[str] = set()
         self._owner = path.stat().st_uid
         self._used: set[str] = set()
         self._open: list[int] = []
@@ -153,7 +154,8 @@ class CacheFolder:
             OSError: It cannot be written.
         """
         replace_file(self.path / f"{name}.json", json.dumps(note).encode())
-        self._published(f"{name}.json")
+        self._used.add(f"{name}.json")
+        self.made.add(f"{name}.json")
 
     def can_write(self) -> bool:
         """Try to write a page of bytes."""
@@ -165,20 +167,27 @@ class CacheFolder:
         return True
 
     def retire(self, kind: str) -> None:
-        """Remove files of a kind that this reader did not use: its process made them, or nobody used them for long."""
+        """Remove files of a kind that this reader did not use, and nobody for some time."""
         now = time.time()
         with contextlib.suppress(OSError):
             for name in os.listdir(self.path):
                 own = _OWN.fullmatch(name)
                 if own and own[1] == kind and name not in self._used:
-                    own_process = self.path / name in _MADE
-                    self._remove(name, math.inf if own_process else now - UNUSED_S)
+                    self._remove(name, now - UNUSED_S)
                 elif _PARTIAL.fullmatch(name):
                     self._remove(name, now - _ABANDONED_S)
 
-    def _published(self, name: str) -> None:
-        self._used.add(name)
-        _MADE.add(self.path / name)
+    def supersede(self, made: Iterable[str]) -> None:
+        """Remove what an earlier reader of this process made, and this one did not use.
+
+        Otherwise, a command that reads a growing run again and again would leave a copy of its end each time.
+        """
+        for name in made:
+            # What is not here is where the folder was before, or comes back with it.
+            if name in self._used or not (self.path / name).exists():
+                self.made.add(name)
+            else:
+                self._remove(name, math.inf)
 
     def _remove(self, name: str, unused_since_s: float) -> None:
         with contextlib.suppress(OSError):
@@ -268,7 +277,8 @@ class Draft:
         folder = self._folder
         os.rename(folder.path / self.name, folder.path / f"{name}.parquet")
         self.published = True
-        folder._published(f"{name}.parquet")  # pyright: ignore[reportPrivateUsage]
+        folder._used.add(f"{name}.parquet")  # pyright: ignore[reportPrivateUsage]
+        folder.made.add(f"{name}.parquet")
         kept = folder._pinned(self._descriptor, name, note)  # pyright: ignore[reportPrivateUsage]
         if note is not None:
             folder.keep(name, note)

@@ -165,6 +165,18 @@ class Run:
             for row in self.tables.rows("SELECT * FROM asynchronous ORDER BY run")
         ]
 
+    def supersede(self, made: set[str]) -> set[str]:
+        """Remove the files that an earlier reading of the same run left in the cache, and this one did not use.
+
+        Args:
+            made: What `supersede` returned then.
+        """
+        # The first folder is the scratch folder.
+        for folder in self._folders[1:]:
+            folder.supersede(made)
+            made = set(folder.made)
+        return made
+
     def close(self) -> None:
         """Give memory and temporary files back."""
         self.tables.connection.close()

@@ -37,6 +37,8 @@ BY_STEPS = (
     "tool_caused_wait",
 )
 CHUNK_EVENTS = 4_000_000
+# Of a table's files.
+_IN_MEMORY_BYTES = 1 << 20
 
 
 @dataclass
@@ -163,7 +165,10 @@ class Tables:
             with doing(f"table {name}", number, len(queries)):
                 files.append(table_cache.table(self.connection, name, query, made_from))
         table_cache.forget_others(name)
-        self.create_view(name, f"SELECT * FROM {scan('read_parquet', (path for _, path in files))}")
+        # To name a file in a query opens it each time.
+        few = sum(path.stat().st_size for _, path in files) < _IN_MEMORY_BYTES
+        rows = f"SELECT * FROM {scan('read_parquet', (path for _, path in files))}"
+        self.create_view(name, rows, "TABLE" if few else "VIEW")
         return files
 
     def _sources(self, files: TableCache, query: str, number: int, chunk: Chunk) -> str:
