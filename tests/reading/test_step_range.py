@@ -136,3 +136,17 @@ def test_files_in_folders_of_other_steps_are_not_opened(long_run, shards):
         assert run.all_steps == (1, STEPS)
     with pytest.raises(ReadingError, match="cannot be read"):
         load(shards, steps=(7, 7))
+
+
+def test_a_step_between_those_of_a_parquet_file_has_no_events(long_run, tmp_path):
+    """Its statistics name the first and the last step only; a small run is then read whole."""
+    folder = tmp_path / "long" / "events"
+    folder.mkdir(parents=True)
+    with load(long_run, cache=False) as run:
+        run.tables.connection.execute(
+            "COPY (SELECT 0 AS file_id, false AS flawed, * FROM event_fields WHERE step IN (1, 8)) TO '"
+            f"{folder / 'part.parquet'}' (FORMAT parquet)"
+        )
+
+    with load(tmp_path / "long", steps=(4, 4), cache=False) as run:
+        assert [{"step": 1}, {"step": 8}] == run.rows("SELECT step FROM steps ORDER BY step")

@@ -18,7 +18,7 @@ from verl_profiler.reading.cache_folder import Kept
 from verl_profiler.reading.event_sql import PART_COLUMNS
 from verl_profiler.reading.scans import listed, scan
 from verl_profiler.reading.tables.derivations import from_rest
-from verl_profiler.reading.tables.schemas import FIELDS
+from verl_profiler.reading.tables.schemas import FIELDS, SCHEMAS
 
 __all__ = [
     "CLOCKS_APART_US",
@@ -160,6 +160,9 @@ def parts_query(parts: Sequence[EventPart]) -> str:
             "end_us - coalesce(duration_us, 0) AS begin_us FROM "
             + scan("read_parquet", (part.path for part in own), "union_by_name = true")
         )
+    if not queries:
+        nothing = (f"NULL::{kind} AS {name}" for name, kind in SCHEMAS["event_fields"].items())
+        return f"SELECT {', '.join(nothing)} WHERE false"
     return "\nUNION ALL\n".join(queries)
 
 

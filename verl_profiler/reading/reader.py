@@ -45,7 +45,6 @@ from verl_profiler.reading.process_ends import end_problems
 from verl_profiler.reading.processes import Process, process_problems, processes
 from verl_profiler.reading.remote import fetched, is_url
 from verl_profiler.reading.table_cache import TableCache
-from verl_profiler.reading.tables.schemas import SCHEMAS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["Run", "load"]
@@ -262,7 +261,7 @@ class Run:
         if parts:
             alone = kept if len(sources) == 1 else None
             self.tables.table_cache = TableCache(alone or scratch, scratch, parts, steps=steps)
-        fields = parts_query(parts) or _no_events()
+        fields = parts_query(parts)
         if steps is not None:
             first, last = steps
             fields = (
@@ -306,11 +305,6 @@ def _identity(path: Path) -> str:
     """Return what changes when a file does."""
     status = path.stat()
     return f"{path.name}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
-
-
-def _no_events() -> str:
-    columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in SCHEMAS["event_fields"].items())
-    return f"SELECT {columns} WHERE false"
 
 
 def _table_problems(tables: Tables, arrived: Iterable[Process], *, several: bool) -> Iterator[str]:
