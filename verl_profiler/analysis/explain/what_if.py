@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -502,7 +503,13 @@ def _interval(
     least: Sequence[float], most: Sequence[float], steps: Sequence[int]
 ) -> tuple[float | None, float | None]:
     """Return the 90 % interval of a mean over steps between bounds; None with too few steps."""
-    first, second = mean(least, list(steps)), mean(most, list(steps))
+    first, second = (_interval_of(tuple(each), tuple(steps)) for each in (least, most))
     if first is not None and second is not None:
-        return first.interval(_LEVEL)[0], second.interval(_LEVEL)[1]
+        return first[0], second[1]
     return (fmean(least), fmean(most)) if list(least) != list(most) else (None, None)
+
+
+@lru_cache(maxsize=64)
+def _interval_of(values: tuple[float, ...], steps: tuple[int, ...]) -> tuple[float, float] | None:
+    found = mean(values, steps)
+    return None if found is None else found.interval(_LEVEL)
