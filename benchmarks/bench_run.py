@@ -1,6 +1,7 @@
 """What profiling costs a run: rehearsals of identical work with and without the profiler, alternating.
 
     python benchmarks/bench_run.py [--pairs 5] [--steps 24] [--warmup 4] [--lengthened 1] [--json FILE]
+    python benchmarks/bench_run.py --block 4 [--pairs 2] [--steps 44]
 
 Each pair is two runs of the real main_ppo with the stand-in engine, one of them profiled, in an order that
 alternates.  Their work is the same: responses and the times of engine and tools follow from the prompts
@@ -8,6 +9,11 @@ alternates.  Their work is the same: responses and the times of engine and tools
 `--lengthened 5`, which makes what the model generates 5 times as long (verl's example for GSM8K allows 1,024
 in up to 5 turns): a step has more work for as many events.  Compared is the CPU time of all processes of a
 run per step, which does not depend on what else runs as much as wall time does.
+With `--block`, both runs of a pair are profiled, and record every second block of so many steps, one the blocks
+that the other leaves out (`profiler.events.steps`).  What one run takes more than the other in all steps, which
+is more than recording costs, is in neither of two neighboring blocks together.  Wrappers and threads are there
+in all steps: what they take without recording is not in this ratio.
+
 Printed: per pair the ratio profiled / bare and what the profiler's own account has of the same steps, then
 the mean ratio with its 95 % interval.
 """
@@ -16,11 +22,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 from scipy import stats
@@ -100,6 +108,56 @@ def own_account(folder, after, process="*"):
     return found
 
 
+def recorded_steps(steps, warmup, block, *, first):
+    """Return every second block of steps after the first ones, beginning with this one (0 or 1)."""
+    return [
+        step for step in range(warmup + 1, steps + 1) if (step - warmup - 1) // block % 2 == first
+    ]
+
+
+def crossed(one, other, warmup, block):
+    """Return by how much the logarithm of CPU time is larger in steps that are recorded, in each block.
+
+    Args:
+        one: Rows of a run with the first block recorded, and every second one after it.
+        other: Of a run with the others recorded, and the same work in each step.
+        warmup: First steps, which are left out.
+        block: Steps of a block; its first is left out, because what was recorded before it is written in it.
+
+    Returns:
+        A value for each block: of the ratio of the two runs, signed so that recording adds.  What one run
+        takes more than the other in all steps has opposite signs in neighboring blocks.
+    """
+    used = [[sum(each["cpu_s"].values()) for each in rows[warmup - 1 :]] for rows in (one, other)]
+    spent = [[after - before for before, after in pairwise(each)] for each in used]
+    logs = [math.log(a / b) for a, b in zip(*spent, strict=True)]
+    blocks = [logs[at + 1 : at + block] for at in range(0, len(logs) - block + 1, block)]
+    return [statistics.mean(each) * (-1) ** place for place, each in enumerate(blocks)]
+
+
+def crossover(args, folder, overrides):
+    """Record every second block of steps of two runs, in turn; print the ratio of recorded to other steps."""
+    effects = []
+    for pair in range(args.pairs):
+        found = []
+        for first in (0, 1) if pair % 2 == 0 else (1, 0):
+            listed = recorded_steps(args.steps, args.warmup, args.block, first=first)
+            given = [f"profiler.events.steps={listed}".replace(" ", ""), *overrides]
+            where = folder / f"{pair}-{first}"
+            found.append((first, run(args.steps, "multiturn", where, given)))
+        (_, one), (_, other) = sorted(found, key=lambda each: each[0])
+        own = crossed(one, other, args.warmup, args.block)
+        # Two neighboring blocks together are free of what one run takes more than the other.
+        effects += [(a + b) / 2 for a, b in zip(own[::2], own[1::2], strict=False)]
+        mean = statistics.mean(effects)
+        half = stats.t.ppf(0.975, len(effects) - 1) * stats.sem(effects)
+        print(
+            f"after {pair + 1} pairs of runs: recorded / not recorded {math.exp(mean):.4f}, 95 % interval "
+            f"{math.exp(mean - half):.4f} to {math.exp(mean + half):.4f}, {len(effects)} pairs of blocks",
+            flush=True,
+        )
+
+
 def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -111,11 +169,15 @@ def main():
     parser.add_argument(
         "--lengthened", type=int, default=1, help="factor on the length of responses"
     )
+    parser.add_argument("--block", type=int, help="record blocks of so many steps in turn")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench_run_"))
     overrides = [*lengthened(args.lengthened), *args.overrides]
+    if args.block:
+        crossover(args, folder, overrides)
+        return
     pairs = []
     for pair in range(args.pairs):
         order = ("none", "multiturn") if pair % 2 == 0 else ("multiturn", "none")
