@@ -55,7 +55,6 @@ _TYPES: dict[str, Any] = {
     "number": _Seconds,
     "list": list[Any] | None,
     "object": dict[str, Any] | None,
-    # Of each: wall, monotonic, uncertainty.
     # Of each: own monotonic time, how far the other is ahead, bound.
     "samples": list[tuple[_Natural, _Offset, _Natural]] | None,
 }

@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ class Tables:
             f"WITH {self._sources(files, query, number, chunk)} {query}": self._made_from(
                 files, query, number, chunk
             )
-            for number, chunk in enumerate(self.chunks())
+            for number, chunk in enumerate(self.chunks)
         }
         self._chunk_files[name] = self._cache_table(files, name, queries)
 
@@ -199,23 +200,28 @@ class Tables:
         named = _named(query)
         if "engine_requests" in named:
             parts += table_cache.of_times(*chunk.around_us)
-        if "tq_calls" in named and self.rows("SELECT 1 FROM tq_calls LIMIT 1"):
-            parts = list(table_cache.parts)
-        seen = self.rows(
-            "SELECT DISTINCT run, event FROM event_counts "
-            "WHERE family = 'rollout' AND of_requests > 0 ORDER BY ALL"
-        )
-        replicas = self.rows("SELECT run, name, replica FROM processes ORDER BY ALL")
         return [
             chunk.condition(),
             *(part.fingerprint for part in parts),
-            json.dumps([seen, replicas]),
+            self._of_runs,
             # Whatever the order in which they were made.
             *(self._chunk_files[name][number][0] for name in named if name in BY_STEPS),
         ]
 
+    @cached_property
+    def _of_runs(self) -> str:
+        """What decides the rows of every chunk: which events were recorded, and where replicas were."""
+        seen = self.rows(
+            "SELECT DISTINCT run, event FROM event_counts "
+            "WHERE family = 'rollout' AND of_requests > 0 ORDER BY ALL"
+        )
+        return json.dumps(
+            [seen, self.rows("SELECT run, name, replica FROM processes ORDER BY ALL")]
+        )
+
+    @cached_property
     def chunks(self) -> list[Chunk]:
-        """Cut the run at step boundaries."""
+        """The run, cut at step boundaries."""
         self.make("event_counts")
         rows = self.connection.execute(
             f"""
