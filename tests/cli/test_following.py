@@ -176,6 +176,11 @@ def test_a_run_without_events_has_nothing_to_show(tmp_path, capsys):
     """It may be starting."""
     (tmp_path / "run.json").write_text('{"format": 1}')
 
+    assert 1 == main(["summary", str(tmp_path)])
+    assert capsys.readouterr().err == (
+        "nothing to report:\nrunning; before the first step; no events yet; "
+        f"verl-profiler stuck {tmp_path} shows what it waits for\nno events were found\n"
+    )
     assert 1 == main(["summary", "--follow", str(tmp_path)])
     assert capsys.readouterr().out == (
         "running; before the first step; no events yet\nnothing to report yet; no events were found\n"

@@ -200,6 +200,13 @@ def test_a_command_that_cannot_be_rehearsed_is_an_error_with_what_to_do(capsys, 
     assert message in capsys.readouterr().err
 
 
+def test_a_word_that_is_no_override_is_an_error_before_ray_starts(capsys):
+    assert 2 == main(["rehearse", "--engine", "standin", "--print-command", "--", "ls"])
+    assert "'ls' is not a Hydra override.\nGive overrides, or `-- COMMAND`" in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize("name", [(), ("--config-name", "mine")])
 def test_a_config_folder_that_is_here_is_rehearsed(tmp_path, capsys, name):
     words = ["python", "-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", *name]

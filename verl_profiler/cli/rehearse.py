@@ -42,7 +42,7 @@ from verl_profiler.cli.rehearsal_command import (
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.remote import is_url
-from verl_profiler.launch.command_line import is_command, parse
+from verl_profiler.launch.command_line import check_overrides, is_command, parse
 from verl_profiler.reading.formats.console_log import CONSOLE
 from verl_profiler.rehearsal.process_tree import Children
 from verl_profiler.rehearsal.progress import Progress, relevant_tail
@@ -112,6 +112,8 @@ def run(args: argparse.Namespace) -> int:
     output = _output(args.out)
     if is_command(args.overrides):
         _take_over(args)
+    else:
+        check_overrides(args.overrides, "overrides, or `-- COMMAND`, a whole training command")
     command = build(
         engine=args.engine,
         profiler=args.profiler,

@@ -19,6 +19,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             color=has_color(),
         )
         if status and not args.json:
-            print_error("nothing to report:", *opened.problems)
+            print_error("nothing to report:", *_doing(args.runs, opened), *opened.problems)
         return status
 
 
@@ -96,6 +98,17 @@ def _print_stuck(path: Path) -> None:
     line = pointer(ProcessFiles(path)) if os.path.isdir(path) else None
     if line is not None:
         print(escaped(line), end="\n\n")
+
+
+def _doing(paths: Sequence[Path], opened: Run) -> Iterator[str]:
+    """Yield what runs without a finished step do, if they go on, and what explains it."""
+    from verl_profiler.live.present import present
+    from verl_profiler.live.process_files import ProcessFiles
+
+    for path in filter(os.path.isdir, paths):
+        now = present(ProcessFiles(path), opened.tables)
+        if now.state in ("running", "killed"):
+            yield f"{now.line(time.time())}; verl-profiler stuck {path} shows what it waits for"
 
 
 def write_summary(

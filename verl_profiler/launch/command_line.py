@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from verl_profiler.errors import ConfigError
 
-__all__ = ["CommandLine", "is_command", "parse"]
+__all__ = ["CommandLine", "check_overrides", "is_command", "parse"]
 
 # Hydra's options that take a value → what that is.
 _OPTIONS = {
@@ -93,15 +93,25 @@ def parse(words: Sequence[str]) -> CommandLine:
         option, given, value = word.partition("=")
         if option in _OPTIONS:
             config[_OPTIONS[option]] = value if given else (rest.pop(0) if rest else "")
-        elif "=" in word or word.startswith("~"):
-            overrides.append(word)
         else:
+            overrides.append(word)
+    check_overrides(overrides, f"the arguments after `{entry}`")
+    return CommandLine(entry, config, overrides)
+
+
+def check_overrides(words: Iterable[str], what: str) -> None:
+    """Check that words are Hydra overrides, by their form.
+
+    Raises:
+        ConfigError: One is not; `what` is to be given instead.
+    """
+    for word in words:
+        if "=" not in word and not word.startswith("~"):
             raise ConfigError(
-                f"{word!r} is not a Hydra override.\nGive the arguments after `{entry}`, for example "
+                f"{word!r} is not a Hydra override.\nGive {what}, for example "
                 "trainer.profile_steps=[1,2].",
                 "config-value",
             )
-    return CommandLine(entry, config, overrides)
 
 
 def _of_script(words: Sequence[str]) -> list[str]:
