@@ -157,7 +157,7 @@ def test_a_run_and_a_log_are_shown_apart(log, capsys):
     ("arguments", "said"),
     [
         (["--function", "rolout"], "did you mean rollout?"),
-        (["--steps", "9"], "step 9 is not in the data; it has 1 to 1"),
+        (["--steps", "9"], "step 9 is not in this run; it has 1 to 1"),
     ],
 )
 def test_arguments_that_cannot_be_used_say_what_can(log, capsys, arguments, said):

@@ -28,7 +28,7 @@ import gzip
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -40,8 +40,6 @@ from verl_profiler.events.vocabulary import TRACKERS
 from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-
     from verl_profiler.analysis.selection import Steps
     from verl_profiler.reading.tq_sources import Source
 
@@ -49,6 +47,7 @@ __all__ = ["add_arguments", "run", "write_timeline"]
 
 # What a file has near its beginning that was written for this format, and may be replaced.
 _TIMELINE, _SPANS = b"whole run", b'"scope":{"name":"verl_profiler"}'
+_TIMED_SPANS = "spans with a time of day"
 _TRANSFERS = {"prometheus": b"# HELP verl_tq_", "jsonl": b'"kind":"call","run":"'}
 
 
@@ -153,9 +152,7 @@ def run(args: argparse.Namespace) -> int:
                 f"export {args.format} does not honor --{option}; export {forms[0]} does.",
                 "option-not-heeded",
             )
-    if args.format == "otlp":
-        return _otlp(args)
-    if args.format in _TRANSFERS:
+    if args.format in ("otlp", *_TRANSFERS):
         return _transfers(args)
     if args.format == "trackers":
         from verl_profiler.cli.publishing import publish_run
@@ -176,55 +173,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _otlp(args: argparse.Namespace) -> int:
+def _transfers(args: argparse.Namespace) -> int:
+    """Write or send the TransferQueue calls of runs and console logs; return 1 if there are none."""
+    from verl_profiler.cli.tq import check, nothing
+    from verl_profiler.reading.tq_sources import has_transfers, open_sources
+
     if args.endpoint is not None and args.out is not None:
         raise ReadingError(
             "--out writes a file, --endpoint writes none.\nLeave one of them out",
             "option-not-heeded",
         )
-    target = None
-    if args.endpoint is None:
+    target: Path | None = args.out
+    if args.format == "otlp" and args.endpoint is None:
         target = target_of(args.runs, args.out, "spans.otlp.jsonl", force=args.force, mark=_SPANS)
-
-    from verl_profiler.exports.otlp import otlp_lines, transfer_queue_spans
-    from verl_profiler.reading.tq_sources import open_sources
-
-    with open_sources(
-        args.runs, cache=not args.no_cache, utc_offset_s=args.utc_offset or 0
-    ) as sources:
-        given: list[Iterator[ReadableSpan]] = []
-        for source in sources:
-            check_steps(source.tables, args.steps)
-            given.append(transfer_queue_spans(source.tables, args.steps))
-        if args.endpoint is not None:
-            return _send(itertools.chain(*given), args.endpoint)
-        lines = otlp_lines(itertools.chain(*given))
-        return _write_lines(lines, target, "spans with a time of day")
-
-
-def _send(given: Iterable[ReadableSpan], endpoint: str) -> int:
-    """Send spans and print how many; return 1 if there are none.
-
-    Raises:
-        ReadingError: The endpoint does not accept them.
-    """
-    from verl_profiler.exports.otlp import send
-
-    sent = send(iter(given), endpoint)
-    if not sent:
-        print_error("nothing to export: there are no spans with a time of day")
-        return 1
-    print(visible(f"Sent {sent:,} spans to {endpoint}"))
-    return 0
-
-
-def _transfers(args: argparse.Namespace) -> int:
-    """Write the TransferQueue calls of runs and console logs."""
-    from verl_profiler.cli.tq import check, nothing
-    from verl_profiler.reading.tq_sources import has_transfers, open_sources
-
-    if args.out is not None:
-        refuse_overwriting(args.out, force=args.force, mark=_TRANSFERS[args.format])
+    elif target is not None:
+        refuse_overwriting(target, force=args.force, mark=_TRANSFERS[args.format])
     with open_sources(
         args.runs, cache=not args.no_cache, utc_offset_s=args.utc_offset or 0
     ) as sources:
@@ -233,15 +196,27 @@ def _transfers(args: argparse.Namespace) -> int:
             return 1
         check(sources, args)
         if args.format == "prometheus":
-            return _write_lines(iter([_exposition(sources, args)]), args.out, "metrics")
-        from verl_profiler.exports.jsonl import json_lines
+            return _write_lines(iter([_exposition(sources, args)]), target, "metrics")
+        if args.format == "jsonl":
+            from verl_profiler.exports.jsonl import json_lines
 
-        lines = (
-            line
-            for source in sources
-            for line in json_lines(source.tables, args.steps, function=args.function)
+            found = (
+                json_lines(each.tables, args.steps, function=args.function) for each in sources
+            )
+            return _write_lines(itertools.chain.from_iterable(found), target, "calls")
+        from verl_profiler.exports.otlp import otlp_lines, send, transfer_queue_spans
+
+        spans = itertools.chain.from_iterable(
+            transfer_queue_spans(source.tables, args.steps) for source in sources
         )
-        return _write_lines(lines, args.out, "calls")
+        if args.endpoint is None:
+            return _write_lines(otlp_lines(spans), target, _TIMED_SPANS)
+        sent = send(spans, args.endpoint)
+    if not sent:
+        _print_none(_TIMED_SPANS)
+        return 1
+    print(visible(f"Sent {sent:,} spans to {args.endpoint}"))
+    return 0
 
 
 def _exposition(sources: Sequence[Source], args: argparse.Namespace) -> str:
@@ -266,7 +241,7 @@ def _write_lines(lines: Iterator[str], out: Path | None, what: str) -> int:
     """
     first = next(lines, None)
     if first is None:
-        print_error(f"nothing to export: there are no {what}")
+        _print_none(what)
         return 1
     everything = itertools.chain([first], lines)
     if out is None:
@@ -275,6 +250,10 @@ def _write_lines(lines: Iterator[str], out: Path | None, what: str) -> int:
         write_whole(out, everything)
         print(visible(f"Wrote {out}"))
     return 0
+
+
+def _print_none(what: str) -> None:
+    print_error(f"nothing to export: there are no {what}")
 
 
 def write_timeline(

@@ -116,7 +116,7 @@ def check(sources: list[Source], args: argparse.Namespace) -> None:
         )
     steps = sorted({row["step"] for row in both if row["step"] is not None})
     if args.steps is not None:
-        refuse_steps(args.steps, steps, steps, "the data")
+        refuse_steps(args.steps, steps, steps, "this run")
 
 
 def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows]:

@@ -11,7 +11,7 @@ from verl_profiler.analysis.selection import Steps
 from verl_profiler.analysis.tq_traces import tq_calls, tq_transfers
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["documents", "json_lines"]
+__all__ = ["json_lines"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # Name in the document, column, and what to divide it by.
@@ -36,12 +36,17 @@ _OF_TRANSFERS = (
 )
 
 
-def documents(
+def json_lines(
     tables: Tables, steps: Steps = None, *, function: str | None = None
-) -> Iterator[dict[str, Any]]:
-    """Give a document for every call and transfer; fields that are not known are absent.
+) -> Iterator[str]:
+    """Give a line for every call and transfer, of what is known of it.
 
     `@timestamp` is when it ended, as everywhere in this package.
+
+    Args:
+        tables: The tables.
+        steps: First and last step; None for all.
+        function: One function; None for all.
     """
     for kind, rows, own in (
         ("call", tq_calls(tables, steps, function=function), _OF_CALLS),
@@ -58,28 +63,6 @@ def documents(
                 value = row[column]
                 if value is not None and value != []:
                     document[name] = value if divisor is None else value / divisor
-            document["status"] = _status(row)
-            yield document
-
-
-def _status(row: dict[str, Any]) -> str:
-    if row["duration_us"] is None:
-        return "unfinished"
-    return row["status"] or "ok"
-
-
-def json_lines(
-    tables: Tables,
-    steps: Steps = None,
-    *,
-    function: str | None = None,
-) -> Iterator[str]:
-    """Give the lines of a file.
-
-    Args:
-        tables: The tables.
-        steps: First and last step; None for all.
-        function: One function; None for all.
-    """
-    for document in documents(tables, steps, function=function):
-        yield json.dumps(document, separators=(",", ":")) + "\n"
+            unfinished = row["duration_us"] is None
+            document["status"] = "unfinished" if unfinished else row["status"] or "ok"
+            yield json.dumps(document, separators=(",", ":")) + "\n"
