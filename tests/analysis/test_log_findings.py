@@ -545,6 +545,9 @@ def test_gains_leave_out_the_first_step_of_a_launch_and_the_text_names_it(tmp_pa
     )
     assert 0 == main(["summary", str(path), "--steps", "2:6"])
     assert "What to change first (gains per step, not additive)" in capsys.readouterr().out
+    assert 0 == main(["report", str(path)])
+    page = (tmp_path / "train-report.html").read_text()
+    assert "gains are means over 5 steps, without step 1; the bar is of all" in page
     (run,) = logged_runs([path], [])
     chosen = replace(run, lines=run.lines[1:])
     assert [(row["steps"], row["recoverable_s"]) for row in log_findings(run)] == [

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from verl_profiler.analysis.console_timers import metric_summary
-from verl_profiler.analysis.log_findings import log_facts, log_phases
+from verl_profiler.analysis.log_findings import left_out, log_facts, log_phases
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.colors import color
 from verl_profiler.render.frames import frame, short_text
+from verl_profiler.render.text import without
 from verl_profiler.views.columns import page_view, section
 from verl_profiler.views.log_text import beyond, headline
 from verl_profiler.views.mean_step import step_bar
@@ -38,6 +39,13 @@ def log_document(
     """
     views = {name: _picture(runs, name) for name in PICTURES} | {_METRICS: _metrics(runs)}
     facts = [short_text("; ".join(known)) for run in runs if (known := log_facts(run))]
+    gains = [
+        short_text(
+            f"{run.label}: gains are means{without(steps).replace(',', '')}; the bar is of all steps."
+        )
+        for run in runs
+        if (steps := left_out(run))
+    ]
     missing = [text for view in views.values() for text in view["missing"]]
     sections = [
         section(name, name.replace("_", " "), None, [name])
@@ -51,7 +59,7 @@ def log_document(
         "about": {
             "runs": [run.label for run in runs],
             "line": [],
-            "notes": [*ends, *facts, beyond(runs)],
+            "notes": [*ends, *facts, *gains, beyond(runs)],
             "launches": [],
         },
         "steps": empty,
