@@ -89,7 +89,7 @@ def _list(opened: Run, args: argparse.Namespace) -> int:
         content = {"format": 1, "runs": opened.labels, **counts, "requests": rows}
         print_json(content)
     elif rows:
-        width = args.width or (_terminal_width() if sys.stdout.isatty() else None)
+        width = _width(args)
         print(request_table(shown(rows), counts, several=len(opened.labels) > 1, width=width))
     if not rows:
         kind = "validation" if args.validate else "training"
@@ -141,7 +141,7 @@ def _one(opened: Run, args: argparse.Namespace) -> int:
         content = {"format": 1, "request": request, "timeline": timeline}
         print_json(content)
     else:
-        print(request_lines(*shown((request, timeline)), width=args.width or _terminal_width()))
+        print(request_lines(*shown((request, timeline)), width=_width(args)))
         if opened.rows(
             "SELECT 1 FROM requests WHERE run = ? AND step IS NOT DISTINCT FROM ? AND request_id = ? "
             "AND validate = ? AND NOT detailed",
@@ -151,7 +151,8 @@ def _one(opened: Run, args: argparse.Namespace) -> int:
     return 0
 
 
-def _terminal_width() -> int:
+def _width(args: argparse.Namespace) -> int | None:
     import shutil
 
-    return shutil.get_terminal_size((110, 24)).columns
+    is_terminal = sys.stdout.isatty()
+    return args.width or (shutil.get_terminal_size((110, 24)).columns if is_terminal else None)

@@ -41,7 +41,8 @@ def log_document(
     facts = [short_text("; ".join(known)) for run in runs if (known := log_facts(run))]
     gains = [
         short_text(
-            f"{run.label}: gains are means{without(steps).replace(',', '')}; the bar is of all steps."
+            f"{run.label}: gains are means over {len(run.lines) - 1} steps{without(steps)}; the bar "
+            "is of all."
         )
         for run in runs
         if (steps := left_out(run))

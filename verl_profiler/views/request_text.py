@@ -61,7 +61,7 @@ def request_table(
     return "\n".join([about + ".", "", table, "", *wrapped]) + _left_out(left_out, width)
 
 
-def request_lines(request: Mapping[str, Any], timeline: Rows, *, width: int = 110) -> str:
+def request_lines(request: Mapping[str, Any], timeline: Rows, *, width: int | None = 110) -> str:
     """Return one request: its attributes, its components, and its events.
 
     Args:
