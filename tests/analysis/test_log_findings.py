@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from verl_profiler.analysis.compare.step_metrics import logged_metrics
 from verl_profiler.analysis.log_findings import log_findings
 from verl_profiler.cli import main
 from verl_profiler.reading.formats.console_steps import logged_runs
@@ -553,3 +554,152 @@ def test_gains_leave_out_the_first_step_of_a_launch_and_the_text_names_it(tmp_pa
     assert [(row["steps"], row["recoverable_s"]) for row in log_findings(run)] == [
         (row["steps"], row["recoverable_s"]) for row in log_findings(chosen)
     ]
+
+
+def first_of(path):
+    (run,) = logged_runs([path], [])
+    return log_findings(run)[0]
+
+
+def test_a_timer_that_is_not_a_number_is_no_stall(tmp_path):
+    rows = list(steps(10))
+    rows[4][1]["timing_s/gen"] = float("nan")
+
+    assert [("rollout_bound", "gen")] == [
+        each[:2] for each in found(console(tmp_path / "a.log", rows))
+    ]
+
+
+def loops(step, values, slowest_s, tools_s, **more):
+    """Add what verl measures of the requests of a batch; the longest generation is another request's."""
+    loop = "timing_s/agent_loop"
+    own = {
+        "generate_sequences/max": 1.5 * slowest_s, "generate_sequences/mean": slowest_s / 2,
+        "slowest/generate_sequences": slowest_s, "slowest/tool_calls": tools_s,
+    } | more  # fmt: skip
+    return step, {**{f"{loop}/{name}": value for name, value in own.items()}, **values}
+
+
+def test_what_gen_takes_besides_its_slowest_request_is_named(tmp_path):
+    """Tools of that request, and what precedes or follows all requests, such as a weight reload."""
+    slow = [loops(*row, 20.0, 350.0) for row in steps(8)]
+    first = first_of(console(tmp_path / "a.log", slow))
+    assert ("tool_time", pytest.approx(350, rel=0.01)) == (first["finding"], first["recoverable_s"])
+    reload = [loops(*row, 120.0, 0.0) for row in steps(8)]
+    first = first_of(console(tmp_path / "b.log", reload))
+    assert ("gen_besides", pytest.approx(GEN - 180, rel=0.02)) == (
+        first["finding"], first["recoverable_s"],
+    )  # fmt: skip
+    resharded = [
+        (step, {"timing_s/generate_sequences": 90.0, "timing_s/reshard": 300.0} | values)
+        for step, values in steps(8)
+    ]
+    first = first_of(console(tmp_path / "c.log", resharded))
+    assert ("reshard", 300.0) == (first["finding"], first["recoverable_s"])
+
+
+def test_preemptions_have_their_own_remedy(tmp_path):
+    rows = [
+        loops(*row, 260.0, 0.0, **{"num_preempted/mean": 12.4, "slowest/num_preempted": 25})
+        for row in steps(8)
+    ]
+    (bound,) = [
+        row for row in log_findings(logged_runs([console(tmp_path / "a.log", rows)], [])[0])
+        if row["finding"] == "rollout_bound"
+    ]  # fmt: skip
+    assert "preempted 25 times" in bound["message"]
+    assert "gpu_memory_utilization" in bound["advice"]
+
+
+def test_batches_that_are_generated_again_explain_a_gen_that_grows(tmp_path):
+    """As verl's DAPO recipe does while groups are filtered out."""
+    rows = [
+        (step, values | {"train/num_gen_batches": 1 + step // 5})
+        for step, values in steps(35, gen=lambda step: 150.0 * (1 + step // 5))
+    ]
+    first = first_of(console(tmp_path / "a.log", rows))
+
+    assert "more_batches" == first["finding"]
+    assert "clocks" not in first["advice"]
+    assert 8 * 150 / 2 == pytest.approx(first["recoverable_s"], rel=0.35)
+
+
+def test_host_memory_that_grows_is_reported(tmp_path):
+    def memory(per_step):
+        return [
+            (step, values | {"perf/cpu_memory_used_gb": 150.0 + per_step * step + step % 3})
+            for step, values in steps(20)
+        ]
+
+    (row,) = [
+        row
+        for row in log_findings(logged_runs([console(tmp_path / "a.log", memory(26.0))], [])[0])
+        if row["finding"] == "host_memory"
+    ]
+    assert "26.0 GB per step" in row["message"]
+    assert "host_memory" not in [
+        each[0] for each in found(console(tmp_path / "b.log", memory(0.05)))
+    ]
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+def test_what_lies_between_steps_is_in_the_progress_bar_or_the_times_of_the_lines(
+    tmp_path, stamped
+):
+    """75 s after each step; the bar has whole seconds."""
+    lines, at_s = [], 0.0
+    for step, values in steps(12):
+        at_s += values["timing_s/step"] + 75
+        metrics = " - ".join(f"{name}:{value}" for name, value in values.items())
+        second = int(at_s)
+        clock = f"{second // 3600}:{second // 60 % 60:02d}:{second % 60:02d}"
+        prefix = f"[2026-03-12 0{clock}] " if stamped else ""
+        lines.append(f"{prefix}(TaskRunner pid=7) step:{step} - {metrics}")
+        if not stamped:
+            lines.append(
+                f"(TaskRunner pid=7) Training Progress:   1%|1   | {step}/624 [{clock}<9:21:21, 600.32s/it]"
+            )
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(lines) + "\n")
+
+    (run,) = logged_runs([log], [])
+    (row,) = [row for row in log_findings(run) if row["finding"] == "between_steps"]
+    assert 75 == pytest.approx(row["recoverable_s"], rel=0.02)
+    lengths = {
+        name: [row["value"] for row in logged_metrics(run) if row["name"] == name]
+        for name in ("step", "step_to_step")
+    }
+    assert [12, 12] == [len(each) for each in lengths.values()]
+    assert 75 * 12 == pytest.approx(sum(lengths["step_to_step"]) - sum(lengths["step"]), rel=0.02)
+
+
+def test_some_steps_that_take_longer_with_equal_tokens_are_named(tmp_path):
+    """As every eighth one may, for garbage collection."""
+    rows = steps(40, update_actor=lambda step: UPDATE + (400 if step % 8 == 0 else 0))
+    first = first_of(console(tmp_path / "a.log", rows))
+
+    assert ("uneven_times", "update_actor") == (first["finding"], next(iter(first["accounts"])))
+    assert 400 * 5 / 39 == pytest.approx(first["recoverable_s"], rel=0.05)
+    assert "every 8 steps" in first["where"]
+
+
+def test_the_parts_of_slime_s_waiting_are_named(tmp_path):
+    times = "{'perf/update_weights_time': 239.0, 'perf/train_wait_time': 430.0, 'perf/train_time': 115.0, 'perf/step_time': 545.0}"
+    log = tmp_path / "slime.log"
+    log.write_text("".join(f"(Actor pid=3) x.py:44 - perf {n}: {times}\n" for n in range(1, 7)))
+
+    assert "update_weights 3 min 59 s" in first_of(log)["message"]
+
+
+def test_lines_of_a_process_that_logs_no_step_resume_nothing(tmp_path):
+    one = console(tmp_path / "a", steps(6)).read_text().splitlines()
+    lines = [
+        line
+        for step, each in enumerate(one, 1)
+        for line in (each, f"(Rollouter pid=9) step:{step} - fully_async/rollouter/idle_ratio:0.1")
+    ]
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(lines) + "\n")
+
+    (run,) = logged_runs([log], problems := [])
+    assert ([1], []) == (list(run.begins), problems)

@@ -28,6 +28,14 @@ from verl_profiler.live.stuck_lines import lines
 HERE = Path(__file__).parent
 
 
+def test_a_trainer_that_waits_for_samples_that_nobody_makes():
+    """As verl's replay buffer does if a prompt stays marked as running; any other phase may be the trainer's own."""
+    lost = "No agent-loop worker has a request: prompts that the trainer waits for may be lost."
+    assert verdict(RUN, TRAINER, HERE, NOW).unknown[0].endswith(lost)
+    own = {"trainer_0": opened(phases=[phase("adv", 130, 20)])}
+    assert not verdict(RUN, own, HERE, NOW).unknown[0].endswith(lost)
+
+
 def test_calls_of_a_tool_that_never_answers():
     """The oldest names the place; requests that wait for something else make it less certain."""
     calls = [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from itertools import pairwise
 
+from verl_profiler.analysis.explain.rules import BETWEEN
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.analysis.timer_places import (
     STEP_TIMER,
@@ -36,13 +38,15 @@ def logged_phases(run: LoggedRun) -> Rows:
     Returns:
         One row per step and timer that is no child of another, as verl lists them, `unaccounted`
         last: step, phase, duration_s, place (of `Place`), reason, share (of the step; None outside
-        of it).  A step without `timing_s/step` has no `unaccounted` and no shares.
+        of it).  A step without `timing_s/step` has no `unaccounted` and no shares.  `between_steps` is
+        known where the lines have times, or the log has the trainer's progress bar.
     """
     rows: Rows = []
     for lines, places in _launches(run):
         for line in lines:
             step_s = line.values.get(STEP_TIMER)
-            left_s = step_s
+            # What a timer takes that is not a number is unknown.
+            left_s = None if line.partial else step_s
             for name, duration_s in timers_of(line).items():
                 place, reason = places[name]
                 if place not in ("step", "outside", "overlapping"):
@@ -73,7 +77,40 @@ def logged_phases(run: LoggedRun) -> Rows:
                         "share": rest_s / step_s if step_s > 0 else None,
                     }
                 )
+        rows += _between(lines, rows)
     return rows
+
+
+def _between(lines: list[StepLine], rows: Rows) -> Rows:
+    """Return the time from the end of each step to the start of the next, where its lines have times.
+
+    These may be whole seconds: only the time from the first line to the last one is exact.
+    """
+    known: dict[int, float] = {}
+    for row in rows:
+        if row["place"] in ("step", "outside"):
+            known[row["step"]] = known.get(row["step"], 0.0) + row["duration_s"]
+    apart = {
+        before.step: line.printed_s - before.printed_s - known.get(line.step, 0.0)
+        for before, line in pairwise(lines)
+        if line.printed_s is not None
+        and before.printed_s is not None
+        and line.step == before.step + 1
+    }
+    whole_s, later_s = sum(apart.values()), sum(max(each, 0.0) for each in apart.values())
+    if whole_s < len(apart):
+        return []
+    return [
+        {
+            "step": step,
+            "phase": BETWEEN,
+            "duration_s": max(each, 0.0) * whole_s / later_s,
+            "place": "outside",
+            "reason": "by the times of the lines, or the progress bar",
+            "share": None,
+        }
+        for step, each in apart.items()
+    ]
 
 
 def logged_steps(run: LoggedRun) -> Rows:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
-from verl_profiler.analysis.console_timers import logged_phases, logged_steps, per_token_times
+from verl_profiler.analysis.console_timers import (
+    generation_times,
+    logged_phases,
+    logged_steps,
+    per_token_times,
+)
 from verl_profiler.analysis.explain.concentration import Culprit
 from verl_profiler.analysis.explain.finding import (
     LEAST,
@@ -19,7 +24,7 @@ from verl_profiler.analysis.explain.finding import (
 )
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import OF_TOKENS, changes_in, shape_of
-from verl_profiler.analysis.explain.rules import RULES, Rule
+from verl_profiler.analysis.explain.rules import BETWEEN, RULES, Rule
 from verl_profiler.analysis.selection import Rows, nested
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.units import seconds, share
@@ -28,13 +33,18 @@ __all__ = ["left_out", "log_facts", "log_findings", "log_headline", "log_phases"
 
 # The slowest request of a batch against the mean one, above which it is a tail.
 _TAIL = 4.0
+# The part of gen without a busy request, above which it is named.
+_BESIDES = 0.1
 _LOOP = "timing_s/agent_loop/"
+# Timers inside gen that are generation itself.
+_GENERATES = ("generate_sequences", "generation_timing")
 # What verl measured besides times: the end of a metric's name, what it is, and how it is written.
 _FACTS = (
     ("response_length/clip_ratio", "responses at the length limit", share),
     ("trainer/idle_ratio", "the trainer's step without samples", share),
     ("rollouter/idle_ratio", "the rollouter's time in a pause", share),
     ("partial/partial_ratio", "samples of several versions of the weights", share),
+    ("agent_loop/num_preempted/mean", "preemptions of a request", "{:.3g}".format),
     ("trajectory_staleness/mean", "mean staleness of samples, in versions", "{:.3g}".format),
     ("trajectory_staleness/max", "staleness of a step's oldest sample", "{:.3g}".format),
     ("count/dropped_stale_samples", "samples dropped as too old, by now", "{:,.0f}".format),
@@ -47,6 +57,8 @@ _UNSEEN = "A log does not show what is in it: requests, turns, tools, engines, r
 # Times per token with three decimals are exact to 2 % from here on.
 _EXACT_MS = 0.025
 _BOUNDS = "{who} bounds the step: {lost_s} per step ({lost_share}){reason}."
+_PHASE = Rule("{who} takes {lost_s} per step ({lost_share}){reason}.", _UNSEEN, _SHOWS)
+_PREEMPTED = "More memory for the engine (gpu_memory_utilization), fewer requests at once (max_num_seqs), more replicas."
 # Other sentences and advice than those of recorded runs, or rules that only a log has.
 _RULES = {
     "tail": Rule(
@@ -61,23 +73,49 @@ _RULES = {
     ),
     "rollout_bound": Rule(_BOUNDS, _UNSEEN, _SHOWS, least=0.4, dominates=True),
     "trainer_bound": replace(RULES["trainer_bound"], least=0.4, sentence=_BOUNDS),
+    "tool_time": Rule(
+        "The slowest request of gen spends {lost_s} per step in its tools ({lost_share}){reason}.",
+        "Make the tools faster: more workers behind them, a cache. A log does not show which tool it is.",
+        _SHOWS,
+    ),
+    "gen_besides": Rule(
+        "gen takes {lost_s} per step ({lost_share}) longer than generation and tools of its longest request{reason}.",
+        "Look at what precedes and follows the requests in gen: engines that wake up or load weights (LoRA), the "
+        "dispatch, scoring.",
+        _SHOWS,
+    ),
+    "more_batches": Rule(
+        "Steps generate more batches as the run goes on (train/num_gen_batches): {reason}.",
+        "More prompts are filtered out (algorithm.filter_groups: all their samples have the same reward). Prompts "
+        "that are always or never solved can be left out of the data, which changes what is trained.",
+        _SHOWS,
+    ),
+    "host_memory": replace(
+        RULES["host_memory"], sentence="Host memory grows with the steps: {who}."
+    ),
+    "reward": replace(
+        _PHASE,
+        advice="A faster reward function, or more processes for it; a timeout changes what is trained.",
+    ),
     "unexplained": Rule(
         "{lost_s} per step ({lost_share}) are outside all timers{reason}.",
         "A log does not show what it is; a recorded run has what lies between the timers, and `span(…)` in your code.",
         _SHOWS,
     ),
 }
-_PHASE = Rule("{who} takes {lost_s} per step ({lost_share}){reason}.", _UNSEEN, _SHOWS)
 _KNOWN = {
     "testing": "validation",
     "save_checkpoint": "checkpoint",
     "unaccounted": "unexplained",
     "update_weights": "weight_sync",
     "param_sync": "weight_sync",
+    "sync_rollout_weights": "weight_sync",
+    BETWEEN: BETWEEN,
+    "reward": "reward",
     **dict.fromkeys(
         ("update_actor", "update_critic", "update_critic_actor", "values", "train"), "trainer_bound"
     ),
-    **dict.fromkeys(("gen", "gen_max", "train_wait"), "rollout_bound"),
+    **dict.fromkeys(("gen", "gen_max", "wait_prev_gen", "train_wait"), "rollout_bound"),
 }
 
 
@@ -180,15 +218,23 @@ def log_findings(run: LoggedRun) -> Rows:
     if not account.step_s:
         return []
     least_s = LEAST * account.step_s
-    found = [each for each in _in_time(account, kept) if each.lost_s >= least_s]
+    again = [each for each in _batches(account, kept) if each.lost_s >= least_s]
+    found = again + [
+        each for each in _in_time(account, kept, bool(again)) if each.lost_s >= least_s
+    ]
     taken = {phase: lost_s for each in found for phase, lost_s in each.accounts.items()}
     found += [
         each
-        for each in (*_forwards(account), *_tail(account, kept), *_phases(account, kept))
+        for each in (
+            *_forwards(account),
+            *_tail(account, kept),
+            *_inside_gen(account, kept),
+            *_phases(account, kept),
+        )
         if each.recoverable_s >= least_s
         and each.lost_s - taken.get(next(iter(each.accounts)), 0.0) >= least_s
     ]
-    return [each.row() for each in in_order(found)]
+    return [each.row() for each in in_order([*found, *_host_memory(account, kept)])]
 
 
 def _found(
@@ -234,22 +280,87 @@ def _lengths(account: Account) -> dict[str, dict[int, float]]:
     return nested(rows, "duration_s", "phase", "step")
 
 
-def _in_time(account: Account, run: LoggedRun) -> Iterator[Finding]:
-    """Name what differs between the steps, as of a recorded run; a step's tokens are those of all phases."""
+def _in_time(account: Account, run: LoggedRun, again: bool) -> Iterator[Finding]:
+    """Name what differs between the steps, as of a recorded run; a step's tokens are those of all phases.
+
+    With `again` it is known why `gen` and the rewards in it do.
+    """
     tokens = {
         row["step"]: row["total_tokens"] for row in logged_steps(run) if row["total_tokens"]
     } or _tokens_of_timers(run)
     phases, first = _lengths(account), account.steps[0]
+    phases = {phase: each for phase, each in phases.items() if not again or phase not in _REPEATED}
     work = {
         phase: {step: (tokens[step], each / tokens[step] * 1e3) for step, each in by_step.items()}
         for phase, by_step in phases.items()
-        if len(tokens) == len(account.steps) and phase in OF_TOKENS and shape_of(by_step, first)
+        if len(tokens) == len(account.steps)
+        and phase in OF_TOKENS
+        and tokens.keys() >= by_step.keys()
     }
     for name, lost_s, culprit in changes_in(phases, work, {}, first):
         (place, *_) = culprit.evidence or [{"step": None, "who": culprit.who}]
         step = place["step"] if name == "stalled_step" else None
         mean_s = lost_s / len(account.steps)
         yield _found(account, name, place["who"], mean_s, culprit, step=step)
+
+
+# What is done for each batch that is generated.
+_REPEATED = ("gen", "reward")
+
+
+def _batches(account: Account, run: LoggedRun) -> Iterator[Finding]:
+    """Name batches that are generated again for those that are filtered out, if there are more and more."""
+    many = {line.step: line.values.get("train/num_gen_batches", 0.0) for line in run.lines}
+    shape, phases = shape_of(many, account.steps[0]), _lengths(account)
+    own = {phase: phases[phase] for phase in _REPEATED if phase in phases}
+    if shape is None or not own:
+        return
+    lost_s = sum(
+        each * (1 - shape.kept[step]) for series in own.values() for step, each in series.items()
+    )
+    reason = f"{shape.first:.3g} to {shape.last:.3g} per step"
+    yield _found(account, "more_batches", "gen", lost_s / len(account.steps), reason=reason)
+
+
+def _host_memory(account: Account, run: LoggedRun) -> Iterator[Finding]:
+    """Name the memory of the trainer's host, if it grows by at least a GB a step."""
+    held = {line.step: line.values.get("perf/cpu_memory_used_gb", 0.0) for line in run.lines}
+    shape = shape_of(held, account.steps[0])
+    (first, *_, last) = held if len(held) > 1 else (0, 1)
+    if shape is None or shape.since is not None or held[last] - held[first] < last - first:
+        return
+    per_step = (held[last] - held[first]) / (last - first)
+    text = (
+        f"by {per_step:.1f} GB per step, from {held[first]:,.0f} GB in step {first} to "
+        f"{held[last]:,.0f} GB in step {last} (perf/cpu_memory_used_gb, of the trainer's host)"
+    )
+    culprit = Culprit("host", "the trainer's host", text)
+    yield finding_of(account, "host_memory", _RULES["host_memory"], 0.0, {}, culprit, {})
+
+
+def _inside_gen(account: Account, run: LoggedRun) -> Iterator[Finding]:
+    """Name what takes time inside gen besides generation: timers, tools, and what no request is busy with."""
+    gen_s = account.means.get("gen", 0.0)
+    parts: dict[str, list[float]] = {}
+    for row in generation_times(run):
+        if row["inside"] and row["timer"] not in _GENERATES and "/" not in row["timer"]:
+            parts.setdefault(row["timer"], []).append(row["duration_s"])
+    for timer, own in parts.items():
+        lost_s = min(sum(own) / len(account.steps), gen_s)
+        yield replace(
+            _found(account, timer, "gen", lost_s, rule=_PHASE, reason=", inside gen"), who=timer
+        )
+    loop = _requests(run)
+    if loop is None or parts:
+        return
+    if loop.tools_s > loop.slowest_s:
+        reason = f", and generates for {seconds(loop.slowest_s)}"
+        lost_s = min(loop.tools_s, gen_s - loop.most_s)
+        yield _found(account, "tool_time", "gen", lost_s, reason=reason)
+    busy_s = max(loop.most_s, loop.slowest_s + loop.tools_s)
+    if gen_s - busy_s >= _BESIDES * gen_s:
+        reason = f" ({seconds(busy_s)})"
+        yield _found(account, "gen_besides", "gen", gen_s - busy_s, reason=reason)
 
 
 def _forwards(account: Account) -> Iterator[Finding]:
@@ -261,32 +372,53 @@ def _forwards(account: Account) -> Iterator[Finding]:
 
 
 def _tail(account: Account, run: LoggedRun) -> Iterator[Finding]:
-    most, mean, text = _slowest(run)
-    if most > _TAIL * mean > 0:
-        lost_s = min(most - mean, account.means.get("gen") or most)
-        reason = f"{seconds(most)}, mean {seconds(mean)}{text}"
+    loop = _requests(run)
+    if (
+        loop is not None
+        and loop.most_s > _TAIL * loop.mean_s > 0
+        and loop.tools_s <= loop.slowest_s
+    ):
+        lost_s = min(loop.most_s - loop.mean_s, account.means.get("gen") or loop.most_s)
+        reason = f"{seconds(loop.most_s)}, mean {seconds(loop.mean_s)}{loop.text}"
         yield _found(account, "tail", "gen", lost_s, reason=reason)
 
 
-def _slowest(run: LoggedRun) -> tuple[float, float, str]:
-    """Return how long the slowest and the mean request of a usual step generate, and what is known of them.
+class _Loop(NamedTuple):
+    """A usual step's requests: the longest and the mean generation, and generation and tools of the slowest one."""
 
-    The times are 0 if they were not logged.
-    """
+    most_s: float
+    mean_s: float
+    slowest_s: float
+    tools_s: float
+    preempted: float
+    text: str
 
-    def usual(name: str) -> float:
+
+def _requests(run: LoggedRun) -> _Loop | None:
+    """Return what verl measured of the requests of a usual step; None if it was not logged."""
+
+    def usual(name: str, otherwise: float = 0.0) -> float:
         values = [line.values[name] for line in run.lines if name in line.values]
-        return median(values) if values else 0.0
+        return median(values) if values else otherwise
 
+    most_s = usual(f"{_LOOP}generate_sequences/max")
+    if not most_s:
+        return None
+    slowest_s = usual(f"{_LOOP}slowest/generate_sequences", most_s)
     tokens, mean_tokens = usual(f"{_LOOP}slowest/response_length"), usual("response_length/mean")
-    tools_s = usual(f"{_LOOP}slowest/tool_calls")
+    tools_s, preempted = (
+        usual(f"{_LOOP}slowest/{each}") for each in ("tool_calls", "num_preempted")
+    )
     text = (
         f"; {tokens:,.0f} response tokens, mean {mean_tokens:,.0f}"
         if tokens and mean_tokens
         else ""
     )
     text += f"; {seconds(tools_s)} in its tools" if tools_s else ""
-    return usual(f"{_LOOP}generate_sequences/max"), usual(f"{_LOOP}generate_sequences/mean"), text
+    text += f"; preempted {preempted:,.0f} times" if preempted > 0 else ""
+    mean_s = usual(f"{_LOOP}generate_sequences/mean")
+    preempted = max(preempted, usual(f"{_LOOP}num_preempted/mean"))
+    return _Loop(most_s, mean_s, slowest_s, tools_s, preempted, text)
 
 
 def _phases(account: Account, run: LoggedRun) -> Iterator[Finding]:
@@ -299,10 +431,29 @@ def _phases(account: Account, run: LoggedRun) -> Iterator[Finding]:
             continue
         steps, every = sum(each > 0 for each in account.by_step([phase]).values()), account.steps
         reason = f", in {steps} of {len(every)} steps" if steps < len(every) else ""
-        most, mean, text = _slowest(run) if phase == "gen" else (0.0, 0.0, "")
-        if mean:
-            reason += f"; its slowest request generates for {seconds(most)}, the mean one for {seconds(mean)}{text}"
+        loop = _requests(run) if phase == "gen" else None
+        if loop is not None and loop.mean_s:
+            own = (
+                f"generates for {seconds(loop.slowest_s)}, the mean one for {seconds(loop.mean_s)}"
+            )
+            reason += f"; its slowest request {own}{loop.text}"
+        if loop is not None and loop.preempted >= 1:
+            rule = replace(rule, advice=_PREEMPTED)
+        if phase == "train_wait":
+            reason += _of_slime(account, run)
         if phase == "train":
             # slime's; the advice is for verl.
             rule = replace(rule, advice=_UNSEEN)
         yield _found(account, name or phase, phase, mean_s, rule=rule, reason=reason)
+
+
+def _of_slime(account: Account, run: LoggedRun) -> str:
+    """Return what slime does while it waits for samples, of what takes long, as the end of a sentence."""
+    parts = {
+        name: fmean(line.values.get(f"timing_s/slime/{name}", 0.0) for line in run.lines)
+        for name in ("update_weights", "wake_up", "sleep")
+    }
+    text = ", ".join(
+        f"{name} {seconds(each)}" for name, each in parts.items() if each >= LEAST * account.step_s
+    )
+    return f"; in it {text}" if text else ""

@@ -385,7 +385,11 @@ class _Search:
             self.rollouter(*still, trainer)
             return
         self.end(f"{trainer.name}, in {place(row)}", "low", row.get("stack") or ())
-        self.found.unknown.append("No other process has a recorded call that is open for so long.")
+        unknown = "No other process has a recorded call that is open for so long."
+        if phase.get("event") == "gen" and self.of(WORKER_ROLE):
+            # verl's replay buffer polls for as long as a prompt is marked as running.
+            unknown += " No agent-loop worker has a request: prompts that the trainer waits for may be lost."
+        self.found.unknown.append(unknown)
 
     def standstill(self) -> tuple[Process, Mapping[str, Any]] | None:
         """Return the rollouter that makes no samples for longest: its blocked event loop, or its phase."""

@@ -99,6 +99,7 @@ CATEGORY_COLORS: dict[str, str] = {
     "polling": "#8B0000",
     "handover": "#8A8A8A",
     "sleep_replicas": "#5E7F9E",
+    "engine_memory": "#3D6B8A",
     "unexplained": _REST,
 }
 

@@ -5,9 +5,11 @@ A step without an event has a count and a total of zero, and no mean.
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 from verl_profiler.analysis.console_timers import logged_phases, logged_steps
+from verl_profiler.analysis.explain.rules import BETWEEN
 from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, nested
 from verl_profiler.analysis.steps import WITH_NEXT, step_gaps
 from verl_profiler.reading.formats.console_steps import LoggedRun
@@ -165,7 +167,8 @@ def logged_metrics(run: LoggedRun) -> Rows:
     """Return what a console log has of these metrics, as `step_metrics` returns its rows.
 
     Returns:
-        `step`, its phases, `unaccounted`, `total_tokens` and `tokens_per_s_per_gpu` of each step.
+        `step`, its phases, `unaccounted`, `total_tokens` and `tokens_per_s_per_gpu` of each step, and
+        `step_to_step` where the log shows what lies between steps; after the last one, as much as on average.
     """
     rows: Rows = []
     steps = [row for row in logged_steps(run) if row["step_s"] is not None and row["step"] > 0]
@@ -175,6 +178,13 @@ def logged_metrics(run: LoggedRun) -> Rows:
             if row[name] is not None:
                 rows.append(once(row["step"], name, unit, row[name]))
     phases: dict[str, dict[int, float]] = nested(logged_phases(run), "duration_s", "phase", "step")
+    gaps = phases.get(BETWEEN)
+    if gaps:
+        usual_s = fmean(gaps.values())
+        for row in steps:
+            known_s = row["step_s"] + row["outside_s"]
+            more_s = 0.0 if row["step"] in gaps else gaps.setdefault(row["step"], usual_s)
+            rows.append(once(row["step"], "step_to_step", "s", known_s + more_s))
     rows += [
         once(row["step"], name, "s", durations.get(row["step"], 0.0))
         for name, durations in phases.items()

@@ -288,8 +288,12 @@ def _request(
         end = min(last, row["end_us"])
         if end <= cursor:
             continue
-        if first > cursor:
-            stages.append(Work(first - cursor, own=True))
+        gap = first - cursor
+        if gap > 0:
+            # Before the first call it is work of the loop if prompts are built there for most of it.
+            built = gap if stages or row.get("built_us") is None else row["built_us"]
+            own = gap if 2 * built >= gap else built
+            stages += [Work(own, own=True), *([Work(gap - own, own=False)] if own < gap else ())]
         # Calls that overlap another one, or the end of the request, keep only the time that they add.
         whole = first >= cursor and end == last
         stages.append(stage if whole else Work(end - max(first, cursor), own=False))
@@ -382,12 +386,25 @@ WITH dispatched AS (
 ), moved AS (
     SELECT run, step, name, request_id, sum(duration_us) AS transfer_us FROM transfers
     WHERE request_id IS NOT NULL AND {own} GROUP BY ALL
+), firsts AS (
+    SELECT run, step, name, request_id, min(begin_us) AS first_us FROM engine_calls WHERE {own} GROUP BY ALL
+), builds AS (
+    SELECT run, name, end_us, sum(duration_us) OVER (PARTITION BY run, name ORDER BY end_us) AS until_us
+    FROM event_fields WHERE event = 'prompt_build' AND duration_us IS NOT NULL
+), built AS (
+    -- What the worker builds prompts, of any of its requests, before the first call.
+    SELECT r.run, r.step, r.name, r.request_id, b.until_us - coalesce(e.until_us, 0) AS built_us
+    FROM requests AS r JOIN firsts AS f USING (run, step, name, request_id)
+        ASOF JOIN builds AS b ON b.run = r.run AND b.name = r.name AND b.end_us <= f.first_us
+        ASOF LEFT JOIN builds AS e ON e.run = r.run AND e.name = r.name AND e.end_us <= r.begin_us
 )
 SELECT run, step, uid, name, request_id, begin_us, end_us, duration_us, finished, turns, reward_us,
-    reward_wait_us, transfer_us, prompt_tokens, response_tokens, coalesce(at_us, begin_us) AS dispatched_us
+    reward_wait_us, transfer_us, prompt_tokens, response_tokens, built_us,
+    coalesce(at_us, begin_us) AS dispatched_us
 FROM (SELECT * FROM requests WHERE begin_us IS NOT NULL AND NOT validate AND {own})
     LEFT JOIN dispatched USING (run, uid) LEFT JOIN waited USING (run, uid, session)
     LEFT JOIN moved USING (run, step, name, request_id)
+    LEFT JOIN built USING (run, step, name, request_id)
 ORDER BY run, begin_us, name, request_id
 """
 _FATES = """

@@ -227,9 +227,9 @@ def _one_tool(name: str) -> Changing:
 
 
 def _without_build(request: Request) -> Request:
-    """Remove the worker's time before a request's first generate call."""
+    """Remove the worker's own time before a request's first generate call; it may wait after that."""
     first = request.stages[0]
-    calls = len(request.stages) > 1 and isinstance(request.stages[1], Call)
+    calls = any(isinstance(each, Call) for each in request.stages[1:3])
     own = calls and isinstance(first, Work) and first.own
     return _of_stages(request, request.stages[1:] if own else request.stages)
 

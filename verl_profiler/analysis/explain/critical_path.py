@@ -235,7 +235,9 @@ def _ranks(steps: Steps) -> str:
             FROM phases WHERE parent = 'step' AND phase <> 'gen' AND {in_steps(steps)}
         ), inside AS MATERIALIZED (
             SELECT t.timer, t.run, t.step, t.phase, r.name, r.event,
-                CASE WHEN r.event IN ('load', 'offload') THEN 'offload' ELSE t.phase END AS category,
+                CASE WHEN r.event IN ('load', 'offload') THEN 'offload'
+                    WHEN r.event IN ('memory_release', 'memory_resume') THEN 'engine_memory'
+                    ELSE t.phase END AS category,
                 NULL AS what,
                 greatest(r.begin_us, t.begin_us) AS begin_us, least(r.end_us, t.end_us) AS end_us
             FROM timers AS t JOIN rank_spans AS r ON r.run = t.run AND r.step = t.step

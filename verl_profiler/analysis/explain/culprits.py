@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, mode
 from typing import Any
 
 from verl_profiler.analysis.device_use import device_use
@@ -93,6 +93,9 @@ def culprits(
         forward = _forward_only(own)
         if forward is not None:
             found["forward_only"] = forward
+        if "checkpoint" in found:
+            culprit, _ = found["checkpoint"]
+            found["checkpoint"] = replace(culprit, because=_last_to_save(tables, run, steps)), None
         if "tool_time" in found:
             culprit, _ = found["tool_time"]
             because = rollout_culprits.calls_of(tables, run, culprit.who, steps)
@@ -124,7 +127,7 @@ def culprit_rows(named: Found) -> Rows:
 _BY_CATEGORY: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], str]]] = {
     "tool_time": (("tool",), lambda row: str(row["what"] or "tool")),
     "transfer": (("transfer",), lambda row: f"{row['event']} {row['what'] or ''}".rstrip()),
-    "engine_sleep": (("sleep_replicas",), lambda _: "sleep_replicas"),
+    "engine_sleep": (("sleep_replicas", "engine_memory"), lambda row: str(row["event"])),
     "handover": (("handover",), lambda row: str(row["phase"] or "between timers")),
     "unexplained": (("unexplained",), lambda row: str(row["phase"] or "between timers")),
     LATE_START: (("dispatch", "prepare_step"), lambda row: str(row["category"])),
@@ -223,6 +226,29 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
                 nobody = culprit.who is None
                 less = lost if synced else earlier.of_training(run, lost)
                 yield Named(run, name, replace(culprit, fixable=nobody), None if nobody else less)
+
+
+def _last_to_save(tables: Tables, run: str, steps: Steps) -> str:
+    """Return which rank saves for much longer than the others, in most checkpoints; empty if none does."""
+    rows = tables.rows(
+        f"""
+        SELECT step, arg_max(name, duration_us) AS who, max(duration_us) / 1e6 AS most_s,
+            median(duration_us) / 1e6 AS usual_s
+        FROM rank_spans WHERE run = ? AND event = 'save_checkpoint' AND role <> 'trainer'
+            AND {in_steps(steps)} GROUP BY step HAVING count(*) > 2 ORDER BY step
+        """,
+        [run],
+    )
+    alone = [row for row in rows if row["most_s"] > 2 * row["usual_s"]]
+    who = mode([row["who"] for row in alone] or [""])
+    own = [row for row in alone if row["who"] == who]
+    if not own or 2 * len(own) <= len(rows):
+        return ""
+    most, usual = (fmean(row[each] for row in own) for each in ("most_s", "usual_s"))
+    return (
+        f"{who} takes {seconds(most)}, the median rank {seconds(usual)}, "
+        f"in {len(own)} of {counted(len(rows), 'checkpoint')}."
+    )
 
 
 # The last of a group is clearly late if it is later than the others' ends are apart, so many times.

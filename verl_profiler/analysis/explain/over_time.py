@@ -12,10 +12,11 @@ from statistics import StatisticsError, correlation, fmean, linear_regression, m
 from typing import TYPE_CHECKING, NamedTuple
 
 from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Named
+from verl_profiler.analysis.explain.finding import in_few
 from verl_profiler.analysis.explain.forward_passes import FORWARD
 from verl_profiler.analysis.selection import Rows, Steps, in_steps, nested
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
-from verl_profiler.units import seconds
+from verl_profiler.units import counted, seconds
 
 if TYPE_CHECKING:
     from verl_profiler.analysis.explain.work import Earlier
@@ -272,8 +273,10 @@ def _changes(
             {"step": step, "who": phase, "seconds": series[step], "what": None}
             for step in longer[:EVIDENCE]
         ]
-        culprit = Culprit("phase", phase, f"{text}{since}{more}", evidence=evidence)
-        lost_s = sum(length * (1 - shape.kept[step]) for step, length in series.items())
+        lost = {step: length * (1 - shape.kept[step]) for step, length in series.items()}
+        lost_s = sum(lost.values())
+        where = in_few(lost).get("where", "") if finding == "uneven_times" else ""
+        culprit = Culprit("phase", phase, f"{text}{since}{more}", where, evidence=evidence)
         finding = finding or ("grows" if shape.since is None else "changed")
         changed.setdefault((finding, shape.since), []).append((lost_s, culprit))
 
@@ -299,6 +302,18 @@ def _changes(
                 how = "tokens as before" if more is None else "besides its tokens"
                 text = f"{spent}{', ' * bool(spent)}{rate.first:.3g} to {rate.last:.3g} ms per token, {how}"
                 add("", rate, phase, series, f"{phase}: {text}")
+        if shape is None and more is None and rate is None:
+            # With tokens that differ, only what they do not explain.
+            per_token = {step: ms for step, (_, ms) in known.items()}
+            times = _two_kinds(per_token if len(known) == len(series) else series)
+            if times is not None:
+                out = [step for step in series if times.kept[step] < 1]
+                last, first_s = (
+                    fmean(series[s] for s in series if (s in out) is each) for each in (True, False)
+                )
+                text = f"{seconds(last)} in {counted(len(out), 'step')}, {seconds(first_s)} in the others"
+                how = ", tokens as in the others" if len(known) == len(series) else ""
+                add("uneven_times", times, phase, series, f"{phase}: {text}{how}")
         if shape is not None and more is None and rate is None:
             mostly = _mostly(series, parts.get(phase, {}))
             unknown = "; its tokens were not recorded" if not known and phase in OF_TOKENS else ""

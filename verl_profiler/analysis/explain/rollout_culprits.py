@@ -41,7 +41,7 @@ from verl_profiler.analysis.selection import (
 )
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.units import counted, seconds
+from verl_profiler.units import counted, seconds, share
 
 __all__ = [
     "calls_of",
@@ -63,6 +63,8 @@ _OF_THE_MODEL = "('unknown_tool', 'bad_arguments')"
 # Minimum number of failures, and minimum share of a tool's calls or of the step, for a finding.
 _FAILURES, _FAILING, _COSTLY = 5, 0.1, 0.03
 _EXAMPLES = 5
+# Prefill is mostly of tokens that were cached before from this part on.
+_MOSTLY = 0.5
 # Of a request's reasons for being late, those that each place may have.
 _REASONS_OF = {
     "prompt group": ("long", "tool"),
@@ -158,6 +160,9 @@ def workers(earlier: Earlier) -> Iterator[Named]:
         lost = sum(row["late_s"] for row in own if row["who"] == culprit.who)
         named = culprit.who is not None
         reason, because = _later_because(tables, run, culprit.who, steps) if named else ("", "")
+        if reason == "tool" and not _slower_calls(tables, run, culprit.who, steps):
+            # Their tools explain it: they take as long elsewhere, or are called nowhere else.
+            continue
         late = replace(culprit, because=because)
         yield Named(run, "slow_worker", late, lost if named else None)
         if reason == "late":
@@ -190,6 +195,21 @@ def _later_because(tables: Tables, run: str, worker: str | None, steps: Steps) -
         f"Its last requests end later than those of the other workers mostly because {REASONS[most]}: "
         f"{seconds(known[most] / row['steps'])} per step."
     )
+
+
+def _slower_calls(tables: Tables, run: str, worker: str | None, steps: Steps) -> bool:
+    """Return whether a worker's tool calls take much longer than calls of the same tools elsewhere."""
+    (row,) = tables.rows(
+        f"""
+        WITH calls AS (SELECT tool, name, duration_us FROM tool_calls
+            WHERE run = $run AND NOT validate AND duration_us IS NOT NULL AND {in_steps(steps)}
+        ), elsewhere AS (SELECT tool, median(duration_us) AS us FROM calls WHERE name <> $worker GROUP BY tool)
+        SELECT sum(duration_us) > {_MUCH_SLOWER} * sum(coalesce(us, duration_us)) AS slower
+        FROM calls LEFT JOIN elsewhere USING (tool) WHERE name = $worker
+        """,
+        {"run": run, "worker": worker},
+    )
+    return bool(row["slower"])
 
 
 def calls_of(tables: Tables, run: str, tool: str | None, steps: Steps) -> str:
@@ -273,8 +293,13 @@ def replicas(earlier: Earlier) -> Iterator[Named]:
         f"""
         SELECT run, step, engine_name AS who, sum(sampled) AS calls,
             coalesce(sum(queue_us * sampled), 0) / 1e6 AS queue_s,
+            coalesce(sum(prefill_us * sampled), 0) / 1e6 AS prefill_s,
+            coalesce(sum(cold_us * sampled), 0) / 1e6 AS cold_s,
             count(*) FILTER (retractions > 0) AS retracted, count(*) AS recorded
-        FROM engine_calls WHERE engine_name IS NOT NULL AND NOT validate AND {in_steps(earlier.steps)}
+        FROM engine_calls LEFT JOIN (
+            SELECT run, name, request_id, turn, begin_us, sum(cold_us) AS cold_us FROM engine_call_times
+            WHERE cold_us > 0 GROUP BY ALL) USING (run, name, request_id, turn, begin_us)
+        WHERE engine_name IS NOT NULL AND NOT validate AND {in_steps(earlier.steps)}
         GROUP BY ALL ORDER BY run, step, who
         """
     )
@@ -293,6 +318,14 @@ def replicas(earlier: Earlier) -> Iterator[Named]:
                 f"{retracted:,} of the {every:,} calls {of} were retracted: the KV cache is full."
             )
             queue = replace(queue, because=because)
+        prefill_s, cold_s = (sum(row[each] for row in own) for each in ("prefill_s", "cold_s"))
+        if cold_s > _MOSTLY * prefill_s:
+            # More requests at once would make this worse.
+            because = (
+                f"{share(cold_s / prefill_s)} of the prefill is of tokens that each call's previous one had cached "
+                "(enable_prefix_caching)."
+            )
+            queue = replace(queue, because=because, fixable=False)
         yield Named(run, "uneven_replicas", calls)
         yield Named(run, "engine_queue", queue)
 

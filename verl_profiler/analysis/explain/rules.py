@@ -31,6 +31,7 @@ CATEGORIES: dict[str, str] = {
     "transfer": "TransferQueue calls",
     "event_loop": "the worker's event loop was blocked while the request waited for it or a reply",
     "host_stall": "the same, while most other processes on the host stalled too",
+    "engine_memory": "releasing and allocating the memory of an engine in the trainer's phases",
     "sleep_replicas": "putting the engines to sleep at the end of gen",
     "polling": "all requests had finished, but the trainer had not polled yet",
     "handover": "dispatch/collect gap: a trainer phase while its last rank was idle",
@@ -257,9 +258,15 @@ RULES: dict[str, Rule] = {
         "the prompt or response length changes what is trained.",
         ("step_durations", "token_rates"),
     ),
+    "uneven_times": Rule(
+        "{work} takes many times as long in some steps: {who}.",
+        "Look at what happens in these steps only: garbage collection, saving or logging at intervals, other jobs.",
+        ("step_durations", "worker_phases"),
+    ),
     "engine_queue": Rule(
         "The last request to finish waits {lost_s} per step in the engine's queue.",
-        "Raise the concurrency limit or the KV-cache memory; more replicas.",
+        "Raise the limit that holds them, of running requests or KV-cache memory; where it is prefill of what was "
+        "cached before, keep prefix caching on (enable_prefix_caching). More replicas.",
         ("slowest_requests", "what_if"),
         change="no_queue",
         categories=("queue",),
@@ -421,10 +428,11 @@ RULES: dict[str, Rule] = {
         fixes=("rarer_checkpoints",),
     ),
     "engine_sleep": Rule(
-        "Putting the engines to sleep takes {lost_s} per step.",
-        "Keep the engines awake where memory allows (rollout.free_cache_engine=False).",
+        "Putting the engines to sleep and waking them takes {lost_s} per step.",
+        "Keep the engines awake where memory allows (rollout.free_cache_engine=False); a deep sleep of vLLM (level "
+        "2) also loads the weights again.",
         ("critical_path", "memory_over_time"),
-        categories=("sleep_replicas",),
+        categories=("sleep_replicas", "engine_memory"),
     ),
     "handover": Rule(
         "The last rank to finish is idle for {lost_s} per step during the trainer's phases (most: {who}).",
@@ -510,7 +518,7 @@ RULES: dict[str, Rule] = {
         categories=("update_actor", "update_critic", "old_log_prob", "ref", "values"),
         least=0.5,
         dominates=True,
-        without=("slow_ranks", "stalled_step", "uneven_tokens"),
+        without=("slow_ranks", "stalled_step", "uneven_tokens", "uneven_times"),
     ),
     "work": Rule(
         "The rest is work: {reason}.",

@@ -50,7 +50,7 @@ __all__ = [
 # A prompt's responses are long if they have so many times the tokens of its step's median prompt, in half
 # of its steps, of which there are at least so many.
 _LONGER, _OFTEN = 1.5, 3
-# A tool is slow among others if it has at most a quarter of the calls and so many times the
+# A tool is slow among others if it has at most a third of the calls and so many times the
 # median of each other, with at least so many calls.
 _SLOWER_TOOL, _CALLS = 5, 5
 # Few requests at once: at most this share of a step's requests.
@@ -361,7 +361,7 @@ def tool_work(earlier: Earlier) -> Iterator[Named]:
         ), others AS (
             SELECT t.run, t.who, max(o.typical_us) AS cap_us FROM tools AS t JOIN tools AS o
                 ON o.run = t.run AND o.who <> t.who
-            WHERE t.many >= {_CALLS} AND 4 * t.many <= t.every GROUP BY t.run, t.who, t.typical_us
+            WHERE t.many >= {_CALLS} AND 3 * t.many <= t.every GROUP BY t.run, t.who, t.typical_us
             HAVING t.typical_us >= {_SLOWER_TOOL} * cap_us
         )
         SELECT c.*, o.who, CASE WHEN tool = who THEN least(own_us, cap_us) ELSE own_us END AS left_us

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import TypeAlias
 
 from verl_profiler.events.failure_texts import reason_in
 from verl_profiler.reading.formats.console_log import file_lines, lines_of
+from verl_profiler.reading.formats.console_steps import BAR, seconds_of
 from verl_profiler.units import counted, seconds
 
 __all__ = ["log_end"]
@@ -42,10 +42,6 @@ _START_UP = (
     ("Training Progress: ", "start-up was over"),
 )
 _STEP = re.compile(r"(?<![\w/@.\-])step:(?P<step>\d{1,9}) - ")
-# tqdm's line, which verl's trainers draw after each step: steps, all steps, time since the launch.
-_BAR = re.compile(
-    r"Training Progress: [^|\r\n]{1,9}\|[^|\r\n]*\| (\d{1,9})/(\d{1,9}) \[([\d:]{4,12})<"
-)
 # Whose code a frame is: by its file or function, the first that fits.
 _WHOSE = (
     (re.compile(r"reward|compute_score"), "reward function"),
@@ -91,8 +87,8 @@ def log_end(path: Path) -> str:
                 step = int(finished["step"])
                 since.clear()
         if step is None and "Training Progress:" in raw:
-            for found in _BAR.findall(raw):
-                bar = tuple(_number(text) for text in found)
+            for found in BAR.findall(raw):
+                bar = tuple(map(seconds_of, found))
                 if bars and bar[0] > bars[-1][0]:
                     since.clear()
                 elif bars and bar[0] < bars[0][0]:
@@ -160,11 +156,6 @@ def _unlogged(bars: Sequence[tuple[int, ...]]) -> str:
         f"The progress bar is at {at}; the log has no figures of steps. Add console to trainer.logger, "
         "or name the file that another logger wrote."
     )
-
-
-def _number(text: str) -> int:
-    """Return a number, or the seconds of `1:02:10`."""
-    return functools.reduce(lambda total, part: total * 60 + int(part), text.split(":"), 0)
 
 
 def _before(failures: Sequence[_Failure]) -> str:

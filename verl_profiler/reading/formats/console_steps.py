@@ -13,10 +13,12 @@ read as such lines.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +32,15 @@ from verl_profiler.reading.formats.console_log import (
 from verl_profiler.reading.formats.metric_files import BOARD, metric_rows
 from verl_profiler.reading.problems import Problems
 
-__all__ = ["FAMILIES", "LoggedRun", "StepLine", "logged_runs", "step_lines"]
+__all__ = [
+    "BAR",
+    "FAMILIES",
+    "LoggedRun",
+    "StepLine",
+    "logged_runs",
+    "seconds_of",
+    "step_lines",
+]
 
 # The metrics that are kept, by the beginning of their names.
 FAMILIES = (
@@ -42,6 +52,7 @@ FAMILIES = (
     "fully_async/",
     "trainer/idle_ratio",
     "rollouter/idle_ratio",
+    "train/num_gen_batches",
 )
 
 _VALIDATION = ("val-", "val/")
@@ -50,7 +61,13 @@ _BETWEEN = " - "
 _TIMER = "timing_s/"
 _STEP_TIMER = f"{_TIMER}step"
 _PERF = "perf "
+_DRAWN = "Training Progress:"
 _SLIME = re.compile(r"(?<![\w/])perf (?P<step>\d{1,9}): (?P<values>\{'perf/[^{}]*\})")
+# tqdm's line, which verl's trainers draw after each step: steps, all steps, time since the launch.
+BAR = re.compile(
+    r"Training Progress: [^|\r\n]{1,9}\|[^|\r\n]*\| (\d{1,9})/(\d{1,9}) \[([\d:]{4,12})<"
+)
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?")
 # The block that W&B prints at the end; without a console logger it has the only step.
 _SUMMARY = "wandb: Run summary"
 _SUMMARIZED = re.compile(r"wandb: +(?P<name>\S+) (?P<value>[-+]?[\d.]+(?:e[-+]?\d+)?)$")
@@ -93,6 +110,9 @@ class StepLine:
         pid: Of the trainer's process, where Ray prints it.
         validated: The line has results of a validation, or the time that one took.
         rounded: Every number has three decimals, as verl prints them up to 0.4.
+        partial: A timer of the line is not a number.
+        printed_s: When it was printed: the time of day before it, or the time since the launch that the
+            trainer's progress bar has after it.
         run: Its name, in files that have several.
     """
 
@@ -103,6 +123,8 @@ class StepLine:
     pid: int | None = None
     validated: bool = False
     rounded: bool = False
+    partial: bool = False
+    printed_s: float | None = None
     run: str = ""
 
     @property
@@ -168,6 +190,20 @@ def step_lines(path: Path, problems: list[str]) -> Iterator[StepLine]:
     Raises:
         ReadingError: The file cannot be read.
     """
+    last: StepLine | None = None
+    for each in _lines_and_bars(path, problems):
+        if isinstance(each, StepLine):
+            if last is not None:
+                yield last
+            last = each
+        elif last is not None and last.step == int(each[0]) and last.printed_s is None:
+            last = replace(last, printed_s=seconds_of(each[2]))
+    if last is not None:
+        yield last
+
+
+def _lines_and_bars(path: Path, problems: list[str]) -> Iterator[StepLine | tuple[str, str, str]]:
+    """Read the step lines, and what the progress bars between them have: step, steps and time."""
     rows = metric_rows(path, problems)
     if rows is not None:
         yield from (
@@ -186,9 +222,8 @@ def step_lines(path: Path, problems: list[str]) -> Iterator[StepLine]:
         if summary is not None and "wandb: " in raw:
             metrics = (_SUMMARIZED.search(line.text) for line in lines_of(raw, number))
             summary |= {each["name"]: float(each["value"]) for each in metrics if each is not None}
-        if current is None and "step:" not in raw and _PERF not in raw:
-            continue
-        for line in lines_of(raw, number):
+        stepped = current is not None or "step:" in raw or _PERF in raw
+        for line in lines_of(raw, number) if stepped else ():
             slime = _SLIME.search(line.text) if _PERF in line.text else None
             if slime is not None:
                 printed = True
@@ -204,6 +239,7 @@ def step_lines(path: Path, problems: list[str]) -> Iterator[StepLine]:
             if match is not None:
                 printed = True
                 current = _Text(int(match["step"]), line, line.text[match.end() :])
+        yield from BAR.findall(raw) if _DRAWN in raw else ()
     if current is not None:
         yield from current.read(path, found)
     step = next((summary[name] for name in _STEP_NAMES if summary and name in summary), None)
@@ -254,6 +290,9 @@ class _Text:
         self.wraps = 0
         self.width = len(line.text)
         self.quoted = (line.before or line.text).lstrip().startswith(">")
+        stamp = _STAMP.search(line.before)
+        moment = datetime.fromisoformat(stamp[0].replace(",", ".")[:26]) if stamp else None
+        self.printed_s = moment.replace(tzinfo=timezone.utc).timestamp() if moment else None
 
     def continued(self, line: ConsoleLine) -> bool:
         """Take a line as the rest of this one, if that is what it must be."""
@@ -281,7 +320,7 @@ class _Text:
         """Read the numbers."""
         where = f"{_name(path)}, line {self.line.number}: step {self.step}"
         values: dict[str, float] = {}
-        validated, rounded, numbers = False, True, 0
+        validated, rounded, partial, numbers = False, True, False, 0
         metrics = list(_metrics(self.text))
         for place, metric in enumerate(metrics):
             last = place == len(metrics) - 1
@@ -307,11 +346,11 @@ class _Text:
                 if abs(value) <= _LARGEST:
                     values[name] = value
                 else:
+                    partial |= name.startswith(_TIMER)
                     problems.add("values that are not quantities.", f"{where}: {name} is {value}.")
         if numbers:
-            yield StepLine(
-                self.step, values, path, self.line.number, self.line.pid, validated, rounded
-            )
+            own = validated, rounded, partial, self.printed_s
+            yield StepLine(self.step, values, path, self.line.number, self.line.pid, *own)
 
 
 def _metrics(text: str) -> Iterator[str]:
@@ -340,6 +379,11 @@ def _fits(metrics: Sequence[str]) -> bool:
 def _strict(metric: str) -> bool:
     match = _METRIC.fullmatch(metric)
     return match is not None and not re.search(r"[\s:]", match["name"])
+
+
+def seconds_of(time: str) -> int:
+    """Return the seconds of `1:02:10`."""
+    return functools.reduce(lambda total, part: total * 60 + int(part), time.split(":"), 0)
 
 
 def _is_validation(name: str) -> bool:
@@ -391,6 +435,8 @@ def _launches(lines: Sequence[StepLine], problems: list[str]) -> list[list[StepL
             # Without a process, a validation of an earlier step may begin a launch that resumes there.
             known = line.pid is not None or bool(line.values) or line.step == last.step
             known = known or after is None or after.step > last.step
+            # What a process logs that logs no steps is of the step that it names.
+            same_process |= not line.trained and not line.validated and bool(line.values)
             index = _index_of(line, current) if same_process and known else None
             if index is not None:
                 current[index] = _together(current[index], line)
@@ -419,7 +465,10 @@ def _index_of(line: StepLine, launch: Sequence[StepLine]) -> int | None:
 def _together(line: StepLine, more: StepLine) -> StepLine:
     """Add what a second line has of the same step, such as its validation or a user's metrics."""
     return replace(
-        line, values={**line.values, **more.values}, validated=line.validated or more.validated
+        line,
+        values={**line.values, **more.values},
+        validated=line.validated or more.validated,
+        printed_s=line.printed_s if more.printed_s is None else more.printed_s,
     )
 
 

@@ -1,0 +1,116 @@
+"""Problems that users of verl and its neighbors reported, as small runs: who is blamed, and who is not."""
+
+from dataclasses import replace
+
+from truth.rows import event_row
+from truth.synthetic import SECOND, events_of, tables_of
+from truth.test_culprits import each_request, every, found_in, healthy
+from truth.test_findings import turns_with
+
+from verl_profiler.analysis.registry import explanations
+
+
+def test_a_tool_that_only_one_workers_requests_call_is_no_fault_of_the_worker():
+    """A third of all calls, so not a rare slow one among others."""
+
+    def browsing(_place, request):
+        if request.worker == 2:
+            return turns_with(tools=(("browse", 3 * SECOND),))(request)
+        return turns_with(tools=())(request) if request.worker == 0 else request
+
+    rows, _ = found_in(every(lambda step, _: each_request(step, browsing)))
+
+    assert not [row for row in rows if row["culprit_kind"] == "worker"]
+    assert "browse" == rows[0]["culprit"]
+
+
+def test_what_precedes_the_first_call_is_prompt_building_only_while_prompts_are_built():
+    """Of requests that wait for a semaphore of the agent loop, in waves of 4 s."""
+    wave_us = 4 * SECOND
+    steps = [
+        each_request(
+            healthy(number),
+            lambda place, request: replace(request, build_us=3_000 + place % 3 * wave_us),
+        )
+        for number in range(1, 6)
+    ]
+    events, _ = events_of(*steps)
+    for event in events:
+        if event["event"] == "prompt_build":
+            event |= {"begin_us": event["end_us"] - 3_000, "duration_us": 3_000}
+    tables = explanations(tables_of(events))
+
+    assert not [row for row in tables["findings"] if row["finding"] == "prompt_build"]
+    (replayed,) = [row for row in tables["what_if"] if row["what"] == "no_prompt_build"]
+    assert replayed["expected_s"] < 0.1
+    assert ("unexplained", 8.0) == (
+        tables["findings"][0]["finding"],
+        round(tables["findings"][0]["recoverable_s"], 1),
+    )
+
+
+def findings_with(events, more):
+    """Return the findings of these events and `more`: name, event, begin_us, end_us and step of each."""
+    rows = [event_row(*each[:4], step=each[4]) for each in more]
+    return explanations(tables_of(events + rows))["findings"]
+
+
+def test_waking_an_engine_in_the_weight_sync_is_no_slow_transfer():
+    """As a deep sleep makes it: 800 of 900 ms."""
+
+    def slow_sync(phase):
+        return replace(phase, ranks_us=(900_000,) * 4) if phase.name == "update_weights" else phase
+
+    steps = (healthy(number) for number in range(1, 7))
+    events, _ = events_of(
+        *(replace(step, phases=tuple(map(slow_sync, step.phases))) for step in steps)
+    )
+    syncs = [row for row in events if row["event"] == "update_weights" and row["role"] == "actor"]
+    rows = findings_with(
+        events,
+        [
+            (row["name"], "memory_resume", row["begin_us"], row["begin_us"] + 800_000, row["step"])
+            for row in syncs
+        ],
+    )
+
+    assert ("engine_sleep", 0.8) == (rows[0]["finding"], round(rows[0]["recoverable_s"], 3))
+    assert "network" not in rows[0]["advice"]
+
+
+def test_the_rank_that_saves_for_longest_is_in_the_finding_of_checkpoints():
+    """Its file appears long after those of the others."""
+    events, _ = events_of(
+        *(replace(healthy(number), pause_us=60 * SECOND) for number in range(1, 7))
+    )
+    lengths = {"trainer_0": 15, "actor_0": 1, "actor_1": 1, "actor_2": 15, "actor_3": 1}
+    rows = findings_with(
+        events,
+        [
+            (name, "save_checkpoint", row["end_us"], row["end_us"] + length * SECOND, row["step"])
+            for row in events
+            for name, length in lengths.items()
+            if row["event"] == "step"
+        ],
+    )
+    (checkpoint,) = [row for row in rows if row["finding"] == "checkpoint"]
+
+    assert (
+        "actor_2 takes 15.0 s, the median rank 1.00 s, in 5 of 5 checkpoints."
+        == checkpoint["cause"]
+    )
+
+
+def test_a_queue_behind_prefill_of_what_was_cached_before_has_its_own_remedy():
+    def cold(_place, request):
+        turns = (
+            replace(turn, prompt=2_000 + 200 * number, cached=0, prefill_us=60_000 * number)
+            for number, turn in enumerate(request.turns, 1)
+        )
+        return replace(request, turns=tuple(turns))
+
+    rows, _ = found_in(every(lambda step, _: replace(each_request(step, cold), slots=2)), 6)
+    (queue,) = [row for row in rows if row["finding"] == "engine_queue"]
+
+    assert "of the prefill is of tokens that each call's previous one had cached" in queue["cause"]
+    assert not queue["overrides"]
