@@ -200,7 +200,7 @@ def _check_kind(args: argparse.Namespace) -> None:
     if paths and are_logs(paths):
         raise ReadingError(
             f"{paths[0]} is a log, which has no requests, tools, engines or ranks.\n"
-            "summary, why, report, diff and timing take logs; +profiler=multiturn records a run",
+            "summary, why, report, diff, timing, tq and memory take logs; +profiler=multiturn records a run",
             "log-given",
         )
 
