@@ -534,7 +534,7 @@ def test_commands_that_need_a_run_name_those_that_take_a_log(tmp_path, capsys):
         assert 2 == main([*command.split(), str(log)])
         error = capsys.readouterr().err
         assert "is a log" in error
-        assert "summary, why, report, diff and timing take logs" in error
+        assert "summary, why, report, diff, timing, tq and memory take logs" in error
 
 
 def test_gains_leave_out_the_first_step_of_a_launch_and_the_text_names_it(tmp_path, capsys):
@@ -671,6 +671,28 @@ def test_what_lies_between_steps_is_in_the_progress_bar_or_the_times_of_the_line
     }
     assert [12, 12] == [len(each) for each in lengths.values()]
     assert 75 * 12 == pytest.approx(sum(lengths["step_to_step"]) - sum(lengths["step"]), rel=0.02)
+
+
+def test_times_that_are_none_and_of_several_clocks_are_no_gaps(tmp_path):
+    """No such day, fractions of any length, and a progress bar after some lines only."""
+    stamps = [
+        "[2026-02-30 25:61:00,5] ",
+        "[2026-03-12 01:00:00,5] ",
+        "[2026-03-12 01:10:00.12345678] ",
+    ]
+    lines = []
+    for step, values in steps(12):
+        metrics = " - ".join(f"{name}:{value}" for name, value in values.items())
+        prefix = stamps[step % 3] if step % 4 else ""
+        lines.append(f"{prefix}(TaskRunner pid=7) step:{step} - {metrics}")
+        lines.append(
+            f"Training Progress:   1%|1   | {step}/624 [0:10:{step:02d}<9:21:21, 600.32s/it]"
+        )
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(lines) + "\n")
+
+    (run,) = logged_runs([log], [])
+    assert [] == [row for row in log_findings(run) if row["finding"] == "between_steps"]
 
 
 def test_some_steps_that_take_longer_with_equal_tokens_are_named(tmp_path):

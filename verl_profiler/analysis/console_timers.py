@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _PER = "timing_per_token_ms/"
+# Lines that are further apart have times of different clocks: the time of day, and the time since the launch.
+_ONE_CLOCK_S = 1e8
 # Their milliseconds are per token of the responses; all others count the prompts too.
 _PER_RESPONSE_TOKEN = ("gen", "generate_sequences", "gen_max")
 
@@ -96,6 +98,7 @@ def _between(lines: list[StepLine], rows: Rows) -> Rows:
         if line.printed_s is not None
         and before.printed_s is not None
         and line.step == before.step + 1
+        and abs(line.printed_s - before.printed_s) < _ONE_CLOCK_S
     }
     whole_s, later_s = sum(apart.values()), sum(max(each, 0.0) for each in apart.values())
     if whole_s < len(apart):
