@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -357,10 +357,23 @@ def _inside_gen(account: Account, run: LoggedRun) -> Iterator[Finding]:
         reason = f", and generates for {seconds(loop.slowest_s)}"
         lost_s = min(loop.tools_s, gen_s - loop.most_s)
         yield _found(account, "tool_time", "gen", lost_s, reason=reason)
-    busy_s = max(loop.most_s, loop.slowest_s + loop.tools_s)
-    if gen_s - busy_s >= _BESIDES * gen_s:
-        reason = f" ({seconds(busy_s)})"
-        yield _found(account, "gen_besides", "gen", gen_s - busy_s, reason=reason)
+    besides = [_besides_s(line.values) for line in run.lines if line.step in account.steps]
+    known = [each for each in besides if each is not None]
+    if len(known) == len(account.steps) and fmean(known) >= _BESIDES * gen_s:
+        lost_s = fmean(known)
+        reason = f" ({seconds(gen_s - lost_s)})"
+        yield _found(account, "gen_besides", "gen", lost_s, reason=reason)
+
+
+def _besides_s(values: Mapping[str, float]) -> float | None:
+    """Return how much longer `gen` is than its longest request; None if one of them was not logged."""
+    gen_s, most_s = (
+        values.get(each) for each in ("timing_s/gen", f"{_LOOP}generate_sequences/max")
+    )
+    if gen_s is None or most_s is None:
+        return None
+    parts = (f"{_LOOP}slowest/{each}" for each in ("generate_sequences", "tool_calls"))
+    return gen_s - max(most_s, sum(values.get(each, 0.0) for each in parts))
 
 
 def _forwards(account: Account) -> Iterator[Finding]:
