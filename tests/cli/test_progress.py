@@ -45,7 +45,7 @@ def test_on_a_terminal_the_line_is_erased_before_the_output(monkeypatch, at_once
     assert 0 == main(["summary", str(SMALL), "--no-cache"])
     before, _, after = screen.getvalue().partition("small_run: 2 steps")
     assert "\r\x1b[Kreading: event files, 1 of 2" in before
-    assert "\r\x1b[Kreading: table requests" in before
+    assert "\r\x1b[Kreading: explanations" in before
     assert before.endswith("\r\x1b[K")
     assert "reading" not in after
     assert "\x1b" not in after
