@@ -222,14 +222,15 @@ def log_findings(run: LoggedRun) -> Rows:
     found = again + [
         each for each in _in_time(account, kept, bool(again)) if each.lost_s >= least_s
     ]
+    loop = _requests(kept)
     taken = {phase: lost_s for each in found for phase, lost_s in each.accounts.items()}
     found += [
         each
         for each in (
             *_forwards(account),
-            *_tail(account, kept),
-            *_inside_gen(account, kept),
-            *_phases(account, kept),
+            *_tail(account, loop),
+            *_inside_gen(account, kept, loop),
+            *_phases(account, kept, loop),
         )
         if each.recoverable_s >= least_s
         and each.lost_s - taken.get(next(iter(each.accounts)), 0.0) >= least_s
@@ -338,7 +339,7 @@ def _host_memory(account: Account, run: LoggedRun) -> Iterator[Finding]:
     yield finding_of(account, "host_memory", _RULES["host_memory"], 0.0, {}, culprit, {})
 
 
-def _inside_gen(account: Account, run: LoggedRun) -> Iterator[Finding]:
+def _inside_gen(account: Account, run: LoggedRun, loop: _Loop | None) -> Iterator[Finding]:
     """Name what takes time inside gen besides generation: timers, tools, and what no request is busy with."""
     gen_s = account.means.get("gen", 0.0)
     parts: dict[str, list[float]] = {}
@@ -350,7 +351,6 @@ def _inside_gen(account: Account, run: LoggedRun) -> Iterator[Finding]:
         yield replace(
             _found(account, timer, "gen", lost_s, rule=_PHASE, reason=", inside gen"), who=timer
         )
-    loop = _requests(run)
     if loop is None or parts:
         return
     if loop.tools_s > loop.slowest_s:
@@ -384,8 +384,7 @@ def _forwards(account: Account) -> Iterator[Finding]:
         yield _found(account, "forward_only", phase, lost_s, Culprit("phase", phase, text))
 
 
-def _tail(account: Account, run: LoggedRun) -> Iterator[Finding]:
-    loop = _requests(run)
+def _tail(account: Account, loop: _Loop | None) -> Iterator[Finding]:
     if (
         loop is not None
         and loop.most_s > _TAIL * loop.mean_s > 0
@@ -434,7 +433,7 @@ def _requests(run: LoggedRun) -> _Loop | None:
     return _Loop(most_s, mean_s, slowest_s, tools_s, preempted, text)
 
 
-def _phases(account: Account, run: LoggedRun) -> Iterator[Finding]:
+def _phases(account: Account, run: LoggedRun, loop: _Loop | None) -> Iterator[Finding]:
     """Name what bounds the step, and phases that usually take little, by the rules of recorded runs."""
     for phase, mean_s in account.means.items():
         name = _KNOWN.get(phase, "")
@@ -444,13 +443,11 @@ def _phases(account: Account, run: LoggedRun) -> Iterator[Finding]:
             continue
         steps, every = sum(each > 0 for each in account.by_step([phase]).values()), account.steps
         reason = f", in {steps} of {len(every)} steps" if steps < len(every) else ""
-        loop = _requests(run) if phase == "gen" else None
-        if loop is not None and loop.mean_s:
-            own = (
-                f"generates for {seconds(loop.slowest_s)}, the mean one for {seconds(loop.mean_s)}"
-            )
-            reason += f"; its slowest request {own}{loop.text}"
-        if loop is not None and loop.preempted >= 1:
+        of_gen = loop if phase == "gen" else None
+        if of_gen is not None and of_gen.mean_s:
+            own = f"generates for {seconds(of_gen.slowest_s)}, the mean one for {seconds(of_gen.mean_s)}"
+            reason += f"; its slowest request {own}{of_gen.text}"
+        if of_gen is not None and of_gen.preempted >= 1:
             rule = replace(rule, advice=_PREEMPTED)
         if phase == "train_wait":
             reason += _of_slime(account, run)

@@ -181,10 +181,11 @@ def logged_metrics(run: LoggedRun) -> Rows:
     gaps = phases.get(BETWEEN)
     if gaps:
         usual_s = fmean(gaps.values())
+        unknown = {row["step"]: usual_s for row in steps if row["step"] not in gaps}
+        gaps |= unknown
         for row in steps:
-            known_s = row["step_s"] + row["outside_s"]
-            more_s = 0.0 if row["step"] in gaps else gaps.setdefault(row["step"], usual_s)
-            rows.append(once(row["step"], "step_to_step", "s", known_s + more_s))
+            whole_s = row["step_s"] + row["outside_s"] + unknown.get(row["step"], 0.0)
+            rows.append(once(row["step"], "step_to_step", "s", whole_s))
     rows += [
         once(row["step"], name, "s", durations.get(row["step"], 0.0))
         for name, durations in phases.items()

@@ -283,7 +283,7 @@ def _changes(
     for phase, lengths in phases.items():
         series = {step: each for step, each in lengths.items() if step not in without}
         known = {step: each for step, each in work.get(phase, {}).items() if step in series}
-        shape, more, rate = shape_of(series, first), None, None
+        shape, more, rate, kinds = shape_of(series, first), None, None, None
         spent = f"{seconds(shape.first)} to {seconds(shape.last)}" if shape else ""
         if len(known) == len(series):
             demand = {step: tokens for step, (tokens, _) in known.items()}
@@ -312,7 +312,8 @@ def _changes(
                     fmean(series[s] for s in series if (s in out) is each) for each in (True, False)
                 )
                 text = f"{seconds(last)} in {counted(len(out), 'step')}, {seconds(first_s)} in the others"
-                how = ", tokens as in the others" if len(known) == len(series) else ""
+                even = len(known) == len(series) and kinds is None
+                how = ", tokens as in the others" if even else ""
                 add("uneven_times", times, phase, series, f"{phase}: {text}{how}")
         if shape is not None and more is None and rate is None:
             mostly = _mostly(series, parts.get(phase, {}))

@@ -259,7 +259,7 @@ RULES: dict[str, Rule] = {
         ("step_durations", "token_rates"),
     ),
     "uneven_times": Rule(
-        "{work} takes many times as long in some steps: {who}.",
+        "{work} takes longer in some steps than in the others: {who}.",
         "Look at what happens in these steps only: garbage collection, saving or logging at intervals, other jobs.",
         ("step_durations", "worker_phases"),
     ),

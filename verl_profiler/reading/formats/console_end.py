@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from verl_profiler.events.failure_texts import reason_in
 from verl_profiler.reading.formats.console_log import file_lines, lines_of
-from verl_profiler.reading.formats.console_steps import BAR, seconds_of
+from verl_profiler.reading.formats.console_steps import bars_in
 from verl_profiler.units import counted, seconds
 
 __all__ = ["log_end"]
@@ -86,14 +86,12 @@ def log_end(path: Path) -> str:
             if finished is not None:
                 step = int(finished["step"])
                 since.clear()
-        if step is None and "Training Progress:" in raw:
-            for found in BAR.findall(raw):
-                bar = tuple(map(seconds_of, found))
-                if bars and bar[0] > bars[-1][0]:
-                    since.clear()
-                elif bars and bar[0] < bars[0][0]:
-                    bars.clear()
-                bars[1:] = [bar]
+        for bar in bars_in(raw) if step is None else ():
+            if bars and bar[0] > bars[-1][0]:
+                since.clear()
+            elif bars and bar[0] < bars[0][0]:
+                bars.clear()
+            bars[1:] = [bar]
         since.append(raw)
     phase = _START_UP[reached][1] if reached >= 0 else ""
     debugger, reason, last = False, "", ""

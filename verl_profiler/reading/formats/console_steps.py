@@ -33,12 +33,11 @@ from verl_profiler.reading.formats.metric_files import BOARD, metric_rows
 from verl_profiler.reading.problems import Problems
 
 __all__ = [
-    "BAR",
     "FAMILIES",
     "LoggedRun",
     "StepLine",
+    "bars_in",
     "logged_runs",
-    "seconds_of",
     "step_lines",
 ]
 
@@ -64,7 +63,7 @@ _PERF = "perf "
 _DRAWN = "Training Progress:"
 _SLIME = re.compile(r"(?<![\w/])perf (?P<step>\d{1,9}): (?P<values>\{'perf/[^{}]*\})")
 # tqdm's line, which verl's trainers draw after each step: steps, all steps, time since the launch.
-BAR = re.compile(
+_BAR = re.compile(
     r"Training Progress: [^|\r\n]{1,9}\|[^|\r\n]*\| (\d{1,9})/(\d{1,9}) \[([\d:]{4,12})<"
 )
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
@@ -196,13 +195,13 @@ def step_lines(path: Path, problems: list[str]) -> Iterator[StepLine]:
             if last is not None:
                 yield last
             last = each
-        elif last is not None and last.step == int(each[0]) and last.printed_s is None:
-            last = replace(last, printed_s=seconds_of(each[2]))
+        elif last is not None and last.step == each[0] and last.printed_s is None:
+            last = replace(last, printed_s=each[2])
     if last is not None:
         yield last
 
 
-def _lines_and_bars(path: Path, problems: list[str]) -> Iterator[StepLine | tuple[str, str, str]]:
+def _lines_and_bars(path: Path, problems: list[str]) -> Iterator[StepLine | tuple[int, ...]]:
     """Read the step lines, and what the progress bars between them have: step, steps and time."""
     rows = metric_rows(path, problems)
     if rows is not None:
@@ -239,7 +238,7 @@ def _lines_and_bars(path: Path, problems: list[str]) -> Iterator[StepLine | tupl
             if match is not None:
                 printed = True
                 current = _Text(int(match["step"]), line, line.text[match.end() :])
-        yield from BAR.findall(raw) if _DRAWN in raw else ()
+        yield from bars_in(raw)
     if current is not None:
         yield from current.read(path, found)
     step = next((summary[name] for name in _STEP_NAMES if summary and name in summary), None)
@@ -392,8 +391,14 @@ def _time_of_day(text: str) -> float | None:
     return moment.timestamp() + float(f"0.{stamp[2] or 0}")
 
 
-def seconds_of(time: str) -> int:
-    """Return the seconds of `1:02:10`."""
+def bars_in(text: str) -> list[tuple[int, ...]]:
+    """Return what the trainer's progress bars in a text have: step, steps, and seconds since the launch."""
+    found: list[tuple[str, ...]] = _BAR.findall(text) if _DRAWN in text else []
+    return [tuple(map(_seconds_of, each)) for each in found]
+
+
+def _seconds_of(time: str) -> int:
+    """Return a number, or the seconds of `1:02:10`."""
     return functools.reduce(lambda total, part: total * 60 + int(part), time.split(":"), 0)
 
 
