@@ -44,10 +44,10 @@ def _explained_once():
     """Explain each run once, as if its explanation were kept; of an archive none is."""
     explain, made = registry.explained, {}
 
-    def explained(tables, steps=None, *more):
+    def explained(tables, steps=None, **more):
         key = tuple(tables.launches), steps
         if key not in made:
-            made[key] = explain(tables, steps, *more)
+            made[key] = explain(tables, steps, **more)
         return copy.deepcopy(made[key])
 
     with mock.patch.object(registry, "explained", explained):
@@ -69,9 +69,10 @@ def _output(command: str, place: Path) -> str:
     # The width and the colors of whoever runs this are not the page's.
     kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "FORCE_COLOR")}
     own, separator, after = _OWN.fullmatch(command).groups()
-    printed, status, shell = "", 0, after
+    printed, status, shell, called = "", 0, after, ""
     if own:
         printed, status = _called(shlex.split(own)[1:], place, kept)
+        called = printed
         shell = f"(exit {status}); {after}" if separator == ";" else after
     if shell:
         done = subprocess.run(
@@ -87,7 +88,7 @@ def _output(command: str, place: Path) -> str:
         printed = done.stdout if separator == "|" else printed + done.stdout
         status = done.returncode if separator == ";" else status or done.returncode
     if status:
-        raise RuntimeError(f"{command}: exit status {status}\n{printed}")
+        raise RuntimeError(f"{command}: exit status {status}\n{called or printed}")
     return "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
 
 

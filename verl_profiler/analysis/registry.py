@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.progress import doing
@@ -20,19 +20,14 @@ __all__ = ["EXPLANATIONS", "explained", "explanations", "summarized"]
 EXPLANATIONS = ("critical_path", "bubble_ledger", "stragglers", "straggler_requests")
 
 
-def explained(
-    tables: Tables,
-    steps: Steps = None,
-    replays: Rows | None = None,
-    known: Mapping[str, Cycle] | None = None,
-) -> dict[str, Rows]:
-    """Return what `explain.findings.explained` returns."""
+def explained(tables: Tables, steps: Steps = None, **known: Any) -> dict[str, Rows]:
+    """Return what `explain.findings.explained` returns of these arguments."""
 
     def make() -> dict[str, Rows]:
         # Imported here because most commands find their answer in the cache.
         from verl_profiler.analysis.explain import findings
 
-        return findings.explained(tables, steps, replays, known)
+        return findings.explained(tables, steps, **known)
 
     return _kept(tables, "explained", steps, make)
 
@@ -49,7 +44,7 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         return {"what_if": what_if(tables, steps, known)}
 
     replays = _kept(tables, "what_if", steps, make)
-    return explained(tables, steps, replays["what_if"], known) | replays
+    return explained(tables, steps, replays=replays["what_if"], known=known) | replays
 
 
 def summarized(tables: Tables, steps: Steps = None) -> dict[str, Rows]:

@@ -31,6 +31,7 @@ from verl_profiler.analysis.explain.rules import BETWEEN, LATE_START
 from verl_profiler.analysis.explain.step_rows import TOGETHER
 from verl_profiler.analysis.explain.what_if import Cycle, cycles
 from verl_profiler.analysis.selection import Rows, Steps, by_run, grouped, in_steps
+from verl_profiler.analysis.workers import rank_balance
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds, size
 
@@ -230,21 +231,19 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
 
 def _last_to_save(tables: Tables, run: str, steps: Steps) -> str:
     """Return which rank saves for much longer than the others, in most checkpoints; empty if none does."""
-    rows = tables.rows(
-        f"""
-        SELECT step, arg_max(name, duration_us) AS who, max(duration_us) / 1e6 AS most_s,
-            median(duration_us) / 1e6 AS usual_s
-        FROM rank_spans WHERE run = ? AND event = 'save_checkpoint' AND role <> 'trainer'
-            AND {in_steps(steps)} GROUP BY step HAVING count(*) > 2 ORDER BY step
-        """,
-        [run],
-    )
-    alone = [row for row in rows if row["most_s"] > 2 * row["usual_s"]]
-    who = mode([row["who"] for row in alone] or [""])
-    own = [row for row in alone if row["who"] == who]
+    rows = [
+        row
+        for row in rank_balance(tables, steps)
+        if (row["run"], row["event"]) == (run, "save_checkpoint")
+        and row["role"] != "trainer"
+        and row["ranks"] > 2
+    ]
+    alone = [row for row in rows if row["slowest_s"] > 2 * row["median_s"]]
+    who = mode([row["slowest"] for row in alone] or [""])
+    own = [row for row in alone if row["slowest"] == who]
     if not own or 2 * len(own) <= len(rows):
         return ""
-    most, usual = (fmean(row[each] for row in own) for each in ("most_s", "usual_s"))
+    most, usual = (fmean(row[each] for row in own) for each in ("slowest_s", "median_s"))
     return (
         f"{who} takes {seconds(most)}, the median rank {seconds(usual)}, "
         f"in {len(own)} of {counted(len(rows), 'checkpoint')}."
