@@ -530,7 +530,7 @@ def test_commands_that_need_a_run_name_those_that_take_a_log(tmp_path, capsys):
         held.write_text(log.read_text())
         assert 2 == main(["summary", str(folder)])
         assert f"It holds a log: name {held} (no-events)" in capsys.readouterr().err
-    for command in ("requests", "export perfetto", "plot rollout_tail"):
+    for command in ("requests", "export perfetto", "plot slowest_requests"):
         assert 2 == main([*command.split(), str(log)])
         error = capsys.readouterr().err
         assert "is a log" in error

@@ -26,7 +26,7 @@ def test_a_plot_is_written_where_it_says(name, begin, tmp_path, capsys):
     """The format is that of the name."""
     path = tmp_path / "deep" / name
 
-    assert 0 == run("rollout_tail", SMALL, "--out", path)
+    assert 0 == run("slowest_requests", SMALL, "--out", path)
     assert path.read_bytes().startswith(begin)
     printed = capsys.readouterr()
     assert f"Wrote {path}\n" == printed.out
@@ -35,17 +35,17 @@ def test_a_plot_is_written_where_it_says(name, begin, tmp_path, capsys):
 
 def test_a_specification_is_written_to_be_restyled(tmp_path, capsys):
     """The chart of the picture, with its data and its title, for any editor of Vega-Lite."""
-    path = tmp_path / "tail.vl.json"
+    path = tmp_path / "slowest.vl.json"
 
-    assert 0 == run("rollout_tail", SMALL, "--spec", "--out", path)
+    assert 0 == run("slowest_requests", SMALL, "--spec", "--out", path)
     spec = json.loads(path.read_text())
     assert spec["$schema"].endswith("/vega-lite/v6.json")
-    assert "of all rollout time goes to the last 20 % of the requests" in spec["title"]["text"][0]
-    assert 0 == run("rollout_tail", SMALL, "--spec", "--out", tmp_path)
-    assert path.read_text() == (tmp_path / "rollout_tail.vl.json").read_text()
+    assert "The slowest request took " in spec["title"]["text"][0]
+    assert 0 == run("slowest_requests", SMALL, "--spec", "--out", tmp_path)
+    assert path.read_text() == (tmp_path / "slowest_requests.vl.json").read_text()
     capsys.readouterr()
     with pytest.raises(ReadingError, match="contradict"):
-        run("rollout_tail", SMALL, "--spec", "--format", "svg", "--out", tmp_path / "x")
+        run("slowest_requests", SMALL, "--spec", "--format", "svg", "--out", tmp_path / "x")
 
 
 def test_without_out_it_is_named_after_the_plot(tmp_path, monkeypatch):
@@ -68,16 +68,20 @@ def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "slug", "said"),
     [
-        (["rollout_tails"], "no-such-plot", "did you mean rollout_tail?"),
+        (["slowest_request"], "no-such-plot", "did you mean slowest_requests?"),
         (["zzz"], "no-such-plot", "`verl-profiler plot --list` lists all of them"),
         ([], "no-such-plot", "plot --list"),
-        (["rollout_tail", SMALL, "--steps", "7:9"], "no-such-step", "it has 0 to 2"),
-        (["rollout_tail", SMALL, "--worker", "9"], "no-such-worker", "it has worker_0, worker_1"),
+        (["slowest_requests", SMALL, "--steps", "7:9"], "no-such-step", "it has 0 to 2"),
+        (
+            ["slowest_requests", SMALL, "--worker", "9"],
+            "no-such-worker",
+            "it has worker_0, worker_1",
+        ),
         (["step_durations", SMALL, "--worker", "1"], "option-not-heeded", "These do: "),
-        (["rollout_tail"], "no-run", "verl-profiler plot rollout_tail"),
+        (["slowest_requests"], "no-run", "verl-profiler plot slowest_requests"),
         (["all", SMALL, "--out", "a.png"], "output-format", "Name a folder"),
         (
-            ["rollout_tail", SMALL, "--out", "a.png", "--format", "pdf"],
+            ["slowest_requests", SMALL, "--out", "a.png", "--format", "pdf"],
             "output-format",
             "contradict",
         ),
@@ -98,14 +102,14 @@ def test_what_cannot_be_done_is_refused_with_what_can(arguments, slug, said, mon
 
 def test_the_numbers_are_those_of_the_plot(capsys):
     """As JSON with every table, and as CSV with the plot's own."""
-    assert 0 == run("rollout_tail", SMALL, "--json")
+    assert 0 == run("step_durations", SMALL, "--json")
     content = json.loads(capsys.readouterr().out)
-    assert 0 == run("rollout_tail", SMALL, "--csv")
+    assert 0 == run("step_durations", SMALL, "--csv")
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
 
-    table = content["plots"]["rollout_tail"]["rollout_tail"]
+    table = content["plots"]["step_durations"]["step_durations"]
     assert [1, 2] == [row["step"] for row in table]
-    assert [row["rollout_s"] for row in table] == [float(row["rollout_s"]) for row in rows]
+    assert [row["gen_s"] for row in table] == [float(row["gen_s"]) for row in rows]
     assert ["small_run"] == content["runs"]
 
 
@@ -135,11 +139,11 @@ def test_selections_reach_the_numbers(capsys):
 
 def test_two_runs_give_a_file_each(tmp_path, capsys):
     """Named after them."""
-    assert 0 == run("rollout_tail", SMALL, REHEARSED, "--out", tmp_path)
+    assert 0 == run("step_durations", SMALL, REHEARSED, "--out", tmp_path)
 
     names = sorted(path.name for path in tmp_path.iterdir())
     assert 2 == len(names)
-    assert all(name.endswith("-rollout_tail.png") for name in names)
+    assert all(name.endswith("-step_durations.png") for name in names)
     assert 2 == capsys.readouterr().out.count("Wrote ")
 
 
@@ -155,15 +159,15 @@ def test_the_list_says_what_each_plot_answers(capsys):
 def test_a_plot_is_drawn_again_over_its_own_file_and_over_no_other(tmp_path, capsys):
     """A specification may have been edited since it was written."""
     for name in ("a.png", "a.svg"):
-        assert 0 == run("rollout_tail", SMALL, "--out", tmp_path / name)
+        assert 0 == run("slowest_requests", SMALL, "--out", tmp_path / name)
         first = (tmp_path / name).read_bytes()
-        assert 0 == run("rollout_tail", SMALL, "--out", tmp_path / name)
+        assert 0 == run("slowest_requests", SMALL, "--out", tmp_path / name)
         assert first == (tmp_path / name).read_bytes()
-    assert 0 == run("rollout_tail", SMALL, "--spec", "--out", tmp_path / "a.vl.json")
+    assert 0 == run("slowest_requests", SMALL, "--spec", "--out", tmp_path / "a.vl.json")
     (tmp_path / "b.png").write_bytes(b"\x89PNG of somebody else")
     for options in (["--spec", "--out", tmp_path / "a.vl.json"], ["--out", tmp_path / "b.png"]):
         with pytest.raises(ReadingError, match="would be overwritten"):
-            run("rollout_tail", SMALL, *options)
+            run("slowest_requests", SMALL, *options)
     capsys.readouterr()
 
 

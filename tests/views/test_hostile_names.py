@@ -106,7 +106,7 @@ def test_every_picture_is_xml(run, tmp_path, capsys):
 
     assert 0 == main(["plot", "all", str(run), "--format", "svg", "--out", str(out)])
     pictures = sorted(out.iterdir())
-    assert 20 == len(pictures)
+    assert 15 == len(pictures)
     (line,) = (x for x in capsys.readouterr().err.splitlines() if "nothing to draw for " in x)
     absent = line.partition(" for ")[2].partition(";")[0].split(", ")
     assert set(VIEWS) == {picture.stem for picture in pictures} | set(absent)

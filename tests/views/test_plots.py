@@ -3,9 +3,7 @@
 import collections
 import contextlib
 import html
-import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -29,72 +27,13 @@ from verl_profiler.views.why_text import why
 DATA = Path(__file__).parent.parent / "data"
 
 
-def with_more_lines(folder, files, event, more):
-    """Copy the generated run, with what `more` makes of the files' lines of an event, file by file."""
-    shutil.copytree(DATA / "small_run", folder, ignore=shutil.ignore_patterns(".cache"))
-    for path in folder.glob(f"step_*/{files}"):
-        lines = path.read_text().splitlines()
-        own = [json.loads(line) for line in lines if f'"event":"{event}"' in line]
-        path.write_text("\n".join([*lines, *map(json.dumps, more(own))]) + "\n")
-    return folder
-
-
-def own_spans(turns):
-    """Give spans of a user's own in turns."""
-    for number, turn in enumerate(turns):
-        for name in ("database_lookup", "rerank") if number % 3 else ("rerank",):
-            yield {**turn, "event": name, "duration_sec": 0.01 * (number + 1)}
-
-
-def loads(requests):
-    """Give a reading of an engine's load where each of its requests ends."""
-    for number, request in enumerate(requests):
-        load = {
-            "running_requests": len(requests) - number,
-            "waiting_requests": max(3 - number, 0),
-            "running_limit": 4,
-            "kv_used_tokens": 900 // (number + 1),
-            "kv_capacity_tokens": 1000,
-        }
-        del request["duration_sec"]
-        yield {**request, "event": "engine_state", "extra": load}
-
-
-def measured(updates):
-    """Give two readings of devices and a batch where each update ends."""
-    for number, update in enumerate(updates):
-        batch = {"tokens": 1000 + 50 * number, "sequences": 8}
-        yield {**update, "event": "train_batch", "extra": batch}
-        flops = {"compute_s": 0.5, "tflops": 300.0 - number, "promised_tflops": 989.0, "ranks": 1}
-        del update["duration_sec"]
-        yield {**update, "event": "batch_flops", "extra": {**batch, **flops}}
-        for device in (0, 1):
-            reading = {"device": device, "utilization": 90 - 40 * device, "power_w": 500}
-            yield {**update, "event": "device", "extra": {**reading, "used_bytes": 7 << 30}}
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A generated run, one of the rehearsal, an asynchronous one, TransferQueue tracing, and own spans."""
-    own = with_more_lines(
-        tmp_path_factory.mktemp("own") / "spanned_run", "worker_0.jsonl", "turn", own_spans
-    )
-    read = with_more_lines(
-        tmp_path_factory.mktemp("loads") / "loaded_run", "engine_*.jsonl", "engine_request", loads
-    )
-    sampled = with_more_lines(
-        tmp_path_factory.mktemp("devices") / "sampled_run",
-        "trainer_0.jsonl",
-        "update_actor",
-        measured,
-    )
+def runs():
+    """A generated run, one of the rehearsal, an asynchronous one, and TransferQueue tracing."""
     places = {
         "small": DATA / "small_run",
         "rehearsed": DATA / "rehearsal_run.tar.gz",
         "traced": DATA / "tq" / "run.tar.gz",
-        "spanned": own,
-        "loaded": read,
-        "devices": sampled,
         "asynchronous": DATA / "colocate_async_run.tar.gz",
     }
     with contextlib.ExitStack() as stack:
@@ -108,20 +47,10 @@ def data_of(run, name, **chosen):
     return VIEWS[name].analysis(run.tables, choice), choice
 
 
-# Plots that only some runs have data for.
-ONLY = {
-    "tq_functions": "traced",
-    "own_spans": "spanned",
-    "staleness": "asynchronous",
-    "device_use": "devices",
-    "phase_efficiency": "devices",
-}
-
-
 def charts_of_all(runs, kind, **chosen):
     """Give each chart of a run, or of the run that has its data; None where there is nothing to draw."""
     for name, view in VIEWS.items():
-        run = runs[kind if kind == "asynchronous" else ONLY.get(name, kind)]
+        run = runs["asynchronous" if name == "staleness" else kind]
         data, choice = data_of(run, name, **chosen)
         try:
             yield name, run, view.spec(data, choice)
@@ -341,22 +270,6 @@ def test_the_band_of_durations_has_the_fastest_and_the_slowest_step():
 
     assert {"share": 0.5, "low": 50, "high": 100} in data_in(spec, "low")
     assert "P50 67.5 s" in words(spec)
-
-
-def test_idle_time_of_each_device_is_divided_by_phase():
-    """Two devices, one half idle: 50 of 100 s in each phase, at 300 W."""
-    use = [
-        {"run": "r", "step": 1, "phase": phase, "host": "h", "device": device, "power_w": 300.0}
-        | {"idle_s": 50.0 * device, "covered_s": 100.0}
-        for phase in ("gen", "update_actor")
-        for device in (0, 1)
-    ]
-    spec = VIEWS["device_use"].spec({"device_use": use}, Choice(run="r"))
-    bars = [(bar["at"], bar["part"], bar["value"]) for bar in data_in(spec, "part")]
-
-    assert "Devices were idle 25 % of the time" in title_of(spec)
-    assert [("device 1 on h", "gen", 50), ("device 1 on h", "update_actor", 50)] == bars
-    assert ["50 % idle, 300 W", "0 % idle, 300 W"] == [row["text"] for row in data_in(spec, "text")]
 
 
 def test_of_many_readings_of_memory_the_highest_and_the_lowest_are_drawn():

@@ -9,7 +9,6 @@ from verl_profiler.reading.tables.tables import Tables
 __all__ = [
     "engine_times",
     "replica_balance",
-    "replica_token_rates",
     "request_token_rates",
     "token_rates",
 ]
@@ -102,16 +101,6 @@ def token_rates(tables: Tables, steps: Steps = None, *, validate: bool = False) 
         ORDER BY c.run, c.step
         """
     )
-
-
-def replica_token_rates(tables: Tables, steps: Steps = None, *, validate: bool = False) -> Rows:
-    """Count the tokens of each replica, over all selected steps.
-
-    Returns:
-        Table `replica_token_rates`: one row per run and replica.
-    """
-    calls = _calls("run, place", rows_of(steps, validate=validate))
-    return tables.rows(f"SELECT run, place AS replica, {_RATES} FROM {calls} ORDER BY run, place")
 
 
 def request_token_rates(

@@ -4,8 +4,8 @@
     verl-profiler plot request_duration_cdf logs/my-run
     verl-profiler plot slowest_requests logs/my-run --steps 5 --out slowest.svg
     verl-profiler plot all logs/my-run --out figures
-    verl-profiler plot rollout_tail logs/my-run --json
-    verl-profiler plot rollout_tail logs/my-run --spec
+    verl-profiler plot step_durations logs/my-run --json
+    verl-profiler plot step_durations logs/my-run --spec
 
 With --json or --csv the numbers behind the plot are printed instead, or
 written to --out.

@@ -20,7 +20,6 @@ __all__ = [
     "MUTED",
     "PART_COLORS",
     "PHASE_COLORS",
-    "TQ_COLORS",
     "category_color",
     "color",
     "is_known",
@@ -70,9 +69,6 @@ CALL_PART_COLORS: dict[str, str] = {
     "decode": ENGINE_COLORS["decode"],
     "undivided": _REST,
 }
-
-# What a function that TransferQueue feeds does.
-TQ_COLORS: dict[str, str] = {"get": "#E69F00", "compute": "#C4C4C4", "put": "#0072B2"}
 
 # The parts of a request; where the engine's parts are known they stand for `engine`.
 PART_COLORS: dict[str, str] = {

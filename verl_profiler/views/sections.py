@@ -13,6 +13,7 @@ from typing import Any
 
 from verl_profiler.analysis.captures import gpu_idle, range_times, top_kernels
 from verl_profiler.analysis.device_use import device_times
+from verl_profiler.analysis.engine import request_token_rates, token_rates
 from verl_profiler.analysis.engine_state import engine_load
 from verl_profiler.analysis.memory import (
     memory_findings,
@@ -20,12 +21,17 @@ from verl_profiler.analysis.memory import (
     release_effects,
     sleep_times,
 )
+from verl_profiler.analysis.overview import own_spans
 from verl_profiler.analysis.registry import explanations, summarized
+from verl_profiler.analysis.rollout import rollout_tail
 from verl_profiler.analysis.routing import routes
 from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps, left_out, spread
 from verl_profiler.analysis.steps import validation_times
 from verl_profiler.analysis.time_tree import time_tree, whole_time_tree
+from verl_profiler.analysis.tools import reward_times
+from verl_profiler.analysis.tq import tq_functions
 from verl_profiler.analysis.tq_findings import tq_findings
+from verl_profiler.analysis.transfers import weight_transfers
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
@@ -61,6 +67,8 @@ _TABLES: dict[str, dict[str, str]] = {
         "critical_cycle": "The dependencies that bound the steps of an asynchronous run",
         "staleness_causes": "What samples of an asynchronous run were in while they went stale",
         "rank_balance": "Ranks: all wait for the slowest",
+        "device_use": "Idle time, utilization and power of each device, by phase",
+        "phase_efficiency": "Time per 1,000 tokens, sequence length and MFU, by phase",
         "device_times": "Calls of workers: time on the host and on the device",
         "captures": "Captures",
         "range_times": "Ranges of captures",
@@ -70,7 +78,12 @@ _TABLES: dict[str, dict[str, str]] = {
     "Rollout": {
         "request_times": "Requests of each step",
         "request_parts": "Request time by component",
+        "rollout_tail": "Tail of each rollout: its last requests, idle slots and waiting workers",
+        "reward_times": "Scoring and post-processing",
+        "own_spans": "Spans of your own code",
         "engine_times": "Engine calls",
+        "token_rates": "Tokens, and tokens per second",
+        "request_token_rates": "Tokens of finished requests",
         "rollout_balance": "Agent-loop workers: who was done last",
         "replica_balance": "Replicas",
         "routes": "Replicas that the load balancer chose",
@@ -78,7 +91,9 @@ _TABLES: dict[str, dict[str, str]] = {
     },
     "Data transfer": {
         "transfer_totals": "TransferQueue calls",
+        "tq_functions": "Functions that TransferQueue feeds: get, compute and put",
         "weight_sync": "Weight syncs",
+        "weight_transfers": "Weights sent, received and loaded by each rank",
     },
     "Memory and event loops": {
         "release_effects": "Release and resume, all steps",
@@ -100,7 +115,10 @@ _POINTING = 3
 # Stands for all steps together.
 WHOLE = -1
 # Explanations that are tables, and tables with few rows in any step.
-_EXPLAINED = ("critical_cycle", "straggler_requests", "staleness_causes")
+_EXPLAINED = (
+    *("critical_cycle", "straggler_requests", "staleness_causes"),
+    *("device_use", "phase_efficiency"),
+)
 _FEW = frozenset({"validation_times"})
 # Tables by step are kept for so many steps: the longest, and others spread evenly.
 _DETAILED_STEPS = 150
@@ -289,4 +307,6 @@ def captures(tables: Tables, steps: Steps) -> Rows:
 _MORE = (
     *(memory_timeline, sleep_times, release_effects, validation_times, time_tree),
     *(captures, range_times, top_kernels, gpu_idle, device_times, routes, engine_load),
+    *(rollout_tail, reward_times, own_spans, token_rates, request_token_rates),
+    *(tq_functions, weight_transfers),
 )

@@ -21,7 +21,6 @@ from verl_profiler.views.questions import (
     rollouts,
     steps,
     tools,
-    transfers,
 )
 from verl_profiler.views.view import View
 
@@ -31,7 +30,7 @@ _MODULES = {
     "Steps": (steps, critical_path),
     "Devices and training": (devices, asynchronous),
     "Rollout": (rollouts, requests, engines, engine_timeline, tools),
-    "Data transfer": (transfers,),
+    "Data transfer": (),
     "Memory and event loops": (memory,),
 }
 TOPICS: dict[str, tuple[View, ...]] = {
