@@ -37,7 +37,6 @@ COMMANDS = (
     "requests",
     "plot",
     "diff",
-    "runs",
     "stuck",
     "timing",
     "tq",
