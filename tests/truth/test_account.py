@@ -318,3 +318,21 @@ def test_a_slow_reward_costs_only_what_the_next_request_does_not():
 
     assert 0.5 < cost_s < 2.9
     assert row["recoverable_s"] == pytest.approx(cost_s, rel=0.05)
+
+
+def test_validation_and_checkpoints_of_an_asynchronous_run_are_told_apart():
+    """0.3 and 0.6 s in each step: overhead as an account, two findings with the advice of each."""
+    run = Simulation(Plan(steps=5, stages=lambda _: (90, 20, 60), train_ms=900))
+    events = made_of_run(run)
+    timers = {"old_log_prob": "save_checkpoint", "update_actor": "testing"}
+    for event in events:
+        event["event"] = timers.get(event["event"], event["event"])
+    rows = {row["finding"]: row for row in explanations(tables_of(events))["findings"]}
+
+    for name, timer, spent_s in (
+        ("checkpoint", "save_checkpoint", 0.3),
+        ("validation", "testing", 0.6),
+    ):
+        assert rows[name]["recoverable_s"] == pytest.approx(spent_s)
+        assert timer == rows[name]["culprit"]
+    assert "overhead" not in rows

@@ -39,11 +39,12 @@ _TRAINER = ("training", "driver", "offload")
 _TRY = {
     "driver": "The devices are idle meanwhile: vectorize what the trainer computes, or move it to the ranks.",
     "offload": RULES["offload"].advice,
-    "overhead": "Validate and save less often (trainer.test_freq, trainer.save_freq).",
     "waiting_for_samples": "A faster rollout, or more samples in flight, which makes them staler.",
     "dispatch": RULES["late_start"].advice,
     "unattributed": RULES["unexplained"].advice,
 }
+# Rules of what `overhead_by_timer` sets apart.
+_OF_TIMERS = ("validation", "checkpoint")
 _NOTHING = 1e-9
 _SYNCED = "SELECT DISTINCT run FROM event_counts WHERE event = 'weight_sync'"
 # Those whose findings are known: older runs lack what became of their samples.
@@ -146,7 +147,11 @@ class _Pool(Account):
         super().__init__(run, segments)
 
     def rule_of(self, category: str) -> tuple[str, Rule]:
-        about = f"{category.replace('_', ' ')}: {ACCOUNTS[category]}"
+        for name in _OF_TIMERS:
+            if category in RULES[name].categories:
+                return name, RULES[name]
+        about = category.replace("_", " ")
+        about += f": {ACCOUNTS[category]}" if category in ACCOUNTS else ""
         sentence = f"The trainer's devices spend {{lost_s}} per step ({{lost_share}}) on {about}."
         return category, Rule(sentence, _TRY.get(category, ""), ("bubble_ledger",), pooled=True)
 
@@ -188,7 +193,7 @@ def _of_devices(pools: _Pools, *, lends: bool) -> Iterator[Finding]:
     for name, pool, account, gain in found:
         rule, lost_s = RULES[name], pool.spent(account)
         if lost_s >= rule.least * pool.step_s and gain >= rule.least * trainer.step_s:
-            culprit = replace(in_account(pool, account), fixable=rollout is not None)
+            culprit = replace(in_account(pool, account, pool.member), fixable=rollout is not None)
             yield finding_of(
                 pool,
                 name,

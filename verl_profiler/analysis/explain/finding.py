@@ -446,7 +446,7 @@ def with_rest(account: Account, listed: Iterable[tuple[Finding, set[str]]]) -> l
             done[category] = spent
         else:
             name, rule = account.rule_of(category)
-            culprit = in_account(account, category)
+            culprit = in_account(account, category, account.member if rule.pooled else "phase")
             found.append(finding_of(account, name, rule, spent, {category: spent}, culprit))
     if done:
         text = _shares_of_work(done, account)
@@ -456,10 +456,10 @@ def with_rest(account: Account, listed: Iterable[tuple[Finding, set[str]]]) -> l
     return found
 
 
-def in_account(account: Account, category: str) -> Culprit:
-    """Return a category as a culprit."""
+def in_account(account: Account, category: str, kind: str) -> Culprit:
+    """Return a category as a culprit of this kind."""
     places = [Place(step, {category: each}) for step, each in account.by_step([category]).items()]
-    return replace(identity(account.member, places), where="")
+    return replace(identity(kind, places), where="")
 
 
 def _shares_of_work(work: Mapping[str, float], account: Account) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "USEFUL",
     "account_totals",
     "bubble_ledger",
+    "overhead_by_timer",
     "quoted",
     "standalone_replicas",
     "step_windows",
@@ -61,6 +62,9 @@ POOLS = {
     "rollout": "of the rollout",
 }
 
+_OVERHEADS = (
+    *("init", "testing", "validation", "save_checkpoint", "start_profile", "stop_profile"),
+)
 # The account of the trainer's timers; all others are training.
 _TIMERS = {
     "step": "unattributed",
@@ -79,10 +83,7 @@ _TIMERS = {
     **dict.fromkeys(
         ("update_weights", "weight_sync", "param_sync", "sync_rollout_weights"), "weight_sync"
     ),
-    **dict.fromkeys(
-        ("init", "testing", "validation", "save_checkpoint", "start_profile", "stop_profile"),
-        "overhead",
-    ),
+    **dict.fromkeys(_OVERHEADS, "overhead"),
 }
 # Parts of the timers around them.
 _INSIDE = frozenset({"replicas_join", "replicas_leave"})
@@ -295,6 +296,26 @@ def _rows(
     ]
 
 
+def overhead_by_timer(tables: Tables, ledger: Rows) -> Rows:
+    """Return rows of `bubble_ledger`; overhead is divided by the trainer's timers, each an account of its own.
+
+    Of a step without any it stays one row.
+    """
+    timers: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
+    for row in tables.rows(_OVERHEAD):
+        timers[row["run"], row["step"]][row["phase"]] = row["spent_us"]
+    found: Rows = []
+    for row in ledger:
+        own = timers.get((row["run"], row["step"]), {}) if row["account"] == "overhead" else {}
+        whole_us = sum(own.values())
+        parts = {phase: us / whole_us for phase, us in own.items()} if whole_us else {}
+        found += [
+            {**row, "account": phase} | {key: part * row[key] for key in ("device_s", "share")}
+            for phase, part in parts.items()
+        ] or [row]
+    return found
+
+
 def account_totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Sum rows of `bubble_ledger`: device-seconds by account, in the order of `ACCOUNTS`."""
     sums = dict.fromkeys(ACCOUNTS, 0.0)
@@ -312,6 +333,13 @@ SELECT p.run, p.phase, p.begin_us, p.end_us FROM phases AS p JOIN (
     ) GROUP BY run
 ) AS t USING (run, name)
 ORDER BY p.begin_us, p.end_us DESC
+"""
+# Its timers of overhead; of those inside each other the outer one.
+_OVERHEAD = f"""
+SELECT run, step, phase, sum(duration_us) AS spent_us FROM phases
+WHERE phase IN ({", ".join(f"'{name}'" for name in _OVERHEADS)})
+    AND parent IS DISTINCT FROM 'testing' AND (run, name) IN (SELECT (run, name) FROM phases WHERE phase = 'step')
+GROUP BY ALL
 """
 # Timers with no active rank while ranks are active in others, unless only ranks can do what they are for; and what
 # the last rank of a timer loads.
