@@ -109,15 +109,14 @@ def test_what_does_not_fit_is_left_out_and_counted():
         ("bound_s", "low_s", "replayed", "mostly_step", "culprit", "culprit_kind", "proof")
     ) | {
         **one, "message": "What happened. " * 30, "cause": "", "advice": "Do. " * 100, "steps": 9,
-        "recoverable_s": 1.0, "share": 0.1, "dominates": False, "unseen": False, "where": "",
+        "recoverable_s": 1.0, "share": 0.1, "step_s": 200.0, "dominates": False, "unseen": False, "where": "",
         "culprit_text": "a culprit " * 30, "overrides": [], "files": {}, "shows": [],
         "evidence": [],
     }  # fmt: skip
     found = {
         **dict.fromkeys(TABLES, ()),
         "step_times": [
-            {**one, "step": n, "finished": True, "duration_s": 200.0, "to_next_s": None}
-            for n in range(1, 10)
+            {**one, "step": n, "finished": True, "duration_s": 200.0} for n in range(1, 10)
         ],
         "phase_totals": phases,
         "tool_latencies": [{**calls, "tool": f"tool_{n}" * 9} for n in range(200)],

@@ -94,6 +94,8 @@ def test_every_command_has_the_same_headline(name, capsys, tmp_path):
     assert figures["steps"] == len(lengths)
     assert [figures] == why["headline"]
     assert f"mean {seconds(figures['step_mean_s'])}" in page["sentences"][0]
+    # What the shares of findings are of: validation after the last step included.
+    assert f"; {seconds(why['findings'][0]['step_s'])} from step to step" in page["sentences"][0]
     assert step["a"] == pytest.approx(figures["step_mean_s"])
     assert scalars["profile/step_mean_s"] == figures["step_mean_s"]
     assert scalars["profile/steps"] == figures["steps"]

@@ -166,7 +166,7 @@ def write_summary(
         rows = shown({name: rows[name] for name in TABLES})
         tables, found, about, problems = shown((tables, found, about, opened.problems))
         if verbose:
-            about["head"] = head_text(rows, about["runs"], warm_up)
+            about["head"] = head_text(rows, about["runs"], warm_up, found)
             about["findings"] = finding_list(found, warm_up)
             about["totals"] = totals_text(rows, about["runs"], warm_up)
             stream.write(summary(tables, about, problems))

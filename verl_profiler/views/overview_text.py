@@ -89,7 +89,7 @@ def overview_text(
     facts: list[_Item] = []
     for run in runs[:_RUNS]:
         own = _of_run(found, run)
-        heads += map(bold, wrapped(_headline(run, own, left_out), _INDENT))
+        heads += map(bold, wrapped(_headline(run, own, left_out, findings), _INDENT))
         if len(runs) == 1:
             heads += _phases(own["phase_totals"], _PHASES)
             facts = _facts(own, left_out)
@@ -135,9 +135,13 @@ def _changes_title(found: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
     )
 
 
-def head_text(found: Mapping[str, Rows], runs: Sequence[str], left_out: LeftOut) -> str:
+def head_text(
+    found: Mapping[str, Rows], runs: Sequence[str], left_out: LeftOut, findings: Rows
+) -> str:
     """Return a line for each run: its steps and how long they took."""
-    return "\n".join(visible(_headline(run, _of_run(found, run), left_out)) for run in runs)
+    return "\n".join(
+        visible(_headline(run, _of_run(found, run), left_out, findings)) for run in runs
+    )
 
 
 def totals_text(found: Mapping[str, Rows], runs: Sequence[str], left_out: LeftOut) -> str:
@@ -229,7 +233,7 @@ def _without_requests(found: Mapping[str, Rows]) -> dict[str, list[str]]:
     return texts
 
 
-def _headline(run: str, found: Mapping[str, Rows], left_out: LeftOut) -> str:
+def _headline(run: str, found: Mapping[str, Rows], left_out: LeftOut, findings: Rows) -> str:
     finished = [row for row in found["step_times"] if row["finished"]]
     lengths = [row["duration_s"] for row in finished]
     if not lengths:
@@ -246,10 +250,10 @@ def _headline(run: str, found: Mapping[str, Rows], left_out: LeftOut) -> str:
             f"; mean {seconds(sum(lengths) / len(lengths))}, {seconds(min(lengths))} to "
             f"{seconds(longest['duration_s'])} (step {longest['step']})"
         )
-        apart = [row["to_next_s"] for row in kept if row["to_next_s"] is not None]
-        inside = [row["duration_s"] for row in kept if row["to_next_s"] is not None]
-        if sum(apart) > (1 + _BETWEEN) * sum(inside):
-            text += f"; {seconds(sum(apart) / len(apart))} from step to step"
+        # That of which findings are shares, so with what follows the last step.
+        apart_s = next((row["step_s"] for row in findings if row["run"] == run), 0.0)
+        if apart_s > (1 + _BETWEEN) * sum(lengths) / len(lengths):
+            text += f"; {seconds(apart_s)} from step to step"
         warm_up = [row for row in finished if row["step"] in left_out.get(run, ())]
         text += "".join(
             f"; means without step {row['step']} ({seconds(row['duration_s'])})" for row in warm_up

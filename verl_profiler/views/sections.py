@@ -197,7 +197,9 @@ def document(
     # A tree of which rows are missing does not add up.
     tree = _placed(found["time_tree"], places, detailed, len(found["time_tree"]))
     tree += [{"s": WHOLE, **row} for row in whole_time_tree(found["time_tree"])]
-    headlines = head_text({"step_times": listed}, run.labels, left_out(tables, steps))
+    headlines = head_text(
+        {"step_times": listed}, run.labels, left_out(tables, steps), whys["findings"]
+    )
     return {
         "about": about,
         "columns": {
