@@ -116,8 +116,10 @@ def test_the_parts_of_a_mean_step_add_up_to_the_time_from_step_to_step():
     gaps_s = (second - second_s - first) + (last - second)
     assert step["whole_s"] == pytest.approx((first_s + second_s + gaps_s) / 2, abs=0.01)
     assert step["whole_s"] == pytest.approx(sum(length for _, length, *_ in step["parts"]))
-    (cycle,) = of(DATA / "separate_async_run.tar.gz")["mean_step"]
-    assert {"training", "weight_sync"} <= {name for name, *_ in cycle["parts"]}
+    asynchronous = of(DATA / "separate_async_run.tar.gz")
+    (bar,) = asynchronous["mean_step"]
+    assert {"training", "weight_sync"} <= {name for name, *_ in bar["parts"]}
+    assert bar["whole_s"] == pytest.approx(asynchronous["findings"][0]["step_s"])
 
 
 def test_a_large_run_is_sampled_and_says_so():

@@ -209,7 +209,7 @@ def document(
         "computing": list(COMPUTING_ROLES),
         "detailed": sorted(detailed),
         "findings": whys["findings"],
-        "mean_step": mean_step(whys),
+        "mean_step": mean_step(whys, left_out(tables, steps)),
         "notes": notes,
         "problems": [short_text(problem, 2_000) for problem in run.problems],
         "sections": _sections(views, notes, whys["findings"]),
