@@ -159,8 +159,8 @@ class Run:
     def _asynchronous_notes(self) -> list[str]:
         return [
             f"{row['run']} trains asynchronously: {row['later']:,} of {row['requests']:,} requests were "
-            "consumed by a later step than the one that dispatched them. Critical path, what-if, rollout "
-            "tail and stragglers of requests do not apply; device time and its findings do."
+            "consumed by a later step than the one that dispatched them. Critical path and stragglers of "
+            "requests do not apply; device time, its findings and what-if do."
             for row in self.tables.rows("SELECT * FROM asynchronous ORDER BY run")
         ]
 
