@@ -52,8 +52,10 @@ def test_every_part_of_a_step_is_there(capsys):
     titles = {line.partition(", ")[0] for line in text.splitlines()}
     assert set() == {*parts.split("|")} - titles
     assert re.search(r"\n  worker_0 +1 +1\.50 s +1\.50 s\n", text)
-    assert re.search(r"\n  gen +4\.00 s, 63 %\n", text)
+    assert re.search(r"\n  gen +4\.00 s +63 %\n", text)
     assert "step 1" not in text
+    run_verbose(SMALL)
+    assert "weight sync" not in capsys.readouterr().out
 
 
 CALL = event(0, "engine_call", turn=0, engine_request_id="e")
@@ -90,7 +92,8 @@ SERVED = event(0, "engine_request", engine_request_id="e")
 )
 def test_what_was_not_recorded_is_said_and_never_zero(files, expected, tmp_path, capsys):
     """Each part by itself."""
-    run_verbose(write_lines(tmp_path, **files))
+    folder = write_lines(tmp_path, **files)
+    run_verbose(folder, *(() if "trainer_0" in files else ("--step", "1")))
 
     text = capsys.readouterr().out
     assert [] == [sentence for sentence in expected if sentence not in text]

@@ -9,8 +9,8 @@
 
 Of a console log or a file of metrics (verl's file logger, W&B, MLflow), the
 timers are summarized. -v shows everything: all phases, findings with their
-causes, warnings, and tables of the longest steps. --step N adds the tables
-of that step. --follow refreshes the summary of a running training until it
+causes, warnings, and a line for each step. --step N adds the tables of
+that step. --follow refreshes the summary of a running training until it
 ends, and waits for a run that does not exist yet. NO_COLOR disables colors.
 """
 
@@ -128,7 +128,7 @@ def write_summary(
     from verl_profiler.views.about_run import recorded_events
     from verl_profiler.views.findings import finding_list
     from verl_profiler.views.overview_text import TABLES, head_text, overview_text, totals_text
-    from verl_profiler.views.summary_text import step_blocks, summary
+    from verl_profiler.views.summary_text import step_tables, summary
 
     check_steps(opened, steps)
     tables = summarized(opened.tables, steps)
@@ -173,8 +173,8 @@ def write_summary(
         else:
             text = overview_text(rows, about, found, problems, warm_up, color=color)
             (control if color else stream.write)(text)
-            if steps is not None and steps[0] == steps[1]:
-                stream.write(f"\n{step_blocks(tables, about)}")
+        if steps is not None and steps[0] == steps[1]:
+            stream.write(f"\n{step_tables(tables, about)}")
     return 0 if tables["step_times"] else 1
 
 

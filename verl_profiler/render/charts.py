@@ -30,7 +30,6 @@ from verl_profiler.events.whole_files import replace_file
 from verl_profiler.reading.cache_home import home
 from verl_profiler.render.colors import GRID, INK, MUTED
 from verl_profiler.render.visible import shown, visible
-from verl_profiler.units import BYTE_UNITS
 
 __all__ = [
     "FORMATS",
@@ -52,7 +51,6 @@ __all__ = [
     "quantity",
     "ramp",
     "render",
-    "size_unit",
     "spec_text",
     "step_bars",
     "step_lines",
@@ -608,12 +606,6 @@ def fewer(rows: Rows, key: str, every: int) -> Rows:
             group[end] for end in sorted({values.index(min(values)), values.index(max(values))})
         ]
     return kept
-
-
-def size_unit(most_bytes: float | None) -> tuple[float, str]:
-    """Return what to multiply bytes with, and the unit, for an axis up to `most_bytes`."""
-    power = min(int(math.log(max(most_bytes or 1, 1), 1024)), len(BYTE_UNITS) - 1)
-    return 1024.0**-power, BYTE_UNITS[power]
 
 
 def whole(spec: Spec) -> Spec:

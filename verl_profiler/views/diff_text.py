@@ -8,6 +8,7 @@ from typing import Any
 
 from verl_profiler.analysis.compare.asynchronous_metrics import DEVICE, STALENESS
 from verl_profiler.analysis.compare.comparison import ALPHA, HEADLINES, Change
+from verl_profiler.analysis.selection import grouped
 from verl_profiler.render.text import align, short
 from verl_profiler.units import counted, seconds, share
 
@@ -86,15 +87,15 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
     blocks = [*parts["conclusion"], "\n".join(parts["sides"]), parts["differences"]]
     hidden: list[str] = []
     for title, rows in parts["tables"]:
-        most, kind = (len(rows), "") if everything else _BOUNDED.get(title, (len(rows), ""))
-        if most:
-            blocks.append(f"{title}\n{align([_HEADINGS, *rows[:most]])}")
-        if most < len(rows):
-            hidden.append(f"{counted(len(rows) - most, 'metric')} {kind}")
+        most, kind = _BOUNDED.get(title, (len(rows), ""))
+        shown = rows if everything else rows[:most]
+        if shown:
+            blocks.append(f"{title}\n{align([_HEADINGS, *shown])}")
+        if len(shown) < len(rows):
+            hidden.append(f"{counted(len(rows) - len(shown), 'metric')} {kind}")
     note, *names = parts["notes"]
     more = [f"{' and '.join(hidden)}; --all shows them."] if hidden else []
-    blocks += [note, *more, *names]
-    blocks += [_verdict(each) for each in document["conditions"]]
+    blocks += [note, *more, *names, *map(_verdict, document["conditions"])]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -132,32 +133,32 @@ def verification_text(result: Mapping[str, Any]) -> str:
 
     who = f" ({result['culprit_text']})" if result["culprit_text"] else ""
     left = result["remaining_s"]
-    lines = {
-        "predicted": (
-            f"{seconds(result['predicted_s'])} per step{span(result['low_s'], result['high_s'])}"
-        ),
-        "measured": (
-            f"{seconds(result['measured_s'])} per step"
-            f"{span(result['measured_low_s'], result['measured_high_s'])}: "
-            f"{seconds(result['before_s'])} in {result['steps_before']} steps before, "
-            f"{seconds(result['after_s'])} in {result['steps_after']} after"
-        ),
-        "missed by": seconds(result["miss_s"]),
-        "remaining": "none; the finding no longer triggers"
+    lines = [
+        f"{result['finding']}{who}: {result['verdict']}; {result['reason']}",
+        f"  predicted  {seconds(result['predicted_s'])} per step"
+        + span(result["low_s"], result["high_s"]),
+        f"  measured   {seconds(result['measured_s'])} per step"
+        + span(result["measured_low_s"], result["measured_high_s"])
+        + f": {seconds(result['before_s'])} in {result['steps_before']} steps before, "
+        f"{seconds(result['after_s'])} in {result['steps_after']} after",
+        f"  missed by  {seconds(result['miss_s'])}",
+        "  remaining  none; the finding no longer triggers"
         if left is None
-        else f"up to {seconds(left)} per step",
-    }
-    warned = [
+        else f"  remaining  up to {seconds(left)} per step",
+    ]
+    lines += [
         f"  WARNING {name} per step changed by {share(change)}; steps are not comparable"
         for name, change in result["work_changes"].items()
     ]
-    title = f"{result['finding']}{who}: {result['verdict']}; {result['reason']}"
-    return "\n".join([title, align([*lines.items()], left=(0, 1)), *warned]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
+_HEADLINE, _WORK = "Headline metrics", "Work per step"
+_DEVICES = "Device-seconds and staleness per step"
 _SIGNIFICANT = "Significant changes"
 _NOT_SIGNIFICANT = "No significant change"
 _NOT_TESTABLE = "Not testable (a maximum, or too few steps: a doubling could be missed)"
+_TITLES = (_HEADLINE, _WORK, _DEVICES, _SIGNIFICANT, _NOT_SIGNIFICANT, _NOT_TESTABLE)
 # Tables of which only so many rows are shown without --all, and what their rows are.
 _BOUNDED = {
     _SIGNIFICANT: (10, "more with a significant change"),
@@ -167,88 +168,79 @@ _BOUNDED = {
 
 
 def _groups(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Return the tables: headline metrics, work, significant changes, others, not testable."""
-    rows = document["metrics"]
-    apart = {*HEADLINES, *_WORKLOAD}
-    devices = [
-        row
-        for row in rows
-        if row["metric"].startswith(DEVICE) or row["metric"].removesuffix(".mean") in STALENESS
-    ]
-    apart.update(row["metric"] for row in devices)
-    others = [row for row in rows if row["metric"] not in apart]
-    found = [
-        ("Headline metrics", [row for row in rows if row["headline"]]),
-        ("Work per step", [row for row in rows if row["metric"] in _WORKLOAD]),
-        ("Device-seconds and staleness per step", devices),
-        (_SIGNIFICANT, [row for row in others if row["significant"]]),
-        (
-            _NOT_SIGNIFICANT,
-            [row for row in others if row["testable"] and not row["significant"]],
-        ),
-        (_NOT_TESTABLE, [row for row in others if not row["testable"]]),
-    ]
-    return [(title, group) for title, group in found if group]
+    """Return the tables that have rows, each metric in one of them."""
+    groups: dict[str, list[Mapping[str, Any]]] = {title: [] for title in _TITLES}
+    for row in document["metrics"]:
+        groups[_group(row)].append(row)
+    return [(title, rows) for title, rows in groups.items() if rows]
+
+
+def _group(row: Mapping[str, Any]) -> str:
+    name = row["metric"]
+    if row["headline"]:
+        return _HEADLINE
+    if name in _WORKLOAD:
+        return _WORK
+    if name.startswith(DEVICE) or name.removesuffix(".mean") in STALENESS:
+        return _DEVICES
+    if row["significant"]:
+        return _SIGNIFICANT
+    return _NOT_SIGNIFICANT if row["testable"] else _NOT_TESTABLE
 
 
 def _sides(document: Mapping[str, Any]) -> list[str]:
     """Return the compared steps of both sides."""
     return [
-        f"{letter}: {run['name']}, {_steps(run)}{_warm_up(run['warm_up'])}"
+        f"{letter}: {run['name']}, {_steps(run)}"
         for letter, run in zip("AB", document["runs"], strict=True)
     ]
 
 
 def _differences(document: Mapping[str, Any]) -> str:
     """Return differences in settings, and names that only one run has."""
-    lines: list[str] = []
     changed = document["configuration"]
-    if changed:
-        lines.append("Configuration (run.json)")
-        lines += [f"  {_setting(each)}" for each in changed[:_LISTED]]
-        if len(changed) > _LISTED:
-            lines.append(f"  and {len(changed) - _LISTED} more; --json lists them")
-    for letter in "AB":
-        names = [
-            f"{each['name']} ({_amount(each['count'], '')} per step)"
-            for each in document["only_in_one"]
-            if each["run"] == letter
-        ]
-        if names:
-            more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-            lines.append(f"Only in {letter}: {', '.join(names[:_LISTED])}{more}")
+    lines = ["Configuration (run.json)"] if changed else []
+    for each in changed[:_LISTED]:
+        a, b = (
+            "(absent)" if each[side] is None else short(each[side], _WIDEST) for side in ("a", "b")
+        )
+        lines.append(f"  {each['name']} {a} to {b}")
+    if len(changed) > _LISTED:
+        lines.append(f"  and {len(changed) - _LISTED} more; --json lists them")
+    for letter, own in grouped(document["only_in_one"], "run").items():
+        names = [f"{each['name']} ({_amount(each['count'], '')} per step)" for each in own]
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        lines.append(f"Only in {letter}: {', '.join(names[:_LISTED])}{more}")
     return "\n".join(lines)
 
 
 def _paragraphs(document: Mapping[str, Any]) -> list[str]:
     """Return the conclusion: work and configuration first, then the step."""
-    texts = (_modes(document), _premises(document), _step(document), _power(document))
+    step = next(row for row in document["metrics"] if row["metric"] == HEADLINES[0])
+    texts = (_modes(document), _premises(document), _step(step, document), _power(step, document))
     return [text for text in texts if text]
 
 
 def _modes(document: Mapping[str, Any]) -> str:
     """Return how asynchronous runs are compared; empty without any."""
-    modes = ["asynchronous" if run["asynchronous"] else "synchronous" for run in document["runs"]]
+    runs = document["runs"]
+    modes = ["asynchronous" if run["asynchronous"] else "synchronous" for run in runs]
     if "asynchronous" not in modes:
         return ""
-    text = (
+    bounds = [
+        f"  {name}: {run['bound']}." for name, run in zip("AB", runs, strict=True) if run["bound"]
+    ]
+    return (
         f"A is {modes[0]}; B is {modes[1]}: compare rates and device time.  Requests and tokens are those that a "
         "step consumed; gen, rollout and tails are left out, because an asynchronous step only waits for its "
-        "samples."
+        f"samples.{''.join(bounds)}"
     )
-    bounds = [
-        f"{letter}: {run['bound']}."
-        for letter, run in zip("AB", document["runs"], strict=True)
-        if run["bound"]
-    ]
-    return "  ".join([text, *bounds])
 
 
 def _premises(document: Mapping[str, Any]) -> str:
     """Return sentences about differences in work and configuration."""
-    by_name = {row["metric"]: row for row in document["metrics"]}
-    work = [by_name[name] for name in document["workload"]]
     sentences: list[str] = []
+    work = [row for row in document["metrics"] if row["metric"] in document["workload"]]
     if work:
         named = ", ".join(
             f"{row['metric'].removesuffix('.mean')} {_amount(row['a'], '')} to "
@@ -264,10 +256,9 @@ def _premises(document: Mapping[str, Any]) -> str:
     return "  ".join(sentences)
 
 
-def _step(document: Mapping[str, Any]) -> str:
+def _step(step: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     """Return the step's change, and the largest other change."""
     rows = document["metrics"]
-    step = next(row for row in rows if row["metric"] == HEADLINES[0])
     length = f"A step takes {seconds(step['a'])} in A and {seconds(step['b'])} in B"
     if step["p"] is None:
         return (
@@ -329,9 +320,8 @@ def _at_equal_tokens(step: Mapping[str, Any], found: Mapping[str, Any] | None) -
     )
 
 
-def _power(document: Mapping[str, Any]) -> str:
+def _power(step: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     """Return the smallest detectable change."""
-    step = next(row for row in document["metrics"] if row["metric"] == HEADLINES[0])
     if step["detectable"] is None:
         return ""
     counts = [len(run["steps"]) for run in document["runs"]]
@@ -391,13 +381,6 @@ def _work_differs(each: Change) -> bool:
     return each.significant or (bool(each.difference) and large)
 
 
-def _setting(each: Mapping[str, Any]) -> str:
-    values = [
-        "(absent)" if value is None else short(value, _WIDEST) for value in (each["a"], each["b"])
-    ]
-    return f"{each['name']} {values[0]} to {values[1]}"
-
-
 def _order(each: Change) -> tuple[Any, ...]:
     name = each.metric.name
     first = (*HEADLINES, "step.p50")
@@ -408,20 +391,15 @@ def _order(each: Change) -> tuple[Any, ...]:
 
 
 def _steps(run: Mapping[str, Any]) -> str:
-    steps = run["steps"]
+    steps, left_out = run["steps"], run["warm_up"]
+    text = f"{counted(len(steps), 'step')}, {steps[0]} to {steps[-1]}"
     if run["launches"] > 1:
-        return f"{run['launches']} launches with {len(steps)} steps"
-    if len(steps) == 1:
-        return f"step {steps[0]}"
-    gaps = "" if len(steps) == steps[-1] - steps[0] + 1 else ", not all"
-    return f"steps {steps[0]} to {steps[-1]} ({len(steps)}{gaps})"
+        text = f"{run['launches']} launches with {len(steps)} steps"
+    return text + (f"; step {_names(left_out)} left out as warm-up" if left_out else "")
 
 
-def _warm_up(steps: Sequence[int]) -> str:
-    if not steps:
-        return ""
-    of = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-    return f"; {of} left out as warm-up"
+def _names(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps))
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

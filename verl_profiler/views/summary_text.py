@@ -1,4 +1,4 @@
-"""The summary of a run as text for a terminal: the conclusion first, then the steps in tables."""
+"""The summary of a run as text for a terminal: the conclusion first, then a line per step; and one step in tables."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import Any
 from verl_profiler.analysis.selection import grouped
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.render.visible import visible
-from verl_profiler.units import seconds, share
+from verl_profiler.units import seconds
 from verl_profiler.views.columns import heading
 from verl_profiler.views.step_rows import step_rows
 from verl_profiler.views.text_tables import Rows, cell, table_text, warnings
 
-__all__ = ["PART_NAMES", "lag_weight", "of_which", "step_blocks", "step_tables", "summary"]
+__all__ = ["PART_NAMES", "lag_weight", "of_which", "step_tables", "summary"]
 
 
-# Only so many steps, the longest, are shown in detail.
-_DETAILED = 5
-# Of more, the longest have a line.
+# Of more steps, the longest have a line.
 _LINES = 60
 _QUANTILES = ("p50_s", "p95_s", "max_s")
 
@@ -37,21 +35,8 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
     steps = [row for row in steps if row["step"] or row["requests"] or row["finished"]] or steps
     blocks = [about["head"], about["findings"], about["totals"]]
     blocks.append(_step_lines(steps, several=several))
-    chosen = sorted(steps, key=_length)[-_DETAILED:]
-    if len(steps) > _DETAILED:
-        blocks.append(
-            f"The {_DETAILED} longest of {len(steps)} steps follow; --step N shows any other."
-        )
-    blocks += step_tables(chosen, tables, about, several=several)
     blocks += [visible(f"Note: {note}") for note in about["notes"]]
     blocks.append(warnings(problems))
-    return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def step_blocks(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
-    """Write everything about the steps; for the arguments see `summary`."""
-    several = len(about["runs"]) > 1
-    blocks = step_tables(tables["step_times"], tables, about, several=several)
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -77,9 +62,11 @@ def _step_lines(steps: Rows, *, several: bool) -> str:
     return table_text(title, steps, columns, "step_times", _LINES) + note
 
 
-# Rows of each step in a table.
-_MOST = 5
+# Rows of a table.
+_MOST = 10
 _TABLES = {
+    "step_phases": ("phases", ("phase", "duration_s", "share")),
+    "request_parts": ("components", ("part", "total_s", "share")),
     "request_times": (
         "requests",
         ("requests", "unfinished", "failed", "p50_s", "p95_s", "p99_s", "max_s", "mean_turns",
@@ -123,39 +110,22 @@ _EVENTS = {
 }
 
 
-def step_tables(
-    steps: Rows, tables: Mapping[str, Rows], about: Mapping[str, Any], *, several: bool
-) -> list[str]:
-    """Return what is known about some steps; the last block names what was not recorded.
+def step_tables(tables: Mapping[str, Rows], about: Mapping[str, Any]) -> str:
+    """Write what is known about a step; the last block names what was not recorded.
 
     Args:
-        steps: Rows of `step_times`.
-        tables: The rows of the analyses, by name.
-        about: `recorded`, the names of events that occur.
-        several: Name the run of each row.
+        tables: The rows of the analyses of that step, by name.
+        about: `runs`, and `recorded`, the names of events that occur.
     """
-    keys = {(row["run"], row["step"]) for row in steps}
-
-    def of_steps(name: str) -> list[Mapping[str, Any]]:
-        return [
-            row
-            for row in tables[name]
-            if (row["run"], row["step"]) in keys and not row.get("validate")
-        ]
-
-    phases = of_steps("step_phases")
-    blocks = [
-        _beside("phases", phases, "phase", "duration_s", several=several),
-        _beside("components", of_steps("request_parts"), "part", "total_s", several=several),
-    ]
-    absent = [] if phases else ["phases (no trainer events)"]
-    which = [*(["run"] if several else []), *(["step"] if len(keys) > 1 else [])]
+    blocks: list[str] = []
+    absent = [] if tables["step_phases"] else ["phases (no trainer events)"]
+    which = ["run"] if len(about["runs"]) > 1 else []
     for name, (title, columns) in _TABLES.items():
-        rows = of_steps(name)
+        rows = [row for row in tables[name] if not row.get("validate")]
         if name == "loop_lags":
             waiting = [row for row in rows if row["role"] not in COMPUTING_ROLES]
             rows = sorted(waiting, key=lag_weight, reverse=True)
-        kept = [row for own in grouped(rows, "run", "step").values() for row in own[:_MOST]]
+        kept = [row for own in grouped(rows, "run").values() for row in own[:_MOST]]
         some = f", {len(kept)} of {len(rows)} rows" if len(kept) < len(rows) else ""
         blocks.append(table_text(title + some, kept, (*which, *columns), name, len(kept)))
         if name in _EVENTS and not rows and not _EVENTS[name] & about["recorded"]:
@@ -163,20 +133,8 @@ def step_tables(
         elif name in _EVENTS:
             unknown = [each for each in columns if all(cell(row, each) == "-" for row in rows)]
             absent += [f"{title}: {heading(each, name)}" for each in unknown if rows]
-    return [*blocks, f"not recorded: {', '.join(absent)}" if absent else ""]
-
-
-def _beside(title: str, rows: Rows, name: str, value: str, *, several: bool) -> str:
-    """Return a table with a line per name, and a column per step with its time and share."""
-    lines: dict[str, dict[str, str]] = {}
-    steps: dict[str, None] = {}
-    for row in rows:
-        step = f"step {row['step']}" + (f" of {row['run']}" if several else "")
-        steps[step] = None
-        line = lines.setdefault(row[name], {name: row[name]})
-        line[step] = f"{seconds(row[value])}, {share(row['share'])}"
-    shown = [{**steps, **line} for line in lines.values()]
-    return table_text(title, shown, [name, *steps], most=len(shown))
+    blocks.append(f"not recorded: {', '.join(absent)}" if absent else "")
+    return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 PART_NAMES = {

@@ -8,7 +8,7 @@ from verl_profiler.analysis.explain.critical_path import critical_path
 from verl_profiler.analysis.explain.rules import UNEXPLAINED
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
-from verl_profiler.analysis.selection import Rows, named, steady, summed, warm_ups
+from verl_profiler.analysis.selection import Rows, grouped, named, steady, summed, warm_ups
 from verl_profiler.render.charts import Series, Spec, chart, layer, name_bars, panel, step_bars
 from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
 from verl_profiler.render.text import without
@@ -68,8 +68,8 @@ def _path(data: DataTables, choice: Choice) -> Spec:
 _HOW_DRAWN = (
     "Bars: mean saving per step. Lines: 90 % interval, from three steps on; the first step "
     "is left out as warm-up if two others remain; for loads not observed, the interval "
-    "reaches from saturated replicas to calls that do not slow each other down. Diamonds: "
-    "saving in these steps, where the trainer polls. Gains are not additive."
+    "reaches from saturated replicas to calls that do not slow each other down. "
+    "Gains are not additive."
 )
 
 
@@ -112,11 +112,7 @@ def _what_if(data: DataTables, choice: Choice) -> Spec:
 
 
 def _savings(rows: Rows) -> Spec:
-    """Draw a bar per change, its interval, and a diamond for the saving in the replayed steps.
-
-    Args:
-        rows: Of `what_if`; the first on top.
-    """
+    """Draw a bar per change, the first on top, and its interval."""
     bars = name_bars(
         [row["about"] for row in rows],
         [("", column(rows, "expected_s"), ACCENT)],
@@ -124,21 +120,16 @@ def _savings(rows: Rows) -> Spec:
         form="s",
     )
     x, y = (bars["layer"][0]["encoding"][axis] for axis in "xy")
-    scaled = [
-        {"at": at, **{name: row[name] for name in ("low_s", "high_s", "saved_s")}}
+    ranges = [
+        {"at": at, "low_s": row["low_s"], "high_s": row["high_s"]}
         for at, row in zip(y["scale"]["domain"], rows, strict=True)
+        if row["low_s"] is not None
     ]
-    drawn = [*bars["layer"], layer([{"low": 0}], {"type": "rule", "color": MUTED}, x=x)]
-    ranges = [row for row in scaled if row["low_s"] is not None]
-    if ranges:
-        mark = {"type": "rule", "strokeWidth": 1.6}
-        low, high = {**x, "field": "low_s"}, {"field": "high_s"}
-        drawn.append(layer(ranges, mark, tip=("low_s", "high_s"), x=low, x2=high, y=y, color=INK))
-    diamonds = scaled if any(row["saved_s"] != row["expected_s"] for row in rows) else []
-    if diamonds:
-        mark = {"type": "point", "shape": "diamond", "size": 45, "fill": "white", "stroke": MUTED}
-        drawn.append(layer(diamonds, mark, tip=("saved_s",), x={**x, "field": "saved_s"}, y=y))
-    return {**bars, "layer": drawn}
+    mark = {"type": "rule", "strokeWidth": 1.6}
+    low, high = {**x, "field": "low_s"}, {"field": "high_s"}
+    lines = layer(ranges, mark, tip=("low_s", "high_s"), x=low, x2=high, y=y, color=INK)
+    zero = layer([{"low": 0}], {"type": "rule", "color": MUTED}, x=x)
+    return {**bars, "layer": [*bars["layer"], zero, lines]}
 
 
 # By the reason of a straggler: what the waiting is due to.
@@ -166,15 +157,14 @@ _DUE_TO = {
 )
 def _stragglers(data: DataTables, choice: Choice) -> Spec:
     rows = data["stragglers"]
-    kinds = dict.fromkeys(row["kind"] for row in rows)
-    worst = [
-        max((r for r in rows if r["kind"] == kind), key=lambda r: r["caused_wait_s"])
-        for kind in kinds
-    ]
     reasons = [row for row in rows if row["kind"] == "request"]
-    others = sorted(
-        (row for row in worst if row["kind"] != "request"), key=lambda row: -row["per_step_s"]
-    )
+    # The worst of each other kind.
+    others = [
+        max(own, key=lambda row: row["caused_wait_s"])
+        for kind, own in grouped(rows, "kind").items()
+        if kind != "request"
+    ]
+    others.sort(key=lambda row: -row["per_step_s"])
     if reasons:
         title = (
             f"{share(reasons[0]['share'])} of straggler waiting is due to "

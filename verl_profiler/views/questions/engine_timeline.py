@@ -60,8 +60,7 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
     kept = sorted((row for row in lanes if row["name"] in shown), key=lambda row: row["begin_s"])
     notes = [
         "A line per call, in the lowest free lane.",
-        "Below: requests in the batch and in the queue (sampled), dashed: maximum; shaded: KV cache; "
-        "triangles: retracted calls."
+        "Below: requests in the batch and in the queue (sampled), dashed: maximum; shaded: KV cache."
         if readings
         else "No readings of batch and queue: set profiler.events.engine_state=true.",
     ]
@@ -93,7 +92,7 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
         height = min(max(_LEAST, 7 * many[name]), max(_LEAST, _HEIGHT // len(shown)), _MOST)
         panels.append(panel(_lanes(own, parts, x, legend=last), title=name, height=height))
         if within:
-            panels.append(panel(_load(within, own, x, legend=last), height=76))
+            panels.append(panel(_load(within, x, legend=last), height=76))
     return chart(
         title,
         f"{choice.text()}{which}: {counted(len(lanes), 'call')} of {counted(len(many), 'engine')}{cut}",
@@ -134,20 +133,15 @@ def _lanes(rows: Rows, parts: list[str], x: Spec, *, legend: bool) -> Spec:
 _CODES = {"running": PART_COLORS["decode"], "waiting": ENGINE_COLORS["queue"]}
 
 
-def _load(readings: Rows, lanes: Rows, x: Spec, *, legend: bool) -> Spec:
+def _load(readings: Rows, x: Spec, *, legend: bool) -> Spec:
     """Draw batch and queue of an engine in front of its KV cache, which has an axis at the right.
 
     Args:
         readings: In the order of time; of several data-parallel ranks, a line each.
-        lanes: Calls of the engine, of which the retracted ones are marked.
         x: The channel of time.
         legend: The lines are named below.
     """
     rows = fewer(readings, "running_requests", -(-len(readings) // _READINGS))
-    retracted = [{"at_s": row["begin_s"]} for row in lanes if row["retractions"]]
-    mark = {"type": "point", "shape": "triangle-up", "filled": True, "size": 40}
-    code = CALL_PART_COLORS["recomputed"]
-    more = [layer(retracted, mark, x=x, y={"value": 72}, color=code)] if retracted else []
     shares = quantity("kv_share", "KV cache", form="%", ends=(0, 1), orient="right", tickCount=2)
     shares["axis"]["grid"] = False
     rank = {"field": "dp_rank", "type": "nominal"}
@@ -183,6 +177,6 @@ def _load(readings: Rows, lanes: Rows, x: Spec, *, legend: bool) -> Spec:
         else []
     )
     return {
-        "layer": [kv, {"layer": [lines, *limits, *more]}],
+        "layer": [kv, {"layer": [lines, *limits]}],
         "resolve": {"scale": {"y": "independent"}},
     }

@@ -17,20 +17,19 @@ from verl_profiler.render.charts import (
     name_bars,
     panel,
     quantity,
-    size_unit,
 )
 from verl_profiler.render.colors import ACCENT, ENGINE_COLORS, INK, MUTED, PHASE_COLORS, color
 from verl_profiler.units import counted, seconds, size
 from verl_profiler.views.summary_text import lag_weight
 from verl_profiler.views.view import Choice, DataTables, column, known, view
 
-# Processes drawn, the fullest first; points of their lines, and triangles, in all.
+# Processes drawn, the fullest first, and points of their lines in all.
 _LINES = 6
 _POINTS = 1_200
-_MARKS = 300
 # Phases of the trainer that are shaded behind the lines.
 _BANDS = 400
 _PALE = 0.3
+_GIB = 1 << 30
 _COLORS = (
     PHASE_COLORS["gen"],
     PHASE_COLORS["update_actor"],
@@ -39,6 +38,7 @@ _COLORS = (
     ENGINE_COLORS["queue"],
     MUTED,
 )
+_HELD = {"used_bytes": "used on the device", "rss_bytes": "resident in host memory"}
 
 
 @view(
@@ -51,124 +51,86 @@ _COLORS = (
 )
 def _memory(data: DataTables, choice: Choice) -> Spec:
     rows = data["memory_over_time"]
-    device = bool(known(rows, "used_bytes"))
-    keys = [key for key in ("used_bytes", "rss_bytes") if known(rows, key)]
     first, last = min(row["begin_s"] for row in rows), max(row["begin_s"] for row in rows)
     x = quantity("at_s", "seconds since the first reading")
     x["scale"] = {"domain": [first, last], "nice": False}
-    bands = [row for row in data["phase_spans"] if row["end_s"] > first and row["begin_s"] < last]
+    phases = [row for row in data["phase_spans"] if row["end_s"] > first and row["begin_s"] < last]
+    keys = [key for key in _HELD if known(rows, key)]
+    panels = [
+        panel(_bands(phases, x), _lines(rows, key, x, _POINTS // len(keys)), height=190)
+        | {"resolve": {"scale": {"color": "independent"}}}
+        for key in keys
+    ]
     notes = [
         "A device's memory is the total of all processes on it.",
-        "Peaks between readings are missed.",
+        "Of many readings the highest and the lowest are drawn; peaks between readings are missed.",
         "Shaded: phases of the trainer."
-        if len(bands) <= _BANDS
-        else f"Not shaded: {len(bands):,} phases of the trainer are too many; choose fewer --steps.",
+        if len(phases) <= _BANDS
+        else f"Not shaded: {len(phases):,} phases of the trainer are too many; choose fewer --steps.",
     ]
-    panels: list[Spec] = []
-    if known(rows, "moves"):
-        notes.append(
-            f"Triangles: memory released (down) or resumed (up), of each device or host the first {_MARKS}."
-        )
-    for key in keys:
-        shaded = _bands(bands, x, legend=key == keys[-1])
-        panels.append(panel(shaded, _lines(rows, key, x, _POINTS // len(keys), notes), height=190))
-        panels[-1]["resolve"] = {"scale": {"color": "independent"}}
     about = (
         f"{choice.text()} and validation: {sum(row['readings'] for row in rows):,} readings of "
         f"{counted(len({row['name'] for row in rows}), 'process', 'processes')}"
     )
-    return chart(_title(rows, device=device), about, *panels, notes=list(dict.fromkeys(notes)))
+    return chart(_title(rows), about, *panels, notes=notes)
 
 
-def _bands(spans: Rows, x: Spec, *, legend: bool) -> list[Spec]:
+def _bands(spans: Rows, x: Spec) -> list[Spec]:
     """Shade the trainer's phases over the height of a panel."""
     if not spans or len(spans) > _BANDS:
         return []
-    shaded = colored("phase", {row["phase"]: color(row["phase"]) for row in spans}, legend=legend)
-    if legend:
-        shaded["legend"] |= {"symbolType": "square", "symbolOpacity": _PALE}
+    shaded = colored("phase", {row["phase"]: color(row["phase"]) for row in spans})
+    shaded["legend"] |= {"symbolType": "square", "symbolOpacity": _PALE}
     mark = {"type": "rect", "opacity": _PALE, "clip": True}
     x, x2 = {**x, "field": "begin_s"}, {"field": "end_s"}
     return [layer(spans, mark, tip=("step", "phase"), x=x, x2=x2, color=shaded)]
 
 
-def _title(rows: Rows, *, device: bool) -> str:
-    if not device:
+def _title(rows: Rows) -> str:
+    used = [row for row in rows if row["used_bytes"] is not None]
+    if not used:
         fullest = max(rows, key=lambda row: row["rss_bytes"] or 0)
         return (
             f"No device memory could be read; the largest process on the host is {fullest['name']}: "
             f"{size(fullest['rss_bytes'])}"
         )
-    on_device = [row for row in rows if row["used_bytes"] is not None and row["total_bytes"]]
-    if not on_device:
-        return (
-            f"At most {size(max(known(rows, 'used_bytes')))} in use; no device's capacity was read"
-        )
-    top = max(on_device, key=lambda row: row["used_bytes"] / row["total_bytes"])
-    if top["used_bytes"] > top["total_bytes"]:
-        return (
-            f"The device of {top['name']} reports {size(top['used_bytes'])} in use, above its "
-            f"capacity of {size(top['total_bytes'])}: one of the two readings is wrong"
-        )
-    low = min(row["used_bytes"] for row in on_device if row["name"] == top["name"])
+    top = max(
+        used,
+        key=lambda row: (
+            row["used_bytes"] / (row["total_bytes"] or float("inf")),
+            row["used_bytes"],
+        ),
+    )
+    low = min(row["used_bytes"] for row in used if row["name"] == top["name"])
+    of = f" of {size(top['total_bytes'])}" if top["total_bytes"] else ""
     return (
-        f"The device of {top['name']} holds {size(top['used_bytes'])} of {size(top['total_bytes'])} "
-        f"at its fullest, {size(low)} at its emptiest"
+        f"The device of {top['name']} holds {size(top['used_bytes'])}{of} at its fullest, "
+        f"{size(low)} at its emptiest"
     )
 
 
-def _lines(rows: Rows, key: str, x: Spec, most: int, notes: list[str]) -> Spec:
-    """Draw a line per process, with triangles where memory was released or resumed."""
-    on_device = key == "used_bytes"
+def _lines(rows: Rows, key: str, x: Spec, most: int) -> Spec:
+    """Draw a line per process, and the capacity of the devices."""
     of = grouped((row for row in rows if row[key] is not None), "name")
-    peaks = {name: max(known(mine, key)) for name, mine in of.items()}
-    order = sorted((name for name in peaks if peaks[name]), key=lambda name: (-peaks[name], name))
+    peaks = {name: max(known(own, key)) for name, own in of.items()}
+    order = sorted(filter(peaks.get, peaks), key=lambda name: (-peaks[name], name))
     shown = order[:_LINES]
-    factor, unit = size_unit(max(peaks.values()))
     every = -(-sum(len(of[name]) for name in shown) // most)
-    if every > 1:
-        notes.append(f"Of {2 * every} successive readings the highest and the lowest are drawn.")
-    moved = [row for name in shown for row in of[name] if row["moves"]][:_MARKS]
-    points, moves = (
-        [
-            {"at_s": row["begin_s"], "process": row["name"], "size": row[key] * factor}
-            | {"moved": "released" if row["moves"] > 0 else "resumed"}
-            for row in own
-        ]
-        for own in ([row for name in shown for row in fewer(of[name], key, every)], moved)
-    )
-    held = "used on the device" if on_device else "resident in host memory"
-    y = quantity("size", f"{held} [{unit}]")
+    points = [
+        {"at_s": row["begin_s"], "process": name, "size": row[key] / _GIB}
+        for name in shown
+        for row in fewer(of[name], key, every)
+    ]
+    y = quantity("size", f"{_HELD[key]} [GiB]")
     code = colored("process", dict(zip(shown, _COLORS, strict=False)))
     title = f"fullest of {len(order)}" if len(order) > len(shown) else None
     code["legend"] |= {"orient": "top", "symbolType": "stroke", "title": title}
-    dots = {"size": 22, "filled": True} if len(points) < 60 * len(shown) else False
-    drawn = [
-        layer(
-            points,
-            {"type": "line", "point": dots},
-            tip=("at_s", "process", "size"),
-            x=x,
-            y=y,
-            color=code,
-        )
-    ]
-    if moves:
-        shape = {
-            "field": "moved",
-            "type": "nominal",
-            "scale": {"domain": ["released", "resumed"], "range": ["triangle-down", "triangle-up"]},
-            "legend": None,
-        }
-        mark = {"type": "point", "filled": True, "size": 50}
-        drawn.append(
-            layer(moves, mark, tip=("at_s", "process", "moved"), x=x, y=y, color=code, shape=shape)
-        )
-    totals = known(rows, "total_bytes") if on_device else []
+    mark: Spec = {"type": "line", "point": len(points) < 60 * len(shown)}
+    drawn = [layer(points, mark, tip=("at_s", "process", "size"), x=x, y=y, color=code)]
+    totals = known(rows, "total_bytes") if key == "used_bytes" else []
     if totals:
         mark = {"type": "rule", "strokeDash": [4, 3], "color": INK}
-        capacity = [{"capacity": max(totals) * factor}]
-        drawn.append(layer(capacity, mark, y={**y, "field": "capacity"}))
+        drawn.append(layer([{"capacity": max(totals) / _GIB}], mark, y={**y, "field": "capacity"}))
     return {"layer": drawn}
 
 
@@ -199,46 +161,42 @@ def _suspects(data: DataTables, choice: Choice) -> Spec:
     else:
         title = "No event loop stalled except by design"
     # One bar per process, loop and call, over all steps.
-    groups: dict[tuple[str, str | None, str | None], dict[str, Any]] = {
-        key: {"kind": _kind(own[0]), "code": own[0]["code"], "max_s": max(column(own, "max_s"))}
+    groups: dict[Any, dict[str, Any]] = {
+        key: own[0]
         | {name: sum(column(own, name)) for name in ("total_s", "lags")}
+        | {"kind": _kind(own[0]), "max_s": max(column(own, "max_s"))}
         for key, own in grouped(rows, "name", "loop", "during").items()
     }
-    order = sorted(
-        groups,
-        key=lambda key: ([*_KINDS].index(groups[key]["kind"]), -groups[key]["total_s"], str(key)),
+    held = sorted(
+        groups.values(),
+        key=lambda each: ([*_KINDS].index(each["kind"]), -each["total_s"], each["name"]),
     )
-    shown = order[:_BARS]
-    held = [groups[key] for key in shown]
-    lags = sum(row["lags"] for row in rows)
-    about = f"{choice.text()} and validation: {counted(lags, 'stall')}"
-    if len(order) > len(shown):
-        about += f"; {len(shown)} of {len(order)} process and call pairs"
+    shown = held[:_BARS]
+    about = f"{choice.text()} and validation: {counted(sum(row['lags'] for row in rows), 'stall')}"
+    if len(held) > len(shown):
+        about += f"; {len(shown)} of {len(held)} process and call pairs"
     notes = [
-        (
-            "While an event loop stalls, everything awaiting on it appears slow. By design: trainer "
-            "workers compute in their event loops."
-        )
+        "While an event loop stalls, everything awaiting on it appears slow.",
+        "By design: trainer workers compute in their event loops.",
     ]
-    if early and len(rows) < len(data["loop_suspects"]):
+    if len(rows) < len(data["loop_suspects"]):
         notes.append(
             f"Not drawn: {counted(sum(row['lags'] for row in early), 'stall')} before the first step."
         )
     bars = name_bars(
         [
-            f"{name}: {during or 'no probed call'}"
-            + (f" ({code})" if (code := groups[name, loop, during]["code"]) else "")
-            for name, loop, during in shown
+            f"{each['name']}: {each['during'] or 'no probed call'}"
+            + (f" ({each['code']})" if each["code"] else "")
+            for each in shown
         ],
         [
-            (kind, [each["total_s"] if each["kind"] == kind else 0 for each in held], hue)
+            (kind, [each["total_s"] * (each["kind"] == kind) for each in shown], hue)
             for kind, hue in _KINDS.items()
-            if any(each["kind"] == kind for each in held)
         ],
         "event-loop stalls",
         form="s",
         texts=[
-            f"{counted(each['lags'], 'stall')}, longest {seconds(each['max_s'])}" for each in held
+            f"{counted(each['lags'], 'stall')}, longest {seconds(each['max_s'])}" for each in shown
         ],
     )
     return chart(title, about, bars, notes=notes)

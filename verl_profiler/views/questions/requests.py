@@ -12,7 +12,7 @@ from verl_profiler.analysis.requests import (
     turn_times,
     turns_per_request,
 )
-from verl_profiler.analysis.selection import Rows, Steps, grouped, rows_of, summed
+from verl_profiler.analysis.selection import Rows, Steps, grouped, summed
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 from verl_profiler.render.charts import (
     Series,
@@ -55,6 +55,7 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
     steps = sorted({row["step"] for row in curve if row["step"] is not None})
     requests, unfinished = overall[0]["requests"], overall[0]["unfinished"]
     middle = next(row for row in overall if row["percentile"] == 50)
+    # Too few requests have no high percentiles.
     sure = [row for row in overall if row["duration_s"] is not None]
     far = sure[-1]
     title = f"Half of the requests took {seconds(middle['duration_s'])} or less"
@@ -66,9 +67,6 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
         about += f"; {unfinished:,} unfinished ones left out"
     marked = ", ".join(f"P{row['percentile']:g} {seconds(row['duration_s'])}" for row in sure)
     notes = [f"Marked: {marked}."]
-    few = [f"P{row['percentile']:g}" for row in overall if row["duration_s"] is None]
-    if few:
-        notes.append(f"{requests:,} requests are too few for {' and '.join(few)}.")
     several = len(steps) > 1
     if several:
         notes.insert(0, "Line: all steps together. Shaded: from the fastest to the slowest step.")
@@ -84,7 +82,14 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
             y=y,
             color=INK,
         ),
-        _marks(sure, x, y),
+        layer(
+            [row | {"share": row["percentile"] / 100} for row in sure],
+            {"type": "point", "filled": True, "size": 45},
+            tip=("percentile", "duration_s"),
+            x=x,
+            y=y,
+            color=ACCENT,
+        ),
     ]
     if several:
         apart = grouped((row for row in curve if row["step"] is not None), "step")
@@ -93,20 +98,6 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
         area = {"type": "area", "orient": "horizontal", "opacity": 0.5}
         drawn.insert(0, layer(band, area, x=low, x2=high, y=y, color=tint(0.25)))
     return chart(title, about, panel(drawn, height=300), notes=notes)
-
-
-def _marks(rows: Rows, x: Spec, y: Spec) -> Spec:
-    """Mark percentiles on the curve."""
-    marked = [
-        {
-            "duration_s": row["duration_s"],
-            "share": row["percentile"] / 100,
-            "text": f"P{row['percentile']:g}  {seconds(row['duration_s'])}",
-        }
-        for row in rows
-    ]
-    mark = {"type": "point", "filled": True, "size": 45}
-    return layer(marked, mark, tip=("text",), x=x, y=y, color=ACCENT)
 
 
 def _band(curves: Sequence[Rows]) -> list[dict[str, float]]:
@@ -128,30 +119,18 @@ def _finished(
     return [row for row in rows if row["finished"]]
 
 
-def counts(
-    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
-) -> Rows:
-    """Return how many requests of each run finished, and how many did not."""
-    return tables.rows(
-        "SELECT run, count(*) FILTER (finished) AS requests, "
-        "count(*) FILTER (NOT finished) AS unfinished "
-        f"FROM requests WHERE {rows_of(steps, worker=worker, validate=validate)} "
-        "GROUP BY run ORDER BY run"
-    )
-
-
 @view(
     "slowest_requests",
     "Which requests were the slowest, and how did they spend their time?",
     _finished,
-    counts,
+    request_percentiles,
     empty=_NO_REQUESTS,
     table="request_breakdown",
     example="--steps 5",
 )
 def _slowest(data: DataTables, choice: Choice) -> Spec:
     rows = data["slowest_requests"]
-    counts = data["counts"][0]
+    counts = next(row for row in data["request_percentiles"] if row["step"] is None)
     worst = rows[0]
     divided = all(row["queue_s"] is not None for row in rows if row["engine_s"])
     parts = [
@@ -223,9 +202,8 @@ def _turn_times(data: DataTables, choice: Choice) -> Spec:
         for part in ("engine", "tool", "tool_parsing", "token_merge", "other")
         if any(row[f"{part}_s"] for row in rows)
     ]
-    labels = [f"turn {row['turn']} ({row['turns']:,})" for row in rows]
     bars = name_bars(
-        labels,
+        [f"turn {row['turn']} ({row['turns']:,})" for row in rows],
         [(part, column(rows, f"{part}_s"), PART_COLORS[part]) for part in parts]
         or [("", column(rows, "mean_s"), PART_COLORS["engine"])],
         "mean duration of a turn",
@@ -243,12 +221,9 @@ def _turn_title(rows: Rows) -> str:
     longest = max(usual, key=lambda row: row["mean_s"])
     shortest = min(usual, key=lambda row: row["mean_s"])
     most = max(rows, key=lambda row: row["total_s"])
-    if len(rows) == 1:
-        return f"Every request has one turn, of {seconds(longest['mean_s'])} on average"
+    first = f"Turn {longest['turn']} takes longest, {seconds(longest['mean_s'])} on average"
     if longest["mean_s"] < 1.2 * shortest["mean_s"]:
         first = f"All turns take about as long, {seconds(longest['mean_s'])} on average"
-    else:
-        first = f"Turn {longest['turn']} takes longest, {seconds(longest['mean_s'])} on average"
     return f"{first}; turn {most['turn']} takes {share(most['share'])} of all turn time"
 
 
