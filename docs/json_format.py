@@ -64,6 +64,16 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "notes": _NOTES,
         "problems": _PROBLEMS,
     },
+    "runs": {
+        "runs": (
+            "rows",
+            (
+                "One row per run: run, launched, devices, model, batch, versions (texts, empty where not "
+                "recorded), steps, step_mean_s, useful_share (as in headline of summary), finding, gain and "
+                "recoverable_s of the first finding, and problem, why there are no figures."
+            ),
+        ),
+    },
     "requests": {
         "runs": _RUNS,
         "finished": ("integer", "Finished requests of the selection."),

@@ -52,7 +52,7 @@ _PATIENCE_S = 60
 _LONG = {
     *("test_browser.py", "test_damaged_input.py", "test_docs.py", "test_every_analysis.py"),
     *("test_following.py", "test_how_to.py", "test_json_format.py", "test_large_runs.py"),
-    *("test_object_storage.py", "test_planted.py", "test_plots.py"),
+    *("test_object_storage.py", "test_planted.py", "test_plots.py", "test_runs.py"),
     *("test_sampled_details.py", "test_wheel.py"),
 }
 

@@ -47,6 +47,7 @@ def outputs():
         "stuck": printed("stuck", REHEARSED, "--json"),
         "tq": printed("tq", REHEARSED, "--json"),
         "memory": printed("memory", REHEARSED, "--json"),
+        "runs": printed("runs", REHEARSED, "--json"),
     }
     return {command: json.loads(text) for command, text in texts.items()}
 

@@ -123,6 +123,7 @@ NEEDS = {
     "requests": {"RUN": "analysis"},
     "plot": {"all RUN": "plots", "--list": "plots"},
     "diff": {"RUN RUN": "analysis", "--verify polling RUN RUN": "analysis"},
+    "runs": {"RUN": "analysis"},
     "stuck": {"RUN": None},
     "timing": {"LOG": "plots"},
     "tq": {"RUN": "analysis", "LOG": "analysis"},

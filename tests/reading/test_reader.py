@@ -515,30 +515,16 @@ def test_a_step_folder_and_a_file_open_alone(tmp_path):
     assert [] == more
 
 
-def test_a_folder_with_one_run_is_that_run_and_of_several_it_lists_the_newest_first(tmp_path):
-    """`logs` is enough while there is one run in it; of two, the message has what can be named, and when it began."""
+def test_a_folder_with_one_run_is_that_run_and_with_two_is_asked_about(tmp_path):
+    """`logs` is enough while there is one run in it."""
     write_run(tmp_path / "one", [line(1)])
 
     rows, _ = read(tmp_path)
-    for name in ("two", "verl/three"):
-        write_run(tmp_path / name, [line(1)])
-    launches = {
-        "one": '{"launched": "2026-11-20T23:59:07+00:00"}',
-        "two": '{"launched": "2026-11-21T04:11:07+00:00"}',
-        "verl/three": '{"launched": ',
-    }
-    for name, text in launches.items():
-        (tmp_path / name / "run.json").write_text(text)
+    write_run(tmp_path / "two", [line(1)])
 
     assert ["one"] == [row["run"] for row in rows]
-    with pytest.raises(ReadingError) as caught:
+    with pytest.raises(ReadingError, match="holds 2 runs"):
         load(tmp_path)
-    assert [
-        f"{tmp_path} holds 3 runs; name one (newest first):",
-        f"    {tmp_path / 'two'}  2026-11-21 04:11",
-        f"    {tmp_path / 'one'}  2026-11-20 23:59",
-        f"    {tmp_path / 'verl' / 'three'} (several-runs)",
-    ] == str(caught.value).splitlines()
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])

@@ -83,9 +83,10 @@ def test_an_uploaded_run_is_read_with_the_same_answers(run, s3, capsys, monkeypa
     assert "does not exist, or is empty" in capsys.readouterr().err
     uploaded(run, f"{s3}/deep/other")
     assert 2 == main(["summary", f"{s3}/deep"])
-    listed = capsys.readouterr().err
-    assert f"{s3}/deep holds 2 runs" in listed
-    assert {f"{s3}/deep/my-run", f"{s3}/deep/other"} <= {*listed.split()}
+    assert f"`verl-profiler runs {s3}/deep`:\n    {s3}/deep/my-run" in capsys.readouterr().err
+    listed = printed(capsys, "runs", f"{s3}/deep", "--json", "--sort", "run")[1]["runs"]
+    assert ["my-run", "other"] == [row["run"] for row in listed]
+    assert "other" == printed(capsys, "runs", f"{s3}/deep/other", "--json")[1]["runs"][0]["run"]
     for part in ("", "/step_2", "/step_2/worker_0.jsonl"):
         with load(f"{run}{part}", cache=False) as here, load(f"{url}{part}", cache=False) as there:
             query = "SELECT * EXCLUDE (run) FROM event_fields ORDER BY ALL"

@@ -37,6 +37,7 @@ COMMANDS = (
     "requests",
     "plot",
     "diff",
+    "runs",
     "stuck",
     "timing",
     "tq",

@@ -4,6 +4,10 @@
     verl-profiler report logs/my-run --open
     verl-profiler report logs/my-run --steps 3:10 --out steps-3-to-10.html
     verl-profiler report train.log
+    verl-profiler report logs
+
+Of a folder of runs, the page lists them with a link to a report of each; those
+that are missing are written, with --force all of them.
 
 The file loads nothing from the network. A report that this command wrote is
 replaced; any other file is not, unless --force is given.
@@ -110,6 +114,8 @@ def write(
 
     if are_logs(runs):
         return _write_of_logs(runs, out, steps, force=force, cache=cache)
+    if len(runs) == 1 and steps is None and _holds_runs(runs[0]):
+        return _write_list(runs[0], out, force=force, cache=cache)
     import msgspec
 
     from verl_profiler.launch.settings import Settings
@@ -150,6 +156,38 @@ def _write_of_logs(
     content = log_document(logged, found, ends, problems)
     text = page(content, made=_made(), difference=difference)
     write_whole(target, [text])
+    return target
+
+
+def _holds_runs(path: Path) -> bool:
+    """Return whether a path is a folder of several runs, not a run or the folder of one."""
+    from verl_profiler.views.run_list import runs_in
+
+    return path.is_dir() and len(runs_in(path)) > 1
+
+
+def _write_list(folder: Path, out: Path | None, *, force: bool, cache: bool) -> Path:
+    """Write the page that lists the runs of a folder, and the reports that it links to."""
+    from urllib.parse import quote
+
+    from verl_profiler.cli.runs import listed
+    from verl_profiler.views.run_list import list_page
+
+    target = target_of([folder], out, "report.html", force=force, mark=_MARK)
+    rows = listed(folder, cache=cache)
+    for path, row in rows.items():
+        row["href"] = None
+        try:
+            report = target_of([path], None, "report.html", force=force, mark=_MARK)
+            if row["problem"] is None and (force or not report.is_file()):
+                write([path], None, None, force=force, cache=cache)
+        except ReadingError as error:
+            row["problem"] = str(error).partition("\n")[0]
+        else:
+            if report.is_file():
+                row["href"] = quote(os.path.relpath(report, target.parent))
+    newest_first = sorted(rows.values(), key=lambda row: row["launched"], reverse=True)
+    write_whole(target, [list_page(folder.resolve().name, newest_first, made=_made())])
     return target
 
 

@@ -63,8 +63,6 @@ _NAME = re.compile(r"(?P<role>.+?)_(?P<rank>[0-9]{1,9})(?:-[0-9]+)?", re.DOTALL)
 _STEP_LIMIT = 1 << 31
 # Where a folder has a log: of the console, of TensorBoard, of W&B.
 _LOGS = (CONSOLE, "*.tfevents.*", "output.log", "files/output.log")
-# Runs of a folder that an error lists.
-_LISTED = 10
 _PARQUET = ("*.parquet", "events/*.parquet", "events/step_*/*.parquet")
 
 
@@ -303,13 +301,10 @@ def run_directory(path: Path, named: Path) -> Path:
     if len(runs) == 1:
         return runs[0]
     if runs:
-        listed = sorted(((_launched(run), str(run)) for run in runs), reverse=True)
-        lines = [f"{run}  {launched}".rstrip() for launched, run in listed[:_LISTED]]
-        more = [f"and {len(listed) - _LISTED} more"] if len(listed) > _LISTED else []
+        listed = "\n    ".join(str(run) for run in runs[:10])
         raise ReadingError(
-            "\n    ".join(
-                [f"{named} holds {len(runs)} runs; name one (newest first):", *lines, *more]
-            ),
+            f"{named} holds {len(runs)} runs; name one, or list them with `verl-profiler runs {named}`:\n"
+            f"    {listed}",
             "several-runs",
         )
     advice = "Name the directory that the run wrote, such as logs/my-run, or a console log"
@@ -319,12 +314,6 @@ def run_directory(path: Path, named: Path) -> Path:
     raise ReadingError(
         f"{named} holds no event files (step_<N>/<name>.jsonl).\n{advice}", "no-events"
     )
-
-
-def _launched(run: Path) -> str:
-    """Return when a run was launched, to the minute; empty where that is not recorded."""
-    launch = described(run / RUN_FILE, RUN_FILE, Launch, Problems()) or {}
-    return str(launch.get("launched") or "")[:16].replace("T", " ")
 
 
 def _launch_key(launch: dict[str, Any]) -> tuple[Any, ...] | None:

@@ -20,6 +20,7 @@ __all__ = [
     "engine_notes",
     "event_settings",
     "families_off",
+    "launch_facts",
     "processes",
     "recorded_events",
 ]
@@ -99,13 +100,13 @@ _VERSIONS = ("verl", "sglang", "vllm", "torch")
 def _line(launches: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what was run, and when, as a few texts; what launches differ in, once for each value."""
     texts: list[str] = []
-    for column in zip(*(_launch_facts(each).values() for each in launches), strict=True):
+    for column in zip(*(launch_facts(each).values() for each in launches), strict=True):
         values = list(dict.fromkeys(each for each in column if each))
         texts += [short_text(" / ".join(values))] if values else []
     return texts
 
 
-def _launch_facts(launch: Mapping[str, Any]) -> dict[str, str]:
+def launch_facts(launch: Mapping[str, Any]) -> dict[str, str]:
     """Return launched, devices, model, batch and versions of a launch; empty what was not recorded."""
     training = mapping_or_empty(recorded_values(launch.get("training"), "training"))
     versions = mapping_or_empty(recorded_values(launch.get("versions"), "versions"))

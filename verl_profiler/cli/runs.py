@@ -1,0 +1,116 @@
+"""List the runs of a folder: one line each, with its first finding.
+
+    verl-profiler runs logs
+    verl-profiler runs s3://bucket/runs --sort useful
+    verl-profiler runs logs --only Qwen3-8B --json
+
+A folder may hold run directories, folders of them, and archives. `report logs`
+writes the same list as a page with links to a report of each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from verl_profiler.cli.options import add_cache, run_argument
+from verl_profiler.cli.output import print_json
+from verl_profiler.cli.terminal import print_error
+from verl_profiler.errors import ReadingError
+from verl_profiler.render.text import clipped
+
+__all__ = ["add_arguments", "listed", "run"]
+
+# The column of each order, and whether large values come first.
+_ORDERS = {
+    "date": ("launched", True),
+    "run": ("run", False),
+    "step": ("step_mean_s", False),
+    "useful": ("useful_share", True),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "folders",
+        metavar="FOLDER",
+        nargs="+",
+        type=run_argument,
+        help="folder of runs, or its URL, such as s3://bucket/runs",
+    )
+    parser.add_argument(
+        "--sort",
+        choices=_ORDERS,
+        default="date",
+        help="newest first (date, the default), by name (run), fastest first (step), or most useful "
+        "device time first (useful)",
+    )
+    parser.add_argument(
+        "--only", metavar="TEXT", help="list only runs whose line or versions contain this text"
+    )
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON object")
+    add_cache(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the list; return 0, or 1 if it is empty.
+
+    Raises:
+        ReadingError: A folder cannot be read, or holds no runs (exit code 2).
+    """
+    from verl_profiler.views.run_list import list_text
+
+    rows = [
+        row
+        for folder in args.folders
+        for row in listed(folder, cache=not args.no_cache, whole=len(args.folders) > 1).values()
+    ]
+    only = (args.only or "").casefold()
+    kept = [
+        row for row in rows if any(only in str(value or "").casefold() for value in row.values())
+    ]
+    column, descending = _ORDERS[args.sort]
+    known = sorted(
+        (row for row in kept if row[column]), key=lambda row: row[column], reverse=descending
+    )
+    kept = known + [row for row in kept if not row[column]]
+    if args.json:
+        print_json({"format": 1, "runs": kept})
+    elif kept:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1_000
+        print("\n".join(clipped(line, width) for line in list_text(kept, width)))
+    else:
+        print_error(f"nothing to list: none of {len(rows)} runs has {args.only!r} in its line")
+    return 0 if kept else 1
+
+
+def listed(folder: Path, *, cache: bool, whole: bool = False) -> dict[Path, dict[str, Any]]:
+    """Return the rows of a folder's runs by path (`run_list.run_row`).
+
+    Args:
+        folder: Of the runs.
+        cache: As in `load`.
+        whole: Names have the folder, too.
+
+    Raises:
+        ReadingError: It cannot be read, or holds no runs.
+    """
+    from verl_profiler.reading.progress import doing
+    from verl_profiler.views.run_list import run_row, runs_in
+
+    paths = runs_in(folder)
+    if not paths:
+        raise ReadingError(
+            f"{folder} holds no runs.\nName the folder of runs, such as logs", "no-events"
+        )
+    rows: dict[Path, dict[str, Any]] = {}
+    for path in paths:
+        above = folder.parent if path == folder else folder
+        name = str(path if whole else path.relative_to(above))
+        with doing(f"run {name}"):
+            rows[path] = run_row(path, name, cache=cache)
+    return rows
