@@ -85,7 +85,11 @@ def test_other_content_of_the_same_size_is_seen(run):
     assert before != after
 
 
-@pytest.mark.parametrize("answer", [explained, summarized])
+def step_times(tables, steps=None):
+    return summarized(tables, steps, ["step_times"])["step_times"]
+
+
+@pytest.mark.parametrize("answer", [explained, step_times])
 def test_an_answer_is_kept_and_made_again_when_the_run_grows(run, answer):
     """Read back as it was made; other steps, or another event, have another file."""
     with load(run) as opened:

@@ -127,6 +127,12 @@ def own_spans(tables: Tables, steps: Steps = None) -> Rows:
         Table `own_spans`: one row per run and event, most time first.
     """
     known = ", ".join(f"'{name}'" for name in EVENTS)
+    counted = tables.row(
+        "SELECT count(*) AS events FROM event_counts "
+        f"WHERE family = 'user' OR (family = 'trainer' AND event NOT IN ({known}))"
+    )
+    if not counted["events"]:
+        return []
     return tables.rows(
         f"""
         WITH own AS (

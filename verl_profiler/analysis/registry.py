@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.progress import doing
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.explain.what_if import Cycle
 
 __all__ = ["EXPLANATIONS", "explained", "explanations", "summarized"]
+
+T = TypeVar("T")
 
 # Explanations: why a step took as long as it did, and what would have helped.
 EXPLANATIONS = ("critical_path", "bubble_ledger", "stragglers", "straggler_requests")
@@ -29,7 +32,7 @@ def explained(tables: Tables, steps: Steps = None, **known: Any) -> dict[str, Ro
 
         return findings.explained(tables, steps, **known)
 
-    return _kept(tables, "explained", steps, make)
+    return _kept(tables, "explained", _made_from(tables, steps), make)
 
 
 def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
@@ -43,23 +46,49 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
         known = cycles(tables, steps)
         return {"what_if": what_if(tables, steps, known)}
 
-    replays = _kept(tables, "what_if", steps, make)
+    replays = _kept(tables, "what_if", _made_from(tables, steps), make)
     return explained(tables, steps, replays=replays["what_if"], known=known) | replays
 
 
-def summarized(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
-    """Return the rows of the analyses that the summary and the report show, by name, in reading order."""
-    return _kept(tables, "summarized", steps, lambda: _summarized(tables, steps))
-
-
-def _kept(
-    tables: Tables, name: str, steps: Steps, make: Callable[[], dict[str, Rows]]
+def summarized(
+    tables: Tables, steps: Steps = None, names: Collection[str] | None = None
 ) -> dict[str, Rows]:
+    """Return the rows of the analyses that the summary and the report show, by name, in reading order.
+
+    Args:
+        tables: Of the runs.
+        steps: First and last step; None for all.
+        names: Of these analyses only; None for all.
+    """
+    made_from = _made_from(tables, steps)
+    return {
+        analysis: _kept(
+            tables, analysis, made_from, partial(_rows, module, analysis, tables, steps)
+        )
+        for module, analyses in _SUMMARIZED.items()
+        for analysis in analyses
+        if names is None or analysis in names
+    }
+
+
+def _rows(module: str, analysis: str, tables: Tables, steps: Steps) -> Rows:
+    # Imported here because most commands find their answer in the cache.
+    imported = importlib.import_module(f"verl_profiler.analysis.{module}")
+    with doing(f"analysis {analysis}"):
+        return getattr(imported, analysis)(tables, steps)
+
+
+def _made_from(tables: Tables, steps: Steps) -> list[str]:
+    """Return what decides the rows of an analysis, besides the events."""
     if tables.table_cache is None:
-        return make()
+        return []
     processes = tables.rows("SELECT * FROM processes ORDER BY run, name")
-    made_from = json.dumps([steps, tables.launches, processes], default=str)
-    return tables.table_cache.document(name, [made_from], make)
+    return [json.dumps([steps, tables.launches, processes], default=str)]
+
+
+def _kept(tables: Tables, name: str, made_from: list[str], make: Callable[[], T]) -> T:
+    files = tables.table_cache
+    return make() if files is None else files.document(name, made_from, make)
 
 
 # Those of the summary by their modules, in reading order.
@@ -75,14 +104,3 @@ _SUMMARIZED = {
     "memory": ("memory_peaks",),
     "profiler": ("profiler_cost",),
 }
-
-
-def _summarized(tables: Tables, steps: Steps) -> dict[str, Rows]:
-    found: dict[str, Rows] = {}
-    for name, analyses in _SUMMARIZED.items():
-        # Imported here because most commands find their answer in the cache.
-        module = importlib.import_module(f"verl_profiler.analysis.{name}")
-        for analysis in analyses:
-            with doing(f"analysis {analysis}"):
-                found[analysis] = getattr(module, analysis)(tables, steps)
-    return found

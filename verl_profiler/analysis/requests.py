@@ -146,9 +146,11 @@ def slowest_requests(
             SELECT run, step, name, validate, request_id, turn, duration_us, coalesce(tool, 'tool')
             FROM tool_calls SEMI JOIN chosen USING (run, request_id) UNION ALL
             -- All tool calls of a turn together, where they are not there one by one.
-            SELECT run, step, name, validate, request_id, turn, tool_us, 'tool'
-            FROM turns SEMI JOIN chosen USING (run, request_id)
-            WHERE tool_calls = 0 AND tool_us > 0
+            SELECT run, step, name, validate, request_id, turn, sum(duration_us)::BIGINT, 'tool'
+            FROM event_fields SEMI JOIN chosen USING (run, request_id)
+                ANTI JOIN tool_calls USING (run, name, request_id, turn)
+            WHERE event = 'tool_execution' AND family = 'rollout' AND turn IS NOT NULL
+            GROUP BY ALL HAVING sum(duration_us) > 0
         ), longest AS (
             SELECT run, step, name, validate, request_id,
                 arg_max({{'what': what, 'turn': turn, 'duration_us': duration_us}},

@@ -131,7 +131,9 @@ def write_summary(
     from verl_profiler.views.summary_text import step_tables, summary
 
     check_steps(opened, steps)
-    tables = summarized(opened.tables, steps)
+    one_step = steps is not None and steps[0] == steps[1]
+    whole = as_json or verbose or one_step
+    tables = summarized(opened.tables, steps, None if whole else TABLES)
     with doing("explanations"):
         why = explained(opened.tables, steps)
     tables |= {name: why[name] for name in EXPLANATIONS}
@@ -173,7 +175,7 @@ def write_summary(
         else:
             text = overview_text(rows, about, found, problems, warm_up, color=color)
             (control if color else stream.write)(text)
-        if steps is not None and steps[0] == steps[1]:
+        if one_step:
             stream.write(f"\n{step_tables(tables, about)}")
     return 0 if tables["step_times"] else 1
 

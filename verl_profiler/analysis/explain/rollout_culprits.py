@@ -437,6 +437,9 @@ _MUCH, _MANY_CALLS = 3, 20
 def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
     """Find a host on which the same work takes longer than on others."""
     tables, steps = earlier.tables, earlier.steps
+    hosts = {(row["run"], row["name"]): row["host"] for row in tables.rows("FROM processes")}
+    if len({*hosts.values(), None}) <= 2:
+        return
     own = f"NOT validate AND duration_us IS NOT NULL AND {in_steps(steps)}"
     calls = f"""
         SELECT run, step, name, request_id, host, work, kind, duration_us
@@ -468,7 +471,6 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterat
         WHERE slower >= {SLOWER} AND (alone OR work <> 'transfer') ORDER BY ALL
         """
     )
-    hosts = {(row["run"], row["name"]): row["host"] for row in tables.rows("FROM processes")}
     for run, slow in by_run(rows).items():
         decoding: dict[str, list[float]] = {}
         loads = loads_of.get(run)
