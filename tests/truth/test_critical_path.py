@@ -108,6 +108,21 @@ def test_a_stall_of_the_loop_owns_what_nothing_else_explains():
     assert "event_loop" not in categories_of(quiet)
 
 
+def test_engines_that_wake_up_in_gen_are_no_dispatch():
+    """Until verl 0.7 they do, before the first request of a step."""
+    step = Step((Request(begin_us=900_000),))
+    tables, (truth,) = run_of(step)
+    late_us = truth.categories["dispatch"]
+    tables.connection.execute(
+        "INSERT INTO events SELECT * REPLACE ('memory_resume' AS event, 'weights' AS family, "
+        "'engine_0' AS name, 'engine' AS role, begin_us + 100000 AS begin_us, "
+        "begin_us + 800000 AS end_us, 700000 AS duration_us) FROM events WHERE event = 'gen'"
+    )
+    categories = categories_of(tables)
+
+    assert (700_000, late_us - 700_000) == (categories["engine_memory"], categories["dispatch"])
+
+
 @pytest.mark.parametrize(
     ("goes_on_us", "during", "stalled_us"),
     [

@@ -266,6 +266,55 @@ def test_a_slow_host_is_named_and_not_one_of_its_ranks():
     assert 0.8 < rows[0]["recoverable_s"] < 0.85
 
 
+@pytest.mark.parametrize(
+    ("slow", "named"), [((2, 3), ("slow_host", "host-1")), ((2,), ("slow_replica", "engine_2"))]
+)
+def test_a_host_whose_replicas_are_all_slow_is_named_and_not_for_one_of_them(slow, named):
+    """Tools on its workers take 1.3 times as long too, by the median of times that differ tenfold."""
+    hosts = {f"engine_{replica}": f"host-{replica // 2}" for replica in range(4)}
+    hosts |= {f"worker_{worker}": f"host-{worker // 2}" for worker in range(4)}
+
+    def step_of(number):
+        def request(place, each):
+            replica = place // 2 % 4
+            length = (20_000, 100_000, 130_000, 200_000)[(place // 4 + number) % 4]
+            if place % 4 < 2 and length == 130_000:
+                length = 70_000
+            turn = replace(
+                each.turns[0],
+                tokens=60,
+                token_us=25_000 if replica in slow else 10_000,
+                tools=(("search", length),),
+            )
+            return replace(each, replica=replica, turns=(turn, turn))
+
+        return each_request(healthy(number), request)
+
+    rows, _ = found_in(step_of, hosts=hosts)
+
+    assert named == (rows[0]["finding"], rows[0]["culprit"])
+
+
+def test_of_long_requests_those_are_counted_that_the_step_waits_for():
+    """In each of the four measured steps one has 20 times the tokens, and five have three times."""
+    step_of = every(
+        lambda step, number: each_request(
+            step,
+            lambda place, each: replace(
+                each,
+                turns=tuple(
+                    replace(turn, tokens=1200 if place == number else 180 if place % 8 == 5 else 60)
+                    for turn in each.turns
+                ),
+            ),
+        )
+    )
+    rows, _ = found_in(step_of, steps=5)
+
+    assert "tail" == rows[0]["finding"]
+    assert "The last to finish are 4 of 160 requests with 20.0 times" in rows[0]["cause"]
+
+
 def test_ranks_that_take_turns_in_being_slow_are_no_culprit():
     """Uneven batches: each step another rank is late; the advice is to balance."""
     rows, _ = found_in(every(lambda step, number: slow_rank((number % 4,), 800_000)(step, number)))

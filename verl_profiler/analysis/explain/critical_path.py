@@ -227,21 +227,28 @@ def _timers(steps: Steps) -> str:
 
 
 def _ranks(steps: Steps) -> str:
-    """Return the SQL of the work of the rank that finished last in each of the trainer's phases."""
+    """Return the SQL of the work of the rank that finished last in each of the trainer's phases.
+
+    In `gen`, of what all of them do before the last request starts: until verl 0.7 engines wake up there.
+    """
     return f"""
         WITH timers AS (
             SELECT run, step, phase, begin_us, end_us,
                 row_number() OVER (ORDER BY run, step, begin_us, phase) AS timer
-            FROM phases WHERE parent = 'step' AND phase <> 'gen' AND {in_steps(steps)}
+            FROM (SELECT run, step, phase, begin_us, end_us FROM phases
+                WHERE parent = 'step' AND phase <> 'gen'
+                UNION ALL SELECT run, step, 'gen', gen_begin_us, begin_us FROM last_requests
+            ) WHERE {in_steps(steps)}
         ), inside AS MATERIALIZED (
             SELECT t.timer, t.run, t.step, t.phase, r.name, r.event,
                 CASE WHEN r.event IN ('load', 'offload') THEN 'offload'
                     WHEN r.event IN ('memory_release', 'memory_resume') THEN 'engine_memory'
-                    ELSE t.phase END AS category,
+                    WHEN t.phase = 'gen' THEN 'update_weights' ELSE t.phase END AS category,
                 NULL AS what,
                 greatest(r.begin_us, t.begin_us) AS begin_us, least(r.end_us, t.end_us) AS end_us
             FROM timers AS t JOIN rank_spans AS r ON r.run = t.run AND r.step = t.step
                 AND r.role <> 'trainer' AND {_MIDDLE} BETWEEN t.begin_us AND t.end_us
+            WHERE t.phase <> 'gen' OR r.family = 'weights' OR r.event IN ('load', 'offload')
         ), last AS (
             SELECT timer, max_by(name, (end_us, begin_us, name)) AS name FROM inside GROUP BY timer
         ), moved AS (
@@ -253,7 +260,8 @@ def _ranks(steps: Steps) -> str:
             WHERE q.duration_us IS NOT NULL AND q.role <> 'agent_loop'
         )
         SELECT *, {_RANK} AS level FROM (
-            SELECT i.* FROM inside AS i JOIN last AS l USING (timer) WHERE i.name = l.name
+            SELECT i.* FROM inside AS i JOIN last AS l USING (timer)
+            WHERE i.name = l.name OR i.phase = 'gen'
             UNION ALL FROM moved)
     """
 
@@ -282,7 +290,7 @@ def _requests(steps: Steps) -> str:
                 AND NOT starts_with(e.event, 'tq_function')
             UNION ALL
             SELECT l.run, l.step, 'event_loop_lag', 'event_loop', g.name, NULL, NULL, NULL, g.category,
-                greatest(g.begin_us, l.begin_us), least(g.end_us, l.end_us)
+                greatest(g.begin_us, l.gen_begin_us), least(g.end_us, l.end_us)
             FROM lasts AS l JOIN stalls AS g USING (run, step, name)
         ), stalled AS (
             SELECT e.* REPLACE ('event_loop_lag' AS event, 'event_loop' AS family, g.category AS category,

@@ -160,6 +160,9 @@ def workers(earlier: Earlier) -> Iterator[Named]:
         lost = sum(row["late_s"] for row in own if row["who"] == culprit.who)
         named = culprit.who is not None
         reason, because = _later_because(tables, run, culprit.who, steps) if named else ("", "")
+        if reason == "long" and run in tails(earlier):
+            # Few requests have many times the tokens of all others, wherever they run.
+            continue
         if reason == "tool" and not _slower_calls(tables, run, culprit.who, steps):
             # Their tools explain it: they take as long elsewhere, or are called nowhere else.
             continue
@@ -432,6 +435,8 @@ class _Slow(NamedTuple):
 # many calls, in all of its workers.
 _KINDS_OF_WORK, _HOST_CALLS = 2, 5
 _MUCH, _MANY_CALLS = 3, 20
+# Medians differ if they are so many standard errors apart.
+_ERRORS = 4
 
 
 def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
@@ -459,31 +464,43 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterat
         WITH calls AS (SELECT *, median(duration_us) OVER (PARTITION BY run, kind, name) AS worker_us
             FROM ({calls})
         ), rates AS (SELECT run, work, kind, host, median(duration_us) AS us, count(*) AS many,
+                -- The standard error of a median is 0.93 times this.
+                (quantile_cont(duration_us, 0.75) - quantile_cont(duration_us, 0.25)) / sqrt(many) AS error_us,
                 min(worker_us) AS least_us, count(DISTINCT name) AS workers
             FROM calls GROUP BY ALL HAVING many >= {_HOST_CALLS}
-        ), others AS (SELECT a.run, a.kind, a.host, median(b.us) AS others_us
+        ), others AS (SELECT a.run, a.kind, a.host, median(b.us) AS others_us,
+                max(b.error_us) AS others_error_us
             FROM rates AS a JOIN rates AS b ON a.run = b.run AND a.kind = b.kind AND a.host <> b.host
             GROUP BY ALL)
         SELECT run, work, kind, host, us / others_us AS slower,
             many >= {_MANY_CALLS} AND least_us >= {_MUCH} * others_us AND (work = 'tool' OR workers > 1)
                 AS alone
         FROM rates JOIN others USING (run, kind, host)
-        WHERE slower >= {SLOWER} AND (alone OR work <> 'transfer') ORDER BY ALL
+        WHERE slower >= {SLOWER} AND (alone OR work <> 'transfer')
+            AND us - others_us > {_ERRORS} * greatest(error_us, others_error_us) ORDER BY ALL
         """
     )
-    for run, slow in by_run(rows).items():
-        decoding: dict[str, list[float]] = {}
+    of_run = by_run(rows)
+    for run in {**of_run, **loads_of}:
+        slow = grouped(of_run.get(run, []), "host")
+        slower_of: dict[str, dict[str, list[float]]] = {}
         loads = loads_of.get(run)
         for each in loads.slowness().values() if loads else ():
             for who, (us, alike_us) in each.items():
-                decoding.setdefault(hosts.get((run, who)) or "", []).append(us / alike_us)
+                own = slower_of.setdefault(hosts.get((run, who)) or "", {})
+                own.setdefault(who, []).append(us / alike_us)
         found: list[tuple[bool, int, str, dict[str, float]]] = []
-        for host, own in grouped(slow, "host").items():
-            kinds = {row["kind"]: row["slower"] for row in own}
-            if median(decoding.get(host, [0.0])) >= SLOWER:
-                kinds["decoding"] = median(decoding[host])
-            of_work = {row["work"] for row in own} | (kinds.keys() & {"decoding"})
-            alone = any(row["alone"] for row in own)
+        for host in {**slow, **slower_of}:
+            rates = slow.get(host, [])
+            kinds = {row["kind"]: row["slower"] for row in rates}
+            of_work = {row["work"] for row in rates}
+            alone = any(row["alone"] for row in rates)
+            # A host decodes as slowly as the fastest of its replicas: one of several may be slow by itself.
+            replicas_there = [median(each) for each in slower_of.get(host, {}).values()]
+            if min(replicas_there, default=0.0) >= SLOWER:
+                kinds["decoding"] = min(replicas_there)
+                of_work.add("decoding")
+                alone = alone or len(replicas_there) > 1
             if alone or len(of_work) >= _KINDS_OF_WORK:
                 found.append((alone, len(kinds), host, kinds))
         if not found:
@@ -514,9 +531,9 @@ def stalls(earlier: Earlier) -> Iterator[Named]:
         f"""
         SELECT g.run, g.step, g.name, coalesce(g.function, g.during) AS during, p.host,
             max(concat(g.file, ':', g.line)) FILTER (g.line IS NOT NULL) AS code,
-            sum(least(g.end_us, l.end_us) - greatest(g.begin_us, l.begin_us)) / 1e6 AS lost_s
+            sum(least(g.end_us, l.end_us) - greatest(g.begin_us, l.gen_begin_us)) / 1e6 AS lost_s
         FROM lags AS g JOIN last_requests AS l ON l.run = g.run AND l.step = g.step
-            AND l.name = g.name AND g.end_us > l.begin_us AND g.begin_us < l.end_us
+            AND l.name = g.name AND g.end_us > l.gen_begin_us AND g.begin_us < l.end_us
             LEFT JOIN processes AS p ON p.run = g.run AND p.name = g.name
         WHERE {in_steps(steps, "g.step")} GROUP BY ALL ORDER BY ALL
         """

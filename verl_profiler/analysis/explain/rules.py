@@ -428,7 +428,7 @@ RULES: dict[str, Rule] = {
         fixes=("rarer_checkpoints",),
     ),
     "engine_sleep": Rule(
-        "Putting the engines to sleep and waking them takes {lost_s} per step.",
+        "Sleep or wake-up of the engines takes {lost_s} per step (most: {who}).",
         "Keep the engines awake where memory allows (rollout.free_cache_engine=False); a deep sleep of vLLM (level "
         "2) also loads the weights again.",
         ("critical_path", "memory_over_time"),

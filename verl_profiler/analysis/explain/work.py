@@ -267,6 +267,8 @@ _MOST_REQUESTS = 0.8
 def tails(earlier: Earlier) -> dict[str, tuple[str, float]]:
     """Find requests with much longer calls or many more turns than the others, that run when the others have ended.
 
+    Those that are counted run for at least half as long then as the last of their step.
+
     Returns:
         By synchronous run: a sentence about them, and how much earlier the last of the others ends, in all
         steps.
@@ -293,7 +295,9 @@ def tails(earlier: Earlier) -> dict[str, tuple[str, float]]:
         (row,) = tables.rows(
             f"""
             WITH long AS ({cuts}), every AS (
-                SELECT r.*, c.who IS NOT NULL AS is_long, tokens, at_limit
+                SELECT r.*, c.who IS NOT NULL AS longer, tokens, at_limit,
+                    coalesce(cut_us > 0 AND 2 * cut_us >= max(cut_us) OVER (PARTITION BY step), false)
+                        AS is_long
                 FROM ({_ENDED}) AS r LEFT JOIN long AS c USING (run, step, name, request_id)
                 LEFT JOIN (SELECT run, step, name, request_id, sum(response_tokens) AS tokens,
                         bool_or(finish_reason = 'length') AS at_limit
@@ -302,21 +306,22 @@ def tails(earlier: Earlier) -> dict[str, tuple[str, float]]:
                 WHERE run = $run AND {in_steps(steps)}
             )
             SELECT count(*) FILTER (is_long) AS long, count(*) AS many,
-                count(DISTINCT step) AS steps, count(DISTINCT name) FILTER (is_long) AS workers,
+                count(*) FILTER (longer) AS many_long, count(DISTINCT step) AS steps,
+                count(DISTINCT name) FILTER (longer) AS workers,
                 count(*) FILTER (name IN (SELECT name FROM long)) AS theirs,
-                median(tokens) FILTER (is_long) / median(tokens) FILTER (NOT is_long) AS longer,
+                median(tokens) FILTER (is_long) / median(tokens) FILTER (NOT is_long) AS times,
                 median(turns) FILTER (is_long) AS turns,
                 median(turns) FILTER (NOT is_long) AS other_turns,
                 count(*) FILTER (is_long AND at_limit) AS at_limit FROM every
             """,
             {"run": run},
         )
-        of_one = row["workers"] == 1 and 2 * row["long"] > row["theirs"]
+        of_one = row["workers"] == 1 and 2 * row["many_long"] > row["theirs"]
         # Where most requests of one worker are long, that is where to look.
-        if of_one or 2 * len(places) <= row["steps"] or row["long"] > _TAIL * row["many"]:
+        if of_one or 2 * len(places) <= row["steps"] or row["many_long"] > _TAIL * row["many"]:
             continue
         text = (
-            f"{row['long']:,} of {row['many']:,} requests with {row['longer']:.1f} times the tokens"
+            f"{row['long']:,} of {row['many']:,} requests with {row['times']:.1f} times the tokens"
         )
         if (row["turns"] or 0) >= _LONG * (row["other_turns"] or 0) > 0:
             text += f" in {row['turns']:g} turns, others {row['other_turns']:g} (medians)"
