@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPLANATIONS", "explained", "explanations", "summarized"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # Explanations: why a step took as long as it did, and what would have helped.
 EXPLANATIONS = ("critical_path", "bubble_ledger", "stragglers", "straggler_requests")
@@ -86,7 +86,7 @@ def _made_from(tables: Tables, steps: Steps) -> list[str]:
     return [json.dumps([steps, tables.launches, processes], default=str)]
 
 
-def _kept(tables: Tables, name: str, made_from: list[str], make: Callable[[], T]) -> T:
+def _kept(tables: Tables, name: str, made_from: list[str], make: Callable[[], _T]) -> _T:
     files = tables.table_cache
     return make() if files is None else files.document(name, made_from, make)
 
