@@ -122,6 +122,13 @@ def test_verls_own_keys_are_not_called_nothing(capsys):
         ("critic.profile_ranks_all=yes", "must be true or false"),
         ("nonsense", "not a Hydra override"),
         ("trainer.nope=1", "Hydra cannot compose"),
+        # What Hydra would advise: the same key with a plus.
+        ("profiler.events.detail_shre=0.3", "Did you mean profiler.events.detail_share?"),
+        ("+trainer.profile_stpes=[1]", "Did you mean trainer.profile_steps?"),
+        (
+            "+actor_rollout_ref.ref.profile_rank=[0]",
+            "Did you mean actor_rollout_ref.ref.profile_ranks?",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_said(word, says, capsys):

@@ -155,7 +155,18 @@ def read_keys(config: Any) -> Capture | None:
 
 
 def _refuse_unknown(config: Any) -> None:
-    """Reject the guide's keys elsewhere: verl would ignore them, or fail much later."""
+    """Reject the guide's keys elsewhere, or mistyped: verl would ignore them, or fail much later."""
+    own = {place: _KEYS for known in _COMPONENTS.values() for place in known}
+    for place, keys in {"trainer": ("profile_steps",), **own}.items():
+        node: Any = OmegaConf.select(config, place)
+        for key in node if hasattr(node, "keys") else ():
+            near = difflib.get_close_matches(str(key), keys, n=1, cutoff=0.8)
+            if near and key not in keys:
+                raise ConfigError(
+                    f"{place}.{key} is a key neither of verl nor of verl-profiler.\n"
+                    f"Did you mean {place}.{near[0]}?",
+                    "capture-keys",
+                )
     inside = config.get("actor_rollout_ref")
     for parent, prefix in ((config, ""), (inside, "actor_rollout_ref.")):
         for name in parent if hasattr(parent, "keys") else ():
@@ -165,11 +176,10 @@ def _refuse_unknown(config: Any) -> None:
                 continue
             found = [key for key in _KEYS if hasattr(node, "pop") and key in node]
             if found:
-                places = [place for known in _COMPONENTS.values() for place in known]
-                near = difflib.get_close_matches(f"{prefix}{name}", places, n=1, cutoff=0)
+                near = difflib.get_close_matches(f"{prefix}{name}", own, n=1, cutoff=0)
                 raise ConfigError(
                     f"{prefix}{name}.{found[0]} is not a key of a component that can be captured.\n"
-                    f"Did you mean {near[0]}.{found[0]}? The components are: {', '.join(places)}.",
+                    f"Did you mean {near[0]}.{found[0]}? The components are: {', '.join(own)}.",
                     "capture-keys",
                 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from verl_profiler.capture import tools
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch.command_line import is_command, parse
+from verl_profiler.launch.settings import parse as parse_settings
 
 __all__ = ["explain", "leaves"]
 
@@ -159,6 +161,7 @@ def _compose(name: str, folder: str, overrides: list[str]) -> Any:
     try:
         from hydra import compose, initialize_config_dir
         from hydra.errors import HydraException
+        from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
     except ImportError:
         raise ConfigError(
@@ -173,6 +176,10 @@ def _compose(name: str, folder: str, overrides: list[str]) -> Any:
             from verl_profiler.launch.prepare import of_sft
 
             raise of_sft() from None
+        mistyped = re.search(r"Could not override '(profiler\.[\w.]+)'", str(error))
+        if mistyped:
+            # Hydra's advice is to append the key, which verl-profiler refuses with the right one.
+            parse_settings(OmegaConf.from_dotlist([f"{mistyped[1]}=0"])["profiler"])
         raise ConfigError(f"Hydra cannot compose this command:\n{error}", "config-value") from None
 
 
