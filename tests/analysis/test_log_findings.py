@@ -725,3 +725,26 @@ def test_lines_of_a_process_that_logs_no_step_resume_nothing(tmp_path):
 
     (run,) = logged_runs([log], problems := [])
     assert ([1], []) == (list(run.begins), problems)
+
+
+def test_how_often_validation_runs_is_not_claimed_from_one_step(tmp_path):
+    """A pasted line of one step; of two, one of which validates, it is a mean."""
+    path = tmp_path / "train.log"
+    step = "step:{} - timing_s/gen:100.0 - timing_s/step:100.0 - timing_s/testing:{} - timing_s/save_checkpoint:20.0\n"
+
+    def messages(*lines):
+        path.write_text("".join(step.format(*each) for each in lines))
+        (run,) = logged_runs([path], [])
+        return {row["finding"]: row["message"] for row in log_findings(run)}
+
+    one, two = messages((60, 80.0)), messages((60, 80.0), (61, 0.0))
+
+    assert (
+        "80.0 s (40 %) in the one step of this log; how often it runs is not known"
+        in one["validation"]
+    )
+    assert (
+        "20.0 s (10 %) in the one step of this log; how often it runs is not known"
+        in one["checkpoint"]
+    )
+    assert "40.0 s per step" in two["validation"]

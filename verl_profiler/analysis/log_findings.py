@@ -433,6 +433,11 @@ def _requests(run: LoggedRun) -> _Loop | None:
     return _Loop(most_s, mean_s, slowest_s, tools_s, preempted, text)
 
 
+# What does not run in each step.
+_RARE = {"testing": "Validation takes", "save_checkpoint": "Saving a checkpoint takes"}
+_ONE_STEP = " {lost_s} ({lost_share}) in the one step of this log; how often it runs is not known."
+
+
 def _phases(account: Account, run: LoggedRun, loop: _Loop | None) -> Iterator[Finding]:
     """Name what bounds the step, and phases that usually take little, by the rules of recorded runs."""
     for phase, mean_s in account.means.items():
@@ -454,6 +459,8 @@ def _phases(account: Account, run: LoggedRun, loop: _Loop | None) -> Iterator[Fi
         if phase == "train":
             # slime's; the advice is for verl.
             rule = replace(rule, advice=_UNSEEN)
+        if len(every) == 1 and phase in _RARE:
+            rule = replace(rule, sentence=_RARE[phase] + _ONE_STEP)
         yield _found(account, name or phase, phase, mean_s, rule=rule, reason=reason)
 
 
