@@ -4,6 +4,7 @@ import argparse
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 from cached_runs import REHEARSED, SMALL
@@ -46,6 +47,21 @@ def test_a_specification_is_written_to_be_restyled(tmp_path, capsys):
     capsys.readouterr()
     with pytest.raises(ReadingError, match="contradict"):
         run("slowest_requests", SMALL, "--spec", "--format", "svg", "--out", tmp_path / "x")
+
+
+def test_each_run_has_its_own_slowest_requests(capsys):
+    """Those of one are all faster than the 20 slowest of the other."""
+    tutorial = Path(__file__).parents[2] / "examples" / "tutorial"
+    assert 0 == run(
+        "slowest_requests", tutorial / "before.tar.gz", tutorial / "after.tar.gz", "--json"
+    )
+    rows = json.loads(capsys.readouterr().out)["plots"]["slowest_requests"]["slowest_requests"]
+    before, after = (
+        [row["duration_s"] for row in rows if row["run"] == name] for name in ("before", "after")
+    )
+
+    assert (20, 20) == (len(before), len(after))
+    assert max(before) < min(after)
 
 
 def test_without_out_it_is_named_after_the_plot(tmp_path, monkeypatch):

@@ -232,10 +232,12 @@ def request_breakdown(
     validate: bool | None = False,
     request_id: str | None = None,
     count: int | None = 20,
+    each_run: bool = False,
 ) -> Rows:
     """Divide the time of the slowest requests, over all selected steps and workers, into components.
 
-    `validate` is None for training and validation; `request_id` narrows to ids that begin so; `count` is None for all.
+    `validate` is None for training and validation; `request_id` narrows to ids that begin so; `count` is None for all,
+    and is of each run with `each_run`.
 
     Returns:
         Table `request_breakdown`: one row per request, slowest first, unfinished ones last.
@@ -248,13 +250,15 @@ def request_breakdown(
         for key in ("run", "step", "name", "validate", "request_id")
     )
     narrowed = "" if request_id is None else "AND starts_with(request_id, $request_id)"
-    limit = "" if count is None else f"LIMIT {int(count)}"
+    order = "finished DESC, duration_us DESC, begin_us, run, step, name, request_id"
+    limit = "" if count is None else f"ORDER BY {order} LIMIT {int(count)}"
+    if each_run and count is not None:
+        limit = f"QUALIFY row_number() OVER (PARTITION BY run ORDER BY {order}) <= {int(count)}"
     return tables.rows(
         f"""
         WITH chosen AS (
             SELECT * FROM requests
-            WHERE {rows_of(steps, worker=worker, validate=validate)} {narrowed}
-            ORDER BY finished DESC, duration_us DESC, begin_us, run, step, name, request_id {limit}
+            WHERE {rows_of(steps, worker=worker, validate=validate)} {narrowed} {limit}
         ), engines AS (
             SELECT run, step, name, validate, request_id, sum(queue_us) AS queue_us,
                 sum(prefill_us) AS prefill_us, sum(decode_us) AS decode_us,

@@ -522,7 +522,6 @@ def step_lines(
     title: str,
     *,
     form: str = "",
-    ends: tuple[float | None, float | None] = (0, None),
     log: bool = False,
 ) -> list[Spec]:
     """Draw lines over steps, broken where steps of a line's own stride are missing.
@@ -534,7 +533,6 @@ def step_lines(
         series: What to draw; rows without a value are left out.
         title: Of the vertical axis, with its unit.
         form: Of the vertical axis.
-        ends: Of the vertical axis.
         log: It is logarithmic.
     """
     each, groups = _neighbors(steps, _POINTS)
@@ -575,7 +573,7 @@ def step_lines(
             mark,
             tip=("step", "line", "value"),
             x=steps_axis(steps),
-            y=quantity("value", title + _mean_of(each), form=form, ends=ends, log=log),
+            y=quantity("value", title + _mean_of(each), form=form, log=log),
             **more,
         )
     ]

@@ -115,7 +115,7 @@ def _band(curves: Sequence[Rows]) -> list[dict[str, float]]:
 def _finished(
     tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
 ) -> Rows:
-    rows = request_breakdown(tables, steps, worker=worker, validate=validate)
+    rows = request_breakdown(tables, steps, worker=worker, validate=validate, each_run=True)
     return [row for row in rows if row["finished"]]
 
 
