@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from analyses import ANALYSES
+from event_files import line, write_run
 
 from verl_profiler.analysis.overview import phase_totals
 from verl_profiler.analysis.requests import request_timeline
@@ -25,7 +26,7 @@ DATA = Path(__file__).parent.parent / "data"
 RUNS = ("small_run", "rehearsal_run.tar.gz", "tq/run.tar.gz", "colocate_async_run.tar.gz")
 # One query each; no recorded run has rows there.
 ONE_QUERY = {
-    *("own_spans", "engine_load", "engine_load_over_time"),
+    *("engine_load", "engine_load_over_time"),
     *("phase_efficiency", "device_use", "device_times"),
     *("range_times", "top_kernels", "gpu_idle"),
 }
@@ -44,10 +45,12 @@ def returned(tables):
 
 
 @pytest.fixture(scope="module")
-def found():
+def found(tmp_path_factory):
     columns = {name: set() for name in FUNCTIONS}
-    for run in RUNS:
-        with load(DATA / run, cache=False) as read:
+    of_users = tmp_path_factory.mktemp("runs") / "spans"
+    write_run(of_users, [line(event="lookup")])
+    for run in (*(DATA / each for each in RUNS), of_users):
+        with load(run, cache=False) as read:
             for name, more in returned(read.tables).items():
                 columns[name] |= more
     empty = Tables.of({})
