@@ -42,19 +42,19 @@ def mean_step(explained: Mapping[str, Rows], left_out: LeftOut) -> list[dict[str
             (name, mean_s, _about(name), category_color(name)) for name, mean_s in means.items()
         ]
         found.append(step_bar(run, parts))
-    of_trainer = (row for row in explained["bubble_ledger"] if row["pool"] != "rollout")
+    of_trainer = (
+        {**row, "each_s": row["device_s"] / row["devices"]}
+        for row in explained["bubble_ledger"]
+        if row["run"] not in paths and row["pool"] != "rollout"
+    )
     for run, rows in by_run(of_trainer).items():
         kept = steady(rows, left_out)
-        if run not in paths:
-            steps = len({row["step"] for row in kept})
-            spent = summed(
-                ({**row, "s": row["device_s"] / row["devices"]} for row in kept), "s", "account"
-            )
-            parts = [
-                (account, s / steps, ACCOUNTS[account], ACCOUNT_COLORS[account])
-                for account, s in spent.items()
-            ]
-            found.append(step_bar(run, parts))
+        steps = len({row["step"] for row in kept})
+        parts = [
+            (account, each_s / steps, ACCOUNTS[account], ACCOUNT_COLORS[account])
+            for account, each_s in summed(kept, "each_s", "account").items()
+        ]
+        found.append(step_bar(run, parts))
     return found
 
 

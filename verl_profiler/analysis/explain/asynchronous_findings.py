@@ -43,8 +43,6 @@ _TRY = {
     "dispatch": RULES["late_start"].advice,
     "unattributed": RULES["unexplained"].advice,
 }
-# Rules of what `overhead_by_timer` sets apart.
-_OF_TIMERS = ("validation", "checkpoint")
 _NOTHING = 1e-9
 _SYNCED = "SELECT DISTINCT run FROM event_counts WHERE event = 'weight_sync'"
 # Those whose findings are known: older runs lack what became of their samples.
@@ -147,11 +145,10 @@ class _Pool(Account):
         super().__init__(run, segments)
 
     def rule_of(self, category: str) -> tuple[str, Rule]:
-        for name in _OF_TIMERS:
-            if category in RULES[name].categories:
-                return name, RULES[name]
-        about = category.replace("_", " ")
-        about += f": {ACCOUNTS[category]}" if category in ACCOUNTS else ""
+        if category not in ACCOUNTS:
+            # A timer that `overhead_by_timer` has set apart.
+            return super().rule_of(category)
+        about = f"{category.replace('_', ' ')}: {ACCOUNTS[category]}"
         sentence = f"The trainer's devices spend {{lost_s}} per step ({{lost_share}}) on {about}."
         return category, Rule(sentence, _TRY.get(category, ""), ("bubble_ledger",), pooled=True)
 

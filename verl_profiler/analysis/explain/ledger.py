@@ -62,9 +62,7 @@ POOLS = {
     "rollout": "of the rollout",
 }
 
-_OVERHEADS = (
-    *("init", "testing", "validation", "save_checkpoint", "start_profile", "stop_profile"),
-)
+_OVERHEADS = ("init", "testing", "validation", "save_checkpoint", "start_profile", "stop_profile")
 # The account of the trainer's timers; all others are training.
 _TIMERS = {
     "step": "unattributed",
@@ -297,16 +295,17 @@ def _rows(
 
 
 def overhead_by_timer(tables: Tables, ledger: Rows) -> Rows:
-    """Return rows of `bubble_ledger`; overhead is divided by the trainer's timers, each an account of its own.
+    """Return rows of `bubble_ledger`; the trainer's overhead is divided by its timers, each an account of its own.
 
-    Of a step without any it stays one row.
+    Of a step without any, and of the rollout's devices, it stays one row.
     """
     timers: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
     for row in tables.rows(_OVERHEAD):
         timers[row["run"], row["step"]][row["phase"]] = row["spent_us"]
     found: Rows = []
     for row in ledger:
-        own = timers.get((row["run"], row["step"]), {}) if row["account"] == "overhead" else {}
+        divided = row["account"] == "overhead" and row["pool"] != "rollout"
+        own = timers.get((row["run"], row["step"]), {}) if divided else {}
         whole_us = sum(own.values())
         parts = {phase: us / whole_us for phase, us in own.items()} if whole_us else {}
         found += [

@@ -123,11 +123,6 @@ class Tables:
             )
         self._made.add(name)
 
-    def _create_empty(self, name: str) -> None:
-        columns = ", ".join(f'"{column}" {kind}' for column, kind in SCHEMAS[name].items())
-        self.connection.execute(f"CREATE TABLE {name} ({columns})")
-        self._made.add(name)
-
     def create_view(self, name: str, query: str, kind: str = "VIEW") -> None:
         """Make `name` a view of `query`, or a TABLE; it must have the table's columns."""
         columns = ", ".join(f'"{column}"' for column in SCHEMAS[name])
@@ -142,7 +137,7 @@ class Tables:
             if name in self._made or name not in derivations():
                 continue
             if name in _EVENTS and not self.has_events(_EVENTS[name]):
-                self._create_empty(name)
+                self.create_table(name, ())
                 continue
             query, kept = _typed(name)
             self.make(*_named(query))

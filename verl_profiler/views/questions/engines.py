@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED, request_engine_time
-from verl_profiler.render.charts import (
-    Series,
-    Spec,
-    chart,
-    name_bars,
-)
+from verl_profiler.render.charts import Series, Spec, chart, name_bars
 from verl_profiler.render.colors import CALL_PART_COLORS
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.view import Choice, DataTables, column, known, request_names, view
