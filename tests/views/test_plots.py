@@ -216,6 +216,44 @@ def test_only_who_others_wait_for_is_called_slow(spans, title):
     assert title_of(VIEWS["worker_phases"].spec(data, Choice(run="r"))).startswith(title)
 
 
+def test_nobody_is_called_slow_who_was_the_slowest_in_one_of_many_steps():
+    """Of 64 workers another one is last in each step: the first by name is no culprit."""
+    own = {"run": "r", "role": "agent_loop", "phase": "rollout"}
+    rows = [
+        {**own, "step": step, "name": f"worker_{worker}", "duration_s": 3.0 - waited_s}
+        | {"waited_s": waited_s, "slowest": not waited_s}
+        for step in range(1, 6)
+        for worker, waited_s in ((7 * step, 0.0), (0, 2.0))
+    ]
+    balance = [
+        {**own, "step": step, "processes": 64, "waited_s": 12.0, "slowest": f"worker_{7 * step}"}
+        for step in range(1, 6)
+    ]
+    spec = VIEWS["worker_phases"].spec(
+        {"worker_phases": rows, "worker_balance": balance}, Choice(run="r")
+    )
+
+    assert title_of(spec) == (
+        "Another worker was the slowest at rollout in each of 5 steps; the 63 others together "
+        "waited 12.0 s per step for the slowest"
+    )
+
+
+def test_bars_of_two_event_loops_of_a_process_name_the_loops():
+    """With the same call: a number behind the second does not distinguish them."""
+    rows = [
+        {"run": "r", "step": 1, "name": "worker_0", "role": "agent_loop", "loop": loop, "lags": 1}
+        | {"during": None, "code": None, "by_design": False, "total_s": 1.0, "max_s": 1.0}
+        | {"requests": 0}
+        for loop in ("main", "tools")
+    ]
+    spec = VIEWS["loop_suspects"].spec({"loop_suspects": rows}, Choice())
+
+    assert {"worker_0 (main): no probed call", "worker_0 (tools): no probed call"} == {
+        row["at"] for row in data_in(spec, "text")
+    }
+
+
 def test_the_heat_map_has_the_latest_worker_on_top_and_gaps_where_nothing_was_recorded():
     """Worker 17 of 64 is 2 s later than the others in 60 of 100 steps, and absent in step 50."""
     late = {step: 2.0 if step % 5 else 0.0 for step in range(1, 101)}
@@ -331,3 +369,20 @@ def test_the_plot_and_why_give_the_same_shares_of_the_critical_path():
     assert left_out
     title = title_of(VIEWS["critical_path"].spec(data, choice))
     assert title.startswith(f"{of_first} of the critical path is {first}, {of_second} {second};")
+
+
+def test_the_plot_and_why_have_the_same_stragglers():
+    """Without the first step, in which others are late; with it where it is chosen."""
+    with load(DATA / "critic_run.tar.gz", cache=False) as run:
+        data, choice = data_of(run, "stragglers")
+        listed = explanations(run.tables, None)
+        whole, _ = data_of(run, "stragglers", steps=(1, 9))
+    drawn = data_in(VIEWS["stragglers"].spec(data, choice), "text")
+
+    assert listed["stragglers"] == data["stragglers"]
+    among = len(listed["straggler_requests"])
+    assert listed["straggler_requests"] == data["straggler_requests"][:among]
+    assert (
+        max(row["of_steps"] for row in whole["stragglers"]) == 1 + data["stragglers"][0]["of_steps"]
+    )
+    assert "long requests" in {row["at"] for row in drawn}

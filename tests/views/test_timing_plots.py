@@ -1,14 +1,14 @@
 """The pictures of a console log: gaps stay gaps, counts are no seconds, special steps are marked."""
 
 import collections
-import json
 import re
+import statistics
 
 import pytest
 
 pytest.importorskip("vl_convert")
 
-from chart_reading import data_in, every_channel, panels_of, words
+from chart_reading import data_in, every_channel, panels_of, title_of, words
 from console_logs import FORMS, log
 
 from verl_profiler.reading.formats.console_steps import logged_runs
@@ -132,14 +132,31 @@ def test_the_throughput_is_named_per_gpu_and_the_job_s_stands_beside_it(run):
     assert "median " in shown
 
 
-def test_a_rounded_zero_does_not_empty_a_logarithmic_picture(tmp_path):
-    """As verl 0.3 prints adv: with it in the data, Vega drew all lines at the upper edge."""
+def test_throughput_has_a_line_at_the_mean(run):
+    """Of the tokens per second, and of the time per step; both axes begin at 0."""
+    spec = drawn("throughput", run)
+    tokens, times = ([row["mean"] for row in data_in(each, "mean")] for each in panels_of(spec))
+
+    values = [line.values["perf/throughput"] for line in run.lines]
+    assert [statistics.fmean(values)] == pytest.approx(tokens, rel=1e-5)
+    assert 1 == len(times)
+    assert "Broken lines: the mean." in words(spec)
+
+
+def test_a_pass_of_some_steps_is_not_what_components_are_compared_by(tmp_path):
+    """Validation takes the longest, and only every fourth step has one."""
+    run = run_of(log(FORMS["verl-0.3-ppo"], range(1, 9)), tmp_path)
+
+    assert title_of(drawn("component_comparison", run)).startswith("update_actor takes ")
+
+
+def test_times_per_token_begin_at_zero(tmp_path):
+    """Also where they differ by a factor of 500, and where verl 0.3 rounds adv to 0.000."""
     text = log(FORMS["verl-0.3-ppo"], range(1, 9))
     small = re.sub(r"(timing_per_token_ms/adv:)[\d.]+", r"\g<1>0.0001", text)
     zero = small.replace("adv:0.0001", "adv:0.000", 3)
-    spec = PICTURES["per_token_timing"](run_of(zero, tmp_path))
-    values = [row["value"] for row in data_in(spec, "line")]
+    spec = drawn("per_token_timing", run_of(zero, tmp_path))
+    (scale,) = [each["scale"] for name, each in every_channel(spec) if name == "y"]
 
-    assert "log scale" in json.dumps(spec)
-    assert 3 == zero.count("timing_per_token_ms/adv:0.000 ")
-    assert 0.0001 == min(values)
+    assert {"zero": True} == scale
+    assert 3 == [row["value"] for row in data_in(spec, "line")].count(0)

@@ -262,7 +262,6 @@ def quantity(
     *,
     form: str = "",
     ends: tuple[float | None, float | None] = (0, None),
-    log: bool = False,
     **axis: Any,
 ) -> Spec:
     """Return a channel of numbers; its axis begins at 0 unless `ends` have another begin.
@@ -272,11 +271,10 @@ def quantity(
         title: Of the axis, with its unit; None for none.
         form: A number format of d3: `%` for shares; `s` for seconds, which are labeled with their unit.
         ends: Of the axis; None where the numbers end.
-        log: A logarithmic axis.
         axis: More properties of the axis.
     """
-    scale: Spec = {"type": "log"} if log else {"zero": ends[0] == 0}
-    if ends[0] and not log:
+    scale: Spec = {"zero": ends[0] == 0}
+    if ends[0]:
         scale["domainMin"] = _value(ends[0])
     if ends[1] is not None:
         # Sums of floats differ in their last digits.
@@ -522,7 +520,6 @@ def step_lines(
     title: str,
     *,
     form: str = "",
-    log: bool = False,
 ) -> list[Spec]:
     """Draw lines over steps, broken where steps of a line's own stride are missing.
 
@@ -533,7 +530,6 @@ def step_lines(
         series: What to draw; rows without a value are left out.
         title: Of the vertical axis, with its unit.
         form: Of the vertical axis.
-        log: It is logarithmic.
     """
     each, groups = _neighbors(steps, _POINTS)
     place = {
@@ -548,9 +544,7 @@ def step_lines(
     for name, own, key, code, *dash in series:
         among: dict[float, list[float]] = {}
         for row in own:
-            # A logarithmic axis with a 0 draws nothing at all.
-            shown = row[key] is not None and (row[key] > 0 or not log)
-            if shown and row["step"] in place:
+            if row[key] is not None and row["step"] in place:
                 among.setdefault(place[row["step"]], []).append(row[key])
         if not among:
             continue
@@ -573,7 +567,7 @@ def step_lines(
             mark,
             tip=("step", "line", "value"),
             x=steps_axis(steps),
-            y=quantity("value", title + _mean_of(each), form=form, log=log),
+            y=quantity("value", title + _mean_of(each), form=form),
             **more,
         )
     ]

@@ -124,8 +124,6 @@ _FEW = frozenset({"validation_times"})
 _DETAILED_STEPS = 150
 _ROWS = 4_000
 _VIEW_ROWS = 1_000
-# Explanations that leave the warm-up out, where a view has all steps.
-_STEADY = frozenset({"stragglers", "straggler_requests"})
 # Columns of the lists of steps and of requests, and the tables that describe them.
 _STEP_COLUMNS = (
     *("duration_s", "gen_s", "longest_phase", "longest_share", "unaccounted_s", "requests"),
@@ -185,7 +183,7 @@ def document(
 
     choice = Choice(steps=steps)
     views: dict[str, dict[str, Any]] = {}
-    known = {name: rows for name, rows in (found | whys).items() if name not in _STEADY}
+    known = found | whys
     for name, view in VIEWS.items():
         rows = view.analysis(tables, choice, known)
         charts, missing = view.charts(rows, run.labels, choice)

@@ -19,6 +19,7 @@ from verl_profiler.render.charts import (
     Series,
     Spec,
     chart,
+    layer,
     panel,
     step_bars,
     step_lines,
@@ -37,7 +38,6 @@ _STYLES = {"max": _DASHED, "slowest": [8, 2, 2, 2, 2, 2], "mean": [6, 2, 1, 2], 
 # The timers that people compare first, and the share of the step from which others join them.
 _COMPARED = ("gen", "update_actor", "update_critic", "update_critic_actor")
 _COMPARED_SHARE = 0.05
-_LOG_SCALE = 100
 
 _DENOMINATORS = (
     "verl divides gen by response tokens, and the others by prompt and response tokens, so gen "
@@ -120,8 +120,6 @@ def per_token_timing(run: LoggedRun, steps: Rows) -> Spec:
     }
     middles = {name: statistics.median(column(own, "ms_per_token")) for name, own in timers.items()}
     most = max(middles, key=lambda name: middles[name])
-    positive = [middle for middle in middles.values() if middle > 0]
-    wide = len(positive) > 1 and max(positive) > _LOG_SCALE * min(positive)
     responses = {name for name in timers if "response" in per[name]}
     lines: list[Line] = [
         (
@@ -133,11 +131,10 @@ def per_token_timing(run: LoggedRun, steps: Rows) -> Spec:
         )
         for name, own in timers.items()
     ]
-    axis = "time per token [ms]" + (", log scale" if wide else "")
     return chart(
         f"{most} takes {_ms(middles[most])} {per[most]} (median)",
         _about(run, steps),
-        panel(step_lines(_numbers(steps), lines, axis, log=wide), height=320),
+        panel(step_lines(_numbers(steps), lines, "time per token [ms]"), height=320),
         notes=[_DENOMINATORS] * bool(responses),
     )
 
@@ -168,10 +165,18 @@ def throughput(run: LoggedRun, steps: Rows) -> Spec:
         if known(steps, key):
             line: Line = (_middles(known(steps, key), words), steps, key, code)
             drawn = step_lines(_numbers(steps), [line], axis, form=form)
-            panels.append(panel(drawn, height=200))
+            mean = [{"mean": statistics.fmean(known(steps, key))}]
+            rule = layer(
+                mean,
+                {"type": "rule", "strokeDash": [4, 3]},
+                tip=("mean",),
+                y=drawn[0]["encoding"]["y"] | {"field": "mean"},
+                color=code,
+            )
+            panels.append(panel(drawn, rule, height=200))
     if not panels:
         raise NothingToDraw("the log has neither perf/throughput nor a time per step")
-    return chart(title, _about(run, steps) + more, *panels)
+    return chart(title, _about(run, steps) + more, *panels, notes="Broken lines: the mean.")
 
 
 def _middles(values: Sequence[float], words: Callable[[float], str]) -> str:
@@ -190,10 +195,9 @@ def component_comparison(run: LoggedRun, steps: Rows) -> Spec:
         if name in _COMPARED
         or (name != "unaccounted" and sum(column(own, "duration_s")) >= _COMPARED_SHARE * total)
     } or timers
-    means = {name: statistics.fmean(column(own, "duration_s")) for name, own in chosen.items()}
-    most = max(means, key=lambda name: means[name])
+    most = max(chosen, key=lambda name: sum(column(chosen[name], "duration_s")))
     return _times(
-        f"{most} takes {seconds(means[most])} on average",
+        f"{most} takes {seconds(statistics.fmean(column(chosen[most], 'duration_s')))} on average",
         chosen,
         run,
         steps,

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from verl_profiler.analysis.explain import stragglers as waits
 from verl_profiler.analysis.explain.critical_path import critical_path
 from verl_profiler.analysis.explain.rules import UNEXPLAINED
-from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
-from verl_profiler.analysis.selection import Rows, grouped, named, steady, summed, warm_ups
+from verl_profiler.analysis.selection import (
+    Rows,
+    Steps,
+    after_warm_up,
+    grouped,
+    named,
+    steady,
+    summed,
+    warm_ups,
+)
+from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Series, Spec, chart, layer, name_bars, panel, step_bars
 from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
 from verl_profiler.render.text import without
@@ -148,6 +158,16 @@ _DUE_TO = {
 }
 
 
+def stragglers(tables: Tables, steps: Steps = None) -> Rows:
+    """Return the stragglers of the steps that `why` has: without the warm-up."""
+    return waits.stragglers(tables, after_warm_up(tables, steps))
+
+
+def straggler_requests(tables: Tables, steps: Steps = None) -> Rows:
+    """Return the requests of these stragglers."""
+    return waits.straggler_requests(tables, after_warm_up(tables, steps))
+
+
 @view(
     "stragglers",
     "Which requests, tools, workers and ranks do the others wait for, and why?",
@@ -178,7 +198,7 @@ def _stragglers(data: DataTables, choice: Choice) -> Spec:
     shown = [*reasons, *others]
     bars = name_bars(
         [
-            row["who"] if row["kind"] == "request" else f"{row['kind']}: {row['who']}"
+            _DUE_TO[row["who"]] if row["kind"] == "request" else f"{row['kind']}: {row['who']}"
             for row in shown
         ],
         [
@@ -197,5 +217,6 @@ def _stragglers(data: DataTables, choice: Choice) -> Spec:
         f"{choice.text()}: {counted(max(row['of_steps'] for row in rows), 'step')}; wait time, attributed to "
         "what is still running",
         bars,
-        notes="Percent: share of the wait time of its kind.",
+        notes="Percent: share of the wait time of its kind. The first step is left out as warm-up if "
+        "two others remain.",
     )

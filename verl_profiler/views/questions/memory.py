@@ -183,9 +183,12 @@ def _suspects(data: DataTables, choice: Choice) -> Spec:
         notes.append(
             f"Not drawn: {counted(sum(row['lags'] for row in early), 'stall')} before the first step."
         )
+    loops = grouped(shown, "name", "during")
     bars = name_bars(
         [
-            f"{each['name']}: {each['during'] or 'no probed call'}"
+            each["name"]
+            + (f" ({each['loop']})" if len(loops[each["name"], each["during"]]) > 1 else "")
+            + f": {each['during'] or 'no probed call'}"
             + (f" ({each['code']})" if each["code"] else "")
             for each in shown
         ],

@@ -67,10 +67,10 @@ def _worker_title(balance: Rows, steps: int) -> str:
     who = "the other" if others == 1 else f"the {others} others together"
     if steps == 1:
         return f"{most} was the slowest at {phase}: {who} waited {seconds(waited)} for it"
-    return (
-        f"{most} was the slowest at {phase} in {names.count(most)} of {len(same)} steps; "
-        f"{who} waited {seconds(waited)} per step for the slowest"
-    )
+    slowest = f"{most} was the slowest at {phase} in {names.count(most)} of {len(same)} steps"
+    if names.count(most) == 1:
+        slowest = f"Another worker was the slowest at {phase} in each of {len(same)} steps"
+    return f"{slowest}; {who} waited {seconds(waited)} per step for the slowest"
 
 
 def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Spec:
