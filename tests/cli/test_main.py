@@ -28,6 +28,8 @@ LONG = """
     SELECT max(md5(repeat('x', 500 + range % 2))) FROM numbers
 """
 
+LOG = SMALL.parent / "console_logs" / "verl-0.9.1-real.log"
+
 
 def test_an_interrupt_during_a_query_is_no_error(monkeypatch, capsys):
     """However deep in duckdb a command is."""
@@ -86,6 +88,8 @@ def test_an_error_of_ours_is_told_in_plain_lines(monkeypatch, capsys):
         # An archive, or another file, does not grow.
         (f"summary --follow {__file__}", "no-such-run", "test_main.py"),
         ("summary --follow RUN --step 1", "option-not-heeded", "--steps"),
+        # The log would be read as a file of events without an event.
+        (f"summary RUN {LOG}", "runs-and-logs", "verl-0.9.1-real.log is a log, and "),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_is(words, slug, says, capsys):
@@ -236,10 +240,9 @@ def test_an_unknown_option_is_answered_with_the_options_of_its_command(capsys):
 
 def test_the_example_of_a_missing_step_can_be_pasted(capsys):
     """Of RUN@N too, which takes no blank; a log's has the same form."""
-    log = SMALL.parent / "console_logs" / "verl-0.9.1-real.log"
     assert 2 == main(["diff", f"{CACHED}@9", str(CACHED)])
     assert f"For example {CACHED}@2 (no-such-step)" in capsys.readouterr().err
-    assert 2 == main(["summary", str(log), "--step", "99"])
+    assert 2 == main(["summary", str(LOG), "--step", "99"])
     assert (
         "step 99 is not in the log; it has 1 to 3.\nFor example --step 3" in capsys.readouterr().err
     )

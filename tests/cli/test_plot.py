@@ -45,8 +45,10 @@ def test_a_specification_is_written_to_be_restyled(tmp_path, capsys):
     assert 0 == run("slowest_requests", SMALL, "--spec", "--out", tmp_path)
     assert path.read_text() == (tmp_path / "slowest_requests.vl.json").read_text()
     capsys.readouterr()
-    with pytest.raises(ReadingError, match="contradict"):
+    with pytest.raises(SystemExit):
         run("slowest_requests", SMALL, "--spec", "--format", "svg", "--out", tmp_path / "x")
+    assert "not allowed with argument --spec" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
 
 
 def test_each_run_has_its_own_slowest_requests(capsys):
@@ -101,7 +103,7 @@ def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
             "output-format",
             "contradict",
         ),
-        (["all", SMALL, "--csv"], "output-format", "--out FOLDER"),
+        (["all", SMALL, "--csv"], "output-format", "Name the plot; --json has all tables"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_what_can(arguments, slug, said, monkeypatch, tmp_path):
@@ -130,14 +132,19 @@ def test_the_numbers_are_those_of_the_plot(capsys):
 
 
 def test_numbers_go_to_files_as_well(tmp_path, capsys):
-    """A file per table in a folder, or the plot's own in a named file."""
+    """Named after the plot in a folder, or as they are named."""
+    (tmp_path / "folder").mkdir()
     assert 0 == run("step_durations", SMALL, "--csv", "--out", tmp_path / "folder")
+    assert 0 == run("step_durations", SMALL, "--json", "--out", tmp_path / "folder")
     assert 0 == run("step_durations", SMALL, "--csv", "--out", tmp_path / "one.csv")
     assert 0 == run("step_durations", SMALL, "--json", "--out", tmp_path / "one.json")
     capsys.readouterr()
 
     assert (tmp_path / "one.csv").read_text() == (
         tmp_path / "folder/step_durations.csv"
+    ).read_text()
+    assert (tmp_path / "one.json").read_text() == (
+        tmp_path / "folder/step_durations.json"
     ).read_text()
 
 

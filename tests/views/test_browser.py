@@ -342,26 +342,46 @@ WRITTEN = """(() => {
 })()"""
 
 
+CHARTS = "[...document.querySelectorAll('.vega')]"
+
+
+def cut_texts(browser):
+    """Draw every chart; return how many texts they have, and those that are cut."""
+    browser.evaluate(WRITTEN)
+    for number in range(browser.evaluate(f"{CHARTS}.length")):
+        browser.evaluate(f"{CHARTS}[{number}].scrollIntoView({{block: 'center'}})")
+        browser.wait(f"{CHARTS}[{number}].dataset.drawn")
+    browser.settle()
+    written = browser.evaluate("window.written")
+    return len(written), [
+        each for each in written if each[1] < -1 or each[2] > each[3] + 1 or "…" in each[0]
+    ]
+
+
+def test_the_charts_of_a_log_have_whole_texts_on_a_phone(browser, tmp_path):
+    """Legends name each timer with its mean."""
+    for log in sorted((SMALL.parent / "console_logs").glob("*.log")):
+        out = tmp_path / f"{log.stem}.html"
+        assert 0 == main(["report", str(log), "--out", str(out)])
+        browser.open(out, width=390)
+        texts, cut = cut_texts(browser)
+        assert (texts > 50, cut) == (True, []), log.name
+
+
 @pytest.mark.parametrize("width", [390, 700, 1280])
 def test_a_chart_is_drawn_when_it_comes_into_view(browser, small, width):
     """As wide as its box, with whole texts, in light and dark; with its title, notes and table."""
     opened(browser, small, width=width)
-    browser.evaluate(WRITTEN)
-    charts = "[...document.querySelectorAll('.vega')]"
+    charts = CHARTS
     drawn = f"{charts}.map((box) => Boolean(box.querySelector('canvas')))"
     count = len(browser.evaluate(drawn))
     assert not browser.evaluate(drawn)[-1]
-    for number in range(count):
-        browser.evaluate(f"{charts}[{number}].scrollIntoView({{block: 'center'}})")
-        browser.wait(f"{charts}[{number}].dataset.drawn")
-    browser.settle()
+    texts, cut = cut_texts(browser)
     wide = browser.evaluate(
         f"{charts}.map((box) => [box.querySelector('canvas').offsetWidth, box.clientWidth])"
     )
     assert [pair for pair in wide if pair[0] > pair[1] + 1] == []
-    written = browser.evaluate("window.written")
-    cut = [each for each in written if each[1] < -1 or each[2] > each[3] + 1 or "…" in each[0]]
-    assert (len(written) > 200, cut) == (True, [])
+    assert (texts > 200, cut) == (True, [])
     picture = f"{charts}[0].querySelector('canvas').toDataURL()"
     light = browser.evaluate(picture)
     browser.evaluate("document.getElementById('theme').click()")

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from cached_runs import SMALL
+from chart_reading import words
 from commands import command
 from event_files import ended, write_lines
 from hypothesis import given
@@ -162,10 +163,10 @@ def test_engine_times_that_were_not_reported_are_said_not_zero(tmp_path):
     )
     data = of(tmp_path / "run")
 
-    (said,) = data["notes"]["Rollout"]
-    assert said.startswith("The engine did not report queue, prefill and decode times; ")
-    assert said.endswith("set profiler.events.engine_timing=true.")
-    assert "Not recorded: profiler.events.exclude had memory." in data["about"]["notes"]
+    (chart,) = data["views"]["request_engine_time"]["charts"]
+    assert "with profiler.events.engine_timing=true" in words(chart)
+    settings = dict(data["about"]["launches"][0]["settings"])
+    assert '["memory"]' == settings["events.exclude"]
     (call,) = data["timelines"]["requests"]["calls"][0]
     assert [None, None, None] == [*call, None, None, None, None, None][6:9]
 
@@ -185,7 +186,8 @@ def test_a_run_without_engines_counts_the_calls_of_its_servers(tmp_path):
 
     counted = [lane for lane in data["timelines"]["scenes"][0]["lanes"] if lane["kind"] == "count"]
     assert [("s:0", 1)] == [(lane["name"], lane["most"]) for lane in counted]
-    assert data["notes"]["Rollout"][0].startswith("The engine servers were not recorded")
+    (chart,) = data["views"]["request_engine_time"]["charts"]
+    assert "what they consist of was not recorded" in words(chart)
 
 
 def test_a_request_without_an_end_is_drawn_to_where_it_was_last_seen(tmp_path):

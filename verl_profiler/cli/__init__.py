@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ __all__ = ["COMMANDS", "main", "parsed", "run_command", "version"]
 
 _COLLECT_EVERY = 1_000_000
 _OF_RUNS_ALONE = ("requests", "plot", "export", "stuck")
+_OF_BOTH = ("timing", "tq")
 # Exports of TransferQueue's calls, which console logs have.
 _OF_TRANSFERS = ("otlp", "prometheus", "jsonl")
 COMMANDS = (
@@ -188,18 +190,25 @@ def _check_kind(args: argparse.Namespace) -> None:
     """Refuse another profiler's trace, and a log where only a recorded run has the answer."""
     from verl_profiler.reading.formats.registry import refuse_trace
 
-    names = ("runs", "logs", "paths", "run_directory")
+    names = ("runs", "logs", "run_directory")
     given: Any = next(filter(None, (getattr(args, name, None) for name in names)), None)
     paths: list[Path] = [given] if isinstance(given, Path) else given or []
     for path in paths:
         refuse_trace(path)
-    if args.command not in _OF_RUNS_ALONE or getattr(args, "format", None) in _OF_TRANSFERS:
+    if args.command in _OF_BOTH or getattr(args, "format", None) in _OF_TRANSFERS:
         return
     from verl_profiler.cli.logs import are_logs
 
-    if paths and are_logs(paths):
+    logs = [path for path in paths if are_logs([path])]
+    runs = [path for path in paths if path not in logs and os.path.exists(path)]
+    if logs and runs:
         raise ReadingError(
-            f"{paths[0]} is a log, which has no requests, tools, engines or ranks.\n"
+            f"{logs[0]} is a log, and {runs[0]} is a run.\nUse one command for each",
+            "runs-and-logs",
+        )
+    if logs and args.command in _OF_RUNS_ALONE:
+        raise ReadingError(
+            f"{logs[0]} is a log, which has no requests, tools, engines or ranks.\n"
             "summary, why, report, diff, timing, tq and memory take logs; +profiler=multiturn records a run",
             "log-given",
         )

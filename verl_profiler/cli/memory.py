@@ -12,21 +12,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, check_steps
+from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, opened_run
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.terminal import print_error
-from verl_profiler.errors import ReadingError
-from verl_profiler.reading.formats.console_log import is_log_file
-from verl_profiler.reading.formats.registry import is_run
 from verl_profiler.render.visible import shown
-
-if TYPE_CHECKING:
-    from verl_profiler.reading.reader import Run
 
 __all__ = ["add_arguments", "run"]
 
@@ -46,15 +38,23 @@ def run(args: argparse.Namespace) -> int:
         ReadingError: The paths or the arguments cannot be used (exit code 2).
     """
     from verl_profiler.analysis import memory
+    from verl_profiler.cli.logs import are_logs
+    from verl_profiler.reading.formats.console_memory import read_logs
     from verl_profiler.views.memory_text import memory_text
 
+    of_logs = are_logs(args.runs)
     with ExitStack() as stack:
-        tables, about, launches = _open(args.paths, not args.no_cache, stack)
-        if "run" in about:
-            check_steps(about["run"], args.steps)
+        if of_logs:
+            tables, problems = read_logs(args.runs)
+            found = tables.rows("SELECT DISTINCT run FROM memory ORDER BY run")
+            labels, launches = [row["run"] for row in found], {}
+        else:
+            opened = stack.enter_context(opened_run(args))
+            tables, problems, labels = opened.tables, opened.problems, opened.labels
+            launches = opened.launches
         content: dict[str, Any] = {
             "format": 2,
-            "runs": about["runs"],
+            "runs": labels,
             "findings": memory.memory_findings(tables, args.steps, launches=launches),
             "tables": {
                 ask.__name__: ask(tables, args.steps)
@@ -64,42 +64,16 @@ def run(args: argparse.Namespace) -> int:
                     memory.release_effects,
                 )
             },
-            "problems": about["problems"],
+            "problems": problems,
         }
     empty = not any(content["tables"].values())
     if args.json:
         kept, left_out = bounded(content["tables"])
         print_json({**content, "tables": kept, "left_out": left_out})
     elif empty:
-        why_not = content["problems"] if "run" not in about else ()
         hint = "A run records it unless profiler.events.exclude has memory."
-        print_error("nothing to report: no memory was recorded.", *(why_not or (hint,)))
+        why_not = content["problems"] if of_logs else (hint,)
+        print_error("nothing to report: no memory was recorded.", *why_not)
     else:
         sys.stdout.write(memory_text(shown(content)))
     return 1 if empty else 0
-
-
-def _open(paths: Sequence[Path], cache: bool, stack: ExitStack) -> tuple[Any, dict[str, Any], Any]:
-    """Open runs, or read console logs; the two cannot be combined."""
-    logs = [path for path in paths if _is_log(path)]
-    if logs and len(logs) < len(paths):
-        raise ReadingError(
-            f"{logs[0]} is a console log, and {next(p for p in paths if p not in logs)} is a run.\n"
-            "Use one command for each.",
-            "runs-and-logs",
-        )
-    if logs:
-        from verl_profiler.reading.formats.console_memory import read_logs
-
-        tables, problems = read_logs(logs)
-        names = [row["run"] for row in tables.rows("SELECT DISTINCT run FROM memory ORDER BY run")]
-        return tables, {"runs": names, "problems": problems}, {}
-    from verl_profiler.reading.reader import load
-
-    opened: Run = stack.enter_context(load(list(paths), cache=cache))
-    about = {"runs": opened.labels, "problems": opened.problems, "run": opened}
-    return opened.tables, about, opened.launches
-
-
-def _is_log(path: Path) -> bool:
-    return is_log_file(path) and not is_run(path)

@@ -80,7 +80,7 @@ def opened_run(args: argparse.Namespace) -> AbstractContextManager[Run]:
 def add_runs_or_logs(parser: argparse.ArgumentParser) -> None:
     """Declare the runs or console logs to read; `formats.registry.is_run` distinguishes them."""
     parser.add_argument(
-        "paths",
+        "runs",
         metavar="RUN|LOG",
         nargs="+",
         type=run_argument,

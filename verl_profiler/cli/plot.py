@@ -14,7 +14,6 @@ written to --out.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,6 @@ from verl_profiler.cli.output import (
     json_text,
     refuse_overwriting,
     replacing,
-    write_whole,
 )
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -43,7 +41,6 @@ from verl_profiler.render.visible import visible
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from verl_profiler.analysis.selection import Rows
     from verl_profiler.reading.reader import Run
     from verl_profiler.views.view import Choice, View
 
@@ -81,10 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_out(
         parser, "the file to write, or a folder (default: NAME.FORMAT here; all: the folder plots)"
     )
-    parser.add_argument(
-        "--format", choices=_FORMATS, help="default: from the name of --out, or png", default=None
-    )
     numbers = parser.add_mutually_exclusive_group()
+    numbers.add_argument(
+        "--format", choices=_FORMATS, help="default: from the name of --out, or png"
+    )
     numbers.add_argument("--json", action="store_true", help="print the numbers as JSON")
     numbers.add_argument(
         "--spec",
@@ -133,6 +130,11 @@ def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, Vi
         )
     given = {"worker"} if args.worker is not None else set[str]()
     given |= {"validate"} if args.validate else set()
+    if args.name == _ALL and args.csv:
+        raise ReadingError(
+            "--csv prints the table of one plot.\nName the plot; --json has all tables",
+            "output-format",
+        )
     if args.name == _ALL:
         return {name: view for name, view in views.items() if given <= view.takes}
     if args.name not in views:
@@ -204,11 +206,6 @@ def _form(args: argparse.Namespace) -> str:
 
     form: str | None = args.format
     suffix = "" if args.out is None or args.out.is_dir() else args.out.suffix.lower().lstrip(".")
-    if args.spec and form is not None:
-        raise ReadingError(
-            f"--spec and --format {form} contradict each other.\nLeave one of them out",
-            "output-format",
-        )
     if suffix in _FORMATS and (args.spec or form not in (None, suffix)):
         raise ReadingError(
             f"--out {args.out} and --{'spec' if args.spec else f'format {form}'} contradict each other.\n"
@@ -244,16 +241,7 @@ def _write_numbers(opened: Run, chosen: Mapping[str, View], args: argparse.Names
     numbers = {
         name: plot.analysis(opened.tables, _choice("", args)) for name, plot in chosen.items()
     }
-    (_write_json if args.json else _write_csv)(opened, numbers, args)
-    empty = [name for name, data in numbers.items() if not next(iter(data.values()))]
-    for name in empty:
-        print_error(f"verl-profiler plot: {name}: no numbers: {chosen[name].empty}")
-    return 1 if len(empty) == len(numbers) else 0
-
-
-def _write_json(
-    opened: Run, numbers: Mapping[str, Mapping[str, Rows]], args: argparse.Namespace
-) -> None:
+    own = {name: next(iter(data.values())) for name, data in numbers.items()}
     content = {
         "format": 2,
         "runs": opened.labels,
@@ -264,28 +252,12 @@ def _write_json(
         "notes": opened.notes,
         "problems": opened.problems,
     }
+    text = json_text(content) if args.json else csv_text(own[args.name])
     out: Path | None = args.out
-    path = out / f"{args.name}.json" if out is not None and out.is_dir() else out
-    give(json_text(content), path, force=args.force)
-
-
-def _write_csv(
-    _opened: Run, numbers: Mapping[str, Mapping[str, Rows]], args: argparse.Namespace
-) -> None:
-    own = next(iter(next(iter(numbers.values())).items()))
-    if args.out is None:
-        # A terminal takes one table: the plot's own.
-        if len(numbers) > 1:
-            raise ReadingError(
-                "--csv of all plots needs a folder to write to.\nAdd --out FOLDER", "output-format"
-            )
-        sys.stdout.write(csv_text(own[1]))
-        return
-    tables = {table: rows for data in numbers.values() for table, rows in data.items() if rows}
-    if args.out.suffix.lower() == ".csv" and len(numbers) == 1:
-        tables = {table: rows for table, rows in tables.items() if table == own[0]}
-    paths = _targets(tables, "csv", args)
-    refuse_overwriting(*paths.values(), force=args.force)
-    for table, path in paths.items():
-        write_whole(path, [csv_text(tables[table])])
-        print(visible(f"Wrote {path}"))
+    if out is not None and out.is_dir():
+        out /= f"{args.name}.{'json' if args.json else 'csv'}"
+    give(text, out, force=args.force)
+    empty = [name for name, rows in own.items() if not rows]
+    for name in empty:
+        print_error(f"verl-profiler plot: {name}: no numbers: {chosen[name].empty}")
+    return 1 if len(empty) == len(numbers) else 0

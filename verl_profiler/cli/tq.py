@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from verl_profiler.reading.tq_sources import has_transfers, open_sources
 
-    with open_sources(args.paths, cache=not args.no_cache) as sources:
+    with open_sources(args.runs, cache=not args.no_cache) as sources:
         if not any(has_transfers(source) for source in sources):
-            print_error(*nothing(args.paths))
+            print_error(*nothing(args.runs))
             return 1
         check(sources, args)
         tables = _gathered(sources, args)

@@ -457,7 +457,6 @@ def name_bars(
     *,
     above: str = "",
     texts: Sequence[str] = (),
-    legend: bool = True,
     form: str = "",
 ) -> Spec:
     """Return a panel of stacked horizontal bars with their names, the first on top.
@@ -468,7 +467,6 @@ def name_bars(
         title: Of the horizontal axis, with its unit.
         above: The title of the panel, where there are several.
         texts: At the ends of the bars.
-        legend: The parts are named below.
         form: Of the horizontal axis.
     """
     listed = _drawn(series)
@@ -492,7 +490,7 @@ def name_bars(
             x=x,
             x2={"field": "high"},
             y=y,
-            color=colored("part", codes, legend=legend and "" not in codes),
+            color=colored("part", codes, legend="" not in codes),
         )
     ]
     if texts:

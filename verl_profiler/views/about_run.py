@@ -10,16 +10,12 @@ from typing import Any
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.events.json_values import is_list, is_object, mapping_or_empty
 from verl_profiler.events.redaction import recorded_command, recorded_values
-from verl_profiler.events.vocabulary import FAMILIES
 from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import short_text
 
 __all__ = [
     "about_run",
-    "engine_notes",
-    "event_settings",
-    "families_off",
     "launch_facts",
     "processes",
     "recorded_events",
@@ -43,15 +39,6 @@ def processes(tables: Tables) -> Rows:
         "SELECT run, name, role, host, pid::VARCHAR AS pid, recorded_events, size_bytes, dropped, "
         f"write_errors, end_reason FROM processes ORDER BY run, role, rank, name LIMIT {_ROWS}"
     )
-
-
-def event_settings(run: Run) -> dict[str, Any]:
-    """Return the `events` settings of the first run that has them."""
-    for launch in run.launches.values():
-        events = mapping_or_empty(launch.get("settings")).get("events")
-        if is_object(events):
-            return events
-    return {}
 
 
 def about_run(run: Run, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,43 +125,3 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         else:
             text = each if isinstance(each, str) else json.dumps(each, default=str)
             yield f"{prefix}{key}", text
-
-
-def families_off(settings: Mapping[str, Any]) -> list[str]:
-    """Return which families of events a run did not record, in a sentence; empty if it had all.
-
-    Args:
-        settings: `profiler.events` of the run.
-    """
-    excluded = settings.get("exclude")
-    off = [each for each in FAMILIES if is_list(excluded) and each in excluded]
-    return [f"Not recorded: profiler.events.exclude had {', '.join(off)}."] if off else []
-
-
-def engine_notes(
-    found: Mapping[str, Rows], recorded: Mapping[str, int], settings: Mapping[str, Any]
-) -> list[str]:
-    """Return which parts of engine calls are unknown, and how to record them.
-
-    Args:
-        found: The rows of the analyses, by name.
-        recorded: Number of events by name.
-        settings: `profiler.events` of the run.
-    """
-    times = found["engine_times"]
-    if not times:
-        return []
-    if not recorded.get("engine_request"):
-        return ["The engine servers were not recorded: engine calls have no components."]
-    absent = [
-        name
-        for name in ("queue", "prefill", "decode")
-        if all(r[f"{name}_s"] is None for r in times)
-    ]
-    if not absent:
-        return []
-    listed = f"{', '.join(absent[:-1])} and {absent[-1]}" if len(absent) > 1 else absent[0]
-    text = f"The engine did not report {listed} times"
-    if settings.get("engine_timing") is False:
-        return [f"{text}; set profiler.events.engine_timing=true."]
-    return [f"{text}."]

@@ -38,11 +38,7 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.about_run import (
     about_run,
-    engine_notes,
-    event_settings,
-    families_off,
     processes,
-    recorded_events,
 )
 from verl_profiler.views.columns import page_view, section, shown_columns
 from verl_profiler.views.mean_step import mean_step
@@ -162,11 +158,7 @@ def document(
     places = {(row["run"], row["step"]): place for place, row in enumerate(listed)}
     lengths = {place: row["duration_s"] or 0.0 for place, row in enumerate(listed)}
     detailed = {*spread(lengths, _DETAILED_STEPS)}
-    settings = event_settings(run)
-    about = about_run(run, defaults)
-    about["notes"] += families_off(settings)
     notes = {
-        "Rollout": engine_notes(found, recorded_events(tables, steps), settings),
         "Memory and event loops": [
             f"{row['message']} {row['advice']}".strip()
             for row in memory_findings(tables, steps, launches=run.launches)
@@ -199,7 +191,7 @@ def document(
         {"step_times": listed}, run.labels, left_out(tables, steps), whys["findings"]
     )
     return {
-        "about": about,
+        "about": about_run(run, defaults),
         "columns": {
             "steps": shown_columns(_STEP_COLUMNS, *_STEP_TABLES),
             "requests": shown_columns(_REQUEST_COLUMNS, "request_breakdown"),

@@ -163,11 +163,13 @@ def throughput(run: LoggedRun, steps: Rows) -> Spec:
     panels: list[Spec] = []
     for key, words, code, axis, form in shown:
         if known(steps, key):
-            line: Line = (_middles(known(steps, key), words), steps, key, code)
+            values = known(steps, key)
+            mean = statistics.fmean(values)
+            middles = f"mean {words(mean)}, median {words(statistics.median(values))}"
+            line: Line = (middles, steps, key, code)
             drawn = step_lines(_numbers(steps), [line], axis, form=form)
-            mean = [{"mean": statistics.fmean(known(steps, key))}]
             rule = layer(
-                mean,
+                [{"mean": mean}],
                 {"type": "rule", "strokeDash": [4, 3]},
                 tip=("mean",),
                 y=drawn[0]["encoding"]["y"] | {"field": "mean"},
@@ -177,10 +179,6 @@ def throughput(run: LoggedRun, steps: Rows) -> Spec:
     if not panels:
         raise NothingToDraw("the log has neither perf/throughput nor a time per step")
     return chart(title, _about(run, steps) + more, *panels, notes="Broken lines: the mean.")
-
-
-def _middles(values: Sequence[float], words: Callable[[float], str]) -> str:
-    return f"mean {words(statistics.fmean(values))}, median {words(statistics.median(values))}"
 
 
 @_picture
@@ -231,12 +229,13 @@ def _times(
     notes: Sequence[str],
     style: Callable[[str], list[int]] = lambda _: [1, 0],
 ) -> Spec:
-    """Draw a line per timer, with its mean and median in the legend."""
+    """Draw a line per timer, with its mean in the legend."""
     lines: list[Line] = []
     for name, own in timers.items():
-        words = f"{name}: {_middles(column(own, 'duration_s'), seconds)}"
-        lines.append((words, own, "duration_s", _timer_color(name), style(name)))
+        mean = seconds(statistics.fmean(column(own, "duration_s")))
+        lines.append((f"{name}: {mean}", own, "duration_s", _timer_color(name), style(name)))
     drawn = step_lines(_numbers(steps), lines, "time", form="s")
+    notes = ["Below the chart: the mean of each timer.", *notes]
     return chart(title, _about(run, steps), panel(drawn, height=340), notes=notes)
 
 

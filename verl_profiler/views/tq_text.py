@@ -99,12 +99,11 @@ def tq_report(
         problems: Data-quality warnings, shown last.
         language: `en` or `zh`.
     """
-    functions = tables["tq_functions"]
     blocks = [_headline(tables, run)] if language == "en" else [_guide_report(tables)]
     blocks.append(_findings(tables))
     steps = [row for row in tables["tq_steps"] if row["step"] is not None]
-    shown = {
-        "tq_functions": [_named(row) for row in functions] if language == "en" else [],
+    shown: dict[str, Rows] = {
+        "tq_functions": [_named(row) for row in tables["tq_functions"]],
         "tq_throughput": tables["tq_throughput"],
         "tq_steps": steps,
         "tq_over_time": [] if steps else tables["tq_over_time"],
@@ -112,7 +111,8 @@ def tq_report(
             {**row, "path": " → ".join(row["path"])} for row in tables["tq_paths"][:_PATHS]
         ],
     }
-    for name, rows in shown.items():
+    # The guide's report has no tables.
+    for name, rows in shown.items() if language == "en" else ():
         title, columns = _TABLES[name]
         blocks.append(table_text(title, rows, columns, name, _ROWS))
     blocks.append(warnings(problems))

@@ -90,9 +90,10 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
             and row["at_s"] < last_s
         ]
         height = min(max(_LEAST, 7 * many[name]), max(_LEAST, _HEIGHT // len(shown)), _MOST)
-        panels.append(panel(_lanes(own, parts, x, legend=last), title=name, height=height))
+        axis = {**x, "title": None} if within or not last else x
+        panels.append(panel(_lanes(own, parts, axis, legend=last), title=name, height=height))
         if within:
-            panels.append(panel(_load(within, x, legend=last), height=76))
+            panels.append(panel(_load(within, x if last else axis, legend=last), height=76))
     return chart(
         title,
         f"{choice.text()}{which}: {counted(len(lanes), 'call')} of {counted(len(many), 'engine')}{cut}",
