@@ -11,16 +11,13 @@ picture = view.picture(view.analysis(run.tables, choice), choice, "png")
 from __future__ import annotations
 
 from verl_profiler.views.questions import (
-    asynchronous,
     critical_path,
     devices,
     engine_timeline,
-    engines,
     memory,
     requests,
     rollouts,
     steps,
-    tools,
 )
 from verl_profiler.views.view import View
 
@@ -28,8 +25,8 @@ __all__ = ["TOPICS", "VIEWS"]
 
 _MODULES = {
     "Steps": (steps, critical_path),
-    "Devices and training": (devices, asynchronous),
-    "Rollout": (rollouts, requests, engines, engine_timeline, tools),
+    "Devices and training": (devices,),
+    "Rollout": (rollouts, requests, engine_timeline),
     "Data transfer": (),
     "Memory and event loops": (memory,),
 }

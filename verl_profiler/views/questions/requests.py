@@ -1,10 +1,11 @@
-"""Views of requests and their turns: how long they took, and how many turns they take."""
+"""Views of requests: how long they, their turns, generate calls and tool calls took, and how many turns they take."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED, request_engine_time
 from verl_profiler.analysis.requests import (
     request_breakdown,
     request_duration_cdf,
@@ -13,6 +14,7 @@ from verl_profiler.analysis.requests import (
     turns_per_request,
 )
 from verl_profiler.analysis.selection import Rows, Steps, grouped, summed
+from verl_profiler.analysis.tools import tool_latencies
 from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
 from verl_profiler.render.charts import (
     Series,
@@ -25,14 +27,16 @@ from verl_profiler.render.charts import (
     step_bars,
     tint,
 )
-from verl_profiler.render.colors import ACCENT, INK, PART_COLORS
+from verl_profiler.render.colors import ACCENT, CALL_PART_COLORS, INK, PART_COLORS
 from verl_profiler.render.text import short
 from verl_profiler.units import counted, quantile_texts, seconds, share
 from verl_profiler.views.summary_text import PART_NAMES
-from verl_profiler.views.view import Choice, DataTables, column, request_names, view
+from verl_profiler.views.view import Choice, DataTables, column, known, request_names, view
 
 # Shares at which steps are compared.
 _SHARES = 100
+# Tools drawn.
+_TOOLS = 20
 _NO_REQUESTS = (
     "no finished request was recorded there. profiler.events.exclude may have "
     "rollout, or no request ended."
@@ -272,3 +276,86 @@ def _turns(data: DataTables, choice: Choice) -> Spec:
         f"{choice.text()}: {requests:,} requests",
         panel(step_bars(steps, series, "requests"), height=260),
     )
+
+
+@view(
+    "request_engine_time",
+    "How do the slowest requests spend the time of their generate calls?",
+    request_engine_time,
+    empty="no generate call was recorded there.",
+    example="--steps 5",
+)
+def _engine_time(data: DataTables, choice: Choice) -> Spec:
+    rows = data["request_engine_time"]
+    worst = rows[0]
+    title = f"The longest generate calls of a request took {seconds(worst['engine_s'])}"
+    if worst["mostly"] == "undivided":
+        title += "; what they consist of was not recorded"
+    elif worst["mostly"] is not None:
+        part = worst["mostly"]
+        title += f", {share(worst[f'{part}_s'] / worst['engine_s'])} of it {CALL_PARTS[part]}"
+    parts = [part for part in CALL_PARTS if any(row[f"{part}_s"] for row in rows)]
+    texts = [
+        ", ".join(
+            [
+                seconds(row["engine_s"]),
+                *([f"{row['tokens']:,} tokens"] if row["tokens"] is not None else []),
+                *([f"batch {row['batch']:.1f}"] if row["batch"] is not None else []),
+                *([f"{row['moved']} moved"] if row["moved"] else []),
+                *([counted(row["retractions"], "retraction")] if row["retractions"] else []),
+            ]
+        )
+        for row in rows
+    ]
+    series: list[Series] = [
+        (part, column(rows, f"{part}_s"), CALL_PART_COLORS[part]) for part in parts
+    ]
+    bars = name_bars(request_names(rows), series, "time of generate calls", texts=texts, form="s")
+    return chart(
+        title,
+        f"{choice.text()}: the {counted(len(rows), 'request')} with the longest generate calls",
+        bars,
+        notes=[
+            (
+                "At the bars: tokens generated, mean batch of the replica while they were decoded, calls "
+                "on another replica than the previous one, retractions."
+            ),
+            *([f"Not divided: {UNRECORDED}."] if any(known(rows, "undivided_s")) else []),
+        ],
+    )
+
+
+@view(
+    "tool_latencies",
+    "Which tools take the most time, how long are their calls, and how often do they fail?",
+    tool_latencies,
+    empty="no tool call was recorded there.",
+    example="--steps 3:10",
+)
+def _tools(data: DataTables, choice: Choice) -> Spec:
+    """Draw the time of all calls of each tool, with how many and how long they were."""
+    rows = data["tool_latencies"]
+    title = f"{rows[0]['tool']} takes {share(rows[0]['share'])} of all tool time"
+    if rows[0]["requests_share"] is not None:
+        title += f", {share(rows[0]['requests_share'])} of all request time"
+    drawn = rows[:_TOOLS]
+    failed = sum(row["failed"] for row in rows)
+    about = f"{choice.text()}: {counted(sum(row['calls'] for row in rows), 'call')}"
+    if failed:
+        about += f", {failed:,} failed"
+    if len(rows) > len(drawn):
+        about += f"; the {len(drawn)} names with the most time of {len(rows)}"
+    texts = [
+        f"{counted(row['calls'], 'call')}, P50 {quantile_texts(row, 'p50', 'max')[0]}, "
+        f"max {seconds(row['max_s'])}"
+        + (f", {share(row['failed'] / row['calls'])} failed" if row["failed"] else "")
+        for row in drawn
+    ]
+    bars = name_bars(
+        [row["tool"] for row in drawn],
+        [("", column(drawn, "total_s"), PART_COLORS["tool"])],
+        "time of all calls together",
+        form="s",
+        texts=texts,
+    )
+    return chart(title, about, bars)
