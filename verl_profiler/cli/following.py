@@ -12,22 +12,16 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from verl_profiler.cli.terminal import control
 from verl_profiler.errors import ReadingError
-
-if TYPE_CHECKING:
-    from verl_profiler.live.present import Present
+from verl_profiler.render.visible import visible
 
 __all__ = ["follow"]
 
 # The shortest time between two readings; each waits so many times the CPU time of the last one.
 _INTERVAL_S = 2.0
 _REST = 5
-_TICK_S = 1.0
-# A reading that is older has its age on the screen.
-_OLD_S = 5.0
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _CLEAR, _HOME, _END_OF_LINE, _BELOW = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
 
@@ -51,44 +45,38 @@ def follow(path: Path) -> int:
             "For example logs/my-run",
             "no-such-run",
         )
-    reading = _Reading(path)
+    followed = _Followed(path, once=once)
     if once:
-        reading.read()
-        print("\n".join(reading.lines()))
-        return 0 if reading.text else 1
+        followed.read()
+        print("\n".join(followed.lines()))
+        return 0 if followed.text else 1
     try:
         control(_HIDE_CURSOR + _CLEAR)
         # The screen has no place for lines on progress.
         with watched(None):
-            _refresh(reading)
+            _refresh(followed)
     finally:
         control(f"{_SHOW_CURSOR}\n")
     return 0
 
 
-class _Reading:
+class _Followed:
     """What was read of a run last.
 
     Attributes:
+        heads: What it did then, and what is wrong with it; empty while there is none.
         text: Its summary; empty while there is none.
-        present: What it did then.
-        problem: Why the last reading failed.
+        has_ended: The trainer had ended.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, once: bool) -> None:
+        self._path, self._once = path, once
         # The files of the cache that the next reading replaces.
         self._made: set[str] = set()
-        self._read_s = time.time()
+        self._problem = "reading …"
+        self.heads: list[str] = []
         self.text = ""
-        self.present: Present | None = None
-        self.problem: str | None = "reading …"
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the trainer had ended."""
-        ended = self.present is not None and self.present.state == "ended"
-        return ended and self.problem is None
+        self.has_ended = False
 
     def read(self) -> None:
         """Read the run.
@@ -106,17 +94,16 @@ class _Reading:
         stream = io.StringIO()
         with load(self._path) as opened:
             try:
-                files = ProcessFiles(run_directory(self._path, self._path))
-                shown = present(files, opened.tables)
-                if write_summary(opened, None, stream, as_json=False):
-                    self.problem = "; ".join(["nothing to report yet", *opened.problems])
-                else:
-                    self.problem = None
+                now = present(ProcessFiles(run_directory(self._path, self._path)), opened.tables)
+                empty = write_summary(opened, None, stream, as_json=False)
+                self._problem = "; ".join(["nothing to report yet", *opened.problems]) * empty
             except BaseException:
                 self._made |= opened.supersede(set())
                 raise
             self._made = opened.supersede(self._made)
-        self.present, self.text, self._read_s = shown, stream.getvalue(), time.time()
+        read = "" if self._once else f"; read at {time.strftime('%H:%M:%S')}"
+        self.heads = [now.line(time.time()) + read, now.alarm or ""]
+        self.text, self.has_ended = stream.getvalue(), now.state == "ended"
 
     def try_to_read(self) -> None:
         """Read the run; while it does not exist yet, or changes too quickly, keep what was read before."""
@@ -125,39 +112,31 @@ class _Reading:
         try:
             self.read()
         except (ReadingError, OSError, duckdb.IOException) as error:
-            what = "waiting for the run" if self.present is None else "cannot be read now"
-            self.problem = f"{what}: {error}".partition("\n")[0]
+            what = "cannot be read now" if self.heads else "waiting for the run"
+            self._problem = f"{what}: {error}".partition("\n")[0]
+            self.has_ended = False
 
     def lines(self) -> list[str]:
         """Return the screen."""
-        from verl_profiler.render.visible import visible
-
-        heads: list[str] = []
-        if self.present is not None:
-            age_s = time.time() - self._read_s
-            old = f"; read {age_s:.0f} s ago" if age_s > _OLD_S else ""
-            heads = [self.present.line(self._read_s) + old, self.present.alarm or ""]
-        lines = [visible(line) for line in (*heads, self.problem) if line]
+        lines = [visible(line) for line in (*self.heads, self._problem) if line]
         return [*lines, "", *self.text.splitlines()] if self.text else lines
 
 
-def _refresh(reading: _Reading) -> None:
-    _draw(reading)
+def _refresh(followed: _Followed) -> None:
+    _draw(followed)
     while True:
-        before, begin_s = reading.text, time.process_time()
-        reading.try_to_read()
+        before, begin_s = followed.text, time.process_time()
+        followed.try_to_read()
         spent_s = time.process_time() - begin_s
-        _draw(reading)
-        if reading.has_ended and reading.text == before:
+        _draw(followed)
+        # What the last processes wrote is there when nothing changes any more.
+        if followed.has_ended and followed.text == before:
             return
-        until_s = time.monotonic() + max(_INTERVAL_S, _REST * spent_s)
-        while (left_s := until_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, _TICK_S))
-            _draw(reading)
+        time.sleep(max(_INTERVAL_S, _REST * spent_s))
 
 
-def _draw(reading: _Reading) -> None:
+def _draw(followed: _Followed) -> None:
     columns, rows = shutil.get_terminal_size((80, 24))
     # The last line stays empty, so that the terminal never scrolls.
-    lines = [line[:columns] for line in reading.lines()[: rows - 1]]
+    lines = [line[:columns] for line in followed.lines()[: rows - 1]]
     control(_HOME + f"{_END_OF_LINE}\r\n".join(lines) + _END_OF_LINE + _BELOW)
