@@ -36,14 +36,11 @@ WITH taken AS (
         trainer_version - min_weight_version AS behind
     FROM samples WHERE fate = 'consumed' AND {{chosen}} AND run IN (SELECT run FROM asynchronous)
         AND trainer_version IS NOT NULL AND min_weight_version IS NOT NULL
-), attempts AS (
-    SELECT run, request_id, turn, attempt, weight_version, response_tokens
-    FROM event_fields WHERE event = 'engine_attempt'
 ), calls AS (
-    SELECT run, request_id, attempt, weight_version, response_tokens FROM attempts
+    SELECT run, request_id, attempt, weight_version, response_tokens FROM engine_attempts
     UNION ALL
     SELECT run, request_id, 0, weight_version, response_tokens
-    FROM engine_calls ANTI JOIN attempts USING (run, request_id, turn)
+    FROM engine_calls ANTI JOIN engine_attempts USING (run, request_id, turn)
     UNION ALL
     SELECT run, request_id, 0, NULL, generated_tokens FROM requests WHERE NOT detailed
 ), made AS (

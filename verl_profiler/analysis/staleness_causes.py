@@ -68,10 +68,6 @@ WITH taken AS MATERIALIZED (
         least(t.end_us, t.at_us) AS end_us,
         least(max(t.end_us) OVER (PARTITION BY t.run, t.uid), t.at_us) AS group_us
     FROM taken AS t LEFT JOIN named AS n USING (number) LEFT JOIN of_steps AS s USING (number)
-), attempts AS (
-    SELECT run, request_id, turn, attempt, engine_request_id, begin_us, end_us,
-        finish_reason LIKE 'abort%' AND coalesce(response_tokens, 0) = 0 AS lost
-    FROM event_fields WHERE event = 'engine_attempt'
 ), parked AS (
     SELECT run, engine_request_id, max(end_us) AS parked_us FROM engine_parked GROUP BY ALL
 ), calls AS (
@@ -80,10 +76,12 @@ WITH taken AS MATERIALIZED (
         -- Calls that overlap count once.
         max(c.end_us) OVER (own ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS idle_us
     FROM (
-        SELECT * FROM attempts
+        SELECT run, request_id, turn, attempt, engine_request_id, begin_us, end_us,
+            finish_reason LIKE 'abort%' AND coalesce(response_tokens, 0) = 0 AS lost
+        FROM engine_attempts
         UNION ALL
         SELECT run, request_id, turn, 0, engine_request_id, begin_us, end_us, false
-        FROM engine_calls ANTI JOIN attempts USING (run, request_id, turn)
+        FROM engine_calls ANTI JOIN engine_attempts USING (run, request_id, turn)
     ) AS c JOIN (SELECT run, request_id, number, at_us FROM aged) USING (run, request_id)
     LEFT JOIN parked USING (run, engine_request_id)
     WHERE c.end_us IS NOT NULL AND c.begin_us < at_us

@@ -423,7 +423,7 @@ WITH attempts AS MATERIALIZED (
     SELECT run, step, name, request_id, turn, attempt, engine_request_id, server, begin_us, end_us,
         duration_us, prompt_tokens, response_tokens, coalesce(finish_reason LIKE 'abort%', false) AS aborted,
         aborted AND coalesce(response_tokens, 0) = 0 AS lost
-    FROM event_fields WHERE event = 'engine_attempt' AND duration_us IS NOT NULL AND {_OWN}
+    FROM engine_attempts WHERE duration_us IS NOT NULL AND {_OWN}
 ), served AS (
     SELECT DISTINCT ON (run, engine_request_id) run, engine_request_id, name AS engine_name,
         begin_us AS engine_begin_us, duration_us AS engine_duration_us, parked_us, queue_us, prefill_us,

@@ -381,18 +381,13 @@ WHERE p.role = 'engine'
 """
 # An aborted attempt that returned no tokens is lost; the next one repeats the prefill of all others.
 _CALLS = """
-WITH attempts AS MATERIALIZED (
-    SELECT run, engine_request_id AS id, request_id, turn, validate, server, begin_us, end_us,
-        attempt, finish_reason LIKE 'abort%' AND coalesce(response_tokens, 0) = 0 AS lost
-    FROM event_fields WHERE event = 'engine_attempt'
-), calls AS (
-    SELECT run, id, request_id, validate, server, begin_us, end_us, attempt, lost, NULL AS served_us
-    FROM attempts
+WITH calls AS (
+    SELECT run, engine_request_id AS id, request_id, validate, server, begin_us, end_us, attempt,
+        finish_reason LIKE 'abort%' AND coalesce(response_tokens, 0) = 0 AS lost, NULL AS served_us
+    FROM engine_attempts
     UNION ALL
-    SELECT c.run, engine_request_id, c.request_id, c.validate, server, c.begin_us, c.end_us, 0, false,
-        engine_begin_us
-    FROM engine_calls AS c
-    ANTI JOIN attempts AS a ON a.run = c.run AND a.request_id = c.request_id AND a.turn = c.turn
+    SELECT run, engine_request_id, request_id, validate, server, begin_us, end_us, 0, false, engine_begin_us
+    FROM engine_calls ANTI JOIN engine_attempts USING (run, request_id, turn)
 ), served AS (
     SELECT s.run, s.name AS replica,
         CASE WHEN p.end_us IS NULL THEN s.begin_us ELSE least(p.end_us, s.end_us) END AS begin_us,

@@ -56,21 +56,34 @@ def looped(
     What a request waits for its loop is then a part of its work, and not of the stage before.  None if no
     loop has more work than the mean one by `least_us`: balance saves no more than that.
     """
-    jobs: dict[str, list[_Job]] = {}
-    chains = [_with_returns(request) for request in requests]
-    for place, request in enumerate(chains):
-        jobs.setdefault(request.worker, []).extend(_jobs(place, request))
-    for own in jobs.values():
-        _set_busy(own)
-    loads = {_LOOP + name: sum(job.busy_us for job in own) for name, own in jobs.items()}
-    if not loads or max(loads.values()) - fmean(loads.values()) <= least_us:
+    # The returns are no work: most runs need no chains with them.
+    if _surplus_us(_by_worker(requests)) <= least_us:
         return None
+    chains = [_with_returns(request) for request in requests]
+    jobs = _by_worker(chains)
+    loads = {_LOOP + name: sum(job.busy_us for job in own) for name, own in jobs.items()}
     lengths = _tool_lengths(job for own in jobs.values() for job in own)
     for worker, own in jobs.items():
         _set_ready(own, lengths)
         for job in own:
             chains[job.request] = _in_loop(chains[job.request], job, _LOOP + worker)
     return chains, loads
+
+
+def _by_worker(requests: Iterable[Request]) -> dict[str, list[_Job]]:
+    """Return the own work of each worker's requests, with how long its loop was busy with it."""
+    jobs: dict[str, list[_Job]] = {}
+    for place, request in enumerate(requests):
+        jobs.setdefault(request.worker, []).extend(_jobs(place, request))
+    for own in jobs.values():
+        _set_busy(own)
+    return jobs
+
+
+def _surplus_us(jobs: Mapping[str, Sequence[_Job]]) -> float:
+    """Return how much more work the loop with most has than the mean one."""
+    loads = [sum(job.busy_us for job in own) for own in jobs.values()]
+    return max(loads) - fmean(loads) if loads else 0.0
 
 
 def _with_returns(request: Request) -> Request:

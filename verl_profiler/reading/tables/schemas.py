@@ -121,6 +121,10 @@ _TABLES = {
         "engine_duration_us cached_tokens queue_us prefill_us decode_us outside_us weight_version "
         "retractions draft_tokens accepted_draft_tokens parked_us sampled:INTEGER"
     ),
+    "engine_attempts": (
+        f"{_REQUEST} turn attempt engine_request_id server {_INTERVAL} prompt_tokens response_tokens "
+        "weight_version finish_reason"
+    ),
     "engine_parked": f"run name engine_request_id {_INTERVAL}",
     "engine_states": (
         "run step name replica dp_rank at_us held_us running_requests waiting_requests "

@@ -32,6 +32,12 @@ SELECT run, name, engine_request_id, begin_us, end_us, duration_us FROM event_fi
 WHERE event = 'engine_parked' AND engine_request_id IS NOT NULL AND duration_us IS NOT NULL
     AND NOT $unknown_pause;
 
+-- A call without attempts is its only one.
+CREATE VIEW engine_attempts AS
+SELECT run, step, name, validate, request_id, turn, attempt, engine_request_id, server, begin_us, end_us,
+    duration_us, prompt_tokens, response_tokens, weight_version, finish_reason
+FROM event_fields WHERE event = 'engine_attempt';
+
 -- One engine request id may stand for several calls (verl's full_determinism passes the request's
 -- own id every turn); then the server's interval that overlaps the client's most is its own.
 CREATE TABLE engine_calls AS
