@@ -2,6 +2,7 @@
 
 import json
 import os
+from datetime import datetime, timedelta
 
 import pytest
 from analyses import ANALYSES
@@ -68,6 +69,35 @@ def test_a_run_that_grows_makes_only_its_last_step_again(run):
     after = cached_files(run, "turns")
     assert 2 == len(set(before.items()) & set(after.items()))
     assert 3 == len(after)
+
+
+def test_steps_before_those_that_show_that_a_run_is_asynchronous_are_made_again(run):
+    """Once requests outlast the `gen` of a later step, nothing waited for those of the first."""
+
+    def rewritten(path, change):
+        lines = [change(json.loads(line)) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def moved(line, seconds=3600.0):
+        at = datetime.fromisoformat(line["timestamp"]) + timedelta(seconds=seconds)
+        return {**line, "timestamp": at.isoformat()}
+
+    def of_no_length(line):
+        if line["event"] != "gen":
+            return line
+        return moved(line, -line["duration_sec"]) | {"duration_sec": 0.0}
+
+    # The steps of chunks are further apart than clocks.
+    for path in (run / "step_2").iterdir():
+        rewritten(path, moved)
+    before = answers(run)["stragglers"]
+    rewritten(run / "step_2" / "trainer_0.jsonl", of_no_length)
+
+    after = answers(run)
+
+    assert after == answers(run, cache=False)
+    assert any(row["kind"] == "request" for row in before)
+    assert not any(row["kind"] == "request" for row in after["stragglers"])
 
 
 def test_other_content_of_the_same_size_is_seen(run):

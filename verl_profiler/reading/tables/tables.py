@@ -210,8 +210,11 @@ class Tables:
         named = _named(query)
         if "engine_requests" in named:
             parts += table_cache.of_times(*chunk.around_us)
+        # Later steps may show that a run is asynchronous.
+        runs = "SELECT run FROM asynchronous ORDER BY run"
         return [
             chunk.condition(),
+            *(row["run"] for row in (self.rows(runs) if "asynchronous" in named else ())),
             *(part.fingerprint for part in parts),
             self._of_runs,
             # Whatever the order in which they were made.
