@@ -1,10 +1,13 @@
 """Devices that are idle while they should compute: the finding, its culprit and its seconds, planned here."""
 
+from pathlib import Path
+
 import pytest
 from truth.device_readings import process, reading, sampler
 from truth.synthetic import EPOCH, Request, Step, events_of
 
 from verl_profiler.analysis.registry import explanations
+from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
 _EVERY_US = 100_000
@@ -97,3 +100,17 @@ def test_a_host_whose_devices_are_idle_is_named():
     row = found["gpu_idle"]
 
     assert ("host", "two") == (row["culprit_kind"], row["culprit"])
+
+
+def test_only_finished_steps_count_for_the_idle_time_of_one():
+    """A recorded run on an H100 that was ended in its second step (tests/data/README.md).
+
+    nvidia-smi, read every 0.2 s: 8.80 s idle in old_log_prob, 4.60 s in ref and 31.83 s in update_actor.
+    """
+    archive = Path(__file__).parents[1] / "data" / "h100_sglang.tar.gz"
+    with load(archive) as run:
+        found = {row["finding"]: row for row in explanations(run.tables)["findings"]}
+    row = found["gpu_idle"]
+
+    assert pytest.approx(8.80 + 4.60 + 31.83, rel=0.02) == row["recoverable_s"]
+    assert "most idle in 1 of 1 step" == row["where"]

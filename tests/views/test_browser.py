@@ -429,6 +429,23 @@ def test_of_many_workers_the_last_to_end_is_first(browser, tmp_path):
     assert text(browser, "#panel h3").startswith("last: 2.00 s")
 
 
+def test_the_times_of_an_engine_end_when_its_request_does(browser, tmp_path):
+    """What its server does before the scheduler's queue is not the engine's."""
+    same = {"request_id": "q", "engine_request_id": "e"}
+    worker = [ended("request", 10, 10, **same), ended("engine_call", 10, 10, turn=0, **same)]
+    times = {"queue_s": 0.5, "prefill_s": 0.5, "decode_s": 3.0}
+    engine = [ended("engine_request", 9, 8, engine_request_id="e", **times)]
+    browser.open(write_report(write_lines(tmp_path / "run", worker_0=worker, engine_0=engine)))
+    browser.evaluate(f"{CANVAS}.focus()")
+    browser.press("ArrowDown")
+    parts = browser.evaluate(
+        "[...document.querySelectorAll('#panel .rows .block .block')]"
+        ".map((part) => [part.style.left, part.style.width])"
+    )
+
+    assert [["50%", "5%"], ["55%", "5%"], ["60%", "30%"]] == parts
+
+
 def test_enter_opens_the_first_request_that_the_search_finds(browser, small):
     """Its panel comes into view, and it is selected in the timeline and in the address."""
     browser.open(small)

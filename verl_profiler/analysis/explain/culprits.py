@@ -292,7 +292,9 @@ def _idle_devices(earlier: work.Earlier) -> Iterator[Named]:
     rows = [
         row
         for row in device_use(earlier.tables, earlier.steps)
-        if row["phase"] in _COMPUTING and row["idle_s"] is not None and row["step"] > 0
+        if row["phase"] in _COMPUTING
+        and row["idle_s"] is not None
+        and (row["run"], row["step"]) in earlier.finished
     ]
     for run, own in by_run(rows).items():
         lost_s = sum(_mean_idle(own).values())

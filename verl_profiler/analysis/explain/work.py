@@ -6,6 +6,7 @@ slow tool, failed calls, prefill, routing, tokens), and measures how much earlie
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import linear_regression, median
@@ -80,15 +81,19 @@ class Earlier:
 
     Of a synchronous run, how much earlier each step's last request ends; of an asynchronous one, how much
     shorter its cycle is when it is replayed.
+
+    Attributes:
+        finished: Run and step of all finished steps.
     """
 
     def __init__(self, tables: Tables, steps: Steps, known: Mapping[str, Cycle]) -> None:
         self.tables, self.steps, self.cycles = tables, steps, known
-        counted = tables.rows(
-            "SELECT run, count(*) AS steps FROM steps "
-            f"WHERE finished AND step > 0 AND {in_steps(steps)} GROUP BY run"
+        finished = tables.rows(
+            f"SELECT run, step FROM steps WHERE finished AND step > 0 AND {in_steps(steps)}"
         )
-        self._counts = {row["run"]: row["steps"] for row in counted if row["run"] in known}
+        self.finished = {(row["run"], row["step"]) for row in finished}
+        counted = Counter(run for run, _ in self.finished)
+        self._counts = {run: count for run, count in counted.items() if run in known}
         self._in_steps = not known or len(self._counts) < len(counted)
         self.few = _few_at_once(tables, steps) if self._in_steps else []
 

@@ -231,7 +231,8 @@ function bar(span, call, whole) {
 }
 
 /**
- * What the engine accounts for inside a call; the rest of the call is outside the engine.
+ * What the engine accounts for inside a call: the last of it, as its times end when the request does. What
+ * is before in the engine's server (tokenizing, a busy scheduler) is outside of them, as is the transport.
  * @param {Span} span
  * @param {Call} call
  */
@@ -239,7 +240,8 @@ function engineParts(span, call) {
   const known = ENGINE_PARTS.filter((key) => (call[key] ?? 0) > 0);
   if (call.engine_begin === null) return [];
   const until = Math.min(call.engine_begin + (call.engine_length ?? 0), span.begin + span.length);
-  let at = call.engine_begin;
+  const sum = known.reduce((total, key) => total + (call[key] ?? 0), 0);
+  let at = Math.max(call.engine_begin, until - sum);
   return known.map((name) => {
     const begin = at;
     at = Math.min(at + (call[name] ?? 0), until);
