@@ -418,6 +418,28 @@ def test_a_log_that_stops_during_start_up_is_answered_with_how_far_it_came(tmp_p
         )
 
 
+def test_what_an_engine_handled_before_training_began_did_not_end_it(tmp_path, capsys):
+    """Lines of SGLang 0.5.12 without openai_harmony; the run generated until it was killed."""
+    engine = "(SGLangHttpServer pid=3455)"
+    log = tmp_path / "train.log"
+    log.write_text(
+        f"{engine} [2026-11-27 08:52:52] Can not initialize OpenAIServingResponses, error: Traceback "
+        "(most recent call last):\n"
+        f'{engine}   File "/opt/sglang/srt/entrypoints/openai/serving_responses.py", line 30, in <module>\n'
+        f"{engine}     from openai_harmony import Message as OpenAIMessage\n"
+        f"{engine} ModuleNotFoundError: No module named 'openai_harmony'\n"
+        f"{engine} \n{engine} [2026-11-27 08:52:52] The server is fired up and ready to roll!\n"
+        "(TaskRunnerV1 pid=2184) Training Progress:   0%|          | 0/4 [00:00<?, ?it/s]\n"
+        f"{engine} [2026-11-27 08:53:44] Decode batch, #running-req: 1, #token: 637\n"
+    )
+    assert 1 == main(["summary", str(log)])
+    assert (
+        "No step was finished: the log ends after start-up was over; its last line: "
+        "[2026-11-27 08:53:44] Decode batch, #running-req: 1, #token: 637\n"
+        in capsys.readouterr().err
+    )
+
+
 def test_a_log_without_figures_is_answered_from_its_progress_bar(tmp_path, capsys):
     """verl prints no line of a step where trainer.logger has no console; its bar is there."""
     log = tmp_path / "train.log"

@@ -243,7 +243,8 @@ def test_idle_devices_in_a_line():
     rows += [use("adv", 0.1, 0.1), use("init", 900, 900, step=0)]
 
     assert (
-        "2 devices sampled: idle 35 % of the time (gen 85 %, update_actor 14 % of that)"
+        "2 devices sampled over 20.1 s of finished phases: idle 35 % of the time "
+        "(gen 85 %, update_actor 14 % of that)"
         == device_line(rows)
     )
     assert "" == device_line([])

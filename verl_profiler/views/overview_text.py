@@ -199,7 +199,11 @@ def device_line(rows: Rows) -> str:
     if not covered:
         return ""
     devices = len({(row["host"], row["device"]) for row in rows})
-    text = f"{counted(devices, 'device')} sampled: idle {share(idle / covered)} of the time"
+    # Phases that have not ended are not among them.
+    text = (
+        f"{counted(devices, 'device')} sampled over {seconds(covered / devices)} of finished phases: "
+        f"idle {share(idle / covered)} of the time"
+    )
     ranked = [*summed(rows, "idle_s", "phase").items()][:_PHASES]
     named = [
         f"{phase} {share(spent / idle)}"

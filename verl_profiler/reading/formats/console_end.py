@@ -72,7 +72,7 @@ def log_end(path: Path) -> str:
         ReadingError: The file cannot be read.
     """
     step: int | None = None
-    reached = -1
+    reached, trains = -1, False
     # The first of a launch, and the last.
     bars: list[tuple[int, ...]] = []
     # What a step was finished after did not end the training.
@@ -81,6 +81,10 @@ def log_end(path: Path) -> str:
         if step is None:
             for place in range(reached + 1, len(_START_UP)):
                 reached = place if _START_UP[place][0] in raw else reached
+            if reached == len(_START_UP) - 1 and not trains:
+                # What the trainer started after was handled: SGLang's server prints what it does without.
+                trains = True
+                since.clear()
         for line in lines_of(raw, number) if "step:" in raw else ():
             finished = _STEP.search(line.text)
             if finished is not None:
