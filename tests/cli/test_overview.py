@@ -244,8 +244,7 @@ def test_idle_devices_in_a_line():
 
     assert (
         "2 devices sampled over 20.1 s of finished phases: idle 35 % of the time "
-        "(gen 85 %, update_actor 14 % of that)"
-        == device_line(rows)
+        "(gen 85 %, update_actor 14 % of that)" == device_line(rows)
     )
     assert "" == device_line([])
     assert "" == device_line([use("gen", 10, None)])
