@@ -239,6 +239,23 @@ def test_nobody_is_called_slow_who_was_the_slowest_in_one_of_many_steps():
     )
 
 
+def test_a_stall_that_is_small_beside_another_of_its_kind_has_no_bar():
+    """Twenty bars that nobody can see hide the one that matters; they are counted."""
+    rows = [
+        {"run": "r", "step": 1, "name": f"worker_{number}", "role": "agent_loop", "loop": "main"}
+        | {"lags": 1, "during": None, "code": None, "by_design": False, "requests": 0}
+        | {"total_s": held_s, "max_s": held_s}
+        for number, held_s in enumerate([60.0, 3.0, *[0.1] * 30])
+    ]
+    rows.append(rows[2] | {"name": "actor_0", "role": "buffer"})
+    spec = VIEWS["loop_suspects"].spec({"loop_suspects": rows}, Choice())
+
+    assert ["worker_0: no probed call", "worker_1: no probed call", "actor_0: no probed call"] == [
+        row["at"] for row in data_in(spec, "text")
+    ]
+    assert "3 of 33 process and call pairs" in words(spec)
+
+
 def test_bars_of_two_event_loops_of_a_process_name_the_loops():
     """With the same call: a number behind the second does not distinguish them."""
     rows = [

@@ -135,6 +135,8 @@ def _lines(rows: Rows, key: str, x: Spec, most: int) -> Spec:
 
 
 _BARS = 20
+# Bars below this share of the longest of their kind are counted, not drawn.
+_LITTLE = 0.02
 # By kind of stall, the one to look at first.
 _KINDS = {"requests may wait": ACCENT, "no request waits there": MUTED, "by design": "#B9C2CC"}
 
@@ -171,7 +173,8 @@ def _suspects(data: DataTables, choice: Choice) -> Spec:
         groups.values(),
         key=lambda each: ([*_KINDS].index(each["kind"]), -each["total_s"], each["name"]),
     )
-    shown = held[:_BARS]
+    most = {kind: max(column(own, "total_s")) for kind, own in grouped(held, "kind").items()}
+    shown = [each for each in held if each["total_s"] >= _LITTLE * most[each["kind"]]][:_BARS]
     about = f"{choice.text()} and validation: {counted(sum(row['lags'] for row in rows), 'stall')}"
     if len(held) > len(shown):
         about += f"; {len(shown)} of {len(held)} process and call pairs"
