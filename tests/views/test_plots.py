@@ -186,6 +186,16 @@ def test_a_steps_bar_is_as_long_as_the_step(runs):
     assert {row["step"] for row in wanted} <= {step for step, _ in drawn}
 
 
+def test_the_axis_of_steps_begins_at_zero_where_next_to_nothing_lies_between_them(runs):
+    """Some 10 ms between steps of 12 s would leave a strip of the picture empty."""
+    data, choice = data_of(runs["asynchronous"], "step_durations")
+    between = [row["between_other_s"] or 0 for row in data["step_durations"]]
+    durations, _ = VIEWS["step_durations"].spec(data, choice)["vconcat"]
+
+    assert 0 < sum(between) < 0.005 * sum(row["step_s"] for row in data["step_durations"])
+    assert all(0 <= bar["low"] < bar["high"] for bar in data_in(durations, "part"))
+
+
 @pytest.mark.parametrize(
     ("spans", "title"),
     [

@@ -22,6 +22,8 @@ from verl_profiler.views.view import Choice, DataTables, at_steps, column, known
 
 _TRAINING_COLOR = PHASE_COLORS["update_actor"]
 _OTHER_COLOR = PHASE_COLORS["prepare_step"]
+# Parts with less of the time are not drawn; below zero, they would take room of their own.
+_LITTLE, _LITTLE_BETWEEN = 0.001, 0.005
 _INSIDE = (
     ("gen", "gen_s", PHASE_COLORS["gen"]),
     ("training", "training_s", _TRAINING_COLOR),
@@ -68,17 +70,17 @@ def _durations(data: DataTables, choice: Choice) -> Spec:
     steps = [row["step"] for row in rows]
     heights = [sum(row[key] or 0 for _, key, _ in (*_INSIDE, *_BETWEEN)) for row in rows]
 
-    def shown(parts: Sequence[tuple[str, str, str]], sign: int) -> list[Series]:
+    def shown(parts: Sequence[tuple[str, str, str]], sign: int, least: float) -> list[Series]:
         return [
             (name, [sign * value for value in column(rows, key)], code)
             for name, key, code in parts
-            if sum(row[key] or 0 for row in rows) > 0.001 * sum(heights)
+            if sum(row[key] or 0 for row in rows) > least * sum(heights)
         ]
 
     # A step is as long as its bar; what follows it is no part of it.
     bars = step_bars(
         steps,
-        [*shown(_BETWEEN, -1), *shown(_INSIDE, 1)],
+        [*shown(_BETWEEN, -1, _LITTLE_BETWEEN), *shown(_INSIDE, 1, _LITTLE)],
         "time",
         form="s",
         pale=[name for name, _, _ in _BETWEEN],
