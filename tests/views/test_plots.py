@@ -128,6 +128,18 @@ def test_a_long_name_has_several_lines():
     assert float(re.search(r'<svg[^>]*? width="([\d.]+)"', svg)[1]) < 2 * WIDTH
 
 
+def test_a_long_name_breaks_between_its_words():
+    """The function that is the culprit stays whole, and a name that fits has one line."""
+    who = "worker_1: _verl_function_tools__tmp_recipe_after_tools_py:calculate (tools.py:23)"
+    short = "actor_0 (batchmeta tensordict converter): no probed call"
+    bars = name_bars([who, short], [("", [1.0, 1.0], "#000000")], "time")
+    svg = html.unescape(render(chart("t", "a", bars), "svg").decode())
+
+    assert ">worker_1: _verl_function_tools__tmp_recipe_after_tools_py:<" in svg
+    assert ">calculate (tools.py:23)<" in svg
+    assert f">{short}<" in svg
+
+
 def test_no_rows_are_no_chart():
     """An empty chart would look like an answer; the message says why there is none."""
     choice = Choice(run="empty", steps=(3, 4), validate=True)

@@ -91,7 +91,10 @@ _LETTER = 6.5
 _ROW, _THIN_ROW, _MANY_ROWS = 21, 10, 30
 # Letters in a line of a name, and the pixels of a further line.
 _LINE, _LINE_HEIGHT = 60, 13
-_LINES = f"split(replace(datum.label, regexp('(.{{30,{_LINE - 1}}} |.{{{_LINE}}})(?=.)', 'g'), '$1\\n'), '\\n')"
+_LINES = (
+    f"split(replace(datum.label, regexp('(?!.{{0,{_LINE}}}$)(.{{30,{_LINE - 1}}}[ .:/_]|.{{{_LINE}}})', 'g'), "
+    "'$1\\n'), '\\n')"
+)
 
 # The label of a time on an axis.
 _SECONDS = (

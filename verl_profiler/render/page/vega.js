@@ -257,8 +257,8 @@ function linesOf(text, width) {
     let end = rest.length;
     while (end > 1 && pixels(rest.slice(0, end)) > width) end -= 1;
     // Between words, unless much of the line would be empty.
-    const space = rest.lastIndexOf(' ', end);
-    if (space > end * 0.6) end = space;
+    const word = 1 + rest.slice(0, end).search(/[ .:/_][^ .:/_]*$/);
+    if (word > end * 0.6) end = word;
     lines.push(rest.slice(0, end));
     rest = rest.slice(end).trimStart();
   }
