@@ -206,6 +206,10 @@ def test_the_axis_of_steps_begins_at_zero_where_next_to_nothing_lies_between_the
 
     assert 0 < sum(between) < 0.005 * sum(row["step_s"] for row in data["step_durations"])
     assert all(0 <= bar["low"] < bar["high"] for bar in data_in(durations, "part"))
+    assert "Below zero" not in words(VIEWS["step_durations"].spec(data, choice))
+    assert "Below zero" in words(
+        VIEWS["step_durations"].spec(*data_of(runs["small"], "step_durations"))
+    )
 
 
 @pytest.mark.parametrize(

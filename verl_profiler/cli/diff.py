@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.logs import are_logs
-from verl_profiler.cli.options import check_steps, did_you_mean, step_range
+from verl_profiler.cli.options import add_cache, check_steps, did_you_mean, step_range
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.remote import is_url
@@ -111,9 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", action="store_true", help="show all metrics, not only those that changed most"
     )
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="do not read or write the runs' .cache folders"
-    )
+    add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -54,8 +54,7 @@ def _durations(data: DataTables, choice: Choice) -> Spec:
     if finished:
         notes.append(
             "training: rewards, log-probabilities, values, advantages and updates. "
-            "other phases: prepare_step (the next batch is loaded), profiling, switches. "
-            "Below zero, faint: after the step, before the next one (validation is verl's testing)."
+            "other phases: prepare_step (the next batch is loaded), profiling, switches."
         )
         if len(finished) < len(rows):
             notes.append(f"Of unfinished steps only gen is drawn: {len(rows) - len(finished)}.")
@@ -78,13 +77,18 @@ def _durations(data: DataTables, choice: Choice) -> Spec:
         ]
 
     # A step is as long as its bar; what follows it is no part of it.
+    below = shown(_BETWEEN, -1, _LITTLE_BETWEEN)
     bars = step_bars(
         steps,
-        [*shown(_BETWEEN, -1, _LITTLE_BETWEEN), *shown(_INSIDE, 1, _LITTLE)],
+        [*below, *shown(_INSIDE, 1, _LITTLE)],
         "time",
         form="s",
-        pale=[name for name, _, _ in _BETWEEN],
+        pale=[name for name, _, _ in below],
     )
+    if finished and below:
+        notes.append(
+            "Below zero, faint: after the step, before the next one (validation is verl's testing)."
+        )
     title = _duration_title(rows, choice)
     return chart(title, about, panel(bars, height=300), *_components(data, steps), notes=notes)
 
