@@ -86,6 +86,19 @@ def test_a_timer_that_moved_out_of_the_step_is_drawn_at_both_places(tmp_path):
     assert "training resumed at step 3" in words(spec)
 
 
+def test_the_title_names_what_takes_long_outside_the_step(tmp_path):
+    """The largest area of the picture is no part of the step's mean."""
+    text = "".join(
+        f"step:{step} - timing_s/gen:4.0 - timing_s/step:8.0 - timing_s/param_sync:{sync_s}\n"
+        for step, sync_s in ((1, 0.0), (2, 30.0), (3, 30.0), (4, 0.0), (5, 30.0))
+    )
+
+    assert title_of(drawn("step_timing_breakdown", run_of(text, tmp_path))) == (
+        "A step takes 8.00 s (mean, without step 1); 50 % of the time is gen; "
+        "param_sync, outside the step, takes 22.5 s on average"
+    )
+
+
 @pytest.mark.parametrize("name", ["component_comparison", "throughput", "per_token_timing"])
 def test_a_missing_step_breaks_the_line(name, tmp_path):
     """The original closed the gap and shifted everything behind it."""

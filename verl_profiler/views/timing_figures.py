@@ -92,7 +92,7 @@ def step_timing_breakdown(run: LoggedRun, steps: Rows) -> Spec:
     pale = [_OUTSIDE.format(name) for name in outside]
     bars = step_bars(numbers, series, "time", pale=pale, form="s")
     return chart(
-        _breakdown_title(places.get("step", []), steps),
+        _breakdown_title(places, steps),
         _about(run, steps),
         panel(bars, _step_times(totals, steps, bars[0]), height=380),
         notes=[*notes, *["Lines: the time of the step (timing_s/step)."] * bool(totals)],
@@ -243,18 +243,25 @@ def _numbers(steps: Rows) -> list[int]:
     return [row["step"] for row in steps]
 
 
-def _breakdown_title(inside: Rows, steps: Rows) -> str:
+def _breakdown_title(places: Mapping[str, Rows], steps: Rows) -> str:
     # The means of a run leave the same step out.
     left_out = warm_up(_numbers(steps))
-    kept, parts = ([row for row in rows if row["step"] not in left_out] for rows in (steps, inside))
-    times, totals = known(kept, "step_s"), summed(parts, "duration_s", "phase")
+    kept, inside, outside = (
+        [row for row in rows if row["step"] not in left_out]
+        for rows in (steps, places.get("step", ()), places.get("outside", ()))
+    )
+    times, totals = known(kept, "step_s"), summed(inside, "duration_s", "phase")
     if not times or not totals:
         return "Timers of each step"
     most = next(iter(totals))
-    return (
+    title = (
         f"A step takes {seconds(statistics.fmean(times))} (mean{without(left_out)}); "
         f"{share(totals[most] / sum(times))} of the time is {most}"
     )
+    for name, spent_s in [*summed(outside, "duration_s", "phase").items()][:1]:
+        if spent_s >= _COMPARED_SHARE * sum(times):
+            title += f"; {name}, outside the step, takes {seconds(spent_s / len(kept))} on average"
+    return title
 
 
 def _about(run: LoggedRun, steps: Rows) -> str:
