@@ -72,6 +72,55 @@ def test_calls_of_a_tool_that_never_answers():
     assert "medium" == found.confidence
 
 
+def test_many_younger_calls_do_not_outvote_the_one_that_hangs_since_the_start_of_the_phase():
+    """Elsewhere 20 generate calls are a minute old, as they are in each step."""
+    begun = [request(1)]
+    tool = call("tool_call", 99, "tools:search:7", request_id="r1", tool="search")
+    young = [
+        call("engine_call", 61, "verl:generate:2", request_id=f"r{number}", server="s:1")
+        for number in range(2, 22)
+    ]
+    files = {
+        "worker_0": opened(open_requests=1, requests=begun, calls=[tool]),
+        "worker_1": opened(requests=[request(number) for number in range(2, 22)], calls=young),
+    }
+
+    found = verdict(RUN, {**TRAINER, **files}, HERE, NOW)
+
+    assert found.culprit.startswith("tool search: 1 call has not returned")
+
+
+@pytest.mark.parametrize("name", ["actor_1", "engine_1"])
+def test_a_process_that_ended_while_the_trainer_goes_on_is_the_culprit(name):
+    """Its server or rank ended in order, two minutes before, and what it served waits for it."""
+    ended = {**RUN[name], "complete_until": ago(120), "updated": ago(120), "ended": ago(120)}
+    files = {"trainer_0": opened(phases=[phase("update_actor" if name == "actor_1" else "gen")])}
+    if name == "actor_1":
+        files["actor_0"] = opened(calls=[call("update_actor", 99, GATHER)])
+    else:
+        files["worker_0"] = WORKER
+
+    found = verdict({**RUN, name: ended}, files, HERE, NOW)
+
+    assert found.culprit.startswith(f"{name}, which ended at 2026-11-23T11:58:00")
+
+
+def test_a_host_is_named_if_all_its_processes_are_silent():
+    """Ranks, a worker and an engine of one node; those of the other node wait for the ranks."""
+    headers = {
+        name: {**each, "host": f"node-{1 + name.endswith('_1')}"} for name, each in RUN.items()
+    }
+    for each in headers.values():
+        if each["host"] == "node-2":
+            each |= {"complete_until": ago(120), "updated": ago(125)}
+    waits = opened(calls=[call("update_actor", 99, GATHER)])
+    files = {"trainer_0": opened(phases=[phase("update_actor")]), "actor_0": waits}
+
+    found = verdict(headers, files, HERE, NOW)
+
+    assert found.culprit == "host node-2, of which no process has a sign of life (actor_1)"
+
+
 @pytest.mark.parametrize("event", ["validation", "gen"])
 def test_what_is_open_in_a_first_phase_is_stated_without_an_alarm(event):
     """Its usual length is not known, so nobody can tell whether 285 s are unusual."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.events.open_files import stuck_after_s
+from verl_profiler.events.vocabulary import COMPUTING_ROLES, WORKER_ROLE
 from verl_profiler.live.ended_runs import (
     clock_text,
     failed,
@@ -32,6 +33,16 @@ __all__ = ["verdict"]
 # Without a sign of life for so long, beside processes that have them.
 _SILENCE_S = 10.0
 _FLUSHES = 20
+# What the trainer waits for lives as long as it does.
+_SERVING = (
+    *COMPUTING_ROLES,
+    WORKER_ROLE,
+    "engine",
+    "reward",
+    "rollouter",
+    "message_queue",
+    "tq_storage",
+)
 # The run as a whole goes on if any of its processes wrote so lately.
 _ALIVE_S = 30.0
 
@@ -125,11 +136,14 @@ def _add_evidence(
 
 
 def _note_silence(processes: Sequence[Process], last_s: float) -> None:
-    """Set how long each process has been silent while others were not."""
+    """Set how long each process has been silent while others were not; one that ended before the trainer is."""
+    trained_s = [each.heard_s or 0.0 for each in processes if each.role == "trainer"]
     for each in processes:
-        if not each.ended and each.heard_s is not None:
+        if each.heard_s is not None:
             limit_s = max(_SILENCE_S, _FLUSHES * (each.header.get("flush_interval_s") or 0.5))
-            each.silent_s = gap_s if (gap_s := last_s - each.heard_s) > limit_s else 0.0
+            until_s = last_s if not each.ended else min(trained_s, default=each.heard_s)
+            served = not each.ended or each.role in _SERVING
+            each.silent_s = gap_s if served and (gap_s := until_s - each.heard_s) > limit_s else 0.0
 
 
 def _stuck(trainers: Sequence[Process], last_s: float) -> list[tuple[Process, Mapping[str, Any]]]:
@@ -189,4 +203,5 @@ def _process(name: str, header: Mapping[str, Any], opened: Mapping[str, Any]) ->
 def _silence(process: Process) -> str:
     state = state_of(process.header)
     heard = clock_text(process.heard_s or 0.0)
-    return f"{process.name} has written nothing since {heard}" + (f"; it {state}" if state else "")
+    since_then = f"ended at {heard}" if process.ended else f"has written nothing since {heard}"
+    return f"{process.name} {since_then}" + (f"; it {state}" if state else "")

@@ -9,6 +9,7 @@ from typing import Any
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.open_files import NO_PROGRESS
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, WORKER_ROLE
+from verl_profiler.live.ended_runs import clock_text
 from verl_profiler.live.host_facts import state_of
 from verl_profiler.live.open_processes import (
     Link,
@@ -37,6 +38,8 @@ __all__ = ["explained", "open_now"]
 _QUEUE = ".message_queue:"
 _CONTAINERS = ("request", "agent_loop", "postprocess", "turn")
 _SHOWN = 3
+# Of the calls that requests are in, those that are at least so much as old as the oldest may be the cause.
+_AS_OLD = 0.75
 
 
 def explained(
@@ -132,11 +135,24 @@ class _Search:
     def suspect(self, silent: Sequence[Process], stack: Iterable[str]) -> None:
         names = some([each.name for each in silent])
         states = {state_of(each.header) for each in silent} - {None}
-        why = f", which {states.pop()}" if len(states) == 1 else ""
+        ends = {
+            f"ended at {clock_text(each.heard_s)}" for each in silent if each.ended and each.heard_s
+        }
+        why = f", which {(states or ends).pop()}" if len(states or ends) == 1 else ""
+        host = self.dead_host(silent)
+        if host is not None:
+            names = f"host {host}, of which no process has a sign of life ({names})"
         depth = self.found.chain[-1].depth + 1 if self.found.chain else 0
         for each in silent[:_SHOWN]:
             self.add(each.name, "no sign of life", each.silent_s, depth=depth)
         self.end(f"{names}{why}", "high" if why else "medium", stack)
+
+    def dead_host(self, silent: Sequence[Process]) -> str | None:
+        """Return the host of these processes if it has several, all of them silent, and others are not."""
+        hosts = {str(each.header.get("host")) for each in silent}
+        members = [each for each in self.processes if str(each.header.get("host")) in hosts]
+        alone = len(hosts) != 1 or len(members) < 2 or len(members) == len(self.processes)
+        return None if alone or not all(each.silent_s for each in members) else hosts.pop()
 
     def silence(self, members: Sequence[Process]) -> bool:
         """Suspect those of some processes that are silent, if any are."""
@@ -167,7 +183,8 @@ class _Search:
         if len(members) > 1:
             self.found.facts.append(ranks_text(waits, works, idle, silent))
         apart = {function_of(row) for _, row in waits}
-        called = [each for each in self.processes if each.silent_s]
+        # No collective waits for a rollouter.
+        called = [each for each in self.processes if each.silent_s and each.role != "rollouter"]
         if silent or (called and not works):
             self.suspect(silent or called, [])
         elif works:
@@ -237,8 +254,8 @@ class _Search:
         if not pairs:
             return False
         inside = [(each, self.inside(each, row)) for each, row in pairs]
-        # Those that are open for less than half as long are no cause, however many there are.
-        least_s = max(self.age(row) for _, row in inside) / 2
+        # Younger ones are no cause, however many there are.
+        least_s = max(self.age(row) for _, row in inside) * _AS_OLD
         kinds: dict[str, list[tuple[Process, Mapping[str, Any]]]] = {}
         for each, row in inside:
             kinds.setdefault(str(row.get("event")), []).append((each, row))
