@@ -97,13 +97,16 @@ FORMATS: dict[str, dict[str, tuple[str, str]]] = {
         "runs": (
             "rows",
             (
-                "The two sides, A first: name, launches, steps, warm_up (steps left out), asynchronous, "
-                "bound (what bounds an asynchronous run)."
+                "The two sides, A first: name, launches, steps, warm_up (steps left out), stalled (steps of more "
+                "than three times the median length), asynchronous, bound (what bounds an asynchronous run)."
             ),
         ),
         "workload": ("strings", "Metrics of the work itself that changed, such as `requests`."),
         "configuration": ("rows", "Settings that differ."),
-        "only_in_one": ("rows", "Metrics that only one side has, at most 10,000."),
+        "only_in_one": (
+            "rows",
+            "Metrics that only one side has, with count and seconds per step; at most 10,000.",
+        ),
         "only_in_one_left_out": ("integer", "How many more."),
         "left_out": (
             "integer",

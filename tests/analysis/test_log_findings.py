@@ -303,6 +303,20 @@ def test_late_lines_of_an_earlier_version_are_no_resumption(tmp_path):
     assert [] == problems
 
 
+def test_gen_of_a_fully_asynchronous_log_is_a_wait_for_samples(tmp_path, capsys):
+    """Of another trainer it is the rollout itself, of which the log shows nothing more."""
+    for name, more in (("trainer", {"fully_async/trainer/idle_ratio": 0.6}), ("sync", {})):
+        rows = [(step, values | more) for step, values in steps(8, gen=lambda _: 900.0)]
+        log = console(tmp_path / f"{name}.log", rows)
+
+        assert 0 == main(["why", "--json", str(log)])
+        (found, *_) = json.loads(capsys.readouterr().out)["findings"]
+
+        expected = "waits_for_rollout" if more else "rollout_bound"
+        assert (expected, not more) == (found["finding"], found["dominates"])
+        assert bool(more) == ("staleness_threshold" in found["advice"])
+
+
 def test_what_an_asynchronous_trainer_measured_is_told_in_the_sentences_of_its_log(
     tmp_path, capsys
 ):

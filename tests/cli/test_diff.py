@@ -343,6 +343,32 @@ def test_steps_without_calls_count_as_zero(tmp_path, capsys):
     assert 1 == run(f"{a}@1:10", f"{b}@1:10", "--fail-if", "tool_call.count < -50%")
 
 
+def test_a_log_names_a_step_that_stalled_and_what_a_phase_of_few_steps_costs(tmp_path, capsys):
+    """Not the number of steps, and not one validation per step: two of 40 s in twelve steps, without the first."""
+    for name, extra in (
+        ("before", {}),
+        ("after", {7: ("gen", 900)} | dict.fromkeys((4, 8), ("testing", 40))),
+    ):
+        lines: list[str] = []
+        for step in range(1, 14):
+            phase, more = extra.get(step, ("gen", 0))
+            gen = 10 + step % 3 / 10 + more * (phase == "gen")
+            tested = more * (phase == "testing")
+            timers = f" - timing_s/testing:{tested}" if extra else ""
+            lines.append(f"step:{step} - timing_s/gen:{gen}{timers} - timing_s/step:{gen + tested}")
+        (tmp_path / f"{name}.log").write_text("\n".join(lines) + "\n")
+
+    document, _ = metrics_of(capsys, tmp_path / "before.log", tmp_path / "after.log")
+    run(tmp_path / "before.log", tmp_path / "after.log")
+    text = capsys.readouterr().out
+
+    assert [7] == [each["step"] for each in document["runs"][1]["stalled"] if each["step_s"] > 900]
+    assert "not testable: step 4 of B takes" in text
+    assert "step 7 of B takes 90 times the median" in text
+    assert "too few steps" not in text.splitlines()[0]
+    assert "Only in B: testing (0.167 per step, 6.67 s)" in text
+
+
 def test_a_length_that_one_step_does_not_have_is_not_listed(capsys):
     """The last step of a run has no next one."""
     document, _ = metrics_of(capsys, f"{SMALL}@2", f"{SMALL}@1:2")
@@ -357,10 +383,11 @@ def test_what_only_one_run_has_is_listed(tmp_path, capsys, runs):
         add(other, step, "retry", count=3)
     document, _ = metrics_of(capsys, runs[0], other)
 
-    assert [{"run": "B", "name": "retry", "count": 3.0}] == document["only_in_one"]
+    (only,) = document["only_in_one"]
+    assert ("B", "retry", 3.0) == (only["run"], only["name"], only["count"])
     assert 0 == document["only_in_one_left_out"]
     run(runs[0], other)
-    assert "Only in B: retry (3 per step)" in capsys.readouterr().out
+    assert "Only in B: retry (3 per step" in capsys.readouterr().out
     assert 1 == run(runs[0], other, "--fail-if", "retry.count > 2")
     assert 0 == run(other, runs[0], "--fail-if", "retry.count > 2")
 
@@ -423,7 +450,14 @@ def test_a_diff_of_many_metrics_fits_a_terminal(significant, others, shown):
         for number in range(significant + others)
     ]
     rows.append({**row, "metric": "step.mean", "headline": True, "significant": True})
-    run = {"launches": 1, "steps": [1, 2], "warm_up": [], "asynchronous": False, "bound": ""}
+    run = {
+        "launches": 1,
+        "steps": [1, 2],
+        "warm_up": [],
+        "asynchronous": False,
+        "bound": "",
+        "stalled": [],
+    }
     document = {
         "runs": [{**run, "name": "a"}, {**run, "name": "b"}],
         "workload": [], "configuration": [], "only_in_one": [], "left_out": 0,

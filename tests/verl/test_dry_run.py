@@ -112,6 +112,22 @@ def test_verls_own_keys_are_not_called_nothing(capsys):
 
 
 @pytest.mark.parametrize(
+    ("tool", "says"),
+    [
+        ("torch", "captures nothing: trainer.profile_steps has no step, and none of verl's own"),
+        ("nsys", "in\n  trainer, which is the controller\n"),
+    ],
+)
+def test_verls_own_keys_without_a_role_capture_nobody_or_the_controller(capsys, tool, says):
+    """verl runs its controller under nsys as soon as there are steps."""
+    assert 0 == main(
+        ["check", "--config", f"global_profiler.tool={tool}", "global_profiler.steps=[1]"]
+    )
+
+    assert says in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("word", "says"),
     [
         ("trainer.profile_steps=[0]", "counted from 1"),
@@ -125,6 +141,11 @@ def test_verls_own_keys_are_not_called_nothing(capsys):
         # What Hydra would advise: the same key with a plus.
         ("profiler.events.detail_shre=0.3", "Did you mean profiler.events.detail_share?"),
         ("+trainer.profile_stpes=[1]", "Did you mean trainer.profile_steps?"),
+        ("trainer.profile_step=[1]", "Did you mean trainer.profile_steps?"),
+        (
+            "actor_rollout_ref.actor.profile_rank=[0]",
+            "Did you mean actor_rollout_ref.actor.profile_ranks?",
+        ),
         (
             "+actor_rollout_ref.ref.profile_rank=[0]",
             "Did you mean actor_rollout_ref.ref.profile_ranks?",

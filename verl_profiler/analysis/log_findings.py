@@ -73,6 +73,12 @@ _RULES = {
     ),
     "rollout_bound": Rule(_BOUNDS, _UNSEEN, _SHOWS, least=0.4, dominates=True),
     "trainer_bound": replace(RULES["trainer_bound"], least=0.4, sentence=_BOUNDS),
+    "waits_for_rollout": Rule(
+        "The trainer waits {lost_s} per step ({lost_share}) for samples{reason}.",
+        RULES["waits_for_rollout"].advice.replace("{reason}", ""),
+        _SHOWS,
+        least=0.1,
+    ),
     "tool_time": Rule(
         "The slowest request of gen spends {lost_s} per step in its tools ({lost_share}){reason}.",
         "Make the tools faster: more workers behind them, a cache. A log does not show which tool it is.",
@@ -440,8 +446,12 @@ _ONE_STEP = " {lost_s} ({lost_share}) in the one step of this log; how often it 
 
 def _phases(account: Account, run: LoggedRun, loop: _Loop | None) -> Iterator[Finding]:
     """Name what bounds the step, and phases that usually take little, by the rules of recorded runs."""
+    # What gen is in a fully asynchronous trainer.
+    waits = any(name.startswith("fully_async/") for line in run.lines for name in line.values)
     for phase, mean_s in account.means.items():
         name = _KNOWN.get(phase, "")
+        if phase == "gen" and waits:
+            name = "waits_for_rollout"
         rule = _RULES.get(name) or RULES.get(name) or _PHASE
         least_s = rule.least * account.step_s if rule.dominates else 0.0
         if phase in FORWARD or mean_s < min(least_s, max(account.means.values())):

@@ -16,7 +16,7 @@ from verl_profiler.capture import tools
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import is_list, is_tuple
 
-__all__ = ["Capture", "read_keys", "translate", "world_size"]
+__all__ = ["Capture", "read_keys", "refuse_unknown", "translate", "world_size"]
 
 # Component → where the text and the examples of the guide put it.
 _COMPONENTS = {
@@ -138,7 +138,7 @@ def read_keys(config: Any) -> Capture | None:
                 known[key] = (place, value)
             if place.endswith((".critic", ".rm")) and not len(node):
                 del config.actor_rollout_ref[place.rpartition(".")[2]]
-    _refuse_unknown(config)
+    refuse_unknown(config)
     trainer = config.get("trainer")
     steps = _plain(trainer.pop("profile_steps", None)) if trainer is not None else None
     ranks = _ranks(config, given)
@@ -154,7 +154,7 @@ def read_keys(config: Any) -> Capture | None:
     return Capture(tuple(sorted(set(steps))), ranks, discrete)
 
 
-def _refuse_unknown(config: Any) -> None:
+def refuse_unknown(config: Any) -> None:
     """Reject the guide's keys elsewhere, or mistyped: verl would ignore them, or fail much later."""
     own = {place: _KEYS for known in _COMPONENTS.values() for place in known}
     for place, keys in {"trainer": ("profile_steps",), **own}.items():

@@ -169,6 +169,7 @@ def comparison(
                 "launches": read.launches,
                 "steps": [step_of(place) for place in read.steps],
                 "warm_up": read.warm_up,
+                "stalled": read.stalled(),
                 "asynchronous": read.asynchronous,
                 "bound": bound_text(read.ledger),
             }

@@ -80,13 +80,21 @@ def _of_verl(config: Any) -> list[str]:
     nothing = "this profiler captures nothing: trainer.profile_steps has no step"
     if not own.tool or not own.steps:
         return [f"{nothing}; global_profiler.* and *.profiler.* are verl's own keys"]
-    lines = [f"{nothing}, so verl itself captures steps {list(own.steps)} with {own.tool} in"]
+    lines: list[str] = []
     nodes = {"critic": config.get("critic"), **config.actor_rollout_ref}
     for name, node in nodes.items():
         settings = node.get("profiler") if hasattr(node, "get") else None
         if settings and settings.get("enable"):
             ranks = "all" if settings.all_ranks else ", ".join(map(str, settings.ranks)) or "none"
             lines.append(f"  {name}, ranks: {ranks}")
+    if not lines and own.tool == "nsys":
+        # verl 0.9.1 trainer/main_ppo.py:80.
+        lines.append("  trainer, which is the controller")
+    if not lines:
+        return [f"{nothing}, and none of verl's own *.profiler.enable is true"]
+    lines.insert(
+        0, f"{nothing}, so verl itself captures steps {list(own.steps)} with {own.tool} in"
+    )
     tool = tools.find(own.tool)
     if tool is not None and tool.command({}):
         # verl 0.9.1 single_controller/ray/base.py: capture-range-end=repeat-shutdown:N.
@@ -176,10 +184,15 @@ def _compose(name: str, folder: str, overrides: list[str]) -> Any:
             from verl_profiler.launch.prepare import of_sft
 
             raise of_sft() from None
-        mistyped = re.search(r"Could not override '(profiler\.[\w.]+)'", str(error))
+        mistyped = re.search(r"Could not override '([\w.]+)'", str(error))
         if mistyped:
+            from verl_profiler.capture.verl_keys import refuse_unknown
+
             # Hydra's advice is to append the key, which verl-profiler refuses with the right one.
-            parse_settings(OmegaConf.from_dotlist([f"{mistyped[1]}=0"])["profiler"])
+            made = OmegaConf.from_dotlist([f"{mistyped[1]}=0"])
+            refuse_unknown(made)
+            if mistyped[1].startswith("profiler."):
+                parse_settings(made["profiler"])
         raise ConfigError(f"Hydra cannot compose this command:\n{error}", "config-value") from None
 
 

@@ -208,7 +208,11 @@ def _differences(document: Mapping[str, Any]) -> str:
     if len(changed) > _LISTED:
         lines.append(f"  and {len(changed) - _LISTED} more; --json lists them")
     for letter, own in grouped(document["only_in_one"], "run").items():
-        names = [f"{each['name']} ({_amount(each['count'], '')} per step)" for each in own]
+        names = [
+            f"{each['name']} ({_amount(each['count'], '')} per step"
+            + (f", {seconds(each['step_s'])})" if each["step_s"] else ")")
+            for each in own
+        ]
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         lines.append(f"Only in {letter}: {', '.join(names[:_LISTED])}{more}")
     return "\n".join(lines)
@@ -276,7 +280,10 @@ def _step(step: Mapping[str, Any], document: Mapping[str, Any]) -> str:
                 f"{drift['phase']} ({seconds(drift['phase_s_per_step'])})."
             )
     elif not step["testable"]:
-        text += f"not testable: too few steps, a doubling could be missed ({interval})."
+        stalled = _stalled(document)
+        text += (
+            f"not testable: {stalled or 'too few steps'}, a doubling could be missed ({interval})."
+        )
     else:
         kind = "significant" if step["significant"] else "not significant"
         text += f"{kind} ({interval})."
@@ -293,6 +300,19 @@ def _step(step: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     elif not others and not step["significant"] and step["testable"]:
         text += "  No other metric changed significantly."
     return text
+
+
+def _stalled(document: Mapping[str, Any]) -> str:
+    """Return the steps that took many times the median, and what the median step changed."""
+    named = [
+        f"step {each['step']} of {letter} takes {each['step_s'] / each['median_s']:.2g} times the median"
+        for letter, run in zip("AB", document["runs"], strict=True)
+        for each in run["stalled"][:_LISTED]
+    ]
+    typical = next((row for row in document["metrics"] if row["metric"] == "step.p50"), None)
+    if not named or typical is None:
+        return ""
+    return f"{' and '.join(named)} (the median step changes by {_moved(typical)})"
 
 
 def _from_start_to_start(document: Mapping[str, Any]) -> str:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from verl_profiler.analysis.compare.asynchronous_metrics import NOT_COMPARED
-from verl_profiler.analysis.compare.comparison import ALPHA, Change, Metric, adjusted, change
+from verl_profiler.analysis.compare.comparison import (
+    ALPHA,
+    Change,
+    Metric,
+    adjusted,
+    change,
+    step_of,
+)
 from verl_profiler.analysis.compare.conditions import Condition
 from verl_profiler.analysis.compare.step_metrics import NOT_PHASES
 from verl_profiler.analysis.intervals import difference_at_equal, slope
@@ -33,6 +41,8 @@ _COMPARED = 300
 _TOKENS = ("update_actor_tokens", "total_tokens", "generated_tokens")
 # Settings that differ between any two runs and do not affect steps.
 _NAMES = ("output_dir", "experiment_name", "project_name", "default_local_dir", "hydra.run.dir")
+# A step stalled if it takes so many times the median, of so many steps.
+_STALLED, _LEAST_STEPS = 3.0, 4
 _OVERRIDE = re.compile(r"[+~]*(?P<name>[\w.@/-]+)=(?P<value>.*)", re.DOTALL)
 
 
@@ -57,6 +67,18 @@ class Measured:
     asynchronous: bool
     ledger: Rows = field(default_factory=list[dict[str, Any]])
     launches: int = 1
+
+    def stalled(self) -> Rows:
+        """Return the steps that take many times the median: step, step_s and median_s."""
+        own = [row for row in self.rows if row["name"] == "step" and row["value"] is not None]
+        if len(own) < _LEAST_STEPS:
+            return []
+        median_s = median(row["value"] for row in own)
+        return [
+            {"step": step_of(row["step"]), "step_s": row["value"], "median_s": median_s}
+            for row in own
+            if row["value"] > _STALLED * median_s
+        ]
 
 
 class Comparison:
@@ -86,14 +108,26 @@ class Comparison:
         adjusted(self.changes)
 
     def only_in_one(self) -> list[dict[str, Any]]:
-        """List names that only one side has, with their count per step."""
+        """List names that only one side has, with their count, and their seconds if they are times, per step."""
         found: list[dict[str, Any]] = []
         for letter, side, named in zip("AB", self._sides, self._named, strict=True):
             for name in sorted(named.keys() - self._both - self._not_compared):
                 # A run's last step has no next one.
                 if name != "step_to_step":
-                    count = sum(1.0 if self._once[name] else row["count"] for row in named[name])
-                    found.append({"run": letter, "name": name, "count": count / len(side.steps)})
+                    # A log has each timer in each step, as 0 where it did not run.
+                    own = [row for row in named[name] if row["value"] != 0.0]
+                    count = sum(1.0 if self._once[name] else row["count"] for row in own)
+                    spent_s = sum(row["value"] or row["total"] or 0.0 for row in own)
+                    found.append(
+                        {
+                            "run": letter,
+                            "name": name,
+                            "count": count / len(side.steps),
+                            "step_s": spent_s / len(side.steps)
+                            if self._unit(name) == "s"
+                            else None,
+                        }
+                    )
         return found
 
     def _names(self) -> tuple[list[tuple[str, str]], int]:
