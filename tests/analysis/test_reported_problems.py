@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from truth.asynchronous_runs import Plan, Simulation, with_syncs
+from truth.asynchronous_runs import events_of as asynchronous_events
 from truth.rows import event_row
 from truth.synthetic import SECOND, events_of, tables_of
 from truth.test_culprits import each_request, every, found_in, healthy
@@ -114,3 +116,87 @@ def test_a_queue_behind_prefill_of_what_was_cached_before_has_its_own_remedy():
 
     assert "of the prefill is of tokens that each call's previous one had cached" in queue["cause"]
     assert not queue["overrides"]
+
+
+def test_an_asynchronous_run_that_waits_for_tools_blames_them_and_not_the_split_of_devices():
+    """The gain is about that of the same run with quick tools; devices of the trainer would only be lost."""
+    plan = Plan(
+        steps=9, ahead=4, train_ms=600, separate=True, trainer_devices=4, stages=with_tool(2_600)
+    )
+    quick = Simulation(replace(plan, stages=with_tool(90)))
+    slow = Simulation(plan)
+
+    found = explanations(tables_of(with_syncs(asynchronous_events(slow))))["findings"]
+
+    saved_s = step_s(slow) - step_s(quick)
+    assert ("tool_time", "t") == (found[0]["finding"], found[0]["culprit"])
+    assert 0.8 * saved_s <= found[0]["recoverable_s"] <= 1.25 * saved_s
+    assert not [row for row in found if row["finding"] in ("split_off", "waits_for_rollout")]
+
+
+def with_tool(tool_ms):
+    """Stages of requests with two generate calls and a tool call between them."""
+    return lambda number: (300 + 70 * (number % 5), tool_ms, 200)
+
+
+def step_s(run):
+    """Return the mean length of the steps after the first."""
+    lengths = [
+        end - begin for event, step, begin, end in run.timers if event == "step" and step > 1
+    ]
+    return sum(lengths) / len(lengths) / 1000
+
+
+class Saving(Simulation):
+    """Saves a checkpoint after each step, while the replicas go on."""
+
+    def _run_step(self):
+        super()._run_step()
+        begin = self.now
+        self._serve(True)
+        self._pass(400, "overhead")
+        self._note("save_checkpoint", begin)
+
+
+def test_what_an_asynchronous_trainer_does_besides_training_gains_less_than_it_takes():
+    """The rollout is ahead afterwards by as much, and the trainer waits less."""
+    plan = Plan(steps=9, ahead=4, train_ms=600, separate=True, stages=with_tool(90))
+    with_saves, without = Saving(plan), Simulation(plan)
+
+    found = explanations(tables_of(with_syncs(asynchronous_events(with_saves))))["findings"]
+
+    saved_s = (started(with_saves) - started(without)) / (plan.steps - 2)
+    assert 0.2 < saved_s < 0.3
+    assert "checkpoint" == found[0]["finding"]
+    assert 0.8 * saved_s <= found[0]["recoverable_s"] <= 1.25 * saved_s
+    assert "takes 400 ms per step" in found[0]["message"]
+
+
+def started(run):
+    """Return the time from the start of the second step to that of the last."""
+    starts = [begin for event, _, begin, _ in run.timers if event == "step"]
+    return (starts[-1] - starts[1]) / 1000
+
+
+def test_a_rollouter_that_always_has_as_many_samples_as_it_may_is_told_to_take_more():
+    """Neither more devices nor a higher staleness would help; one that has fewer gets other advice."""
+    run = Simulation(
+        Plan(steps=6, ahead=4, train_ms=300, separate=True, rollouter=True, stages=with_tool(90))
+    )
+    events = [each for each in asynchronous_events(run) if each["event"] != "dispatch_pause"]
+    advice = {}
+    for running in (8, 5):
+        depths = [
+            event_row(
+                "rollouter_0", "queue_depth", each["begin_us"], each["begin_us"], step=each["step"],
+                queue="rollouter", running=running, capacity=8,
+            )
+            for each in events
+            if each["event"] == "request"
+        ]  # fmt: skip
+        found = explanations(tables_of([*with_syncs(events), *depths]))["findings"]
+        (waits,) = [row for row in found if row["finding"].startswith("waits_")]
+        advice[running] = waits["advice"]
+
+    assert "no more than 8 samples at once" in advice[8]
+    assert "concurrent_samples_per_replica" not in advice[5]

@@ -7,9 +7,11 @@ from cached_runs import REHEARSED, fixable_run
 from commands import command
 from event_files import ended, write_lines
 
+from verl_profiler.analysis.explain.rules import ONLY_IN_REPORT, RULES
 from verl_profiler.analysis.registry import explanations
 from verl_profiler.cli import why
 from verl_profiler.reading.reader import load
+from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.why_text import why as view
 
 SCREEN = 45
@@ -101,3 +103,12 @@ def test_no_step_with_an_end_is_nothing_to_report(tmp_path, capsys):
 
     assert 1 == run(tmp_path)
     assert "nothing to report: no step finished" in capsys.readouterr().err
+
+
+def test_what_findings_point_to_is_a_plot_or_named_as_a_table_of_the_report(capsys):
+    """No name for `plot` that it does not have."""
+    named = {name for rule in RULES.values() for name in rule.shows}
+
+    assert named - VIEWS.keys() == ONLY_IN_REPORT
+    assert 0 == run(REHEARSED, "-v")
+    assert "see: critical_path, rollout_tail in the report\n" in capsys.readouterr().out

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.explain.fixes import FILES
-from verl_profiler.analysis.explain.rules import RULES
+from verl_profiler.analysis.explain.rules import ONLY_IN_REPORT, RULES
 from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, named
 from verl_profiler.render.text import clipped, without, wrapped
 from verl_profiler.render.visible import visible
@@ -89,6 +89,13 @@ def _evidence(row: Mapping[str, Any]) -> str:
     return f"step {row['step']}: {row['who']} {seconds(row['seconds'])}{what}"
 
 
+def _see(names: list[str]) -> str:
+    """Return what to look at: plots, and tables that only the report has."""
+    tables = [name for name in names if name in ONLY_IN_REPORT]
+    plots = [name for name in names if name not in tables]
+    return ", ".join([*plots, f"{', '.join(tables)} in the report"] if tables else plots)
+
+
 def finding_list(rows: Rows, left_out: LeftOut = NOTHING) -> str:
     """Return the findings for a terminal; empty without findings.
 
@@ -104,7 +111,7 @@ def finding_list(rows: Rows, left_out: LeftOut = NOTHING) -> str:
             "culprit": text["who"],
             "why": text["why"],
             "fix": text["try"],
-            "see": ", ".join(text["see"]),
+            "see": _see(text["see"]),
         }
         for label, each in parts.items():
             if each:

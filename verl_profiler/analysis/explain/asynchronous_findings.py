@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import ClassVar, NamedTuple
 
+from verl_profiler.analysis.explain.changes import CHANGES
 from verl_profiler.analysis.explain.concentration import Culprit, Found, Place, lost_to
 from verl_profiler.analysis.explain.culprits import culprits
 from verl_profiler.analysis.explain.engine_culprits import lost_by_engine
@@ -21,7 +23,9 @@ from verl_profiler.analysis.explain.finding import (
 )
 from verl_profiler.analysis.explain.fixes import Facts, fits
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
+from verl_profiler.analysis.explain.model import TRAINING
 from verl_profiler.analysis.explain.rules import RULES, Rule
+from verl_profiler.analysis.explain.what_if import Cycle
 from verl_profiler.analysis.selection import Rows, Steps, by_run, steps_of, summed
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
@@ -44,6 +48,24 @@ _TRY = {
     "unattributed": RULES["unexplained"].advice,
 }
 _NOTHING = 1e-9
+# How many samples a rollouter has in flight at most, if it nearly always has as many and its staleness limit
+# rarely holds it.
+_AT_ONCE = """
+WITH depths AS (
+    SELECT run, begin_us, integer_of(rest, 'running') AS running, integer_of(rest, 'capacity') AS capacity
+    FROM event_fields WHERE event = 'queue_depth' AND rest->>'$.queue' = 'rollouter' AND step > 0
+), pauses AS (
+    SELECT run, sum(duration_us) AS paused_us FROM event_fields
+    WHERE event = 'dispatch_pause' AND step > 0 GROUP BY run
+)
+SELECT run, max(capacity) AS most FROM depths LEFT JOIN pauses USING (run)
+GROUP BY run HAVING avg((running >= capacity - 1)::INTEGER) >= 0.8
+    AND coalesce(any_value(paused_us), 0) < 0.1 * (max(begin_us) - min(begin_us))
+"""
+_LIMITED = (
+    "; here the rollouter runs no more than {most:,} samples at once: raise "
+    "async_training.concurrent_samples_per_replica"
+)
 _SYNCED = "SELECT DISTINCT run FROM event_counts WHERE event = 'weight_sync'"
 # Those whose findings are known: older runs lack what became of their samples.
 ASYNCHRONOUS = """
@@ -52,7 +74,11 @@ SELECT run FROM asynchronous WHERE run IN (SELECT run FROM samples) ORDER BY run
 
 
 def asynchronous_findings(
-    tables: Tables, ledger: Rows, steps: Steps = None, named_of: Found | None = None
+    tables: Tables,
+    ledger: Rows,
+    steps: Steps = None,
+    named_of: Found | None = None,
+    known: Mapping[str, Cycle] | None = None,
 ) -> list[Finding]:
     """Return what bounds asynchronous runs, and what their rollout makes in vain.
 
@@ -64,6 +90,8 @@ def asynchronous_findings(
         ledger: The rows of `bubble_ledger`.
         steps: Those to judge; None for all.
         named_of: What `culprits` returns of these steps.
+        known: What `cycles` returns of these steps: devices are not said to be worth more in the other
+            pool where a replay does not confirm it.
 
     Returns:
         Most recoverable time first, of each run.
@@ -76,15 +104,20 @@ def asynchronous_findings(
     synced = {row["run"] for row in tables.rows(_SYNCED)}
     if named_of is None:
         named_of = culprits(tables, [], steps)
+    at_once = {row["run"]: _LIMITED.format(**row) for row in tables.rows(_AT_ONCE)}
     causes = by_run(row for row in staleness_causes(tables, steps) if row["run"] in synced)
     for run, pools in _pools_of(ledger, steps).items():
         if run in recorded:
             named = [
-                *_of_culprits(pools, named_of.get(run, {})),
-                *_split_off(pools),
-                *_of_staleness(pools, stale.get(run, []), causes.get(run, [])),
-                *_of_devices(pools, lends=fits("hybrid_switch", Facts(tables, run))),
                 *_of_engines(tables, pools),
+                *_of_culprits(pools, named_of.get(run, {})),
+                *(each for each in _split_off(pools) if _confirmed(each, pools, known)),
+                *_of_staleness(pools, stale.get(run, []), causes.get(run, [])),
+                *_of_devices(
+                    pools,
+                    _LEND if fits("hybrid_switch", Facts(tables, run)) else "",
+                    at_once.get(run, ""),
+                ),
             ]
             listed += in_order(without_superfluous({each.name: each for each in named}))
     return listed
@@ -100,13 +133,20 @@ def _pools_of(ledger: Rows, steps: Steps) -> dict[str, _Pools]:
     return found
 
 
-def with_the_rest(listed: Sequence[Finding], ledger: Rows, steps: Steps = None) -> list[Finding]:
+def with_the_rest(
+    listed: Sequence[Finding],
+    ledger: Rows,
+    steps: Steps = None,
+    known: Mapping[str, Cycle] | None = None,
+) -> list[Finding]:
     """Add findings until those of an asynchronous run account for each `LEAST` of its trainer's devices.
 
     Args:
         listed: What `asynchronous_findings` returns.
         ledger: The rows of `bubble_ledger`.
         steps: Those that count.
+        known: What `cycles` returns of these steps: how much shorter steps are without what the trainer does
+            besides training is replayed, because the rollout goes on meanwhile.
 
     Returns:
         The findings by run, each with what it accounts for; what is work comes last.
@@ -114,8 +154,23 @@ def with_the_rest(listed: Sequence[Finding], ledger: Rows, steps: Steps = None) 
     found: list[Finding] = []
     for run, pools in _pools_of(ledger, steps).items():
         own = [(each, {*each.accounts}) for each in listed if each.run == run]
-        found += in_order(with_rest(pools.trainer, own))
+        every = with_rest(pools.trainer, own)
+        cycle = (known or {}).get(run)
+        if cycle is not None:
+            before = {each.name for each, _ in own}
+            every = [each if each.name in before else _replayed(each, cycle) for each in every]
+        found += in_order(every)
     return found
+
+
+def _replayed(finding: Finding, cycle: Cycle) -> Finding:
+    """Return a finding of what the trainer does besides training with the gain of a replay without it."""
+    (account,) = [*finding.accounts] if len(finding.accounts) == 1 else [""]
+    if not account or account in ("waiting_for_samples", *_GENERATING) or finding.rule.dominates:
+        return finding
+    state = TRAINING if account in _TRAINER else account if account in ACCOUNTS else "overhead"
+    spent_s = finding.recoverable_s
+    return replace(finding, recoverable_s=cycle.trained_s(spent_s, state), ranked_s=spent_s)
 
 
 class _Pool(Account):
@@ -174,7 +229,7 @@ class _Pools:
         return min(self.idle, self.ahead) > max(self.idle, self.ahead) / 2
 
 
-def _of_devices(pools: _Pools, *, lends: bool) -> Iterator[Finding]:
+def _of_devices(pools: _Pools, lends: str, at_once: str) -> Iterator[Finding]:
     """Yield who waits for whom, and what devices do in vain."""
     trainer, rollout = pools.trainer, pools.rollout
     found: list[tuple[str, _Pool, str, float]] = []
@@ -185,8 +240,12 @@ def _of_devices(pools: _Pools, *, lends: bool) -> Iterator[Finding]:
     elif rollout:
         found.append(("waits_for_trainer", rollout, "staleness_limit", trainer.spent(*_TRAINER)))
     found.append(("sync_bound", trainer, "weight_sync", trainer.spent("weight_sync")))
-    found.append(("stale_samples", rollout or trainer, "generating_dropped", pools.waited))
-    found.append(("wasted_aborts", rollout or trainer, "generating_aborted", pools.waited))
+    served = rollout or trainer
+    for name, account in (
+        ("stale_samples", "generating_dropped"),
+        ("wasted_aborts", "generating_aborted"),
+    ):
+        found.append((name, served, account, min(pools.waited, served.spent(account))))
     for name, pool, account, gain in found:
         rule, lost_s = RULES[name], pool.spent(account)
         if lost_s >= rule.least * pool.step_s and gain >= rule.least * trainer.step_s:
@@ -200,7 +259,9 @@ def _of_devices(pools: _Pools, *, lends: bool) -> Iterator[Finding]:
                 culprit,
                 pool.by_step([account]),
                 lost_s=lost_s,
-                reason=_LEND if lends and rollout else "",
+                reason=at_once or (lends if rollout else ""),
+                # Not an anomaly: what has a cause of its own comes first.
+                ranked_s=0.0 if account == "waiting_for_samples" else None,
             )
 
 
@@ -210,7 +271,11 @@ def _of_culprits(
     """Yield what single requests, places and tools cost, by the same rules as of a synchronous run."""
     for name, rule in RULES.items():
         if name in named and not rule.pooled:
-            made = of_rule(pools.trainer, name, rule, None, named[name])
+            own = rule
+            if name in _OF_CYCLE:
+                known = {"categories": (), "change": None, "bounded": False, "unseen": False}
+                own = replace(rule, sentence=_OF_CYCLE[name], **known)
+            made = of_rule(pools.trainer, name, own, None, named[name])
             if made is not None:
                 yield made
 
@@ -297,13 +362,38 @@ def _split_off(pools: _Pools) -> Iterator[Finding]:
     )
 
 
+def _confirmed(split: Finding, pools: _Pools, known: Mapping[str, Cycle] | None) -> bool:
+    """Return whether the replay with devices moved is shorter by what is worth a finding."""
+    if known is None:
+        return True
+    cycle = known.get(split.run)
+    if cycle is None or cycle.refused is not None:
+        return False
+    to_rollout = pools.idle > pools.ahead
+    moved = CHANGES["one_replica_more" if to_rollout else "one_replica_fewer"].changed(
+        cycle.model, [cycle.model]
+    )
+    if moved is None:
+        return False
+    saved = cycle.saved_with(moved.models[0])
+    return bool(saved) and fmean(saved.values()) >= split.rule.least * split.step_s
+
+
 # The findings, and their sentences in an asynchronous run, where no request delays its own step.
+_OF_CYCLE = {
+    "tool_time": "Steps are {lost_s} longer because requests wait for tools ({who}).",
+    "engine_queue": "Steps are {lost_s} longer because generate calls wait in the engines' queues.",
+    "late_start": "Steps are {lost_s} longer because requests start late after their dispatch ({who}).",
+    "event_loop": "Steps are {lost_s} longer because requests wait for their worker's event loop ({who}).",
+    "polling": "Steps are {lost_s} longer because the trainer notices finished samples late.",
+}
 _LOST_IN_ENGINES = {
     "kv_bound": "Generate calls spend {lost_share} of the rollout's time queueing for space in the KV cache.",
     "unbalanced_replicas": (
         "Generate calls spend {lost_share} of the rollout's time in a queue while another replica has free "
         "capacity."
     ),
+    "engine_queue": "Generate calls spend {lost_share} of the rollout's time in the engines' queues.",
     "retractions": "Generate calls lose {lost_share} of the rollout's time to retractions.",
     "cold_prefix_cache": (
         "Generate calls spend {lost_share} of the rollout's time on prefill of tokens that were cached before."

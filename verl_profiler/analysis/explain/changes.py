@@ -45,6 +45,8 @@ __all__ = [
     "from_tokens",
     "scaled",
     "tools_of_length",
+    "without_build",
+    "without_queue",
 ]
 
 UNCHANGED = "unchanged"
@@ -226,7 +228,7 @@ def _one_tool(name: str) -> Changing:
     return _tools(lambda tool, measured: measured / 2 if tool == name else measured)
 
 
-def _without_build(request: Request) -> Request:
+def without_build(request: Request) -> Request:
     """Remove the worker's own time before a request's first generate call; it may wait after that."""
     first = request.stages[0]
     calls = any(isinstance(each, Call) for each in request.stages[1:3])
@@ -246,7 +248,8 @@ def _one_turn_fewer(model: Model) -> Model:
     )
 
 
-def _without_queue(call: Call) -> Call:
+def without_queue(call: Call) -> Call:
+    """Remove the time in the engine's queue."""
     if not call.queue_us:
         return call
     return call._replace(before_us=call.before_us - call.queue_us, queue_us=0.0)
@@ -254,7 +257,7 @@ def _without_queue(call: Call) -> Call:
 
 def _no_queue(model: Model, models: Sequence[Model]) -> Changed | None:
     """Remove the time in the engine's queue from generate calls, and the limits that it comes from."""
-    changed = _calls(_without_queue)(model, models)
+    changed = _calls(without_queue)(model, models)
     if changed is None or model.limits == Limits():
         return changed
     return Changed([replace(each, limits=Limits()) for each in changed.models])
@@ -563,7 +566,7 @@ CHANGES: dict[str, Change] = {
     ),
     "no_prompt_build": Change(
         "skip prompt building",
-        _model(lambda model: model.mapped(_without_build)),
+        _model(lambda model: model.mapped(without_build)),
         beyond=True,
     ),
     "one_turn_fewer": Change(

@@ -27,6 +27,7 @@ from verl_profiler.analysis.explain.concentration import (
 from verl_profiler.analysis.explain.engine_culprits import engines
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import over_time
+from verl_profiler.analysis.explain.request_parts import request_parts
 from verl_profiler.analysis.explain.rules import BETWEEN, LATE_START
 from verl_profiler.analysis.explain.step_rows import TOGETHER
 from verl_profiler.analysis.explain.what_if import Cycle, cycles
@@ -98,9 +99,9 @@ def culprits(
             culprit, _ = found["checkpoint"]
             found["checkpoint"] = replace(culprit, because=_last_to_save(tables, run, steps)), None
         if "tool_time" in found:
-            culprit, _ = found["tool_time"]
+            culprit, lost_s = found["tool_time"]
             because = rollout_culprits.calls_of(tables, run, culprit.who, steps)
-            found["tool_time"] = replace(culprit, because=because), None
+            found["tool_time"] = replace(culprit, because=because), lost_s
     return named
 
 
@@ -376,4 +377,5 @@ _GATHERED: tuple[Callable[[work.Earlier], Iterable[Named]], ...] = (
     rollout_culprits.rewards,
     rollout_culprits.transfers,
     rollout_culprits.changing_work,
+    request_parts,
 )

@@ -132,6 +132,7 @@ SELECT run, step, engine_name, any_value(request_id) AS request_id,
     sum(call_us) / 1e6 AS calls_s,
     sum(greatest(coalesce(full_us, 0) - coalesce(free_us, 0), 0)) / 1e6 AS kv_bound,
     sum(coalesce(free_us, 0)) / 1e6 AS unbalanced_replicas,
+    coalesce(sum(queue_us), 0) / 1e6 AS engine_queue,
     -- Where no call of the step was spared, nothing tells decoding from what is decoded again.
     sum(CASE WHEN retractions > 0 THEN recomputed_us
         + CASE WHEN e.spared = 0 THEN decode_us ELSE 0 END ELSE 0 END) / 1e6 AS retractions,

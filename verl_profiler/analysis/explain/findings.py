@@ -105,7 +105,9 @@ def explained(
     ledger = overhead_by_timer(tables, ledger)
     listed = [
         *ranked(account, replays, found["stragglers"], named, starts=_starts(tables)),
-        *with_the_rest(asynchronous_findings(tables, ledger, steady, named), ledger, steady),
+        *with_the_rest(
+            asynchronous_findings(tables, ledger, steady, named, known), ledger, steady, known
+        ),
     ]
     facts = {
         run: Facts(tables, run, steps_of(steady, run)) for run in {each.run for each in listed}

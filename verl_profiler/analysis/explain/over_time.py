@@ -71,7 +71,10 @@ def over_time(earlier: Earlier, segments: Rows) -> Iterator[Named]:
         first = _first_step(tables, run)
         own = phases, work.get(run, {}), longest.get(run, {}), first, last_of, parts.get(run, {})
         for finding, longer_s, culprit in changes_in(*own):
-            yield Named(run, finding, culprit, earlier.of_training(run, longer_s))
+            # The rollout's start on other steps hides no part of a step that stalls.
+            stalled = finding == "stalled_step"
+            saved_s = longer_s if stalled else earlier.of_training(run, longer_s)
+            yield Named(run, finding, culprit, saved_s)
 
 
 def changes_in(

@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["BETWEEN", "CATEGORIES", "LATE_START", "RULES", "UNEXPLAINED", "Rule"]
+__all__ = ["BETWEEN", "CATEGORIES", "LATE_START", "ONLY_IN_REPORT", "RULES", "UNEXPLAINED", "Rule"]
 
 # The phase of segments after the end of a step, and the category of what no timer covers there.
 BETWEEN = "between_steps"
 # The rule whose categories precede the requests.
 LATE_START = "late_start"
 UNEXPLAINED = "unexplained"
+# Names in `shows` that are tables of the report; the others are plots.
+ONLY_IN_REPORT = frozenset(
+    {
+        *("rollout_tail", "reward_times", "routes", "token_rates", "request_timeline"),
+        *("device_use", "phase_efficiency", "transfer_totals", "weight_transfers"),
+    }
+)
 # Categories of the critical path other than verl's phases, and their meaning.
 CATEGORIES: dict[str, str] = {
     "dispatch": "from the start of gen to the start of the request that ended last",
@@ -95,7 +102,7 @@ _CAUSES = (
     *("slow_calls", "slow_prefill", "slow_transfers", "few_at_once", "reward"),
     *("event_loop", "host_stall"),
 )
-_OF_ROLLOUT = (*_CAUSES, "grows", "changed")
+_OF_ROLLOUT = (*_CAUSES, "grows", "changed", "tool_time", "engine_queue", "late_start", "polling")
 
 RULES: dict[str, Rule] = {
     "polling": Rule(
@@ -485,7 +492,7 @@ RULES: dict[str, Rule] = {
         categories=("tool",),
         least=0.1,
         dominates=True,
-        without=("slow_tools", "slow_host"),
+        without=("slow_tools", "failing_tools", "slow_host"),
     ),
     "decode_bound": Rule(
         "Decoding bounds the step: {lost_s} per step ({lost_share}) of the critical path.",
@@ -553,7 +560,8 @@ RULES: dict[str, Rule] = {
     ),
     "waits_for_rollout": Rule(
         "The trainer waits {lost_s} per step for samples, {lost_share} of its time.",
-        "More devices for the rollout{reason}.",
+        "A faster rollout, such as more replicas{reason}; or more samples in flight (num_warmup_batches, or "
+        "staleness_threshold with a rollouter), which makes them staler and changes what is trained.",
         ("bubble_ledger",),
         categories=("waiting_for_samples",),
         least=0.05,
@@ -572,8 +580,8 @@ RULES: dict[str, Rule] = {
     ),
     "waits_in_turn": Rule(
         "Trainer and rollout alternately wait for each other, the trainer {lost_s} per step.",
-        "A larger num_warmup_batches: more samples are in flight. They are staler by as many versions, which "
-        "changes what is trained.",
+        "More samples in flight: a larger num_warmup_batches, or staleness_threshold with a rollouter. They are "
+        "staler, which changes what is trained.",
         ("bubble_ledger", "staleness"),
         categories=("waiting_for_samples",),
         least=0.05,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -309,22 +310,35 @@ class Cycle:
         before, after = (sum(r.tokens for r in each.requests) for each in (self.model, changed))
         # Part of the training is proportional to the tokens.
         fewer = TOKEN_PART[0] * (1 - after / before) if after < before else 0.0
-        return self._saved_s(changed, fewer)
+        return self.saved_with(changed, fewer)
 
-    def trained_s(self, less_s: float) -> float:
-        """Return how much shorter a step is with so much less training in each; all of it without an answer."""
+    def trained_s(self, less_s: float, state: str = TRAINING) -> float:
+        """Return how much shorter a step is with so much less of a state of the trainer; all of it without an answer."""
         if self.refused is not None or not less_s:
             return less_s
-        whole_us = sum(
-            each.length_us
-            for each in self.model.operations
-            if isinstance(each, Run) and each.state == TRAINING
-        )
-        part = less_s * 1e6 * len(self.model.steps) / max(whole_us, 1.0)
-        saved = self._saved_s(self.model, min(part, 1.0))
-        return fmean(saved.values()) if saved else less_s
+        spent_us = sum(each.length_us for each in self._runs(state))
+        part = min(less_s * 1e6 * len(self.model.steps) / max(spent_us, 1.0), 1.0)
+        if state == TRAINING:
+            saved = self.saved_with(self.model, part)
+        else:
+            own = {id(each) for each in self._runs(state)}
+            operations = (
+                each._replace(length_us=(1 - part) * each.length_us)
+                if isinstance(each, Run) and id(each) in own
+                else each
+                for each in self.model.operations
+            )
+            saved = self.saved_with(replace(self.model, operations=tuple(operations)))
+        # Steps get no shorter than by what the trainer does less.
+        return min(max(fmean(saved.values()), 0.0), less_s) if saved else less_s
 
-    def _saved_s(self, changed: Model, less_training: float) -> dict[int, float]:
+    def _runs(self, state: str) -> list[Run]:
+        return [
+            each for each in self.model.operations if isinstance(each, Run) and each.state == state
+        ]
+
+    def saved_with(self, changed: Model, less_training: float = 0.0) -> dict[int, float]:
+        """Return what each step saves with the changed model, and with so much less of the training."""
         if less_training:
             changed = scaled(TRAINING, 1 - less_training)(changed, [changed]).models[0]
         saved = _saved_s(self.unchanged.us, _replayed(changed).us)

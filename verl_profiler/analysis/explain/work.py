@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
+    "LITTLE",
     "Earlier",
     "ReplicaLoads",
     "Speeds",
@@ -64,7 +65,7 @@ WHERE finished AND NOT validate
 # Steps in whose requests an asynchronous step's samples may have begun, before it.
 _BEFORE = 4
 # Less of the requests' time than this costs no step of an asynchronous run enough.
-_LITTLE = 0.01
+LITTLE = 0.01
 
 
 def in_work(steps: Steps) -> str:
@@ -159,20 +160,28 @@ class Earlier:
                 continue
             requests = cycle.model.requests
             less_us = sum(own.get((each.worker, each.request_id or ""), 0.0) for each in requests)
-            if less_us < _LITTLE * sum(each.duration_us for each in requests):
+            if less_us < LITTLE * sum(each.duration_us for each in requests):
                 continue
-            saved = cycle.saved_s(
-                lambda each, own=own: _without(
-                    each, own.get((each.worker, each.request_id or ""), 0.0), of
-                )
+            places = self.places(
+                run,
+                who,
+                cycle.saved_s(
+                    lambda each, own=own: _without(
+                        each, own.get((each.worker, each.request_id or ""), 0.0), of
+                    )
+                ),
             )
-            gains = {step: each for step, each in saved.items() if each > 0}
-            # The steps that are replayed stand for all.
-            part = sum(saved.values()) / sum(gains.values()) if gains else 0.0
-            part *= self._counts.get(run, 0) / max(len(saved), 1)
-            if part > 0:
-                found[run, who] = [Place(step, {who: part * each}) for step, each in gains.items()]
+            if places:
+                found[run, who] = places
         return found
+
+    def places(self, run: str, who: str, saved: Mapping[int, float]) -> list[Place]:
+        """Return a place for each step of an asynchronous run that is shorter by the seconds that a replay saves."""
+        gains = {step: each for step, each in saved.items() if each > 0}
+        # The steps that are replayed stand for all.
+        part = sum(saved.values()) / sum(gains.values()) if gains else 0.0
+        part *= self._counts.get(run, 0) / max(len(saved), 1)
+        return [Place(step, {who: part * each}) for step, each in gains.items()] if part > 0 else []
 
 
 def _time_us(stage: Stage, of: str) -> float:
