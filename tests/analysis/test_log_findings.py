@@ -76,6 +76,8 @@ def found(path):
         # From 260 by 18 s a step.
         ({"update_actor": lambda step: UPDATE + 18 * step}, ("grows", "update_actor", 18 * 13.0)),
         ({"param_sync": lambda step: 6.0 if step < 21 else 1500.0}, ("changed", "param_sync", 1494 * 10 / 29)),
+        # Half of the steps, every second one.
+        ({"gen": lambda step: 2 * GEN if step % 2 else GEN}, ("uneven_times", "gen", GEN * 14 / 29)),
         ({"adv": lambda _step: 340.0}, ("adv", "adv", 340.0)),
         ({"old_log_prob": lambda _step: 250.0}, ("forward_only", "old_log_prob", 250 - UPDATE / 3)),
         ({"testing": lambda step: 900.0 if step % 5 == 0 else None}, ("validation", "testing", 900 * 6 / 29)),
@@ -89,6 +91,17 @@ def test_the_planted_cause_is_first(tmp_path, changes, expected):
 
     assert (name, phase) == first[:2]
     assert first[2] == pytest.approx(seconds, rel=0.1)
+
+
+def test_few_steps_show_a_change_that_is_clear(tmp_path):
+    """After two of the five steps that count."""
+    log = console(tmp_path / "train.log", steps(6, gen=lambda step: GEN * (2 if step > 3 else 1)))
+    (run,) = logged_runs([log], [])
+    first = log_findings(run)[0]
+
+    assert ("changed", "gen") == (first["finding"], next(iter(first["accounts"])))
+    assert first["recoverable_s"] == pytest.approx(GEN * 3 / 5)
+    assert "since step 4" in first["culprit_text"]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import StatisticsError, correlation, fmean, linear_regression, median
+from statistics import StatisticsError, correlation, fmean, linear_regression, median, pvariance
 from typing import TYPE_CHECKING, NamedTuple
 
 from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Named
@@ -40,6 +40,9 @@ _CLOSER = 0.6
 _GROWTH = 0.1
 # Steps of another kind have so many times the tokens, and are at most this part of all.
 _KIND, _RARE = 1.5, 0.4
+# Or their level is so many standard deviations within either from the other: lognormal values that vary by
+# 10, 20 and 40 % have two such levels in 0, 1 and 3 % of 5 steps, and 0, 0.4 and 0.7 % of 10.
+_LEVELS = 6
 # The part of a phase that is named has at least this share of its variation over the steps.
 _MOSTLY = 0.5
 _CALLS_OF = "calls of "
@@ -295,6 +298,8 @@ def _changes(
                 for each in (demand, {step: ms for step, (_, ms) in known.items()})
             )
             kinds = _two_kinds(demand) if more is None else None
+            if kinds is not None and kinds.since is not None:
+                more, kinds = kinds, None
             if more is not None:
                 text = f"{more.first:,.0f} to {more.last:,.0f} tokens per step in {phase}"
                 add("more_tokens", more, phase, series, text)
@@ -303,8 +308,10 @@ def _changes(
                 add("uneven_steps", kinds, phase, series, text)
             if rate is not None:
                 how = "tokens as before" if more is None else "besides its tokens"
-                text = f"{spent}{', ' * bool(spent)}{rate.first:.3g} to {rate.last:.3g} ms per token, {how}"
-                add("", rate, phase, series, f"{phase}: {text}")
+                text = (
+                    f"{spent}{', ' * bool(spent)}{rate.first:.3g} to {rate.last:.3g} ms per token"
+                )
+                add("", rate, phase, series, f"{phase}: {text}", f", {how}")
         if shape is None and more is None and rate is None:
             # With tokens that differ, only what they do not explain.
             per_token = {step: ms for step, (_, ms) in known.items()}
@@ -314,10 +321,15 @@ def _changes(
                 last, first_s = (
                     fmean(series[s] for s in series if (s in out) is each) for each in (True, False)
                 )
-                text = f"{seconds(last)} in {counted(len(out), 'step')}, {seconds(first_s)} in the others"
                 even = len(known) == len(series) and kinds is None
-                how = ", tokens as in the others" if even else ""
-                add("uneven_times", times, phase, series, f"{phase}: {text}{how}")
+                if times.since is None:
+                    text = f"{seconds(last)} in {counted(len(out), 'step')}, {seconds(first_s)} in the others"
+                    how = ", tokens as in the others" if even else ""
+                    add("uneven_times", times, phase, series, f"{phase}: {text}{how}")
+                else:
+                    how = ", tokens as before" if even else ""
+                    text = f"{phase}: {seconds(first_s)} to {seconds(last)}"
+                    add("", times, phase, series, text, how)
         if shape is not None and more is None and rate is None:
             mostly = _mostly(series, parts.get(phase, {}))
             unknown = "; its tokens were not recorded" if not known and phase in OF_TOKENS else ""
@@ -333,16 +345,41 @@ def _changes(
 
 
 def _two_kinds(series: _Series) -> Shape | None:
-    """Return whether few steps have many times the value of the others, as every fifth one may."""
+    """Return whether few steps have many times the value of the others, or at most half of them another level."""
     typical = median(series.values())
     spread = median(abs(each - typical) for each in series.values())
     limit = max(_KIND * typical, typical + _SPREADS * 1.48 * spread)
     out = [step for step, each in series.items() if each > limit]
-    if len(series) < _STEPS or not 0 < len(out) <= _RARE * len(series):
+    if len(series) < _STEPS:
+        return None
+    if not 0 < len(out) <= _RARE * len(series):
+        out = _upper(series)
+    if not out:
         return None
     first = fmean(each for step, each in series.items() if step not in out)
     kept = {step: first / each if step in out else 1.0 for step, each in series.items()}
-    return Shape(None, first, fmean(series[step] for step in out), kept)
+    others = max(step for step in series if step not in out)
+    since = min(out) if len(out) > 1 and others < min(out) else None
+    return Shape(since, first, fmean(series[step] for step in out), kept)
+
+
+def _upper(series: _Series) -> list[int]:
+    """Return the steps of the higher of two levels; none if there are no two, or most steps have the higher.
+
+    Most steps may have it from one step on.
+    """
+    ordered = sorted(series, key=lambda step: series[step])
+    if series[ordered[0]] <= 0:
+        return []
+    logs = [math.log(series[step]) for step in ordered]
+    at = max(range(2, len(logs) - 1), key=lambda place: logs[place] - logs[place - 1])
+    low, high = logs[:at], logs[at:]
+    within = len(low) * pvariance(low) + len(high) * pvariance(high)
+    apart = max(math.log(_KIND), _LEVELS * math.sqrt(within / (len(logs) - 2)))
+    changed = max(ordered[:at]) < min(ordered[at:])
+    if fmean(high) - fmean(low) < apart or (2 * at < len(logs) and not changed):
+        return []
+    return ordered[at:]
 
 
 def shape_of(series: Mapping[int, float], first: int) -> Shape | None:
