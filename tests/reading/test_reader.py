@@ -527,6 +527,16 @@ def test_a_folder_with_one_run_is_that_run_and_with_two_is_asked_about(tmp_path)
         load(tmp_path)
 
 
+def test_a_folder_with_only_archives_of_runs_lists_them(tmp_path):
+    """As `runs` does; beside the folder of a run, that is read."""
+    (tmp_path / "packed.tar.gz").write_bytes(b"")
+
+    with pytest.raises(ReadingError, match=r"holds 1 run; name one(.|\n)*packed.tar.gz"):
+        load(tmp_path)
+    write_run(tmp_path / "one", [line(1)])
+    assert ["one"] == [row["run"] for row in read(tmp_path)[0]]
+
+
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
 def test_nothing_to_read_is_an_error_that_says_what_to_name(tmp_path, make):
     """A wrong path is the user's error, with the next step."""

@@ -47,6 +47,7 @@ from verl_profiler.reading.listing import (
     usable,
 )
 from verl_profiler.reading.problems import Problems
+from verl_profiler.units import counted
 
 __all__ = [
     "Source",
@@ -272,7 +273,7 @@ def is_run_directory(folder: Path) -> bool:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return the run directories in a folder and in those of its folders that are no runs, by name.
+    """Return the run directories in a folder and in those of its folders that are no runs, and its archives, by name.
 
     Raises:
         OSError: It cannot be listed.
@@ -287,7 +288,8 @@ def runs_below(folder: Path) -> list[Path]:
             found += sorted(
                 each for each in child.glob("*") if _is_folder(each) and is_run_directory(each)
             )
-    return found
+    files = (each for each in sorted(folder.iterdir()) if each.name.endswith(ARCHIVES))
+    return found + [each for each in files if each.is_file()]
 
 
 def run_directory(path: Path, named: Path) -> Path:
@@ -298,12 +300,13 @@ def run_directory(path: Path, named: Path) -> Path:
         runs = runs_below(path)
     except OSError as error:
         raise ReadingError(f"{named} cannot be read: {error.strerror}", "unreadable") from error
-    if len(runs) == 1:
-        return runs[0]
+    folders = [each for each in runs if _is_folder(each)]
+    if len(folders) == 1:
+        return folders[0]
     if runs:
         listed = "\n    ".join(str(run) for run in runs[:10])
         raise ReadingError(
-            f"{named} holds {len(runs)} runs; name one, or list them with `verl-profiler runs {named}`:\n"
+            f"{named} holds {counted(len(runs), 'run')}; name one, or list them with `verl-profiler runs {named}`:\n"
             f"    {listed}",
             "several-runs",
         )

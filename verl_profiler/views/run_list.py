@@ -12,7 +12,6 @@ from verl_profiler.analysis.selection import Rows, left_out
 from verl_profiler.analysis.steps import step_times
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.discovery import is_run_directory, runs_below
-from verl_profiler.reading.formats.registry import ARCHIVES
 from verl_profiler.reading.reader import load
 from verl_profiler.render.text import align
 from verl_profiler.render.visible import shown
@@ -43,14 +42,7 @@ def runs_in(folder: Path) -> list[Path]:
         ReadingError: It cannot be listed.
     """
     try:
-        if is_run_directory(folder):
-            return [folder]
-        packed = [
-            path
-            for path in sorted(folder.iterdir())
-            if path.name.endswith(ARCHIVES) and path.is_file()
-        ]
-        return runs_below(folder) + packed
+        return [folder] if is_run_directory(folder) else runs_below(folder)
     except OSError as error:
         raise ReadingError(
             f"{folder} cannot be read: {error.strerror}.\nName a folder of runs, such as logs",
