@@ -90,6 +90,21 @@ def test_many_younger_calls_do_not_outvote_the_one_that_hangs_since_the_start_of
     assert found.culprit.startswith("tool search: 1 call has not returned")
 
 
+def test_calls_that_began_long_after_the_wait_are_no_certain_cause():
+    """A trainer waits for 25 min; a tool call of 70 s is one of those that come and go meanwhile."""
+    tool = call("tool_call", 70, "tools:search:7", request_id="r1", tool="search")
+    begun = call("request", 80, None, request_id="r1", turn=1)
+    files = {
+        "trainer_0": opened(phases=[phase("gen", 1500, 0.1, longest_s=2.0)]),
+        "worker_0": opened(open_requests=1, requests=[begun], calls=[tool]),
+    }
+
+    found = verdict(RUN, files, HERE, NOW)
+
+    assert ("stuck", "low") == (found.state, found.confidence)
+    assert "began long after the wait" in found.unknown[0]
+
+
 @pytest.mark.parametrize("name", ["actor_1", "engine_1"])
 def test_a_process_that_ended_while_the_trainer_goes_on_is_the_culprit(name):
     """Its server or rank ended in order, two minutes before, and what it served waits for it."""

@@ -268,6 +268,11 @@ class _Search:
             self.add_calls(kind, kinds[kind])
         kind, group = ordered[0], old[ordered[0]]
         confidence = "high" if len(group) == len(pairs) else "medium"
+        if max(self.age(row) for _, row in inside) < (self.found.chain[0].open_s or 0.0) / 2:
+            confidence = "low"
+            self.found.unknown.append(
+                "Whether these calls are the cause: they began long after the wait, as others that came and went."
+            )
         follow = {
             "engine_call": self.engine,
             "engine_attempt": self.engine,
