@@ -6,7 +6,7 @@ from truth.asynchronous_runs import Plan, Simulation, with_syncs
 from truth.asynchronous_runs import events_of as asynchronous_events
 from truth.rows import event_row
 from truth.synthetic import SECOND, events_of, tables_of
-from truth.test_culprits import each_request, every, found_in, healthy
+from truth.test_culprits import each_request, every, found_in, healthy, seconds_per_step
 from truth.test_findings import turns_with
 
 from verl_profiler.analysis.registry import explanations
@@ -200,3 +200,27 @@ def test_a_rollouter_that_always_has_as_many_samples_as_it_may_is_told_to_take_m
 
     assert "no more than 8 samples at once" in advice[8]
     assert "concurrent_samples_per_replica" not in advice[5]
+
+
+def test_a_worker_whose_requests_start_late_is_named_with_what_the_others_leave_of_it():
+    """Its requests start 3 s late; in every third step those of another worker end last nevertheless."""
+
+    def with_start(begin_us):
+        def change(step, number):
+            def of(_, request):
+                if request.worker == 0:
+                    return turns_with(tokens=250 if number % 3 == 0 else 130)(request)
+                return replace(request, begin_us=begin_us) if request.worker == 2 else request
+
+            return each_request(step, of)
+
+        return every(change)
+
+    late = with_start(3 * SECOND)
+    rows, _ = found_in(late)
+    saved_s = seconds_per_step(late) - seconds_per_step(with_start(0))
+    (found,) = [row for row in rows if row["finding"] == "late_start"]
+
+    assert 0.7 < saved_s < 2
+    assert "worker_2" == found["culprit"]
+    assert 0.8 * saved_s <= found["recoverable_s"] <= 1.25 * saved_s

@@ -46,6 +46,7 @@ from verl_profiler.units import counted, seconds, share
 __all__ = [
     "calls_of",
     "changing_work",
+    "late_workers",
     "replicas",
     "requests",
     "rewards",
@@ -168,9 +169,33 @@ def workers(earlier: Earlier) -> Iterator[Named]:
             continue
         late = replace(culprit, because=because)
         yield Named(run, "slow_worker", late, lost if named else None)
-        if reason == "late":
-            yield Named(run, "late_start", replace(late, fixable=False), lost)
         yield Named(run, "uneven_workers", culprit)
+
+
+# A worker is late if its requests start so many times as long after the start of gen as those of the others.
+_LATER = 3
+_BEGUN = f"""
+SELECT r.run, r.step, r.name, r.request_id, greatest(r.begin_us - g.begin_us, 0) AS late_us
+FROM requests AS r JOIN gens AS g ON g.run = r.run AND g.step = r.step AND g.in_step
+WHERE NOT r.validate AND r.{SYNCHRONOUS}
+"""
+
+
+def late_workers(earlier: Earlier) -> Iterator[Named]:
+    """Find the worker of a synchronous run whose requests start much later than those of all others."""
+    cuts = f"""
+        WITH begun AS ({_BEGUN} AND {in_steps(earlier.steps, "r.step")}), means AS (
+            SELECT run, name AS who, avg(late_us) AS own_us FROM begun GROUP BY run, name
+        ), late AS (
+            SELECT a.run, a.who, median(b.own_us) AS others_us FROM means AS a JOIN means AS b
+                ON b.run = a.run AND b.who <> a.who
+            GROUP BY a.run, a.who, a.own_us HAVING a.own_us >= {_LATER} * others_us
+        )
+        SELECT run, step, name, request_id, who, greatest(late_us - others_us, 0) AS cut_us
+        FROM begun JOIN late USING (run) WHERE name = who
+    """
+    for (run, who), places in earlier(cuts, "other").items():
+        yield lost_to(run, "late_start", "worker", who, places, fixable=False)
 
 
 def _later_because(tables: Tables, run: str, worker: str | None, steps: Steps) -> tuple[str, str]:
