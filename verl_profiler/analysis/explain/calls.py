@@ -378,10 +378,7 @@ def peak(
 
 _OWN = "NOT validate AND request_id IS NOT NULL AND {own}"
 _REQUESTS = """
-WITH dispatched AS (
-    SELECT run, uid, min(begin_us) AS at_us FROM event_fields
-    WHERE event = 'dispatch' AND uid IS NOT NULL GROUP BY run, uid
-), waited AS (
+WITH waited AS (
     SELECT run, uid, session, sum(wait_us) AS reward_wait_us FROM reward_scores GROUP BY ALL
 ), moved AS (
     SELECT run, step, name, request_id, sum(duration_us) AS transfer_us FROM transfers

@@ -58,6 +58,8 @@ def critical_cycle(tables: Tables, steps: Steps = None) -> Rows:
     Returns:
         Table `critical_cycle`: one row per run and edge, in the order of `EDGES`.
     """
+    if not tables.row("SELECT run FROM asynchronous LIMIT 1"):
+        return []
     steady = after_warm_up(tables, steps)
     rows: Rows = []
     for run, own in by_run(tables.rows(_TAKINGS)).items():
@@ -159,9 +161,6 @@ WITH taken AS (
     SELECT run, consumed_step AS step, at_us, uid, session FROM samples
     WHERE fate = 'consumed' AND run IN (SELECT run FROM asynchronous)
         AND consumed_step IS NOT NULL AND at_us IS NOT NULL
-), dispatched AS (
-    SELECT run, uid, min(begin_us) AS at_us FROM event_fields
-    WHERE event = 'dispatch' AND uid IS NOT NULL GROUP BY run, uid
 ), ready AS (
     SELECT t.run, t.step, t.at_us, r.end_us AS ready_us, r.engine_us, r.tool_us,
         least(r.begin_us, coalesce(d.at_us, r.begin_us)) AS dispatched_us

@@ -201,13 +201,9 @@ def _nothing_open(tables: Tables, run: str, windows: list[tuple[int, int]]) -> I
 
     open_ = tables.arrays(
         f"""
-        WITH dispatched AS (
-            SELECT uid, min(begin_us) AS at_us FROM event_fields
-            WHERE run = {quoted(run)} AND event = 'dispatch' AND uid IS NOT NULL GROUP BY uid
-        )
         SELECT least(begin_us, coalesce(at_us, begin_us)) AS begin_us,
             coalesce(end_us, {_NEVER}) AS end_us
-        FROM requests LEFT JOIN dispatched USING (uid)
+        FROM requests LEFT JOIN dispatched USING (run, uid)
         WHERE run = {quoted(run)} AND begin_us IS NOT NULL ORDER BY 1
         """
     )

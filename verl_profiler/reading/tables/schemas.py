@@ -108,6 +108,7 @@ _TABLES = {
         "run step uid session fate consumed_step reason min_weight_version max_weight_version "
         "trainer_version at_us"
     ),
+    "dispatched": "run uid at_us",
     "tool_calls": f"{_REQUEST} turn tool status error stalled_us {_INTERVAL} sampled:INTEGER",
     "engine_requests": (
         f"run step name replica engine_request_id request_id validate status {_INTERVAL} "

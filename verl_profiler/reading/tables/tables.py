@@ -40,6 +40,7 @@ BY_STEPS = (
 # Tables of one event: where it was not recorded, a query plans much faster over an empty table.
 _EVENTS = {
     "device_readings": "device",
+    "dispatched": "dispatch",
     "engine_attempts": "engine_attempt",
     "engine_parked": "engine_parked",
     "engine_states": "engine_state",

@@ -116,6 +116,11 @@ FROM (
 QUALIFY row_number() OVER (PARTITION BY run, step
     ORDER BY in_step DESC, duration_us DESC, name) = 1;
 
+-- When prompts that have an id were dispatched first.
+CREATE VIEW dispatched AS
+SELECT run, uid, min(begin_us) AS at_us FROM event_fields
+WHERE event = 'dispatch' AND uid IS NOT NULL GROUP BY run, uid;
+
 -- A trainer that consumes what earlier steps dispatched, as its replay buffer noted; a synchronous one may
 -- leave a few behind that it sampled beyond its need.  A rollouter is asynchronous in any case.  Older runs lack the notes: there most requests end
 -- after the `gen` of their own step.
