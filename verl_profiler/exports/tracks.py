@@ -96,8 +96,8 @@ def write_run(
     folders = _folders(tables, trace, selection)
     connection = tables.connection
     try:
+        tables.make("events", "requests")
         connection.execute(SPANS.format(selected=selection.spans))
-        tables.make("requests")
         connection.execute(ARROWS)
         trace.write(_placed(tables, folders, trace))
     finally:

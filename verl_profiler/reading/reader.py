@@ -38,7 +38,6 @@ from verl_profiler.reading.event_parts import (
     parts_query,
     parts_within,
 )
-from verl_profiler.reading.event_sql import RECORDED_EXTRA
 from verl_profiler.reading.formats.nsys_export import take_captures
 from verl_profiler.reading.listing import may_hold
 from verl_profiler.reading.process_ends import end_problems
@@ -268,7 +267,6 @@ class Run:
                 f"SELECT * FROM ({fields}) WHERE step BETWEEN {first} AND {last} OR step IS NULL"
             )
         self.tables.create_view("event_fields", fields, "TABLE" if few else "VIEW")
-        self.tables.create_view("events", f"SELECT *, {RECORDED_EXTRA} AS extra FROM event_fields")
         self.tables.create_table("processes", (process.row() for process in everyone))
         roots = [(source.label, source.root) for source in sources]
         self._problems += take_captures(self.tables, roots)

@@ -17,6 +17,7 @@ from string import Template
 from typing import NamedTuple
 
 from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.reading.event_sql import RECORDED_EXTRA
 from verl_profiler.reading.legacy_names import FIELD_ALIASES
 from verl_profiler.reading.tables.schemas import FIELDS, NUMBER_LIMIT, SCHEMAS
 
@@ -128,8 +129,10 @@ def macros() -> str:
 def derivations() -> Mapping[str, Derivation]:
     """Return how each table is made that is not read from files."""
     fields = ", ".join(f'{from_rest(name, "extra")} AS "{name}"' for name in FIELDS)
+    # Each of the two may be given, and the other is made from it.
     found = {
-        "event_fields": Derivation(f"SELECT *, {fields}, extra AS rest FROM events", kept=False)
+        "event_fields": Derivation(f"SELECT *, {fields}, extra AS rest FROM events", kept=False),
+        "events": Derivation(f"SELECT *, {RECORDED_EXTRA} AS extra FROM event_fields", kept=False),
     }
     for file in sorted(each.name for each in _FOLDER.iterdir()):
         for kind, name, query in _STATEMENT.findall(_read(file)):

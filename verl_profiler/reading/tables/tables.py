@@ -102,7 +102,8 @@ class Tables:
         """
         made = cls(duckdb.connect())
         made.expect_few_events()
-        given = {**{name: () for name in SCHEMAS if name not in derivations()}, **(tables or {})}
+        read = {name: () for name in SCHEMAS if name == "events" or name not in derivations()}
+        given = {**read, **(tables or {})}
         for name, rows in given.items():
             made.create_table(name, rows)
         return made
@@ -114,10 +115,15 @@ class Tables:
 
     def create_table(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Make the table `name` of exactly these rows."""
-        columns = SCHEMAS[name]
+        columns, listed = SCHEMAS[name], list(rows)
+        if not listed:
+            typed = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
+            self.connection.execute(f"CREATE OR REPLACE TABLE {name} ({typed})")
+            self._made.add(name)
+            return
         with tempfile.TemporaryDirectory(prefix="verl_profiler-") as folder:
             path = Path(folder) / "rows.json"
-            path.write_bytes(_json_lines(name, list(rows)))
+            path.write_bytes(_json_lines(name, listed))
             typed = ", ".join(f"\"{column}\": '{kind}'" for column, kind in columns.items())
             self.connection.execute(
                 f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM "
