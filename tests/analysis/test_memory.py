@@ -1,5 +1,7 @@
 """Memory at checkpoints, by phase, and around releases."""
 
+from pathlib import Path
+
 import pytest
 from picked import picked
 
@@ -9,6 +11,7 @@ from verl_profiler.analysis.memory import (
     release_effects,
     sleep_times,
 )
+from verl_profiler.reading.reader import load
 
 GB = 10**9
 ENGINE = {"used_before": 70, "used_after": 20, "total": 80}
@@ -185,3 +188,14 @@ def test_sleep_and_wake_are_those_of_the_slowest_process(step, move, tables):
     assert (2, 2, 1) == (row["releases"], row["resumes"], row["failed"])
     assert (1.0, 0.75, "engine_0") == (row["release_s"], row["resume_s"], row["slowest"])
     assert (10.0, 0.175) == (row["step_s"], row["share"])
+
+
+def test_a_sampled_device_has_the_memory_of_each_phase():
+    """A recorded run on an H100; MiB of nvidia-smi, every 0.2 s, the highest in each phase."""
+    archive = Path(__file__).parents[1] / "data" / "h100_sglang.tar.gz"
+    with load(archive) as run:
+        rows = memory_timeline(run.tables, (1, 1))
+    used = {row["phase"]: row["used_bytes"] / 2**20 for row in rows if row["role"] == "device"}
+
+    for phase, mib in (("gen", 35_174), ("old_log_prob", 11_330), ("ref", 5_948)):
+        assert used[phase] == pytest.approx(mib, rel=0.01), phase

@@ -13,7 +13,7 @@ from verl_profiler.reading.tables.tables import Tables
 
 pytest.importorskip("vl_convert")
 
-from chart_reading import data_in, every_channel, title_of, words
+from chart_reading import data_in, every_channel, panels_of, title_of, words
 
 from verl_profiler.analysis.registry import explanations
 from verl_profiler.analysis.selection import warm_ups
@@ -356,7 +356,7 @@ def test_the_band_of_durations_has_the_fastest_and_the_slowest_step():
 def test_of_many_readings_of_memory_the_highest_and_the_lowest_are_drawn():
     """A process that releases its memory in each step, and one that grows."""
     rows = [
-        {"run": "r", "name": name, "readings": 1, "begin_s": float(at)}
+        {"run": "r", "name": name, "role": name[:-2], "readings": 1, "begin_s": float(at)}
         | {"used_bytes": used << 30, "total_bytes": 80 << 30, "rss_bytes": None}
         for name in ("engine_0", "engine_1", "actor_0")
         for at in range(600)
@@ -374,6 +374,18 @@ def test_of_many_readings_of_memory_the_highest_and_the_lowest_are_drawn():
     assert 49 == max(drawn["actor_0"])
     assert sum(map(len, drawn.values())) <= 1_200 + 120
     assert "61.0 GiB of 80.0 GiB at its fullest, 9.0 GiB at its emptiest" in title_of(spec)
+
+
+def test_of_sampled_devices_the_memory_is_theirs():
+    """On an H100 (tests/data/README.md); between a process's few readings there would be a straight line."""
+    view = VIEWS["memory_over_time"]
+    with load(DATA / "h100_sglang.tar.gz") as run:
+        data = {each.__name__: each(run.tables) for each in view.analyses}
+    spec = view.spec(data, Choice(run="h100_sglang"))
+    used, resident = ({row["process"] for row in data_in(each, "size")} for each in panels_of(spec))
+
+    assert ({"device 0"}, {"actor_0", "engine_0"}) == (used, resident)
+    assert "Device 0 holds 34.6 GiB of 79.2 GiB at its fullest" in title_of(spec)
 
 
 def test_the_plot_and_the_summary_name_the_same_loop():

@@ -51,13 +51,16 @@ _HELD = {"used_bytes": "used on the device", "rss_bytes": "resident in host memo
 )
 def _memory(data: DataTables, choice: Choice) -> Spec:
     rows = data["memory_over_time"]
+    sampled = [row for row in rows if row["role"] == "device"]
     first, last = min(row["begin_s"] for row in rows), max(row["begin_s"] for row in rows)
     x = quantity("at_s", "seconds since the first reading")
     x["scale"] = {"domain": [first, last], "nice": False}
     phases = [row for row in data["phase_spans"] if row["end_s"] > first and row["begin_s"] < last]
     keys = [key for key in _HELD if known(rows, key)]
+    # Sampled devices have what a few moments of processes would show with straight lines in between.
+    lines = {"used_bytes": sampled or rows, "rss_bytes": rows}
     panels = [
-        panel(_bands(phases, x), _lines(rows, key, x, _POINTS // len(keys)), height=190)
+        panel(_bands(phases, x), _lines(lines[key], key, x, _POINTS // len(keys)), height=190)
         | {"resolve": {"scale": {"color": "independent"}}}
         for key in keys
     ]
@@ -68,11 +71,14 @@ def _memory(data: DataTables, choice: Choice) -> Spec:
         if len(phases) <= _BANDS
         else f"Not shaded: {len(phases):,} phases of the trainer are too many; choose fewer --steps.",
     ]
+    names = {row["name"] for row in rows if row["role"] != "device"}
     about = (
         f"{choice.text()} and validation: {sum(row['readings'] for row in rows):,} readings of "
-        f"{counted(len({row['name'] for row in rows}), 'process', 'processes')}"
+        f"{counted(len(names), 'process', 'processes')}"
     )
-    return chart(_title(rows), about, *panels, notes=notes)
+    if sampled:
+        about += f" and {counted(len({row['name'] for row in sampled}), 'device')}"
+    return chart(_title(sampled or rows), about, *panels, notes=notes)
 
 
 def _bands(spans: Rows, x: Spec) -> list[Spec]:
@@ -103,14 +109,13 @@ def _title(rows: Rows) -> str:
     )
     low = min(row["used_bytes"] for row in used if row["name"] == top["name"])
     of = f" of {size(top['total_bytes'])}" if top["total_bytes"] else ""
-    return (
-        f"The device of {top['name']} holds {size(top['used_bytes'])}{of} at its fullest, "
-        f"{size(low)} at its emptiest"
-    )
+    of_process = f"The device of {top['name']}"
+    who = top["name"].capitalize() if top["role"] == "device" else of_process
+    return f"{who} holds {size(top['used_bytes'])}{of} at its fullest, {size(low)} at its emptiest"
 
 
 def _lines(rows: Rows, key: str, x: Spec, most: int) -> Spec:
-    """Draw a line per process, and the capacity of the devices."""
+    """Draw a line per process or device, and the capacity of the devices."""
     of = grouped((row for row in rows if row[key] is not None), "name")
     peaks = {name: max(known(own, key)) for name, own in of.items()}
     order = sorted(filter(peaks.get, peaks), key=lambda name: (-peaks[name], name))

@@ -58,6 +58,17 @@ WITH readings AS (
         'after ' || event AS "at", used_after_bytes AS used_bytes, total_bytes,
         rss_after_bytes AS rss_bytes, host_used_after_bytes AS host_used_bytes
     FROM memory_moves WHERE source = 'call'
+    UNION ALL BY NAME
+    SELECT r.run, r.step,
+        format('device {}', r.device) || CASE WHEN d.hosts > 1 THEN ' on ' || r.host ELSE '' END AS name,
+        'device' AS role, r.device AS rank, r.at_us, 'sample' AS source, 'sample' AS "at",
+        r.used_bytes, d.total_bytes
+    FROM device_readings AS r
+    JOIN (
+        SELECT o.*, h.hosts FROM devices AS o
+        JOIN (SELECT run, count(DISTINCT host) AS hosts FROM devices GROUP BY run) AS h USING (run)
+    ) AS d USING (run, host, device)
+    WHERE r.used_bytes IS NOT NULL
 ), top AS (
     SELECT run, step, phase, begin_us, end_us FROM phases
     WHERE parent = 'step' OR (parent IS NULL AND phase <> 'step')
