@@ -68,6 +68,10 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
         notes.append(f"Not divided: {UNRECORDED}.")
     if len(kept) > _CALLS:
         notes.append(f"The first {_CALLS:,} of {counted(len(kept), 'call')} are drawn.")
+    # Readings may begin later than the calls, as those of a scheduler that compiles kernels at first.
+    late_s = -min(kept[0]["begin_s"], 0.0)
+    kept = [{**row, "begin_s": row["begin_s"] + late_s} for row in kept]
+    readings = [{**row, "at_s": row["at_s"] + late_s} for row in readings]
     first_s = kept[0]["begin_s"]
     # The picture ends where the first call begins that is left out: no lane has gaps.
     last_s = (
