@@ -224,3 +224,26 @@ def test_a_worker_whose_requests_start_late_is_named_with_what_the_others_leave_
     assert 0.7 < saved_s < 2
     assert "worker_2" == found["culprit"]
     assert 0.8 * saved_s <= found["recoverable_s"] <= 1.25 * saved_s
+
+
+def test_the_replica_that_receives_weights_last_is_named_in_an_asynchronous_run():
+    """The others are done 500 ms before; without any, the sync as a whole is what stops the trainer."""
+    run = Simulation(Plan(steps=9, replicas=3, sync_ms=600, separate=True, stages=with_tool(90)))
+    events = with_syncs(asynchronous_events(run))
+    syncs = [each for each in events if each["event"] == "update_weights"]
+    found = {}
+    for others_us in (100_000, 590_000):
+        received = [
+            event_row(
+                f"rollout_{replica}", "weight_receive", each["begin_us"],
+                each["end_us"] if replica == 1 else each["begin_us"] + others_us,
+                step=each["step"], family="weights",
+            )
+            for each in syncs
+            for replica in range(3)
+        ]  # fmt: skip
+        (first, *_) = explanations(tables_of([*events, *received]))["findings"]
+        found[others_us] = first["finding"], first["culprit"], round(first["recoverable_s"], 2)
+
+    assert ("weight_sync", "rollout_1", 0.5) == found[100_000]
+    assert ("sync_bound", "weight_sync") == found[590_000][:2]

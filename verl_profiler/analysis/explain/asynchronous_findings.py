@@ -385,6 +385,7 @@ _OF_CYCLE = {
     "engine_queue": "Steps are {lost_s} longer because generate calls wait in the engines' queues.",
     "late_start": "Steps are {lost_s} longer because requests start late after their dispatch ({who}).",
     "event_loop": "Steps are {lost_s} longer because requests wait for their worker's event loop ({who}).",
+    "weight_sync": "The weight sync waits {lost_s} per step for {who}.",
     "polling": "Steps are {lost_s} longer because the trainer notices finished samples late.",
 }
 _LOST_IN_ENGINES = {

@@ -164,7 +164,7 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
         f"""
         WITH spans AS MATERIALIZED (
             SELECT p.run, p.step, p.phase, p.begin_us AS at_us, r.name, coalesce(o.host, '') AS host,
-                CASE WHEN r.role = 'engine' THEN 'replica' ELSE 'rank' END AS kind,
+                CASE WHEN r.role IN ('engine', 'rollout') THEN 'replica' ELSE 'rank' END AS kind,
                 r.event, r.begin_us, r.end_us
             FROM phases AS p JOIN rank_spans AS r ON r.run = p.run AND r.step = p.step
                 AND (r.role NOT IN ('trainer', 'engine') OR r.event = 'weight_receive')
@@ -209,7 +209,7 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
                 own = [
                     row
                     for row in of_run
-                    if row["kind"] == kind and (row["phase"] == "update_weights") == synced
+                    if row["kind"] == kind and (row["phase"] in _SYNCS) == synced
                 ]
                 if not own:
                     continue
@@ -251,6 +251,7 @@ def _last_to_save(tables: Tables, run: str, steps: Steps) -> str:
     )
 
 
+_SYNCS = ("update_weights", "param_sync", "sync_rollout_weights")
 # The last of a group is clearly late if it is later than the others' ends are apart, so many times.
 _CLEAR = 5
 _MORE_THAN_A_RANK = 1.25

@@ -596,6 +596,7 @@ RULES: dict[str, Rule] = {
         categories=("weight_sync",),
         least=0.1,
         pooled=True,
+        without=("weight_sync",),
     ),
     "stale_samples": Rule(
         "{lost_share} of the generating devices' time, {lost_s} per step, is spent on samples that "
