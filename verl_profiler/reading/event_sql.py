@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import duckdb
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.reading.legacy_names import FIELD_ALIASES, vocabulary
 from verl_profiler.reading.salvage import LINE_LIMIT_BYTES, is_timed
 from verl_profiler.reading.scans import scan
 from verl_profiler.reading.tables.schemas import COUNT_LIMIT, FIELDS, NUMBER_LIMIT, SCHEMAS
+
+if TYPE_CHECKING:
+    import duckdb
 
 __all__ = ["AS_PARQUET", "PART_COLUMNS", "RECORDED_EXTRA", "event_query", "list_files"]
 
