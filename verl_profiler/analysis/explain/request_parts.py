@@ -31,7 +31,7 @@ from verl_profiler.analysis.explain.model import (
     tool_lengths,
 )
 from verl_profiler.analysis.explain.rules import LATE_START
-from verl_profiler.analysis.explain.work import LITTLE, Earlier, in_work
+from verl_profiler.analysis.explain.work import LATER, LITTLE, Earlier, in_work
 from verl_profiler.analysis.selection import Rows, by_run
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 
@@ -129,13 +129,11 @@ def _culprit(name: str, model: Model, loops: Rows) -> Culprit:
         late_us = {who: fmean(own) for who, own in begins.items()}
         last = max(late_us, key=lambda who: late_us[who])
         others = [us for who, us in late_us.items() if who != last]
-        if others and late_us[last] >= _LATER * median(others):
+        if others and late_us[last] >= LATER * median(others):
             return Culprit("worker", last, last, fixable=False)
     return Culprit("", None, _NO_ONE.get(name, ""))
 
 
-# A worker is late if its requests start so many times as long after their dispatch as the others'.
-_LATER = 3
 _NO_ONE = {LATE_START: "no single worker"}
 
 

@@ -21,6 +21,7 @@ from verl_profiler.analysis.explain.over_time import shape_of
 from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.stragglers import REASONS
 from verl_profiler.analysis.explain.work import (
+    LATER,
     Earlier,
     ReplicaLoads,
     Speeds,
@@ -172,8 +173,6 @@ def workers(earlier: Earlier) -> Iterator[Named]:
         yield Named(run, "uneven_workers", culprit)
 
 
-# A worker is late if its requests start so many times as long after the start of gen as those of the others.
-_LATER = 3
 _BEGUN = f"""
 SELECT r.run, r.step, r.name, r.request_id, greatest(r.begin_us - g.begin_us, 0) AS late_us
 FROM requests AS r JOIN gens AS g ON g.run = r.run AND g.step = r.step AND g.in_step
@@ -189,7 +188,7 @@ def late_workers(earlier: Earlier) -> Iterator[Named]:
         ), late AS (
             SELECT a.run, a.who, median(b.own_us) AS others_us FROM means AS a JOIN means AS b
                 ON b.run = a.run AND b.who <> a.who
-            GROUP BY a.run, a.who, a.own_us HAVING a.own_us >= {_LATER} * others_us
+            GROUP BY a.run, a.who, a.own_us HAVING a.own_us >= {LATER} * others_us
         )
         SELECT run, step, name, request_id, who, greatest(late_us - others_us, 0) AS cut_us
         FROM begun JOIN late USING (run) WHERE name = who

@@ -316,26 +316,24 @@ class Cycle:
         """Return how much shorter a step is with so much less of a state of the trainer; all of it without an answer."""
         if self.refused is not None or not less_s:
             return less_s
-        spent_us = sum(each.length_us for each in self._runs(state))
+        spent_us = sum(
+            each.length_us
+            for each in self.model.operations
+            if isinstance(each, Run) and each.state == state
+        )
         part = min(less_s * 1e6 * len(self.model.steps) / max(spent_us, 1.0), 1.0)
         if state == TRAINING:
             saved = self.saved_with(self.model, part)
         else:
-            own = {id(each) for each in self._runs(state)}
             operations = (
                 each._replace(length_us=(1 - part) * each.length_us)
-                if isinstance(each, Run) and id(each) in own
+                if isinstance(each, Run) and each.state == state
                 else each
                 for each in self.model.operations
             )
             saved = self.saved_with(replace(self.model, operations=tuple(operations)))
         # Steps get no shorter than by what the trainer does less.
         return min(max(fmean(saved.values()), 0.0), less_s) if saved else less_s
-
-    def _runs(self, state: str) -> list[Run]:
-        return [
-            each for each in self.model.operations if isinstance(each, Run) and each.state == state
-        ]
 
     def saved_with(self, changed: Model, less_training: float = 0.0) -> dict[int, float]:
         """Return what each step saves with the changed model, and with so much less of the training."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
+    "LATER",
     "LITTLE",
     "Earlier",
     "ReplicaLoads",
@@ -66,6 +67,8 @@ WHERE finished AND NOT validate
 _BEFORE = 4
 # Less of the requests' time than this costs no step of an asynchronous run enough.
 LITTLE = 0.01
+# A worker is late if its requests start so many times as long after their dispatch as those of the others.
+LATER = 3
 
 
 def in_work(steps: Steps) -> str:
