@@ -9,7 +9,7 @@ import msgspec
 
 from verl_profiler.recording.call import Call
 
-__all__ = ["EndTrace", "Probe"]
+__all__ = ["EndTrace", "Probe", "of_family"]
 
 EndTrace: TypeAlias = Callable[[Any, "BaseException | None"], None]
 """Called with the result of a call and the exception that ended it, one of them None."""
@@ -73,3 +73,12 @@ class Probe(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "requests_wait", self.family not in _NO_REQUESTS)
         always = (self.trace, self.result) != (None, None)
         msgspec.structs.force_setattr(self, "always", always)
+
+
+def of_family(family: str) -> Callable[..., Probe]:
+    """Return what makes a probe of a family: of its event, its targets, and the other arguments by name."""
+
+    def probe(event: str | None, *targets: str, **others: Any) -> Probe:
+        return Probe(event, family, targets, **others)
+
+    return probe

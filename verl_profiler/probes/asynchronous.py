@@ -11,13 +11,15 @@ from contextvars import ContextVar
 from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_tuple
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.probes.values import plain, scalar
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
 __all__ = ["PROBES", "consume", "instant"]
+
+_probe = of_family("trainer")
 
 _V1 = "verl.trainer.ppo.v1"
 _TRAINER = f"{_V1}.trainer_base:PPOTrainer"
@@ -200,68 +202,51 @@ def _begin_clearing(call: Call) -> None:
 
 
 PROBES = (
-    Probe(
+    _probe(
         None,
-        "trainer",
-        (
-            f"{_TRAINER}._add_async_warmup_batches",
-            # All that verl before 0.9.1 does in it.
-            f"{_V1}.trainer_colocate_async:PPOTrainerColocateAsync.on_train_begin",
-            f"{_V1}.trainer_separate_async:PPOTrainerSeparateAsync.on_train_begin",
-        ),
+        f"{_TRAINER}._add_async_warmup_batches",
+        # All that verl before 0.9.1 does in it.
+        f"{_V1}.trainer_colocate_async:PPOTrainerColocateAsync.on_train_begin",
+        f"{_V1}.trainer_separate_async:PPOTrainerSeparateAsync.on_train_begin",
         enter=functools.partial(_dispatching, _WARM_UP),
         optional=True,
     ),
     # Not among verl's timers; the agent loops make themselves ready in the first one.
-    Probe(
+    _probe(
         "prepare_step",
-        "trainer",
         # verl 0.9.0 has only what the other one calls.
-        (f"{_TRAINER}.prepare_step", f"{_TRAINER}._add_batch_to_generate"),
+        f"{_TRAINER}.prepare_step",
+        f"{_TRAINER}._add_batch_to_generate",
         enter=_begin_preparing,
     ),
-    Probe(
+    _probe(
         None,
-        "trainer",
-        (f"{_TRAINER}._add_prompts_to_generate",),
+        f"{_TRAINER}._add_prompts_to_generate",
         enter=functools.partial(_dispatching, "refill"),
     ),
-    Probe("dispatch", "trainer", (f"{_TRAINER}._submit_batch_to_rollout",), leave=_end_dispatch),
-    Probe("dispatch", "trainer", (f"{_TRAINER}._reissue_inflight_prompts",), leave=_end_reissue),
+    _probe("dispatch", f"{_TRAINER}._submit_batch_to_rollout", leave=_end_dispatch),
+    _probe("dispatch", f"{_TRAINER}._reissue_inflight_prompts", leave=_end_reissue),
     *(
-        Probe("sample_wait", "trainer", targets, leave=_end_sample)
+        _probe("sample_wait", *targets, leave=_end_sample)
         for targets in (
             (f"{_BUFFER}.sample", f"{_SYNC_BUFFER}.sample"),
             (f"{_ASYNC_BUFFER}.sample",),
         )
     ),
-    Probe(
+    _probe(
         "sampleable_wait",
-        "trainer",
-        (f"{_ASYNC_BUFFER}.wait_for_sampleable",),
+        f"{_ASYNC_BUFFER}.wait_for_sampleable",
         reads=("target_count",),
         enter=_begin_sampleable_wait,
         # verl 0.9.0 has no such wait.
         optional=True,
     ),
-    Probe(
+    _probe(None, f"{_BUFFER}._sync_metadata_from_transfer_queue", leave=_end_poll),
+    _probe(
         None,
-        "trainer",
-        (f"{_BUFFER}._sync_metadata_from_transfer_queue",),
-        leave=_end_poll,
-    ),
-    Probe(
-        None,
-        "trainer",
-        (f"{_BUFFER}._evict_terminal_groups",),
+        f"{_BUFFER}._evict_terminal_groups",
         reads=("eviction_reasons",),
         enter=_begin_evicting,
     ),
-    Probe(
-        None,
-        "trainer",
-        (f"{_BUFFER}._clear_groups",),
-        reads=("partition_id", "uids"),
-        enter=_begin_clearing,
-    ),
+    _probe(None, f"{_BUFFER}._clear_groups", reads=("partition_id", "uids"), enter=_begin_clearing),
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_object, is_tuple, mapping_or_empty
 from verl_profiler.instrumentation.placing import is_probed
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.instrumentation.status import missed
 from verl_profiler.probes.values import plain
 from verl_profiler.recording import context, open_calls, recorder
@@ -23,6 +23,8 @@ from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall
 
 __all__ = ["PROBES"]
+
+_probe = of_family("engine")
 
 _SERVERS = (
     "verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangHttpServer",
@@ -222,10 +224,9 @@ def _end_set_step(call: Call, _result: Any) -> None:
         context.process.next_step = step + 1
 
 
-_RESUME = Probe(
+_RESUME = _probe(
     "engine_resume",
-    "engine",
-    tuple(
+    *(
         f"{server}.{name}"
         for server in _SERVERS
         for name in (_RESUMES if "vllm" in server else _RESUMES[1:])
@@ -235,36 +236,24 @@ _RESUME = Probe(
 )
 
 PROBES = (
-    Probe(
+    _probe(
         "engine_request",
-        "engine",
-        tuple(f"{server}.generate" for server in _SERVERS),
+        *(f"{server}.generate" for server in _SERVERS),
         reads=("prompt_ids", "request_id"),
         enter=_begin_generate,
         leave=_end_generate,
     ),
-    Probe(
-        "engine_abort",
-        "engine",
-        tuple(f"{server}.abort_all_requests" for server in _SERVERS),
-        enter=_begin_abort,
+    _probe(
+        "engine_abort", *(f"{server}.abort_all_requests" for server in _SERVERS), enter=_begin_abort
     ),
     _RESUME,
-    Probe(
+    _probe(
         None,
-        "engine",
-        (
-            "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",
-            "vllm.v1.engine.async_llm:AsyncLLM.generate",
-            "verl_profiler.rehearsal.standin:StandinServer._answered",
-        ),
+        "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",
+        "vllm.v1.engine.async_llm:AsyncLLM.generate",
+        "verl_profiler.rehearsal.standin:StandinServer._answered",
         enter=_begin_answers,
         item=_keep_answer,
     ),
-    Probe(
-        None,
-        "engine",
-        tuple(f"{server}.set_global_steps" for server in _SERVERS),
-        leave=_end_set_step,
-    ),
+    _probe(None, *(f"{server}.set_global_steps" for server in _SERVERS), leave=_end_set_step),
 )

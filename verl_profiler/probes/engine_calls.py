@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_tuple, mapping_or_empty
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.probes.rollout import with_request
 from verl_profiler.probes.values import plain
 from verl_profiler.recording import context, recorder
@@ -25,6 +25,8 @@ from verl_profiler.recording.context import EngineCall, Request
 from verl_profiler.recording.requests import close_turn, open_turn
 
 __all__ = ["PROBES"]
+
+_probe = of_family("rollout")
 
 _MODULE = "verl.workers.rollout.llm_server"
 _CLIENT = f"{_MODULE}:LLMServerClient"
@@ -167,31 +169,29 @@ def _end_acquire(call: Call, result: Any) -> None:
 
 
 PROBES = (
-    Probe(
+    _probe(
         "engine_call",
-        "rollout",
-        (f"{_CLIENT}.generate",),
+        f"{_CLIENT}.generate",
         reads=("request_id", "prompt_ids"),
         enter=_begin_engine_call,
         leave=_end_engine_call,
     ),
-    Probe(
+    _probe(
         "engine_call",
-        "rollout",
-        tuple(f"{client}.generate" for client in _REPEATING_CLIENTS),
+        *(f"{client}.generate" for client in _REPEATING_CLIENTS),
         reads=("request_id", "prompt_ids"),
         enter=_begin_repeating_call,
         leave=_end_engine_call,
         # It is in one of the two modules.
         optional=True,
     ),
-    Probe(
+    _probe(
         None,
-        "rollout",
         # verl 0.8 makes the id of a request to the server in `generate` (llm_server.py:210).
-        (f"{_CLIENT}._vllm_request_id", f"{_MODULE}:uuid4"),
+        f"{_CLIENT}._vllm_request_id",
+        f"{_MODULE}:uuid4",
         leave=_keep_engine_request_id,
         lost="which request of an engine a generate call is",
     ),
-    Probe("server_acquire", "rollout", (f"{_CLIENT}._acquire_server",), leave=_end_acquire),
+    _probe("server_acquire", f"{_CLIENT}._acquire_server", leave=_end_acquire),
 )

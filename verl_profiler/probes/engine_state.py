@@ -14,7 +14,7 @@ import weakref
 from typing import Any
 
 from verl_profiler.events.json_values import is_mapping
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.probes import sglang_iterations
 from verl_profiler.probes.values import plain
 from verl_profiler.recording import context, evidence, recorder
@@ -22,6 +22,8 @@ from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
 __all__ = ["PROBES"]
+
+_probe = of_family("engine")
 
 _PERIOD_S = 0.5
 # An engine whose load does not change gets a line this often, so that a reader can tell it from one
@@ -150,10 +152,9 @@ def _forget() -> None:
 
 
 PROBES = (
-    Probe(
+    _probe(
         None,
-        "engine",
-        ("verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangHttpServer.launch_server",),
+        "verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangHttpServer.launch_server",
         enter=_begin_launch,
         leave=_end_launch,
         optional=True,

@@ -19,7 +19,7 @@ from typing import Any
 
 from verl_profiler.events.json_values import is_tuple
 from verl_profiler.instrumentation.placing import is_probed
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.probes.asynchronous import consume
 from verl_profiler.probes.values import number, plain, scalar
 from verl_profiler.recording import context, open_calls, recorder
@@ -27,6 +27,9 @@ from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
 __all__ = ["PROBES"]
+
+_probe = of_family("trainer")
+_rollout_probe = of_family("rollout")
 
 _FULLY_ASYNC = "verl.experimental.fully_async_policy"
 _TRAINER = f"{_FULLY_ASYNC}.fully_async_trainer:FullyAsyncTrainer"
@@ -336,72 +339,53 @@ def _end_taking_batch(call: Call, _result: Any) -> None:
 
 
 PROBES = (
-    Probe(None, "trainer", (f"{_TRAINER}.fit_step",), enter=_begin_fit_step),
-    Probe(
-        "sample_wait", "trainer", (f"{_TRAINER}._get_samples_from_queue",), leave=_end_collecting
-    ),
-    Probe(
+    _probe(None, f"{_TRAINER}.fit_step", enter=_begin_fit_step),
+    _probe("sample_wait", f"{_TRAINER}._get_samples_from_queue", leave=_end_collecting),
+    _probe(
         None,
-        "trainer",
-        (f"{_FULLY_ASYNC}.detach_utils:assemble_batch_from_rollout_samples",),
+        f"{_FULLY_ASYNC}.detach_utils:assemble_batch_from_rollout_samples",
         reads=("rollout_samples",),
         enter=_begin_assembling,
     ),
-    Probe("testing", "trainer", (f"{_TRAINER}._fit_validate",), enter=_begin_validating),
-    Probe(None, "trainer", (f"{_ROLLOUTER}.init_workers",), enter=_begin_rollouter),
-    Probe(None, "trainer", (f"{_ROLLOUTER}.load_checkpoint",), leave=_end_loading),
-    Probe(None, "trainer", (f"{_ROLLOUTER}.reset_staleness",), leave=_end_sync),
-    Probe(
+    _probe("testing", f"{_TRAINER}._fit_validate", enter=_begin_validating),
+    _probe(None, f"{_ROLLOUTER}.init_workers", enter=_begin_rollouter),
+    _probe(None, f"{_ROLLOUTER}.load_checkpoint", leave=_end_loading),
+    _probe(None, f"{_ROLLOUTER}.reset_staleness", leave=_end_sync),
+    _probe(None, f"{_ROLLOUTER}.do_validate", enter=_begin_validation, leave=_end_validation),
+    _probe(
         None,
-        "trainer",
-        (f"{_ROLLOUTER}.do_validate",),
-        enter=_begin_validation,
-        leave=_end_validation,
-    ),
-    Probe(
-        None,
-        "trainer",
-        (f"{_ROLLOUTER}.{_SAMPLE}",),
+        f"{_ROLLOUTER}.{_SAMPLE}",
         reads=("rollout_sample",),
         enter=_begin_sample,
         leave=_end_sample,
         lost="whether samples are dispatched and finished",
     ),
-    Probe(None, "trainer", (f"{_ROLLOUTER}._record_active_count",), leave=_end_count),
-    Probe(None, "trainer", (f"{_ROLLOUTER}._should_pause_generation",), leave=_end_limit_check),
-    Probe(None, "trainer", (f"{_ROLLOUTER}.fit",), leave=_end_rollouter),
-    Probe(None, "trainer", (f"{_QUEUE}.put_sample",), reads=("sample",), leave=_end_put),
-    Probe(None, "trainer", (f"{_QUEUE}.get_sample",), leave=_end_get),
-    Probe(
+    _probe(None, f"{_ROLLOUTER}._record_active_count", leave=_end_count),
+    _probe(None, f"{_ROLLOUTER}._should_pause_generation", leave=_end_limit_check),
+    _probe(None, f"{_ROLLOUTER}.fit", leave=_end_rollouter),
+    _probe(None, f"{_QUEUE}.put_sample", reads=("sample",), leave=_end_put),
+    _probe(None, f"{_QUEUE}.get_sample", leave=_end_get),
+    _probe(
         None,
-        "trainer",
-        (
-            f"{_LOOPS}:AgentLoopManager.generate_sequences",
-            f"{_FULLY_ASYNC}.fully_async_rollouter:FullyAsyncAgentLoopManager.generate_sequences_single",
-        ),
+        f"{_LOOPS}:AgentLoopManager.generate_sequences",
+        f"{_FULLY_ASYNC}.fully_async_rollouter:FullyAsyncAgentLoopManager.generate_sequences_single",
         reads=("prompts",),
         enter=_begin_handing_over,
         leave=_end_handing_over,
     ),
-    Probe(
+    _rollout_probe(
         None,
-        "rollout",
-        (f"{_LOOPS}:AgentLoopWorker.generate_sequences",),
+        f"{_LOOPS}:AgentLoopWorker.generate_sequences",
         reads=("batch",),
         enter=_begin_agent_loops,
     ),
-    Probe(
+    _probe(
         None,
-        "trainer",
-        (f"{_ONE_STEP_OFF}._async_gen_next_batch",),
+        f"{_ONE_STEP_OFF}._async_gen_next_batch",
         enter=_begin_next_batch,
         leave=_end_next_batch,
     ),
-    Probe(
-        None,
-        "trainer",
-        (f"{_ONE_STEP_OFF}._fit_generate",),
-        enter=_begin_taking_batch,
-        leave=_end_taking_batch,
+    _probe(
+        None, f"{_ONE_STEP_OFF}._fit_generate", enter=_begin_taking_batch, leave=_end_taking_batch
     ),
 )

@@ -14,10 +14,12 @@ from numbers import Real
 from typing import Any
 
 from verl_profiler.events.json_values import is_tuple
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES", "batch_size"]
+
+_probe = of_family("workers")
 
 # Whether the running `_postprocess_output` is of a forward pass; one thread trains.
 _forward_only = False
@@ -83,19 +85,17 @@ def _ranks() -> int:
 
 
 PROBES = (
-    Probe(
+    _probe(
         None,
-        "workers",
-        ("verl.workers.engine_workers:TrainingWorker._postprocess_output",),
+        "verl.workers.engine_workers:TrainingWorker._postprocess_output",
         reads=("forward_only",),
         enter=_begin_output,
         leave=_end_output,
         optional=True,
     ),
-    Probe(
+    _probe(
         "batch_flops",
-        "workers",
-        ("verl.utils.flops_counter:FlopsCounter.estimate_flops",),
+        "verl.utils.flops_counter:FlopsCounter.estimate_flops",
         reads=("batch_seqlens", "delta_time"),
         enter=_begin_estimate,
         leave=_end_estimate,

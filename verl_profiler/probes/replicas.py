@@ -13,13 +13,16 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.probes.asynchronous import instant
 from verl_profiler.probes.values import plain
 from verl_profiler.recording import context
 from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES"]
+
+_probe = of_family("trainer")
+_weights_probe = of_family("weights")
 
 _V1 = "verl.trainer.ppo.v1"
 _SYNC = f"{_V1}.trainer_sync:PPOTrainerSync"
@@ -164,10 +167,9 @@ _HOOKS = {
 
 PROBES = (
     *(
-        Probe(
+        _probe(
             None,
-            "trainer",
-            (f"{trainer}.{hook}",),
+            f"{trainer}.{hook}",
             enter=functools.partial(_because, _REASONS[hook]),
             # verl 0.9.0 has no such wait.
             optional=hook == "_wait_for_sampleable_and_switch",
@@ -175,68 +177,55 @@ PROBES = (
         for trainer, hooks in _HOOKS.items()
         for hook in hooks
     ),
-    Probe("replica_pool", "trainer", (f"{_MANAGER}.__init__",), leave=_end_manager),
-    Probe(
+    _probe("replica_pool", f"{_MANAGER}.__init__", leave=_end_manager),
+    _probe(
         "abort_replicas",
-        "trainer",
         # verl 0.9.1 added `reject_request`.
-        (f"{_MANAGER}.abort_replicas",),
+        f"{_MANAGER}.abort_replicas",
         enter=_begin_abort,
     ),
     *(
-        Probe(event, "trainer", (f"{_MANAGER}.{method}",), enter=_begin_manager_call)
+        _probe(event, f"{_MANAGER}.{method}", enter=_begin_manager_call)
         for event, method in (
             ("resume_replicas", "resume_generation_replicas"),
             ("sleep_replicas", "sleep_replicas"),
         )
     ),
-    Probe(
+    _weights_probe(
         "weight_sync",
-        "weights",
-        (f"{_MANAGER}.update_weights",),
+        f"{_MANAGER}.update_weights",
         reads=("global_steps",),
         enter=_begin_weight_sync,
         leave=_end_weight_sync,
     ),
-    Probe("weight_group", "weights", (f"{_MANAGER}.build_process_group",)),
+    _weights_probe("weight_group", f"{_MANAGER}.build_process_group"),
     *(
-        Probe(
-            "pool_switch",
-            "trainer",
-            (f"{_SEPARATE}.switch_to_{to}",),
-            enter=functools.partial(_begin_switch, to),
+        _probe(
+            "pool_switch", f"{_SEPARATE}.switch_to_{to}", enter=functools.partial(_begin_switch, to)
         )
         for to in ("rollout", "trainer")
     ),
     *(
-        Probe(
+        _probe(
             "pool_switch",
-            "trainer",
-            (f"{_CONTROLLER}.{method}_hybrid_replicas",),
+            f"{_CONTROLLER}.{method}_hybrid_replicas",
             enter=functools.partial(_begin_activation, to),
         )
         for method, to in (("activate", "rollout"), ("deactivate", "trainer"))
     ),
-    Probe(
+    _probe(
         None,
-        "trainer",
-        (f"{_CONTROLLER}.sync_hybrid_weights",),
+        f"{_CONTROLLER}.sync_hybrid_weights",
         enter=functools.partial(_because, "switch_to_rollout"),
     ),
-    Probe(
+    _probe(
         None,
-        "trainer",
-        (f"{_TRAINER}._trainer_side_validate",),
+        f"{_TRAINER}._trainer_side_validate",
         enter=functools.partial(_because, "validate_begin"),
     ),
-    Probe(
-        "replica_pool",
-        "trainer",
-        (f"{_TRAINER}._setup_hybrid_checkpoint_manager",),
-        leave=_end_hybrid_setup,
-    ),
+    _probe("replica_pool", f"{_TRAINER}._setup_hybrid_checkpoint_manager", leave=_end_hybrid_setup),
     *(
-        Probe(event, "trainer", (f"{_SEPARATE}.{method}",), enter=_begin_pool_move)
+        _probe(event, f"{_SEPARATE}.{method}", enter=_begin_pool_move)
         for event, method in (
             ("replicas_join", "add_replicas_to_balancer"),
             ("replicas_leave", "remove_replicas_from_balancer"),

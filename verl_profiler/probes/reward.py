@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from verl_profiler.events.json_values import is_object
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.instrumentation.wrapping import wrap
 from verl_profiler.probes.values import scalar
 from verl_profiler.recording import context
@@ -14,6 +14,8 @@ from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
 __all__ = ["PROBES"]
+
+_probe = of_family("reward")
 
 # The dict that verl passes to the user's function as `extra_info`, the function's start and end, and
 # the sample's identity, of each call under way; by the `id` of that dict: a thread pool runs the
@@ -88,7 +90,7 @@ def _end_function(call: Call, _result: Any) -> None:
         call.state[2] = call.end_ns
 
 
-_FUNCTION = Probe(None, "reward", ("compute_score",), enter=_begin_function, leave=_end_function)
+_FUNCTION = _probe(None, "compute_score", enter=_begin_function, leave=_end_function)
 
 
 def _end_score(call: Call, result: Any) -> None:
@@ -104,10 +106,9 @@ def _end_score(call: Call, result: Any) -> None:
 
 
 PROBES = (
-    Probe(
+    _probe(
         "reward_score",
-        "reward",
-        ("verl.experimental.reward_loop.reward_loop:RewardLoopWorker.compute_score",),
+        "verl.experimental.reward_loop.reward_loop:RewardLoopWorker.compute_score",
         reads=("data",),
         enter=_begin_score,
         leave=_end_score,

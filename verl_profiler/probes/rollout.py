@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_tuple
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.probes.values import plain, scalar
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
@@ -25,6 +25,8 @@ from verl_profiler.recording.requests import (
 )
 
 __all__ = ["PROBES", "with_request"]
+
+_probe = of_family("rollout")
 
 _LOOP = "verl.experimental.agent_loop.agent_loop"
 _WORKER = f"{_LOOP}:AgentLoopWorker"
@@ -219,105 +221,78 @@ _PARSERS = (
 )
 
 PROBES = (
-    Probe(
+    _probe(
         "request",
-        "rollout",
-        (f"{_WORKER}._run_agent_loop",),
+        f"{_WORKER}._run_agent_loop",
         reads=("trajectory", "agent_name"),
         enter=_begin_request,
         leave=_end_request,
     ),
-    Probe(
+    _probe(
         "agent_loop",
-        "rollout",
-        (
-            f"{_TOOL_LOOP}.run",
-            "verl.experimental.agent_loop.single_turn_agent_loop:SingleTurnAgentLoop.run",
-        ),
+        f"{_TOOL_LOOP}.run",
+        "verl.experimental.agent_loop.single_turn_agent_loop:SingleTurnAgentLoop.run",
         enter=_take_request,
         leave=_end_agent_loop,
     ),
     # verl before 0.9.1 makes the id in `run`: then it is read in the first turn.
-    Probe(
-        None,
-        "rollout",
-        (f"{_TOOL_LOOP}._make_request_id",),
-        leave=_keep_request_id,
-        optional=True,
-    ),
-    Probe(
+    _probe(None, f"{_TOOL_LOOP}._make_request_id", leave=_keep_request_id, optional=True),
+    _probe(
         "prompt_build",
-        "rollout",
-        (
-            f"{_LOOP}:AgentLoopBase.ct_build_initial_tokens",
-            f"{_LOOP}:AgentLoopBase.apply_chat_template",
-        ),
+        f"{_LOOP}:AgentLoopBase.ct_build_initial_tokens",
+        f"{_LOOP}:AgentLoopBase.apply_chat_template",
         enter=_take_request,
         leave=_end_prompt,
     ),
-    Probe(
+    _probe(
         None,
-        "rollout",
-        (f"{_TOOL_LOOP}._handle_generating_state",),
+        f"{_TOOL_LOOP}._handle_generating_state",
         reads=("agent_data",),
         enter=_begin_generating,
         leave=_end_generating,
     ),
-    Probe(
-        None,
-        "rollout",
-        (f"{_TOOL_LOOP}._handle_processing_tools_state",),
-        leave=_end_processing_tools,
-    ),
-    Probe(
+    _probe(None, f"{_TOOL_LOOP}._handle_processing_tools_state", leave=_end_processing_tools),
+    _probe(
         "token_merge",
-        "rollout",
-        (f"{_LOOP}:AgentLoopBase.ct_merge_assistant_token",),
+        f"{_LOOP}:AgentLoopBase.ct_merge_assistant_token",
         enter=functools.partial(_begin_merge, "response"),
     ),
-    Probe(
+    _probe(
         "token_merge",
-        "rollout",
-        (
-            f"{_LOOP}:AgentLoopBase.ct_merge_context_msg",
-            f"{_LOOP}:AgentLoopBase.ct_merge_non_assistant_msg",
-        ),
+        f"{_LOOP}:AgentLoopBase.ct_merge_context_msg",
+        f"{_LOOP}:AgentLoopBase.ct_merge_non_assistant_msg",
         enter=functools.partial(_begin_merge, "tool_response"),
     ),
     *(
-        Probe(
+        _probe(
             "tool_parsing",
-            "rollout",
-            (f"verl.experimental.agent_loop.tool_parser:{parser}.extract_tool_calls",),
+            f"verl.experimental.agent_loop.tool_parser:{parser}.extract_tool_calls",
             enter=_take_request,
             leave=_end_parsing,
             optional=True,
         )
         for parser in _PARSERS
     ),
-    Probe(
+    _probe(
         "tool_call",
-        "rollout",
-        (f"{_TOOL_LOOP}._call_tool",),
+        f"{_TOOL_LOOP}._call_tool",
         reads=("tool_call",),
         enter=_begin_tool_call,
         leave=_end_tool_call,
     ),
     *(
-        Probe(
+        _probe(
             "postprocess",
-            "rollout",
-            tuple(f"{worker}._agent_loop_postprocess" for worker in workers),
+            *(f"{worker}._agent_loop_postprocess" for worker in workers),
             reads=("output",),
             enter=_begin_postprocess,
             leave=_end_postprocess,
         )
         for workers in ((_WORKER,), _TQ_WORKERS)
     ),
-    Probe(
+    _probe(
         "reward",
-        "rollout",
-        (f"{_WORKER}._compute_score",),
+        f"{_WORKER}._compute_score",
         reads=("outputs",),
         enter=_begin_reward,
         leave=_end_reward,

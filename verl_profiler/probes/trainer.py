@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from verl_profiler.instrumentation.probe import EndTrace, Probe
+from verl_profiler.instrumentation.probe import EndTrace, of_family
 from verl_profiler.probes.values import number, plain
 from verl_profiler.recording import context, open_calls, recorder
 from verl_profiler.recording.call import Call
@@ -13,6 +13,8 @@ from verl_profiler.recording.clock import now
 from verl_profiler.recording.open_calls import begin_phase, end_phase
 
 __all__ = ["PROBES"]
+
+_probe = of_family("trainer")
 
 _V1 = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 _V0 = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
@@ -120,43 +122,36 @@ def _end_log_metrics(call: Call, _result: Any) -> None:
 
 
 PROBES = (
-    Probe(
+    _probe(
         "init",
-        "trainer",
-        (
-            f"{_V1}.init",
-            *(f"{trainer}.init_workers" for trainer in (_V0, _SYNC, _SEPARATED, _FULLY_ASYNC)),
-        ),
+        f"{_V1}.init",
+        *(f"{trainer}.init_workers" for trainer in (_V0, _SYNC, _SEPARATED, _FULLY_ASYNC)),
         enter=_begin_init,
         leave=_keep_failure,
     ),
-    Probe(
+    _probe(
         None,
-        "trainer",
-        tuple(f"{each}.fit" for each in (_V1, _V0, _SYNC, _SEPARATED, _ONE_STEP_OFF, _FULLY_ASYNC)),
+        *(f"{each}.fit" for each in (_V1, _V0, _SYNC, _SEPARATED, _ONE_STEP_OFF, _FULLY_ASYNC)),
         enter=_hold_trainer,
         trace=_trace_fit,
     ),
-    Probe(
+    _probe(
         "timer",
-        "trainer",
-        ("verl.utils.profiler.performance:_timer",),
+        "verl.utils.profiler.performance:_timer",
         reads=("name",),
         applies=_times_phases,
         enter=_begin_timer,
         leave=_end_timer,
     ),
-    Probe(
+    _probe(
         "validation",
-        "trainer",
-        tuple(f"{trainer}._validate" for trainer in (_V1, _V0, _SYNC)),
+        *(f"{trainer}._validate" for trainer in (_V1, _V0, _SYNC)),
         enter=_begin_validation,
         leave=_end_validation,
     ),
-    Probe(
+    _probe(
         "metrics",
-        "trainer",
-        ("verl.utils.tracking:Tracking.log",),
+        "verl.utils.tracking:Tracking.log",
         reads=("data", "step"),
         enter=_log_metrics,
         leave=_end_log_metrics,

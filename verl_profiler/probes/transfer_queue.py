@@ -10,11 +10,13 @@ import functools
 from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_tuple
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.probes.values import plain
 from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES", "end_get", "size_bytes"]
+
+_probe = of_family("transfer_queue")
 
 _CLIENT = "transfer_queue.client:AsyncTransferQueueClient"
 
@@ -92,26 +94,19 @@ def _begin_query(op: str, call: Call) -> None:
 _QUERIES = ("get_meta", "set_custom_meta", "kv_retrieve_meta", "kv_retrieve_keys", "kv_list")
 
 PROBES = (
-    Probe("tq_put", "transfer_queue", (f"{_CLIENT}.async_put",), reads=("data",), enter=_begin_put),
-    Probe(
-        "tq_get",
-        "transfer_queue",
-        (f"{_CLIENT}.async_get_data",),
-        reads=("metadata",),
-        leave=end_get,
-    ),
+    _probe("tq_put", f"{_CLIENT}.async_put", reads=("data",), enter=_begin_put),
+    _probe("tq_get", f"{_CLIENT}.async_get_data", reads=("metadata",), leave=end_get),
     *(
-        Probe(
+        _probe(
             "tq_meta",
-            "transfer_queue",
-            (f"{_CLIENT}.async_{op}",),
+            f"{_CLIENT}.async_{op}",
             enter=functools.partial(_begin_query, op),
             optional=True,
         )
         for op in _QUERIES
     ),
     *(
-        Probe("tq_clear", "transfer_queue", (f"{_CLIENT}.async_{op}",), enter=_count_rows)
+        _probe("tq_clear", f"{_CLIENT}.async_{op}", enter=_count_rows)
         for op in ("clear_samples", "clear_partition")
     ),
 )

@@ -10,13 +10,15 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.probes.values import plain
 from verl_profiler.recording import context, evidence, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
 __all__ = ["PROBES"]
+
+_probe = of_family("engine")
 
 _PERIOD_NS = 500_000_000
 _LOGGERS = "vllm.v1.metrics.loggers"
@@ -149,12 +151,11 @@ def _end_init(call: Call, _result: Any) -> None:
 
 
 PROBES = (
-    Probe(
+    _probe(
         None,
-        "engine",
-        (f"{_ASYNC_LLM}:load_stat_logger_plugin_factories",),
+        f"{_ASYNC_LLM}:load_stat_logger_plugin_factories",
         result=_with_readings,
         optional=True,
     ),
-    Probe(None, "engine", (f"{_ASYNC_LLM}:AsyncLLM.__init__",), leave=_end_init, optional=True),
+    _probe(None, f"{_ASYNC_LLM}:AsyncLLM.__init__", leave=_end_init, optional=True),
 )

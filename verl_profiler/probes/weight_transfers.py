@@ -11,11 +11,13 @@ from contextvars import ContextVar
 from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_tuple
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES", "begin_loading", "begin_receiving", "end_loading", "end_receiving"]
+
+_probe = of_family("weights")
 
 # Buckets of one sync that get a line each; the others of the sync share one.
 LIMIT = 64
@@ -192,26 +194,23 @@ _CHECKPOINT_ENGINES = (
 _OWN = "verl_profiler.rehearsal.gloo_checkpoint_engine:GlooCheckpointEngine"
 
 PROBES = (
-    Probe(
+    _probe(
         None,
-        "weights",
-        ("verl.workers.rollout.utils:ensure_async_iterator",),
+        "verl.workers.rollout.utils:ensure_async_iterator",
         enter=_begin_iterating,
         item=_count,
         leave=_end_iterating,
     ),
-    Probe(
+    _probe(
         "weight_send",
-        "weights",
-        tuple(f"{engine}.send_weights" for engine in (_OWN, *_CHECKPOINT_ENGINES)),
+        *(f"{engine}.send_weights" for engine in (_OWN, *_CHECKPOINT_ENGINES)),
         reads=("global_steps",),
         enter=_begin_send,
         leave=_end_send,
     ),
-    Probe(
+    _probe(
         "weight_bucket",
-        "weights",
-        tuple(
+        *(
             f"verl.checkpoint_engine.{name}_checkpoint_engine:BroadcastOperation._run"
             for name in ("nccl", "hccl")
         ),
@@ -219,12 +218,11 @@ PROBES = (
         # Their modules need the accelerator's libraries.
         optional=True,
     ),
-    Probe("weight_bucket", "weights", (f"{_OWN}.send_bucket",), leave=_end_own_send),
-    Probe("weight_bucket", "weights", (f"{_OWN}.receive_bucket",), leave=_end_own_receive),
-    Probe(
+    _probe("weight_bucket", f"{_OWN}.send_bucket", leave=_end_own_send),
+    _probe("weight_bucket", f"{_OWN}.receive_bucket", leave=_end_own_receive),
+    _probe(
         "weight_load",
-        "weights",
-        ("verl.workers.rollout.sglang_rollout.sglang_rollout:sgl_update_weights",),
+        "verl.workers.rollout.sglang_rollout.sglang_rollout:sgl_update_weights",
         leave=_end_load,
         # verl before 0.9 names it differently, or has no buckets.
         optional=True,

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import Probe, of_family
 from verl_profiler.probes import weight_transfers
 from verl_profiler.probes.values import plain
 from verl_profiler.recording import context, device_memory
 from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES"]
+
+_probe = of_family("weights")
 
 _ADAPTERS = (
     "verl.workers.rollout.sglang_rollout.sglang_rollout:ServerAdapter",
@@ -115,7 +117,7 @@ def _replica_devices(server_args: Any) -> tuple[int, ...] | None:
 
 
 def _moves(event: str, *targets: str, reads: tuple[str, ...] = ()) -> Probe:
-    return Probe(event, "weights", targets, reads=reads, enter=_begin_move, leave=_end_move)
+    return _probe(event, *targets, reads=reads, enter=_begin_move, leave=_end_move)
 
 
 def _begin_receive(call: Call) -> None:
@@ -129,26 +131,23 @@ def _end_receive(call: Call, _result: Any) -> None:
 
 
 PROBES = (
-    Probe(
+    _probe(
         "weight_receive",
-        "weights",
-        ("verl.checkpoint_engine.base:CheckpointEngineWorker.update_weights",),
+        "verl.checkpoint_engine.base:CheckpointEngineWorker.update_weights",
         reads=("global_steps",),
         enter=_begin_receive,
         leave=_end_receive,
     ),
-    Probe(
+    _probe(
         "update_weights",
-        "weights",
-        ("verl.workers.engine_workers:ActorRolloutRefWorker.update_weights",),
+        "verl.workers.engine_workers:ActorRolloutRefWorker.update_weights",
         reads=("global_steps",),
         enter=_begin_sync,
         leave=_end_sync,
     ),
-    Probe(
+    _probe(
         "weight_transfer",
-        "weights",
-        tuple(f"{adapter}.update_weights" for adapter in _ADAPTERS),
+        *(f"{adapter}.update_weights" for adapter in _ADAPTERS),
         enter=_begin_transfer,
         leave=weight_transfers.end_loading,
     ),

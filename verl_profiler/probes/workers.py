@@ -8,12 +8,14 @@ from typing import Any
 
 from verl_profiler.events.json_values import is_object
 from verl_profiler.instrumentation import placing
-from verl_profiler.instrumentation.probe import Probe
+from verl_profiler.instrumentation.probe import Probe, of_family
 from verl_profiler.probes.flops import batch_size
 from verl_profiler.recording import context, device_timing, recorder
 from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES"]
+
+_probe = of_family("workers")
 
 _HYBRID = "verl.workers.engine_workers:ActorRolloutRefWorker"
 _TRAINING = "verl.workers.engine_workers:TrainingWorker"
@@ -86,12 +88,12 @@ def _begin_move(call: Call) -> None:
 
 
 def _body(event: str, target: str, enter: Callable[[Call], None] = _learn_step) -> Probe:
-    return Probe(event, "workers", (target,), reads=("data",), enter=enter)
+    return _probe(event, target, reads=("data",), enter=enter)
 
 
 def _inside(event: str, method: str, **hooks: Any) -> Probe:
     target = f"{_ENGINES}:BaseEngine.{method}"
-    return Probe(event, "workers", (target,), of_subclasses=True, **hooks)
+    return _probe(event, target, of_subclasses=True, **hooks)
 
 
 def _probe_engine(engine: Any) -> Any:
@@ -113,17 +115,16 @@ PROBES = (
     _body("compute_ref_log_prob", f"{_HYBRID}.compute_ref_log_prob"),
     _body("train_mini_batch", f"{_TRAINING}.train_mini_batch"),
     _body("train_batch", f"{_TRAINING}.train_batch", _begin_batch),
-    Probe(
+    _probe(
         "infer_batch",
-        "workers",
-        (f"{_TRAINING}.infer_batch",),
+        f"{_TRAINING}.infer_batch",
         reads=("data",),
         enter=_begin_inference,
         leave=_end_timed,
     ),
     # The hybrid worker's methods call these, of each of its models.
-    Probe("save_checkpoint", "workers", (f"{_TRAINING}.save_checkpoint",)),
-    Probe("load_checkpoint", "workers", (f"{_TRAINING}.load_checkpoint",)),
-    Probe(None, "workers", (f"{_ENGINES}:EngineRegistry.get_engine_cls",), result=_probe_engine),
+    _probe("save_checkpoint", f"{_TRAINING}.save_checkpoint"),
+    _probe("load_checkpoint", f"{_TRAINING}.load_checkpoint"),
+    _probe(None, f"{_ENGINES}:EngineRegistry.get_engine_cls", result=_probe_engine),
     *_IN_ENGINES,
 )
