@@ -243,7 +243,7 @@ async def _measure_vllm(model: str, requests: int, tokens: int, rounds: int) -> 
     from vllm.v1.engine import async_llm
 
     from verl_profiler.instrumentation import placing
-    from verl_profiler.probes import select, vllm_state
+    from verl_profiler.probes import engine_state, select
     from verl_profiler.recording import recorder
     from verl_profiler.recording.clock import take_anchor
     from verl_profiler.recording.identity import Identity
@@ -269,7 +269,7 @@ async def _measure_vllm(model: str, requests: int, tokens: int, rounds: int) -> 
             config = WorkerConfig(folder, folder, settings, take_anchor())
             recorder.start(config, lambda: Identity("engine", 0), dict)
             placing.install(select(["engine"]))
-            own = _Timer(vllm_state._Readings, "record")
+            own = _Timer(engine_state._Readings, "record")
             engine = async_llm.AsyncLLM.from_engine_args(
                 AsyncEngineArgs(
                     model=model,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from picked import picked
 
-from verl_profiler.probes import vllm_state
+from verl_profiler.probes import engine_state
 from verl_profiler.recording import context, evidence
 
 CONFIG = SimpleNamespace(
@@ -22,7 +22,7 @@ class FakeEngine:
 
 
 def end_init(engine):
-    vllm_state._end_init(SimpleNamespace(arguments={"self": engine}), None)
+    engine_state._end_init(SimpleNamespace(arguments={"self": engine}), None)
 
 
 class FakeStatLoggerBase:
@@ -53,10 +53,10 @@ def fake_iteration(running, waiting, usage, generated, computed=0, preempted=0, 
 def recording(monkeypatch, engine_recording):
     """Readings by a clock that the test sets."""
     clock = SimpleNamespace(ns=10**9)
-    monkeypatch.setattr(vllm_state, "now", lambda: clock.ns)
+    monkeypatch.setattr(engine_state, "now", lambda: clock.ns)
     monkeypatch.setitem(
-        vllm_state.sys.modules,
-        vllm_state._LOGGERS,
+        engine_state.sys.modules,
+        engine_state._LOGGERS,
         SimpleNamespace(StatLoggerBase=FakeStatLoggerBase),
     )
 
@@ -68,7 +68,7 @@ def recording(monkeypatch, engine_recording):
 def test_iterations_are_summed_for_half_a_second(recording):
     """The first is recorded at once, and so is the one after which nothing runs."""
     recording.start()
-    (made,) = vllm_state._with_readings([])
+    (made,) = engine_state._with_readings([])
     logger = made(CONFIG, 1)
     for after_ms, iteration in (
         (0, fake_iteration(2, 1, 0.5, 1, computed=40, hits=(32, 72))),
@@ -104,7 +104,7 @@ def test_iterations_are_summed_for_half_a_second(recording):
 def test_each_iteration_of_a_captured_step_is_a_reading(recording, monkeypatch):
     """Of step 3 alone; what was summed before belongs to the first of them."""
     recording.start(captured_steps=(3,))
-    (made,) = vllm_state._with_readings([])
+    (made,) = engine_state._with_readings([])
     logger = made(CONFIG)
     for step in (2, 2, 3, 3, 4, 4):
         monkeypatch.setattr(context.process, "step", step)
@@ -119,9 +119,9 @@ def test_statistics_stay_off_unless_readings_are_asked_for(recording, capfd):
     """vLLM keeps statistics as soon as there is any additional logger."""
     others = [object()]
 
-    assert others is vllm_state._with_readings(others)
+    assert others is engine_state._with_readings(others)
     recording.start(enabled=False)
-    assert others is vllm_state._with_readings(others)
+    assert others is engine_state._with_readings(others)
     end_init(FakeEngine(3))
     assert "engine-state" not in capfd.readouterr().err
 
@@ -129,9 +129,9 @@ def test_statistics_stay_off_unless_readings_are_asked_for(recording, capfd):
 def test_an_engine_without_such_loggers_is_reported_once_it_is_made(recording, capfd, monkeypatch):
     """It serves like any other."""
     recording.start()
-    monkeypatch.delitem(vllm_state.sys.modules, vllm_state._LOGGERS)
+    monkeypatch.delitem(engine_state.sys.modules, engine_state._LOGGERS)
 
-    assert [] == vllm_state._with_readings([])
+    assert [] == engine_state._with_readings([])
     end_init(FakeEngine(3))
 
     assert 1 == capfd.readouterr().err.count("engine-state-missing")
@@ -140,7 +140,7 @@ def test_an_engine_without_such_loggers_is_reported_once_it_is_made(recording, c
 def test_other_statistics_than_expected_end_the_readings(recording, capfd):
     """Not the engine, which calls on every iteration."""
     recording.start()
-    (made,) = vllm_state._with_readings([])
+    (made,) = engine_state._with_readings([])
     logger = made(CONFIG)
     for _ in range(3):
         logger.record(SimpleNamespace(), None)
@@ -155,7 +155,7 @@ def test_what_a_stuck_engine_shows(recording, enabled):
     recording.start(enabled=enabled)
     engine = FakeEngine(3)
     end_init(engine)
-    for made in vllm_state._with_readings([]):
+    for made in engine_state._with_readings([]):
         made(CONFIG).record(*fake_iteration(2, 1, 0.5, 1))
     recording.clock.ns += 7 * 10**9
 

@@ -5,14 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from verl_profiler.instrumentation import wrapping
-from verl_profiler.probes.flops import PROBES
-from verl_profiler.probes.workers import PROBES as OF_WORKERS
+from verl_profiler.probes.workers import PROBES
 
 LENGTHS = [100, 28, 72]
-(OUTPUT, ESTIMATE) = PROBES
-(INFER, FORWARD) = (
-    next(probe for probe in OF_WORKERS if probe.event == event)
-    for event in ("infer_batch", "forward_backward")
+OUTPUT, ESTIMATE, INFER, FORWARD = (
+    next(probe for probe in PROBES if probe.name == name)
+    for name in ("_postprocess_output", "batch_flops", "infer_batch", "forward_backward")
 )
 
 

@@ -23,13 +23,10 @@ _MODULES = (
     "routing",
     "engine",
     "engine_state",
-    "vllm_state",
     "reward",
     "workers",
-    "flops",
     "weights",
     "weight_transfers",
-    "memory",
     "transfer_queue",
 )
 

@@ -1,7 +1,11 @@
-"""Weight sync, and the engines' memory release and resume per tag, with the memory around them.
+"""Weight sync, the engines' memory release and resume per tag, and device and host memory.
 
 The difference between two readings is what a release really freed: with the saver off or ineffective
 the calls succeed and free nothing (sglang 0.5.12 torch_memory_saver_adapter.py).
+
+Memory is also read at verl's own checkpoints, on every rank: verl calls `log_gpu_memory_usage` around each
+offload and resume, and prints on rank 0 only.  With a memory saver, torch's own counters stay high while
+pages are unmapped; `used_bytes` comes from the driver and shows the release.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from verl_profiler.recording.call import Call
 __all__ = ["PROBES"]
 
 _probe = of_family("weights")
+_memory_probe = of_family("memory")
 
 _ADAPTERS = (
     "verl.workers.rollout.sglang_rollout.sglang_rollout:ServerAdapter",
@@ -130,6 +135,30 @@ def _end_receive(call: Call, _result: Any) -> None:
     _end_sync(call, None)
 
 
+def _read_memory(call: Call) -> None:
+    from verl.utils.device import get_torch_device  # the probed function's own import
+
+    device = get_torch_device()
+    extra: dict[str, Any] = {"at": plain(call.arguments["head"])}
+    for field, reading in (
+        ("allocated_bytes", "memory_allocated"),
+        ("reserved_bytes", "memory_reserved"),
+    ):
+        read = getattr(device, reading, None)
+        if read is not None:
+            extra[field] = int(read())
+    if getattr(device, "mem_get_info", None) is not None:
+        free, total = device.mem_get_info()
+        extra["used_bytes"] = int(total - free)
+        extra["total_bytes"] = int(total)
+    extra.update(device_memory.host())
+    call.extra = extra
+
+
+def _make_instant(call: Call, _result: Any) -> None:
+    call.begin_ns = None
+
+
 PROBES = (
     _probe(
         "weight_receive",
@@ -159,4 +188,11 @@ PROBES = (
     _moves("memory_release", f"{_ASYNC_LLM}.sleep"),
     _moves("memory_release", *(f"{server}.sleep" for server in _SLEEPING_SERVERS)),
     _moves("memory_resume", *(f"{server}.wake_up" for server in _SLEEPING_SERVERS)),
+    _memory_probe(
+        "memory",
+        "verl.utils.profiler.performance:log_gpu_memory_usage",
+        reads=("head",),
+        enter=_read_memory,
+        leave=_make_instant,
+    ),
 )
