@@ -49,38 +49,38 @@ def main() -> None:
     parser.add_argument("--readings", type=int, default=2000, help="of each device")
     chosen = parser.parse_args()
 
-    from verl_profiler.recording import device_libraries
+    from verl_profiler.recording import devices
     from verl_profiler.recording.clock import now, take_anchor
     from verl_profiler.recording.encoding import LineEncoder
 
-    device_libraries.visible_words = lambda: None
-    library, devices = device_libraries.LIBRARY, device_libraries.open_devices()
-    if not devices:
+    devices.visible_words = lambda: None
+    library, opened = devices.LIBRARY, devices.open_devices()
+    if not opened:
         import fake_nvml
 
         fake_nvml.load(_feed(chosen.devices))
         sys.modules["pynvml"] = fake_nvml
-        devices = device_libraries.open_devices()
+        opened = devices.open_devices()
         library = "a fake driver"
-    for device in devices:
+    for device in opened:
         device.read()
     encoder = LineEncoder(take_anchor(), Path("/nowhere"))
     sizes: list[int] = []
     before_cpu, before = time.thread_time(), time.perf_counter()
     for _ in range(chosen.readings):
-        for device in devices:
+        for device in opened:
             extra = {"device": device.index, **device.read()}
-            sizes.append(len(encoder.encode(("device", None, now(), extra, 12))[2]))
+            sizes.append(len(encoder.encode(("device", None, now(), extra, 12))[1]))
     cpu_s, wall_s = time.thread_time() - before_cpu, time.perf_counter() - before
     many = len(sizes)
-    print(f"{library}: {len(devices)} devices, {many:,} readings on {os.cpu_count()} cores")
+    print(f"{library}: {len(opened)} devices, {many:,} readings on {os.cpu_count()} cores")
     print(
         f"a reading with its line: {cpu_s / many * 1e6:.0f} us of CPU, {wall_s / many * 1e6:.0f} us"
     )
     print(f"a line: {sum(sizes) / many:.0f} bytes, at most {max(sizes)}")
     print(
-        f"at one reading per second of {len(devices)} devices: {cpu_s / many * len(devices):.4%} of a "
-        f"core, at most {max(sizes) * len(devices)} B/s"
+        f"at one reading per second of {len(opened)} devices: {cpu_s / many * len(opened):.4%} of a "
+        f"core, at most {max(sizes) * len(opened)} B/s"
     )
 
 

@@ -41,8 +41,8 @@ actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32
 actor_rollout_ref.actor.fsdp_config.param_offload=true
 actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"""
 USED = """import torch; torch.zeros(1, device='cuda')
-from verl_profiler.recording import device_memory; print(device_memory.used_devices())"""
-WITHOUT_CONTEXT = "from verl_profiler.recording import device_memory; print(device_memory.device())"
+from verl_profiler.recording import devices; print(devices.used_devices())"""
+WITHOUT_CONTEXT = "from verl_profiler.recording import devices; print(devices.memory_of_devices())"
 SAMPLES = """import os, time
 from verl_profiler.recording import device_sampler, recorder
 from verl_profiler.recording.identity import Identity
@@ -153,26 +153,26 @@ def multiply(seconds: float) -> None:
 
 def check_nvml() -> None:
     """Fields, identity, and the time of NVML's calls."""
-    from verl_profiler.recording import device_libraries, device_memory
+    from verl_profiler.recording import devices
 
-    visible_words = device_libraries.visible_words
-    device_libraries.visible_words = lambda: None
-    device = device_libraries.open_devices()[0]
+    visible_words = devices.visible_words
+    devices.visible_words = lambda: None
+    device = devices.open_devices()[0]
     reading, facts = device.read(), device.facts
     row("NVML has every field of a reading", reading, " ".join(sorted(reading)) == READING)
     row("NVML has every fact of a device", facts, " ".join(sorted(facts)) == FACTS)
     torch.zeros(1, device="cuda")
-    device_memory.device()
-    used = device_memory.used_devices()
+    devices.memory_of_devices()
+    used = devices.used_devices()
     same = [{name: facts[name] for name in ("uuid", "bus_id")}]
     row("torch's UUID and bus id are NVML's", used, used == same)
     for words in (facts["uuid"], "0"):
-        device_libraries.visible_words = lambda words=words: words
-        chosen = device_libraries.open_devices()
+        devices.visible_words = lambda words=words: words
+        chosen = devices.open_devices()
         told = child(USED, CUDA_VISIBLE_DEVICES=words).communicate()[0].strip()
         holds = told == str(same) and chosen[0].facts == facts
         row(f"the same with CUDA_VISIBLE_DEVICES={words[:8]}", told, holds)
-    device_libraries.visible_words = visible_words
+    devices.visible_words = visible_words
     for getter in device._getters:
         spent: list[float] = []
         for _ in range(100):
@@ -341,12 +341,12 @@ def check_ranges() -> None:
 
 def check_memory() -> None:
     """Device memory around allocations: by torch, by NVML, and over time."""
-    from verl_profiler.recording import device_memory
+    from verl_profiler.recording import devices
 
     torch.cuda.empty_cache()
     before = int(smi("memory.used")[0])
     told = json.loads(child(WITHOUT_CONTEXT).communicate()[0].replace("'", '"'))
-    here = device_memory.device()
+    here = devices.memory_of_devices()
     for name, read in (("without a context", told), ("through torch", here)):
         used = read["used_bytes"] / 2**20
         row(
@@ -358,7 +358,7 @@ def check_memory() -> None:
     levels: list[int] = []
 
     def level() -> None:
-        levels.append((device_memory.device()["used_bytes"] - here["used_bytes"]) >> 20)
+        levels.append((devices.memory_of_devices()["used_bytes"] - here["used_bytes"]) >> 20)
         time.sleep(0.3)
 
     with recording("actor", device_interval_s=0.05) as events:

@@ -40,8 +40,7 @@ WRITERS = [
             "api",
             "call",
             "context",
-            "device_libraries",
-            "device_memory",
+            "devices",
             "device_timing",
             "event_loop_lag",
         )

@@ -8,7 +8,7 @@ import pytest
 
 from verl_profiler.instrumentation.wrapping import wrap
 from verl_profiler.probes.weights import PROBES
-from verl_profiler.recording import device_memory
+from verl_profiler.recording import devices
 
 
 class FakeNvml:
@@ -41,7 +41,7 @@ class FakeNvml:
 def _no_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
     yield
-    device_memory.forget()
+    devices.forget()
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def accelerator(*, initialized):
 
 def test_host_memory_is_that_of_this_process_and_of_its_machine():
     """More than nothing, and the process holds less than the machine."""
-    found = device_memory.host(whole=True)
+    found = devices.memory_of_host(whole=True)
 
     assert 1_000_000 < found["rss_bytes"] < found["host_used_bytes"]
-    assert {"rss_bytes"} == set(device_memory.host())
+    assert {"rss_bytes"} == set(devices.memory_of_host())
 
 
 def test_memory_that_the_driver_reserves_is_not_in_use(nvml, monkeypatch):
@@ -84,22 +84,22 @@ def test_memory_that_the_driver_reserves_is_not_in_use(nvml, monkeypatch):
     answers = {None: first, 0x2000028: second}
     nvml.nvmlDeviceGetMemoryInfo = lambda _handle, version=None: answers[version]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert {"used_bytes": 1548550144, "total_bytes": 85520809984} == device_memory.device()
+    assert {"used_bytes": 1548550144, "total_bytes": 85520809984} == devices.memory_of_devices()
 
     nvml.nvmlMemory_v2 = 0x2000028
-    assert {"used_bytes": 1045233664, "total_bytes": 85017493504} == device_memory.device()
+    assert {"used_bytes": 1045233664, "total_bytes": 85017493504} == devices.memory_of_devices()
     del answers[0x2000028]
-    assert {"used_bytes": 1548550144, "total_bytes": 85520809984} == device_memory.device()
+    assert {"used_bytes": 1548550144, "total_bytes": 85520809984} == devices.memory_of_devices()
 
 
 def test_a_device_is_asked_through_torch_if_it_is_in_use(monkeypatch):
     """The current one; else a question would make a context of hundreds of megabytes."""
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=accelerator(initialized=True)))
-    assert {"used_bytes": 3, "total_bytes": 100} == device_memory.device()
+    assert {"used_bytes": 3, "total_bytes": 100} == devices.memory_of_devices()
 
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=accelerator(initialized=False)))
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert {} == device_memory.device()
+    assert {} == devices.memory_of_devices()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_driver_is_asked_about_the_visible_devices(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
-    assert expected == device_memory.device(chosen)
+    assert expected == devices.memory_of_devices(chosen)
 
 
 def test_without_a_driver_it_is_asked_once(nvml, monkeypatch):
@@ -135,7 +135,7 @@ def test_without_a_driver_it_is_asked_once(nvml, monkeypatch):
 
     monkeypatch.setattr(nvml, "nvmlInit", no_driver)
 
-    assert [{}, {}] == [device_memory.device(), device_memory.device()]
+    assert [{}, {}] == [devices.memory_of_devices(), devices.memory_of_devices()]
     assert [1] == tries
 
 

@@ -16,7 +16,7 @@ import pytest
 from reading_back import headers_of, lines_of
 from recording.children import until
 
-from verl_profiler.recording import device_libraries, device_memory, device_sampler, recorder
+from verl_profiler.recording import device_sampler, devices, recorder
 from verl_profiler.recording.clock import take_anchor
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
@@ -62,18 +62,18 @@ def fake_feed(*readings, devices=1, period_s=1000):
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
-    monkeypatch.setattr(device_libraries, "visible_words", lambda: None)
+    monkeypatch.setattr(devices, "visible_words", lambda: None)
     yield
     if device_sampler._sampler is not None:
         device_sampler._end()
-    device_memory.forget()
+    devices.forget()
 
 
 @pytest.fixture
 def nvml(monkeypatch):
     """The fake driver in place of `pynvml`."""
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml)
-    monkeypatch.setattr(device_libraries, "is_importable", lambda: True)
+    monkeypatch.setattr(devices, "is_importable", lambda: True)
     return fake_nvml
 
 
@@ -155,13 +155,13 @@ def test_a_device_that_does_not_change_has_one_line(nvml, tmp_path, monkeypatch)
 def test_a_reading_after_a_time_without_any_has_its_length(nvml, tmp_path, monkeypatch):
     """Another thread held the interpreter; also where nothing has changed."""
     nvml.load(fake_feed(fake_reading(0)))
-    read, lengths = device_libraries.Device.read, iter([0, 0, 1.0])
+    read, lengths = devices.Device.read, iter([0, 0, 1.0])
 
     def slow(device):
         time.sleep(next(lengths, 0))
         return read(device)
 
-    monkeypatch.setattr(device_libraries.Device, "read", slow)
+    monkeypatch.setattr(devices.Device, "read", slow)
     first, second = sampled(tmp_path, least=2)[:2]
 
     assert "gap_s" not in first
@@ -173,7 +173,7 @@ def test_what_a_device_does_not_support_is_left_out(nvml, tmp_path):
     reading = fake_reading(5)
     del reading["power"], reading["clocksEventReasons"]
     nvml.load(fake_feed(reading))
-    device = device_libraries.open_devices()[0]
+    device = devices.open_devices()[0]
     first = device.read()
     before = nvml.calls
     device.read()
@@ -252,15 +252,15 @@ def test_devices_that_the_run_was_not_given_are_left_out(nvml, monkeypatch, word
     """By index or UUID; a variable that names none of them is not about them."""
     nvml.load(fake_feed(fake_reading(0), devices=4))
 
-    monkeypatch.setattr(device_libraries, "visible_words", lambda: words)
+    monkeypatch.setattr(devices, "visible_words", lambda: words)
 
-    assert expected == [device.index for device in device_libraries.open_devices()]
+    assert expected == [device.index for device in devices.open_devices()]
 
 
 def test_the_variable_is_that_of_the_parent():
     """Ray narrows a worker's own."""
     code = (
-        "from verl_profiler.recording.device_libraries import visible_words as v; "
+        "from verl_profiler.recording.devices import visible_words as v; "
         "import os; os.environ['CUDA_VISIBLE_DEVICES'] = '7'; print(v())"
     )
     parent = (
@@ -275,11 +275,11 @@ def test_the_variable_is_that_of_the_parent():
 PROCESS = """
 import os, sys, time
 sys.path[:0] = {paths!r}
-from verl_profiler.recording import device_libraries, device_sampler, recorder
+from verl_profiler.recording import devices, device_sampler, recorder
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import WorkerConfig
 
-device_libraries.visible_words = lambda: None
+devices.visible_words = lambda: None
 config, rank = WorkerConfig.decode(sys.argv[1]), int(sys.argv[2])
 recorder.start(config, lambda: Identity("actor", rank), device_sampler.account)
 device_sampler.begin(device_sampler.Waits(retry_s=0.1))
@@ -371,14 +371,14 @@ def test_devices_of_a_process_are_known_where_torch_uses_them(monkeypatch):
         mem_get_info=lambda: (1, 2),
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert [] == device_memory.used_devices(), "another thread has a current device of its own"
+    assert [] == devices.used_devices(), "another thread has a current device of its own"
 
-    device_memory.device()
+    devices.memory_of_devices()
 
-    assert [{"uuid": "GPU-0a-1b", "bus_id": "0000:17:00.0"}] == device_memory.used_devices()
+    assert [{"uuid": "GPU-0a-1b", "bus_id": "0000:17:00.0"}] == devices.used_devices()
 
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    device_memory.forget()
+    devices.forget()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,GPU-x")
-    device_memory.remember_replica((1, 3))
-    assert [{"device": 5}, {"uuid": "GPU-x"}] == device_memory.used_devices()
+    devices.remember_replica((1, 3))
+    assert [{"device": 5}, {"uuid": "GPU-x"}] == devices.used_devices()

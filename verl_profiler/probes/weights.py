@@ -16,7 +16,7 @@ from typing import Any
 from verl_profiler.instrumentation.probe import Probe, of_family
 from verl_profiler.probes import weight_transfers
 from verl_profiler.probes.values import plain
-from verl_profiler.recording import context, device_memory
+from verl_profiler.recording import context, devices
 from verl_profiler.recording.call import Call
 
 __all__ = ["PROBES"]
@@ -77,10 +77,10 @@ def _begin_move(call: Call) -> None:
     if not _asks_engine(server):
         call.event = None
         return
-    devices = _replica_devices(getattr(server, "server_args", None))
-    device_memory.remember_replica(devices)
+    chosen = _replica_devices(getattr(server, "server_args", None))
+    devices.remember_replica(chosen)
     call.extra = {"tags": _tags(call.arguments)}
-    call.state = devices
+    call.state = chosen
     _read(call, "before")
 
 
@@ -99,7 +99,7 @@ def _asks_engine(adapter: Any) -> bool:
 
 
 def _read(call: Call, when: str) -> None:
-    readings = {**device_memory.device(call.state), **device_memory.host(whole=True)}
+    readings = {**devices.memory_of_devices(call.state), **devices.memory_of_host(whole=True)}
     extra = call.extra or {}
     for name, value in readings.items():
         stem = name.removesuffix("_bytes")
@@ -151,7 +151,7 @@ def _read_memory(call: Call) -> None:
         free, total = device.mem_get_info()
         extra["used_bytes"] = int(total - free)
         extra["total_bytes"] = int(total)
-    extra.update(device_memory.host())
+    extra.update(devices.memory_of_host())
     call.extra = extra
 
 

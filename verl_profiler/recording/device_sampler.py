@@ -19,9 +19,9 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from verl_profiler.recording import context, device_libraries, device_memory, recorder
+from verl_profiler.recording import context, devices, recorder
 from verl_profiler.recording.clock import now
-from verl_profiler.recording.device_libraries import Device
+from verl_profiler.recording.devices import Device
 from verl_profiler.recording.process_header import add_part
 
 __all__ = ["LONGEST_S", "Waits", "account", "begin"]
@@ -96,10 +96,10 @@ class _Sampler(threading.Thread):
         while not self.ended.is_set():
             if self.claim():
                 begin_ns = time.thread_time_ns()
-                self.devices = device_libraries.open_devices()
+                self.devices = devices.open_devices()
                 if self.devices:
                     _sampled["device_sampling"] = {
-                        "library": device_libraries.LIBRARY,
+                        "library": devices.LIBRARY,
                         "interval_s": self.interval_s,
                         "devices": [device.facts for device in self.devices],
                     }
@@ -185,7 +185,7 @@ def begin(waits: Waits = Waits()) -> None:  # noqa: B008  immutable
     add_part(account)
     if active is None or _sampler is not None or not active.config.events.devices:
         return
-    if not sys.platform.startswith("linux") or not device_libraries.is_importable():
+    if not sys.platform.startswith("linux") or not devices.is_importable():
         return
     _sampled.clear()
     _sampler = _Sampler(active, waits)
@@ -196,7 +196,7 @@ def begin(waits: Waits = Waits()) -> None:  # noqa: B008  immutable
 
 def account() -> dict[str, Any]:
     """Return what belongs into the header of this process: its devices, and those that it samples."""
-    used = device_memory.used_devices()
+    used = devices.used_devices()
     return {**({"devices": used} if used else {}), **_sampled}
 
 

@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from typing import Any
 
-from verl_profiler.recording import context, device_memory, recorder
+from verl_profiler.recording import context, devices, recorder
 from verl_profiler.recording.call import Call
 
 __all__ = ["begin", "end", "forget", "harvest"]
@@ -102,7 +102,7 @@ def _usable() -> Any:
 
 def _recorded(cuda: Any) -> Any:
     if not _free:
-        device_memory.remember_device(cuda)
+        devices.remember_device(cuda)
     event = _free.pop() if _free else cuda.Event(enable_timing=True)
     event.record()
     return event
