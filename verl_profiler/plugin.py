@@ -49,7 +49,7 @@ def activate(role: str | None = None) -> bool:
             return True
         plan = _plan(config)
         if plan is not None:
-            from verl_profiler.capture.files import restore_umask
+            from verl_profiler.capture.plan import restore_umask
 
             restore_umask(plan.umask)
         if role is not None:

@@ -12,9 +12,8 @@ from picked import picked
 
 from verl_profiler import plugin
 from verl_profiler.capture import tools
-from verl_profiler.capture.files import umask
 from verl_profiler.capture.gather import collect
-from verl_profiler.capture.plan import Plan
+from verl_profiler.capture.plan import Plan, umask
 from verl_profiler.cli import main
 from verl_profiler.environ import SETTINGS, UNDER_NSYS
 from verl_profiler.errors import ReadingError

@@ -42,7 +42,7 @@ from verl_profiler.launch import prepare
 from verl_profiler.nodes import clock
 from verl_profiler.nodes import thread as ship
 from verl_profiler.recording import recorder
-from verl_profiler.recording.failures import failure_of
+from verl_profiler.recording.open_calls import failure_of
 
 SPANS = 200
 HOSTS = ("node-two", "node-three", "node-four")

@@ -7,9 +7,8 @@ import pytest
 from reading_back import headers_of, lines_of
 
 from verl_profiler.reading.reader import load
-from verl_profiler.recording.byte_budget import ByteBudget
+from verl_profiler.recording.byte_budget import ByteBudget, ClosedSteps
 from verl_profiler.recording.clock import now
-from verl_profiler.recording.closed_steps import ClosedSteps
 from verl_profiler.recording.complaints import Complaints
 from verl_profiler.recording.details import Details
 from verl_profiler.recording.identity import Identity

@@ -3,7 +3,7 @@
 import pytest
 
 from verl_profiler.events.failure_texts import reason_in
-from verl_profiler.recording.failures import failure_of
+from verl_profiler.recording.open_calls import failure_of
 
 # As ray 2.55 writes it for an actor that got SIGKILL.
 DIED = (

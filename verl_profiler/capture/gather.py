@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.capture import tools
-from verl_profiler.capture.files import restrict
-from verl_profiler.capture.plan import raw_directory
+from verl_profiler.capture.plan import raw_directory, restrict
 from verl_profiler.capture.record import CaptureRecord, read_journals, read_metadata
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import is_regular, read_object, reason_of

@@ -1,11 +1,13 @@
 """What is captured, by which tool, in which processes: the settings, and the plan made from them.
 
 `profiler.nsight` and the Nsight guide's keys become one `Plan` in the driver.  Every process gets it
-with the other settings and reads from it what to start and when.
+with the other settings and reads from it what to start and when.  The umask of captures' files, which nsys
+has cleared, is the driver's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from verl_profiler.capture import tools
+from verl_profiler.environ import UNDER_NSYS
 
 __all__ = [
     "ROLES",
@@ -21,6 +24,9 @@ __all__ = [
     "RoleCapture",
     "decoded_plan",
     "raw_directory",
+    "restore_umask",
+    "restrict",
+    "umask",
 ]
 
 # Keys of `profiler.nsight.roles` → roles of the processes.
@@ -135,3 +141,29 @@ def raw_directory(run: Path, directory: str | None, cwd: str = "") -> Path:
     if directory is None:
         return run / "nsight" / "raw"
     return Path(os.path.abspath(os.path.join(cwd, os.path.expanduser(directory)))) / run.name
+
+
+def umask() -> int:
+    """Return the umask of this process."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    # Other threads may create files meanwhile; those are then for the owner alone.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def restore_umask(mask: int) -> None:
+    """Set the umask of this process if nsys, which starts programs without one, cleared it."""
+    if os.environ.get(UNDER_NSYS) == "1" and umask() == 0:
+        os.umask(mask)
+
+
+def restrict(path: str | os.PathLike[str]) -> None:
+    """Apply the umask to a file that a tool wrote; files of other users stay as they are."""
+    with contextlib.suppress(OSError):
+        mode = os.stat(path).st_mode & 0o7777
+        if mode & umask():
+            os.chmod(path, mode & ~umask())

@@ -8,8 +8,14 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_profiler.capture import tools
-from verl_profiler.capture.files import umask
-from verl_profiler.capture.plan import ROLES, NsightSettings, Plan, RoleCapture, raw_directory
+from verl_profiler.capture.plan import (
+    ROLES,
+    NsightSettings,
+    Plan,
+    RoleCapture,
+    raw_directory,
+    umask,
+)
 from verl_profiler.capture.verl_keys import Capture, world_size
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import mapping_or_empty

@@ -73,8 +73,7 @@ class BackgroundWriter:
             offset_ns = anchor.wall_ns - anchor.monotonic_ns
             self.details = Details(events.detail_share, SLOWEST, limit, offset_ns)
             if events.max_gb is not None:
-                from verl_profiler.recording.byte_budget import ByteBudget
-                from verl_profiler.recording.closed_steps import ClosedSteps
+                from verl_profiler.recording.byte_budget import ByteBudget, ClosedSteps
 
                 closed = ClosedSteps(self.files.release, self.complaints.make)
                 size = round(events.max_gb * 1e9)

@@ -4,12 +4,17 @@ Nothing is kept for it while calls run.  Running calls are found in the frames o
 in the coroutines of the tasks of watched event loops; requests are held until they end anyway.  Only a
 trainer's phases are noted when they begin, a dozen per step, because the frame of a suspended context
 manager is in no stack.
+
+Of an exception that ends a phase, the type, the process it comes from and the cause are kept.  Its message may
+hold prompts, so nothing is taken from it but what Ray, torch and the operating system write themselves, in forms
+that are known.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import FrameType
@@ -22,7 +27,6 @@ from verl_profiler.recording import context, event_loop_lag, requests
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall, Request
-from verl_profiler.recording.failures import failure_of
 from verl_profiler.recording.stacks import (
     Stack,
     awaited_by,
@@ -40,6 +44,7 @@ __all__ = [
     "OpenPhase",
     "begin_phase",
     "end_phase",
+    "failure_of",
     "forget",
     "note_progress",
     "open_calls",
@@ -54,6 +59,12 @@ _LENGTHS, _USUAL = 31, 3
 # An asynchronous trainer waits for samples in this phase. They are usually there, if it takes less than
 # this share of the step.
 _WAIT, _SHARE = "gen", 1 / 10
+# Tracebacks of several processes, one in the other.
+_MESSAGE_LIMIT = 200_000
+# ray/exceptions.py, ray 2.40 to 2.55: `ray::Class.method() (pid=1, ip=10.0.0.1, actor_id=...)`.
+_TASK = r"\(pid=([0-9]{1,10}), ip=([0-9A-Za-z.:-]{1,100})"
+# The same file, of an actor that died.
+_ACTOR = r"\tpid: ([0-9]{1,10})\n(?:\t[^\n]{0,300}\n){0,5}?\tip: ([0-9A-Za-z.:-]{1,100})"
 
 
 class OpenCall(NamedTuple):
@@ -97,7 +108,7 @@ class FailedPhase(msgspec.Struct):
     Args:
         phase: It.
         end_ns: When it ended, on the clock of `clock.now()`.
-        failure: What is known from the exception; see `failures.failure_of`.
+        failure: What is known from the exception; see `failure_of`.
     """
 
     phase: OpenPhase
@@ -281,3 +292,29 @@ def user_threads(loops: Collection[int]) -> list[tuple[str, Stack]]:
         for ident, name, frames in other_threads()
         if ident not in loops and any(map(is_users, frames)) and not any(map(call_of, frames))
     ]
+
+
+def failure_of(error: BaseException) -> dict[str, Any]:
+    """Return the facts of a failure that its exception has.
+
+    Returns:
+        `error`, the name of its type, of the original one where Ray wrapped it; if Ray names it, `pid`
+        and `ip` of the process that raised it or died; `reason`, if the message has a known one.
+    """
+    cause = getattr(error, "cause", None)
+    # Of a type that Ray makes of its own and the original one, that is: "RayTaskError(ValueError)".
+    wrapped = type(error).__name__.startswith("RayTaskError") and isinstance(cause, BaseException)
+    found: dict[str, Any] = {"error": text(type(cause if wrapped else error).__name__, _NAME_LIMIT)}
+    # Its patterns are of no use before something fails.
+    from verl_profiler.events.failure_texts import reason_in
+
+    message = ""
+    # The host's exceptions may fail to be written.
+    with contextlib.suppress(Exception):
+        message = str(error)[:_MESSAGE_LIMIT]
+    places = re.findall(_ACTOR, message) or re.findall(_TASK, message)
+    if places:
+        # The innermost: the tasks that waited for it are named before it.
+        found["pid"], found["ip"] = int(places[-1][0]), places[-1][1]
+    reason = reason_in(message)
+    return found if reason is None else {**found, "reason": reason}
