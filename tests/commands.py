@@ -3,11 +3,13 @@
 import argparse
 import io
 
+from verl_profiler.cli.options import declare
+
 
 def command(module, *first):
     """Return a function that runs a command of `verl_profiler.cli` with arguments after these."""
     parser = argparse.ArgumentParser()
-    module.add_arguments(parser)
+    declare(parser, module.ARGUMENTS)
     return lambda *more: module.run(parser.parse_args([*first, *map(str, more)]))
 
 

@@ -11,6 +11,7 @@ from cached_runs import REHEARSED, SMALL
 from commands import command
 
 from verl_profiler.cli import plot
+from verl_profiler.cli.options import declare
 from verl_profiler.errors import ReadingError
 from verl_profiler.views.questions import VIEWS
 
@@ -197,7 +198,7 @@ def test_a_plot_is_drawn_again_over_its_own_file_and_over_no_other(tmp_path, cap
 def test_the_examples_of_plots_are_commands():
     """Each has only options that there are, and that its plot takes."""
     parser = argparse.ArgumentParser()
-    plot.add_arguments(parser)
+    declare(parser, plot.ARGUMENTS)
     for name, view in VIEWS.items():
         args = parser.parse_args([name, "RUN", *view.example.split()])
         assert {"worker"} & view.takes or args.worker is None

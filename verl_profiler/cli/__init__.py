@@ -1,8 +1,8 @@
 """The `verl-profiler` command: one module per subcommand, listed here.
 
-A command module has a docstring, which is its help, `add_arguments(parser)` and
-`run(args) -> exit status`.  It imports what it needs inside `run`, so that `--help` and `check` work
-where only the core dependencies are installed.
+A command module has a docstring, which is its help, `ARGUMENTS` and `run(args) -> exit status`.  `run` raises
+a `ReadingError` where paths or arguments cannot be used, which is printed here.  It imports what it needs
+itself, so that `--help` and `check` work where only the core dependencies are installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.cli.options import did_you_mean, distribute, local
+from verl_profiler.cli.options import declare, did_you_mean, distribute, local
 from verl_profiler.cli.progress import Progress
 from verl_profiler.cli.terminal import guarded, named, print_error, tidy_ends
 from verl_profiler.errors import ReadingError, VerlProfilerError, extra_of, install_line
@@ -243,7 +243,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--traceback", action="store_true", help=argparse.SUPPRESS)
-    module.add_arguments(parser)
+    declare(parser, module.ARGUMENTS)
     parser.set_defaults(run=module.run, command=name)
     return parser
 

@@ -14,30 +14,31 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from verl_profiler.cli.options import Argument
 from verl_profiler.cli.output import print_json
 from verl_profiler.render.visible import shown
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["ARGUMENTS", "run"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    parser.add_argument(
+ARGUMENTS = (
+    Argument(
         "-o",
         "--out",
         "--output-dir",
         default="logs",
         metavar="DIR",
         help="the folder for run directories (default: logs)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument(
+    ),
+    Argument("--json", action="store_true", help="print the findings as JSON"),
+    Argument(
         "--config",
         nargs=argparse.REMAINDER,
         metavar="OVERRIDE",
         help="instead, print what a main_ppo command with these overrides would capture, and which "
         "settings of verl the keys become; takes the rest of the line",
-    )
+    ),
+)
 
 
 def run(args: argparse.Namespace) -> int:

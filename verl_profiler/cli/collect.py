@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from verl_profiler.cli.options import Argument
 from verl_profiler.cli.output import print_json
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.redaction import problem_of, public
@@ -32,39 +33,39 @@ from verl_profiler.units import size
 if TYPE_CHECKING:
     from verl_profiler.capture.record import CaptureRecord
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["ARGUMENTS", "run"]
 
 # Other nodes may have to start a worker process first.
 _FETCH_S = 30.0
 _START_S = 60.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments."""
-    parser.add_argument("directory", metavar="RUN", type=Path, help="the run directory")
-    parser.add_argument(
+ARGUMENTS = (
+    Argument("directory", metavar="RUN", type=Path, help="the run directory"),
+    Argument(
         "--wait",
         type=float,
         default=0.0,
         metavar="SECONDS",
         help="wait this long for reports that are still being written",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--ray",
         action="store_true",
         help="also copy the event files and reports of the other nodes of the running Ray cluster",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--to",
         metavar="URL",
         help="then upload the run, for example to s3://bucket/runs/my-run; continues an upload that ended",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--export",
         action="store_true",
         help="also export each nsys report to SQLite, which the report reads; needs nsys",
-    )
-    parser.add_argument("--json", action="store_true", help="print the captures as JSON")
+    ),
+    Argument("--json", action="store_true", help="print the captures as JSON"),
+)
 
 
 def run(args: argparse.Namespace) -> int:

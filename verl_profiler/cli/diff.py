@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.logs import are_logs
-from verl_profiler.cli.options import add_cache, check_steps, did_you_mean, step_range
+from verl_profiler.cli.options import NO_CACHE, Argument, check_steps, did_you_mean, step_range
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.remote import is_url
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows, Steps
     from verl_profiler.reading.reader import Run
 
-__all__ = ["Side", "add_arguments", "comparison", "run", "side", "sides"]
+__all__ = ["ARGUMENTS", "Side", "comparison", "run", "side", "sides"]
 
 _SIDE = re.compile(r"(?P<path>.+)@(?P<steps>\d{1,9}(?::\d{1,9})?)", re.DOTALL)
 
@@ -85,41 +85,39 @@ def _place(text: str) -> Path:
     return fetched(text)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    for name, text in (("a", "the baseline run"), ("b", "the run to compare with it")):
-        parser.add_argument(
-            name,
-            metavar=name.upper(),
+ARGUMENTS = (
+    *(
+        Argument(
+            name.lower(),
+            metavar=name,
             type=sides,
             help=f"{text}; RUN@N:M selects steps, RUN,RUN are launches of the same command",
         )
-    parser.add_argument(
+        for name, text in (("A", "the baseline run"), ("B", "the run to compare with it"))
+    ),
+    Argument(
         "--fail-if",
         metavar="CONDITION",
         action="append",
         default=[],
         help="exit with 1 if this condition holds, such as 'step.p50 > +5%%' or 'request.p95 > 90s'",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--verify",
         metavar="FINDING",
         help="check instead whether B achieved the gain that this finding of A predicts: kept, not "
         "kept or undecided; a name from `why A --json`, such as polling or slow_tools",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--all", action="store_true", help="show all metrics, not only those that changed most"
-    )
-    parser.add_argument("--json", action="store_true", help="print all metrics as JSON")
-    add_cache(parser)
+    ),
+    Argument("--json", action="store_true", help="print all metrics as JSON"),
+    NO_CACHE,
+)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the comparison; return 0, or 1 if a --fail-if condition holds or a gain was not kept.
-
-    Raises:
-        ReadingError: The paths or the arguments cannot be used (exit code 2).
-    """
+    """Print the comparison; return 0, or 1 if a --fail-if condition holds or a gain was not kept."""
     from verl_profiler.views.diff_text import diff_text
 
     if args.verify is not None:

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import add_cache, add_on, add_out, add_runs, add_steps, check_steps
+from verl_profiler.cli.options import READING, Argument, check_steps, output_arguments
 from verl_profiler.cli.output import refuse_overwriting, replacing, target_of, write_whole
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -43,73 +43,12 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Steps
     from verl_profiler.reading.tq_sources import Source
 
-__all__ = ["add_arguments", "run", "write_timeline"]
+__all__ = ["ARGUMENTS", "run", "write_timeline"]
 
 # What a file has near its beginning that was written for this format, and may be replaced.
 _TIMELINE, _SPANS = b"whole run", b'"scope":{"name":"verl_profiler"}'
 _TIMED_SPANS = "spans with a time of day"
 _TRANSFERS = {"prometheus": b"# HELP verl_tq_", "jsonl": b'"kind":"call","run":"'}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument(
-        "format", choices=["perfetto", "otlp", *_TRANSFERS, "trackers"], help="the output format"
-    )
-    add_runs(parser)
-    add_out(
-        parser,
-        "the file to write; a timeline is compressed if it ends in .gz (default: "
-        "RUN/timeline.pftrace, RUN/spans.otlp.jsonl; prometheus and jsonl: the terminal)",
-    )
-    add_steps(parser)
-    parser.add_argument(
-        "--merge",
-        metavar="TRACE",
-        nargs="+",
-        action="extend",
-        default=[],
-        type=Path,
-        help="perfetto: additional torch.profiler traces or nsys SQLite exports to merge",
-    )
-    parser.add_argument(
-        "--all",
-        dest="everything",
-        action="store_true",
-        help="perfetto: draw every request, however many there are",
-    )
-    parser.add_argument(
-        "--endpoint",
-        metavar="URL",
-        help="otlp: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318, instead of a file",
-    )
-    parser.add_argument(
-        "--function", metavar="NAME", help="prometheus, jsonl: one traced function (default: all)"
-    )
-    parser.add_argument(
-        "--utc-offset",
-        metavar="HH:MM",
-        type=utc_offset,
-        help="prometheus, jsonl, otlp: UTC offset of a console log's timestamps, such as 08:00 or "
-        "=-05:00; the logs do not record it",
-    )
-    parser.add_argument(
-        "--tracker",
-        nargs="+",
-        action="extend",
-        choices=TRACKERS,
-        metavar="TRACKER",
-        default=[],
-        help=f"trackers: {', '.join(TRACKERS)} (default: those of the run's trainer.logger)",
-    )
-    parser.add_argument(
-        "--project", metavar="NAME", help="trackers: the project (default: the run's)"
-    )
-    parser.add_argument(
-        "--experiment", metavar="NAME", help="trackers: the experiment (default: the run's)"
-    )
-    add_cache(parser)
-    add_on(parser)
 
 
 def utc_offset(text: str) -> int:
@@ -121,6 +60,59 @@ def utc_offset(text: str) -> int:
         )
     seconds = int(match[2]) * 3600 + int(match[3]) * 60
     return -seconds if match[1] == "-" else seconds
+
+
+ARGUMENTS = (
+    Argument(
+        "format", choices=["perfetto", "otlp", *_TRANSFERS, "trackers"], help="the output format"
+    ),
+    *READING,
+    *output_arguments(
+        "the file to write; a timeline is compressed if it ends in .gz (default: "
+        "RUN/timeline.pftrace, RUN/spans.otlp.jsonl; prometheus and jsonl: the terminal)",
+    ),
+    Argument(
+        "--merge",
+        metavar="TRACE",
+        nargs="+",
+        action="extend",
+        default=[],
+        type=Path,
+        help="perfetto: additional torch.profiler traces or nsys SQLite exports to merge",
+    ),
+    Argument(
+        "--all",
+        dest="everything",
+        action="store_true",
+        help="perfetto: draw every request, however many there are",
+    ),
+    Argument(
+        "--endpoint",
+        metavar="URL",
+        help="otlp: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318, instead of a file",
+    ),
+    Argument(
+        "--function", metavar="NAME", help="prometheus, jsonl: one traced function (default: all)"
+    ),
+    Argument(
+        "--utc-offset",
+        metavar="HH:MM",
+        type=utc_offset,
+        help="prometheus, jsonl, otlp: UTC offset of a console log's timestamps, such as 08:00 or "
+        "=-05:00; the logs do not record it",
+    ),
+    Argument(
+        "--tracker",
+        nargs="+",
+        action="extend",
+        choices=TRACKERS,
+        metavar="TRACKER",
+        default=[],
+        help=f"trackers: {', '.join(TRACKERS)} (default: those of the run's trainer.logger)",
+    ),
+    Argument("--project", metavar="NAME", help="trackers: the project (default: the run's)"),
+    Argument("--experiment", metavar="NAME", help="trackers: the experiment (default: the run's)"),
+)
 
 
 # Attribute, option → the formats that honor it.
@@ -140,11 +132,7 @@ _HONORED: dict[str, tuple[str, ...]] = {
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write or send the export; return 0, or 1 if there is nothing to export or a tracker failed.
-
-    Raises:
-        ReadingError: The paths or the arguments cannot be used (exit code 2).
-    """
+    """Write or send the export; return 0, or 1 if there is nothing to export or a tracker failed."""
     for name, forms in _HONORED.items():
         if getattr(args, name) not in (None, False, []) and args.format not in forms:
             option = _OPTIONS.get(name, name.replace("_", "-"))

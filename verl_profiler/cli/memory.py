@@ -15,28 +15,19 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
-from verl_profiler.cli.options import add_cache, add_runs_or_logs, add_steps, opened_run
+from verl_profiler.cli.options import JSON, NO_CACHE, RUNS_OR_LOGS, STEPS, opened_run
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.render.visible import shown
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["ARGUMENTS", "run"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_runs_or_logs(parser)
-    add_steps(parser)
-    parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
-    add_cache(parser)
+ARGUMENTS = (RUNS_OR_LOGS, STEPS, JSON, NO_CACHE)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the memory report; return 0, or 1 if no memory was recorded.
-
-    Raises:
-        ReadingError: The paths or the arguments cannot be used (exit code 2).
-    """
+    """Print the memory report; return 0, or 1 if no memory was recorded."""
     from verl_profiler.analysis import memory
     from verl_profiler.cli.logs import are_logs
     from verl_profiler.reading.formats.console_memory import read_logs

@@ -18,20 +18,23 @@ if TYPE_CHECKING:
     from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
+    "JSON",
+    "NO_CACHE",
+    "ON",
+    "READING",
+    "RUNS_OR_LOGS",
+    "STEPS",
+    "WORKER",
+    "Argument",
     "RemoteRun",
-    "add_cache",
-    "add_on",
-    "add_out",
-    "add_reading",
-    "add_runs",
-    "add_runs_or_logs",
-    "add_steps",
     "check_steps",
     "check_worker",
+    "declare",
     "did_you_mean",
     "distribute",
     "local",
     "opened_run",
+    "output_arguments",
     "refuse_steps",
     "run_argument",
     "step_range",
@@ -40,24 +43,92 @@ __all__ = [
 _STEPS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
 
-def add_runs(parser: argparse.ArgumentParser) -> None:
-    """Declare the runs to read."""
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        type=run_argument,
-        help="run directory, archive of one, step folder, event file, or a URL such as "
-        "s3://bucket/my-run; several for a resumed run",
+class Argument:
+    """An argument or option of a command, with what `argparse.ArgumentParser.add_argument` takes."""
+
+    def __init__(self, *names: str, **declaration: Any) -> None:
+        self.names = names
+        self.declaration = declaration
+
+
+def declare(
+    parser: argparse.ArgumentParser, arguments: Iterable[Argument | tuple[Argument, ...]]
+) -> None:
+    """Declare a command's arguments; of those in a tuple, a command line may have one."""
+    for each in arguments:
+        alone = isinstance(each, Argument)
+        place: Any = parser if alone else parser.add_mutually_exclusive_group()
+        for argument in (each,) if alone else each:
+            place.add_argument(*argument.names, **argument.declaration)
+
+
+class RemoteRun(str):
+    """A run in object storage; `local` replaces it by its copy before a command runs."""
+
+    __slots__ = ()
+
+
+def run_argument(text: str) -> Path | RemoteRun:
+    """Return the path of a run, or its URL, which a path would not keep."""
+    from verl_profiler.events.remote import is_url
+
+    return RemoteRun(text) if is_url(text) else Path(text)
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """Parse `N` or `N:M`, both included."""
+    match = _STEPS.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a step; write 3, or 3:10 for 3 to 10")
+    first = int(match[1])
+    last = int(match[2]) if match[2] else first
+    if last < first:
+        raise argparse.ArgumentTypeError(f"{text!r} ends before it starts; write {last}:{first}")
+    return first, last
+
+
+RUNS = Argument(
+    "runs",
+    metavar="RUN",
+    nargs="+",
+    type=run_argument,
+    help="run directory, archive of one, step folder, event file, or a URL such as "
+    "s3://bucket/my-run; several for a resumed run",
+)
+# `formats.registry.is_run` distinguishes them.
+RUNS_OR_LOGS = Argument(
+    "runs",
+    metavar="RUN|LOG",
+    nargs="+",
+    type=run_argument,
+    help="run directory, archive or URL of one, or console logs (also .gz); - for standard input",
+)
+STEPS = Argument(
+    "--steps",
+    "--step",
+    metavar="N[:M]",
+    type=step_range,
+    help="one step, or those from N to M (default: all)",
+)
+NO_CACHE = Argument("--no-cache", action="store_true", help="do not read or write the run's cache")
+# `distribute` honors it.
+ON = Argument(
+    "--on",
+    choices=("ray",),
+    help="first convert the runs in tasks on the Ray cluster of this node or of RAY_ADDRESS; the "
+    "runs must be on a disk that its nodes share",
+)
+READING = (RUNS, STEPS, NO_CACHE, ON)
+WORKER = Argument("--worker", metavar="RANK", type=int, help="one agent-loop worker (default: all)")
+JSON = Argument("--json", action="store_true", help="print all tables as one JSON object")
+
+
+def output_arguments(text: str, *names: str) -> tuple[Argument, Argument]:
+    """Return the file or folder to write, described by `text`, also by other names, and `--force`."""
+    return (
+        Argument("-o", "--out", *names, metavar="PATH", type=Path, help=text),
+        Argument("--force", action="store_true", help="replace files that exist"),
     )
-
-
-def add_reading(parser: argparse.ArgumentParser) -> None:
-    """Declare the runs to read, which steps of them, and how they are read."""
-    add_runs(parser)
-    add_steps(parser)
-    add_cache(parser)
-    add_on(parser)
 
 
 def opened_run(args: argparse.Namespace) -> AbstractContextManager[Run]:
@@ -75,53 +146,6 @@ def opened_run(args: argparse.Namespace) -> AbstractContextManager[Run]:
         opened.close()
         raise
     return opened
-
-
-def add_runs_or_logs(parser: argparse.ArgumentParser) -> None:
-    """Declare the runs or console logs to read; `formats.registry.is_run` distinguishes them."""
-    parser.add_argument(
-        "runs",
-        metavar="RUN|LOG",
-        nargs="+",
-        type=run_argument,
-        help="run directory, archive or URL of one, or console logs (also .gz); - for standard input",
-    )
-
-
-def add_steps(parser: argparse.ArgumentParser) -> None:
-    """Declare `--steps N:M`, which is also `--step N`."""
-    parser.add_argument(
-        "--steps",
-        "--step",
-        metavar="N[:M]",
-        type=step_range,
-        help="one step, or those from N to M (default: all)",
-    )
-
-
-def add_out(parser: argparse.ArgumentParser, text: str, *names: str) -> None:
-    """Declare the file or folder to write, described by `text`, also by other names, and `--force`."""
-    parser.add_argument("-o", "--out", *names, metavar="PATH", type=Path, help=text)
-    parser.add_argument("--force", action="store_true", help="replace files that exist")
-
-
-def add_cache(parser: argparse.ArgumentParser) -> None:
-    """Declare `--no-cache`."""
-    parser.add_argument(
-        "--no-cache",
-        action="store_true",
-        help="do not read or write the run's cache",
-    )
-
-
-def add_on(parser: argparse.ArgumentParser) -> None:
-    """Declare `--on`, which `distribute` honors."""
-    parser.add_argument(
-        "--on",
-        choices=("ray",),
-        help="first convert the runs in tasks on the Ray cluster of this node or of RAY_ADDRESS; the "
-        "runs must be on a disk that its nodes share",
-    )
 
 
 def distribute(args: argparse.Namespace) -> None:
@@ -150,19 +174,6 @@ def distribute(args: argparse.Namespace) -> None:
     )
 
 
-class RemoteRun(str):
-    """A run in object storage; `local` replaces it by its copy before a command runs."""
-
-    __slots__ = ()
-
-
-def run_argument(text: str) -> Path | RemoteRun:
-    """Return the path of a run, or its URL, which a path would not keep."""
-    from verl_profiler.events.remote import is_url
-
-    return RemoteRun(text) if is_url(text) else Path(text)
-
-
 def local(args: argparse.Namespace) -> dict[str, str]:
     """Replace URLs among the arguments by what was downloaded of them; return them by its path.
 
@@ -184,18 +195,6 @@ def local(args: argparse.Namespace) -> dict[str, str]:
     for name, value in vars(args).items():
         setattr(args, name, [*map(downloaded, value)] if is_list(value) else downloaded(value))
     return urls
-
-
-def step_range(text: str) -> tuple[int, int]:
-    """Parse `N` or `N:M`, both included."""
-    match = _STEPS.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a step; write 3, or 3:10 for 3 to 10")
-    first = int(match[1])
-    last = int(match[2]) if match[2] else first
-    if last < first:
-        raise argparse.ArgumentTypeError(f"{text!r} ends before it starts; write {last}:{first}")
-    return first, last
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

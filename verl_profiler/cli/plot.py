@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli.options import (
-    add_cache,
-    add_on,
-    add_out,
-    add_steps,
+    NO_CACHE,
+    ON,
+    STEPS,
+    WORKER,
+    Argument,
     check_worker,
     did_you_mean,
     opened_run,
+    output_arguments,
     run_argument,
 )
 from verl_profiler.cli.output import (
@@ -44,61 +46,50 @@ if TYPE_CHECKING:
     from verl_profiler.reading.reader import Run
     from verl_profiler.views.view import Choice, View
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["ARGUMENTS", "run"]
 
 _FORMATS = ("png", "svg", "pdf")
 _ALL = "all"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="a plot's name (see --list), or all"
-    )
-    parser.add_argument(
+ARGUMENTS = (
+    Argument("name", metavar="NAME", nargs="?", help="a plot's name (see --list), or all"),
+    Argument(
         "runs",
         metavar="RUN",
         nargs="*",
         type=run_argument,
         help="run directory, archive or URL of one, step folder or event file; several give a plot each",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--list",
         action="store_true",
         help="list the plots and the questions that they answer; with NAME, what "
         "that plot shows, what to conclude from it, and its columns",
-    )
-    add_steps(parser)
-    parser.add_argument(
-        "--worker", metavar="RANK", type=int, help="one agent-loop worker (default: all)"
-    )
-    parser.add_argument(
-        "--validate", action="store_true", help="show validation instead of training"
-    )
-    add_out(
-        parser, "the file to write, or a folder (default: NAME.FORMAT here; all: the folder plots)"
-    )
-    numbers = parser.add_mutually_exclusive_group()
-    numbers.add_argument(
-        "--format", choices=_FORMATS, help="default: from the name of --out, or png"
-    )
-    numbers.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    numbers.add_argument(
-        "--spec",
-        action="store_true",
-        help="write Vega-Lite specifications (NAME.vl.json), to be restyled, instead of pictures",
-    )
-    numbers.add_argument("--csv", action="store_true", help="print the numbers as CSV")
-    add_cache(parser)
-    add_on(parser)
+    ),
+    STEPS,
+    WORKER,
+    Argument("--validate", action="store_true", help="show validation instead of training"),
+    *output_arguments(
+        "the file to write, or a folder (default: NAME.FORMAT here; all: the folder plots)"
+    ),
+    (
+        Argument("--format", choices=_FORMATS, help="default: from the name of --out, or png"),
+        Argument("--json", action="store_true", help="print the numbers as JSON"),
+        Argument(
+            "--spec",
+            action="store_true",
+            help="write Vega-Lite specifications (NAME.vl.json), to be restyled, instead of pictures",
+        ),
+        Argument("--csv", action="store_true", help="print the numbers as CSV"),
+    ),
+    NO_CACHE,
+    ON,
+)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the plots; return 0, or 1 when there is nothing to draw.
-
-    Raises:
-        ReadingError: The arguments cannot be used, or a file is in the way (exit code 2).
-    """
+    """Write the plots; return 0, or 1 when there is nothing to draw."""
     from verl_profiler.views.questions import VIEWS
 
     if args.list and args.name is not None:

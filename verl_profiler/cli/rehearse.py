@@ -30,6 +30,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
+from verl_profiler.cli.options import Argument
 from verl_profiler.cli.rehearsal_command import (
     ENGINES,
     NO_EXAMPLE,
@@ -48,7 +49,7 @@ from verl_profiler.rehearsal.process_tree import Children
 from verl_profiler.rehearsal.progress import Progress, relevant_tail
 from verl_profiler.render.visible import visible
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["ARGUMENTS", "run"]
 
 # Print the current stage after this long without output, in s.
 QUIET_S = 20.0
@@ -57,54 +58,67 @@ QUIET_S = 20.0
 INTERRUPT_GRACE_S = 15.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument(
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def _directory(text: str) -> Path:
+    if is_url(text):
+        raise argparse.ArgumentTypeError(
+            f"{text} is a URL. To upload the run, add the override profiler.output_dir={text}"
+        )
+    return Path(text)
+
+
+ARGUMENTS = (
+    Argument(
         "--engine",
         choices=sorted(ENGINES),
         default="sglang",
         help="the real SGLang or vLLM, or a stand-in engine that needs neither and takes half the time",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--trainer",
         choices=TRAINERS,
         metavar="TRAINER",
         default="sync",
         help=f"{', '.join(TRAINERS)}; all but sync and colocate_async have a separate replica "
         "(default: sync)",
-    )
-    parser.add_argument("--steps", type=_positive, default=3, help="training steps (default: 3)")
-    parser.add_argument(
+    ),
+    Argument("--steps", type=_positive, default=3, help="training steps (default: 3)"),
+    Argument(
         "-o",
         "--out",
         "--output",
         type=_directory,
         metavar="DIR",
         help="run directory (default: logs/rehearsal[-N])",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--ranks", type=_positive, default=2, help="ranks, each with an engine replica (default: 2)"
-    )
-    parser.add_argument(
-        "--workers", type=_positive, default=2, help="agent-loop workers (default: 2)"
-    )
-    parser.add_argument(
+    ),
+    Argument("--workers", type=_positive, default=2, help="agent-loop workers (default: 2)"),
+    Argument(
         "--profiler",
         default="multiturn",
         metavar="OPTION",
         help="option of the profiler config group, or none (default: multiturn)",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--print-command",
         action="store_true",
         help="print the trainer's command with its environment, without running it",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "overrides",
         nargs="*",
         metavar="OVERRIDE",
         help="Hydra overrides for the trainer, last; or `-- COMMAND`, a whole training command",
-    )
+    ),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -293,18 +307,3 @@ def _short(path: Path) -> str:
     with contextlib.suppress(ValueError):
         path = path.relative_to(Path.cwd())
     return visible(str(path))
-
-
-def _directory(text: str) -> Path:
-    if is_url(text):
-        raise argparse.ArgumentTypeError(
-            f"{text} is a URL. To upload the run, add the override profiler.output_dir={text}"
-        )
-    return Path(text)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import add_out, add_reading, check_steps
+from verl_profiler.cli.options import READING, Argument, check_steps, output_arguments
 from verl_profiler.cli.output import target_of, write_whole
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -31,27 +31,21 @@ from verl_profiler.render.visible import shown, visible
 if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Steps
 
-__all__ = ["add_arguments", "run", "write", "write_report"]
+__all__ = ["ARGUMENTS", "run", "write", "write_report"]
 
 # In the head of every report: page/report.html.
 _MARK = b'<meta name="generator" content="verl-profiler report">'
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_reading(parser)
-    add_out(parser, "the file to write (default: RUN/report.html)")
-    parser.add_argument(
-        "--open", action="store_true", dest="show", help="open the report in the browser"
-    )
+ARGUMENTS = (
+    *READING,
+    *output_arguments("the file to write (default: RUN/report.html)"),
+    Argument("--open", action="store_true", dest="show", help="open the report in the browser"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report; return 0, or 1 if there is nothing to report.
-
-    Raises:
-        ReadingError: The paths or the arguments cannot be used (exit code 2).
-    """
+    """Write the report; return 0, or 1 if there is nothing to report."""
     written = write(
         args.runs,
         args.out,

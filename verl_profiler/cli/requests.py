@@ -13,7 +13,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import add_reading, check_worker, opened_run
+from verl_profiler.cli.options import READING, WORKER, Argument, check_worker, opened_run
 from verl_profiler.cli.output import print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -22,36 +22,28 @@ from verl_profiler.render.visible import shown
 if TYPE_CHECKING:
     from verl_profiler.reading.reader import Run
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["ARGUMENTS", "run"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_reading(parser)
-    parser.add_argument(
-        "--worker", metavar="RANK", type=int, help="one agent-loop worker (default: all)"
-    )
-    parser.add_argument(
-        "--slowest", metavar="COUNT", type=int, default=20, help="how many (default: 20)"
-    )
-    parser.add_argument(
+ARGUMENTS = (
+    *READING,
+    WORKER,
+    Argument("--slowest", metavar="COUNT", type=int, default=20, help="how many (default: 20)"),
+    Argument(
         "--validate",
         action="store_true",
         help="list validation requests instead of training requests",
-    )
-    parser.add_argument("--request", metavar="ID", help="show this request's turns and calls")
-    parser.add_argument(
+    ),
+    Argument("--request", metavar="ID", help="show this request's turns and calls"),
+    Argument(
         "--width", type=int, help="columns to use (default: the terminal's; no limit in a pipe)"
-    )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    ),
+    Argument("--json", action="store_true", help="print as JSON"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list or the request; return 0, or 1 if there is none.
-
-    Raises:
-        ReadingError: No such step, worker or request (exit code 2).
-    """
+    """Print the list or the request; return 0, or 1 if there is none."""
     if args.slowest < 1:
         raise ReadingError(
             f"--slowest {args.slowest} is less than 1.\nFor example --slowest 20",

@@ -16,13 +16,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.cli.options import add_cache, run_argument
+from verl_profiler.cli.options import NO_CACHE, Argument, run_argument
 from verl_profiler.cli.output import print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.text import clipped
 
-__all__ = ["add_arguments", "listed", "run"]
+__all__ = ["ARGUMENTS", "listed", "run"]
 
 # The column of each order, and whether large values come first.
 _ORDERS = {
@@ -33,35 +33,31 @@ _ORDERS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument(
+ARGUMENTS = (
+    Argument(
         "folders",
         metavar="FOLDER",
         nargs="+",
         type=run_argument,
         help="folder of runs, or its URL, such as s3://bucket/runs",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--sort",
         choices=_ORDERS,
         default="date",
         help="newest first (date, the default), by name (run), fastest first (step), or most useful "
         "device time first (useful)",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--only", metavar="TEXT", help="list only runs whose line or versions contain this text"
-    )
-    parser.add_argument("--json", action="store_true", help="print the rows as one JSON object")
-    add_cache(parser)
+    ),
+    Argument("--json", action="store_true", help="print the rows as one JSON object"),
+    NO_CACHE,
+)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list; return 0, or 1 if it is empty.
-
-    Raises:
-        ReadingError: A folder cannot be read, or holds no runs (exit code 2).
-    """
+    """Print the list; return 0, or 1 if it is empty."""
     from verl_profiler.views.run_list import list_text
 
     rows = [

@@ -21,34 +21,29 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler.cli.options import Argument
 from verl_profiler.errors import ReadingError
 
 if TYPE_CHECKING:
     from verl_profiler.live.open_processes import Verdict
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["ARGUMENTS", "run"]
 
 _EVERY_S = 5.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument("run_directory", metavar="RUN", type=Path, help="run directory")
-    parser.add_argument(
+ARGUMENTS = (
+    Argument("run_directory", metavar="RUN", type=Path, help="run directory"),
+    Argument(
         "-v", "--verbose", action="store_true", help="print the culprit's stack and the evidence"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument(
-        "--wait", action="store_true", help="wait until the run is stuck or over, then print"
-    )
+    ),
+    Argument("--json", action="store_true", help="print JSON instead of text"),
+    Argument("--wait", action="store_true", help="wait until the run is stuck or over, then print"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the run waits for; return 1 if somebody should look at it, else 0.
-
-    Raises:
-        ReadingError: The path cannot be used (exit code 2).
-    """
+    """Print what the run waits for; return 1 if somebody should look at it, else 0."""
     from verl_profiler.cli.output import print_json
     from verl_profiler.live.stuck_lines import lines
     from verl_profiler.render.visible import escaped

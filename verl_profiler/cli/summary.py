@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from verl_profiler.cli.options import add_reading, check_steps, opened_run
+from verl_profiler.cli.options import JSON, READING, Argument, check_steps, opened_run
 from verl_profiler.cli.output import bounded, json_text
 from verl_profiler.cli.terminal import control, has_color, print_error
 from verl_profiler.errors import ReadingError
@@ -34,28 +34,23 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import LeftOut, Steps
     from verl_profiler.reading.reader import Run
 
-__all__ = ["add_arguments", "run", "write_summary"]
+__all__ = ["ARGUMENTS", "run", "write_summary"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_reading(parser)
-    parser.add_argument(
-        "-v", "--verbose", action="store_true", help="show findings and steps in full"
-    )
-    shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--json", action="store_true", help="print all tables as one JSON object")
-    shape.add_argument(
-        "--follow", action="store_true", help="refresh the summary until the training ends"
-    )
+ARGUMENTS = (
+    *READING,
+    Argument("-v", "--verbose", action="store_true", help="show findings and steps in full"),
+    (
+        JSON,
+        Argument(
+            "--follow", action="store_true", help="refresh the summary until the training ends"
+        ),
+    ),
+)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the summary; return 0, or 1 if there is nothing to report.
-
-    Raises:
-        ReadingError: The paths or the arguments cannot be used (exit code 2).
-    """
+    """Print the summary; return 0, or 1 if there is nothing to report."""
     from verl_profiler.cli.logs import are_logs, summarize_logs
 
     if args.follow:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_profiler.cli.logs import opened
-from verl_profiler.cli.options import add_out, add_steps
+from verl_profiler.cli.options import STEPS, Argument, output_arguments
 from verl_profiler.cli.output import (
     csv_text,
     give,
@@ -38,44 +38,40 @@ from verl_profiler.render.visible import visible
 if TYPE_CHECKING:
     from verl_profiler.reading.formats.console_steps import LoggedRun
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["ARGUMENTS", "run"]
 
 _FOLDER = "plot"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument(
+ARGUMENTS = (
+    Argument(
         "logs",
         metavar="LOG",
         nargs="+",
         type=Path,
         help="console log, also compressed with gzip; - for standard input; or a run directory "
         f"with its {CONSOLE}",
-    )
-    add_out(
-        parser,
+    ),
+    *output_arguments(
         "folder for the figures (default: plot, next to the log), or the file for --json or --csv "
         "(default: the terminal)",
         "--output-dir",
-    )
-    add_steps(parser)
-    numbers = parser.add_mutually_exclusive_group()
-    numbers.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    numbers.add_argument("--csv", action="store_true", help="print one line per step as CSV")
-    numbers.add_argument(
-        "--spec",
-        action="store_true",
-        help="write Vega-Lite specifications (NAME.vl.json), to be restyled, instead of figures",
-    )
+    ),
+    STEPS,
+    (
+        Argument("--json", action="store_true", help="print the numbers as JSON"),
+        Argument("--csv", action="store_true", help="print one line per step as CSV"),
+        Argument(
+            "--spec",
+            action="store_true",
+            help="write Vega-Lite specifications (NAME.vl.json), to be restyled, instead of figures",
+        ),
+    ),
+)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the pictures and the summary; return 0, or 1 when no log has timers.
-
-    Raises:
-        ReadingError: A log cannot be read, or a file is in the way (exit code 2).
-    """
+    """Write the pictures and the summary; return 0, or 1 when no log has timers."""
     args.logs = [_log_of(path) for path in args.logs]
     runs, ends, problems = opened(args.logs, args.steps)
     if not runs:

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import (
-    add_cache,
-    add_runs_or_logs,
-    add_steps,
+    JSON,
+    NO_CACHE,
+    RUNS_OR_LOGS,
+    STEPS,
+    Argument,
     did_you_mean,
     refuse_steps,
 )
@@ -35,37 +37,33 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows
     from verl_profiler.reading.tq_sources import Source
 
-__all__ = ["add_arguments", "check", "nothing", "run"]
+__all__ = ["ARGUMENTS", "check", "nothing", "run"]
 
 _TIMES = ("duration_us", "get_us", "compute_us", "put_us")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_runs_or_logs(parser)
-    add_steps(parser)
-    parser.add_argument("--function", metavar="NAME", help="one function (default: all)")
-    parser.add_argument(
+ARGUMENTS = (
+    RUNS_OR_LOGS,
+    STEPS,
+    Argument("--function", metavar="NAME", help="one function (default: all)"),
+    Argument(
         "--trace",
         metavar="ID",
         help="list the calls that handled this data; a trace id or a prefix",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--lang",
         choices=("en", "zh"),
         default="en",
         help="report language; zh: the Chinese report of verl's TransferQueue guide",
-    )
-    parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
-    add_cache(parser)
+    ),
+    JSON,
+    NO_CACHE,
+)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; return 0, or 1 if there is no TransferQueue data.
-
-    Raises:
-        ReadingError: A path or an argument cannot be used (exit code 2).
-    """
+    """Print the report; return 0, or 1 if there is no TransferQueue data."""
     from verl_profiler.reading.tq_sources import has_transfers, open_sources
 
     with open_sources(args.runs, cache=not args.no_cache) as sources:

@@ -17,27 +17,23 @@ from __future__ import annotations
 import argparse
 import sys
 
-from verl_profiler.cli.options import add_reading, opened_run
+from verl_profiler.cli.options import JSON, READING, Argument, opened_run
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.render.visible import shown
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["ARGUMENTS", "run"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_reading(parser)
-    parser.add_argument("-v", "--verbose", action="store_true", help="show everything")
-    parser.add_argument("--json", action="store_true", help="print all tables as one JSON object")
+ARGUMENTS = (
+    *READING,
+    Argument("-v", "--verbose", action="store_true", help="show everything"),
+    JSON,
+)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print critical path, replays and stragglers; return 0, or 1 if no step finished.
-
-    Raises:
-        ReadingError: The paths or the arguments cannot be used (exit code 2).
-    """
+    """Print critical path, replays and stragglers; return 0, or 1 if no step finished."""
     from verl_profiler.cli.logs import are_logs, summarize_logs
 
     if are_logs(args.runs):
