@@ -8,8 +8,7 @@ import pytest
 from stuck_runs import GATHER, NOW, RUN, TRAINER, WORKER, ago, call, header, opened, phase, write
 
 from verl_profiler.cli import main
-from verl_profiler.live.stuck import verdict
-from verl_profiler.live.stuck_lines import lines
+from verl_profiler.live.stuck import lines, verdict
 
 HERE = Path(__file__).parent
 

@@ -22,8 +22,7 @@ from stuck_runs import (
 )
 
 from verl_profiler.cli import main
-from verl_profiler.live.stuck import verdict
-from verl_profiler.live.stuck_lines import lines
+from verl_profiler.live.stuck import lines, verdict
 
 HERE = Path(__file__).parent
 

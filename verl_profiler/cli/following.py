@@ -86,8 +86,8 @@ class _Followed:
             OSError: Likewise.
         """
         from verl_profiler.cli.summary import write_summary
+        from verl_profiler.live.open_processes import ProcessFiles
         from verl_profiler.live.present import present
-        from verl_profiler.live.process_files import ProcessFiles
         from verl_profiler.reading.discovery import run_directory
         from verl_profiler.reading.reader import load
 

@@ -45,7 +45,7 @@ ARGUMENTS = (
 def run(args: argparse.Namespace) -> int:
     """Print what the run waits for; return 1 if somebody should look at it, else 0."""
     from verl_profiler.cli.output import print_json
-    from verl_profiler.live.stuck_lines import lines
+    from verl_profiler.live.stuck import lines
     from verl_profiler.render.visible import escaped
 
     while True:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> tuple[Verdict, list[str]]:
-    from verl_profiler.live.process_files import ProcessFiles
+    from verl_profiler.live.open_processes import ProcessFiles
     from verl_profiler.live.stuck import verdict
     from verl_profiler.reading.discovery import run_directory
 

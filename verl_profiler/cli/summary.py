@@ -87,8 +87,8 @@ def _follow(args: argparse.Namespace) -> int:
 
 def _print_stuck(path: Path) -> None:
     """Begin with what a run is stuck on, or was when it was killed."""
-    from verl_profiler.live.process_files import ProcessFiles
-    from verl_profiler.live.stuck_lines import pointer
+    from verl_profiler.live.open_processes import ProcessFiles
+    from verl_profiler.live.stuck import pointer
 
     line = pointer(ProcessFiles(path)) if os.path.isdir(path) else None
     if line is not None:
@@ -97,8 +97,8 @@ def _print_stuck(path: Path) -> None:
 
 def _doing(paths: Sequence[Path], opened: Run) -> Iterator[str]:
     """Yield what runs without a finished step do, if they go on, and what explains it."""
+    from verl_profiler.live.open_processes import ProcessFiles
     from verl_profiler.live.present import present
-    from verl_profiler.live.process_files import ProcessFiles
 
     for path in filter(os.path.isdir, paths):
         now = present(ProcessFiles(path), opened.tables)

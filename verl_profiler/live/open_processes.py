@@ -1,29 +1,46 @@
-"""What is known of the processes of a run that may be stuck, and how it is written."""
+"""What is known of the processes of a run that may be stuck: from their small files, and from this host.
+
+Nothing is written, locked or requested from the run.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from verl_profiler import units
 from verl_profiler.events.json_values import mapping_or_empty
-from verl_profiler.reading.descriptions import instant
+from verl_profiler.events.open_files import EVIDENCE_FOLDER, FOLDER
+from verl_profiler.reading.descriptions import Evidence, Opened, described, instant
+from verl_profiler.reading.discovery import described_run
+from verl_profiler.reading.listing import as_text
+from verl_profiler.reading.problems import Problems
 from verl_profiler.units import seconds
 
 __all__ = [
     "Link",
     "Process",
+    "ProcessFiles",
     "Verdict",
     "age_text",
     "busy_threads",
     "calls_another",
+    "clock_text",
+    "free_bytes",
     "grouped",
     "identity",
     "in_collective",
+    "is_alive",
     "is_of",
     "most_frequent_stack",
+    "own_pid",
     "part",
     "parts",
     "phase_text",
@@ -31,6 +48,7 @@ __all__ = [
     "since",
     "some",
     "standing",
+    "state_of",
     "texts",
 ]
 
@@ -58,6 +76,17 @@ _PYTHONS = ("asyncio.", "concurrent.", "ray.")
 # Threads whose innermost function is in such a module wait for work.
 _IDLE = ("threading:", "queue:", "selectors:", "socketserver:", "asyncio.", "concurrent.", "ray.")
 _SHOWN = 3
+STOPPED = "is stopped (SIGSTOP)"
+GONE = "no longer exists"
+ALIVE = "is alive but its profiler thread does not run"
+_STATES = {
+    b"T": STOPPED,
+    b"t": "is held by a debugger",
+    b"Z": "has died",
+    b"X": "has died",
+    b"D": "waits for a disk or a driver, in the kernel",
+}
+_HANG = re.compile(r"[0-9]{1,3}")
 
 
 @dataclass
@@ -252,3 +281,99 @@ def age_text(row: Mapping[str, Any]) -> str:
 def some(names: Sequence[str]) -> str:
     """Write the first few of some names."""
     return units.some(names, _SHOWN)
+
+
+def clock_text(at_s: float) -> str:
+    """Write a time, in UTC."""
+    return datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="seconds")
+
+
+def own_pid(header: Mapping[str, Any]) -> int | None:
+    """Return the process id if the process is, or was, of this host and boot."""
+    boot = mapping_or_empty(header.get("clock")).get("boot_id")
+    pid = header.get("pid")
+    if header.get("host") != socket.gethostname() or not boot or type(pid) is not int:
+        return None
+    try:
+        own = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return pid if own in boot else None
+
+
+def state_of(header: Mapping[str, Any]) -> str | None:
+    """Return what this host shows of a silent process; None of another host's.
+
+    Args:
+        header: Of the process.
+    """
+    pid = own_pid(header)
+    if pid is None:
+        return None
+    if not os.path.exists(f"/proc/{pid}"):
+        return GONE
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return _STATES.get(status[0] if status else b"", ALIVE)
+
+
+def is_alive(header: Mapping[str, Any]) -> bool:
+    """Whether the process is on this host and runs, or could run."""
+    return state_of(header) not in (None, GONE, "has died")
+
+
+def free_bytes(directory: Path) -> int | None:
+    """Return what a process without privileges may still write there; None if that is not known."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+class ProcessFiles:
+    """The small files of a run directory.
+
+    Args:
+        directory: The run.
+
+    Attributes:
+        damaged: Problems found in run.json and the headers at the last read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.damaged: list[str] = []
+
+    def headers(self) -> dict[str, dict[str, Any]]:
+        """Return the current headers of all processes by name, and record problems in them."""
+        self.damaged = []
+        return described_run(self.directory, self.damaged).headers
+
+    def open_files(self) -> dict[str, dict[str, Any]]:
+        """Return what each process has open for long, by name; see docs/stuck.md."""
+        return self._described(FOLDER, Opened)
+
+    def evidence(self) -> dict[str, dict[str, Any]]:
+        """Return the evidence of the last hang that was found, by process; see docs/stuck.md."""
+        numbers = [
+            int(each.name)
+            for each in (self.directory / EVIDENCE_FOLDER).glob("*")
+            if _HANG.fullmatch(each.name)
+        ]
+        if not numbers:
+            return {}
+        return self._described(f"{EVIDENCE_FOLDER}/{max(numbers)}", Evidence)
+
+    def _described(self, folder: str, kind: Any) -> dict[str, dict[str, Any]]:
+        faults = Problems()
+        found: dict[str, dict[str, Any]] = {}
+        for path in sorted((self.directory / folder).glob("*.json")):
+            shown = f"{folder}/{as_text(path.name)}"
+            content = described(path, shown, kind, faults)
+            if content is not None:
+                found[as_text(path.stem)] = content
+        self.damaged += faults.sentences()
+        return found

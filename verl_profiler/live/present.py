@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from verl_profiler.events.vocabulary import PHASES
-from verl_profiler.live.ended_runs import clock_text
-from verl_profiler.live.open_processes import age_text, parts, phase_text, since
-from verl_profiler.live.process_files import ProcessFiles
-from verl_profiler.live.stuck import verdict
-from verl_profiler.live.stuck_lines import alarm
+from verl_profiler.live.open_processes import (
+    ProcessFiles,
+    age_text,
+    clock_text,
+    parts,
+    phase_text,
+    since,
+)
+from verl_profiler.live.stuck import alarm, verdict
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import seconds
 

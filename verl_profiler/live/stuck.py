@@ -1,34 +1,54 @@
 """Why a run does not go on: who waits for whom, and what they all wait for.
 
 From the headers, which show up to when each process wrote, and from what each process has open for long.
-No event file is read: the answer takes as long for a run of weeks as for a short one.
+The evidence that the processes gathered of a hang (docs/stuck.md) is added, a line of each kind that matters,
+and all of it for `-v`.  No event file is read: the answer takes as long for a run of weeks as for a short one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from verl_profiler.events.open_files import stuck_after_s
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, WORKER_ROLE
-from verl_profiler.live.ended_runs import (
+from verl_profiler.live.open_processes import (
+    Link,
+    Process,
+    ProcessFiles,
+    Verdict,
+    age_text,
+    busy_threads,
     clock_text,
-    failed,
-    failure_of,
-    full,
-    is_interrupt,
-    silent,
+    free_bytes,
+    is_alive,
+    part,
+    parts,
+    phase_text,
+    since,
+    some,
+    standing,
+    state_of,
+    texts,
 )
-from verl_profiler.live.evidence import with_evidence
-from verl_profiler.live.host_facts import is_alive, state_of
-from verl_profiler.live.open_processes import Process, Verdict, age_text, phase_text, since
 from verl_profiler.live.wait_chain import explained, open_now
 from verl_profiler.reading.descriptions import instant
-from verl_profiler.units import seconds
+from verl_profiler.units import counted, seconds, size
 
-__all__ = ["verdict"]
+__all__ = [
+    "alarm",
+    "failed",
+    "failure_of",
+    "full",
+    "is_interrupt",
+    "lines",
+    "pointer",
+    "silent",
+    "verdict",
+    "with_evidence",
+]
 
 # Without a sign of life for so long, beside processes that have them.
 _SILENCE_S = 10.0
@@ -45,6 +65,21 @@ _SERVING = (
 )
 # The run as a whole goes on if any of its processes wrote so lately.
 _ALIVE_S = 30.0
+_SHOWN = 3
+# Not failures: somebody ended the run.
+_INTERRUPTS = ("KeyboardInterrupt", "SystemExit")
+# Of Ray: the process is gone, rather than an exception raised in it.
+_DEATHS = ("ActorDiedError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError")
+# Of its memory monitor; torch has an OutOfMemoryError of its own, which kills nothing.
+_MEMORY_MONITOR = "Memory on the node"
+_UNWRITTEN = (
+    "What the run waits for: no process can write what it has open. Events are kept in memory or counted "
+    "as dropped until there is room; training goes on unless it writes there, too."
+)
+# Less room than this is none: files are written in blocks.
+_ROOM_BYTES = 64 << 10
+# Without -v, so many of a kind: all of it fits on a screen.
+_BRIEF = 6
 
 
 def verdict(
@@ -205,3 +240,257 @@ def _silence(process: Process) -> str:
     heard = clock_text(process.heard_s or 0.0)
     since_then = f"ended at {heard}" if process.ended else f"has written nothing since {heard}"
     return f"{process.name} {since_then}" + (f"; it {state}" if state else "")
+
+
+def with_evidence(found: Verdict, processes: Sequence[Process]) -> Verdict:
+    """Add to a verdict what the evidence of the processes comes to."""
+    found.facts += _facts(processes)
+    found.details += _details(processes)
+    return found
+
+
+def _facts(processes: Sequence[Process]) -> list[str]:
+    """Return the load of the engines, a line for each."""
+    lines = [f"{each.name}: {text}" for each in processes if (text := _engine_text(each))]
+    others = len(lines) - _SHOWN * 2
+    return lines if others <= 0 else [*lines[:-others], f"{others} other engines: see -v"]
+
+
+def _engine_text(process: Process) -> str:
+    """Write the load of an engine: `3 running, 5 waiting, KV cache 12 % of 16,384 tokens`."""
+    found = part(process.evidence, "engine")
+    facts: list[str] = []
+    unanswered = found.get("unanswered")
+    if unanswered == "scheduler":
+        facts.append("its scheduler does not answer")
+    elif unanswered:
+        facts.append(f"its {unanswered} does not answer")
+    elif "engine" in texts(process.evidence, "unanswered"):
+        facts.append("its server does not answer")
+    loads = parts(found, "loads")
+    for key, word in (("running_requests", "running"), ("waiting_requests", "waiting")):
+        known = [each[key] for each in loads if each.get(key) is not None]
+        if known:
+            facts.append(f"{sum(known)} {word}")
+    capacity = sum(each.get("kv_capacity_tokens") or 0 for each in loads)
+    if capacity:
+        used = sum(each.get("kv_used_tokens") or 0 for each in loads)
+        facts.append(f"KV cache {100 * used / capacity:.0f} % of {capacity:,} tokens")
+    if found.get("requests") is not None:
+        facts.append(f"{counted(found['requests'], 'request')} in its server")
+    if found.get("paused"):
+        facts.append("paused")
+    ages = [each["age_s"] for each in loads if each.get("age_s") is not None]
+    if ages:
+        facts.append(f"last iteration {max(ages):.0f} s before")
+    return ", ".join(facts)
+
+
+def _details(processes: Sequence[Process]) -> list[str]:
+    """Return the lines of the evidence for `-v`, a few for each process."""
+    lines: list[str] = []
+    for each in processes:
+        own = [*_process_details(each)] if each.evidence else []
+        if own:
+            lines += [f"{each.name}:", *(f"    {text}" for text in own)]
+    return lines
+
+
+def _process_details(process: Process) -> Iterator[str]:
+    found: Mapping[str, Any] = process.evidence
+    text = _engine_text(process)
+    if text:
+        yield f"engine: {text}"
+    stacks = part(found, "stacks")
+    tasks = [row for row in parts(stacks, "tasks") if texts(row, "stack")]
+    for row in tasks[:_SHOWN]:
+        awaited = f", awaiting {row['awaits']}" if row.get("awaits") else ""
+        stack = texts(row, "stack")
+        at = next((each for each in stack[::-1] if not each.startswith("asyncio.")), stack[-1])
+        yield f"{counted(row.get('tasks') or 0, 'task')} in {at}{awaited}"
+    threads = busy_threads(found)
+    if threads:
+        yield f"threads in {some(threads)}"
+    for name in texts(found, "unanswered"):
+        yield f"{name}: no answer in time"
+    for name, error in part(found, "errors").items():
+        yield f"{name}: not available ({error})"
+
+
+def failure_of(trainers: Sequence[Process]) -> tuple[Process, Mapping[str, Any]] | None:
+    """Return the trainer whose last phase an exception ended, and that phase."""
+    for each in trainers:
+        row = each.open.get("failed")
+        if row and row.get("error"):
+            return each, row
+    return None
+
+
+def is_interrupt(row: Mapping[str, Any]) -> bool:
+    """Whether a phase ended because somebody ended the run."""
+    return row.get("error") in _INTERRUPTS
+
+
+def failed(
+    processes: Sequence[Process],
+    trainer: Process,
+    row: Mapping[str, Any],
+    hung: Verdict | None,
+) -> Verdict:
+    """Explain a run whose trainer ended with an exception.
+
+    Args:
+        processes: All of the run.
+        trainer: The one that failed.
+        row: The phase, as `open/<name>.json` has it.
+        hung: What it waited for, if the phase was stuck before it failed.
+    """
+    error, open_s = str(row["error"]), row.get("open_s") or 0.0
+    text = f"{phase_text(row)} failed after {seconds(open_s)}: {error}."
+    found = Verdict("failed", text)
+    if is_interrupt(row):
+        found.state = "ended"
+        found.summary = f"{phase_text(row)} was interrupted after {seconds(open_s)} ({error})."
+        return found
+    pid, reason = row.get("pid"), row.get("reason")
+    raised = [each for each in processes if pid is not None and each.header.get("pid") == pid]
+    killed = error in _DEATHS or str(reason).startswith(_MEMORY_MONITOR)
+    died = killed and pid is not None
+    if hung is not None and not died:
+        found.chain, found.culprit, found.confidence = hung.chain, hung.culprit, hung.confidence
+        found.evidence, found.silent, found.unknown = hung.evidence, hung.silent, hung.unknown
+        return found
+    found.chain.append(
+        Link(trainer.name, str(row.get("event")), open_s, row.get("at"), row.get("step"))
+    )
+    who = raised[0] if len(raised) == 1 else None
+    named = trainer.name if pid is None else f"a process with pid {pid} on {row.get('ip')}"
+    named = who.name if who is not None else named
+    if who is not None:
+        found.chain.append(_last_of(who))
+    because = f": {reason}" if reason else ""
+    if died:
+        found.culprit = f"{named}, which died{because}"
+    else:
+        found.culprit = f"{named} raised {error}{because}"
+    found.confidence = "high" if who is not None or pid is None else "medium"
+    if died and not reason:
+        found.unknown.append("Why it died: Ray gave no reason; its logs may have one.")
+    return found
+
+
+def _last_of(process: Process) -> Link:
+    """Return what a process was in when it was last looked at."""
+    rows = process.rows("calls")
+    row = rows[-1] if rows else None
+    heard = "" if process.heard_s is None else f"last sign of life at {clock_text(process.heard_s)}"
+    if row is None:
+        return Link(process.name, heard or "no sign of life", depth=1)
+    what = f"{row.get('event')}, {heard}"
+    return Link(process.name, what, row.get("open_s"), standing(row), row.get("step"), 1)
+
+
+def full(directory: Path, last_s: float) -> Verdict | None:
+    """Explain a run that cannot write what it has open; None if its disk has room, as far as is known.
+
+    Headers are overwritten in place, so its processes still show signs of life.
+    """
+    room = free_bytes(directory)
+    if room is None or room >= _ROOM_BYTES:
+        return None
+    return Verdict(
+        "silent",
+        f"The disk of {directory} is full.",
+        clock_text(last_s),
+        culprit=f"the disk of {directory}: {size(room)} are free",
+        confidence="high",
+        unknown=[_UNWRITTEN],
+    )
+
+
+def silent(trainers: Sequence[Process], last_s: float, now_s: float) -> Verdict | None:
+    """Explain why nothing is written although the trainer exists; None if it does not, as far as is known.
+
+    Args:
+        trainers: Of the run.
+        last_s: The run's last sign of life, seconds since 1970.
+        now_s: The present.
+    """
+    alive = [each for each in trainers if not each.ended and is_alive(each.header)]
+    if not alive:
+        return None
+    name, state = alive[0].name, state_of(alive[0].header)
+    return Verdict(
+        "silent",
+        f"Nothing has been written for {seconds(now_s - last_s)}, and {name} {state}.",
+        clock_text(last_s),
+        culprit=f"{name}, which {state}",
+        confidence="medium",
+    )
+
+
+def pointer(files: ProcessFiles) -> str | None:
+    """Return a line for other commands if a run is stuck or failed: on what, and what explains it."""
+    opened = files.open_files()
+    if not opened:
+        # The usual case: no header needs to be read.
+        return None
+    return alarm(verdict(files.headers(), opened, files.directory), files.directory)
+
+
+def alarm(found: Verdict, directory: Path) -> str | None:
+    """Return that line; None if nobody needs to look at the run."""
+    if not found.is_alarm:
+        return None
+    return f"{found.state}: {found.summary} Culprit: {found.culprit}. See verl-profiler stuck {directory}"
+
+
+def lines(found: Verdict, *, verbose: bool = False) -> Iterator[str]:
+    """Yield the lines that explain a run.
+
+    Args:
+        found: What is known of it.
+        verbose: With the stack of the culprit and the evidence of each process.
+    """
+    yield f"{found.state}: {found.summary}"
+    if found.chain:
+        yield ""
+    for link in found.chain:
+        yield f"{'   ' * (link.depth - 1) + '└─ ' if link.depth else ''}{_shown(link)}"
+    if found.culprit is not None:
+        yield ""
+        yield f"Culprit: {found.culprit}"
+        yield f"Confidence: {found.confidence}"
+    if found.facts:
+        yield ""
+        yield from _first(found.facts, "facts", verbose=verbose)
+    if verbose and found.evidence:
+        yield ""
+        yield "Stack of the culprit, the innermost last:"
+        yield from (f"    {place}" for place in found.evidence)
+    if verbose and found.details:
+        yield ""
+        yield "Evidence:"
+        yield from found.details
+    if found.silent:
+        yield ""
+        yield from _first(found.silent, "silent processes", verbose=verbose)
+    if found.unknown:
+        yield ""
+        unknown = [f"Not determined: {text}" for text in found.unknown]
+        yield from _first(unknown, "points not determined", verbose=verbose)
+
+
+def _first(texts: Sequence[str], what: str, *, verbose: bool) -> Iterator[str]:
+    """Yield the first lines, and how many there are besides; all if verbose."""
+    count = len(texts) if verbose or len(texts) == _BRIEF + 1 else _BRIEF
+    yield from texts[:count]
+    if len(texts) > count:
+        yield f"and {len(texts) - count:,} more {what}; -v lists them"
+
+
+def _shown(link: Link) -> str:
+    step = "" if link.step is None else f" of step {link.step}"
+    age = "" if link.open_s is None else f", {seconds(link.open_s)}"
+    at = "" if link.at is None else f", in {link.at}"
+    return f"{link.process}: {link.what}{step}{age}{at}"

@@ -9,14 +9,13 @@ from typing import Any
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.open_files import NO_PROGRESS
 from verl_profiler.events.vocabulary import COMPUTING_ROLES, WORKER_ROLE
-from verl_profiler.live.ended_runs import clock_text
-from verl_profiler.live.host_facts import state_of
 from verl_profiler.live.open_processes import (
     Link,
     Process,
     Verdict,
     age_text,
     calls_another,
+    clock_text,
     grouped,
     identity,
     in_collective,
@@ -28,11 +27,11 @@ from verl_profiler.live.open_processes import (
     since,
     some,
     standing,
+    state_of,
 )
-from verl_profiler.live.rank_texts import function_of, ranks_text
 from verl_profiler.units import counted, seconds
 
-__all__ = ["explained", "open_now"]
+__all__ = ["explained", "function_of", "open_now", "ranks_text"]
 
 # The module of verl's queue between rollouter and trainer, in the name of a function.
 _QUEUE = ".message_queue:"
@@ -484,3 +483,29 @@ def _lacks(process: Process, probe: str) -> bool:
 
 def _named(row: Mapping[str, Any], what: str) -> str:
     return str(mapping_or_empty(row.get("extra")).get(what) or "")
+
+
+def function_of(row: Mapping[str, Any]) -> str:
+    """Return the function that a row stands in, without module and line: `all_reduce`."""
+    return str(row.get("at")).rpartition(":")[0].rpartition(":")[2].rpartition(".")[2]
+
+
+def ranks_text(
+    waits: Sequence[tuple[Process, Mapping[str, Any]]],
+    works: Sequence[tuple[Process, Mapping[str, Any]]],
+    idle: Sequence[Process],
+    silent: Sequence[Process],
+) -> str:
+    """Write where the ranks are: `7 of 8 ranks are in all_reduce, actor_5 is in torch.load:3`."""
+    count = len(waits) + len(works) + len(idle) + len(silent)
+    texts: list[str] = []
+    for name, number in Counter(function_of(row) for _, row in waits).most_common():
+        texts.append(f"{number} of {count} ranks {'is' if number == 1 else 'are'} in {name}")
+    places = grouped(works)
+    groups = [([each.name for each, _ in rows], f"in {at}") for at, rows in places.items()]
+    groups.append(([each.name for each in idle], "in no recorded call"))
+    groups.append(([each.name for each in silent], "without a sign of life"))
+    for names, where in groups:
+        if names:
+            texts.append(f"{some(names)} {'is' if len(names) == 1 else 'are'} {where}")
+    return ", ".join(texts)
