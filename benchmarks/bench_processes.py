@@ -207,7 +207,7 @@ def run(
 
 def report(args: argparse.Namespace, scratch: Path, folder: Path, results: dict[str, Any]) -> int:
     """Print the table; return 1 when events are missing."""
-    from verl_profiler.reading.process_ends import end_problems
+    from verl_profiler.reading.losses import end_problems
     from verl_profiler.reading.reader import load
 
     rows = [json.loads(path.read_text()) for path in (scratch / "results").iterdir()]

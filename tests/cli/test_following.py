@@ -22,7 +22,7 @@ from recorded import grow, lines_in_order
 from verl_profiler.cli import main
 
 # Each reading waits as long as the last one took.
-MAIN = "import sys; from verl_profiler.cli import following, main; following._REST, following._INTERVAL_S = 1, 0.05; sys.exit(main())"
+MAIN = "import sys; from verl_profiler.cli import main, summary; summary._REST, summary._INTERVAL_S = 1, 0.05; sys.exit(main())"
 
 
 class Terminal:

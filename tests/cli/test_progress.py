@@ -9,17 +9,17 @@ from cached_runs import SMALL
 from commands import Terminal
 
 from verl_profiler import cli
-from verl_profiler.cli import main, progress
+from verl_profiler.cli import main, terminal
 
 
 @pytest.fixture
 def at_once(monkeypatch):
     """Lines come from the first piece of work on."""
-    monkeypatch.setattr(cli, "Progress", partial(progress.Progress, quiet_s=0.0, every_s=0.0))
+    monkeypatch.setattr(cli, "Progress", partial(terminal.Progress, quiet_s=0.0, every_s=0.0))
 
 
 def test_a_command_that_is_done_soon_prints_nothing(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "Progress", partial(progress.Progress, quiet_s=3600.0))
+    monkeypatch.setattr(cli, "Progress", partial(terminal.Progress, quiet_s=3600.0))
     assert 0 == main(["summary", str(SMALL), "--no-cache"])
     assert "" == capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_profiler.nodes import clock
-from verl_profiler.reading.clock_alignment import fit
+from verl_profiler.reading.processes import fit
 from verl_profiler.reading.reader import load
 
 SECOND = 10**9

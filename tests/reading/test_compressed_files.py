@@ -6,7 +6,7 @@ import pytest
 from cached_runs import SMALL
 
 from verl_profiler.cli import main
-from verl_profiler.reading import listing
+from verl_profiler.reading import discovery
 from verl_profiler.reading.reader import load
 
 EVENTS = "SELECT * EXCLUDE (run) FROM events ORDER BY ALL"
@@ -66,7 +66,7 @@ def test_a_copy_that_is_cut_short_is_read_once_too(run, plain):
 
 @pytest.mark.parametrize(
     ("module", "function"),
-    [(listing, "event_file"), (listing, "_is_copy")],
+    [(discovery, "event_file"), (discovery, "_is_copy")],
 )
 def test_files_that_are_compressed_while_they_are_listed_are_read(
     run, plain, monkeypatch, module, function

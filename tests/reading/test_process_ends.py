@@ -7,7 +7,7 @@ import event_files
 import pytest
 from event_files import LAUNCHED as START
 
-from verl_profiler.reading.process_ends import end_problems
+from verl_profiler.reading.losses import end_problems
 from verl_profiler.reading.reader import load
 
 LATER = START + timedelta(days=1)

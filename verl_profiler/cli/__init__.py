@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.cli.options import declare, did_you_mean, distribute, local
-from verl_profiler.cli.progress import Progress
-from verl_profiler.cli.terminal import guarded, named, print_error, tidy_ends
+from verl_profiler.cli.terminal import Progress, guarded, named, print_error, tidy_ends
 from verl_profiler.errors import ReadingError, VerlProfilerError, extra_of, install_line
 from verl_profiler.reading.progress import watched
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from types import FrameType
@@ -15,9 +16,11 @@ from typing import Any, TextIO, cast
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import visible, visible_lines
 
-__all__ = ["control", "guarded", "has_color", "named", "print_error", "tidy_ends"]
+__all__ = ["Progress", "control", "guarded", "has_color", "named", "print_error", "tidy_ends"]
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
+_ERASE = "\r\x1b[K"
+_WIDTH = 79
 
 
 class _Guarded:
@@ -162,3 +165,43 @@ def tidy_ends() -> Generator[None, None, None]:
     finally:
         for each in taken:
             signal.signal(each, signal.SIG_DFL)
+
+
+class Progress:
+    """Prints what is read: on a terminal in one line that is erased, else in a line a minute.
+
+    Args:
+        command: Its name.
+        quiet_s: A command that takes less prints nothing.
+        every_s: Between two lines where standard error is no terminal.
+    """
+
+    def __init__(self, command: str, quiet_s: float = 5.0, every_s: float = 60.0) -> None:
+        self._command = command
+        self._every_s = every_s
+        self._quiet_s = time.monotonic() + quiet_s
+        self._next_s = time.monotonic() + every_s
+        self._lock = threading.Lock()
+        self._is_shown = False
+
+    def __call__(self, what: str | None) -> None:
+        """Show what begins, if the command takes long; None erases it, since what comes next may be the output."""
+        now_s = time.monotonic()
+        with self._lock:
+            if not self._is_shown if what is None else now_s < self._quiet_s:
+                return
+            terminal = _terminal()
+            if terminal is not None:
+                self._is_shown = what is not None
+                shown = "" if what is None else visible(f"reading: {what}")[:_WIDTH]
+                terminal.write(_ERASE + shown)
+                terminal.flush()
+            elif now_s >= self._next_s:
+                self._next_s = now_s + self._every_s
+                print_error(f"verl-profiler {self._command}: reading: {what}")
+
+
+def _terminal() -> TextIO | None:
+    """Return standard error if it is a terminal, without the guard of control characters."""
+    stream: TextIO = getattr(sys.stderr, "raw", sys.stderr)
+    return stream if stream.isatty() else None

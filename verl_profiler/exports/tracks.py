@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from verl_profiler.analysis.selection import Steps, in_steps
-from verl_profiler.exports.nesting import nested
 from verl_profiler.exports.perfetto import Arrows, Event, Kind, PerfettoTrace
 from verl_profiler.exports.trace_selection import Selection
 from verl_profiler.exports.track_queries import (
@@ -36,18 +35,20 @@ from verl_profiler.exports.track_queries import (
     engine_counters,
 )
 from verl_profiler.reading.formats.foreign_traces import ForeignTrace
+from verl_profiler.reading.tables.derivations import NESTING_US
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
     "Folders",
     "Lanes",
     "Span",
+    "Timed",
     "days_apart",
+    "nested",
     "origin_ns",
     "write_foreign",
     "write_run",
 ]
-
 
 Folders = dict[tuple[str, str], int]
 # Begin, end, kind, fields as a JSON object, arrows that leave and that arrive.
@@ -58,6 +59,8 @@ _UNFINISHED = 8
 # Rows at a time; many more no longer fit into the processor's cache.
 _FETCHED = 2_000
 _DAY_NS = 86_400 * 10**9
+# Begin and end in microseconds, depth in the vocabulary, and what else belongs to the span.
+Timed = tuple[int, int, int, Any]
 
 
 def origin_ns(tables: Tables, steps: Steps) -> int:
@@ -276,3 +279,49 @@ def _home(foreign: ForeignTrace, tables: Tables, folders: Folders) -> int:
         if row["pid"] in foreign.pids and foreign.host in (None, row["host"])
     ]
     return folders.get((rows[0]["run"], rows[0]["name"]), 0) if len(rows) == 1 else 0
+
+
+def nested(spans: Iterable[Timed]) -> Iterator[Timed]:
+    """Give parents before children, and clip a child that sticks out by the rounding of times.
+
+    A span is a child of one with a lower depth under the condition of the macro `within`.
+
+    Args:
+        spans: In the order of their begin.
+    """
+    around: list[Timed] = []
+    for span in _parents_first(spans):
+        begin_us, end_us, depth, about = span
+        if around:
+            around = [each for each in around if each[1] > begin_us]
+        for _, until_us, above, _ in around:
+            if above < depth and until_us < end_us and _ends_in(begin_us, end_us, until_us):
+                end_us = until_us
+        clipped = (begin_us, end_us, depth, about)
+        around.append(clipped)
+        yield clipped
+
+
+def _ends_in(begin_us: int, end_us: int, until_us: int) -> bool:
+    return end_us <= until_us + NESTING_US and (begin_us + end_us) // 2 <= until_us
+
+
+def _parents_first(spans: Iterable[Timed]) -> Iterator[Timed]:
+    # Those whose parent may still come, in the order of their begin.
+    held: list[Timed] = []
+    for span in spans:
+        from_us, until_us, above, _ = span
+        while held and held[0][0] < from_us - NESTING_US:
+            yield held.pop(0)
+        children = [
+            each
+            for each in held
+            if each[2] > above
+            and (each[0] + each[1]) // 2 >= from_us
+            and _ends_in(each[0], each[1], until_us)
+        ]
+        if children:
+            held = [each for each in held if each not in children]
+        held.append(span)
+        held += ((from_us, *each[1:]) for each in children)
+    yield from held

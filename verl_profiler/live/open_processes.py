@@ -19,8 +19,7 @@ from verl_profiler import units
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.open_files import EVIDENCE_FOLDER, FOLDER
 from verl_profiler.reading.descriptions import Evidence, Opened, described, instant
-from verl_profiler.reading.discovery import described_run
-from verl_profiler.reading.listing import as_text
+from verl_profiler.reading.discovery import as_text, described_run
 from verl_profiler.reading.problems import Problems
 from verl_profiler.units import seconds
 

@@ -22,8 +22,8 @@ import duckdb
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import expanded, open_regular, reason_of
 from verl_profiler.reading.cache_folder import Draft
+from verl_profiler.reading.discovery import EventFile
 from verl_profiler.reading.event_sql import AS_PARQUET, event_query, list_files
-from verl_profiler.reading.listing import EventFile
 from verl_profiler.reading.processes import Process
 from verl_profiler.reading.salvage import repair
 from verl_profiler.reading.scans import quoted, scan

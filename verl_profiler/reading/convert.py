@@ -29,10 +29,9 @@ from verl_profiler.events.files import open_regular
 from verl_profiler.events.json_values import is_list, is_object, mapping_or_empty
 from verl_profiler.reading.cache_folder import CacheFolder, Draft, Kept, unwritable
 from verl_profiler.reading.chunks import Part, build_part
-from verl_profiler.reading.discovery import Source
+from verl_profiler.reading.discovery import EventFile, Source, may_hold
 from verl_profiler.reading.event_sql import PART_COLUMNS, event_query
 from verl_profiler.reading.legacy_names import vocabulary
-from verl_profiler.reading.listing import EventFile, may_hold
 from verl_profiler.reading.processes import Process
 from verl_profiler.reading.progress import doing
 from verl_profiler.reading.salvage import folded

@@ -18,12 +18,11 @@ import duckdb
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.cache_folder import CacheFolder
-from verl_profiler.reading.connection import connect
 from verl_profiler.reading.convert import CONVERSION, convert, groups_within
-from verl_profiler.reading.discovery import Source, find_sources
+from verl_profiler.reading.discovery import EventFile, Source, find_sources
 from verl_profiler.reading.executors import OnRay
-from verl_profiler.reading.listing import EventFile
 from verl_profiler.reading.processes import Process, processes
+from verl_profiler.reading.tables.tables import connect
 
 __all__ = ["distribute"]
 

@@ -1,48 +1,38 @@
-"""The processes of a run: who they were, how their clocks are aligned, what went wrong in them.
+"""The processes of a run: who they were, and how their clocks are aligned.
 
 Clocks: processes with the same `boot_id` ran on one kernel and share its monotonic clock.  Their
 timestamps were made with up to as many anchors (pairs of monotonic and wall time) as processes;
 the reader moves all of them to one, the anchor with the smallest `uncertainty_ns` among them and
-`run.json`.  Other hosts' clocks are placed on the driver's where it compared them with its own
-(`clock_alignment`); where it did not, they are left as they are: their wall clocks are all there is.
+`run.json`.  Other hosts' clocks are placed on the driver's where it compared them with its own during the
+run; where it did not, they are left as they are: their wall clocks are all there is.
+
+Each comparison estimates by how much another clock was ahead, to within a bound.  A line through
+them (offset and drift) corrects the other node's times.  What is reported about the result is never
+better than it is: the stated bound is the largest distance of a comparison from the line, plus that
+comparison's own bound.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from statistics import median
 from typing import Any
 
 from verl_profiler.events.json_values import mapping_or_empty
-from verl_profiler.events.vocabulary import WORKER_ROLE
-from verl_profiler.reading.arrivals import arrival_problems, not_arrived
-from verl_profiler.reading.clock_alignment import aheads
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.reading.discovery import Source, role_and_rank
-from verl_profiler.units import some
 
-__all__ = ["Process", "named", "process_problems", "processes"]
+__all__ = ["Ahead", "Process", "aheads", "fit", "processes"]
 
 # A container may hide that two kernels differ; anchors this far apart are not of one clock.
 _SAME_CLOCK_LIMIT_US = 3600 * 1_000_000
 # The wall clock against the monotonic one: NTP slews up to 500 ppm; anything above is a jump.
 _JUMP_S = 0.05
 _SLEW = 0.0005
-_RANK_LIMIT = 100_000
 # A process may record what began so long before its recording.
 _EARLY_S = 60
-# The reasons that headers have for dropped events.
-_DROPPED = {
-    "queue_full": "the queue was full",
-    "disk": "the disk rejected them",
-    "budget": "the byte budget (profiler.events.max_gb) was used up",
-    "bad_event": "they could not be encoded",
-    "bad_path": "their file could not be opened",
-    "removed": "their file was removed during the run",
-    "late": "they were recorded after the end, or could not be written within the time limit at exit",
-}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 # The fields of headers that are columns of the table `processes` as they are.
@@ -50,10 +40,11 @@ _OF_HEADERS = (
     *("replica", "host", "ip", "pid", "ppid", "actor_name", "actor_class", "python"),
     *("started", "updated", "ended", "end_reason"),
 )
-# Of more processes than this, one sentence names so many.
-_SHOWN = 4
-# A line has at least so many: its timestamp, event and step.
-_LINE_BYTES = 40
+# A drift is estimated from so much time on; two crystals differ by less than the limit.
+_DRIFT_FROM_NS = 60 * 10**9
+_DRIFT_LIMIT = 5e-4
+# Comparisons much less certain than the others say nothing.
+_LOOSE = 2
 
 
 @dataclass
@@ -145,42 +136,6 @@ def processes(source: Source) -> dict[str, Process]:
     return found
 
 
-def process_problems(
-    source: Source,
-    found: dict[str, Process],
-    counts: dict[str, int] | None,
-    *,
-    original: bool,
-) -> Iterator[str]:
-    """Return what is missing, dropped and unfinished according to the headers.
-
-    Args:
-        source: The run.
-        found: Its processes.
-        counts: Events read, by process name; None where not all were read.
-        original: The files are the original logger's, which wrote no headers.
-    """
-    if original:
-        return
-    if not source.launch:
-        yield "run.json is missing, so the launch is unknown"
-    gaps = None
-    if source.whole and counts is not None:
-        # Of Parquet files, which process an event is of is in the events only.
-        gaps = {
-            name: max((each.recorded_events or 0) - counts.get(name, 0), 0)
-            for name, each in found.items()
-            if not source.parquet
-        }
-    yield from arrival_problems(source, gaps)
-    if counts is not None and gaps is not None:
-        yield from _missing_files(source, found, counts, gaps)
-        yield from _surplus(found, counts)
-    yield from _hosts(found)
-    yield from _losses(found.values())
-    yield from _probe_problems(found)
-
-
 def _align(found: dict[str, Process], source: Source) -> None:
     """Set `shift_us` so that all processes of one boot use its best anchor."""
     anchors: dict[str, list[tuple[int, str, int]]] = {}
@@ -224,148 +179,6 @@ def _align(found: dict[str, Process], source: Source) -> None:
             process.clock_residual_us = -(-line.residual_ns // 1000)
 
 
-def _hosts(found: dict[str, Process]) -> Iterator[str]:
-    """Say how well the clocks of several hosts are placed on one axis."""
-    hosts: dict[str, list[Process]] = {}
-    for process in found.values():
-        if boot_id := process.of("clock", "boot_id"):
-            hosts.setdefault(boot_id, []).append(process)
-    if len(hosts) < 2:
-        return
-    aligned: list[str] = []
-    for members in hosts.values():
-        worst = max(members, key=lambda each: each.clock_bound_us or 0)
-        if worst.clock_bound_us:
-            drift = f", drift {worst.drift * 1e6:+.1f} ppm" if worst.drift else ""
-            aligned.append(
-                f"{worst.of('host')} (moved by {worst.shift_us / 1000:+.3f} ms{drift}) to within "
-                f"{worst.clock_bound_us / 1000:.2f} ms (residual "
-                f"{(worst.clock_residual_us or 0) / 1000:.2f} ms)"
-            )
-    if aligned:
-        yield f"clocks aligned with the driver's: {', '.join(sorted(aligned)[:8])}"
-    unknown = sorted(
-        {
-            str(each.of("host"))
-            for members in hosts.values()
-            for each in members
-            if each.clock_bound_us is None
-        }
-    )
-    if unknown:
-        yield (
-            f"the run used {len(hosts)} hosts, and the clocks of {some(unknown, _SHOWN)} were not "
-            "compared with the driver's; their times are only as accurate as their wall clocks"
-        )
-
-
-def _missing_files(
-    source: Source, found: dict[str, Process], counts: Mapping[str, int], gaps: Mapping[str, int]
-) -> Iterator[str]:
-    headless = [name for name, process in found.items() if process.header is None]
-    if headless:
-        yield f"no header in processes/ for {some(headless, _SHOWN)}; their host, clock and losses are unknown"
-    late = not_arrived(source)
-    yield from _unread([name for name in gaps if gaps[name] and name not in late], counts, found)
-    ranks = {p.rank for p in found.values() if p.role == WORKER_ROLE and p.rank is not None}
-    # Whoever claims a rank in the millions did not count from 0.
-    highest = max(ranks, default=-1)
-    absent = sorted(set(range(highest)) - ranks) if highest < _RANK_LIMIT else []
-    if absent:
-        names = ", ".join(f"worker_{rank}" for rank in absent[:8])
-        yield f"no file was found of {names}{' and others' if len(absent) > 8 else ''}"
-    fallbacks = [
-        f"{name} ({header['fallback']})"
-        for name, header in source.headers.items()
-        if header.get("fallback")
-    ]
-    if fallbacks:
-        yield f"could not write into the run directory: {', '.join(fallbacks[:5])}"
-
-
-def named(names: Collection[str]) -> str:
-    """Write which processes are meant: the name of one, or how many and the first of them."""
-    listed = [*names]
-    return listed[0] if len(listed) == 1 else f"{len(listed)} processes ({some(listed, _SHOWN)})"
-
-
-def _unread(
-    names: Sequence[str], counts: Mapping[str, int], found: Mapping[str, Process]
-) -> Iterator[str]:
-    """Say of which processes events are missing."""
-    recorded = {name: found[name].recorded_events or 0 for name in names}
-    absent = [name for name in names if not counts.get(name, 0)]
-    partly = [name for name in names if counts.get(name, 0)]
-    if absent:
-        hosts = sorted({str(found[name].of("host")) for name in absent})
-        yield (
-            f"the event files of {named(absent)} are missing ({sum(recorded[name] for name in absent)} "
-            f"events by their headers); look for them on {some(hosts, _SHOWN)}"
-        )
-    if partly:
-        yield (
-            f"{named(partly)} wrote {sum(recorded[name] for name in partly)} events and "
-            f"{sum(counts[name] for name in partly)} were found; the rest is missing"
-        )
-
-
-def _surplus(found: Mapping[str, Process], counts: Mapping[str, int]) -> Iterator[str]:
-    """Say which processes have more lines than they wrote; a killed one wrote some after its header."""
-    more = {
-        name: (process.recorded_events, counts[name])
-        for name, process in found.items()
-        if process.of("ended")
-        and process.recorded_events
-        and counts.get(name, 0) > process.recorded_events
-        # Some writers of headers do not count.
-        and (process.of("counters", "bytes") or math.inf) >= _LINE_BYTES * process.recorded_events
-    }
-    if more:
-        yield (
-            f"{named(more)} wrote {sum(each[0] for each in more.values())} events and "
-            f"{sum(each[1] for each in more.values())} were found; some are not of this run (another "
-            "run's file? an edited copy?), so its numbers may be wrong"
-        )
-
-
-def _losses(found: Iterable[Process]) -> Iterator[str]:
-    """Say which processes dropped events or had errors."""
-    dropped: dict[tuple[str, ...], dict[str, int]] = {}
-    errors: dict[str, int] = {}
-    for process in found:
-        if process.dropped:
-            by_reason = mapping_or_empty(process.of("counters", "dropped_by"))
-            reasons = tuple(str(key) for key, count in by_reason.items() if count)
-            dropped.setdefault(reasons or ("queue_full",), {})[process.name] = process.dropped
-        if write_errors := process.of("counters", "write_errors"):
-            errors[process.name] = write_errors
-    for reasons, by_name in dropped.items():
-        why = ", ".join(_DROPPED.get(key, key) for key in reasons)
-        yield (
-            f"{named(by_name)} dropped {sum(by_name.values())} events because {why}; totals are "
-            "too low"
-        )
-    if errors:
-        yield f"{named(errors)} had {sum(errors.values())} write errors"
-
-
-def _probe_problems(found: dict[str, Process]) -> Iterator[str]:
-    """Say once per probe what could not be placed or failed, with the processes concerned."""
-    missed: dict[tuple[str, str], list[str]] = {}
-    failed: dict[str, dict[str, int]] = {}
-    for name, process in found.items():
-        for probe, reason in mapping_or_empty(process.of("probes", "missed")).items():
-            missed.setdefault((str(probe), str(reason)), []).append(name)
-        for probe, count in mapping_or_empty(process.of("probes", "errors")).items():
-            if count:
-                failed.setdefault(str(probe), {})[name] = int(count)
-    for (probe, reason), names in sorted(missed.items()):
-        yield f"probe {probe} is not installed in {some(names, _SHOWN)}: {reason}"
-    for probe, by_name in sorted(failed.items()):
-        total = sum(by_name.values())
-        yield f"probe {probe} failed {total} times in {some(list(by_name), _SHOWN)}; those events lack fields"
-
-
 def _wall_moves(process: Process) -> Iterator[float]:
     """Yield by how many seconds the wall clock was set, seen from the last reading of both clocks."""
     clock = mapping_or_empty(process.of("clock"))
@@ -383,3 +196,79 @@ def _wall_moves(process: Process) -> Iterator[float]:
 
 def _larger(*values: Any) -> int | None:
     return max((each for each in values if each is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """How far another node's monotonic clock is ahead of the driver's.
+
+    Args:
+        at_ns: A time on the other clock.
+        offset_ns: Other minus driver at that time.
+        drift: By how much that grows per nanosecond of the other clock.
+        bound_ns: How far the line may be from the true offset.
+        residual_ns: How far the comparisons are from the line.
+        samples: How many comparisons there are.
+    """
+
+    at_ns: int
+    offset_ns: int
+    drift: float
+    bound_ns: int
+    residual_ns: int
+    samples: int
+
+
+def fit(samples: Sequence[Sequence[int]]) -> Ahead | None:
+    """Draw the line through comparisons.
+
+    Args:
+        samples: Of each: driver's monotonic ns, other minus driver ns, bound ns.
+
+    Returns:
+        None without samples.
+    """
+    if not samples:
+        return None
+    limit = _LOOSE * median(bound for _, _, bound in samples)
+    # As times of the other clock, so that its events can be placed by what they know.
+    points = [(at + ahead, ahead, bound) for at, ahead, bound in samples if bound <= limit]
+    weights = [1 / max(bound, 1) ** 2 for _, _, bound in points]
+    total = sum(weights)
+    first_ns, first_ahead = points[0][0], points[0][1]
+    # Small numbers, as differences: a float holds nanoseconds since a boot to microseconds only.
+    places = [at - first_ns for at, _, _ in points]
+    heights = [ahead - first_ahead for _, ahead, _ in points]
+    middle = sum(w * x for w, x in zip(weights, places, strict=True)) / total
+    height = sum(w * y for w, y in zip(weights, heights, strict=True)) / total
+    spread = sum(w * (x - middle) ** 2 for w, x in zip(weights, places, strict=True))
+    drift = 0.0
+    if max(places) - min(places) >= _DRIFT_FROM_NS:
+        slope = sum(
+            w * (x - middle) * (y - height)
+            for w, x, y in zip(weights, places, heights, strict=True)
+        )
+        drift = max(-_DRIFT_LIMIT, min(_DRIFT_LIMIT, slope / spread))
+    distances = [
+        abs(y - height - drift * (x - middle)) for x, y in zip(places, heights, strict=True)
+    ]
+    return Ahead(
+        at_ns=first_ns + round(middle),
+        offset_ns=first_ahead + round(height),
+        drift=drift,
+        bound_ns=round(
+            max(far + bound for far, (_, _, bound) in zip(distances, points, strict=True))
+        ),
+        residual_ns=round(max(distances)),
+        samples=len(points),
+    )
+
+
+def aheads(headers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Ahead]]:
+    """Yield driver's boot id, another node's boot id and its clock's line, from all headers."""
+    for header in headers.values():
+        exchange: Mapping[str, Any] = header.get("clock_exchange") or {}
+        for peer in exchange.get("peers") or ():
+            line = fit(peer.get("samples") or ())
+            if line is not None and exchange.get("boot_id") and peer.get("boot_id"):
+                yield exchange["boot_id"], peer["boot_id"], line

@@ -25,26 +25,23 @@ from typing import Any
 import duckdb
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading.arrivals import not_arrived
 from verl_profiler.reading.cache_folder import CacheFolder, Kept
-from verl_profiler.reading.connection import connect
 from verl_profiler.reading.convert import convert
 from verl_profiler.reading.detail_notes import detail_notes, replay_notes
-from verl_profiler.reading.discovery import find_sources
-from verl_profiler.reading.event_parts import (
+from verl_profiler.reading.discovery import find_sources, may_hold
+from verl_profiler.reading.formats.nsys_export import take_captures
+from verl_profiler.reading.losses import end_problems, not_arrived, process_problems
+from verl_profiler.reading.processes import Process, processes
+from verl_profiler.reading.remote import fetched, is_url
+from verl_profiler.reading.table_cache import (
     EventPart,
+    TableCache,
     event_parts,
     folder_step,
     parts_query,
     parts_within,
 )
-from verl_profiler.reading.formats.nsys_export import take_captures
-from verl_profiler.reading.listing import may_hold
-from verl_profiler.reading.process_ends import end_problems
-from verl_profiler.reading.processes import Process, process_problems, processes
-from verl_profiler.reading.remote import fetched, is_url
-from verl_profiler.reading.table_cache import TableCache
-from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.reading.tables.tables import Tables, connect
 
 __all__ = ["Run", "load"]
 

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,28 @@ from typing import Any
 import duckdb
 
 import verl_profiler
-from verl_profiler.reading.cache_folder import CacheFolder, unwritable
-from verl_profiler.reading.event_parts import EventPart
-from verl_profiler.reading.event_sql import AS_PARQUET
-from verl_profiler.reading.scans import quoted, scan
-from verl_profiler.reading.tables.derivations import fingerprint
-from verl_profiler.reading.tables.schemas import SCHEMAS
+from verl_profiler.errors import ReadingError
+from verl_profiler.events.vocabulary import step_of_folder
+from verl_profiler.reading.cache_folder import CacheFolder, Kept, unwritable
+from verl_profiler.reading.event_sql import AS_PARQUET, PART_COLUMNS
+from verl_profiler.reading.scans import listed, quoted, scan
+from verl_profiler.reading.tables.derivations import fingerprint, from_rest
+from verl_profiler.reading.tables.schemas import FIELDS, SCHEMAS
 
-__all__ = ["TableCache"]
+__all__ = [
+    "CLOCKS_APART_US",
+    "EventPart",
+    "TableCache",
+    "event_parts",
+    "folder_step",
+    "parts_query",
+    "parts_within",
+]
+
+
+# How far, where a run is cut, the corrected clocks of a client's and a server's host may be apart for
+# their calls to be joined.
+CLOCKS_APART_US = 60 * 1_000_000
 
 
 class TableCache:
@@ -154,3 +169,145 @@ def _holds(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> bool
     except duckdb.Error:
         return False
     return True
+
+
+@dataclass(frozen=True)
+class EventPart:
+    """A Parquet file of events, and what its statistics say about it.
+
+    Args:
+        fingerprint: Changes whenever the content does.
+        steps: First and last step; None when that is not known.
+        without_step: Some of its events may have no step.
+        span_us: A time before all of its events, and one after; None when that is not known.
+        columns: Which of `PART_COLUMNS` it has; what the others would hold is in `rest`.
+    """
+
+    run: str
+    path: Path
+    fingerprint: str
+    steps: tuple[int, int] | None
+    without_step: bool
+    span_us: tuple[int, int] | None
+    columns: frozenset[str]
+
+    def may_hold(self, steps: tuple[int, int] | None, without_step: bool = True) -> bool:
+        """Whether there may be events of these steps, or of none."""
+        return (
+            (without_step and self.without_step)
+            or self.steps is None
+            or (steps is not None and self.steps[0] <= steps[1] and self.steps[1] >= steps[0])
+        )
+
+    def may_hold_times(self, first_us: int, last_us: int) -> bool:
+        """Whether there may be events of these times."""
+        span_us = self.span_us
+        return span_us is None or (span_us[0] <= last_us and span_us[1] >= first_us)
+
+
+def folder_step(path: Path) -> int | None:
+    """Return the step of a file by its folder, `events/step_<N>`; None where it may hold any."""
+    return step_of_folder(path.parent.name) if path.parent.parent.name == "events" else None
+
+
+def event_parts(
+    connection: duckdb.DuckDBPyConnection, run: str, kept: Sequence[Kept]
+) -> list[EventPart]:
+    """Describe the Parquet files of a run by what their ends state.
+
+    Args:
+        connection: Reads the ends.
+        run: The run's label.
+        kept: The files.
+
+    Raises:
+        ReadingError: One of them is not a table of events.
+    """
+    identities = {each.path: each.identity for each in kept if each.path is not None}
+    if not identities:
+        return []
+    rows = connection.execute(
+        f"""
+        SELECT file_name, path_in_schema, min(try_cast(stats_min AS BIGINT)),
+            max(try_cast(stats_max AS BIGINT)),
+            bool_and(stats_min IS NOT NULL OR stats_null_count = num_values),
+            sum(stats_null_count)
+        FROM parquet_metadata([{listed(identities)}])
+        WHERE path_in_schema IN ('step', 'end_us', 'duration_us') GROUP BY ALL
+        """
+    ).fetchall()
+    known = {(row[0], row[1]): row[2:] for row in rows}
+    columns: dict[str, set[str]] = {}
+    for file, name in connection.execute(
+        f"SELECT file_name, name FROM parquet_schema([{listed(identities)}])"
+    ).fetchall():
+        columns.setdefault(file, set()).add(name)
+    for file, names in columns.items():
+        missing = [name for name in PART_COLUMNS if name not in {*names, *FIELDS}]
+        if missing:
+            raise ReadingError(
+                f"{file} is not a table of events: it has no column {', '.join(missing[:5])}",
+                "no-events",
+            )
+    nothing: tuple[Any, ...] = (None, None, False, None)
+    parts: list[EventPart] = []
+    for path, identity in identities.items():
+        file = str(path.absolute())
+        step, end, duration = (
+            known.get((file, column), nothing) for column in ("step", "end_us", "duration_us")
+        )
+        span = None
+        if end[0] is not None and end[2] and duration[2]:
+            span = end[0] - (duration[1] or 0), end[1]
+        steps = (step[0], step[1]) if step[0] is not None and step[2] else None
+        having = frozenset(columns[file].intersection(PART_COLUMNS))
+        parts.append(EventPart(run, path, f"{run}:{identity}", steps, step[3] != 0, span, having))
+    return parts
+
+
+def parts_within(parts: Sequence[EventPart], steps: tuple[int, int]) -> list[EventPart]:
+    """Return the parts that may hold events of these steps, or of the time around them.
+
+    Engines count steps by the weights that they have, so their events may be those of another step.
+    """
+    chosen = {part.path for part in parts if part.may_hold(steps)}
+    spans = [
+        part.span_us
+        for part in parts
+        if part.path in chosen and part.steps is not None and part.span_us is not None
+    ]
+    if spans:
+        first_us = min(span[0] for span in spans) - CLOCKS_APART_US
+        last_us = max(span[1] for span in spans) + CLOCKS_APART_US
+        chosen.update(part.path for part in parts if part.may_hold_times(first_us, last_us))
+    return [part for part in parts if part.path in chosen]
+
+
+def parts_query(parts: Sequence[EventPart]) -> str:
+    """Return the SQL of `event_fields` over these files."""
+    queries: list[str] = []
+    for run in dict.fromkeys(part.run for part in parts):
+        label = run.replace("'", "''")
+        own = [part for part in parts if part.run == run]
+        columns = ", ".join(
+            _column(name, own) for name in PART_COLUMNS if name not in ("file_id", "flawed")
+        )
+        queries.append(
+            f"SELECT '{label}' AS run, {columns}, "
+            "end_us - coalesce(duration_us, 0) AS begin_us FROM "
+            + scan("read_parquet", (part.path for part in own), "union_by_name = true")
+        )
+    if not queries:
+        nothing = (f"NULL::{kind} AS {name}" for name, kind in SCHEMAS["event_fields"].items())
+        return f"SELECT {', '.join(nothing)} WHERE false"
+    return "\nUNION ALL\n".join(queries)
+
+
+def _column(name: str, parts: Sequence[EventPart]) -> str:
+    """Return the SQL of a column that not all parts need to have."""
+    column = f'"{name}"'
+    having = sum(name in part.columns for part in parts)
+    if having == len(parts):
+        return column
+    left = from_rest(name)
+    return f"coalesce({column}, {left}) AS {column}" if having else f"{left} AS {column}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tempfile
@@ -14,14 +15,14 @@ from typing import Any
 import duckdb
 import msgspec
 
-from verl_profiler.reading.event_parts import CLOCKS_APART_US, parts_query
+from verl_profiler.errors import ReadingError
 from verl_profiler.reading.progress import doing
-from verl_profiler.reading.scans import scan
-from verl_profiler.reading.table_cache import TableCache
+from verl_profiler.reading.scans import quoted, scan
+from verl_profiler.reading.table_cache import CLOCKS_APART_US, TableCache, parts_query
 from verl_profiler.reading.tables.derivations import Derivation, derivations, macros
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS, SCHEMAS
 
-__all__ = ["BY_STEPS", "CHUNK_EVENTS", "REQUEST_PARTS", "SCHEMAS", "Chunk", "Tables"]
+__all__ = ["BY_STEPS", "CHUNK_EVENTS", "REQUEST_PARTS", "SCHEMAS", "Chunk", "Tables", "connect"]
 
 # `get_table_names` of duckdb 2.0 binds the query, which fails before its tables are made.
 _TABLE_NAME = re.compile(r"\b(?:FROM|JOIN)\s+([a-z_]+)", re.IGNORECASE)
@@ -70,6 +71,37 @@ class Chunk:
             "false" if self.steps is None else f"step BETWEEN {self.steps[0]} AND {self.steps[1]}"
         )
         return f"({steps} OR step IS NULL)" if self.without_step else steps
+
+
+def connect(scratch: Path, memory_limit: str, threads: int | None) -> duckdb.DuckDBPyConnection:
+    """Open an empty database in memory.
+
+    Args:
+        scratch: A folder for what does not fit into memory.
+        memory_limit: What duckdb may use, such as `1GB`.
+        threads: All cores when None.
+
+    Raises:
+        ReadingError: The limit is not an amount of memory.
+    """
+    connection = duckdb.connect()
+    try:
+        connection.execute(f"SET memory_limit = '{memory_limit}'".replace(";", ""))
+    except duckdb.Error as error:
+        raise ReadingError(
+            f"{memory_limit!r} is not an amount of memory.\nWrite for example 2GB", "memory-limit"
+        ) from error
+    connection.execute(f"SET temp_directory = '{quoted(scratch / 'spill')}'")
+    connection.execute("SET preserve_insertion_order = false")
+    connection.execute("SET enable_progress_bar = false")
+    # GLOBAL: cursors have them too.  A duckdb without time zones rejects the first, which it does not need;
+    # an older one reads the ends of the files for each query.
+    for setting in ("TimeZone = 'UTC'", "parquet_metadata_cache = true"):
+        with contextlib.suppress(duckdb.Error):
+            connection.execute(f"SET GLOBAL {setting}")
+    if threads is not None:
+        connection.execute(f"SET threads = {int(threads)}")
+    return connection
 
 
 class Tables:
