@@ -10,7 +10,8 @@ from picked import picked
 
 from verl_profiler.analysis.registry import summarized
 from verl_profiler.reading.reader import load
-from verl_profiler.reading.tables.tables import SCHEMAS, Tables
+from verl_profiler.reading.tables.schemas import SCHEMAS
+from verl_profiler.reading.tables.tables import Tables
 
 
 @pytest.fixture(scope="module")

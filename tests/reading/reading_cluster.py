@@ -26,7 +26,8 @@ from verl_profiler.cli import main as command
 from verl_profiler.reading.distribute import distribute
 from verl_profiler.reading.executors import OnRay
 from verl_profiler.reading.reader import load
-from verl_profiler.reading.tables.tables import BY_STEPS, SCHEMAS
+from verl_profiler.reading.tables.schemas import SCHEMAS
+from verl_profiler.reading.tables.tables import BY_STEPS
 
 COMMANDS = (
     ("summary",),

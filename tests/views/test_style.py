@@ -8,7 +8,7 @@ import math
 import pytest
 
 from verl_profiler.events.vocabulary import PHASES
-from verl_profiler.reading.tables.tables import REQUEST_PARTS
+from verl_profiler.reading.tables.schemas import REQUEST_PARTS
 from verl_profiler.render import colors
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, rows_of
 from verl_profiler.reading.quantiles import quantiles
-from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
+from verl_profiler.reading.tables.schemas import REQUEST_PARTS
+from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
     "request_breakdown",

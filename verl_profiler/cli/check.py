@@ -18,9 +18,6 @@ from verl_profiler.cli.options import Argument
 from verl_profiler.cli.output import print_json
 from verl_profiler.render.visible import shown
 
-__all__ = ["ARGUMENTS", "run"]
-
-
 ARGUMENTS = (
     Argument(
         "-o",

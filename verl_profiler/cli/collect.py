@@ -33,7 +33,6 @@ from verl_profiler.units import size
 if TYPE_CHECKING:
     from verl_profiler.capture.record import CaptureRecord
 
-__all__ = ["ARGUMENTS", "run"]
 
 # Other nodes may have to start a worker process first.
 _FETCH_S = 30.0

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Steps
     from verl_profiler.reading.tq_sources import Source
 
-__all__ = ["ARGUMENTS", "run", "write_timeline"]
 
 # What a file has near its beginning that was written for this format, and may be replaced.
 _TIMELINE, _SPANS = b"whole run", b'"scope":{"name":"verl_profiler"}'

@@ -20,8 +20,6 @@ from verl_profiler.render.visible import visible
 if TYPE_CHECKING:
     from verl_profiler.reading.formats.console_steps import LoggedRun
 
-__all__ = ["are_logs", "opened", "summarize_logs"]
-
 
 def are_logs(paths: Sequence[Path]) -> bool:
     """Return whether all paths are files of logs, not of a run."""

@@ -20,9 +20,6 @@ from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.render.visible import shown
 
-__all__ = ["ARGUMENTS", "run"]
-
-
 ARGUMENTS = (RUNS_OR_LOGS, STEPS, JSON, NO_CACHE)
 
 

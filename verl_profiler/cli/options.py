@@ -17,28 +17,6 @@ if TYPE_CHECKING:
     from verl_profiler.reading.reader import Run
     from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "JSON",
-    "NO_CACHE",
-    "ON",
-    "READING",
-    "RUNS_OR_LOGS",
-    "STEPS",
-    "WORKER",
-    "Argument",
-    "RemoteRun",
-    "check_steps",
-    "check_worker",
-    "declare",
-    "did_you_mean",
-    "distribute",
-    "local",
-    "opened_run",
-    "output_arguments",
-    "refuse_steps",
-    "run_argument",
-    "step_range",
-]
 
 _STEPS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 

@@ -20,19 +20,6 @@ from verl_profiler.events import whole_files
 from verl_profiler.events.json_values import is_list, is_mapping, is_tuple
 from verl_profiler.render.visible import visible
 
-__all__ = [
-    "JSON_ROWS",
-    "bounded",
-    "csv_text",
-    "give",
-    "json_text",
-    "print_json",
-    "refuse_overwriting",
-    "replacing",
-    "target_of",
-    "write_whole",
-]
-
 # A spreadsheet treats a cell that starts like this as a formula, also in its full-width form.
 _FORMULA = re.compile(r"[=+\-@＝＋－＠]")
 _HEAD_BYTES = 2048

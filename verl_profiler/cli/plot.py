@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from verl_profiler.reading.reader import Run
     from verl_profiler.views.view import Choice, View
 
-__all__ = ["ARGUMENTS", "run"]
 
 _FORMATS = ("png", "svg", "pdf")
 _ALL = "all"

@@ -14,17 +14,6 @@ from verl_profiler.launch.command_line import CommandLine
 from verl_profiler.rehearsal.environment import environment
 from verl_profiler.render.visible import escaped
 
-__all__ = [
-    "ENGINES",
-    "NO_EXAMPLE",
-    "TRAINERS",
-    "Command",
-    "build",
-    "not_rehearsed",
-    "trainer_of",
-    "without_sizes",
-]
-
 _MAIN = "verl.trainer.main_ppo"
 _TO_URL = re.compile(r"""\+*profiler\.output_dir=["']?[a-z][a-z0-9+.-]+://""")
 # Trainers with main modules of their own, and overrides for a small run.

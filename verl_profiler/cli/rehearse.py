@@ -49,8 +49,6 @@ from verl_profiler.rehearsal.process_tree import Children
 from verl_profiler.rehearsal.progress import Progress, relevant_tail
 from verl_profiler.render.visible import visible
 
-__all__ = ["ARGUMENTS", "run"]
-
 # Print the current stage after this long without output, in s.
 QUIET_S = 20.0
 

@@ -22,8 +22,6 @@ from verl_profiler.render.visible import shown
 if TYPE_CHECKING:
     from verl_profiler.reading.reader import Run
 
-__all__ = ["ARGUMENTS", "run"]
-
 
 ARGUMENTS = (
     *READING,

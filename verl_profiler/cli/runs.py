@@ -22,8 +22,6 @@ from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.text import clipped
 
-__all__ = ["ARGUMENTS", "listed", "run"]
-
 # The column of each order, and whether large values come first.
 _ORDERS = {
     "date": ("launched", True),

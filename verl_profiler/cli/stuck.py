@@ -27,7 +27,6 @@ from verl_profiler.errors import ReadingError
 if TYPE_CHECKING:
     from verl_profiler.live.open_processes import Verdict
 
-__all__ = ["ARGUMENTS", "run"]
 
 _EVERY_S = 5.0
 

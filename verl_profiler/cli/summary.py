@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import LeftOut, Steps
     from verl_profiler.reading.reader import Run
 
-__all__ = ["ARGUMENTS", "run", "write_summary"]
 
 ARGUMENTS = (
     *READING,

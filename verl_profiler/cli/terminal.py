@@ -16,8 +16,6 @@ from typing import Any, TextIO, cast
 from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import visible, visible_lines
 
-__all__ = ["Progress", "control", "guarded", "has_color", "named", "print_error", "tidy_ends"]
-
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _ERASE = "\r\x1b[K"
 _WIDTH = 79

@@ -38,7 +38,6 @@ from verl_profiler.render.visible import visible
 if TYPE_CHECKING:
     from verl_profiler.reading.formats.console_steps import LoggedRun
 
-__all__ = ["ARGUMENTS", "run"]
 
 _FOLDER = "plot"
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows
     from verl_profiler.reading.tq_sources import Source
 
-__all__ = ["ARGUMENTS", "check", "nothing", "run"]
 
 _TIMES = ("duration_us", "get_us", "compute_us", "put_us")
 

@@ -11,8 +11,6 @@ from verl_profiler.analysis.selection import Steps
 from verl_profiler.analysis.tq_traces import tq_calls, tq_transfers
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["json_lines"]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # Name in the document, column, and what to divide it by.
 _SHARED = (

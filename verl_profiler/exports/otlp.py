@@ -28,8 +28,6 @@ from verl_profiler.analysis.tq_traces import tq_call_stages, tq_calls, tq_transf
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["otlp_lines", "send", "transfer_queue_spans"]
-
 _BATCH = 512
 # For each batch, with repetitions.
 _TIMEOUT_S = 10.0

@@ -18,8 +18,6 @@ import msgspec
 
 from verl_profiler.events.json_values import is_list, is_mapping, is_object, shallow
 
-__all__ = ["Arrows", "Event", "Kind", "PerfettoTrace", "Points", "fields_of"]
-
 # Name and family of a span, and whether it is a moment.
 Kind = tuple[str, str, bool]
 # The numbers of arrows.

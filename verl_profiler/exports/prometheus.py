@@ -23,8 +23,6 @@ from verl_profiler.analysis.tq import of_function, tq_functions
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.visible import visible
 
-__all__ = ["BUCKETS_S", "exposition", "metrics"]
-
 BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 # Everything that is timed: run, labels, length, weight.

@@ -14,8 +14,6 @@ from verl_profiler.analysis.selection import Steps, in_steps, spread
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted
 
-__all__ = ["SPANS", "Selection", "choose"]
-
 # Spans of a trace.  One takes about 90 bytes, and is one of its process's lines.
 SPANS = 500_000
 # Of a step that is too large, at least so many requests are drawn.

@@ -5,22 +5,6 @@ from __future__ import annotations
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.derivations import NESTING_US, UNKNOWN_PAUSE
 
-__all__ = [
-    "ARROWS",
-    "ASYNCHRONOUS_COUNTERS",
-    "COUNTERS",
-    "DEVICES",
-    "ENGINE_RANKS",
-    "LANES",
-    "ORDERED",
-    "PROCESSES",
-    "RETRACTIONS",
-    "SPANS",
-    "UNFINISHED",
-    "device_counters",
-    "engine_counters",
-]
-
 # All processes that left a header or an event, in the order in which they are shown.
 PROCESSES = """
 SELECT * FROM (

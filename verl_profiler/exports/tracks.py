@@ -38,18 +38,6 @@ from verl_profiler.reading.formats.foreign_traces import ForeignTrace
 from verl_profiler.reading.tables.derivations import NESTING_US
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "Folders",
-    "Lanes",
-    "Span",
-    "Timed",
-    "days_apart",
-    "nested",
-    "origin_ns",
-    "write_foreign",
-    "write_run",
-]
-
 Folders = dict[tuple[str, str], int]
 # Begin, end, kind, fields as a JSON object, arrows that leave and that arrive.
 Span = tuple[int, int, Kind, "str | None", Arrows, Arrows]

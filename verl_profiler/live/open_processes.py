@@ -23,34 +23,6 @@ from verl_profiler.reading.discovery import as_text, described_run
 from verl_profiler.reading.problems import Problems
 from verl_profiler.units import seconds
 
-__all__ = [
-    "Link",
-    "Process",
-    "ProcessFiles",
-    "Verdict",
-    "age_text",
-    "busy_threads",
-    "calls_another",
-    "clock_text",
-    "free_bytes",
-    "grouped",
-    "identity",
-    "in_collective",
-    "is_alive",
-    "is_of",
-    "most_frequent_stack",
-    "own_pid",
-    "part",
-    "parts",
-    "phase_text",
-    "place",
-    "since",
-    "some",
-    "standing",
-    "state_of",
-    "texts",
-]
-
 # Functions of such modules wait for other ranks.
 _COLLECTIVES = ("torch.distributed.",)
 # Functions of such modules wait for an answer of another process.

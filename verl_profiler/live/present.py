@@ -17,8 +17,6 @@ from verl_profiler.live.stuck import alarm, verdict
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import seconds
 
-__all__ = ["Present", "present"]
-
 _TIMERS = tuple(phase for phase in PHASES if phase != "testing")
 
 

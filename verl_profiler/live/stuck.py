@@ -37,19 +37,6 @@ from verl_profiler.live.wait_chain import explained, open_now
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.units import counted, seconds, size
 
-__all__ = [
-    "alarm",
-    "failed",
-    "failure_of",
-    "full",
-    "is_interrupt",
-    "lines",
-    "pointer",
-    "silent",
-    "verdict",
-    "with_evidence",
-]
-
 # Without a sign of life for so long, beside processes that have them.
 _SILENCE_S = 10.0
 _FLUSHES = 20

@@ -31,8 +31,6 @@ from verl_profiler.live.open_processes import (
 )
 from verl_profiler.units import counted, seconds
 
-__all__ = ["explained", "function_of", "open_now", "ranks_text"]
-
 # The module of verl's queue between rollouter and trainer, in the name of a function.
 _QUEUE = ".message_queue:"
 _CONTAINERS = ("request", "agent_loop", "postprocess", "turn")

@@ -20,8 +20,6 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import expanded, open_regular, reason_of
 from verl_profiler.reading.formats.registry import EVENTS, PARQUET
 
-__all__ = ["unpack"]
-
 # Events, and the headers of a run.
 _WANTED = (".json", *EVENTS, *PARQUET)
 # Made by whoever read the run, and not to be believed.

@@ -35,8 +35,6 @@ from verl_profiler.events.vocabulary import FORMAT_VERSION
 from verl_profiler.events.whole_files import replace_file
 from verl_profiler.reading import cache_home
 
-__all__ = ["UNUSED_S", "CacheFolder", "Draft", "Kept", "unwritable"]
-
 _FOLDER = f"events-{FORMAT_VERSION}"
 UNUSED_S = 3600
 # A command that was killed leaves its partial file; none writes one file for a day.

@@ -22,8 +22,6 @@ from pathlib import Path
 from verl_profiler.environ import CACHE_GB, CACHE_HOME
 from verl_profiler.errors import ReadingError
 
-__all__ = ["evict", "folder_of", "home"]
-
 _LIMIT_GB = 20.0
 _UNUSED_S = 6 * 3600.0
 _NOT_IN_NAMES = re.compile(r"[^\w.-]")

@@ -29,8 +29,6 @@ from verl_profiler.reading.salvage import repair
 from verl_profiler.reading.scans import quoted, scan
 from verl_profiler.reading.tables.schemas import FIELDS
 
-__all__ = ["Part", "build_part"]
-
 # Fields become columns of a part if lines here have them; should more than `_MANY` of its events
 # turn out to have others, it is made again with these.
 _LOOK_BYTES = 8 << 10

@@ -39,8 +39,6 @@ from verl_profiler.reading.scans import scan
 from verl_profiler.reading.tables.schemas import FIELDS
 from verl_profiler.units import some
 
-__all__ = ["CONVERSION", "PART_BYTES", "Converted", "convert", "groups_within"]
-
 # Parts that another conversion made are made again; the number counts changes of `salvage`.
 _CONVERSION = json.dumps([9, event_query([]), vocabulary()])
 CONVERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]

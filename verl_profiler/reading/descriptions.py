@@ -23,18 +23,6 @@ from verl_profiler.events.files import read_object, reason_of
 from verl_profiler.events.json_values import is_object
 from verl_profiler.reading.problems import Problems
 
-__all__ = [
-    "Capture",
-    "Evidence",
-    "Header",
-    "Launch",
-    "Opened",
-    "Shipping",
-    "Upload",
-    "described",
-    "instant",
-]
-
 # Sums and differences of two stay in 64 bits.
 _Limit = 1 << 62
 _Natural = Annotated[int, msgspec.Meta(ge=0, lt=_Limit)]

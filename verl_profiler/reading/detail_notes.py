@@ -8,8 +8,6 @@ from typing import Any
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, share
 
-__all__ = ["detail_notes", "replay_notes", "too_large"]
-
 # A dozen replays of a step with so many generate calls take about a minute, and half a gigabyte.
 REPLAYED_CALLS = 200_000
 # Of each step and process; their details are always recorded.

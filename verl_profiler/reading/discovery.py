@@ -46,22 +46,6 @@ from verl_profiler.reading.formats.registry import ARCHIVES, PARQUET, label_of, 
 from verl_profiler.reading.problems import Problems
 from verl_profiler.units import counted
 
-__all__ = [
-    "EventFile",
-    "Source",
-    "as_text",
-    "described_run",
-    "event_file",
-    "event_files",
-    "find_sources",
-    "is_run_directory",
-    "may_hold",
-    "role_and_rank",
-    "run_directory",
-    "runs_below",
-    "usable",
-]
-
 PROCESSES = "processes"
 _NAME = re.compile(r"(?P<role>.+?)_(?P<rank>[0-9]{1,9})(?:-[0-9]+)?", re.DOTALL)
 _STEP_LIMIT = 1 << 31

@@ -24,8 +24,6 @@ from verl_profiler.reading.executors import OnRay
 from verl_profiler.reading.processes import Process, processes
 from verl_profiler.reading.tables.tables import connect
 
-__all__ = ["distribute"]
-
 _MEMORY = "1GB"
 _THREADS = 2
 

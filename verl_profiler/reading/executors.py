@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 
 from verl_profiler.errors import ReadingError, extra_of
 
-__all__ = ["OnRay", "executor"]
-
 T = TypeVar("T")
 # Training may hold all CPUs: a task reserves none, and few run at once.
 _TASKS_PER_NODE = 2

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from verl_profiler.events.vocabulary import EVENTS, PHASES
 
-__all__ = ["ALIASES", "FIELD_ALIASES", "Alias", "vocabulary"]
-
 
 @dataclass(frozen=True)
 class Alias:

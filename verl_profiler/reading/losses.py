@@ -23,8 +23,6 @@ from verl_profiler.reading.processes import Process
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, some
 
-__all__ = ["arrival_problems", "end_problems", "named", "not_arrived", "process_problems"]
-
 _RANK_LIMIT = 100_000
 # The reasons that headers have for dropped events.
 _DROPPED = {

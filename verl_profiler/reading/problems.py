@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-__all__ = ["Problems"]
-
 _LISTED = 5
 
 

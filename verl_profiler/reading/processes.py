@@ -24,8 +24,6 @@ from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.reading.descriptions import instant
 from verl_profiler.reading.discovery import Source, role_and_rank
 
-__all__ = ["Ahead", "Process", "aheads", "fit", "processes"]
-
 # A container may hide that two kernels differ; anchors this far apart are not of one clock.
 _SAME_CLOCK_LIMIT_US = 3600 * 1_000_000
 # The wall clock against the monotonic one: NTP slews up to 500 ppm; anything above is a jump.

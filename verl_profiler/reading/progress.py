@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator
 
-__all__ = ["doing", "watched"]
-
 # Is called by readers of this process, from any of its threads: with what begins, with None when it is over.
 _show: Callable[[str | None], None] | None = None
 

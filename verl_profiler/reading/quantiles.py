@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["interpolated", "least_values", "quantile", "quantiles"]
-
 
 def least_values(share: float) -> int:
     """Return how many values a quantile needs, so that one of them may lie beyond it.

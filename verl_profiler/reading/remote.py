@@ -27,7 +27,6 @@ from verl_profiler.events.redaction import problem_of, public
 from verl_profiler.events.remote import (
     RemoteError,
     connect,
-    is_url,
     listing,
     name_of,
     takes_threads,
@@ -37,8 +36,6 @@ from verl_profiler.events.vocabulary import RUN_FILE, step_of_folder
 from verl_profiler.events.whole_files import replace_file, replacing
 from verl_profiler.reading import cache_home
 from verl_profiler.reading.formats.registry import EVENTS, PARQUET
-
-__all__ = ["fetched", "is_downloaded", "is_url"]
 
 # What describes a run is needed for any part of it.
 _ABOUT = ("processes/", "open/")

@@ -20,8 +20,6 @@ from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.tables.schemas import COUNT_LIMIT, FIELDS, NUMBER_LIMIT
 from verl_profiler.units import counted, some
 
-__all__ = ["LINE_LIMIT_BYTES", "Complaints", "folded", "is_timed", "repair"]
-
 # Longer lines are dropped.  What is read must fit into memory several times, for each thread.
 LINE_LIMIT_BYTES = 1 << 20
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["listed", "quoted", "scan"]
-
 _PATTERN = re.compile(r"[*?\[]")
 
 

@@ -27,17 +27,6 @@ from verl_profiler.reading.scans import listed, quoted, scan
 from verl_profiler.reading.tables.derivations import fingerprint, from_rest
 from verl_profiler.reading.tables.schemas import FIELDS, SCHEMAS
 
-__all__ = [
-    "CLOCKS_APART_US",
-    "EventPart",
-    "TableCache",
-    "event_parts",
-    "folder_step",
-    "parts_query",
-    "parts_within",
-]
-
-
 # How far, where a run is cut, the corrected clocks of a client's and a server's host may be apart for
 # their calls to be joined.
 CLOCKS_APART_US = 60 * 1_000_000

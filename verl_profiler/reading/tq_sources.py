@@ -12,8 +12,6 @@ from verl_profiler.reading.formats.tq_log import read_logs
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Source", "has_transfers", "open_sources"]
-
 
 @dataclass
 class Source:

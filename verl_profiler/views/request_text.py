@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_profiler.reading.tables.tables import REQUEST_PARTS
+from verl_profiler.reading.tables.schemas import REQUEST_PARTS
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds
 from verl_profiler.views.text_tables import Rows, bar_table, facts, fitting_table

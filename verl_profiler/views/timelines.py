@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.selection import Steps, in_steps, spread
-from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
+from verl_profiler.reading.tables.schemas import REQUEST_PARTS
+from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.timeline_lanes import UNIT_US, Names, add_lanes
 

@@ -13,8 +13,6 @@ from verl_profiler.reading.formats.console_log import file_lines, lines_of
 from verl_profiler.reading.formats.console_steps import bars_in
 from verl_profiler.units import counted, seconds
 
-__all__ = ["log_end"]
-
 # File, line and function; the type of an exception, its message and its frame.
 _Frame: TypeAlias = "tuple[str, str, str]"
 _Failure: TypeAlias = "tuple[str, str, _Frame | None]"

@@ -33,17 +33,6 @@ from verl_profiler.events.files import (
     reason_of,
 )
 
-__all__ = [
-    "CONSOLE",
-    "STDIN",
-    "ConsoleLine",
-    "clean",
-    "console_lines",
-    "file_lines",
-    "is_log_file",
-    "lines_of",
-]
-
 # The name under which a run directory keeps its console, if it does.
 CONSOLE = "console.log"
 STDIN = Path("-")

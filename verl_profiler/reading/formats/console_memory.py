@@ -20,8 +20,6 @@ from typing import Any
 from verl_profiler.reading.formats.console_log import console_lines
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["read_logs", "readings"]
-
 # verl writes GB for 2**30 bytes (verl 0.9.1 utils/profiler/performance.py).
 _UNIT = 1024**3
 _GB = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"

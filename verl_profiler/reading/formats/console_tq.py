@@ -24,8 +24,6 @@ from typing import Any
 from verl_profiler.reading.formats.console_log import STDIN, ConsoleLine, file_lines, lines_of
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 
-__all__ = ["CALL_STAGES", "MIB", "Record", "records"]
-
 MIB = 1 << 20
 # The lines of a call, in the order in which they are written.
 CALL_STAGES = (

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from verl_profiler.errors import ReadingError
 
-__all__ = ["ForeignSpan", "ForeignTrace", "unusable"]
-
 
 @dataclass
 class ForeignSpan:

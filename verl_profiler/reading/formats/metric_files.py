@@ -24,8 +24,6 @@ from typing import Any, cast
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.formats.console_log import file_lines
 
-__all__ = ["BOARD", "metric_rows"]
-
 # In the names of TensorBoard's files.
 BOARD = ".tfevents."
 

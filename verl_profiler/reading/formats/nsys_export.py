@@ -25,8 +25,6 @@ from verl_profiler.reading.descriptions import Capture
 from verl_profiler.reading.tables.schemas import SCHEMAS
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["Export", "read", "take_captures"]
-
 SUMMARY = "captures.json"
 # Event types of NVTX_EVENTS.
 _CATEGORY, _PUSH_POP, _START_END, _DOMAIN = 33, 59, 60, 75

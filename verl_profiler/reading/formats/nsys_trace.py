@@ -9,8 +9,6 @@ from verl_profiler.events.files import open_regular
 from verl_profiler.reading.formats import nsys_export
 from verl_profiler.reading.formats.foreign_traces import ForeignSpan, ForeignTrace, unusable
 
-__all__ = ["is_trace", "read"]
-
 
 def is_trace(path: Path) -> bool:
     """Whether a file is an SQLite database."""

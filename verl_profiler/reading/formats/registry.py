@@ -11,17 +11,6 @@ from verl_profiler.errors import ReadingError
 if TYPE_CHECKING:
     from verl_profiler.reading.formats.foreign_traces import ForeignTrace
 
-__all__ = [
-    "ARCHIVES",
-    "EVENTS",
-    "PARQUET",
-    "find_traces",
-    "is_log_name",
-    "is_run",
-    "label_of",
-    "read_trace",
-    "refuse_trace",
-]
 
 EVENTS = (".jsonl", ".jsonl.gz")
 PARQUET = (".parquet",)

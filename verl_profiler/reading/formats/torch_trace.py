@@ -20,8 +20,6 @@ from verl_profiler.events.files import (
 )
 from verl_profiler.reading.formats.foreign_traces import ForeignSpan, ForeignTrace, unusable
 
-__all__ = ["is_trace", "read"]
-
 # Microseconds since 1970 are larger than this, and times since a boot smaller.
 _TIME_OF_DAY_US = 10**14
 # Before its events, a trace has properties of the devices.

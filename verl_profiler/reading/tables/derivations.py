@@ -21,21 +21,6 @@ from verl_profiler.reading.event_sql import RECORDED_EXTRA
 from verl_profiler.reading.legacy_names import FIELD_ALIASES
 from verl_profiler.reading.tables.schemas import FIELDS, NUMBER_LIMIT, SCHEMAS
 
-__all__ = [
-    "GEN_TOLERANCE_US",
-    "NESTING_US",
-    "STALL_NOTICED_US",
-    "SYNCHRONOUS",
-    "UNKNOWN_PAUSE",
-    "Derivation",
-    "caused_wait",
-    "depth_of",
-    "derivations",
-    "fingerprint",
-    "from_rest",
-    "macros",
-]
-
 # Times are rounded when they are written, ends and durations each, to milliseconds in some logs: an
 # event may stick out of the one that contains it by so much.
 NESTING_US = 2_000

@@ -20,9 +20,7 @@ from verl_profiler.reading.progress import doing
 from verl_profiler.reading.scans import quoted, scan
 from verl_profiler.reading.table_cache import CLOCKS_APART_US, TableCache, parts_query
 from verl_profiler.reading.tables.derivations import Derivation, derivations, macros
-from verl_profiler.reading.tables.schemas import REQUEST_PARTS, SCHEMAS
-
-__all__ = ["BY_STEPS", "CHUNK_EVENTS", "REQUEST_PARTS", "SCHEMAS", "Chunk", "Tables", "connect"]
+from verl_profiler.reading.tables.schemas import SCHEMAS
 
 # `get_table_names` of duckdb 2.0 binds the query, which fails before its tables are made.
 _TABLE_NAME = re.compile(r"\b(?:FROM|JOIN)\s+([a-z_]+)", re.IGNORECASE)

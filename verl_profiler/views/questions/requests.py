@@ -15,7 +15,8 @@ from verl_profiler.analysis.requests import (
 )
 from verl_profiler.analysis.selection import Rows, Steps, grouped, summed
 from verl_profiler.analysis.tools import tool_latencies
-from verl_profiler.reading.tables.tables import REQUEST_PARTS, Tables
+from verl_profiler.reading.tables.schemas import REQUEST_PARTS
+from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import (
     Series,
     Spec,
