@@ -374,7 +374,7 @@ def event_files(
                 if os.path.lexists(path):
                     failed.add(
                         "files cannot be read",
-                        f"{shown(path, root)} cannot be read: {reason_of(error)}",
+                        f"{_shown(path, root)} cannot be read: {reason_of(error)}",
                     )
                 elif packed not in listed and os.path.lexists(packed):
                     # Compressed just now.
@@ -413,7 +413,7 @@ def event_file(path: Path, root: Path, step: int | None) -> EventFile:
     size, modified = status.st_size, status.st_mtime_ns
     is_packed = path.suffix == _PACKED
     name = as_text((path.with_suffix("") if is_packed else path).stem)
-    return EventFile(path, shown(path, root), name, step, size, modified, is_packed)
+    return EventFile(path, _shown(path, root), name, step, size, modified, is_packed)
 
 
 def may_hold(step: int | None, steps: tuple[int, int]) -> bool:
@@ -431,13 +431,13 @@ def usable(paths: Iterable[Path], root: Path, problems: list[str]) -> list[Path]
             found.append(path)
         except OSError as error:
             failed.add(
-                "files cannot be read", f"{shown(path, root)} cannot be read: {reason_of(error)}"
+                "files cannot be read", f"{_shown(path, root)} cannot be read: {reason_of(error)}"
             )
     problems += failed.sentences()
     return found
 
 
-def shown(path: Path, root: Path) -> str:
+def _shown(path: Path, root: Path) -> str:
     return as_text(str(path.relative_to(root)) if path.is_relative_to(root) else path.name)
 
 
