@@ -294,7 +294,7 @@ def check_events() -> None:
 def check_capture() -> None:
     """A trace of the torch profiler, as the capture code writes and the reader reads it."""
     from verl_profiler.capture.tools.torch import TOOL
-    from verl_profiler.reading.formats import torch_trace
+    from verl_profiler.reading.formats.foreign_traces import read_trace
 
     one = torch.randn(2048, 2048, device="cuda")
 
@@ -311,7 +311,7 @@ def check_capture() -> None:
     thread.start()
     thread.join()
     TOOL.stop(handle, OUT / "capture.json.gz")
-    trace: Any = torch_trace.read(OUT / "capture.json.gz")
+    trace: Any = read_trace(OUT / "capture.json.gz")
     spans = [
         each for thread in trace.threads.values() for each in thread if each.category == "kernel"
     ]

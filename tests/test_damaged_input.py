@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from verl_profiler.cli import main
 from verl_profiler.reading.formats.console_memory import read_logs as read_memory
 from verl_profiler.reading.formats.console_steps import logged_runs
-from verl_profiler.reading.formats.registry import read_trace
+from verl_profiler.reading.formats.foreign_traces import read_trace
 from verl_profiler.reading.formats.tq_log import read_logs as read_transfers
 from verl_profiler.reading.reader import load
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from verl_profiler.reading import cache_folder, chunks
+from verl_profiler.reading import cache_folder, convert
 from verl_profiler.reading.cache_folder import CacheFolder
 from verl_profiler.reading.reader import load
 
@@ -103,7 +103,7 @@ def test_nothing_is_kept_that_was_read_with_errors(run, monkeypatch, name):
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as broken_disk:
-        broken_disk.setattr(chunks, "repair", broken)
+        broken_disk.setattr(convert, "repair", broken)
         during, problems = answers(run)
     assert during != complete[0]
     assert any("cannot be read (Input/output error)" in problem for problem in problems)

@@ -16,6 +16,7 @@ Only regular files of the same owner are used or removed, and no link is followe
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -110,7 +111,7 @@ class CacheFolder:
             folder = cls(place)
             with folder.new() as draft:
                 # A shared disk may show root's files as another user's.
-                return folder if draft.status().st_uid == folder._owner else None
+                return folder if draft.stat().st_uid == folder._owner else None
         except OSError:
             return None
 
@@ -128,22 +129,39 @@ class CacheFolder:
         return found if found.path is not None or found.note is not None else None
 
     @contextlib.contextmanager
-    def new(self) -> Generator[Draft, None, None]:
-        """Make a file to write; unless it is published, it is removed.
+    def new(self) -> Generator[Path, None, None]:
+        """Make a file to write, under a name that nobody else has; unless it is published, it is removed.
 
         Raises:
             OSError: None can be made.
         """
         path = self.path / f"new-{secrets.token_hex(8)}.partial"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFE, 0o600)
-        draft = Draft(self, path, descriptor)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600))
         try:
-            yield draft
+            yield path
         finally:
-            if not draft.published:
-                os.close(descriptor)
-                with contextlib.suppress(OSError):
-                    path.unlink()
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def publish(self, draft: Path, name: str, note: Any = None) -> Kept:
+        """Give a new file of rows its name.
+
+        Args:
+            draft: The file.
+            name: Such as `requests-0123456789abcdef`.
+            note: JSON to keep with it.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        os.rename(draft, self.path / f"{name}.parquet")
+        self.made.add(f"{name}.parquet")
+        if note is not None:
+            self.keep(name, note)
+        kept = self.find(name)
+        if kept is None or kept.path is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return kept
 
     def keep(self, name: str, note: Any) -> None:
         """Store a note or a document under a name, as JSON.
@@ -159,7 +177,7 @@ class CacheFolder:
         """Try to write a page of bytes."""
         try:
             with self.new() as draft:
-                draft.write(b"\0" * 4096)
+                draft.write_bytes(b"\0" * 4096)
         except OSError:
             return False
         return True
@@ -222,65 +240,6 @@ class CacheFolder:
         else:
             self._open.append(descriptor)
         return Kept(identity, path or self.path / f"{name}.parquet", note)
-
-
-class Draft:
-    """A file that is being written, under a name that nobody else has.
-
-    Attributes:
-        path: Where duckdb writes it; it may be written and read several times.
-        name: Its name in the folder until it is published.
-        published: It has got its name.
-    """
-
-    def __init__(self, folder: CacheFolder, place: Path, descriptor: int) -> None:
-        self.path = _by_descriptor(descriptor) or place
-        self.name = place.name
-        self.published = False
-        self._folder = folder
-        self._descriptor = descriptor
-
-    def status(self) -> os.stat_result:
-        """Return the file's status."""
-        return os.fstat(self._descriptor)
-
-    def write(self, content: bytes) -> None:
-        """Write all of the content.
-
-        Raises:
-            OSError: There is no room for it.
-        """
-        while content:
-            content = content[os.write(self._descriptor, content) :]
-
-    def try_to_write(self) -> None:
-        """Find out whether the disk has room, whatever is in the file.
-
-        Raises:
-            OSError: It has none.
-        """
-        self.write(b"\0" * 4096)
-        os.fsync(self._descriptor)
-
-    def publish(self, name: str, note: Any = None) -> Kept:
-        """Give the file its name.
-
-        Args:
-            name: Such as `requests-0123456789abcdef`.
-            note: JSON to keep with it.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        folder = self._folder
-        os.rename(folder.path / self.name, folder.path / f"{name}.parquet")
-        self.published = True
-        folder._used.add(f"{name}.parquet")  # pyright: ignore[reportPrivateUsage]
-        folder.made.add(f"{name}.parquet")
-        kept = folder._pinned(self._descriptor, name, note)  # pyright: ignore[reportPrivateUsage]
-        if note is not None:
-            folder.keep(name, note)
-        return kept
 
 
 def unwritable(what: str, folder: CacheFolder, error: Exception) -> ReadingError:

@@ -93,7 +93,7 @@ def distribute(
             groups = groups_within(source, found, around)
             with cache.new() as draft:
                 token = f"{source.root}\n".encode()
-                draft.write(token)
+                draft.write_bytes(token)
                 files = _Files(source, found, cache.path, draft.name, token, _versions())
                 done += sum(1 for _ in executor.run(_convert, files, groups))
         finally:

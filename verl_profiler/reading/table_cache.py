@@ -106,8 +106,8 @@ class TableCache:
             folder = self._folders[0]
             try:
                 with folder.new() as draft:
-                    connection.execute(f"COPY ({query}) TO '{quoted(draft.path)}' {AS_PARQUET}")
-                    made = draft.publish(key)
+                    connection.execute(f"COPY ({query}) TO '{quoted(draft)}' {AS_PARQUET}")
+                    made = folder.publish(draft, key)
             except (OSError, duckdb.IOException) as error:
                 if len(self._folders) == 1:
                     raise unwritable(f"the table {name}", folder, error) from error

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from verl_profiler.errors import ReadingError
-
-if TYPE_CHECKING:
-    from verl_profiler.reading.formats.foreign_traces import ForeignTrace
-
 
 EVENTS = (".jsonl", ".jsonl.gz")
 PARQUET = (".parquet",)
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
-# Of other profilers' traces: what a user calls one, and the module with `read(path, found=…)` and
-# `is_trace(path)`.
-_FORMATS = "verl_profiler.reading.formats"
-_TORCH = ("a trace of torch.profiler", f"{_FORMATS}.torch_trace")
+# Of other profilers' traces, which `foreign_traces` reads: what a user calls one.
 _TRACES = {
-    ".json": _TORCH,
-    ".json.gz": _TORCH,
-    ".sqlite": ("an SQLite database, such as an nsys export", f"{_FORMATS}.nsys_trace"),
+    ".json": "a trace of torch.profiler",
+    ".json.gz": "a trace of torch.profiler",
+    ".sqlite": "an SQLite database, such as an nsys export",
 }
 
 
@@ -53,27 +44,14 @@ def refuse_trace(path: Path) -> None:
     Raises:
         ReadingError: The file is one.
     """
-    for suffix, (name, module) in _TRACES.items():
-        if path.name.endswith(suffix) and importlib.import_module(module).is_trace(path):
-            raise ReadingError(
-                f"{path} is {name}, not a run or a log.\n`verl-profiler export perfetto RUN --merge "
-                f"{path}` shows it beside the events of its run",
-                "no-events",
-            )
+    name = next((name for suffix, name in _TRACES.items() if path.name.endswith(suffix)), None)
+    if name is None:
+        return
+    from verl_profiler.reading.formats.foreign_traces import is_trace
 
-
-def read_trace(path: Path, *, found: bool = False) -> ForeignTrace | None:
-    """Read another profiler's trace.
-
-    Args:
-        path: The file; without a known suffix it is read as torch's.
-        found: The user did not name it: a file of another kind is skipped, not an error.
-
-    Returns:
-        None for a file that was found and is no trace.
-
-    Raises:
-        ReadingError: The file is no trace of a known format, or has no absolute time.
-    """
-    _, module = _TRACES.get(path.suffix, _TORCH)
-    return importlib.import_module(module).read(path, found=found)
+    if is_trace(path):
+        raise ReadingError(
+            f"{path} is {name}, not a run or a log.\n`verl-profiler export perfetto RUN --merge "
+            f"{path}` shows it beside the events of its run",
+            "no-events",
+        )
