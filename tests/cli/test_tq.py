@@ -144,15 +144,6 @@ def test_one_function_some_steps_or_one_trace(tmp_path, capsys):
     assert "id1" not in shown
 
 
-def test_a_run_and_a_log_are_shown_apart(log, capsys):
-    """They may contain the same calls."""
-    assert 0 == run(DATA / "tq" / "run.tar.gz", log)
-
-    text = capsys.readouterr().out
-    assert "\ntraining.log: 50 calls of rollout" in text
-    assert "are shown separately" in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

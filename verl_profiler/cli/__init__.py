@@ -28,7 +28,6 @@ __all__ = ["COMMANDS", "main", "parsed", "run_command", "version"]
 
 _COLLECT_EVERY = 1_000_000
 _OF_RUNS_ALONE = ("requests", "plot", "export", "stuck")
-_OF_BOTH = ("timing", "tq")
 # Exports of TransferQueue's calls, which console logs have.
 _OF_TRANSFERS = ("otlp", "prometheus", "jsonl")
 COMMANDS = (
@@ -194,7 +193,8 @@ def _check_kind(args: argparse.Namespace) -> None:
     paths: list[Path] = [given] if isinstance(given, Path) else given or []
     for path in paths:
         refuse_trace(path)
-    if args.command in _OF_BOTH or getattr(args, "format", None) in _OF_TRANSFERS:
+    if args.command == "timing":
+        # Of a run directory, it takes the console.
         return
     from verl_profiler.cli.logs import are_logs
 
@@ -205,7 +205,8 @@ def _check_kind(args: argparse.Namespace) -> None:
             f"{logs[0]} is a log, and {runs[0]} is a run.\nUse one command for each",
             "runs-and-logs",
         )
-    if logs and args.command in _OF_RUNS_ALONE:
+    of_transfers = getattr(args, "format", None) in _OF_TRANSFERS
+    if logs and args.command in _OF_RUNS_ALONE and not of_transfers:
         raise ReadingError(
             f"{logs[0]} is a log, which has no requests, tools, engines or ranks.\n"
             "summary, why, report, diff, timing, tq and memory take logs; +profiler=multiturn records a run",

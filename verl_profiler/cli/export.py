@@ -41,7 +41,6 @@ from verl_profiler.render.visible import visible
 
 if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Steps
-    from verl_profiler.reading.tq_sources import Source
 
 
 # What a file has near its beginning that was written for this format, and may be replaced.
@@ -162,8 +161,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _transfers(args: argparse.Namespace) -> int:
     """Write or send the TransferQueue calls of runs and console logs; return 1 if there are none."""
-    from verl_profiler.cli.tq import check, nothing
-    from verl_profiler.reading.tq_sources import has_transfers, open_sources
+    from verl_profiler.cli.tq import check, nothing, opened_transfers
 
     if args.endpoint is not None and args.out is not None:
         raise ReadingError(
@@ -175,27 +173,26 @@ def _transfers(args: argparse.Namespace) -> int:
         target = target_of(args.runs, args.out, "spans.otlp.jsonl", force=args.force, mark=_SPANS)
     elif target is not None:
         refuse_overwriting(target, force=args.force, mark=_TRANSFERS[args.format])
-    with open_sources(
+    with opened_transfers(
         args.runs, cache=not args.no_cache, utc_offset_s=args.utc_offset or 0
-    ) as sources:
-        if not any(has_transfers(source) for source in sources):
+    ) as opened:
+        if opened.is_empty:
             print_error(*nothing(args.runs))
             return 1
-        check(sources, args)
+        check(opened.tables, args)
         if args.format == "prometheus":
-            return _write_lines(iter([_exposition(sources, args)]), target, "metrics")
+            from verl_profiler.exports.prometheus import exposition, metrics
+
+            found = metrics(opened.tables, args.steps, function=args.function, counts=opened.counts)
+            return _write_lines(iter([exposition(list(found))]), target, "metrics")
         if args.format == "jsonl":
             from verl_profiler.exports.jsonl import json_lines
 
-            found = (
-                json_lines(each.tables, args.steps, function=args.function) for each in sources
-            )
-            return _write_lines(itertools.chain.from_iterable(found), target, "calls")
+            lines = json_lines(opened.tables, args.steps, function=args.function)
+            return _write_lines(lines, target, "calls")
         from verl_profiler.exports.otlp import otlp_lines, send, transfer_queue_spans
 
-        spans = itertools.chain.from_iterable(
-            transfer_queue_spans(source.tables, args.steps) for source in sources
-        )
+        spans = transfer_queue_spans(opened.tables, args.steps)
         if args.endpoint is None:
             return _write_lines(otlp_lines(spans), target, _TIMED_SPANS)
         sent = send(spans, args.endpoint)
@@ -204,20 +201,6 @@ def _transfers(args: argparse.Namespace) -> int:
         return 1
     print(visible(f"Sent {sent:,} spans to {args.endpoint}"))
     return 0
-
-
-def _exposition(sources: Sequence[Source], args: argparse.Namespace) -> str:
-    from verl_profiler.exports.prometheus import exposition, metrics
-
-    families: dict[str, Any] = {}
-    for source in sources:
-        for family in metrics(
-            source.tables, args.steps, function=args.function, counts=source.counts
-        ):
-            first = families.setdefault(family.name, family)
-            if first is not family:
-                first.samples += family.samples
-    return exposition(list(families.values()))
 
 
 def _write_lines(lines: Iterator[str], out: Path | None, what: str) -> int:

@@ -73,7 +73,7 @@ RUNS = Argument(
     help="run directory, archive of one, step folder, event file, or a URL such as "
     "s3://bucket/my-run; several for a resumed run",
 )
-# `formats.registry.is_run` distinguishes them.
+# `logs.are_logs` distinguishes them.
 RUNS_OR_LOGS = Argument(
     "runs",
     metavar="RUN|LOG",

@@ -15,7 +15,9 @@ records of TQ_TRACE_ENABLED=1 and TQ_TRACE_DETAIL_ENABLED=1, or else verl's own
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +37,7 @@ from verl_profiler.render.visible import shown
 
 if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows
-    from verl_profiler.reading.tq_sources import Source
+    from verl_profiler.reading.tables.tables import Tables
 
 
 _TIMES = ("duration_us", "get_us", "compute_us", "put_us")
@@ -61,22 +63,72 @@ ARGUMENTS = (
 )
 
 
+@dataclass
+class Transfers:
+    """The TransferQueue calls of runs, or of console logs read as one run.
+
+    Args:
+        tables: Their tables.
+        labels: The values of the column `run`.
+        problems: What is wrong with the files and the data, in sentences.
+        counts: Number of `missing` and `unreadable` log lines, by label.
+    """
+
+    tables: Tables
+    labels: list[str]
+    problems: list[str]
+    counts: dict[str, dict[str, int]]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no call."""
+        return not any(
+            self.tables.rows(f"SELECT 1 AS known FROM {name} LIMIT 1")
+            for name in ("tq_calls", "transfers")
+        )
+
+
+@contextlib.contextmanager
+def opened_transfers(
+    paths: list[Path], *, cache: bool = True, utc_offset_s: int = 0
+) -> Generator[Transfers, None, None]:
+    """Open runs or logs.
+
+    Args:
+        paths: Of one of the two kinds.
+        cache: Read and write the runs' caches.
+        utc_offset_s: UTC offset of the logs' timestamps.
+
+    Raises:
+        ReadingError: There is nothing to read at a path.
+    """
+    from verl_profiler.cli.logs import are_logs
+    from verl_profiler.reading.formats.tq_log import read_logs
+    from verl_profiler.reading.reader import load
+
+    if are_logs(paths):
+        log = read_logs(paths, utc_offset_s=utc_offset_s)
+        lost = {reason: log.counts[reason] for reason in ("missing", "unreadable")}
+        yield Transfers(log.tables(), [log.label], [*log.problems, *log.notes], {log.label: lost})
+        return
+    with load(paths, cache=cache) as opened:
+        yield Transfers(opened.tables, opened.labels, opened.problems, {})
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the report; return 0, or 1 if there is no TransferQueue data."""
-    from verl_profiler.reading.tq_sources import has_transfers, open_sources
-
-    with open_sources(args.runs, cache=not args.no_cache) as sources:
-        if not any(has_transfers(source) for source in sources):
+    with opened_transfers(args.runs, cache=not args.no_cache) as opened:
+        if opened.is_empty:
             print_error(*nothing(args.runs))
             return 1
-        check(sources, args)
-        tables = _gathered(sources, args)
+        check(opened.tables, args)
+        found = _gathered(opened.tables, args)
         if args.json:
-            _print_json(sources, tables)
+            _print_json(opened, found)
         elif args.trace is not None:
-            return _print_trace(sources, tables["tq_traces"], args)
+            return _print_trace(opened.tables, found["tq_traces"], args)
         else:
-            _print_text(sources, tables, args.lang)
+            _print_text(opened, found, args.lang)
     return 0
 
 
@@ -91,19 +143,13 @@ def nothing(paths: list[Path]) -> tuple[str, str]:
     )
 
 
-def check(sources: list[Source], args: argparse.Namespace) -> None:
+def check(tables: Tables, args: argparse.Namespace) -> None:
     """Reject an unknown function or step, and list the known ones.
 
     Raises:
         ReadingError: There is no such function or step.
     """
-    both = [
-        row
-        for source in sources
-        for row in source.tables.rows(
-            "SELECT func, step FROM tq_calls UNION SELECT func, step FROM transfers"
-        )
-    ]
+    both = tables.rows("SELECT func, step FROM tq_calls UNION SELECT func, step FROM transfers")
     functions = sorted({row["func"] for row in both if row["func"]})
     if args.function is not None and args.function not in functions:
         raise ReadingError(
@@ -116,7 +162,7 @@ def check(sources: list[Source], args: argparse.Namespace) -> None:
         refuse_steps(args.steps, steps, steps, "this run")
 
 
-def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows]:
+def _gathered(tables: Tables, args: argparse.Namespace) -> dict[str, Rows]:
     from verl_profiler.analysis.tq import (
         tq_functions,
         tq_over_time,
@@ -139,52 +185,43 @@ def _gathered(sources: list[Source], args: argparse.Namespace) -> dict[str, Rows
         (tq_trace_counts, {}),
         (tq_traces, {"trace_id": args.trace}),
     )
-    return {
-        analysis.__name__: [
-            row for each in sources for row in analysis(each.tables, args.steps, **more)
-        ]
-        for analysis, more in analyses
-    }
+    return {analysis.__name__: analysis(tables, args.steps, **more) for analysis, more in analyses}
 
 
-def _problems(source: Source, tables: Mapping[str, Rows]) -> list[str]:
+def _problems(opened: Transfers, found: Mapping[str, Rows]) -> list[str]:
     sampled: dict[int, list[str]] = {}
-    for row in tables["tq_functions"]:
-        if row["sampled"] > 1 and row["run"] in source.labels:
+    for row in found["tq_functions"]:
+        if row["sampled"] > 1:
             sampled.setdefault(row["sampled"], []).append(row["func"])
     notes = [
         f"{', '.join(names)}: 1 in {number} calls was traced. Counts, totals and shares are scaled "
         "accordingly; quantiles are those of the traced calls"
         for number, names in sampled.items()
     ]
-    return [*source.problems, *notes]
+    return [*opened.problems, *notes]
 
 
-def _print_json(sources: list[Source], tables: Mapping[str, Rows]) -> None:
-    kept, left_out = bounded(tables)
+def _print_json(opened: Transfers, found: Mapping[str, Rows]) -> None:
+    kept, left_out = bounded(found)
     content = {
         "format": 1,
-        "runs": [label for source in sources for label in source.labels],
+        "runs": opened.labels,
         "tables": kept,
         "left_out": left_out,
-        "problems": [text for source in sources for text in _problems(source, tables)],
+        "problems": _problems(opened, found),
     }
     print_json(content)
 
 
-def _print_text(sources: list[Source], tables: Mapping[str, Rows], language: str) -> None:
+def _print_text(opened: Transfers, found: Mapping[str, Rows], language: str) -> None:
     from verl_profiler.views.tq_text import tq_report
 
-    for source in sources:
-        for label in source.labels:
-            mine = {
-                name: [row for row in rows if row["run"] == label] for name, rows in tables.items()
-            }
-            problems = _problems(source, mine)
-            print(tq_report(*shown((mine, label, problems)), language=language))
+    for label in opened.labels:
+        mine = {name: [row for row in rows if row["run"] == label] for name, rows in found.items()}
+        print(tq_report(*shown((mine, label, _problems(opened, mine))), language=language))
 
 
-def _print_trace(sources: list[Source], rows: Rows, args: argparse.Namespace) -> int:
+def _print_trace(tables: Tables, rows: Rows, args: argparse.Namespace) -> int:
     """List the matching trace ids; for a single match, list its calls."""
     from verl_profiler.analysis.tq_traces import tq_calls
     from verl_profiler.views.text_tables import table_text
@@ -201,8 +238,7 @@ def _print_trace(sources: list[Source], rows: Rows, args: argparse.Namespace) ->
         row
         | {f"{name[:-2]}s": None if row[name] is None else row[name] / 1e6 for name in _TIMES}
         | {"after_s": ((row["begin_us"] or 0) - (rows[0]["begin_us"] or 0)) / 1e6}
-        for source in sources
-        for row in tq_calls(source.tables, args.steps, function=args.function)
+        for row in tq_calls(tables, args.steps, function=args.function)
         if rows[0]["trace_id"] in row["trace_ids"] and row["run"] == rows[0]["run"]
     ]
     columns = ("after_s", *(f"{name[:-2]}s" for name in _TIMES), "step", "func", "name", "status")

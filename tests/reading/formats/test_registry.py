@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_profiler.reading.formats.registry import is_log_name, is_run, label_of
+from verl_profiler.reading.formats.registry import is_log_name, label_of
 
 
 @pytest.mark.parametrize(
@@ -24,5 +24,5 @@ from verl_profiler.reading.formats.registry import is_log_name, is_run, label_of
 def test_a_name_has_one_format(name, kind, label):
     """Also with several dots, and of archives without their compression."""
     path = Path(name)
-    assert [kind == "run", kind == "log"] == [is_run(path), is_log_name(path)]
+    assert (kind == "log") == is_log_name(path)
     assert label in (None, label_of(path))

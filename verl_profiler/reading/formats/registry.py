@@ -22,11 +22,6 @@ def is_log_name(path: Path) -> bool:
     return not path.name.endswith((*EVENTS, *PARQUET, *ARCHIVES, *_TRACES))
 
 
-def is_run(path: Path) -> bool:
-    """Tell a run directory, an archive of one or an event file from a console log."""
-    return path.is_dir() or path.name.endswith((*EVENTS, *PARQUET, *ARCHIVES))
-
-
 def label_of(path: Path) -> str:
     """Return the name of a run's file without its format's suffix."""
     ends = [end for end in (*EVENTS, *PARQUET, *ARCHIVES) if path.name.endswith(end)]
