@@ -1,4 +1,4 @@
-"""Asynchronous runs made up millisecond by millisecond, whose ledger is counted along the way.
+"""Asynchronous runs made up in whole milliseconds, whose ledger is counted along the way.
 
 A trainer and replicas, on devices of their own or on the same ones, run a queue of samples.  The truth
 is summed up here while the clock advances, and shares no code with the analyses.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 from truth.engine_readings import iterations
@@ -138,8 +139,8 @@ class Sample:
 class Simulation:
     """One run: `seconds` by (pool, step, account), `timers` of the trainer, and the samples.
 
-    `passes` are, by replica, the milliseconds in which it was busy: when, its passes, the tokens that they
-    gave, and whether it was in prefill.
+    `passes` are, by replica, the stretches in which it was busy: begin, length, and of each millisecond its
+    passes, the tokens that they gave, and whether it was in prefill.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -150,7 +151,7 @@ class Simulation:
         self.untaken: list[Sample] = []
         self.timers: list[tuple[str, int, int, int]] = []
         self.seconds: dict[tuple[str, int, str], float] = {}
-        self.passes: dict[int, list[tuple[int, float, float, bool]]] = {}
+        self.passes: dict[int, list[tuple[int, int, float, float, bool]]] = {}
         self.now = 0
         self.step = 1
         self.version = 0
@@ -185,7 +186,9 @@ class Simulation:
             self._serve(True)
             sampling = self.now
             while not self._sampled():
-                self._pass(self.plan.look_ms, "waiting_for_samples")
+                # The looks until something ends find nothing new.
+                looks = ceil((self._unchanged_ms() or 1) / self.plan.look_ms)
+                self._pass(looks * self.plan.look_ms, "waiting_for_samples")
             self._pass(self.plan.fetch_ms, "waiting_for_samples")
             self._note("gen", sampling)
             self._serve(self.plan.separate)
@@ -256,56 +259,84 @@ class Simulation:
         self.seconds[key] = self.seconds.get(key, 0.0) + seconds
 
     def _pass(self, length: int, trainer: str) -> None:
-        for _ in range(length):
-            calls_of: dict[int, list[Call]] = {}
-            for sample in self.untaken:
-                if sample.end is None and (call := sample.call) is not None:
-                    calls_of.setdefault(sample.replica, []).append(call)
-            self._account(trainer, calls_of)
-            self._advance(calls_of)
+        """Let so much time pass, in stretches in which no stage and no pause ends."""
+        while length:
+            stretch = min(length, self._unchanged_ms() or length)
+            self._account(trainer, stretch)
+            self._advance(stretch)
+            length -= stretch
 
-    def _account(self, trainer: str, calls_of: dict[int, list[Call]]) -> None:
-        """Charge the next millisecond of every device."""
+    def _find_speeds(self) -> None:
+        """Find the calls of each replica, which is in prefill, how many decode, and how fast they do."""
+        self.calls_of: dict[int, list[Call]] = {}
+        for sample in self.untaken:
+            if sample.end is None and (call := sample.call) is not None:
+                self.calls_of.setdefault(sample.replica, []).append(call)
+        self.prefills: dict[int, Call] = {}
+        self.decoding: dict[int, int] = {}
+        self.speeds: dict[int, float] = {}
+        for replica, calls in self.calls_of.items():
+            new = next((each for each in calls if each.prefill < self.plan.prefill_ms), None)
+            if new is not None:
+                self.prefills[replica] = new
+            self.decoding[replica] = sum(each.prefill == self.plan.prefill_ms for each in calls)
+            self.speeds[replica] = 1 / self.plan.pass_ms(len(calls)) if new is None else 0.0
+
+    def _unchanged_ms(self) -> int | None:
+        """Return how long it takes until a prefill, a stage or a pause ends; None if none does."""
+        self._find_speeds()
+        lengths = [self.plan.prefill_ms - call.prefill for call in self.prefills.values()]
+        for sample in self.untaken:
+            if self.serves and sample.paused:
+                lengths.append(sample.paused)
+            if speed := self._speed_of(sample):
+                left = sample.lengths[sample.stage] - _SAME - sample.done
+                lengths.append(max(1, ceil(left / speed)))
+        return min(lengths, default=None)
+
+    def _speed_of(self, sample: Sample) -> float:
+        """Return how much of its stage a sample does in a millisecond."""
+        if sample.end is not None or (sample.calls_engine and sample.call is None):
+            return 0.0
+        return self.speeds[sample.replica] if sample.calls_engine else 1.0
+
+    def _account(self, trainer: str, length: int) -> None:
+        """Charge the next milliseconds of every device."""
         plan = self.plan
         if plan.separate:
-            self._add("trainer", self.step, trainer, plan.trainer_devices / 1000)
+            self._add("trainer", self.step, trainer, length * plan.trainer_devices / 1000)
         open_ = any(sample.end is None for sample in self.untaken)
         for replica in range(plan.replicas):
             devices = 1.0 if plan.separate else plan.trainer_devices / plan.replicas
-            calls = calls_of.get(replica, [])
+            calls = self.calls_of.get(replica, [])
             for call in calls:
-                share = devices / len(calls) / 1000
+                share = length * devices / len(calls) / 1000
                 call.seconds[self.step] = call.seconds.get(self.step, 0.0) + share
             if calls:
                 continue
             account = trainer
             if plan.separate and trainer != "weight_sync":
                 account = "rollout_idle" if open_ else "staleness_limit"
-            self._add(self.pool, self.step, account, devices / 1000)
+            self._add(self.pool, self.step, account, length * devices / 1000)
 
-    def _advance(self, calls_of: dict[int, list[Call]]) -> None:
-        self.now += 1
-        speeds: dict[int, float] = {}
-        for replica, calls in calls_of.items():
-            new = next((each for each in calls if each.prefill < self.plan.prefill_ms), None)
-            decoding = [each for each in calls if each.prefill == self.plan.prefill_ms]
+    def _advance(self, length: int) -> None:
+        for replica, decoding in self.decoding.items():
             rows = self.passes.setdefault(replica, [])
-            if new is None:
-                speeds[replica] = 1 / self.plan.pass_ms(len(calls))
-                rows.append((self.now, speeds[replica], speeds[replica] * len(decoding), False))
-            else:
-                speeds[replica] = 0.0
-                rows.append((self.now, 1 / self.plan.prefill_ms, 0.0, True))
-                new.prefill += 1
-                new.decodes = self.now
+            new = self.prefills.get(replica)
+            speed = self.speeds[replica]
+            row = speed, speed * decoding, False
+            if new is not None:
+                row = 1 / self.plan.prefill_ms, 0.0, True
+                new.prefill += length
+                new.decodes = self.now + length
+            rows.append((self.now, length, *row))
+        self.now += length
         for sample in self.untaken:
-            if sample.end is not None:
+            if not (speed := self._speed_of(sample)):
                 continue
-            call = sample.call
-            if call is None and sample.calls_engine:
-                continue
-            done = 1.0 if call is None else speeds[sample.replica]
+            done = length * speed
             sample.done += done
+            call = sample.call
             if call is not None:
                 call.progress += done
                 call.tokens = int(call.progress + _SAME)
@@ -314,7 +345,7 @@ class Simulation:
         if self.serves:
             for sample in self.untaken:
                 if sample.paused:
-                    sample.paused -= 1
+                    sample.paused -= length
                     self._resume(sample)
 
     def _resume(self, sample: Sample) -> None:
@@ -351,7 +382,10 @@ def iterations_of(run: Simulation) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for replica, passes in run.passes.items():
         rows: list[list[tuple[int, float, float, bool]]] = []
-        for each in passes:
+        each_ms = (
+            (begin + 1 + ms, *more) for begin, length, *more in passes for ms in range(length)
+        )
+        for each in each_ms:
             if not rows or each[0] - rows[-1][-1][0] > 1 or len(rows[-1]) == _ROW_MS:
                 rows.append([])
             rows[-1].append(each)
