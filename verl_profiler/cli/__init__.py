@@ -48,7 +48,6 @@ COMMANDS = (
     "rehearse",
 )
 
-
 # What a command needs in the end, whichever module is missing first; others need `analysis`.
 _EXTRAS = {
     "report": "report",
@@ -97,7 +96,7 @@ def run_command(argv: Sequence[str]) -> int:
     urls: dict[str, str] = {}
     try:
         urls = local(args)
-        with watched(Progress(args.command)):
+        with watched(Progress()):
             _check_kind(args)
             distribute(args)
             status = args.run(args)

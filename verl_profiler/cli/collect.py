@@ -33,11 +33,9 @@ from verl_profiler.units import size
 if TYPE_CHECKING:
     from verl_profiler.capture.record import CaptureRecord
 
-
 # Other nodes may have to start a worker process first.
 _FETCH_S = 30.0
 _START_S = 60.0
-
 
 ARGUMENTS = (
     Argument("directory", metavar="RUN", type=Path, help="the run directory"),

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows, Steps
     from verl_profiler.reading.reader import Run
 
-
 _SIDE = re.compile(r"(?P<path>.+)@(?P<steps>\d{1,9}(?::\d{1,9})?)", re.DOTALL)
 
 

@@ -42,7 +42,6 @@ from verl_profiler.render.visible import visible
 if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Steps
 
-
 # What a file has near its beginning that was written for this format, and may be replaced.
 _TIMELINE, _SPANS = b"whole run", b'"scope":{"name":"verl_profiler"}'
 _TIMED_SPANS = "spans with a time of day"
@@ -111,7 +110,6 @@ ARGUMENTS = (
     Argument("--project", metavar="NAME", help="trackers: the project (default: the run's)"),
     Argument("--experiment", metavar="NAME", help="trackers: the experiment (default: the run's)"),
 )
-
 
 # Attribute, option → the formats that honor it.
 _OPTIONS = {"everything": "all"}

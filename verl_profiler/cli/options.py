@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from verl_profiler.reading.reader import Run
     from verl_profiler.reading.tables.tables import Tables
 
-
 _STEPS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
 

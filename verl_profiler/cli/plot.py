@@ -46,10 +46,8 @@ if TYPE_CHECKING:
     from verl_profiler.reading.reader import Run
     from verl_profiler.views.view import Choice, View
 
-
 _FORMATS = ("png", "svg", "pdf")
 _ALL = "all"
-
 
 ARGUMENTS = (
     Argument("name", metavar="NAME", nargs="?", help="a plot's name (see --list), or all"),

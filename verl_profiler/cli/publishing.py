@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from verl_profiler.exports.trackers import Profile
     from verl_profiler.reading.reader import Run
 
-
 _COLUMNS = ("finding", "message", "recoverable_s", "share", "who", "try")
 
 

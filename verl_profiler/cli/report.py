@@ -36,7 +36,6 @@ __all__ = ["ARGUMENTS", "run", "write", "write_report"]
 # In the head of every report: page/report.html.
 _MARK = b'<meta name="generator" content="verl-profiler report">'
 
-
 ARGUMENTS = (
     *READING,
     *output_arguments("the file to write (default: RUN/report.html)"),

@@ -22,7 +22,6 @@ from verl_profiler.render.visible import shown
 if TYPE_CHECKING:
     from verl_profiler.reading.reader import Run
 
-
 ARGUMENTS = (
     *READING,
     WORKER,

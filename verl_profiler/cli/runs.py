@@ -30,7 +30,6 @@ _ORDERS = {
     "useful": ("useful_share", True),
 }
 
-
 ARGUMENTS = (
     Argument(
         "folders",

@@ -27,9 +27,7 @@ from verl_profiler.errors import ReadingError
 if TYPE_CHECKING:
     from verl_profiler.live.open_processes import Verdict
 
-
 _EVERY_S = 5.0
-
 
 ARGUMENTS = (
     Argument("run_directory", metavar="RUN", type=Path, help="run directory"),

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import LeftOut, Steps
     from verl_profiler.reading.reader import Run
 
-
 ARGUMENTS = (
     *READING,
     Argument("-v", "--verbose", action="store_true", help="show findings and steps in full"),

@@ -166,40 +166,18 @@ def tidy_ends() -> Generator[None, None, None]:
 
 
 class Progress:
-    """Prints what is read: on a terminal in one line that is erased, else in a line a minute.
+    """Shows on a terminal what a command reads that takes longer than this, in one line that is erased."""
 
-    Args:
-        command: Its name.
-        quiet_s: A command that takes less prints nothing.
-        every_s: Between two lines where standard error is no terminal.
-    """
-
-    def __init__(self, command: str, quiet_s: float = 5.0, every_s: float = 60.0) -> None:
-        self._command = command
-        self._every_s = every_s
+    def __init__(self, quiet_s: float = 5.0) -> None:
         self._quiet_s = time.monotonic() + quiet_s
-        self._next_s = time.monotonic() + every_s
-        self._lock = threading.Lock()
         self._is_shown = False
 
     def __call__(self, what: str | None) -> None:
-        """Show what begins, if the command takes long; None erases it, since what comes next may be the output."""
-        now_s = time.monotonic()
-        with self._lock:
-            if not self._is_shown if what is None else now_s < self._quiet_s:
-                return
-            terminal = _terminal()
-            if terminal is not None:
-                self._is_shown = what is not None
-                shown = "" if what is None else visible(f"reading: {what}")[:_WIDTH]
-                terminal.write(_ERASE + shown)
-                terminal.flush()
-            elif now_s >= self._next_s:
-                self._next_s = now_s + self._every_s
-                print_error(f"verl-profiler {self._command}: reading: {what}")
-
-
-def _terminal() -> TextIO | None:
-    """Return standard error if it is a terminal, without the guard of control characters."""
-    stream: TextIO = getattr(sys.stderr, "raw", sys.stderr)
-    return stream if stream.isatty() else None
+        """Show what begins; None erases it, since what comes next may be the output."""
+        # Without the guard of control characters.
+        stream: TextIO = getattr(sys.stderr, "raw", sys.stderr)
+        begins = what is not None and time.monotonic() >= self._quiet_s
+        if stream.isatty() and (begins or (what is None and self._is_shown)):
+            self._is_shown = begins
+            stream.write(_ERASE + (visible(f"reading: {what}")[:_WIDTH] if begins else ""))
+            stream.flush()

@@ -38,9 +38,7 @@ from verl_profiler.render.visible import visible
 if TYPE_CHECKING:
     from verl_profiler.reading.formats.console_steps import LoggedRun
 
-
 _FOLDER = "plot"
-
 
 ARGUMENTS = (
     Argument(

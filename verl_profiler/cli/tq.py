@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.selection import Rows
     from verl_profiler.reading.tables.tables import Tables
 
-
 _TIMES = ("duration_us", "get_us", "compute_us", "put_us")
-
 
 ARGUMENTS = (
     RUNS_OR_LOGS,

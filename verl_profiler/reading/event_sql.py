@@ -20,7 +20,6 @@ from verl_profiler.reading.tables.schemas import COUNT_LIMIT, FIELDS, NUMBER_LIM
 if TYPE_CHECKING:
     import duckdb
 
-
 # Two thirds of the time of duckdb's defaults, in files of the same size: small row groups stay in
 # the processor's cache, no query uses bloom filters, and ids are too many for a dictionary to pay.
 AS_PARQUET = (

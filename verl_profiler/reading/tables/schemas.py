@@ -43,7 +43,6 @@ NUMBER_LIMIT = 1 << 53
 # Of steps and turns: sums and differences of two fit into INTEGER.
 COUNT_LIMIT = 1 << 30
 
-
 # Columns that are no fields of the files, or not in the same form.
 DERIVED = fields_in(contract(Path(__file__).with_name("columns.md"))["Columns"])
 
