@@ -97,10 +97,10 @@ def _work(
 ) -> None:
     """Answer orders until there are none."""
     if kind in AT_HOME:
-        from verl_profiler.reading import cache_home
+        from verl_profiler.reading import cache_folder
 
         # Seconds for which nothing is removed that was used.
-        cache_home._UNUSED_S = 0.0
+        cache_folder._HOME_UNUSED_S = 0.0
     if kind == "readonly":
         # The interpreter and its modules may be where only this user reads.
         for command in commands:

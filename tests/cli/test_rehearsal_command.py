@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from verl_profiler.cli import main
-from verl_profiler.cli import rehearsal_command as command_module
+from verl_profiler.cli import rehearse as command_module
 from verl_profiler.launch.command_line import parse
 from verl_profiler.launch.dry_run import _compose, _declared, leaves
 from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION, environment

@@ -11,7 +11,7 @@ import pytest
 from cached_runs import SMALL, copied
 
 from verl_profiler.errors import ReadingError
-from verl_profiler.reading import cache_home
+from verl_profiler.reading import cache_folder
 from verl_profiler.reading.reader import load
 
 NOBODY = 65534
@@ -44,7 +44,7 @@ def test_the_variables_of_the_place(run, monkeypatch):
         ("x", "/home-of-me/.cache"),
     ):
         monkeypatch.setenv("XDG_CACHE_HOME", value)
-        assert Path(place) / "verl-profiler" == cache_home.home()
+        assert Path(place) / "verl-profiler" == cache_folder.home()
     for name, value in {"_HOME": "relative/place", "_GB": "much"}.items():
         with monkeypatch.context() as patched:
             patched.setenv(f"VERL_PROFILER_CACHE{name}", value)
@@ -138,9 +138,9 @@ def test_what_was_not_used_for_longest_is_removed_first(home):
     for name, hours in (("b", 20), ("a", 30), ("d", 8), ("c", 10), ("e", 0.1), ("f", 5)):
         made(home, name, hours=hours)
 
-    cache_home.evict(4 << 20)
+    cache_folder.evict(4 << 20)
     assert ["c", "d", "e", "f"] == left(home)
-    cache_home.evict(0)
+    cache_folder.evict(0)
     assert ["e", "f"] == left(home)
 
 

@@ -60,7 +60,7 @@ def load(
     Args:
         paths: Run directories, archives of them, step folders, event files or Parquet files; or URLs
             of these, such as `s3://bucket/runs/my-run`, which are downloaded (`remote`).
-        cache: Keep a Parquet copy of the events in `<run>/.cache`, or elsewhere (`cache_home`), and
+        cache: Keep a Parquet copy of the events in `<run>/.cache`, or elsewhere (`cache_folder`), and
             use the one that is there if it is not older than the files.
         memory_limit: What duckdb may use; more is spilled to temporary files.
         threads: Threads to read with; all cores when None.

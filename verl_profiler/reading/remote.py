@@ -3,7 +3,7 @@
     <home>/remote/<digest>/<name>/      the files, as they are there
     <home>/remote/<digest>/.listing     size and version of each, as of the last download
 
-`cache_home` has where that is and how it stays small.  A file that has changed is replaced whole, under
+`cache_folder` has where that is and how it stays small.  A file that has changed is replaced whole, under
 the lock of one command at a time; whoever has it open reads on in the old one.
 """
 
@@ -34,7 +34,7 @@ from verl_profiler.events.remote import (
 from verl_profiler.events.shipping import SHIPPING_FILE, UPLOAD_FILE
 from verl_profiler.events.vocabulary import RUN_FILE, step_of_folder
 from verl_profiler.events.whole_files import replace_file, replacing
-from verl_profiler.reading import cache_home
+from verl_profiler.reading.cache_folder import evict, home
 from verl_profiler.reading.formats.registry import EVENTS, PARQUET
 
 # What describes a run is needed for any part of it.
@@ -93,7 +93,7 @@ def fetched(url: str) -> Path:
 def is_downloaded(path: Path) -> bool:
     """Return whether a path is a copy of something in object storage."""
     with contextlib.suppress(ReadingError):
-        return path.absolute().is_relative_to((cache_home.home() / "remote").absolute())
+        return path.absolute().is_relative_to((home() / "remote").absolute())
     return False
 
 
@@ -123,18 +123,18 @@ def _is_needed(name: str, part: str) -> bool:
 
 def _place(url: str, name: str) -> Path:
     """Make the folder for a URL."""
-    home = cache_home.home()
+    place = home()
     # Credentials in a URL do not make it another one; another endpoint does.
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     digest = hashlib.sha256(f"{public(url.rstrip('/'))}\0{endpoint}".encode()).hexdigest()[:16]
-    folder = home / "remote" / digest
+    folder = place / "remote" / digest
     try:
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.geteuid():
             raise PermissionError(f"{folder} is another user's")
     except OSError as error:
-        raise _unwritable(home, error) from error
-    cache_home.evict()
+        raise _unwritable(place, error) from error
+    evict()
     return folder / name
 
 

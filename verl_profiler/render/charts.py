@@ -27,7 +27,7 @@ from typing import Any
 
 from verl_profiler.events.json_values import is_mapping
 from verl_profiler.events.whole_files import replace_file
-from verl_profiler.reading.cache_home import home
+from verl_profiler.reading.cache_folder import home
 from verl_profiler.render.colors import GRID, INK, MUTED
 from verl_profiler.render.visible import shown, visible
 
