@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from omegaconf import OmegaConf
 
@@ -26,7 +26,14 @@ _COMPONENTS = {
     "critic": ("critic", "actor_rollout_ref.critic"),
     "reward_model": ("reward_model", "actor_rollout_ref.rm"),
 }
-_KEYS = ("profile_ranks", "profile_ranks_all", "profile_discrete")
+_TRUE_OR_FALSE = "it must be true or false"
+# Key → what it must be.
+_KEYS = {
+    "profile_ranks": "it must be a list of ranks such as [0,1].\n"
+    "null and [] mean no ranks; profile_ranks_all=true means all of them",
+    "profile_ranks_all": _TRUE_OR_FALSE,
+    "profile_discrete": _TRUE_OR_FALSE,
+}
 
 
 @dataclass(frozen=True)
@@ -124,10 +131,12 @@ def read_keys(config: Any) -> Capture | None:
             node = OmegaConf.select(config, place)
             if node is None or not hasattr(node, "pop"):
                 continue
-            for key in _KEYS:
+            for key, expected in _KEYS.items():
                 value = _plain(node.pop(key, None))
                 if value is None:
                     continue
+                if not (isinstance(value, bool) if key != "profile_ranks" else _is_ranks(value)):
+                    raise ConfigError(f"{place}.{key} is {value!r}; {expected}.", "capture-keys")
                 known = given.setdefault(component, {})
                 if key in known and known[key][1] != value:
                     raise ConfigError(
@@ -145,7 +154,7 @@ def read_keys(config: Any) -> Capture | None:
     discrete = _discrete(given)
     if steps is None or steps == []:
         return None
-    if not is_list(steps) or not all(_is_int(step) and step >= 1 for step in steps):
+    if not _is_ranks(steps) or not all(step >= 1 for step in steps):
         raise ConfigError(
             f"trainer.profile_steps is {steps!r}; it must be a list of steps, counted from 1.\n"
             "For example trainer.profile_steps=[1,2,5], or null to capture nothing.",
@@ -156,7 +165,7 @@ def read_keys(config: Any) -> Capture | None:
 
 def refuse_unknown(config: Any) -> None:
     """Reject the guide's keys elsewhere, or mistyped: verl would ignore them, or fail much later."""
-    own = {place: _KEYS for known in _COMPONENTS.values() for place in known}
+    own = {place: tuple(_KEYS) for known in _COMPONENTS.values() for place in known}
     for place, keys in {"trainer": ("profile_steps",), **own}.items():
         node: Any = OmegaConf.select(config, place)
         for key in node if hasattr(node, "keys") else ():
@@ -188,22 +197,11 @@ def _ranks(config: Any, given: dict[str, dict[str, Any]]) -> dict[str, tuple[int
     world = world_size(config)
     found: dict[str, tuple[int, ...] | None] = {}
     for component, keys in given.items():
-        place, everything = keys.get("profile_ranks_all", (component, False))
-        if not isinstance(everything, bool):
-            raise ConfigError(
-                f"{place}.profile_ranks_all is {everything!r}; it must be true or false.",
-                "capture-keys",
-            )
+        _, everything = keys.get("profile_ranks_all", (component, False))
         if everything:
             found[component] = None
             continue
         place, ranks = keys.get("profile_ranks", (component, []))
-        if not is_list(ranks) or not all(_is_int(rank) for rank in ranks):
-            raise ConfigError(
-                f"{place}.profile_ranks is {ranks!r}; it must be a list of ranks such as [0,1].\n"
-                f"null and [] mean no ranks; set {place}.profile_ranks_all=true for all of them.",
-                "capture-keys",
-            )
         outside = [rank for rank in ranks if rank < 0 or (world is not None and rank >= world)]
         if outside:
             raise ConfigError(
@@ -223,9 +221,6 @@ def _discrete(given: dict[str, dict[str, Any]]) -> bool:
         for place, value in [keys.get("profile_discrete", (None, None))]
         if value is not None
     }
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise ConfigError(f"{name} is {value!r}; it must be true or false.", "capture-keys")
     if len(set(values.values())) > 1:
         listed = ", ".join(f"{name}={str(value).lower()}" for name, value in sorted(values.items()))
         raise ConfigError(
@@ -247,6 +242,10 @@ def world_size(config: Any) -> int | None:
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_ranks(value: Any) -> TypeGuard[list[int]]:
+    return is_list(value) and all(map(_is_int, value))
 
 
 def _plain(value: Any) -> Any:

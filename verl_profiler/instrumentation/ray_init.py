@@ -15,12 +15,13 @@ from typing import Any
 
 import wrapt
 
-from verl_profiler.events.json_values import is_object
+from verl_profiler.events.json_values import is_object, mapping_or_empty
 from verl_profiler.recording import recorder
 
-__all__ = ["Additions", "extend", "make_hook", "set_up_workers"]
+__all__ = ["Additions", "extend", "job_environment", "make_hook", "set_up_workers"]
 
 _KEY = "worker_process_setup_hook"
+_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 class Additions:
@@ -99,7 +100,7 @@ def set_up_workers(kwargs: dict[str, Any]) -> None:
         return
     users = runtime_env.get(_KEY)
     ours = getattr(users, "__verl_profiler__", False)
-    if not ours and not _job_has_hook(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")):
+    if not ours and not _job_has_hook(os.environ.get(_JOB)):
         kwargs["runtime_env"] = {**runtime_env, _KEY: make_hook(users)}
 
 
@@ -109,14 +110,23 @@ def _runtime_env(kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     return {} if given is None else given if is_object(given) else None
 
 
-@functools.lru_cache(1)
-def _job_has_hook(job_config: str) -> bool:
-    """Whether `ray job submit` set a hook already; Ray refuses a second one."""
+def job_environment(config: str | None = None) -> Mapping[str, Any]:
+    """Return the runtime environment that the Ray job was submitted with; empty outside of `ray job submit`.
+
+    Args:
+        config: The job's config; None for that of this process.
+    """
     try:
-        hook = json.loads(job_config)["runtime_env"][_KEY]
+        job = json.loads(os.environ.get(_JOB, "{}") if config is None else config)
+        return mapping_or_empty(job["runtime_env"])
     except (ValueError, LookupError, TypeError, RecursionError):
-        return False
-    if hook:
+        return {}
+
+
+@functools.lru_cache(1)
+def _job_has_hook(config: str | None) -> bool:
+    """Whether `ray job submit` set a hook already; Ray refuses a second one."""
+    if job_environment(config).get(_KEY):
         recorder.announce(
             f"WARNING the Ray job has a {_KEY} of its own, so processes that do "
             "not import verl (TransferQueue's) are not recorded. (job-hook)"

@@ -26,7 +26,7 @@ from typing import Any
 from verl_profiler.instrumentation.probe import EndTrace, Probe
 from verl_profiler.instrumentation.status import FAILURES, failed, status
 from verl_profiler.recording import context, event_loop_lag, observers, recorder
-from verl_profiler.recording.call import Call, status_of
+from verl_profiler.recording.call import Call, outcome_of
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall
 from verl_profiler.recording.event_loop_lag import (
@@ -49,8 +49,6 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a callable of the same kind that also runs the hooks of `probe`."""
     names = _parameter_names(function)
     enter, leave = _hooks(probe)
-    if probe.result is not None:
-        return _wrap_replacing(probe, names, function)
     if _is_decorated_coroutine_function(function):
         return _wrap_decorated(probe, names, function)
     if inspect.iscoroutinefunction(function):
@@ -120,7 +118,17 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
             leave(probe, call, result, None, blocking=True)
             return result
 
-    return traced
+    return traced if probe.result is None else _replacing(probe.result, traced)
+
+
+def _replacing(replace: Callable[[Any], Any], traced: Callable[..., Any]) -> Callable[..., Any]:
+    """Hand out what a hook returns for the result; the hook handles its own failures."""
+
+    @functools.wraps(traced)
+    def replacing(*args: Any, **kwargs: Any) -> Any:
+        return replace(traced(*args, **kwargs))
+
+    return replacing
 
 
 def _hooks(probe: Probe) -> tuple[Callable[..., Any], Callable[..., None]]:
@@ -131,26 +139,6 @@ def _hooks(probe: Probe) -> tuple[Callable[..., Any], Callable[..., None]]:
     if probe.trace is None and probe.measures:
         return _enter, _leave
     return _enter_traced, _leave_traced
-
-
-def _wrap_replacing(
-    probe: Probe, names: tuple[str, ...], function: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Wrap a plain function whose result the probe replaces; that hook handles its own failures."""
-    enter, leave = _hooks(probe)
-
-    @functools.wraps(function)
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        call = enter(probe, names, args, kwargs, False)
-        try:
-            result = function(*args, **kwargs)
-        except BaseException as error:
-            leave(probe, call, None, error)
-            raise
-        leave(probe, call, result, None, blocking=True)
-        return result if probe.result is None else probe.result(result)
-
-    return traced
 
 
 def _is_decorated_coroutine_function(function: Callable[..., Any]) -> bool:
@@ -323,11 +311,7 @@ def _leave(
                 if step is None:
                     step = request.step
             if error is not None:
-                extra = {
-                    **(extra or _NOTHING),
-                    "status": status_of(error),
-                    "error": type(error).__name__,
-                }
+                extra = {**(extra or _NOTHING), **outcome_of(error)}
             if active.steps is None or step in active.steps:
                 item = (event, call.begin_ns, end, extra, step)
                 queue = active.queue

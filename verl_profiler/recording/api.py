@@ -30,6 +30,7 @@ import msgspec
 from verl_profiler.events.fields import FIELDS, IDENTITY
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.recording import context, observers, recorder, requests, values
+from verl_profiler.recording.call import outcome_of
 from verl_profiler.recording.clock import now, take_anchor
 from verl_profiler.recording.encoding import Logged
 from verl_profiler.recording.recorder import EVENT_NAME_LIMIT, SAMPLED, STEP_LIMIT
@@ -86,8 +87,7 @@ def _record(
             own = identity if request.uid is None else {**identity, "uid": request.uid}
             extra = {**identity, **apart(fields, own)}
         if error is not None:
-            extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
-            extra["error"] = type(error).__name__
+            extra |= outcome_of(error)
         if active.steps is None or step in active.steps:
             # As in `log_manager.log`, without the calls.
             if type(event) is not str or len(event) > EVENT_NAME_LIMIT:

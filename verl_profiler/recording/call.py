@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Call", "status_of"]
+__all__ = ["Call", "outcome_of", "status_of"]
 
 
 # Tracked by the garbage collector: a host's object may hold its own running generator, whose frame
@@ -72,3 +72,8 @@ def status_of(error: BaseException) -> str:
     if isinstance(error, GeneratorExit):
         return "unfinished"
     return "error" if isinstance(error, Exception) else "cancelled"
+
+
+def outcome_of(error: BaseException) -> dict[str, Any]:
+    """Return the fields of a call that ended with this exception."""
+    return {"status": status_of(error), "error": type(error).__name__}

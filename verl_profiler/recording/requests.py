@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 from verl_profiler.recording import context, observers, recorder
+from verl_profiler.recording.call import outcome_of, status_of
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import Request
 
@@ -84,8 +85,7 @@ def end_named_request(request: Request, error: BaseException | None) -> None:
     if request.uid is not None:
         extra["uid"] = request.uid
     if error is not None:
-        extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
-        extra["error"] = type(error).__name__
+        extra |= outcome_of(error)
     recorder.record("request", request.begin_ns, end, extra, request.step)
 
 
@@ -139,6 +139,6 @@ def close_turn(request: Request, end_ns: int, error: BaseException | None = None
     if request.tool_calls:
         extra["tool_calls"] = request.tool_calls
     if error is not None:
-        extra["status"] = "error" if isinstance(error, Exception) else "cancelled"
+        extra["status"] = status_of(error)
     recorder.record("turn", request.turn_begin_ns, end_ns, extra, request.step)
     request.turn_begin_ns = None

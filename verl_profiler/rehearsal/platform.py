@@ -4,11 +4,13 @@ Ray gets one fake GPU per rank, because verl's resource pools count only GPUs an
 (`ResourcePoolManager._check_resource_available`).
 """
 
+# pyright: basic
+# It answers with constants where verl declares methods.
+
 from __future__ import annotations
 
 import contextlib
-import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,91 +21,48 @@ from verl_profiler.rehearsal.device_module import DEVICE_MODULE
 
 __all__ = ["CpuPlatform"]
 
-_seed: Callable[[int], Any] = torch.manual_seed  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+def _always(answer: Any) -> Callable[..., Any]:
+    """Return a method that returns this, whatever it is called with."""
+
+    def method(self: Any, *_args: Any, **_kwargs: Any) -> Any:
+        return answer
+
+    return method
 
 
 class CpuPlatform(PlatformBase):
-    """verl's accelerator interface, implemented for a CPU."""
+    """verl's accelerator interface, implemented for a CPU.
 
-    @property
-    def device_name(self) -> str:
-        """`cpu`."""
-        return "cpu"
+    A CPU has no index that torch accepts everywhere, so its device is named.  Nothing is selected,
+    synchronized, cached or shared between devices.
+    """
 
-    @property
-    def vendor_name(self) -> str:
-        """`cpu`."""
-        return "cpu"
-
-    @property
-    def device_module(self) -> types.ModuleType:
-        """Stand-in for `torch.cuda`."""
-        return DEVICE_MODULE
-
-    def is_available(self) -> bool:
-        """Always true: every machine has a CPU."""
-        return True
-
-    def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Never detected automatically: only `VERL_PLATFORM=cpu` selects it."""
-        return False
-
-    def current_device(self) -> Any:
-        """The device itself: a CPU has no index that torch accepts everywhere."""
-        return "cpu"
-
-    def device_count(self) -> int:
-        """One."""
-        return 1
-
-    def set_device(self, device_index: int) -> None:
-        """Nothing to select."""
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing runs asynchronously."""
+    device_name = vendor_name = property(_always("cpu"))
+    device_module = property(_always(DEVICE_MODULE))
+    current_device = _always("cpu")
+    device_count = _always(1)
+    is_available = _always(True)
+    # Never detected automatically: only `VERL_PLATFORM=cpu` selects it.
+    is_platform_available = _always(False)
+    is_ipc_supported = _always(False)
+    set_device = synchronize = set_allocator_settings = empty_cache = cudart = _always(None)
+    get_device_capability = _always((None, None))
+    communication_backend_name = _always("gloo")
+    # What Ray sets for its fake GPUs, the only resource besides NPU that verl's pools count.
+    visible_devices_envvar = _always("CUDA_VISIBLE_DEVICES")
+    ray_resource_name = _always("GPU")
+    ray_noset_envvars = _always([])
 
     def manual_seed(self, seed: int) -> None:
         """Seed torch."""
-        _seed(seed)
+        torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        """Seed torch."""
-        _seed(seed)
+    manual_seed_all = manual_seed
 
-    def set_allocator_settings(self, settings: str) -> None:
-        """There is no caching allocator."""
-
-    def empty_cache(self) -> None:
-        """There is no cache."""
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        """Not applicable."""
-        return (None, None)
-
-    def communication_backend_name(self) -> str:
-        """`gloo`."""
-        return "gloo"
-
-    def visible_devices_envvar(self) -> str:
-        """The variable that Ray sets for its fake GPUs."""
-        return "CUDA_VISIBLE_DEVICES"
-
-    def ray_resource_name(self) -> str:
-        """`GPU`: the only resource besides NPU that verl's pools count."""
-        return "GPU"
-
-    def ray_noset_envvars(self) -> list[str]:
-        """None."""
-        return []
-
-    def is_ipc_supported(self) -> bool:
-        """Tensors are not shared between devices."""
-        return False
-
-    @contextlib.contextmanager
-    def nvtx_range(self, msg: str) -> Generator[None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def nvtx_range(self, msg: str) -> Any:
         """No device profiler."""
-        yield
+        return contextlib.nullcontext()
 
     def profiler_start(self) -> None:
         """Start a capture where `cudaProfilerStart` would start one on a GPU."""
@@ -112,6 +71,3 @@ class CpuPlatform(PlatformBase):
     def profiler_stop(self) -> None:
         """Stop that capture."""
         session.stop()
-
-    def cudart(self) -> None:
-        """No CUDA."""

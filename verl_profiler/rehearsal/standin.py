@@ -186,31 +186,16 @@ class StandinServer:
             if not request.done.done():
                 request.done.set_result(None)
 
-    async def sleep(self) -> None:
-        """No memory to release."""
+    async def _nothing(self, **_kwargs: Any) -> None:
+        """It has no memory to release, no cache that outlives its requests, and no profiler of its own."""
 
-    async def wake_up(self) -> None:
-        """No memory to resume."""
-
-    async def clear_kv_cache(self) -> None:
-        """No cache to reset: none outlives its requests."""
-
-    async def release_kv_cache(self) -> None:
-        """No cache to reset: none outlives its requests."""
-
-    async def resume_kv_cache(self) -> None:
-        """No cache to reset: none outlives its requests."""
+    sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
+    start_profile = stop_profile = _nothing
 
     async def resume_generation(self) -> None:
         """Accept requests again."""
         self._rejects = False
         self._resumed.set()
-
-    async def start_profile(self, **_kwargs: Any) -> None:
-        """The engine has no profiler of its own."""
-
-    async def stop_profile(self) -> None:
-        """The engine has no profiler of its own."""
 
 
 class StandinReplica(RolloutReplica):

@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.instrumentation import ray_init
 from verl_profiler.transfer_queue.switches import (
     LOG_LEVEL_VARIABLE,
     RUN_VARIABLE,
     Switches,
-    jobs_own_variables,
     variables,
 )
 
@@ -70,7 +70,7 @@ def carry(switches: Switches, *, v1: bool | None = None) -> dict[str, str]:
         v1: `trainer.use_v1`, where the config is known and has it.
     """
     _announce(switches, v1)
-    job = jobs_own_variables()
+    job = mapping_or_empty(ray_init.job_environment().get("env_vars"))
     passed_on = variables(switches, os.environ)
     return {name: value for name, value in passed_on.items() if name not in job}
 

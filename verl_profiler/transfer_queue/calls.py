@@ -18,7 +18,7 @@ from contextvars import ContextVar, Token
 from typing import Any
 
 from verl_profiler.recording import context, recorder
-from verl_profiler.recording.call import status_of
+from verl_profiler.recording.call import outcome_of
 from verl_profiler.recording.clock import now
 from verl_profiler.transfer_queue import lines
 from verl_profiler.transfer_queue.sizes import size_of
@@ -94,29 +94,20 @@ class _Traced:
         self.sampled = sampled
         self.begin_ns = now()
 
-    def _say(
+    def _say(self, *parts: Any) -> None:
+        """Print the line that `_line` makes of these parts, soon."""
+        if self.wanted and self.sampled and lines.are_shown():
+            lines.write_soon(self._line, switches.sample_every, *parts)
+
+    def _line(
         self,
+        every: int,
         before: str,
         stage: str,
         fields: str,
         moment_ns: int,
         after: str = "",
         status: str = "",
-    ) -> None:
-        if self.wanted and self.sampled and lines.are_shown():
-            lines.write_soon(
-                self._line, before, stage, fields, moment_ns, after, status, switches.sample_every
-            )
-
-    def _line(
-        self,
-        before: str,
-        stage: str,
-        fields: str,
-        moment_ns: int,
-        after: str,
-        status: str,
-        every: int,
     ) -> str:
         """Put a line together; called from the thread that prints it."""
         text = (
@@ -239,8 +230,8 @@ class FunctionCall(_Traced):
             "FUNCTION_END",
             f"total_duration={total / _SECOND:.6f}s | {shares} | ",
             end_ns,
-            after=" | waits=1" if self.waits else "",
-            status="ok" if error is None else "error",
+            " | waits=1" if self.waits else "",
+            "ok" if error is None else "error",
         )
 
     def _open(self, stage: str) -> None:
@@ -263,7 +254,8 @@ class FunctionCall(_Traced):
             f"{stage}_END",
             f"duration={(end - begin) / _SECOND:.6f}s | ",
             end,
-            status="ok" if error is None else "error",
+            "",
+            "ok" if error is None else "error",
         )
 
     def _record(
@@ -279,7 +271,7 @@ class FunctionCall(_Traced):
             elif context.process.validate:
                 extra["validate"] = True
             if error is not None:
-                extra |= {"status": status_of(error), "error": type(error).__name__}
+                extra |= outcome_of(error)
             recorder.record(event, begin_ns, end_ns, extra, self.step)
         return end_ns
 
@@ -363,5 +355,5 @@ class ClientCall(_Traced):
             f"duration={duration / _SECOND:.6f}s | {facts} | ",
             end,
             self._who,
-            status="ok" if error is None else "error",
+            "ok" if error is None else "error",
         )

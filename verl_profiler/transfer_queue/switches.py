@@ -6,8 +6,6 @@ they work with `+profiler=…` and without it.
 
 from __future__ import annotations
 
-import json
-import os
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -15,14 +13,12 @@ from typing import Any
 import msgspec
 
 from verl_profiler.errors import ConfigError
-from verl_profiler.events.json_values import mapping_or_empty
 
 __all__ = [
     "LOG_LEVEL_VARIABLE",
     "RUN_VARIABLE",
     "Switches",
     "TracingSettings",
-    "jobs_own_variables",
     "variables",
 ]
 
@@ -121,12 +117,3 @@ def variables(switches: Switches, environment: Mapping[str, str]) -> dict[str, s
     if environment.get(LOG_LEVEL_VARIABLE):
         passed_on[LOG_LEVEL_VARIABLE] = environment[LOG_LEVEL_VARIABLE]
     return passed_on
-
-
-def jobs_own_variables() -> Mapping[str, str]:
-    """Return the variables that the Ray job itself was submitted with."""
-    try:
-        job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
-        return mapping_or_empty(mapping_or_empty(job.get("runtime_env")).get("env_vars"))
-    except (ValueError, AttributeError):
-        return {}
