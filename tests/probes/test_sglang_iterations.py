@@ -199,7 +199,7 @@ def test_sglangs_own_publisher_is_read(recording, sglang_metrics, server, monkey
     until = time.monotonic() + 20
     while time.monotonic() < until:
         # The last heartbeats end the rows.
-        if len(read) == 100 and not any(each.iterations for each in sums.values()):
+        if len(read) == 100 and not any(each.sums for each in sums.values()):
             break
         time.sleep(0.02)
     # It drops what its thread has not sent yet.

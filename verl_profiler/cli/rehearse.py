@@ -229,8 +229,6 @@ def run(args: argparse.Namespace) -> int:
             f"The trainer exited with status {status}.  Console output: {console}",
         )
         return 1
-    for message in progress.recorded(output):
-        clock.print(message)
     clock.print("the trainer has exited")
     if args.profiler != "none":
         # As from a terminal: what is wrong with them is printed, and does not fail the rehearsal.

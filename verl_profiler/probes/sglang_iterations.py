@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -70,16 +71,11 @@ class Sums:
     def __init__(self) -> None:
         # Of the last message; None while the engine idles.
         self.last_ns: int | None = None
-        self.running = 0
-        self.queued = _Queued()
-        self._clear(0)
-
-    def _clear(self, begin_ns: int) -> None:
-        self.begin_ns = begin_ns
-        self.iterations = self.busy_ns = 0
+        # Of the last iteration: what ran, and what waits.
+        self.batch: dict[str, int] = {}
+        self.begin_ns = self.busy_ns = 0
         self.device_s = 0.0
-        self.prefill_requests = self.prefill_tokens = 0
-        self.decode_requests = self.context_tokens = 0
+        self.sums: Counter[str] = Counter()
 
     def add(self, at_ns: int, each: _Pass) -> None:
         """Add the message of an iteration that arrived at this time; a heartbeat ends the row."""
@@ -92,42 +88,41 @@ class Sums:
         if gap_ns > 2 * device_ns + _BETWEEN_NS:
             self.end(each.dp_rank)
             gap_ns = device_ns
-        if not self.iterations:
-            self._clear(at_ns - gap_ns)
+        if not self.sums:
+            self.begin_ns = at_ns - gap_ns
         self.last_ns = at_ns
-        self.iterations += 1
         self.busy_ns += gap_ns
         self.device_s += each.wall_time
         ran, queued = each.scheduled_requests, each.queued_requests
-        self.prefill_requests += ran.num_prefill_requests
-        self.prefill_tokens += ran.sum_prefill_tokens
-        self.decode_requests += ran.num_decode_requests
-        self.context_tokens += ran.sum_decode_kv_tokens
-        self.queued = queued
-        self.running = ran.num_prefill_requests + ran.num_decode_requests
+        sums = self.sums
+        sums["iterations"] += 1
+        sums["prefill_requests"] += ran.num_prefill_requests
+        sums["prefill_tokens"] += ran.sum_prefill_tokens
+        sums["decode_requests"] += ran.num_decode_requests
+        sums["context_tokens"] += ran.sum_decode_kv_tokens
+        self.batch = {
+            "running_requests": ran.num_prefill_requests + ran.num_decode_requests,
+            "waiting_requests": queued.num_prefill_requests + queued.num_decode_requests,
+            "retracted_requests": queued.num_decode_requests,
+        }
         if at_ns - self.begin_ns >= _ROW_NS or recorder.in_captured_step():
             self.end(each.dp_rank)
 
     def end(self, dp_rank: int) -> None:
         """Record the row, if there is anything in it."""
-        if not self.iterations or self.last_ns is None:
+        if not self.sums or self.last_ns is None:
             return
         extra = {
             "dp_rank": dp_rank,
-            "iterations": self.iterations,
             "busy_s": round(self.busy_ns / 1e9, 6),
             "device_s": round(self.device_s, 6),
-            "prefill_requests": self.prefill_requests,
-            "prefill_tokens": self.prefill_tokens,
-            "decode_requests": self.decode_requests,
-            "context_tokens": self.context_tokens,
-            "running_requests": self.running,
-            "waiting_requests": self.queued.num_prefill_requests + self.queued.num_decode_requests,
-            "retracted_requests": self.queued.num_decode_requests,
+            **self.sums,
+            **self.batch,
         }
         step = context.process.current_step()
         recorder.record("engine_iterations", self.begin_ns, self.last_ns, extra, step)
-        self._clear(self.last_ns)
+        self.begin_ns, self.busy_ns, self.device_s = self.last_ns, 0, 0.0
+        self.sums.clear()
 
 
 class _Subscriber:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 __all__ = ["Progress", "relevant_tail"]
 
@@ -38,12 +36,10 @@ class Progress:
 
     Attributes:
         stage: What the trainer is doing.
-        steps_done: The last step that ended.
     """
 
     def __init__(self) -> None:
         self.stage = "starting verl"
-        self.steps_done = 0
         self._total = 0
         self._told: set[str] = set()
 
@@ -68,19 +64,6 @@ class Progress:
                 return self._now(message)
         return None
 
-    def recorded(self, run_directory: Path) -> Iterator[str]:
-        """Give the messages of steps whose console lines never came, from their recorded metrics.
-
-        Ray may drop the last lines of a program that ends.
-        """
-        for number in range(self.steps_done + 1, self._total + 1):
-            for file in run_directory.glob(f"step_{number}/trainer_*.jsonl"):
-                for line in file.read_text(encoding="utf-8").splitlines():
-                    if '"event":"metrics"' in line and line.endswith(f'"step":{number}}}'):
-                        metrics = json.loads(line)["extra"]["metrics"]
-                        fields = (f" - {name}:{value}" for name, value in metrics.items())
-                        yield self._step(number, "".join(fields))
-
     def _now(self, message: str) -> str:
         self.stage = message
         return message
@@ -89,7 +72,6 @@ class Progress:
         if number == 0:
             self.stage = "first training step"
             return f"validation before training{_turns(text, 'val-aux/num_turns/mean')}"
-        self.steps_done = number
         # verl 0.8's main_ppo_sync does not print how many there will be.
         of = f" of {self._total}" if self._total else ""
         self.stage = "ending" if number == self._total else f"step {number + 1}{of}"
