@@ -5,17 +5,6 @@ It imports nothing: a process that is not profiled, or not traced, reads this an
 
 from __future__ import annotations
 
-__all__ = [
-    "CACHE_GB",
-    "CACHE_HOME",
-    "NVTX_LIBRARY",
-    "REHEARSAL_CACHE",
-    "REHEARSAL_POLL_INTERVAL",
-    "SETTINGS",
-    "TRANSFER_QUEUE_SWITCHES",
-    "UNDER_NSYS",
-]
-
 # The settings of a run, as `recording.worker_config.WorkerConfig` encodes them.
 SETTINGS = "VERL_PROFILER_SETTINGS"
 # "1" in a process that nsys started, "0" in one that such a process made without nsys.

@@ -12,8 +12,6 @@ from __future__ import annotations
 import shlex
 import sys
 
-__all__ = ["ConfigError", "ReadingError", "VerlProfilerError", "extra_of", "install_line"]
-
 # Modules outside the core, with the smallest extra of pyproject.toml that installs each.
 _EXTRAS = {
     "duckdb": "analysis",

@@ -12,18 +12,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = [
-    "BYTE_UNITS",
-    "counted",
-    "quantile_texts",
-    "rate",
-    "seconds",
-    "share",
-    "size",
-    "some",
-]
-
-
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 

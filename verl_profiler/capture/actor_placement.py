@@ -21,10 +21,8 @@ from verl_profiler.capture import tools
 from verl_profiler.capture.plan import Plan, RoleCapture
 from verl_profiler.environ import UNDER_NSYS
 from verl_profiler.events.json_values import mapping_or_empty
-from verl_profiler.recording import recorder
+from verl_profiler.recording.complaints import announce
 from verl_profiler.recording.identity import of_actor
-
-__all__ = ["captured_actors", "hook_creation", "runtime_env_for"]
 
 # Role, rank and a weak reference to the handle of each captured actor that this process created and
 # still holds.
@@ -90,7 +88,7 @@ def _of_actor(decision: _Decision, actor: Any, options: dict[str, Any]) -> Any:
             options.get("name"), class_name, mapping_or_empty(given.get("env_vars"))
         )
     except Exception as error:  # noqa: BLE001  another Ray
-        recorder.announce(f"WARNING an actor is not captured: {error!r}")
+        announce(f"WARNING an actor is not captured: {error!r}")
         return None
     if identity.role == "trainer" and before_trainer is not None:
         before_trainer()
@@ -98,7 +96,7 @@ def _of_actor(decision: _Decision, actor: Any, options: dict[str, Any]) -> Any:
         capture = plan.of(identity.role, identity.rank)
         options["runtime_env"] = runtime_env_for(plan, capture, options.get("runtime_env"))
     except Exception as error:  # noqa: BLE001  verl creates its actors in any case
-        recorder.announce(f"WARNING {class_name} is not captured: {error!r}")
+        announce(f"WARNING {class_name} is not captured: {error!r}")
         return None
     return identity if capture is not None else None
 
@@ -118,7 +116,7 @@ def _of_task(decision: _Decision, _function: Any, options: dict[str, Any]) -> No
                 made, is_job_runtime_env=False, serialize=True
             )
     except Exception as error:  # noqa: BLE001  another Ray; the task runs as its parent does
-        recorder.announce(f"WARNING a task may run under nsys: {error!r}")
+        announce(f"WARNING a task may run under nsys: {error!r}")
 
 
 def runtime_env_for(plan: Plan, capture: RoleCapture | None, runtime_env: Any) -> Any:

@@ -31,9 +31,7 @@ from verl_profiler.nodes.files import being_written
 from verl_profiler.nodes.rounds import Nodes
 from verl_profiler.units import size
 
-__all__ = ["Fetch", "account", "collect", "raw_of"]
-
-SUMMARY = "captures.json"
+_SUMMARY = "captures.json"
 # How long one call of `Fetch` waits for nodes that have not answered yet.
 _FETCH_S = 5.0
 
@@ -240,7 +238,7 @@ def _place_reports(captures: list[CaptureRecord], place: _Place) -> list[Capture
             captures.append(capture)
     files = {capture.file for capture in captures}
     captures += [record for record in read_metadata(home) if record.file not in files]
-    _write_json(home / SUMMARY, [asdict(capture) for capture in captures])
+    _write_json(home / _SUMMARY, [asdict(capture) for capture in captures])
     return captures
 
 

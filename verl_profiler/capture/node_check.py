@@ -18,9 +18,7 @@ from verl_profiler.capture import tools
 from verl_profiler.capture.plan import Plan
 from verl_profiler.errors import ConfigError
 from verl_profiler.nodes.actor import NodeActor
-from verl_profiler.recording import recorder
-
-__all__ = ["check_node", "check_nodes"]
+from verl_profiler.recording.complaints import announce
 
 _TIMEOUT_S = 400.0
 
@@ -42,7 +40,7 @@ def check_nodes(plan: Plan) -> None:
             versions.setdefault(version, []).append(host)
     if len(versions) > 1:
         listed = "; ".join(f"{version} on {', '.join(on)}" for version, on in versions.items())
-        recorder.announce(
+        announce(
             f"WARNING the nodes have different versions of {plan.tool}: {listed}. Open and export the "
             "reports with the newest of them. (nsys-versions)"
         )

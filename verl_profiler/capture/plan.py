@@ -17,18 +17,6 @@ import msgspec
 from verl_profiler.capture import tools
 from verl_profiler.environ import UNDER_NSYS
 
-__all__ = [
-    "ROLES",
-    "NsightSettings",
-    "Plan",
-    "RoleCapture",
-    "decoded_plan",
-    "raw_directory",
-    "restore_umask",
-    "restrict",
-    "umask",
-]
-
 # Keys of `profiler.nsight.roles` → roles of the processes.
 ROLES: dict[str, tuple[str, ...]] = {
     "trainer": ("trainer",),

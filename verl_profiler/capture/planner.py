@@ -20,8 +20,6 @@ from verl_profiler.capture.verl_keys import Capture, world_size
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import mapping_or_empty
 
-__all__ = ["captures_per_process", "make_plan", "remarks"]
-
 
 def make_plan(config: Any, capture: Capture, settings: NsightSettings, run: Path) -> Plan | None:
     """Return the plan, or None if verl captures with a tool that only verl supports.

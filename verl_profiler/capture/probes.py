@@ -19,8 +19,7 @@ from verl_profiler.instrumentation.probe import Probe
 from verl_profiler.recording import recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
-
-__all__ = ["PROBES", "install"]
+from verl_profiler.recording.complaints import announce
 
 _V1 = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 _V0 = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
@@ -88,7 +87,7 @@ def _call_actors(function: Callable[..., Any], *arguments: Any) -> None:
         _, late = ray.wait(list(calls), num_returns=len(calls), timeout=_TIMEOUT_S)
     if late:
         names = sorted({f"{role} {rank}" for role, rank in (calls[call] for call in late)})
-        recorder.announce(
+        announce(
             f"WARNING {', '.join(names)} did not {function.__name__} a capture within "
             f"{_TIMEOUT_S:.0f} s. Training continues. (capture-late)"
         )

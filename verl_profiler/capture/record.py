@@ -25,8 +25,6 @@ from verl_profiler.events.files import (
 from verl_profiler.events.json_values import is_object
 from verl_profiler.units import counted
 
-__all__ = ["CaptureRecord", "read_journals", "read_metadata"]
-
 # A capture takes two lines of 200 bytes.
 _JOURNAL_LIMIT_BYTES = 64 << 20
 _NAME = re.compile(r"[\w.:-]*")

@@ -19,8 +19,6 @@ from verl_profiler.capture import tools
 from verl_profiler.capture.plan import Plan, RoleCapture, decoded_plan
 from verl_profiler.recording import context, recorder
 
-__all__ = ["Process", "current", "note_step", "note_task", "start", "stop"]
-
 
 class Process:
     """The captures of one process.

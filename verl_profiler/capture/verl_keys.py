@@ -16,8 +16,6 @@ from verl_profiler.capture import tools
 from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import is_list, is_tuple
 
-__all__ = ["Capture", "read_keys", "refuse_unknown", "translate", "world_size"]
-
 # Component → where the text and the examples of the guide put it.
 _COMPONENTS = {
     "actor": ("actor_rollout_ref.actor",),

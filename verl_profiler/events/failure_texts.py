@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["reason_in"]
-
 _LIMIT = 300
 # Forms, the more specific ones first, and what they mean where they do not state it themselves.
 _REASONS = tuple(

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from verl_profiler.events.vocabulary import TABLES, contract
 
-__all__ = ["CAPTURE", "FIELDS", "HEADER", "IDENTITY", "LINE", "Field", "fields_in", "fields_of"]
-
 
 @dataclass(frozen=True)
 class Field:

@@ -21,25 +21,6 @@ from typing import IO, Any, BinaryIO, cast
 from verl_profiler.events.json_values import is_list, is_object
 from verl_profiler.units import size
 
-__all__ = [
-    "JSON_LIMIT_BYTES",
-    "UnusableFileError",
-    "cleaned_text",
-    "expanded",
-    "is_own_pipe",
-    "is_regular",
-    "is_stale",
-    "limited_lines",
-    "open_log",
-    "open_regular",
-    "parse_json",
-    "read_bounded",
-    "read_json",
-    "read_object",
-    "reason_of",
-    "status_of_regular",
-]
-
 # Headers, run.json and lists of captures are a few kilobytes.
 JSON_LIMIT_BYTES = 8 << 20
 # json's own limit is the interpreter's stack; what a run writes is nested 6 deep.

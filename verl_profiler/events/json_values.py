@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-__all__ = ["is_list", "is_mapping", "is_object", "is_tuple", "mapping_or_empty", "shallow"]
-
 
 def is_object(value: object) -> TypeGuard[dict[str, Any]]:
     """Return whether a parsed value is an object."""

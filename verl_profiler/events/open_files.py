@@ -5,8 +5,6 @@ Both halves use it: the recorder announces a stuck phase, and the reader explain
 
 from __future__ import annotations
 
-__all__ = ["EVIDENCE_FOLDER", "FOLDER", "FORMAT_VERSION", "NO_PROGRESS", "stuck_after_s"]
-
 FOLDER = "open"
 # In it a folder 1, 2, 3 for each hang; the trainer's process makes it, and all write into it.
 EVIDENCE_FOLDER = "evidence"

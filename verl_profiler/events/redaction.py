@@ -14,15 +14,6 @@ from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_mapping, is_tuple
 
-__all__ = [
-    "OMITTED",
-    "problem_of",
-    "public",
-    "recorded_command",
-    "recorded_values",
-    "without_url_secrets",
-]
-
 OMITTED = "<omitted>"
 
 

@@ -11,17 +11,6 @@ from typing import Any, TypeGuard
 
 from verl_profiler.events.redaction import problem_of, public
 
-__all__ = [
-    "RemoteError",
-    "connect",
-    "has_folders",
-    "is_url",
-    "joined",
-    "listing",
-    "name_of",
-    "takes_threads",
-]
-
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 # What to install for a protocol.
 _PACKAGES = {

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = [
-    "DISK_FILE",
-    "FORMAT_VERSION",
-    "SHIPPING_FILE",
-    "SUFFIXES",
-    "UPLOAD_FILE",
-    "UPLOAD_FORMAT_VERSION",
-    "iso",
-    "process_of",
-    "travels",
-]
-
 SHIPPING_FILE = "shipping.json"
 FORMAT_VERSION = 1
 # In object storage only: whether the upload of the run has ended, and up to when it was complete.

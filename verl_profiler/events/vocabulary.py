@@ -16,26 +16,6 @@ from typing import Literal, get_args
 
 import msgspec
 
-__all__ = [
-    "COMPUTING_ROLES",
-    "EVENTS",
-    "FAMILIES",
-    "FORMAT_VERSION",
-    "LAG_THRESHOLD_S",
-    "NVTX_DOMAIN",
-    "PHASES",
-    "RUN_FILE",
-    "TABLES",
-    "TRACKERS",
-    "WORKER_ROLE",
-    "Event",
-    "Family",
-    "contract",
-    "process_name",
-    "step_folder",
-    "step_of_folder",
-]
-
 FORMAT_VERSION = 1
 
 RUN_FILE = "run.json"

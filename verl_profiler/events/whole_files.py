@@ -8,8 +8,6 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["replace_file", "replacing"]
-
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Generator[IO[bytes], None, None]:

@@ -18,10 +18,9 @@ from typing import Any
 
 from verl_profiler.environ import NVTX_LIBRARY
 from verl_profiler.events.vocabulary import NVTX_DOMAIN
-from verl_profiler.recording import context, observers, recorder
+from verl_profiler.recording import context, observers
 from verl_profiler.recording.call import Call
-
-__all__ = ["is_on", "switch_off", "switch_on", "tool_attached"]
+from verl_profiler.recording.complaints import announce
 
 
 def is_on() -> bool:
@@ -58,7 +57,7 @@ def switch_on() -> bool:
     try:
         import nvtx  # pyright: ignore[reportMissingImports]
     except ImportError:
-        recorder.announce(
+        announce(
             "WARNING nvtx is not installed, so nsys will not show verl-profiler's ranges. (no-nvtx)"
         )
         return False

@@ -23,16 +23,6 @@ from verl_profiler.instrumentation.status import missed, status
 from verl_profiler.instrumentation.wrapping import wrap
 from verl_profiler.recording import recorder
 
-__all__ = [
-    "install",
-    "is_probed",
-    "place_in_main",
-    "place_on",
-    "resolve",
-    "stands_below",
-    "uninstall",
-]
-
 
 class _Place(msgspec.Struct, frozen=True, eq=False):
     probe: Probe

@@ -9,8 +9,6 @@ import msgspec
 
 from verl_profiler.recording.call import Call
 
-__all__ = ["EndTrace", "Probe", "of_family"]
-
 EndTrace: TypeAlias = Callable[[Any, "BaseException | None"], None]
 """Called with the result of a call and the exception that ended it, one of them None."""
 # A client of TransferQueue has a loop of its own, and nobody answers while weights or memory move.

@@ -16,9 +16,7 @@ from typing import Any
 import wrapt
 
 from verl_profiler.events.json_values import is_object, mapping_or_empty
-from verl_profiler.recording import recorder
-
-__all__ = ["Additions", "extend", "job_environment", "make_hook", "set_up_workers"]
+from verl_profiler.recording.complaints import announce
 
 _KEY = "worker_process_setup_hook"
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -68,7 +66,7 @@ class Additions:
                 if not through_client:
                     set_up_workers(kwargs)
             except Exception as error:  # noqa: BLE001  the run starts in any case
-                recorder.announce(f"WARNING processes without verl are not recorded: {error!r}")
+                announce(f"WARNING processes without verl are not recorded: {error!r}")
             result = original(*args, **kwargs)
             for started in self._started:
                 started(ray, through_client)
@@ -127,7 +125,7 @@ def job_environment(config: str | None = None) -> Mapping[str, Any]:
 def _job_has_hook(config: str | None) -> bool:
     """Whether `ray job submit` set a hook already; Ray refuses a second one."""
     if job_environment(config).get(_KEY):
-        recorder.announce(
+        announce(
             f"WARNING the Ray job has a {_KEY} of its own, so processes that do "
             "not import verl (TransferQueue's) are not recorded. (job-hook)"
         )

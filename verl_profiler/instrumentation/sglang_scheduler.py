@@ -19,8 +19,6 @@ from typing import Any
 
 from verl_profiler.environ import SETTINGS
 
-__all__ = ["load"]
-
 _CATEGORY = "scheduler"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _DEVICE_TIMER = "forward_pass_device_timer"
@@ -31,7 +29,7 @@ def load() -> None:
     text = os.environ.get(SETTINGS)
     if not text:
         return
-    from verl_profiler.recording import recorder
+    from verl_profiler.recording.complaints import announce
 
     try:
         from verl_profiler.instrumentation.nvtx_ranges import tool_attached
@@ -43,9 +41,7 @@ def load() -> None:
         if config.events.engine_iterations and os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
             _register_clock()
     except Exception as error:  # noqa: BLE001  the engine runs with or without ranges
-        recorder.announce(
-            f"WARNING SGLang's schedulers open no NVTX ranges: {error!r} (plugin-failed)"
-        )
+        announce(f"WARNING SGLang's schedulers open no NVTX ranges: {error!r} (plugin-failed)")
 
 
 def _register() -> None:

@@ -10,9 +10,7 @@ from collections import Counter
 import msgspec
 
 from verl_profiler.instrumentation.probe import Probe
-from verl_profiler.recording import recorder
-
-__all__ = ["FAILURES", "Status", "failed", "missed", "status"]
+from verl_profiler.recording.complaints import announce
 
 # What a hook may raise; values of the host's may raise anything from `__str__` or `__len__`.
 # KeyboardInterrupt and SystemExit are not among them: a signal handler of the host's raises them
@@ -44,7 +42,7 @@ def missed(probe: Probe, reason: str) -> None:
     status.missed[probe.name] = (
         reason if probe.lost is None else f"{reason}; {probe.lost} is not recorded"
     )
-    recorder.announce(
+    announce(
         f"WARNING probe {probe.name!r}: {reason}. Training is not affected; "
         f"{probe.lost or 'this measurement'} will be missing. (target-changed)"
     )
@@ -58,7 +56,7 @@ def failed(probe: Probe, error: BaseException) -> None:
     # At the recursion limit, or with an exception whose text cannot be had, this fails too.
     with contextlib.suppress(*FAILURES):
         lines = "".join(traceback.format_exception(error)).rstrip()
-        recorder.announce(
+        announce(
             f"WARNING probe {probe.name!r} failed; training is not affected, further failures "
             f"are only counted. (probe-failed)\n{lines}"
         )

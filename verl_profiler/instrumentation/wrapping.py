@@ -36,8 +36,6 @@ from verl_profiler.recording.event_loop_lag import (
 )
 from verl_profiler.recording.recorder import SAMPLED
 
-__all__ = ["wrap"]
-
 _NOTHING: dict[str, Any] = {}
 # Looked up once: these are read on every probed call.
 _current_request = context.current_request.get

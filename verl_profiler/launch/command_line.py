@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from verl_profiler.errors import ConfigError
 
-__all__ = ["CommandLine", "check_overrides", "is_command", "parse"]
-
 # Hydra's options that take a value → what that is.
 _OPTIONS = {
     **dict.fromkeys(("--config-name", "-cn"), "name"),

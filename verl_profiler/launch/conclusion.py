@@ -15,8 +15,6 @@ from pathlib import Path
 from verl_profiler.environ import SETTINGS
 from verl_profiler.recording.complaints import announce
 
-__all__ = ["conclude"]
-
 # A summary of 100,000 events takes about 3 s.
 PATIENCE_S = 10.0
 _NEEDED = ("duckdb", "numpy", "scipy")

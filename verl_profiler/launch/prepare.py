@@ -33,6 +33,7 @@ from verl_profiler.launch.training_facts import selected, training_facts
 from verl_profiler.nodes import thread as nodes
 from verl_profiler.recording import recorder, run_directory
 from verl_profiler.recording.clock import Anchor, take_anchor
+from verl_profiler.recording.complaints import announce
 from verl_profiler.recording.worker_config import UNNAMED_RUN, WorkerConfig
 
 __all__ = ["end", "of_sft", "prepare", "settings_of"]
@@ -130,7 +131,7 @@ def _translate_keys(config: Any, settings: Settings) -> verl_keys.Capture | None
     nsight = settings.nsight
     capture = verl_keys.translate(config, nsight.tool, nsight.roles.workers)
     for warning in memory_saver.apply(config, settings.memory_saver):
-        recorder.announce(f"WARNING {warning}")
+        announce(f"WARNING {warning}")
     return capture
 
 
@@ -166,7 +167,7 @@ def _record_driver(encoded: str, directory: Path, url: str | None) -> None:
     _hook_ray_init()
     activate("driver")
     uploaded = f", uploaded to {public(url)}" if url is not None else ""
-    recorder.announce(
+    announce(
         f"recording to {directory}{uploaded}; follow: verl-profiler summary --follow {shlex.quote(str(directory))}"
     )
 
@@ -189,11 +190,9 @@ def _prepare_captures(config: Any, capture: verl_keys.Capture, plan: Plan) -> No
         role if chosen.ranks is None else f"{role} {list(chosen.ranks)}"
         for role, chosen in plan.roles.items()
     )
-    recorder.announce(
-        f"capturing steps {list(plan.steps)} with {plan.tool}: {roles or 'no process'}"
-    )
+    announce(f"capturing steps {list(plan.steps)} with {plan.tool}: {roles or 'no process'}")
     for remark in remarks(config, capture, plan):
-        recorder.announce(f"WARNING {remark}")
+        announce(f"WARNING {remark}")
     hook_creation(plan, lambda: check_nodes(plan))
 
 
@@ -213,17 +212,17 @@ def end(*, failed: bool) -> None:
         plan = decoded_plan(active.config.capture_plan)
         _end(active.directory, plan, failed=failed)
     except Exception as error:  # noqa: BLE001  the command keeps its own result
-        recorder.announce(f"WARNING finishing the recording failed: {error!r}")
+        announce(f"WARNING finishing the recording failed: {error!r}")
 
 
 def _end(directory: Path, plan: Plan | None, *, failed: bool) -> None:
     if failed and not _ray_started:
         run_directory.discard(directory)
         remote_output.finish()
-        recorder.announce("the run failed before it started; nothing was recorded")
+        announce("the run failed before it started; nothing was recorded")
         return
     named = shlex.quote(str(directory))
-    recorder.announce(
+    announce(
         f"events are in {directory}; next: verl-profiler summary {named}, "
         f"verl-profiler report {named}"
     )
@@ -243,9 +242,9 @@ def _collect(directory: Path, plan: Plan) -> None:
         fetch = gather.Fetch(directory, raw)
         found = gather.collect(directory, patience_s=_COLLECT_S, fetch=fetch, raw=raw)
         for line in [*gather.account(found), *fetch.account()]:
-            recorder.announce(line)
+            announce(line)
     except Exception as error:  # noqa: BLE001  training has succeeded; the files are still there
-        recorder.announce(
+        announce(
             f"WARNING the captures could not be gathered: {error!r}. "
             f"Run: verl-profiler collect {directory} (not-collected)"
         )
@@ -273,9 +272,7 @@ def _enable_engine_timing(config: Any) -> None:
         rollout.disable_log_stats = False
         return
     if name != "sglang":
-        recorder.announce(
-            f"WARNING profiler.events.engine_timing works with SGLang and vLLM, not {name!r}"
-        )
+        announce(f"WARNING profiler.events.engine_timing works with SGLang and vLLM, not {name!r}")
         return
     engine: Any = OmegaConf.to_container(rollout.get("engine_kwargs") or OmegaConf.create({}))
     sglang = {**mapping_or_empty(engine.get("sglang")), "enable_metrics": True}
@@ -288,7 +285,7 @@ def _hook_ray_init() -> None:
     ray: Any = importlib.import_module("ray")
     if ray.is_initialized():
         _ray_started = True
-        recorder.announce(
+        announce(
             "WARNING Ray was initialized before the profiler; processes that do not inherit "
             f"{SETTINGS} record nothing. Call verl_profiler.prepare before ray.init. "
             "(ray-initialized)"
@@ -307,7 +304,7 @@ def _begin_with_ray(ray: Any, through_client: bool) -> None:
     try:
         nodes.start(ray, Path(active.config.directory), active.config.events.ship_every_s)
     except Exception as error:  # noqa: BLE001  the run starts in any case
-        recorder.announce(
+        announce(
             "WARNING the clocks of other nodes are not compared, and event files stay there: "
             f"{error!r} (not-shipped)"
         )

@@ -22,8 +22,6 @@ from verl_profiler.events.redaction import public
 from verl_profiler.recording.complaints import announce
 from verl_profiler.storage.upload import CLAIMED
 
-__all__ = ["Uploader", "finish", "start"]
-
 _CLAIM_S = 120.0
 # The end waits for an upload as long as a file is uploaded within this time.
 _SILENCE_S = 120.0

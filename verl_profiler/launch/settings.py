@@ -20,12 +20,6 @@ from verl_profiler.events.remote import RemoteError, is_url, name_of
 from verl_profiler.recording.worker_config import EventSettings, StuckSettings
 from verl_profiler.transfer_queue.switches import TracingSettings
 
-__all__ = [
-    "MemorySaverSettings",
-    "Settings",
-    "parse",
-]
-
 
 class MemorySaverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`profiler.memory_saver`, which `launch.memory_saver` turns into the host's settings.

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from verl_profiler.instrumentation.probe import Probe
 
-__all__ = ["Found", "Sources", "find_targets", "lost"]
-
 _HOST = "verl."
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -13,8 +13,6 @@ from verl_profiler.events.json_values import is_list
 from verl_profiler.events.vocabulary import TRACKERS
 from verl_profiler.launch import memory_saver
 
-__all__ = ["selected", "training_facts"]
-
 
 def selected(config: Any, path: str) -> Any:
     """Return the value at a dotted path of the config; None where it cannot be resolved yet."""

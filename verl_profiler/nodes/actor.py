@@ -12,8 +12,6 @@ from typing import Any
 
 from verl_profiler.environ import SETTINGS
 
-__all__ = ["NodeActor", "as_connected"]
-
 _TIMEOUT_S = 30.0
 
 

@@ -12,8 +12,6 @@ from typing import Any
 from verl_profiler.recording.clock import boot_id, now
 from verl_profiler.recording.process_header import add_part
 
-__all__ = ["account", "begin", "exchange", "keep"]
-
 _BURST = 48
 _KEPT = 128
 # Nodes whose samples are kept; autoscaling clusters have new ones every hour.

@@ -19,20 +19,6 @@ from verl_profiler.events.open_files import EVIDENCE_FOLDER
 from verl_profiler.events.open_files import FOLDER as OPEN
 from verl_profiler.events.shipping import DISK_FILE, travels
 
-__all__ = [
-    "CHUNK_BYTES",
-    "LIGHT",
-    "PROCESSES",
-    "Piece",
-    "Status",
-    "being_written",
-    "disk_of",
-    "hangs_of",
-    "listing",
-    "read",
-    "request_evidence",
-]
-
 CHUNK_BYTES = 4 << 20
 # A line that is longer than a chunk is read whole, up to this.
 _LINE_BYTES = 64 << 20

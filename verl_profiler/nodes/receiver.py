@@ -20,8 +20,6 @@ from verl_profiler.events.shipping import SUFFIXES, process_of, travels
 from verl_profiler.events.whole_files import replace_file
 from verl_profiler.nodes.files import LIGHT, PROCESSES, Piece, Status, listing
 
-__all__ = ["Receiver"]
-
 _PACKED = ".jsonl.gz"
 # Files of one call, whose names travel with it.
 _AT_ONCE = 200

@@ -36,8 +36,6 @@ from verl_profiler.nodes.receiver import Receiver
 from verl_profiler.recording.clock import boot_id
 from verl_profiler.recording.process_header import claim_name
 
-__all__ = ["Nodes"]
-
 _TIMEOUT_S = 30.0
 _ROUND_S = 60.0
 # A node that does not tell its time at once is busy or gone; the others wait for it.

@@ -14,8 +14,6 @@ from verl_profiler.nodes import clock
 from verl_profiler.nodes.rounds import Nodes
 from verl_profiler.recording.complaints import announce
 
-__all__ = ["finish", "start"]
-
 # The first rounds follow each other closely; clocks, headers and open calls have this interval, if events
 # do not travel more often.
 _FIRST_S = (0.0, 2.0, 5.0, 10.0)

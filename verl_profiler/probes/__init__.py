@@ -10,8 +10,6 @@ from collections.abc import Iterable
 
 from verl_profiler.instrumentation.probe import Probe
 
-__all__ = ["all_probes", "select"]
-
 # The modules that hold `PROBES`, grouped by the part of verl that is watched.
 _MODULES = (
     "trainer",

@@ -17,8 +17,6 @@ from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
-__all__ = ["PROBES", "consume", "instant"]
-
 _probe = of_family("trainer")
 
 _V1 = "verl.trainer.ppo.v1"

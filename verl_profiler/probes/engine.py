@@ -22,8 +22,6 @@ from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall
 
-__all__ = ["PROBES"]
-
 _probe = of_family("engine")
 
 _SERVERS = (

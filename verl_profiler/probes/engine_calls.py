@@ -24,8 +24,6 @@ from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import EngineCall, Request
 from verl_profiler.recording.requests import close_turn, open_turn
 
-__all__ = ["PROBES"]
-
 _probe = of_family("rollout")
 
 _MODULE = "verl.workers.rollout.llm_server"

@@ -25,8 +25,7 @@ from verl_profiler.probes.values import plain
 from verl_profiler.recording import context, evidence, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
-
-__all__ = ["PROBES"]
+from verl_profiler.recording.complaints import announce
 
 _probe = of_family("engine")
 
@@ -61,13 +60,11 @@ def _is_asked_for() -> bool:
 
 def _report_failure(error: Exception) -> None:
     """Report that readings end; the engine serves in any case."""
-    recorder.announce(
-        f"WARNING the engine's load is no longer recorded: {error!r} (engine-state-failed)"
-    )
+    announce(f"WARNING the engine's load is no longer recorded: {error!r} (engine-state-failed)")
 
 
 def _report_missing() -> None:
-    recorder.announce(
+    announce(
         "WARNING profiler.events.engine_state: this engine does not report its load "
         "(engine-state-missing)"
     )

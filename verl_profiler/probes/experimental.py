@@ -26,8 +26,6 @@ from verl_profiler.recording import context, open_calls, recorder
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
-__all__ = ["PROBES"]
-
 _probe = of_family("trainer")
 _rollout_probe = of_family("rollout")
 

@@ -19,8 +19,6 @@ from verl_profiler.probes.values import plain
 from verl_profiler.recording import context
 from verl_profiler.recording.call import Call
 
-__all__ = ["PROBES"]
-
 _probe = of_family("trainer")
 _weights_probe = of_family("weights")
 

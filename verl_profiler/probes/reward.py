@@ -13,8 +13,6 @@ from verl_profiler.recording import context
 from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 
-__all__ = ["PROBES"]
-
 _probe = of_family("reward")
 
 # The dict that verl passes to the user's function as `extra_info`, the function's start and end, and

@@ -24,8 +24,6 @@ from verl_profiler.recording.requests import (
     open_turn,
 )
 
-__all__ = ["PROBES", "with_request"]
-
 _probe = of_family("rollout")
 
 _LOOP = "verl.experimental.agent_loop.agent_loop"

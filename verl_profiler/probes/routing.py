@@ -14,8 +14,6 @@ from verl_profiler.probes.values import plain
 from verl_profiler.recording import recorder
 from verl_profiler.recording.call import Call
 
-__all__ = ["PROBES"]
-
 # Not of subclasses that choose by rules of their own.
 _BALANCERS = (
     "verl.workers.rollout.router:GlobalRequestLoadBalancer",

@@ -20,8 +20,7 @@ import msgspec
 
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.clock import now
-
-__all__ = ["Sums", "begin_launch", "end_launch"]
+from verl_profiler.recording.complaints import announce
 
 _PREFIX = "verl-profiler-"
 _LONG = 60
@@ -141,7 +140,7 @@ class _Subscriber:
         try:
             self._read()
         except Exception as error:  # noqa: BLE001  the engine serves with or without being read
-            recorder.announce(
+            announce(
                 "WARNING the engine's iterations are no longer recorded: "
                 f"{error!r} (engine-iterations-failed)"
             )
@@ -193,7 +192,7 @@ def begin_launch(server: Any) -> None:
     if dataclasses.is_dataclass(arguments):
         names = {field.name for field in dataclasses.fields(arguments)}
     if not {_PUBLISH, _ENDPOINT} <= names:
-        recorder.announce(
+        announce(
             "WARNING profiler.events.engine_iterations: this SGLang has no forward-pass metrics "
             "(engine-iterations-missing)"
         )

@@ -12,8 +12,6 @@ from verl_profiler.recording.call import Call
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.open_calls import begin_phase, end_phase
 
-__all__ = ["PROBES"]
-
 _probe = of_family("trainer")
 
 _V1 = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"

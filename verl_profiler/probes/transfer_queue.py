@@ -14,8 +14,6 @@ from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.probes.values import plain
 from verl_profiler.recording.call import Call
 
-__all__ = ["PROBES", "end_get", "size_bytes"]
-
 _probe = of_family("transfer_queue")
 
 _CLIENT = "transfer_queue.client:AsyncTransferQueueClient"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["LONGEST", "number", "plain", "scalar"]
-
 LONGEST = 200
 """Characters of a text that are kept: names come from a model's output, ids from a user's code."""
 

@@ -15,8 +15,6 @@ from verl_profiler.instrumentation.probe import of_family
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import Call
 
-__all__ = ["PROBES", "begin_loading", "begin_receiving", "end_loading", "end_receiving"]
-
 _probe = of_family("weights")
 
 # Buckets of one sync that get a line each; the others of the sync share one.
@@ -83,7 +81,7 @@ _moved = _Buckets("weight_bucket")
 _loaded = _Buckets("weight_load")
 
 
-def begin_counting(call: Call) -> None:
+def _begin_counting(call: Call) -> None:
     """Count the weights that are iterated over in a call, unless a call around it does."""
     call.state = _counted.get()
     if call.state is None:
@@ -115,7 +113,7 @@ def _end_iterating(call: Call, _result: Any) -> None:
 
 def _begin_send(call: Call) -> None:
     _moved.begin_sync()
-    begin_counting(call)
+    _begin_counting(call)
     step = call.arguments.get("global_steps")
     if isinstance(step, int):
         call.extra = {"weight_version": step}
@@ -132,13 +130,13 @@ def _end_send(call: Call, _result: Any) -> None:
 def begin_receiving(call: Call) -> None:
     """Begin a receiver's sync."""
     _moved.begin_sync()
-    begin_counting(call)
+    _begin_counting(call)
 
 
 def begin_loading(call: Call) -> None:
     """Begin to pass the weights of a sync to an engine."""
     _loaded.begin_sync()
-    begin_counting(call)
+    _begin_counting(call)
 
 
 def end_receiving(call: Call) -> None:

@@ -21,8 +21,6 @@ from verl_profiler.instrumentation.probe import Probe, of_family
 from verl_profiler.recording import context, device_timing, recorder
 from verl_profiler.recording.call import Call
 
-__all__ = ["PROBES"]
-
 _probe = of_family("workers")
 
 _HYBRID = "verl.workers.engine_workers:ActorRolloutRefWorker"

@@ -32,8 +32,8 @@ from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.recording import context, observers, recorder, requests, values
 from verl_profiler.recording.call import outcome_of
 from verl_profiler.recording.clock import now, take_anchor
-from verl_profiler.recording.encoding import Logged
-from verl_profiler.recording.recorder import EVENT_NAME_LIMIT, SAMPLED, STEP_LIMIT
+from verl_profiler.recording.encoding import EVENT_NAME_LIMIT, STEP_LIMIT, Logged
+from verl_profiler.recording.recorder import SAMPLED
 from verl_profiler.recording.values import plain
 from verl_profiler.recording.worker_config import UNNAMED_RUN, EventSettings, WorkerConfig
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from verl_profiler.recording.details import Details
     from verl_profiler.recording.recorder import Recorder
 
-__all__ = ["BackgroundWriter"]
-
 # Events between two writes, in which other threads run: about 2 ms.  Where a share of the queue's limit
 # waits, so many writes instead, since busy threads give the interpreter back only after 5 ms each.
 _BATCH = 256

@@ -22,8 +22,6 @@ from verl_profiler.recording.complaints import Complaints, announce
 from verl_profiler.recording.details import Details
 from verl_profiler.recording.encoding import Target
 
-__all__ = ["ByteBudget", "ClosedSteps"]
-
 # For request lines, and the trainer's and workers' events.
 _RESERVED = 0.1
 # The share is halved so often; then details are written of no request.

@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Call", "outcome_of", "status_of"]
-
 
 # Tracked by the garbage collector: a host's object may hold its own running generator, whose frame
 # holds the wrapper's call, which holds the arguments, which hold the object.

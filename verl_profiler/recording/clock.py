@@ -12,15 +12,6 @@ import time
 
 import msgspec
 
-__all__ = [
-    "Anchor",
-    "Timestamps",
-    "anchor_for_this_boot",
-    "boot_id",
-    "now",
-    "take_anchor",
-]
-
 # perf_counter and monotonic are the same clock on Linux.
 now = time.perf_counter_ns
 

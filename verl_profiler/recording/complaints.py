@@ -8,8 +8,6 @@ import re
 import sys
 from collections.abc import Iterable
 
-__all__ = ["Complaints", "announce"]
-
 # A path of the user's may hold what a terminal obeys.
 _UNSEEN = (
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"

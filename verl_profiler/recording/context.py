@@ -13,16 +13,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = [
-    "EngineCall",
-    "Request",
-    "current_engine_call",
-    "current_request",
-    "dispatching_step",
-    "process",
-    "restore",
-]
-
 
 class Request(msgspec.Struct, weakref=True, eq=False):
     """One agent-loop run, from its start until its result is stored."""

@@ -20,8 +20,6 @@ from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.recording.encoding import Event, Logged
 from verl_profiler.recording.worker_config import one_in
 
-__all__ = ["DETAILS", "QUIET_NS", "SLOWEST", "Details"]
-
 # Written by the agent loop inside a request.
 DETAILS = frozenset(
     name for name, event in EVENTS.items() if event.family == "rollout" and event.parent is not None

@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 
 from verl_profiler.recording import context, devices, recorder
 from verl_profiler.recording.clock import now
+from verl_profiler.recording.complaints import announce
 from verl_profiler.recording.devices import Device
 from verl_profiler.recording.process_header import add_part
-
-__all__ = ["LONGEST_S", "Waits", "account", "begin"]
 
 # A device that does not change gets a line this often, so that it differs from one that is not sampled.
 LONGEST_S = 10.0
@@ -73,9 +72,7 @@ class _Sampler(threading.Thread):
             if self.wait_for_role() and self.wait_for_election():
                 self.sample()
         except Exception as error:  # noqa: BLE001  training goes on with or without readings
-            recorder.announce(
-                f"WARNING devices are no longer sampled: {error!r} (device-sampling-failed)"
-            )
+            announce(f"WARNING devices are no longer sampled: {error!r} (device-sampling-failed)")
         finally:
             self.release()
 
@@ -145,9 +142,7 @@ class _Sampler(threading.Thread):
             fields = device.read()
         except Exception as error:  # noqa: BLE001  a device that is lost: the host will fail on it
             self.devices.remove(device)
-            recorder.announce(
-                f"WARNING device {device.index} is no longer sampled: {error!r} (device-lost)"
-            )
+            announce(f"WARNING device {device.index} is no longer sampled: {error!r} (device-lost)")
             return
         at_ns = now()
         last, last_ns = self.recorded.get(device.index, ({}, 0))

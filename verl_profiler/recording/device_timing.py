@@ -13,8 +13,7 @@ from typing import Any
 
 from verl_profiler.recording import context, devices, recorder
 from verl_profiler.recording.call import Call
-
-__all__ = ["begin", "end", "forget", "harvest"]
+from verl_profiler.recording.complaints import announce
 
 # Calls whose events the device has not passed; of more, the oldest are forgotten.
 _WAITING = 256
@@ -68,7 +67,7 @@ def _give_up(error: Exception) -> None:
     global _failed
     forget()
     _failed = True
-    recorder.announce(f"WARNING device time is no longer recorded: {error!r} (device-time-failed)")
+    announce(f"WARNING device time is no longer recorded: {error!r} (device-time-failed)")
 
 
 def harvest() -> None:

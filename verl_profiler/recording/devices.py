@@ -19,20 +19,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = [
-    "LIBRARY",
-    "Device",
-    "forget",
-    "is_importable",
-    "memory_of_devices",
-    "memory_of_host",
-    "open_devices",
-    "remember_device",
-    "remember_replica",
-    "used_devices",
-    "visible_words",
-]
-
 LIBRARY = "pynvml"
 
 _ACCELERATORS = ("cuda", "npu")

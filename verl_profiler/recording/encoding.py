@@ -12,8 +12,6 @@ from verl_profiler.events.vocabulary import step_folder
 from verl_profiler.recording import values
 from verl_profiler.recording.clock import Anchor, Timestamps
 
-__all__ = ["EVENT_NAME_LIMIT", "STEP_LIMIT", "Event", "LineEncoder", "Logged", "Target"]
-
 # Larger numbers are no steps; readers hold them in 32 bits.
 STEP_LIMIT = 1 << 31
 EVENT_NAME_LIMIT = 200

@@ -37,14 +37,6 @@ from verl_profiler.recording.stacks import (
     running_frames,
 )
 
-__all__ = [
-    "WORTH_NAMING_NS",
-    "blocked_loops",
-    "note_blocking_call",
-    "watch_running_loop",
-    "watched_loops",
-]
-
 # Between two beats of a loop in which a probed coroutine began lately, and of any other.
 _PERIOD_S, _QUIET_PERIOD_S = 0.1, 1.0
 _LATELY_NS = 2_000_000_000
@@ -69,7 +61,7 @@ _thread: threading.Thread | None = None
 _asleep = threading.Lock()
 _asleep.acquire()
 # Event, begin, end and thread of the last probed synchronous call of some length.
-last_blocking_call: tuple[str, int, int, int] = ("", 0, 0, 0)
+_last_blocking_call: tuple[str, int, int, int] = ("", 0, 0, 0)
 # By `id`, the loops that are watched.
 watched: dict[int, weakref.ref[Any]] = {}
 # A loop's timer holds its heartbeat, which holds the loop: both go together.
@@ -217,7 +209,7 @@ class _Heartbeat:
             }
             if culprit.tool is not None:
                 extra["tool"] = culprit.tool
-        event, call_ns, end_ns, thread = last_blocking_call
+        event, call_ns, end_ns, thread = _last_blocking_call
         shared_ns = min(end_ns, ran_ns) - max(call_ns, self.due_ns)
         if thread == self.thread and shared_ns * 2 > late_ns:
             extra["during"] = event
@@ -232,8 +224,8 @@ class _Heartbeat:
 
 def note_blocking_call(event: str, begin_ns: int, end_ns: int) -> None:
     """Remember a probed synchronous call, so that a stall of its thread's loop can name it."""
-    global last_blocking_call
-    last_blocking_call = (event, begin_ns, end_ns, threading.get_ident())
+    global _last_blocking_call
+    _last_blocking_call = (event, begin_ns, end_ns, threading.get_ident())
 
 
 def _ensure_watched() -> None:

@@ -18,8 +18,6 @@ from typing import Any
 from verl_profiler.recording import event_loop_lag
 from verl_profiler.recording.stacks import all_threads, frames_of, running_frames, tasks_by_stack
 
-__all__ = ["add_source_of", "gather", "on_loop"]
-
 # At most 0.5 MB per process, with names of 200 characters.
 _THREADS, _STACKS, _PLACES = 50, 40, 25
 _RUN_FOREVER = asyncio.BaseEventLoop.run_forever.__code__

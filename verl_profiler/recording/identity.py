@@ -15,8 +15,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Identity", "identify", "of_actor"]
-
 
 class Identity(msgspec.Struct, frozen=True):
     """Who this process is: role, rank, and what Ray calls it."""

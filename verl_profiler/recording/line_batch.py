@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from verl_profiler.recording.byte_budget import ByteBudget
     from verl_profiler.recording.step_costs import StepCosts
 
-__all__ = ["LineBatch"]
-
 # Lines that wait for a file that the caller chose.
 _KEPT = 1000
 

@@ -7,6 +7,4 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["current"]
-
 current: Any = None

@@ -38,21 +38,6 @@ from verl_profiler.recording.stacks import (
 )
 from verl_profiler.recording.values import text
 
-__all__ = [
-    "FailedPhase",
-    "OpenCall",
-    "OpenPhase",
-    "begin_phase",
-    "end_phase",
-    "failure_of",
-    "forget",
-    "note_progress",
-    "open_calls",
-    "open_phases",
-    "open_requests",
-    "user_threads",
-]
-
 _NAME_LIMIT = 200
 # The lengths of a phase that its usual one is taken from, and how many it takes.
 _LENGTHS, _USUAL = 31, 3

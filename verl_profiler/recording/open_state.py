@@ -38,8 +38,6 @@ from verl_profiler.recording.complaints import announce
 from verl_profiler.recording.open_calls import FailedPhase, OpenCall, OpenPhase
 from verl_profiler.recording.stacks import Stack
 
-__all__ = ["begin"]
-
 # Looks per `after`, and the seconds between two of them.
 _LOOKS = 4
 _LEAST_S, _MOST_S = 0.25, 15.0

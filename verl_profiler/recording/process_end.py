@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["install", "stop_with_multiprocessing"]
-
 _installed = False
 
 

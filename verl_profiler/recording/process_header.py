@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from verl_profiler.recording.byte_budget import ByteBudget
     from verl_profiler.recording.recorder import Recorder
 
-__all__ = ["OwnProcess", "add_part", "claim_name"]
-
 _NAMES = 10_000
 _WRITE_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 # A process whose role stays unknown (a short Ray task) waits this long before it writes anyway.

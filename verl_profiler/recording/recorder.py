@@ -21,25 +21,9 @@ from typing import Any
 from verl_profiler.recording import context, process_end
 from verl_profiler.recording.background_writer import BackgroundWriter
 from verl_profiler.recording.clock import Anchor, anchor_for_this_boot, now
-from verl_profiler.recording.complaints import announce
-from verl_profiler.recording.encoding import EVENT_NAME_LIMIT, STEP_LIMIT, Event
+from verl_profiler.recording.encoding import Event
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import WorkerConfig
-
-__all__ = [
-    "EVENT_NAME_LIMIT",
-    "SAMPLED",
-    "STEP_LIMIT",
-    "Recorder",
-    "active",
-    "after_fork",
-    "announce",
-    "before_stop",
-    "in_captured_step",
-    "record",
-    "start",
-    "stop",
-]
 
 # A thread's CPU clock costs 0.9 µs, a third of a wrapper: it is read where the time in ns is a
 # multiple of this, which is as good as by chance.

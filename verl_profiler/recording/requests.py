@@ -11,17 +11,6 @@ from verl_profiler.recording.call import outcome_of, status_of
 from verl_profiler.recording.clock import now
 from verl_profiler.recording.context import Request
 
-__all__ = [
-    "begin_named_request",
-    "begin_request",
-    "close_turn",
-    "end_named_request",
-    "end_request",
-    "finish_open_requests",
-    "open_requests",
-    "open_turn",
-]
-
 _FIELDS = (
     "agent",
     "prompt_tokens",

@@ -20,8 +20,6 @@ from verl_profiler.events.vocabulary import FORMAT_VERSION, RUN_FILE
 from verl_profiler.recording.clock import Anchor
 from verl_profiler.recording.complaints import announce
 
-__all__ = ["discard", "make", "versions"]
-
 
 def make(output_dir: str, clock: Anchor, settings: Any, training: Mapping[str, Any]) -> Path:
     """Make the run directory; a second launch with one name gets `<name>-2`, and so on.

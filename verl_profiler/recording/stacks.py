@@ -20,23 +20,6 @@ import msgspec
 
 from verl_profiler.recording.call import Call
 
-__all__ = [
-    "Stack",
-    "all_threads",
-    "awaited_by",
-    "call_of",
-    "frames_of",
-    "is_python",
-    "is_users",
-    "is_wrapper",
-    "name_of",
-    "other_threads",
-    "place",
-    "running_frames",
-    "tasks_by_stack",
-    "tasks_of",
-]
-
 _MOST_FRAMES = 500
 # Of one task: coroutines that await each other.
 _MOST_COROUTINES = 100
@@ -72,9 +55,9 @@ class Stack(msgspec.Struct):
             return cls()
         frames = [each for each in frames if not is_wrapper(each)] or frames
         user = _last(frames, is_users)
-        at = _last(frames, is_installed)
+        at = _last(frames, _is_installed)
         at = at if frames.index(at) >= frames.index(user) else user
-        if not is_users(user) and not is_installed(at):
+        if not is_users(user) and not _is_installed(at):
             at = frames[-1]
         places = tuple(map(place, frames[-count:]))
         named = is_users(user) and user is not at
@@ -116,7 +99,7 @@ def is_wrapper(frame: FrameType) -> bool:
     return frame.f_code.co_filename == _WRAPPER
 
 
-def is_installed(frame: FrameType) -> bool:
+def _is_installed(frame: FrameType) -> bool:
     """Whether this is of an installed package: neither Python's own, nor ours."""
     filename = frame.f_code.co_filename
     return not (filename.startswith(_PACKAGE) or is_python(filename))

@@ -11,8 +11,6 @@ from verl_profiler.recording.encoding import Event, Target
 if TYPE_CHECKING:
     from verl_profiler.recording.recorder import Recorder
 
-__all__ = ["StepCosts"]
-
 INTERVAL_S = 10.0
 
 

@@ -17,8 +17,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["EXTRA_LIMIT", "TEXT_LIMIT", "encode", "plain", "snapshot", "text"]
-
 # Characters of one value; bytes of all fields of one event, which keeps a line below 64 KiB.
 TEXT_LIMIT = 8192
 EXTRA_LIMIT = 56 * 1024

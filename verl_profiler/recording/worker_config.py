@@ -10,8 +10,6 @@ from msgspec import Meta
 from verl_profiler.events.vocabulary import FAMILIES, Family
 from verl_profiler.recording.clock import Anchor
 
-__all__ = ["UNNAMED_RUN", "EventSettings", "StuckSettings", "WorkerConfig", "one_in"]
-
 # Where a run without a name is recorded.
 UNNAMED_RUN = "logs/multiturn_log_dir"
 

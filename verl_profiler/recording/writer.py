@@ -15,8 +15,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["EventFiles"]
-
 _OPEN_FILES = 4
 # What will not change by waiting, for a path that the caller chose.
 _LASTING = frozenset(

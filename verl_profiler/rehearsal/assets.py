@@ -15,11 +15,9 @@ from pathlib import Path
 from verl_profiler.environ import REHEARSAL_CACHE
 from verl_profiler.rehearsal import data, dialogue, model
 
-__all__ = ["default_cache", "prompts", "trained_model"]
-
-HERE = Path(__file__).parent
-FUNCTION_TOOLS = HERE / "function_tools.py"
-TOOL_CONFIG = HERE / "tools.yaml"
+_HERE = Path(__file__).parent
+FUNCTION_TOOLS = _HERE / "function_tools.py"
+TOOL_CONFIG = _HERE / "tools.yaml"
 
 
 def default_cache() -> Path:

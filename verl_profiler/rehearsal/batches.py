@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Batch", "Request"]
-
 
 class Request:
     """A request: what was asked for, and what was generated so far.

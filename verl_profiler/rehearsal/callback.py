@@ -24,16 +24,14 @@ from verl_profiler.environ import REHEARSAL_POLL_INTERVAL
 from verl_profiler.rehearsal import assets
 from verl_profiler.rehearsal.environment import environment
 
-__all__ = ["RehearsalCallback"]
-
 # verl requests 3 CPUs per rank; the task runner, agent loops, storage and reward take one each.
-CPUS_PER_RANK = 3
-OTHER_CPUS = 6
+_CPUS_PER_RANK = 3
+_OTHER_CPUS = 6
 # The actors of verl.experimental's trainers: one of 10 CPUs, or two and a queue of 2.
-EXPERIMENTAL_CPUS = 22
+_EXPERIMENTAL_CPUS = 22
 
-SEPARATE = "separate_async"
-CHECKPOINT_ENGINE = "verl_profiler.rehearsal.gloo_checkpoint_engine"
+_SEPARATE = "separate_async"
+_CHECKPOINT_ENGINE = "verl_profiler.rehearsal.gloo_checkpoint_engine"
 
 
 class RehearsalCallback(Callback):
@@ -65,7 +63,7 @@ def prepare(config: DictConfig) -> None:
 
     with open_dict(config):
         mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
-        if mode == SEPARATE and config.trainer.get("use_v1", True):
+        if mode == _SEPARATE and config.trainer.get("use_v1", True):
             _separate(config)
         if "rollout" in config:
             _experimental(config)
@@ -121,7 +119,7 @@ def _use_gloo(config: DictConfig) -> None:
     engine = config.actor_rollout_ref.rollout.checkpoint_engine
     if engine.backend in ("naive", "nccl"):
         engine.backend = "gloo"
-        engine.custom_backend_module = CHECKPOINT_ENGINE
+        engine.custom_backend_module = _CHECKPOINT_ENGINE
 
 
 def _fill_in(config: DictConfig) -> None:
@@ -152,6 +150,6 @@ def _fill_in(config: DictConfig) -> None:
     if ray_init.num_gpus is None:
         ray_init.num_gpus = ranks
     if ray_init.num_cpus is None:
-        ray_init.num_cpus = CPUS_PER_RANK * ranks + rollout.agent.num_workers + OTHER_CPUS
+        ray_init.num_cpus = _CPUS_PER_RANK * ranks + rollout.agent.num_workers + _OTHER_CPUS
         if "rollout" in config:
-            ray_init.num_cpus += EXPERIMENTAL_CPUS
+            ray_init.num_cpus += _EXPERIMENTAL_CPUS

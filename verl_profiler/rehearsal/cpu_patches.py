@@ -16,9 +16,7 @@ import wrapt
 
 from verl_profiler.environ import REHEARSAL_POLL_INTERVAL
 
-__all__ = ["ADJUSTMENTS", "install"]
-
-STANDIN = "standin"
+_STANDIN = "standin"
 
 
 def _engines_for_cpu(module: Any) -> None:
@@ -122,7 +120,7 @@ def _poll_interval(module: Any) -> None:
 
 def _standin_adapter(module: Any) -> None:
     """Register the stand-in's adapter for trainer ranks."""
-    module._ROLLOUT_REGISTRY[STANDIN, "async"] = "verl_profiler.rehearsal.standin.StandinAdapter"
+    module._ROLLOUT_REGISTRY[_STANDIN, "async"] = "verl_profiler.rehearsal.standin.StandinAdapter"
 
 
 def _standin_replica(module: Any) -> None:
@@ -133,7 +131,7 @@ def _standin_replica(module: Any) -> None:
 
         return StandinReplica
 
-    module.RolloutReplicaRegistry.register(STANDIN, load)
+    module.RolloutReplicaRegistry.register(_STANDIN, load)
 
 
 def _sglang_adapter(module: Any) -> None:

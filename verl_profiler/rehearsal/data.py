@@ -9,10 +9,8 @@ from typing import Any
 
 from verl_profiler.rehearsal.dialogue import question
 
-__all__ = ["rows", "write"]
-
-TRAIN_ROWS = 256
-VALIDATION_ROWS = 16
+_TRAIN_ROWS = 256
+_VALIDATION_ROWS = 16
 
 
 def rows(split: str, count: int, seed: int) -> list[dict[str, Any]]:
@@ -44,6 +42,6 @@ def write(directory: Path, seed: int) -> None:
     """Write `train.parquet` and `validation.parquet` into an existing directory."""
     pa: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
-    for split, count in (("train", TRAIN_ROWS), ("validation", VALIDATION_ROWS)):
+    for split, count in (("train", _TRAIN_ROWS), ("validation", _VALIDATION_ROWS)):
         table = pa.Table.from_pylist(rows(split, count, seed))
         parquet.write_table(table, directory / f"{split}.parquet")

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["DEVICE_MODULE"]
-
 
 class _DeviceModule(types.ModuleType):
     """`torch.cpu`, with the functions that verl calls on `torch.cuda`; memory statistics are zero."""

@@ -14,8 +14,6 @@ from typing import Any
 
 from verl_profiler.events.json_values import is_list, mapping_or_empty
 
-__all__ = ["Question", "Tool", "dialogue", "question", "tools_of"]
-
 _NAMES = ("Ann", "Ben", "Eva", "Max", "Mia", "Tom")
 _THINGS = ("apples", "books", "coins", "pens")
 

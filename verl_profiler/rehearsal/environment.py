@@ -10,9 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["FOR_SGLANG", "FOR_TORCHVISION", "environment"]
-
-WORKER_MODULE = "verl_profiler.rehearsal.worker"
+_WORKER_MODULE = "verl_profiler.rehearsal.worker"
 
 # Folders of packages that take precedence over installed ones of the same name.
 FOR_SGLANG = Path(__file__).parent / "import-path" / "for_sglang"
@@ -28,8 +26,8 @@ def environment(engine: str, current: Mapping[str, str]) -> dict[str, str]:
             are kept, and with the stand-in engine its VERL_PLATFORM: ranks on another device.
     """
     modules = [name for name in current.get("VERL_USE_EXTERNAL_MODULES", "").split(",") if name]
-    if WORKER_MODULE not in modules:
-        modules.append(WORKER_MODULE)
+    if _WORKER_MODULE not in modules:
+        modules.append(_WORKER_MODULE)
     variables = {
         "VERL_PLATFORM": (engine == "standin" and current.get("VERL_PLATFORM")) or "cpu",
         "VERL_USE_EXTERNAL_MODULES": ",".join(modules),

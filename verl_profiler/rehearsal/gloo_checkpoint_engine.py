@@ -27,8 +27,6 @@ from verl.checkpoint_engine.base import (
     split_weight_chunks,
 )
 
-__all__ = ["BACKEND", "GlooCheckpointEngine"]
-
 BACKEND = "gloo"
 _TIMEOUT = dt.timedelta(seconds=300)
 _Store: Any = torch.distributed.TCPStore  # pyright: ignore[reportPrivateImportUsage]

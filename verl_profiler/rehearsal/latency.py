@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 
-__all__ = ["latency_s", "spend"]
-
 
 def latency_s(
     key: str,

@@ -18,19 +18,17 @@ from typing import Any
 
 from verl_profiler.rehearsal.dialogue import Tool, dialogue, tools_of
 
-__all__ = ["make"]
-
 STEPS = 120
-LEARNING_RATE = 8e-3
-WARMUP_STEPS = 10
-DIALOGUES_PER_STEP = 16
-VOCABULARY = 400
+_LEARNING_RATE = 8e-3
+_WARMUP_STEPS = 10
+_DIALOGUES_PER_STEP = 16
+_VOCABULARY = 400
 TOKENIZER_DIALOGUES = 1000
 
-SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
+_SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"]
 
 # Qwen's chat template, with the tools' names instead of their schemas.
-CHAT_TEMPLATE = (
+_CHAT_TEMPLATE = (
     "{% if tools %}<|im_start|>system\nTools: "
     "{% for tool in tools %}{{ tool['function']['name'] }} {% endfor %}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
@@ -87,8 +85,8 @@ def _tokenizer(texts: list[str]) -> Any:
     )
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=SPECIAL_TOKENS,
+        vocab_size=_VOCABULARY,
+        special_tokens=_SPECIAL_TOKENS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -96,7 +94,7 @@ def _tokenizer(texts: list[str]) -> Any:
     wrapped = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    wrapped.chat_template = CHAT_TEMPLATE
+    wrapped.chat_template = _CHAT_TEMPLATE
     return wrapped
 
 
@@ -119,16 +117,16 @@ def _text(messages: list[tuple[str, str]], tools: list[Tool]) -> str:
 
 def _teach(model: Any, tokenizer: Any, tools: list[Tool], rng: random.Random) -> None:
     torch: Any = importlib.import_module("torch")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
 
     def rate(done: int) -> float:
-        return min((done + 1) / WARMUP_STEPS, 1.0) * (1 - done / STEPS)
+        return min((done + 1) / _WARMUP_STEPS, 1.0) * (1 - done / STEPS)
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     begin = time.monotonic()
     for step in range(1, STEPS + 1):
         batch: list[tuple[list[int], list[int]]] = []
-        for _ in range(DIALOGUES_PER_STEP):
+        for _ in range(_DIALOGUES_PER_STEP):
             ids: list[int] = []
             labels: list[int] = []
             for text, written in _parts(dialogue(rng, tools), tools):

@@ -19,8 +19,6 @@ from verl.plugin.platform.platform_base import PlatformBase
 from verl_profiler.capture import session
 from verl_profiler.rehearsal.device_module import DEVICE_MODULE
 
-__all__ = ["CpuPlatform"]
-
 
 def _always(answer: Any) -> Callable[..., Any]:
     """Return a method that returns this, whatever it is called with."""

@@ -16,8 +16,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Children"]
-
 _PR_SET_CHILD_SUBREAPER = 36
 
 

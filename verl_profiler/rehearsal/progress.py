@@ -6,8 +6,6 @@ import re
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Progress", "relevant_tail"]
-
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY_PREFIX = re.compile(r"^\([^()]*pid=\d+[^()]*\) ")
 _UPLOADED = "[verl-profiler] the run was uploaded to "

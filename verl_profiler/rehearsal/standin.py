@@ -27,8 +27,6 @@ from verl.workers.rollout.utils import ensure_async_iterator
 from verl_profiler.recording import evidence
 from verl_profiler.rehearsal.batches import Batch, Request
 
-__all__ = ["StandinAdapter", "StandinReplica", "StandinServer"]
-
 
 def _actor_name(replica_rank: int) -> str:
     return f"standin_server_{replica_rank}_0"

@@ -15,8 +15,6 @@ from verl.tools.schemas import ToolResponse
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.rehearsal import latency
 
-__all__ = ["CheckAnswer"]
-
 
 class CheckAnswer(BaseTool):
     """Checks whether an answer is correct, and counts the attempts of each request."""

@@ -45,8 +45,6 @@ from verl_profiler.events.shipping import UPLOAD_FILE, UPLOAD_FORMAT_VERSION, is
 from verl_profiler.events.vocabulary import RUN_FILE
 from verl_profiler.recording.complaints import announce
 
-__all__ = ["CLAIMED", "Upload", "claim", "main"]
-
 # Printed with the URL, once a run has a folder there.
 CLAIMED = "claimed "
 

@@ -29,8 +29,6 @@ from verl_profiler.transfer_queue.switches import (
 if TYPE_CHECKING:
     from verl_profiler.instrumentation.probe import Probe
 
-__all__ = ["activate", "carry", "wrap_main"]
-
 _QUIET_LEVELS = ("WARN", "WARNING", "ERROR", "CRITICAL", "FATAL")
 
 
@@ -106,7 +104,7 @@ def _ray_job() -> str | None:
 
 @functools.lru_cache(1)
 def _announce(switches: Switches, v1: bool | None) -> None:
-    from verl_profiler.recording.recorder import announce
+    from verl_profiler.recording.complaints import announce
 
     parts = {
         "TRACE lines": switches.trace,

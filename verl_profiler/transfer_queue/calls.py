@@ -25,8 +25,6 @@ from verl_profiler.transfer_queue.sizes import size_of
 from verl_profiler.transfer_queue.switches import Switches
 from verl_profiler.transfer_queue.trace_ids import Origin, set_run
 
-__all__ = ["ClientCall", "FunctionCall", "start", "stop"]
-
 _MB = 2**20
 _SECOND = 1e9
 

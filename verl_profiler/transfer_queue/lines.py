@@ -20,8 +20,6 @@ from typing import Any
 from verl_profiler.recording import recorder
 from verl_profiler.transfer_queue.switches import LOG_LEVEL_VARIABLE
 
-__all__ = ["are_shown", "configure", "flush", "stop", "write_soon"]
-
 NAME = "verl_profiler.transfer_queue"
 _INTERVAL_S = 0.05
 # Lines that may wait.

@@ -22,17 +22,6 @@ from verl_profiler.transfer_queue.calls import ClientCall, FunctionCall
 from verl_profiler.transfer_queue.sizes import size_of
 from verl_profiler.transfer_queue.trace_ids import Origin, find_meta, of_batch, origin_of
 
-__all__ = [
-    "PROBES",
-    "begin_client_call",
-    "begin_compute",
-    "begin_function",
-    "begin_operation",
-    "begin_rollout",
-    "traced",
-    "with_tracing",
-]
-
 
 def with_tracing(probes: Iterable[Probe]) -> list[Probe]:
     """Return the probes and those of tracing; of two for the same targets, one that does both."""

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple, TypeGuard
 
 from verl_profiler.events.json_values import is_mapping
 
-__all__ = ["Size", "size_of"]
-
 # Rows of a field, or items of a container, that are looked at.
 _SAMPLE = 8
 _DEPTH = 6

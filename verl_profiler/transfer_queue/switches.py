@@ -14,14 +14,6 @@ import msgspec
 
 from verl_profiler.errors import ConfigError
 
-__all__ = [
-    "LOG_LEVEL_VARIABLE",
-    "RUN_VARIABLE",
-    "Switches",
-    "TracingSettings",
-    "variables",
-]
-
 # Names the run, so that trace ids of two runs differ.
 RUN_VARIABLE = "TQ_TRACE_RUN"
 LOG_LEVEL_VARIABLE = "VERL_LOGGING_LEVEL"

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 from verl_profiler.events.json_values import mapping_or_empty
 
-__all__ = ["Origin", "find_meta", "of_batch", "origin_of", "set_run"]
-
 # By name: the classes exist twice in verl (a stand-in where TransferQueue is not installed).
 _META_CLASSES = ("KVBatchMeta", "BatchMeta")
 _UNPRINTABLE = re.compile(r"[\s|,]+")

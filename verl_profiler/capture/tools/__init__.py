@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from verl_profiler.capture.plan import NsightSettings, RoleCapture
     from verl_profiler.capture.record import CaptureRecord
 
-__all__ = [
-    "DEFAULT",
-    "STARTED_BY_HOST",
-    "MachineCheck",
-    "Tool",
-    "every",
-    "find",
-    "get",
-    "names",
-]
-
 # The tool of a run that names none, and of a journal line that names none.
 DEFAULT = "nsys"
 # The handle of a capture that verl started itself.

@@ -32,8 +32,6 @@ from verl_profiler.events.vocabulary import NVTX_DOMAIN
 if TYPE_CHECKING:
     from verl_profiler.capture.plan import NsightSettings, RoleCapture
 
-__all__ = ["TOOL", "as_text"]
-
 _RANGE = "capture"
 _RANGE_START, _CUDA_START = "nvtx", "cudaProfilerApi"
 _BY_RANGE = {

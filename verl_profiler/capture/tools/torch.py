@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from verl_profiler.capture.plan import RoleCapture
     from verl_profiler.capture.record import CaptureRecord
 
-__all__ = ["TOOL"]
-
 _SMALL_TRACE_BYTES = 4096
 # What verl 0.9 calls the traces of its torch profiler (utils/profiler/torch_profile.py).
 _VERL_TRACE = re.compile(
