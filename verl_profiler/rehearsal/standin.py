@@ -184,11 +184,16 @@ class StandinServer:
             if not request.done.done():
                 request.done.set_result(None)
 
-    async def _nothing(self, **_kwargs: Any) -> None:
-        """It has no memory to release, no cache that outlives its requests, and no profiler of its own."""
+    async def sleep(self) -> None:
+        """No memory to release."""
 
-    sleep = wake_up = clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
-    start_profile = stop_profile = _nothing
+    async def wake_up(self) -> None:
+        """No memory to resume."""
+
+    async def _nothing(self, **_kwargs: Any) -> None:
+        """It has no cache that outlives its requests, and no profiler of its own."""
+
+    clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = _nothing
 
     async def resume_generation(self) -> None:
         """Accept requests again."""
