@@ -161,6 +161,8 @@ RUNS = {
     **dict.fromkeys(("after", "new", "base-2"), "fixed"),
     **dict.fromkeys(("rehearsal", "new-2"), "rehearsal_run"),
 }
+# Options of which each command has tests: they select or format what is read and printed all the same.
+SELECTED = re.compile(r"\0(--json|-v|--spec|--wait|--lang\0\w+|--(step|slowest)\0\w+)(?=\0|$)")
 PLACEHOLDERS = {
     "logs": ".",
     "RUN": "logs/my-run",
@@ -209,6 +211,7 @@ def reading_commands():
                 assert words[0] != "plot" or words[1].startswith("-") or words[1] in VIEWS
                 shape = "\0".join(["plot", *words[2:]] if words[0] == "plot" else words)
                 shape = re.sub(rf"{'|'.join(map(re.escape, set(runs.values())))}|\d+", "RUN", shape)
+                shape = SELECTED.sub("", shape)
                 found.setdefault(shape, words)
     return sorted(found.values())
 

@@ -9,7 +9,7 @@ from truth.synthetic import SECOND, events_of, tables_of
 from truth.test_culprits import each_request, every, found_in, healthy, seconds_per_step
 from truth.test_findings import turns_with
 
-from verl_profiler.analysis.registry import explanations
+from verl_profiler.analysis.registry import explained, explanations
 
 
 def test_a_tool_that_only_one_workers_requests_call_is_no_fault_of_the_worker():
@@ -54,7 +54,7 @@ def test_what_precedes_the_first_call_is_prompt_building_only_while_prompts_are_
 def findings_with(events, more):
     """Return the findings of these events and `more`: name, event, begin_us, end_us and step of each."""
     rows = [event_row(*each[:4], step=each[4]) for each in more]
-    return explanations(tables_of(events + rows))["findings"]
+    return explained(tables_of(events + rows))["findings"]
 
 
 def test_waking_an_engine_in_the_weight_sync_is_no_slow_transfer():
@@ -126,7 +126,7 @@ def test_an_asynchronous_run_that_waits_for_tools_blames_them_and_not_the_split_
     quick = Simulation(replace(plan, stages=with_tool(90)))
     slow = Simulation(plan)
 
-    found = explanations(tables_of(with_syncs(asynchronous_events(slow))))["findings"]
+    found = explained(tables_of(with_syncs(asynchronous_events(slow))))["findings"]
 
     saved_s = step_s(slow) - step_s(quick)
     assert ("tool_time", "t") == (found[0]["finding"], found[0]["culprit"])
@@ -163,7 +163,7 @@ def test_what_an_asynchronous_trainer_does_besides_training_gains_less_than_it_t
     plan = Plan(steps=9, ahead=4, train_ms=600, separate=True, stages=with_tool(90))
     with_saves, without = Saving(plan), Simulation(plan)
 
-    found = explanations(tables_of(with_syncs(asynchronous_events(with_saves))))["findings"]
+    found = explained(tables_of(with_syncs(asynchronous_events(with_saves))))["findings"]
 
     saved_s = (started(with_saves) - started(without)) / (plan.steps - 2)
     assert 0.2 < saved_s < 0.3
@@ -194,7 +194,7 @@ def test_a_rollouter_that_always_has_as_many_samples_as_it_may_is_told_to_take_m
             for each in events
             if each["event"] == "request"
         ]  # fmt: skip
-        found = explanations(tables_of([*with_syncs(events), *depths]))["findings"]
+        found = explained(tables_of([*with_syncs(events), *depths]))["findings"]
         (waits,) = [row for row in found if row["finding"].startswith("waits_")]
         advice[running] = waits["advice"]
 
@@ -242,7 +242,7 @@ def test_the_replica_that_receives_weights_last_is_named_in_an_asynchronous_run(
             for each in syncs
             for replica in range(3)
         ]  # fmt: skip
-        (first, *_) = explanations(tables_of([*events, *received]))["findings"]
+        (first, *_) = explained(tables_of([*events, *received]))["findings"]
         found[others_us] = first["finding"], first["culprit"], round(first["recoverable_s"], 2)
 
     assert ("weight_sync", "rollout_1", 0.5) == found[100_000]

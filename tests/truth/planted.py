@@ -201,12 +201,12 @@ def judge(kind, rows, cost_s):
 
 def findings_of(training):
     """Read a training's files and return its findings, as `summary` has them."""
-    from verl_profiler.analysis.registry import explanations
+    from verl_profiler.analysis.registry import explained
     from verl_profiler.reading.reader import load
 
     with tempfile.TemporaryDirectory() as folder:
         run = load(write(training, Path(folder) / "run"), cache=False)
         try:
-            return explanations(run.tables)["findings"]
+            return explained(run.tables)["findings"]
         finally:
             run.close()

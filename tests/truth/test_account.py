@@ -15,7 +15,7 @@ from verl_profiler.analysis.explain.asynchronous_findings import with_the_rest
 from verl_profiler.analysis.explain.findings import ranked
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.rules import BETWEEN, CATEGORIES
-from verl_profiler.analysis.registry import explanations
+from verl_profiler.analysis.registry import explained
 from verl_profiler.views.findings import finding_list
 
 PHASES = ("adv", "update_actor", "old_log_prob", "testing", "save_checkpoint", "{mine}", "gen")
@@ -91,7 +91,7 @@ PREFILL = requests_with(turns_with(prefill_us=4 * SECOND))
 )
 def test_what_no_rule_explains_is_named_with_its_seconds(step, finding, lost_s, said):
     """First, and what was not recorded inside it is not guessed."""
-    rows = explanations(run_of(step, step, step)[0])["findings"]
+    rows = explained(run_of(step, step, step)[0])["findings"]
 
     assert finding == rows[0]["finding"]
     assert rows[0]["recoverable_s"] == pytest.approx(lost_s)
@@ -104,7 +104,7 @@ def run_that_ends_steps_with(timer):
     for event in events:
         if event["event"] == "testing":
             event["event"] = timer
-    return explanations(tables_of(events))["findings"][0], truths
+    return explained(tables_of(events))["findings"][0], truths
 
 
 def test_what_lies_between_steps_is_named_by_its_timer():
@@ -142,7 +142,7 @@ def test_spans_of_the_user_in_the_trainer_are_named():
             ends = {key: whole["end_us"] + at for key, at in (("begin_us", begin), ("end_us", end))}
             more = {"event": name, "family": "user", "duration_us": end - begin}
             events.append({**whole, **ends, **more})
-    rows = {row["finding"]: row for row in explanations(tables_of(events))["findings"]}
+    rows = {row["finding"]: row for row in explained(tables_of(events))["findings"]}
 
     assert rows["mine"]["recoverable_s"] == pytest.approx(1)
     assert rows["log {samples}"]["recoverable_s"] == pytest.approx(1.5)
@@ -156,8 +156,8 @@ def test_spans_of_the_user_in_the_trainer_are_named():
 def test_a_gap_after_every_third_step_is_described_so():
     """Of steps 2 to 8, the gaps after 3 and 6 have nearly all of the time."""
     steps = [replace(QUIET, pause_us=(9 if n % 3 == 0 else 0.01) * SECOND) for n in range(1, 9)]
-    (row,) = anomalies(explanations(run_of(*steps)[0])["findings"])
-    once = explanations(run_of(*steps[:5])[0])["findings"]
+    (row,) = anomalies(explained(run_of(*steps)[0])["findings"])
+    once = explained(run_of(*steps[:5])[0])["findings"]
 
     assert row["finding"] == "between_steps"
     assert row["where"] == "mostly every 3 steps, in steps 3, 6"
@@ -173,7 +173,7 @@ def test_loading_and_offloading_is_told_from_the_phase_around_it():
         if event["name"].startswith("actor"):
             end = event["begin_us"] + 300_000
             events.append({**event, "event": "load", "end_us": end, "duration_us": 300_000})
-    (row,) = anomalies(explanations(tables_of(events))["findings"])
+    (row,) = anomalies(explained(tables_of(events))["findings"])
 
     assert "offload" == row["finding"]
     assert row["recoverable_s"] == pytest.approx(0.6)
@@ -182,7 +182,7 @@ def test_loading_and_offloading_is_told_from_the_phase_around_it():
 def test_phases_without_a_backward_pass_are_compared_with_the_update():
     """As long as the update: all but a third of it is too much; a third is not."""
     phases = (Phase("old_log_prob", (900_000,) * 2), Phase("update_actor", (900_000,) * 2))
-    rows = explanations(run_of(*[replace(QUIET, phases=phases)] * 3)[0])["findings"]
+    rows = explained(run_of(*[replace(QUIET, phases=phases)] * 3)[0])["findings"]
     row = anomalies(rows)[0]
 
     assert ("forward_only", "old_log_prob") == (row["finding"], row["culprit"])
@@ -199,7 +199,7 @@ def test_a_blocking_function_is_named_with_its_file_and_line():
         lag["extra"] |= {"line": 41}
 
     def named():
-        rows = explanations(tables_of(events))["findings"]
+        rows = explained(tables_of(events))["findings"]
         return next(row for row in rows if row["finding"] == "event_loop")
 
     row = named()
@@ -224,11 +224,11 @@ def test_host_memory_that_grows_in_each_step_is_named_with_its_process():
 
     growing = [*events, *readings(lambda number: (30 + 26 * number) * gib)]
     falling = [*events, *readings(lambda number: (30 + 26 * (number % 4)) * gib)]
-    (row,) = anomalies(explanations(tables_of(growing))["findings"])
+    (row,) = anomalies(explained(tables_of(growing))["findings"])
 
     assert ("host_memory", "actor_0", 0) == (row["finding"], row["culprit"], row["recoverable_s"])
     assert "actor_0 by 26.0 GiB, from 56.0 GiB in step 2 to 160 GiB in step 6" in row["message"]
-    assert [] == anomalies(explanations(tables_of(falling))["findings"])
+    assert [] == anomalies(explained(tables_of(falling))["findings"])
 
 
 @st.composite
@@ -266,7 +266,7 @@ def test_the_time_of_an_asynchronous_trainer_has_findings_and_a_last_line():
     events = made_of_run(run)
     for event in [each for each in events if each["event"] == "old_log_prob"]:
         event["event"] = "adv"
-    rows = {row["finding"]: row for row in explanations(tables_of(events))["findings"]}
+    rows = {row["finding"]: row for row in explained(tables_of(events))["findings"]}
     advantages_s = 0.9 * 3 / 9
 
     assert rows["driver"]["recoverable_s"] == pytest.approx(advantages_s)
@@ -282,7 +282,7 @@ def test_a_stalled_step_is_not_what_bounds_the_others():
     steps[4] = replace(
         steps[4], phases=(steps[4].phases[0], Phase("update_actor", (602 * SECOND,) * 2))
     )
-    rows = explanations(run_of(*steps)[0])["findings"]
+    rows = explained(run_of(*steps)[0])["findings"]
     named = {category: spent for row in rows for category, spent in row["accounts"].items()}
 
     assert ("stalled_step", 5) == (rows[0]["finding"], rows[0]["mostly_step"])
@@ -301,7 +301,7 @@ def test_the_gap_after_the_last_step_ends_with_the_process_if_it_is_like_others(
     last_us = max(event["end_us"] for event in events if event["event"] == "step")
     ended = datetime.fromtimestamp(last_us / 1e6 + later_s, UTC).isoformat()
     tables.connection.execute("UPDATE processes SET ended = ? WHERE role = 'trainer'", [ended])
-    row = next(r for r in explanations(tables)["findings"] if r["finding"] == "between_steps")
+    row = next(r for r in explained(tables)["findings"] if r["finding"] == "between_steps")
     known_s = 8 + 3 * 0.01 + (later_s if gaps == 3 else 0)
 
     assert row["recoverable_s"] == pytest.approx(known_s / (5 if gaps == 3 else 4))
@@ -314,7 +314,7 @@ def test_a_slow_reward_costs_only_what_the_next_request_does_not():
     tables, truths = run_of(slow, slow, slow)
     _, others = run_of(sound, sound, sound)
     cost_s = (truths[0].duration_us - others[0].duration_us) / SECOND
-    row = next(r for r in explanations(tables)["findings"] if r["finding"] == "reward")
+    row = next(r for r in explained(tables)["findings"] if r["finding"] == "reward")
 
     assert 0.5 < cost_s < 2.9
     assert row["recoverable_s"] == pytest.approx(cost_s, rel=0.05)
@@ -327,7 +327,7 @@ def test_validation_and_checkpoints_of_an_asynchronous_run_are_told_apart():
     timers = {"old_log_prob": "save_checkpoint", "update_actor": "testing"}
     for event in events:
         event["event"] = timers.get(event["event"], event["event"])
-    rows = {row["finding"]: row for row in explanations(tables_of(events))["findings"]}
+    rows = {row["finding"]: row for row in explained(tables_of(events))["findings"]}
 
     for name, timer, spent_s in (
         ("checkpoint", "save_checkpoint", 0.3),

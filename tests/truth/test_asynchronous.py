@@ -12,7 +12,7 @@ from verl_profiler.analysis.explain.what_if import (
     step_replays,
     synchronous_what_if,
 )
-from verl_profiler.analysis.registry import explanations
+from verl_profiler.analysis.registry import explained, explanations
 from verl_profiler.views.findings import RULES
 
 JOINED = (
@@ -100,7 +100,7 @@ def test_a_trainer_that_consumes_what_was_ready_is_asynchronous(plan):
     assert [row["run"] for row in tables_of(events).rows("SELECT run FROM asynchronous")] == [
         "made"
     ]
-    assert all(RULES[row["finding"]].pooled for row in explanations(tables_of(events))["findings"])
+    assert all(RULES[row["finding"]].pooled for row in explained(tables_of(events))["findings"])
 
 
 def test_a_trainer_that_consumes_its_own_requests_is_synchronous():

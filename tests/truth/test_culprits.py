@@ -8,7 +8,7 @@ from truth.test_findings import turns_with
 
 from verl_profiler.analysis.explain.concentration import Place, concentration
 from verl_profiler.analysis.explain.work import by_load, decoding
-from verl_profiler.analysis.registry import explanations
+from verl_profiler.analysis.registry import explained
 from verl_profiler.views.findings import finding_list
 
 # The first one is warm-up; of two alike, eight steps name the one that always leads.
@@ -186,7 +186,7 @@ PLANTED = {
 
 def found_in(step_of, steps=STEPS, **more):
     tables, truths = run_of(*(step_of(number) for number in range(1, steps + 1)), **more)
-    return explanations(tables)["findings"], truths
+    return explained(tables)["findings"], truths
 
 
 def seconds_per_step(step_of, steps=STEPS):

@@ -6,7 +6,7 @@ import pytest
 from truth.device_readings import process, reading, sampler
 from truth.synthetic import EPOCH, Request, Step, events_of
 
-from verl_profiler.analysis.registry import explanations
+from verl_profiler.analysis.registry import explained
 from verl_profiler.reading.reader import load
 from verl_profiler.reading.tables.tables import Tables
 
@@ -54,7 +54,7 @@ def found_in(idle_of, *, hosts=("one",)):
                             idle_us[device] = idle_us.get(device, 0) + shared * share
                 utilization = round(100 * busy / _EVERY_US)
                 events.append(reading(at_us, utilization, device=device, name=name))
-    rows = explanations(Tables.of({"events": events, "processes": processes}))["findings"]
+    rows = explained(Tables.of({"events": events, "processes": processes}))["findings"]
     mean_s = sum(idle_us.values()) / 1e6 / STEPS / DEVICES / len(hosts)
     return {row["finding"]: row for row in rows}, mean_s
 
@@ -109,7 +109,7 @@ def test_only_finished_steps_count_for_the_idle_time_of_one():
     """
     archive = Path(__file__).parents[1] / "data" / "h100_sglang.tar.gz"
     with load(archive) as run:
-        found = {row["finding"]: row for row in explanations(run.tables)["findings"]}
+        found = {row["finding"]: row for row in explained(run.tables)["findings"]}
     row = found["gpu_idle"]
 
     assert pytest.approx(8.80 + 4.60 + 31.83, rel=0.02) == row["recoverable_s"]

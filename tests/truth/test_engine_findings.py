@@ -7,7 +7,7 @@ from truth.engine_readings import reading
 from truth.synthetic import events_of, tables_of
 from truth.test_culprits import STEPS, each_request, each_turn, every, healthy, seconds_per_step
 
-from verl_profiler.analysis.registry import explanations
+from verl_profiler.analysis.registry import explained
 
 _EVERY_US = 100_000
 _FITS = 10
@@ -63,7 +63,7 @@ def found_in(step_of, *, limit=256, full_at=100):
     tables = tables_of([*events, *readings])
     tables.launches = {"made": RECORDED}
     # Without the one that accounts for work in which nothing was found.
-    return [row for row in explanations(tables)["findings"] if row["finding"] != "work"]
+    return [row for row in explained(tables)["findings"] if row["finding"] != "work"]
 
 
 def queueing(step, _):

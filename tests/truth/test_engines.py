@@ -10,7 +10,7 @@ from truth.synthetic import Phase, run_of
 from verl_profiler.analysis.explain.rebuilding import step_models
 from verl_profiler.analysis.explain.replay import lengths_us
 from verl_profiler.analysis.explain.what_if import what_if
-from verl_profiler.analysis.registry import explanations
+from verl_profiler.analysis.registry import explained
 
 LINES = ((6_000, 700), (11_000, 1_300))
 # Prefill that hardly holds decoding up, so that a call's passes are all that it takes.
@@ -91,7 +91,7 @@ def test_a_slow_replica_is_not_taken_for_routing():
     engines = Engines(replicas=LINES)
     tables, _ = run_of(*steps_of(engines, STEPS, 3))
     row = next(row for row in what_if(tables) if row["what"] == "replicas_equally_fast")
-    names = [found["finding"] for found in explanations(tables)["findings"]]
+    names = [found["finding"] for found in explained(tables)["findings"]]
     saved = mean_s(engines, 40) - mean_s(changed(engines, replicas=LINES[:1] * 2), 40)
 
     assert saved == pytest.approx(row["expected_s"], rel=0.35)

@@ -10,7 +10,7 @@ from truth.event_loops import blocked
 from truth.synthetic import Phase, Request, Step, Turn, events_of, run_of, tables_of
 
 from verl_profiler.analysis.explain.what_if import chosen_steps
-from verl_profiler.analysis.registry import explanations
+from verl_profiler.analysis.registry import explained, explanations
 from verl_profiler.reading.reader import load
 from verl_profiler.units import seconds
 from verl_profiler.views.findings import RULES, finding_list
@@ -113,7 +113,7 @@ CASES = {
 
 def found_in(*steps):
     tables, truths = run_of(*steps)
-    return explanations(tables)["findings"], truths
+    return explained(tables)["findings"], truths
 
 
 def anomalies(rows):
@@ -232,7 +232,7 @@ def test_start_up_is_not_blamed_on_a_run_of_one_step():
     events, _ = events_of(step)
     start = {**next(each for each in events if each["event"] == "step"), "event": "init", "step": 0}
     found = {
-        recorded: explanations(tables_of([*([start] if recorded else []), *events]))["findings"]
+        recorded: explained(tables_of([*([start] if recorded else []), *events]))["findings"]
         for recorded in (False, True)
     }
     blamed = [row for row in found[False] if row["finding"] == "late_start"]
@@ -251,7 +251,7 @@ def test_start_up_is_not_blamed_on_a_run_of_one_step():
 def test_start_up_is_not_blamed_on_two_steps_of_a_gpu():
     """The first prepare_step took 19.0 s there, the second less than a hundredth of that."""
     with load(DATA / "h100.tar.gz") as run:
-        rows = explanations(run.tables)["findings"]
+        rows = explained(run.tables)["findings"]
     (told,) = [row for row in rows if "prepare_step" in (row["accounts"] or {})]
 
     assert "prepare_step" == told["finding"]

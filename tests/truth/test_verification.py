@@ -8,7 +8,7 @@ from truth.synthetic import SECOND, run_of
 from truth.test_culprits import healthy
 
 from verl_profiler.analysis.explain.verification import verified
-from verl_profiler.analysis.registry import explanations
+from verl_profiler.analysis.registry import explained
 from verl_profiler.analysis.steps import step_times
 
 
@@ -20,7 +20,7 @@ def run(poll_us, seed, steps=10):
         for n in range(1, steps + 1)
     ]
     tables, _ = run_of(*made)
-    return {row["finding"]: row for row in explanations(tables)["findings"]}, step_times(tables)
+    return {row["finding"]: row for row in explained(tables)["findings"]}, step_times(tables)
 
 
 @pytest.fixture(scope="module")
