@@ -18,7 +18,6 @@ _MODULES = (
     "experimental",
     "rollout",
     "engine_calls",
-    "routing",
     "engine",
     "engine_state",
     "reward",

@@ -7,12 +7,17 @@ aborted.
 A framework of its own, outside of verl's agent loops, calls the client without a request, unless a span
 of the user's names one.  uni-agent does so in its gateways, which its agents reach by HTTP; the id that it
 passes to the client, by which calls keep their replica, is that of its session.
+
+Which replica the load balancer chose for a call, why, and how loaded each was is recorded in the balancer's
+process, which receives no step, so all its lines are in one file.  Where only a share of the requests is recorded
+in detail, choices that follow from the client's `server_acquire` alone are left out.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_profiler.events.json_values import is_list, is_tuple, mapping_or_empty
 from verl_profiler.instrumentation.probe import of_family
@@ -36,6 +41,15 @@ _REPEATING_CLIENTS = (
 )
 # How vLLM (also the stand-in) and SGLang report an aborted call.
 _ABORTED = ("aborted", "abort")
+# Not of subclasses that choose by rules of their own.
+_BALANCERS = (
+    "verl.workers.rollout.router:GlobalRequestLoadBalancer",
+    # verl before 0.9.1.
+    "verl.workers.rollout.llm_server:GlobalRequestLoadBalancer",
+)
+
+# The replicas in the order of `loads`, as recorded last for each balancer.
+_named: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
 def _begin_engine_call(call: Call) -> None:
@@ -166,6 +180,55 @@ def _end_acquire(call: Call, result: Any) -> None:
             call.extra["attempt"] = outer.attempts
 
 
+class _Before(NamedTuple):
+    """What the balancer chooses from: calls in flight by replica, and the reason for its choice."""
+
+    loads: dict[Any, int]
+    reason: str
+
+
+def _begin_route(call: Call) -> None:
+    balancer = call.arguments["self"]
+    loads = dict(balancer._inflight_requests)
+    earlier = balancer._request_id_to_server.get(call.arguments["request_id"])
+    if len(loads) == 1:
+        reason = "only_one"
+    elif earlier in loads:
+        reason = "sticky"
+    else:
+        reason = "hash" if getattr(balancer, "_full_determinism", False) else "least_loaded"
+    call.state = _Before(loads, reason)
+
+
+def _end_route(call: Call, result: Any) -> None:
+    before: _Before | None = call.state
+    active = recorder.active()
+    if before is None or active is None or not isinstance(result, tuple):
+        call.event = None
+        return
+    server = plain(result[0])
+    in_flight = before.loads.get(server)
+    least = min(before.loads.values(), default=0)
+    if in_flight is None or (in_flight <= least and active.config.events.detail_share < 1):
+        call.event = None
+        return
+    # An instant: the choice takes microseconds.
+    call.begin_ns = None
+    call.extra = {
+        "request_id": plain(call.arguments["request_id"]),
+        "server": server,
+        "reason": before.reason,
+        "in_flight": in_flight,
+        # Mostly the same.
+        **({} if least == in_flight else {"least_in_flight": least}),
+        "loads": list(before.loads.values()),
+    }
+    balancer, servers = call.arguments["self"], list(before.loads)
+    if servers != _named.get(balancer):
+        _named[balancer] = servers
+        call.extra["servers"] = [plain(server) for server in servers]
+
+
 PROBES = (
     _probe(
         "engine_call",
@@ -192,4 +255,12 @@ PROBES = (
         lost="which request of an engine a generate call is",
     ),
     _probe("server_acquire", f"{_CLIENT}._acquire_server", leave=_end_acquire),
+    _probe(
+        "server_route",
+        *(f"{balancer}.acquire_server" for balancer in _BALANCERS),
+        reads=("request_id",),
+        enter=_begin_route,
+        leave=_end_route,
+        optional=True,
+    ),
 )
