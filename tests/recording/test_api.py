@@ -70,6 +70,8 @@ def test_a_span_works_in_every_form():
         (ValueError("x"), {"status": "error", "error": "ValueError"}),
         # No error of the user's.
         (asyncio.CancelledError(), {"status": "cancelled"}),
+        # As it ends a generator that is closed inside the span.
+        (GeneratorExit(), {"status": "unfinished"}),
     ],
 )
 def test_the_users_exception_passes_and_is_named(error, fields):

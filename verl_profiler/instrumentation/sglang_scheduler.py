@@ -2,8 +2,8 @@
 
 SGLang >= 0.5.11 calls the entry points of its group `sglang.srt.plugins` in the engine's process and
 in each scheduler, before anything runs there; that is the way in.  Ranges are opened where those of
-the engine server are: in captured engines that a tool watches, or everywhere with
-`profiler.nsight.nvtx=on`.  Elsewhere the scheduler's functions are the original objects.
+the engine server are: where a tool has put its NVTX library into the process.  Elsewhere the scheduler's
+functions are the original objects.
 
 On a CPU engine with `profiler.events.engine_iterations`, one more hook selects the clock of SGLang's
 forward-pass metrics: sglang 0.5.12 always selects its device timer, whose CUDA events end a scheduler without
