@@ -30,7 +30,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.options import READING, Argument, check_steps, output_arguments
 from verl_profiler.cli.output import refuse_overwriting, replacing, target_of, write_whole
@@ -269,7 +269,12 @@ def write_timeline(
                 foreign.append(read_trace(path, found=True))
             except ReadingError as error:
                 print_error(f"not merged: {error}")
-        with replacing(target) as file, _packed(file, target) as stream:
+        with replacing(target) as file, contextlib.ExitStack() as stack:
+            stream: Any = file
+            if target.suffix == ".gz":
+                stream = stack.enter_context(
+                    gzip.GzipFile(fileobj=file, mode="wb", compresslevel=3, mtime=0)
+                )
             trace = PerfettoTrace(stream, first_ns)
             folders = write_run(opened.tables, steps, trace, selection)
             for each in filter(None, foreign):
@@ -283,9 +288,3 @@ def write_timeline(
                     print_error(f"{each.title}: {each.left_out} implausible events were left out")
             trace.close()
     return True
-
-
-def _packed(file: IO[bytes], target: Path) -> contextlib.AbstractContextManager[Any]:
-    if target.suffix == ".gz":
-        return gzip.GzipFile(fileobj=file, mode="wb", compresslevel=3, mtime=0)
-    return contextlib.nullcontext(file)

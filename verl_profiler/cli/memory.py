@@ -15,12 +15,12 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
-from verl_profiler.cli.options import JSON, NO_CACHE, RUNS_OR_LOGS, STEPS, opened_run
+from verl_profiler.cli.options import JSON, NO_CACHE, RUNS, STEPS, opened_run
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.render.visible import shown
 
-ARGUMENTS = (RUNS_OR_LOGS, STEPS, JSON, NO_CACHE)
+ARGUMENTS = (RUNS, STEPS, JSON, NO_CACHE)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -64,21 +64,15 @@ def step_range(text: str) -> tuple[int, int]:
     return first, last
 
 
+# `logs.are_logs` distinguishes them.
 RUNS = Argument(
     "runs",
     metavar="RUN",
     nargs="+",
     type=run_argument,
     help="run directory, archive of one, step folder, event file, or a URL such as "
-    "s3://bucket/my-run; several for a resumed run",
-)
-# `logs.are_logs` distinguishes them.
-RUNS_OR_LOGS = Argument(
-    "runs",
-    metavar="RUN|LOG",
-    nargs="+",
-    type=run_argument,
-    help="run directory, archive or URL of one, or console logs (also .gz); - for standard input",
+    "s3://bucket/my-run; several for a resumed run; of most commands also console logs (also .gz), - "
+    "for standard input",
 )
 STEPS = Argument(
     "--steps",

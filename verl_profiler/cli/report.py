@@ -107,7 +107,10 @@ def write(
 
     if are_logs(runs):
         return _write_of_logs(runs, out, steps, force=force, cache=cache)
-    if len(runs) == 1 and steps is None and _holds_runs(runs[0]):
+    from verl_profiler.views.run_list import runs_in
+
+    if len(runs) == 1 and steps is None and runs[0].is_dir() and len(runs_in(runs[0])) > 1:
+        # A folder of several runs, not a run or the folder of one.
         return _write_list(runs[0], out, force=force, cache=cache)
     import msgspec
 
@@ -150,13 +153,6 @@ def _write_of_logs(
     text = page(content, made=_made(), difference=difference)
     write_whole(target, [text])
     return target
-
-
-def _holds_runs(path: Path) -> bool:
-    """Return whether a path is a folder of several runs, not a run or the folder of one."""
-    from verl_profiler.views.run_list import runs_in
-
-    return path.is_dir() and len(runs_in(path)) > 1
 
 
 def _write_list(folder: Path, out: Path | None, *, force: bool, cache: bool) -> Path:

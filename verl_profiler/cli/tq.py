@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from verl_profiler.cli.options import (
     JSON,
     NO_CACHE,
-    RUNS_OR_LOGS,
+    RUNS,
     STEPS,
     Argument,
     did_you_mean,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _TIMES = ("duration_us", "get_us", "compute_us", "put_us")
 
 ARGUMENTS = (
-    RUNS_OR_LOGS,
+    RUNS,
     STEPS,
     Argument("--function", metavar="NAME", help="one function (default: all)"),
     Argument(

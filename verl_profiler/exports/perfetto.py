@@ -229,10 +229,7 @@ class PerfettoTrace:
         return number
 
     def _packet(self, content: bytes) -> None:
-        self._write(_bytes(1, content))
-
-    def _write(self, packet: bytes) -> None:
-        self._block += packet
+        self._block += _bytes(1, content)
         if len(self._block) > _BLOCK_BYTES:
             self._flush()
 

@@ -128,9 +128,13 @@ class Lanes:
                 if not ends or end_ns <= ends[-1]:
                     break
             else:
-                if not lanes:
-                    self._release(begin_ns)
-                track, ends = self._lane(), list[int]()
+                while not lanes and self._taken and self._taken[0][0] <= begin_ns:
+                    heapq.heappush(self._free, heapq.heappop(self._taken)[1])
+                if self._free:
+                    track = heapq.heappop(self._free)
+                else:
+                    track = self._trace.lane(self._name, self._folder)
+                ends = list[int]()
                 lanes.append((track, ends))
             yield track, begin_ns, kind, fields, sources, targets
             if not kind[2]:
@@ -139,15 +143,6 @@ class Lanes:
             while ends:
                 yield track, ends.pop(), None, None, (), ()
             heapq.heappush(self._taken, (last_ns, track))
-
-    def _release(self, begin_ns: int) -> None:
-        while self._taken and self._taken[0][0] <= begin_ns:
-            heapq.heappush(self._free, heapq.heappop(self._taken)[1])
-
-    def _lane(self) -> int:
-        if self._free:
-            return heapq.heappop(self._free)
-        return self._trace.lane(self._name, self._folder)
 
 
 def _folders(tables: Tables, trace: PerfettoTrace, selection: Selection) -> Folders:

@@ -315,7 +315,11 @@ class _Search:
         calls = (
             f"{counted(len(group), 'generate call is', 'generate calls are')} not answered{where}"
         )
-        unknown = [each for each in engines if _lacks(each, "engine_resume")]
+        unknown = [
+            each
+            for each in engines
+            if "engine_resume" in part(part(each.header, "probes"), "missed")
+        ]
         if unknown:
             names = some([each.name for each in unknown])
             self.found.unknown.append(
@@ -472,11 +476,6 @@ class _Search:
 
     def age(self, row: Mapping[str, Any]) -> float:
         return self.last_s - since(row, self.last_s)
-
-
-def _lacks(process: Process, probe: str) -> bool:
-    probes = mapping_or_empty(process.header.get("probes"))
-    return probe in mapping_or_empty(probes.get("missed"))
 
 
 def _named(row: Mapping[str, Any], what: str) -> str:

@@ -111,7 +111,8 @@ def convert(
     chosen = groups_within(source, processes, steps) if groups is None else groups
     for number, group in enumerate(chosen, 1):
         prints = [_fingerprint(file, processes[file.name], original) for file in group]
-        name = f"part-{_digest(prints)}"
+        made_from = json.dumps([CONVERSION, prints]).encode()
+        name = f"part-{hashlib.sha256(made_from).hexdigest()[:16]}"
         kept = None if cache is None else cache.find(name)
         part = None if kept is None else _checked(connection, kept)
         if kept is None or part is None:
@@ -226,10 +227,6 @@ def _fingerprint(file: EventFile, process: Process, original: bool) -> list[Any]
         process.header is not None,
         original,
     ]
-
-
-def _digest(prints: list[Any]) -> str:
-    return hashlib.sha256(json.dumps([CONVERSION, prints]).encode()).hexdigest()[:16]
 
 
 def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:

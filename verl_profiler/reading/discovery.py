@@ -124,15 +124,14 @@ def find_sources(paths: list[Path], scratch: Path, problems: list[str]) -> list[
             continue
         seen[real] = path
         source = _source(path, scratch / f"archive-{position}", problems)
-        key = _launch_key(source.launch)
-        if key is not None and source.whole and key in launches:
-            other = launches[key]
-            problems.append(
-                f"{path} is a copy of the run in {other.root} (same launch); it is read once"
-            )
-            continue
-        if key is not None and source.whole:
-            launches[key] = source
+        if source.whole and "launched" in source.launch:
+            key = tuple(str(source.launch.get(part)) for part in ("launched", "host", "pid"))
+            other = launches.setdefault(key, source)
+            if other is not source:
+                problems.append(
+                    f"{path} is a copy of the run in {other.root} (same launch); it is read once"
+                )
+                continue
         sources.append(source)
     _make_labels_unique(sources)
     return sources
@@ -330,11 +329,6 @@ def run_directory(path: Path, named: Path) -> Path:
     raise ReadingError(
         f"{named} holds no event files (step_<N>/<name>.jsonl).\n{advice}", "no-events"
     )
-
-
-def _launch_key(launch: dict[str, Any]) -> tuple[Any, ...] | None:
-    key = tuple(str(launch.get(part)) for part in ("launched", "host", "pid"))
-    return key if "launched" in launch else None
 
 
 def _make_labels_unique(sources: list[Source]) -> None:

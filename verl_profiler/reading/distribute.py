@@ -7,7 +7,6 @@ are those of a run that was read in one process; what a task did not leave, it c
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
 from collections.abc import Sequence
@@ -35,17 +34,13 @@ class _Files:
     Args:
         source: The run.
         found: Its processes.
-        folder: Its cache.
-        token: A file in it.
-        content: Of that file.
+        token: A file in its cache, with a name that no other directory has.
         versions: What the names of the shards depend on.
     """
 
     source: Source
     found: dict[str, Process]
-    folder: Path
-    token: str
-    content: bytes
+    token: Path
     versions: str
 
 
@@ -84,53 +79,36 @@ def distribute(
                 "it: set VERL_PROFILER_CACHE_HOME to a directory that the nodes share, or omit --on",
                 "unwritable",
             )
-        try:
-            found = processes(source)
-            around = None if steps is None else (steps[0] - 1, steps[1] + 1)
-            if any(process.role == "rollouter" for process in found.values()):
-                # Read whole.
-                around = None
-            groups = groups_within(source, found, around)
-            with cache.new() as draft:
-                token = f"{source.root}\n".encode()
-                draft.write_bytes(token)
-                files = _Files(source, found, cache.path, draft.name, token, _versions())
-                done += sum(1 for _ in executor.run(_convert, files, groups))
-        finally:
-            cache.close()
+        found = processes(source)
+        around = None if steps is None else (steps[0] - 1, steps[1] + 1)
+        if any(process.role == "rollouter" for process in found.values()):
+            # Read whole.
+            around = None
+        groups = groups_within(source, found, around)
+        with cache.new() as token:
+            files = _Files(source, found, token, _versions())
+            done += sum(1 for _ in executor.run(_convert, files, groups))
     return done
-
-
-def _check(files: _Files) -> None:
-    """Raise an error with the reason why this node cannot be used."""
-    if not files.source.root.is_dir():
-        raise RuntimeError(f"does not have {files.source.root}")
-    if files.versions != _versions():
-        raise RuntimeError("has another version of verl-profiler or duckdb")
-    content = None
-    with contextlib.suppress(OSError):
-        content = (files.folder / files.token).read_bytes()
-    if content != files.content:
-        raise RuntimeError(f"has a different directory at {files.folder}")
-    if not CacheFolder(files.folder).can_write():
-        raise RuntimeError(f"cannot write to {files.folder}")
 
 
 def _versions() -> str:
     return json.dumps([CONVERSION, duckdb.__version__])
 
 
-def _convert(shared: _Files, group: list[EventFile]) -> None:
-    """Convert one group of event files."""
-    _check(shared)
-    cache = CacheFolder(shared.folder)
-    with tempfile.TemporaryDirectory(prefix="verl_profiler-") as place:
+def _convert(files: _Files, group: list[EventFile]) -> None:
+    """Convert one group of event files; raise an error with the reason if this node cannot be used."""
+    if not files.source.root.is_dir():
+        raise RuntimeError(f"does not have {files.source.root}")
+    if files.versions != _versions():
+        raise RuntimeError("has another version of verl-profiler or duckdb")
+    if not files.token.exists():
+        raise RuntimeError(f"has a different directory at {files.token.parent}")
+    cache = CacheFolder(files.token.parent)
+    if not cache.can_write():
+        raise RuntimeError(f"cannot write to {cache.path}")
+    with (
+        tempfile.TemporaryDirectory(prefix="verl_profiler-") as place,
+        connect(Path(place), _MEMORY, _THREADS) as connection,
+    ):
         scratch = CacheFolder(Path(place))
-        try:
-            with connect(Path(place), _MEMORY, _THREADS) as connection:
-                convert(
-                    connection, shared.source, shared.found, scratch, cache=cache, groups=[group]
-                )
-        finally:
-            cache.close()
-            scratch.close()
+        convert(connection, files.source, files.found, scratch, cache=cache, groups=[group])

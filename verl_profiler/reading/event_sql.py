@@ -140,16 +140,11 @@ LEFT JOIN vocabulary AS v ON v.recorded = t.event
 """
 
 
-def _or_number(name: str) -> str:
-    """Write a column whose values are numbers or text as JSON."""
-    return (
-        f"CASE WHEN regexp_full_match({name}, '0|-?[1-9][0-9]{{0,17}}') THEN {name}::JSON "
-        f"ELSE to_json({name}) END"
-    )
-
-
-# Texts that may have been numbers.
-_WRITTEN = {name: _or_number(name) for name in ("sample", "session", "weight_version")}
+_WRITTEN = {
+    name: f"CASE WHEN regexp_full_match({name}, '0|-?[1-9][0-9]{{0,17}}') THEN {name}::JSON "
+    f"ELSE to_json({name}) END"
+    for name in ("sample", "session", "weight_version")
+}
 
 
 def _member(name: str) -> str:

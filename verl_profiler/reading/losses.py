@@ -371,7 +371,7 @@ def _of_run(members: list[Process], work: Mapping[str, int], now_us: int) -> Ite
     waited = {each.name: count for each in killed if (count := each.of("waiting_events"))}
     if waited:
         yield (
-            f"{named(waited)} {_was(waited)} killed before {_they(waited)} wrote "
+            f"{named(waited)} {_was(waited)} killed before {'they' if len(waited) > 1 else 'it'} wrote "
             f"{counted(sum(waited.values()), 'event')}, now lost"
         )
     rest = [each for each in killed if each not in silent]
@@ -381,8 +381,11 @@ def _of_run(members: list[Process], work: Mapping[str, int], now_us: int) -> Ite
         # Compared with each other, none of them has lost anything.
         first_us, last_us = min(known), max(known)
         later = f" ({_tenths(last_us)} of {known[last_us]})" if last_us > first_us else ""
+        ends = f"none of {len(members):,} processes recorded its end"
+        if len(members) == 1:
+            ends = f"{members[0].name} recorded no end"
         yield (
-            f"{_none_of(members)}: the run was killed, or its disk stopped responding; events after "
+            f"{ends}: the run was killed, or its disk stopped responding; events after "
             f"{_tenths(first_us)} UTC may be lost{later}"
         )
         return
@@ -416,18 +419,8 @@ def _was(names: Collection[str]) -> str:
     return "was" if len(names) == 1 else "were"
 
 
-def _they(names: Collection[str]) -> str:
-    return "it" if len(names) == 1 else "they"
-
-
 def _time(us: int) -> str:
     return f"{_EPOCH + timedelta(microseconds=us):%H:%M:%S}"
-
-
-def _none_of(members: list[Process]) -> str:
-    if len(members) == 1:
-        return f"{members[0].name} recorded no end"
-    return f"none of {len(members):,} processes recorded its end"
 
 
 def _tenths(us: int) -> str:

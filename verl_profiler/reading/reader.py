@@ -150,15 +150,12 @@ class Run:
         return [
             *detail_notes(self.tables),
             *replay_notes(self.tables),
-            *self._asynchronous_notes(),
-        ]
-
-    def _asynchronous_notes(self) -> list[str]:
-        return [
-            f"{row['run']} trains asynchronously: {row['later']:,} of {row['requests']:,} requests were "
-            "consumed by a later step than the one that dispatched them. Critical path and stragglers of "
-            "requests do not apply; device time, its findings and what-if do."
-            for row in self.tables.rows("SELECT * FROM asynchronous ORDER BY run")
+            *(
+                f"{row['run']} trains asynchronously: {row['later']:,} of {row['requests']:,} requests "
+                "were consumed by a later step than the one that dispatched them. Critical path and "
+                "stragglers of requests do not apply; device time, its findings and what-if do."
+                for row in self.tables.rows("SELECT * FROM asynchronous ORDER BY run")
+            ),
         ]
 
     def supersede(self, made: set[str]) -> set[str]:

@@ -150,7 +150,7 @@ def _checked(
     if fault is not None:
         complaints.add(number, f"{fault}, dropped")
         return None
-    if not _is_utf8(line):
+    if line.decode("utf-8", "replace").encode() != line:
         complaints.add(number, "not UTF-8; invalid bytes are replaced")
     for complaint in _minor_faults(content):
         complaints.add(number, complaint)
@@ -160,14 +160,6 @@ def _checked(
         )
     content["timestamp"] = _normalized(content["timestamp"])
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _fault(content: Any, first_us: int | None) -> str | None:

@@ -74,10 +74,6 @@ class TableCache:
         """Return the parts that may hold events of these steps, or of none."""
         return [part for part in self.parts if part.may_hold(steps, without_step)]
 
-    def of_times(self, first_us: int, last_us: int) -> list[EventPart]:
-        """Return the parts that may hold events of these times."""
-        return [part for part in self.parts if part.may_hold_times(first_us, last_us)]
-
     def table(
         self,
         connection: duckdb.DuckDBPyConnection,

@@ -127,15 +127,11 @@ def file_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, str]]:
             f"({error or 'its end is missing'}); what follows is not shown."
         )
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> ReadingError:
-    return ReadingError(
-        f"{path} cannot be read: {reason_of(error)}.\n"
-        "Name the file that the console was written to, or - to read it from a pipe",
-        "log-unreadable",
-    )
+        raise ReadingError(
+            f"{path} cannot be read: {reason_of(error)}.\n"
+            "Name the file that the console was written to, or - to read it from a pipe",
+            "log-unreadable",
+        ) from error
 
 
 def lines_of(raw: str, number: int) -> Iterator[ConsoleLine]:

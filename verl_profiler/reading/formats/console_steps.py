@@ -442,7 +442,10 @@ def _launches(lines: Sequence[StepLine], problems: list[str]) -> list[list[StepL
     twice = 0
     for place, line in enumerate(lines):
         current = launches[-1]
-        if any(_same(line, earlier) for earlier in current[-2:]):
+        if any(
+            line.trained and line.step == earlier.step and line.values == earlier.values
+            for earlier in current[-2:]
+        ):
             twice += 1
             continue
         if last is not None and current:
@@ -486,10 +489,6 @@ def _together(line: StepLine, more: StepLine) -> StepLine:
         validated=line.validated or more.validated,
         printed_s=line.printed_s if more.printed_s is None else more.printed_s,
     )
-
-
-def _same(one: StepLine, other: StepLine) -> bool:
-    return one.step == other.step and one.values == other.values and one.trained
 
 
 def _runs(launches: Iterable[list[StepLine]], problems: list[str]) -> list[LoggedRun]:

@@ -12,6 +12,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,10 @@ def read(path: Path) -> Export:
         # Immutable: SQLite opens no journal or lock beside it.
         uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-            connection.text_factory = _decoded
+            connection.text_factory = partial(str, encoding="utf-8", errors="replace")
             return _read(connection)
     except (sqlite3.Error, OverflowError, UnicodeError) as error:
         raise ReadingError(f"{path} is not an nsys export: {error}.", "unreadable") from None
-
-
-def _decoded(content: bytes) -> str:
-    return content.decode("utf-8", "replace")
 
 
 def _read(connection: sqlite3.Connection) -> Export:
@@ -144,15 +141,13 @@ def _possible(
             for place, value in enumerate(row)
         ) and all(row[place] is not None for place in needed):
             yield tuple(
-                value if place not in texts or value is None else _text(value)
+                value
+                if place not in texts or value is None
+                else str(value)[:_NAME_LIMIT].translate(_UNPRINTED)
                 for place, value in enumerate(row)
             )
         else:
             found.left_out += 1
-
-
-def _text(value: Any) -> str:
-    return str(value)[:_NAME_LIMIT].translate(_UNPRINTED)
 
 
 def _ranges(connection: sqlite3.Connection, start_ns: int) -> Iterator[tuple[Any, ...]]:

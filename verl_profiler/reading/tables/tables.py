@@ -246,7 +246,7 @@ class Tables:
         parts = table_cache.of_steps(chunk.steps, chunk.without_step)
         named = _named(query)
         if "engine_requests" in named:
-            parts += table_cache.of_times(*chunk.around_us)
+            parts += (part for part in table_cache.parts if part.may_hold_times(*chunk.around_us))
         # Later steps may show that a run is asynchronous.
         runs = "SELECT run FROM asynchronous ORDER BY run"
         return [
