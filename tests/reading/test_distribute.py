@@ -86,13 +86,15 @@ def test_only_the_steps_that_were_requested(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changed", "reason"),
+    ("name", "value", "reason"),
     [
-        ({"content": b"of another disk"}, "has a different directory at .*/.cache/events-1"),
-        ({"versions": "0"}, "has another version of verl-profiler or duckdb"),
+        # Its directory of the same name does not have the file that was made in the run's.
+        ("token", ".cache/events-1/absent", "has a different directory at .*/.cache/events-1"),
+        ("versions", "0", "has another version of verl-profiler or duckdb"),
     ],
 )
-def test_a_node_that_cannot_read_the_run_converts_nothing(run, changed, reason):
+def test_a_node_that_cannot_read_the_run_converts_nothing(run, name, value, reason):
+    changed = {name: run / value if name == "token" else value}
     with pytest.raises(RuntimeError, match=reason):
         distribute([run], Apart(**changed))
     assert not cached(run)

@@ -36,22 +36,17 @@ def are_logs(paths: Sequence[Path]) -> bool:
     )
 
 
-def _ends_of(paths: Sequence[Path]) -> list[str]:
-    """Return what ended the trainings of logs, as sentences."""
-    from verl_profiler.reading.formats.console_end import log_end
-
-    named = len(paths) > 1
-    ends = [(path, log_end(path)) for path in paths]
-    return [f"{path}: {end}" if named else end for path, end in ends if end]
-
-
 def opened(
     paths: Sequence[Path], steps: tuple[int, int] | None
 ) -> tuple[list[LoggedRun], list[str], list[str]]:
     """Return the runs of logs, of these steps, what ended them, and what is wrong with the logs."""
+    from verl_profiler.reading.formats.console_end import log_end
+
     problems: list[str] = []
     runs = logged_runs(paths, problems)
-    return runs if steps is None else _chosen(runs, steps), _ends_of(paths), problems
+    ends = [(path, log_end(path)) for path in paths]
+    shown = [f"{path}: {end}" if paths[1:] else end for path, end in ends if end]
+    return runs if steps is None else _chosen(runs, steps), shown, problems
 
 
 def summarize_logs(

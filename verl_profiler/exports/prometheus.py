@@ -7,7 +7,8 @@ beginning to its present end, so they grow while the run does.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import prometheus_client
 from prometheus_client.core import (
@@ -16,7 +17,6 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.registry import CollectorRegistry
 
 from verl_profiler.analysis.selection import Rows, in_steps
 from verl_profiler.analysis.tq import of_function, tq_functions
@@ -155,16 +155,8 @@ def _histogram(name: str, about: str, labels: tuple[str, ...], rows: Rows) -> Me
     return family
 
 
-class _Given(CollectorRegistry):
-    def __init__(self, given: list[Metric]) -> None:
-        super().__init__(auto_describe=False)
-        self._given = given
-
-    def collect(self) -> list[Metric]:
-        """Return the metrics."""
-        return self._given
-
-
 def exposition(given: list[Metric]) -> str:
     """Return the metrics as text, as Prometheus and its node exporter's textfile collector read it."""
-    return prometheus_client.generate_latest(_Given(given)).decode()
+    return prometheus_client.generate_latest(
+        cast("Any", SimpleNamespace(collect=lambda: given))
+    ).decode()

@@ -47,11 +47,9 @@ _PYTHONS = ("asyncio.", "concurrent.", "ray.")
 # Threads whose innermost function is in such a module wait for work.
 _IDLE = ("threading:", "queue:", "selectors:", "socketserver:", "asyncio.", "concurrent.", "ray.")
 _SHOWN = 3
-STOPPED = "is stopped (SIGSTOP)"
-GONE = "no longer exists"
-ALIVE = "is alive but its profiler thread does not run"
+_GONE = "no longer exists"
 _STATES = {
-    b"T": STOPPED,
+    b"T": "is stopped (SIGSTOP)",
     b"t": "is held by a debugger",
     b"Z": "has died",
     b"X": "has died",
@@ -259,8 +257,12 @@ def clock_text(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="seconds")
 
 
-def own_pid(header: Mapping[str, Any]) -> int | None:
-    """Return the process id if the process is, or was, of this host and boot."""
+def state_of(header: Mapping[str, Any]) -> str | None:
+    """Return what this host shows of a silent process; None of one of another host or boot.
+
+    Args:
+        header: Of the process.
+    """
     boot = mapping_or_empty(header.get("clock")).get("boot_id")
     pid = header.get("pid")
     if header.get("host") != socket.gethostname() or not boot or type(pid) is not int:
@@ -269,30 +271,21 @@ def own_pid(header: Mapping[str, Any]) -> int | None:
         own = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
-    return pid if own in boot else None
-
-
-def state_of(header: Mapping[str, Any]) -> str | None:
-    """Return what this host shows of a silent process; None of another host's.
-
-    Args:
-        header: Of the process.
-    """
-    pid = own_pid(header)
-    if pid is None:
+    if own not in boot:
         return None
     if not os.path.exists(f"/proc/{pid}"):
-        return GONE
+        return _GONE
     try:
         status = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return _STATES.get(status[0] if status else b"", ALIVE)
+    alive = "is alive but its profiler thread does not run"
+    return _STATES.get(status[0] if status else b"", alive)
 
 
 def is_alive(header: Mapping[str, Any]) -> bool:
     """Whether the process is on this host and runs, or could run."""
-    return state_of(header) not in (None, GONE, "has died")
+    return state_of(header) not in (None, _GONE, "has died")
 
 
 def free_bytes(directory: Path) -> int | None:

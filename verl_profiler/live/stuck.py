@@ -230,17 +230,17 @@ def _silence(process: Process) -> str:
 
 
 def with_evidence(found: Verdict, processes: Sequence[Process]) -> Verdict:
-    """Add to a verdict what the evidence of the processes comes to."""
-    found.facts += _facts(processes)
-    found.details += _details(processes)
-    return found
-
-
-def _facts(processes: Sequence[Process]) -> list[str]:
-    """Return the load of the engines, a line for each."""
+    """Add to a verdict the load of the engines, a line for each, and the evidence of each process for `-v`."""
     lines = [f"{each.name}: {text}" for each in processes if (text := _engine_text(each))]
     others = len(lines) - _SHOWN * 2
-    return lines if others <= 0 else [*lines[:-others], f"{others} other engines: see -v"]
+    found.facts += lines
+    if others > 0:
+        found.facts[-others:] = [f"{others} other engines: see -v"]
+    for each in processes:
+        own = [*_process_details(each)] if each.evidence else []
+        if own:
+            found.details += [f"{each.name}:", *(f"    {text}" for text in own)]
+    return found
 
 
 def _engine_text(process: Process) -> str:
@@ -271,16 +271,6 @@ def _engine_text(process: Process) -> str:
     if ages:
         facts.append(f"last iteration {max(ages):.0f} s before")
     return ", ".join(facts)
-
-
-def _details(processes: Sequence[Process]) -> list[str]:
-    """Return the lines of the evidence for `-v`, a few for each process."""
-    lines: list[str] = []
-    for each in processes:
-        own = [*_process_details(each)] if each.evidence else []
-        if own:
-            lines += [f"{each.name}:", *(f"    {text}" for text in own)]
-    return lines
 
 
 def _process_details(process: Process) -> Iterator[str]:
