@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from verl_profiler.analysis.explain.what_if import step_replays
-from verl_profiler.reading import detail_notes
+from verl_profiler.reading import losses
 from verl_profiler.reading.reader import load
 
 SMALL = Path(__file__).parents[1] / "data" / "small_run"
@@ -36,7 +36,7 @@ def test_a_step_with_too_many_calls_is_left_out_with_a_note(run, monkeypatch):
     assert largest in replayed
     assert run.notes == []
 
-    monkeypatch.setattr(detail_notes, "REPLAYED_CALLS", calls[largest] - 1)
+    monkeypatch.setattr(losses, "REPLAYED_CALLS", calls[largest] - 1)
     left = {row["step"] for row in step_replays(run.tables)}
 
     assert largest not in left

@@ -7,7 +7,7 @@ from event_files import ended, write_lines
 from views.perfetto_reading import read_trace
 
 from verl_profiler.cli import main
-from verl_profiler.exports import trace_selection
+from verl_profiler.exports import tracks
 
 WORKERS = 20
 REQUESTS = 400
@@ -68,7 +68,7 @@ def test_a_step_that_is_too_large_has_its_slow_requests_failures_and_a_sample(
     large, tmp_path, capsys, monkeypatch
 ):
     """400 requests at once, in 20 processes; counters count what is not drawn, too."""
-    monkeypatch.setattr(trace_selection, "SPANS", 66)
+    monkeypatch.setattr(tracks, "SPAN_BUDGET", 66)
     run, truth = large
     reading = exported(run, tmp_path / "a.pftrace")
 

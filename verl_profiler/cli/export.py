@@ -248,8 +248,14 @@ def write_timeline(
     """
     from verl_profiler.analysis.selection import in_steps
     from verl_profiler.exports.perfetto import PerfettoTrace
-    from verl_profiler.exports.trace_selection import Selection, choose
-    from verl_profiler.exports.tracks import days_apart, origin_ns, write_foreign, write_run
+    from verl_profiler.exports.tracks import (
+        Selection,
+        choose,
+        days_apart,
+        origin_ns,
+        write_foreign,
+        write_run,
+    )
     from verl_profiler.reading.formats.foreign_traces import read_trace
     from verl_profiler.reading.formats.registry import find_traces
     from verl_profiler.reading.reader import load

@@ -28,10 +28,15 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.events.remote import is_url
 from verl_profiler.reading.cache_folder import CacheFolder, Kept
 from verl_profiler.reading.convert import convert
-from verl_profiler.reading.detail_notes import detail_notes, replay_notes
 from verl_profiler.reading.discovery import find_sources, may_hold
 from verl_profiler.reading.formats.nsys_export import take_captures
-from verl_profiler.reading.losses import end_problems, not_arrived, process_problems
+from verl_profiler.reading.losses import (
+    detail_notes,
+    end_problems,
+    not_arrived,
+    process_problems,
+    replay_notes,
+)
 from verl_profiler.reading.processes import Process, processes
 from verl_profiler.reading.remote import fetched
 from verl_profiler.reading.table_cache import (

@@ -30,7 +30,7 @@ from verl_profiler.analysis.explain.replay import Lengths, replay
 from verl_profiler.analysis.explain.speed import grows_with_load
 from verl_profiler.analysis.intervals import mean
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_steps
-from verl_profiler.reading.detail_notes import too_large
+from verl_profiler.reading.losses import too_large
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
