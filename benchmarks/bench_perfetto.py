@@ -28,8 +28,7 @@ BAR_MB = 100
 def timeline(folder: Path, *, everything: bool) -> tuple[float, float, int, int]:
     """Return wall seconds, CPU seconds, bytes and tracks of writing the timeline."""
     from verl_profiler.exports.perfetto import PerfettoTrace
-    from verl_profiler.exports.trace_selection import choose
-    from verl_profiler.exports.tracks import origin_ns, write_run
+    from verl_profiler.exports.tracks import choose, origin_ns, write_run
     from verl_profiler.reading.reader import load
 
     load(folder).close()
