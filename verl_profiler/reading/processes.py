@@ -14,7 +14,7 @@ comparison's own bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from statistics import median
@@ -83,8 +83,8 @@ class Process:
         started = instant(self.of("started"))
         if started is not None:
             # The wall clock may have been set between the anchor, which times follow, and the start.
-            moved_s = max(map(abs, _wall_moves(self)), default=0.0)
-            self.first_us = round((started.timestamp() - moved_s - _EARLY_S) * 1e6)
+            first_s = started.timestamp() - _wall_moved_s(self) - _EARLY_S
+            self.first_us = round(first_s * 1e6)
 
     def of(self, *path: str) -> Any:
         """Return a value of the header, or of an object in it; None where there is none."""
@@ -153,7 +153,13 @@ def _align(found: dict[str, Process], source: Source) -> None:
         )
         offsets[name] = (boot, offset)
     best = {boot: min(of_boot)[2] for boot, of_boot in anchors.items()}
-    others = {boot: (driver, line) for driver, boot, line in aheads(source.headers)}
+    others: dict[str, tuple[str, Ahead]] = {}
+    for header in source.headers.values():
+        exchange: Mapping[str, Any] = header.get("clock_exchange") or {}
+        for peer in exchange.get("peers") or ():
+            line = fit(peer.get("samples") or ())
+            if line is not None and exchange.get("boot_id") and peer.get("boot_id"):
+                others[peer["boot_id"]] = exchange["boot_id"], line
     driver_boot = mapping_or_empty(source.launch.get("clock")).get("boot_id")
     for name, process in found.items():
         if name not in offsets:
@@ -177,19 +183,17 @@ def _align(found: dict[str, Process], source: Source) -> None:
             process.clock_residual_us = -(-line.residual_ns // 1000)
 
 
-def _wall_moves(process: Process) -> Iterator[float]:
-    """Yield by how many seconds the wall clock was set, seen from the last reading of both clocks."""
+def _wall_moved_s(process: Process) -> float:
+    """Return by how many seconds the wall clock was set, seen from the last reading of both clocks."""
     clock = mapping_or_empty(process.of("clock"))
-    pairs: list[tuple[Any, ...]] = [(clock.get("wall_ns"), clock.get("monotonic_ns"))]
-    pairs.append((clock.get("last_wall_ns"), clock.get("last_monotonic_ns")))
-    known = [
-        (wall, monotonic) for wall, monotonic in pairs if wall is not None and monotonic is not None
-    ]
-    for wall, monotonic in known[1:]:
-        elapsed_s = (monotonic - known[0][1]) / 1e9
-        jump_s = (wall - known[0][0]) / 1e9 - elapsed_s
-        if abs(jump_s) > _JUMP_S + _SLEW * abs(elapsed_s):
-            yield jump_s
+    keys = ("wall_ns", "monotonic_ns", "last_wall_ns", "last_monotonic_ns")
+    times: list[Any] = [clock.get(key) for key in keys]
+    if None in times:
+        return 0.0
+    wall, monotonic, last_wall, last_monotonic = times
+    elapsed_s = (last_monotonic - monotonic) / 1e9
+    jump_s = abs((last_wall - wall) / 1e9 - elapsed_s)
+    return jump_s if jump_s > _JUMP_S + _SLEW * abs(elapsed_s) else 0.0
 
 
 def _larger(*values: Any) -> int | None:
@@ -260,13 +264,3 @@ def fit(samples: Sequence[Sequence[int]]) -> Ahead | None:
         residual_ns=round(max(distances)),
         samples=len(points),
     )
-
-
-def aheads(headers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Ahead]]:
-    """Yield driver's boot id, another node's boot id and its clock's line, from all headers."""
-    for header in headers.values():
-        exchange: Mapping[str, Any] = header.get("clock_exchange") or {}
-        for peer in exchange.get("peers") or ():
-            line = fit(peer.get("samples") or ())
-            if line is not None and exchange.get("boot_id") and peer.get("boot_id"):
-                yield exchange["boot_id"], peer["boot_id"], line
