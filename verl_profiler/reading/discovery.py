@@ -159,7 +159,8 @@ def _source(path: Path, scratch: Path, problems: list[str]) -> Source:
         os.stat(path)
     except FileNotFoundError as error:
         raise ReadingError(
-            f"{path} does not exist.\nName a run directory, such as logs/my-run", "no-such-run"
+            f"{path} does not exist.\nName a run directory, such as logs/my-run, or a console log",
+            "no-such-run",
         ) from error
     except (OSError, ValueError) as error:
         raise ReadingError(f"{path} cannot be read: {reason_of(error)}", "unreadable") from error
