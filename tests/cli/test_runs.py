@@ -11,6 +11,7 @@ from cached_runs import REHEARSED, SMALL
 
 from verl_profiler.cli import main, runs
 
+LISTED = functools.cache(runs.listed)
 PACKED = Path(__file__).parents[1] / "data" / "one_step_off_run.tar.gz"
 
 
@@ -28,11 +29,18 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def listed_once(monkeypatch):
+    """To list the runs takes seconds; tests of the list share it."""
+    monkeypatch.setattr(runs, "listed", LISTED)
+
+
 def printed(capsys, *words):
     assert 0 == main(["runs", *map(str, words)])
     return capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("listed_once")
 def test_each_run_has_a_line_newest_first_with_what_its_summary_has(folder, capsys):
     """Of the same figures; what could not be read is in the list, too."""
     rows = json.loads(printed(capsys, folder, "--json"))["runs"]
@@ -52,9 +60,9 @@ def test_each_run_has_a_line_newest_first_with_what_its_summary_has(folder, caps
     assert re.search(r"verl/second .*2 +20\.6 s +70 % +≤ 2\.12 s: Validation takes", lines[2])
 
 
+@pytest.mark.usefixtures("listed_once")
 def test_it_is_sorted_and_filtered(folder, capsys, monkeypatch):
     """What has no value comes last, whatever the order; a narrow terminal has findings below their runs."""
-    monkeypatch.setattr(runs, "listed", functools.cache(runs.listed))
 
     def names(*options):
         return [

@@ -9,11 +9,10 @@ import re
 import shutil
 from datetime import datetime
 from html import unescape
-from pathlib import Path
 
 import msgspec
 import pytest
-from cached_runs import SMALL
+from cached_runs import SMALL, cached
 from chart_reading import words
 from commands import command
 from event_files import ended, write_lines
@@ -30,7 +29,6 @@ from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
 from verl_profiler.views.timelines import Bounds, timelines
 
-DATA = Path(__file__).parent.parent / "data"
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text() | st.sampled_from(["</script>", "<!--", "]]>", "\u2028", "&lt;"]),
@@ -117,7 +115,7 @@ def test_the_parts_of_a_mean_step_add_up_to_the_time_from_step_to_step():
     gaps_s = (second - second_s - first) + (last - second)
     assert step["whole_s"] == pytest.approx((first_s + second_s + gaps_s) / 2, abs=0.01)
     assert step["whole_s"] == pytest.approx(sum(length for _, length, *_ in step["parts"]))
-    asynchronous = of(DATA / "separate_async_run.tar.gz")
+    asynchronous = of(cached("separate_async_run"))
     (bar,) = asynchronous["mean_step"]
     assert {"training", "weight_sync"} <= {name for name, *_ in bar["parts"]}
     assert bar["whole_s"] == pytest.approx(asynchronous["findings"][0]["step_s"])
@@ -281,8 +279,7 @@ def test_steps_limit_every_table():
 
 def test_the_command_writes_once_and_replaces_when_told(tmp_path, capsys):
     """A report replaces an earlier one, and another file only with --force."""
-    folder = tmp_path / "run"
-    shutil.copytree(SMALL, folder, ignore=shutil.ignore_patterns(".cache"))
+    folder = write_lines(tmp_path / "run", trainer_0=[event("step", 0, 1.0)])
     target = folder / "report.html"
 
     assert 0 == run_command(folder)
