@@ -6,6 +6,7 @@ The truth is the same simulated run without the fault: `simulated_training`.
 import re
 import tempfile
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from truth.simulated_training import Plan, Training, write
@@ -163,6 +164,8 @@ KINDS = {
     ),
 }
 _WITHOUT = Plan()
+# Many faults are held against the same run.
+_simulated = cache(Training)
 
 
 def pair(kind, severity, seed):
@@ -173,7 +176,7 @@ def pair(kind, severity, seed):
     kept |= {"timed", "collective", "seed", "ahead", *KINDS[kind].beside}
     kept |= {"prefill_token"} if kind == "cache_lost" else set()
     sound = replace(planted, **{k: v for k, v in vars(_WITHOUT).items() if k not in kept})
-    return Training(planted), Training(sound)
+    return Training(planted), _simulated(sound)
 
 
 _PLACES = ("worker", "replica", "rank", "host", "prompt group", "tool", "call")
