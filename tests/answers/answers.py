@@ -55,11 +55,14 @@ def logs():
 
 def answers_of_run(path, folder):
     """Return what each command prints of a run that is copied into `folder`."""
-    copy = folder / path.name
+    copy = folder / path.name.removesuffix(".tar.gz")
     if path.is_dir():
         shutil.copytree(path, copy, ignore=shutil.ignore_patterns(".cache"))
     else:
-        shutil.copy(path, copy)
+        # An archive itself is converted again for each command.
+        shutil.unpack_archive(path, folder)
+        (unpacked,) = folder.iterdir()
+        unpacked.rename(copy)
     found = {" ".join(command): printed(*command, copy) for command in COMMANDS}
     with load([copy]) as opened:
         page = document(opened)
