@@ -74,6 +74,9 @@ KINDS = {
     "one_at_a_time": Kind(_each("one_at_a_time", True), r"one request|in flight|at a time"),
     "slow_reward": Kind(_each("reward", 4.0, 20.0, reward_workers=64), r"[Rr]eward|[Ss]cor"),
     "few_rewarders": Kind(_each("reward", 1.0, 3.0), r"[Rr]eward|[Ss]cor"),
+    "blocking_tool": Kind(
+        _each("search", 1.0, 3.0, blocking=True), r"my_tools:search", beside=("search",)
+    ),
     "event_loop": Kind(_each("block", 0.5, 1.5), r"event loop|blocked"),
     "slow_loader": Kind(_each("slow_loader", 2.0, 8.0, 30.0), r"actor_5"),
     "transfers": Kind(_each("transfer", 2.0, 8.0), r"[Tt]ransfer"),

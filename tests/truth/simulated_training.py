@@ -63,6 +63,8 @@ class Plan:
     failing: tuple[float, float] = (0.0, 0.0)
     block: float = 0.0
     pauses: tuple[float, float] = (0.0, 0.0)
+    search: float = 0.0
+    blocking: bool = False
     busy_host: float = 1.0
     host_tools: float = 0.0
     host_puts: float = 0.0
@@ -518,6 +520,7 @@ class Training:
         if plan.slow_url:
             tool = f"url_{int(picks * 12):02d}"
             took += plan.slow_url if tool == "url_07" else 0.0
+        took += plan.search if tool == "search" else 0.0
         took *= self._busy(worker)
         took += plan.host_tools if worker % 4 == BUSY else 0.0
         since, slower = plan.tool_since
@@ -531,9 +534,16 @@ class Training:
             bad = {"tool": tool, "status": "error", "error": "TimeoutError"}
             self._event(name, step, "tool_call", begin, kernel.now, **of, **bad)
         since = kernel.now
-        yield self.tools.acquire()
-        yield took
-        self.tools.release()
+        if plan.blocking and tool == "search":
+            loop.free = since + took
+            yield took
+            about = {"loop": "main", "during": "my_tools:search", "function": "my_tools:search"}
+            about |= {"request_id": of["request_id"], "tool": tool}
+            self._event(name, step, "event_loop_lag", since, kernel.now, **about)
+        else:
+            yield self.tools.acquire()
+            yield took
+            self.tools.release()
         yield from loop.turn()
         self._event(name, step, "tool_call", since, kernel.now, **of, tool=tool)
         self._event(name, step, "tool_execution", begin, kernel.now, **of, tool_calls=1)

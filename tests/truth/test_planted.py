@@ -14,6 +14,7 @@ QUICK = [
     *(("long_prompts", 1), ("routing_55", 0), ("small_cache", 1), ("change_point", 0), ("tail", 1)),
     *(("busy_host", 0), ("slow_receiver", 0), ("tool_limit", 2), ("flowing_tool_since", 1)),
     *(("host_tools", 0), ("late_worker", 1), ("halted_replica", 0)),
+    ("blocking_tool", 1),
 ]
 
 
@@ -34,6 +35,14 @@ def test_a_planted_fault_is_named_first(kind, severity):
 
     assert "first" == verdict, named
     assert 0.8 <= ratio <= 1.25, named
+
+
+def test_lengths_that_vary_as_usual_come_after_what_is_out_of_the_ordinary():
+    rows = findings_of(Training(Plan(lognormal=(0.8, 4000), adv=6.0)))
+    found = {row["finding"]: row["recoverable_s"] for row in rows}
+
+    assert ["adv", "tail"] == list(found)[:2]
+    assert found["tail"] > found["adv"]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
     elif not row["recoverable_s"]:
         gain = f"no step time{of}"
     elif row["bound_s"] is not None:
-        gain += f" on the critical path, at most {seconds(row['bound_s'])}"
+        gain += f", at most {seconds(row['bound_s'])}"
     elif not row["unseen"] or row["low_s"] is None:
         gain = f"up to {gain}"
     else:

@@ -273,7 +273,7 @@ def _of_culprits(
         if name in named and not rule.pooled:
             own = rule
             if name in _OF_CYCLE:
-                known = {"categories": (), "change": None, "bounded": False, "unseen": False}
+                known = {"categories": (), "change": None, "unseen": False}
                 own = replace(rule, sentence=_OF_CYCLE[name], **known)
             made = of_rule(pools.trainer, name, own, None, named[name])
             if made is not None:

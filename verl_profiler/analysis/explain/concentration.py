@@ -81,6 +81,7 @@ class Culprit:
         because: A sentence on what was measured of it; empty if nothing was.
         fixable: Whether the fixes of the finding's rule are for this culprit.
         code: `file:line` of a blocking function; empty if it was not recorded.
+        most_s: What it may cost at most, in all steps together; None if that is what is lost to it.
     """
 
     kind: str
@@ -92,6 +93,7 @@ class Culprit:
     because: str = ""
     fixable: bool = True
     code: str = ""
+    most_s: float | None = None
 
 
 class Named(NamedTuple):

@@ -45,18 +45,6 @@ _CATEGORY = f"""
 _ANSWERED = "(e.family = 'transfer_queue' OR e.event IN ('server_acquire', 'reward'))"
 # Tools have work of their own: a stall takes their time only if another request is known to cause it.
 _TOOL = "e.event IN ('tool_call', 'tool_execution')"
-# A host stall: at least this duration, of which at least this share overlaps stalls of this many other
-# processes of the host, in at least two roles; the machine was paused or overloaded.
-_HOST_US, _HOST_PART, _HOST_PROCESSES = 500_000, 0.8, 3
-_OF_HOST = f"""
-    g.duration_us >= {_HOST_US} AND (
-        SELECT count(DISTINCT o.name) >= {_HOST_PROCESSES} AND count(DISTINCT o.role) >= 2
-        FROM lags AS o JOIN processes AS q ON q.run = o.run AND q.name = o.name
-        WHERE o.run = g.run AND o.name <> g.name AND o.during IS NULL
-            AND q.host IS NOT DISTINCT FROM p.host
-            AND least(o.end_us, g.end_us) - greatest(o.begin_us, g.begin_us)
-                >= {_HOST_PART} * g.duration_us)
-"""
 
 
 class _Span(NamedTuple):
@@ -273,9 +261,8 @@ def _requests(steps: Steps) -> str:
             SELECT * FROM last_requests WHERE {in_steps(steps)}
         ), replicas AS ({REPLICA_NAMES}
         ), stalls AS (
-            SELECT g.*, CASE WHEN {_OF_HOST} THEN 'host_stall' ELSE 'event_loop' END AS category
+            SELECT g.*, CASE WHEN g.of_host THEN 'host_stall' ELSE 'event_loop' END AS category
             FROM lasts AS l JOIN lags AS g ON g.run = l.run AND g.step = l.step AND g.name = l.name
-                LEFT JOIN processes AS p ON p.run = g.run AND p.name = g.name
         ), own AS (
             SELECT l.run, l.step, e.event, e.family, e.name, e.request_id, e.turn,
                 coalesce(e.tool, s.replica, e.server, e.op) AS what,
@@ -299,7 +286,7 @@ def _requests(steps: Steps) -> str:
             WHERE ({_ANSWERED} AND g.during IS DISTINCT FROM e.event
                     AND coalesce(g.request_id <> e.request_id, true)
                     OR {_TOOL} AND g.request_id <> e.request_id)
-                AND g.end_us > e.begin_us AND e.end_us <= g.end_us + {STALL_NOTICED_US}
+                AND g.end_us > e.begin_us AND e.end_us <= g.until_us + {STALL_NOTICED_US}
         )
         SELECT *, 'gen' AS phase FROM (
             SELECT *, CASE WHEN event IN ('request', 'agent_loop', 'turn', 'engine_call', 'postprocess')

@@ -66,7 +66,6 @@ def culprits(
     of_run = by_run(segments)
     for run in dict.fromkeys((*of_run, *(each.run for each in gathered))):
         own, found = of_run.get(run, []), named.setdefault(run, {})
-        late_start_s = 0.0
         for name, (categories, label) in _BY_CATEGORY.items():
             places = places_of(
                 (row["step"], label(row), row["duration_s"])
@@ -74,7 +73,6 @@ def culprits(
                 if row["category"] in categories
             )
             if places:
-                late_start_s = lost_in(places) if name == LATE_START else late_start_s
                 culprit = identity(_KINDS.get(name, "phase"), places)
                 if len({who for place in places for who in place.lost_s}) == 1:
                     # It leads everywhere, whatever it is.
@@ -85,9 +83,6 @@ def culprits(
             _, most_s = found.get(name, (None, None))
             # Of several, the one that costs most.
             more = culprit.evidence and (most_s is None or (lost_s or 0.0) > most_s)
-            if name == LATE_START and 2 * (lost_s or 0.0) < late_start_s:
-                # One worker is the culprit only if it costs most of that.
-                continue
             if more or name not in found:
                 in_phases = name in _OF_TRAINER and lost_s is not None
                 saved_s = earlier.of_training(run, lost_s or 0.0) if in_phases else lost_s

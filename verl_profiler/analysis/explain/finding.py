@@ -125,7 +125,7 @@ class Finding:
             "work": "The work of requests" if culprit.kind == "work" else "A phase",
             "reason": self.reason,
         }
-        placed = culprit.who is not None and culprit.kind != "phase"
+        placed = culprit.who is not None and culprit.kind not in ("phase", "request")
         # Without a single culprit, its text has several.
         sentence = (
             rule.sentence if culprit.who else rule.sentence.replace("(most: {who})", "({who})")
@@ -185,7 +185,8 @@ def in_order(listed: Iterable[Finding]) -> list[Finding]:
     """
 
     def place(each: Finding) -> tuple[bool, bool, bool, float]:
-        usual = each.rule.varies and each.replayed is not None and each.culprit.who is None
+        usual = each.rule.varies and each.culprit.who is None
+        usual = usual and (each.replayed is not None or each.culprit.kind == "request")
         ranked_s = each.recoverable_s if each.ranked_s is None else each.ranked_s
         return each.rule.dominates, each.name in ("work", "pool_work"), usual, -ranked_s
 
@@ -345,13 +346,15 @@ def of_rule(
         # What the replay leaves out was not recorded here.
         return None
     named = culprit.who is not None
-    own_s = None if lost_s is None or rule.bounded else lost_s / steps
+    own_s = None if lost_s is None else lost_s / steps
     gain, resampled = _gain(rule, replay, category_s, own_s)
     enough = category_s if rule.unseen else gain
+    # What costs less than the path shows, because others end as late, accounts for its categories all the same.
+    accounts = own_s is not None and not rule.measured and category_s >= rule.least * step_s
     # What one rank, replica or host costs counts where what all cost is as usual.
     placed = named and culprit.kind in ("rank", "replica", "host")
     least = min(rule.least, LEAST) if placed else rule.least
-    if not (named if rule.always else enough >= least * step_s):
+    if not (named if rule.always else accounts or enough >= least * step_s):
         return None
     if rule.varies and _may_be_chance(resampled, gain, step_s):
         return None
@@ -365,7 +368,7 @@ def of_rule(
         own,
         culprit,
         lost_s=category_s if own and not rule.measured and (rule.unseen or not resampled) else gain,
-        bound_s=max(gain, (lost_s or 0.0) / steps) if rule.bounded else None,
+        bound_s=None if culprit.most_s is None else max(gain, culprit.most_s / steps),
         low_s=resampled["low_s"] if resampled else None,
         high_s=resampled["high_s"] if resampled else None,
         replayed=resampled["steps"] if resampled else None,

@@ -40,7 +40,7 @@ from verl_profiler.analysis.selection import (
     in_steps,
     nested,
 )
-from verl_profiler.reading.tables.derivations import SYNCHRONOUS
+from verl_profiler.reading.tables.derivations import STALL_NOTICED_US, SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds, share
 
@@ -65,7 +65,7 @@ _OF_THE_MODEL = "('unknown_tool', 'bad_arguments')"
 # Minimum number of failures, and minimum share of a tool's calls or of the step, for a finding.
 _FAILURES, _FAILING, _COSTLY = 5, 0.1, 0.03
 _EXAMPLES = 5
-# Prefill is mostly of tokens that were cached before from this part on.
+# Prefill is mostly of tokens that were cached before, and last requests are mostly of one worker, from this part on.
 _MOSTLY = 0.5
 # Of a request's reasons for being late, those that each place may have.
 _REASONS_OF = {
@@ -127,8 +127,13 @@ def requests(earlier: Earlier) -> Iterator[Named]:
             ]  # fmt: skip
             best = Culprit("request", None, text, evidence=evidence)
         # Measured where few requests have much longer responses; else from a replay.
-        because, lost_s = longer.get(run, ("", None))
-        yield Named(run, "tail", replace(best, because=because), lost_s)
+        tail = longer.get(run)
+        if tail is None:
+            yield Named(run, "tail", best)
+            continue
+        if tail.who is not None and best.who is None:
+            best = replace(best, who=tail.who, text=tail.who)
+        yield Named(run, "tail", replace(best, because=tail.sentence), tail.sooner_s)
 
 
 def shares_of(tables: Tables, column: str, table: str, steps: Steps) -> dict[str, dict[str, float]]:
@@ -180,6 +185,14 @@ WHERE NOT r.validate AND r.{SYNCHRONOUS}
 """
 
 
+# The part of what the last requests start late that is of each worker.
+_LATE = """
+SELECT run, name, sum(begin_us - gen_begin_us) / nullif(sum(sum(begin_us - gen_begin_us)) OVER (PARTITION BY run), 0)
+    AS part
+FROM last_requests WHERE begin_us > gen_begin_us AND {own} GROUP BY run, name
+"""
+
+
 def late_workers(earlier: Earlier) -> Iterator[Named]:
     """Find the worker of a synchronous run whose requests start much later than those of all others."""
     cuts = f"""
@@ -193,8 +206,13 @@ def late_workers(earlier: Earlier) -> Iterator[Named]:
         SELECT run, step, name, request_id, who, greatest(late_us - others_us, 0) AS cut_us
         FROM begun JOIN late USING (run) WHERE name = who
     """
-    for (run, who), places in earlier(cuts, "other").items():
-        yield lost_to(run, "late_start", "worker", who, places, fixable=False)
+    found = earlier(cuts, "other")
+    late = nested(
+        earlier.tables.rows(_LATE.format(own=in_steps(earlier.steps))), "part", "run", "name"
+    )
+    for (run, who), places in found.items():
+        if late.get(run, {}).get(who, 0.0) >= _MOSTLY:
+            yield lost_to(run, "late_start", "worker", who, places, fixable=False)
 
 
 def _later_because(tables: Tables, run: str, worker: str | None, steps: Steps) -> tuple[str, str]:
@@ -293,25 +311,34 @@ def tools(earlier: Earlier) -> Iterator[Named]:
             FROM {estimated("tool_calls")} WHERE NOT validate AND {in_steps(steps)})
             LEFT JOIN (SELECT run, sum(duration_us) / 1e6 AS length_s FROM steps
                 WHERE finished AND {in_steps(steps)} GROUP BY run) USING (run)
-        GROUP BY run, tool HAVING failures >= {_FAILURES}
-        ORDER BY run, failures / count(*) DESC, tool
+        GROUP BY run, tool HAVING failures > 0 ORDER BY run, failures / count(*) DESC, tool
         """
     )
-    for row in failing:
-        lost_s = failed_s.get(row["run"], 0.0)
-        costly = lost_s >= _COSTLY * row["length_s"] > 0
-        if not costly and row["failures"] < _FAILING * row["calls"]:
+    for run, every in by_run(failing).items():
+        lost_s = failed_s.get(run, 0.0)
+        costly = lost_s >= _COSTLY * every[0]["length_s"] > 0
+        costly = costly and sum(row["failures"] for row in every) >= _FAILURES
+        own = [
+            row
+            for row in every
+            if costly or row["failures"] >= max(_FAILURES, _FAILING * row["calls"])
+        ]
+        if not own:
             continue
-        text = f"{row['tool']}: {row['failures']:,} of {row['calls']:,} calls ({row['error']})"
+        text = "; ".join(
+            f"{row['tool']}: {row['failures']:,} of {row['calls']:,} calls ({row['error']})"
+            for row in own
+        )
+        most = max(own, key=lambda row: row["failures"])
         example = {
-            "step": row["first_step"],
-            "who": row["tool"],
-            "seconds": row["longest_s"] or 0.0,
-            "what": row["first_request"],
+            "step": most["first_step"],
+            "who": most["tool"],
+            "seconds": most["longest_s"] or 0.0,
+            "what": most["first_request"],
         }
-        where = f"in {counted(row['steps'], 'step')}"
-        culprit = Culprit("tool", row["tool"], text, where, evidence=[example])
-        yield Named(row["run"], "failing_tools", culprit, lost_s)
+        where = f"in {counted(most['steps'], 'step')}"
+        culprit = Culprit("tool", most["tool"], text, where, evidence=[example])
+        yield Named(run, "failing_tools", culprit, lost_s)
 
 
 def replicas(earlier: Earlier) -> Iterator[Named]:
@@ -548,6 +575,52 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterat
         yield lost_to(run, "slow_host", "host", host, places, text=text)
 
 
+# How long each request waited for its event loop while others blocked it: stalls from the step's dispatch to its end,
+# but not while an engine, a tool or a reward worked for it, unless that ended with the stall.
+_WAITED = """
+WITH stalls AS (
+    SELECT run, name, begin_us, end_us, sum(duration_us) OVER (
+        PARTITION BY run, name ORDER BY begin_us, end_us) - duration_us AS before_us
+    FROM lags WHERE NOT of_host
+), chosen AS (
+    SELECT run, step, name, request_id, least(g.begin_us, r.begin_us) AS begin_us, r.end_us
+    FROM (SELECT * FROM requests WHERE finished AND NOT validate AND {own}) AS r
+        JOIN (SELECT run, step, begin_us FROM gens WHERE in_step) AS g USING (run, step)
+    WHERE (run, name) IN (SELECT (run, name) FROM stalls)
+), waits AS (
+    SELECT run, step, name, request_id, begin_us, end_us FROM event_fields
+    WHERE event IN ('tool_call', 'reward') AND NOT validate AND duration_us IS NOT NULL AND {own}
+), moments AS (
+    SELECT run, step, name, request_id, unnest([begin_us, end_us]) AS at_us, unnest([-1, 1]) AS sign FROM chosen
+    UNION ALL
+    SELECT run, step, name, request_id, unnest([begin_us, end_us]), unnest([1, -1]) FROM waits
+    UNION ALL
+    SELECT run, step, name, request_id, unnest([coalesce(engine_begin_us, begin_us),
+        coalesce(engine_end_us, end_us)]), unnest([1, -1]) FROM engine_calls
+    WHERE NOT validate AND duration_us IS NOT NULL AND {own}
+), passed AS (
+    SELECT m.run, m.step, m.name, m.request_id,
+        sum(sign * (before_us + least(at_us, s.end_us) - s.begin_us)) AS us
+    FROM moments AS m ASOF JOIN stalls AS s ON s.run = m.run AND s.name = m.name AND s.begin_us <= m.at_us
+    GROUP BY ALL
+), answered AS (
+    SELECT w.run, w.step, w.name, w.request_id,
+        sum(least(w.end_us, g.end_us) - greatest(w.begin_us, g.begin_us)) AS us
+    FROM waits AS w JOIN lags AS g ON g.run = w.run AND g.name = w.name
+        AND g.begin_us < w.end_us AND g.end_us > w.begin_us AND w.end_us <= g.until_us + {noticed}
+    -- What blocks for an unknown request is the tool itself if both began together.
+    WHERE coalesce(g.request_id <> w.request_id, abs(g.begin_us - w.begin_us) > {noticed}) AND NOT g.of_host
+    GROUP BY ALL
+), mine AS (
+    SELECT run, step, name, request_id, -sum(duration_us) AS us FROM lags
+    WHERE tool IS NULL AND NOT of_host AND {own} GROUP BY ALL
+)
+SELECT run, step, name, request_id, 'event loop' AS who, greatest(sum(us), 0) AS cut_us FROM (
+    FROM passed UNION ALL FROM answered UNION ALL FROM mine
+) SEMI JOIN chosen USING (run, step, name, request_id) GROUP BY ALL
+"""
+
+
 def stalls(earlier: Earlier) -> Iterator[Named]:
     """Find the worker whose event loop stalls, and the call that blocks it."""
     tables, steps = earlier.tables, earlier.steps
@@ -563,6 +636,8 @@ def stalls(earlier: Earlier) -> Iterator[Named]:
         """
     )
     workers = shares_of(tables, "name", "requests", steps)
+    own_steps = f"{SYNCHRONOUS} AND {in_steps(steps)}"
+    sooner = earlier(_WAITED.format(own=own_steps, noticed=STALL_NOTICED_US), "other")
     for run, own in by_run(rows).items():
         blocked, stalled, hosts = (
             places_of((r["step"], r[who], r["lost_s"]) for r in own if r[who] is not None)
@@ -577,8 +652,9 @@ def stalls(earlier: Earlier) -> Iterator[Named]:
             named = replace(call, text=text, code=code)
         else:
             named = worker
-        # Upper bound of the saving if the event loop were never blocked.
-        yield Named(run, "event_loop", named, sum(row["lost_s"] for row in own))
+        # At most what the last requests' loops are blocked: what blocks may itself take less time.
+        named = replace(named, most_s=sum(row["lost_s"] for row in own))
+        yield Named(run, "event_loop", named, lost_in(sooner.get((run, "event loop"), ())))
         if hosts:
             yield Named(run, "host_stall", identity("host", hosts, verb="stalled"))
 

@@ -62,8 +62,6 @@ class Rule:
         change: The replay whose gain is recoverable.
         categories: Of the critical path; without a change, all of their time is recoverable.
         measured: The culprit's own lost time counts alone, not that of the categories.
-        bounded: The categories' time is an estimate, and the culprits' own lost time an upper bound:
-            the last request may wait for more than the path shows.
         least: The minimum share of a step for the rule to trigger.
         varies: Healthy steps show this by chance too: a small gain needs an interval above 0.
         unseen: The replay has only bounds, so the categories' time determines whether the rule triggers.
@@ -84,7 +82,6 @@ class Rule:
     change: str | None = None
     categories: tuple[str, ...] = ()
     measured: bool = False
-    bounded: bool = False
     least: float = 0.03
     varies: bool = False
     unseen: bool = False
@@ -345,7 +342,6 @@ RULES: dict[str, Rule] = {
         "asyncio.to_thread or a process for CPU-bound code; more agent-loop workers.",
         ("loop_suspects",),
         categories=("event_loop",),
-        bounded=True,
         fixes=("agent_workers",),
     ),
     "host_stall": Rule(

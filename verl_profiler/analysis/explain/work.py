@@ -37,6 +37,7 @@ __all__ = [
     "Earlier",
     "ReplicaLoads",
     "Speeds",
+    "Tail",
     "by_load",
     "decoding",
     "few_at_once",
@@ -274,50 +275,70 @@ def prompts(earlier: Earlier) -> Iterator[Named]:
         yield lost_to(run, "long_prompts", "prompt group", listed, places, text=text, where=where)
 
 
-# A call is long among those of its step if its tokens are so many times the median; the requests with long ones
-# are at most this part of all, or lengths are of several kinds.  A request has many turns if they are so many
-# times those that most requests have at most.
+# A request is long among those of its step if its tokens are so many times the median, or its turns so many times
+# those that most requests have at most; long ones are at most this part of all, or lengths are of several kinds.
 _LONG, _TAIL = 2, 1 / 3
 _MOST_REQUESTS = 0.8
+# Standard deviations of a normal distribution: from its tenth percentile to its median, and what few are beyond.
+_TENTH, _BEYOND = 1.2816, 2
 
 
-def tails(earlier: Earlier) -> dict[str, tuple[str, float]]:
-    """Find requests with much longer calls or many more turns than the others, that run when the others have ended.
+class Tail(NamedTuple):
+    """Requests that run when the others have ended: a sentence, and how much earlier the others end, in all steps.
+
+    `who` are those that are longer than lengths are that vary as those below the median do; None without any.
+    """
+
+    sentence: str
+    sooner_s: float
+    who: str | None
+
+
+def tails(earlier: Earlier) -> dict[str, Tail]:
+    """Find requests with many more tokens or turns than the others, that run when the others have ended.
 
     Those that are counted run for at least half as long then as the last of their step.
 
     Returns:
-        By synchronous run: a sentence about them, and how much earlier the last of the others ends, in all
-        steps.
+        By synchronous run.
     """
     tables, steps = earlier.tables, earlier.steps
+    ended = f"SELECT * FROM ({_ENDED}) WHERE {SYNCHRONOUS} AND {in_steps(steps)}"
     cuts = f"""
-        WITH long AS (
-            SELECT DISTINCT run, step, name, request_id FROM engine_calls
-            WHERE NOT validate AND response_tokens > 0 AND {SYNCHRONOUS} AND {in_steps(steps)}
-            QUALIFY response_tokens > {_LONG} * median(response_tokens) OVER (PARTITION BY run, step)
-            UNION
-            SELECT run, step, name, request_id FROM ({_ENDED}) WHERE {SYNCHRONOUS} AND {in_steps(steps)}
-            QUALIFY turns > {_LONG} * quantile_cont(turns, {_MOST_REQUESTS})
-                OVER (PARTITION BY run, step)
+        WITH lengths AS (
+            SELECT *, ln(nullif(generated_tokens, 0) / nullif(median(generated_tokens) OVER every, 0)) AS more,
+                turns > {_LONG} * quantile_cont(turns, {_MOST_REQUESTS}) OVER every AS many_turns,
+                sqrt(2 * ln(count(*) OVER every)) AS deviations
+            FROM ({ended}) WINDOW every AS (PARTITION BY run, step)
+        ), spreads AS (
+            SELECT run, quantile_cont(-more, 0.9) / {_TENTH} AS spread FROM lengths GROUP BY run
+        ), limits AS (
+            -- Of so many lognormal lengths the longest is rarely so many deviations longer.
+            SELECT run, 'long' AS who, ln({_LONG}) AS most FROM spreads
+            UNION ALL
+            SELECT run, 'longer', greatest(ln({_LONG}), {_BEYOND} * any_value(spread)) FROM lengths JOIN spreads USING (run)
+            GROUP BY run HAVING 2 * count(DISTINCT step) FILTER (many_turns OR more > greatest(ln({_LONG}),
+                deviations * spread)) > count(DISTINCT step)
+        ), long AS (
+            SELECT l.*, who FROM lengths AS l JOIN limits USING (run) WHERE more > most OR many_turns
         ), others AS (
-            SELECT run, step, max(end_us) AS others_us FROM ({_ENDED}) ANTI JOIN long
-                USING (run, step, name, request_id) GROUP BY run, step
+            SELECT e.run, e.step, who, max(end_us) AS others_us
+            FROM ({ended}) AS e JOIN limits USING (run) ANTI JOIN long USING (run, step, name, request_id, who)
+            GROUP BY ALL
         )
-        SELECT run, step, name, request_id, 'long' AS who, greatest(end_us - others_us, 0) AS cut_us
-        FROM ({_ENDED}) JOIN long USING (run, step, name, request_id) JOIN others USING (run, step)
+        SELECT run, step, name, request_id, who, greatest(end_us - others_us, 0) AS cut_us
+        FROM long JOIN others USING (run, step, who)
     """
-    found: dict[str, tuple[str, float]] = {}
-    for (run, _), places in earlier(cuts, "decoding").items():
+    found: dict[str, Tail] = {}
+    for (run, who), places in earlier(cuts, "decoding").items():
         (row,) = tables.rows(
             f"""
-            WITH long AS ({cuts}), every AS (
-                SELECT r.*, c.who IS NOT NULL AS longer, tokens, at_limit,
+            WITH long AS (SELECT * FROM ({cuts}) WHERE who = $who), every AS (
+                SELECT r.*, c.who IS NOT NULL AS longer, at_limit,
                     coalesce(cut_us > 0 AND 2 * cut_us >= max(cut_us) OVER (PARTITION BY step), false)
                         AS is_long
                 FROM ({_ENDED}) AS r LEFT JOIN long AS c USING (run, step, name, request_id)
-                LEFT JOIN (SELECT run, step, name, request_id, sum(response_tokens) AS tokens,
-                        bool_or(finish_reason = 'length') AS at_limit
+                LEFT JOIN (SELECT run, step, name, request_id, bool_or(finish_reason = 'length') AS at_limit
                     FROM engine_calls WHERE NOT validate GROUP BY ALL) AS t
                     USING (run, step, name, request_id)
                 WHERE run = $run AND {in_steps(steps)}
@@ -326,25 +347,28 @@ def tails(earlier: Earlier) -> dict[str, tuple[str, float]]:
                 count(*) FILTER (longer) AS many_long, count(DISTINCT step) AS steps,
                 count(DISTINCT name) FILTER (longer) AS workers,
                 count(*) FILTER (name IN (SELECT name FROM long)) AS theirs,
-                median(tokens) FILTER (is_long) / median(tokens) FILTER (NOT is_long) AS times,
+                median(generated_tokens) FILTER (is_long) / median(generated_tokens) FILTER (NOT is_long) AS times,
                 median(turns) FILTER (is_long) AS turns,
                 median(turns) FILTER (NOT is_long) AS other_turns,
                 count(*) FILTER (is_long AND at_limit) AS at_limit FROM every
             """,
-            {"run": run},
+            {"run": run, "who": who},
         )
         of_one = row["workers"] == 1 and 2 * row["many_long"] > row["theirs"]
         # Where most requests of one worker are long, that is where to look.
         if of_one or 2 * len(places) <= row["steps"] or row["many_long"] > _TAIL * row["many"]:
             continue
-        text = (
-            f"{row['long']:,} of {row['many']:,} requests with {row['times']:.1f} times the tokens"
-        )
+        text = f"{row['long']:,} of {row['many']:,} requests"
+        known = found.get(run)
+        if known is not None and known.who is not None:
+            continue
+        named = text if who == "longer" else None
+        text += f" with {row['times']:.1f} times the tokens"
         if (row["turns"] or 0) >= _LONG * (row["other_turns"] or 0) > 0:
             text += f" in {row['turns']:g} turns, others {row['other_turns']:g} (medians)"
         if row["at_limit"]:
             text += f", {row['at_limit']:,} of them at the limit"
-        found[run] = f"The last to finish are {text}.", lost_in(places)
+        found[run] = Tail(f"The last to finish are {text}.", lost_in(places), named)
     return found
 
 

@@ -199,7 +199,7 @@ _TABLES = {
     ),
     "lags": (
         "run step name role loop during function innermost file line tool request_id turn "
-        f"begin_error_us {_INTERVAL}"
+        f"begin_error_us {_INTERVAL} until_us of_host"
     ),
     "costs": (
         "run step name role events size_bytes dropped wrapper_s wrapper_cpu_s writer_s writer_cpu_s"

@@ -211,21 +211,11 @@ WITH calls AS (
     SELECT row_number() OVER () AS number, run, step, name, validate, request_id, turn, tool, status,
         error, begin_us, end_us, duration_us, greatest(coalesce(sampled, 1), 1) AS sampled
     FROM event_fields WHERE event = 'tool_call' AND family = 'rollout'
-), joined AS (
-    -- Stalls that follow each other are one: what waits for the first waits for all of them.
-    SELECT *, sum(apart::INTEGER) OVER (PARTITION BY run, name ORDER BY begin_us, end_us) AS place
-    FROM (SELECT run, name, request_id, begin_us, end_us, coalesce(begin_us > $stall_noticed_us
-        + max(end_us) OVER (PARTITION BY run, name ORDER BY begin_us, end_us
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true) AS apart FROM lags)
-), stalls AS (
-    SELECT run, name, place, min(begin_us) AS begin_us, max(end_us) AS end_us FROM joined GROUP BY ALL
 ), stalled AS (
     -- Stalls of the same loop that other requests caused, up to the end of the call.
     SELECT c.number, sum(least(c.end_us, g.end_us) - greatest(c.begin_us, g.begin_us)) AS stalled_us
-    FROM calls AS c JOIN stalls AS s ON s.run = c.run AND s.name = c.name
-            AND s.begin_us < c.end_us AND c.end_us <= s.end_us + $stall_noticed_us
-        JOIN joined AS g ON g.run = s.run AND g.name = s.name AND g.place = s.place
-            AND g.request_id <> c.request_id AND g.begin_us < c.end_us AND g.end_us > c.begin_us
+    FROM calls AS c JOIN lags AS g ON g.run = c.run AND g.name = c.name AND g.request_id <> c.request_id
+        AND g.begin_us < c.end_us AND g.end_us > c.begin_us AND c.end_us <= g.until_us + $stall_noticed_us
     GROUP BY c.number
 )
 SELECT c.* EXCLUDE (number), least(coalesce(s.stalled_us, 0), duration_us)::BIGINT AS stalled_us
