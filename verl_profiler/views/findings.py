@@ -61,8 +61,9 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
     if row["mostly_step"] is not None:
         gain += f", mostly {'after' if row['between'] else 'in'} step {row['mostly_step']}"
     who = row["culprit_text"]
-    # A setting's name is a phrase.
-    if who and row["culprit"] is not None and row["culprit_kind"] not in (None, "setting"):
+    # A setting's name is a phrase, and so are requests.
+    phrase = row["culprit_kind"] in (None, "setting", "request")
+    if who and row["culprit"] is not None and not phrase:
         kind = "device-time account" if row["culprit_kind"] == "account" else row["culprit_kind"]
         who = f"{kind} {who}"
     if row["where"] and row["where"] not in who:

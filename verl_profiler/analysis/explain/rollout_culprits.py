@@ -637,7 +637,8 @@ def stalls(earlier: Earlier) -> Iterator[Named]:
     )
     workers = shares_of(tables, "name", "requests", steps)
     own_steps = f"{SYNCHRONOUS} AND {in_steps(steps)}"
-    sooner = earlier(_WAITED.format(own=own_steps, noticed=STALL_NOTICED_US), "other")
+    waited = _WAITED.format(own=own_steps, noticed=STALL_NOTICED_US)
+    sooner = earlier(waited, "other") if rows else {}
     for run, own in by_run(rows).items():
         blocked, stalled, hosts = (
             places_of((r["step"], r[who], r["lost_s"]) for r in own if r[who] is not None)
