@@ -69,7 +69,7 @@ def test_without_v_a_run_of_any_size_fits_on_one_screen(capsys):
     ]
     large = view(found, ranked * 20, verbose=False)
     assert len(large.splitlines()) <= SCREEN
-    assert "; 3 of 80" in large
+    assert "; 3 of 100" in large
     full = view(found, ranked * 20)
     assert len(full.splitlines()) > SCREEN
     # The rest of the path is one line with its sum.
@@ -85,7 +85,7 @@ def test_json_holds_all_of_it(capsys):
     tables = content["tables"]
     assert {"rehearsal_run"} == {row["run"] for rows in tables.values() for row in rows}
     named = [row["finding"] for row in content["findings"]]
-    assert ["validation", "polling", "transfer", "work"] == named
+    assert ["validation", "polling", "transfer", "tail", "work"] == named
     assert 21.016081 + 20.106269 == pytest.approx(
         sum(row["duration_s"] for row in tables["critical_segments"])
     )

@@ -7,13 +7,13 @@ from truth.asynchronous_runs import events_of as events_of_run
 from truth.synthetic import events_of, tables_of
 from truth.test_culprits import STEPS, healthy
 
+from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.explain.what_if import (
     asynchronous_what_if,
     step_replays,
     synchronous_what_if,
 )
 from verl_profiler.analysis.registry import explained, explanations
-from verl_profiler.views.findings import RULES
 
 JOINED = (
     "critical_path",

@@ -9,11 +9,12 @@ import pytest
 from truth.event_loops import blocked
 from truth.synthetic import Phase, Request, Step, Turn, events_of, run_of, tables_of
 
+from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.explain.what_if import chosen_steps
 from verl_profiler.analysis.registry import explained, explanations
 from verl_profiler.reading.reader import load
 from verl_profiler.units import seconds
-from verl_profiler.views.findings import RULES, finding_list
+from verl_profiler.views.findings import finding_list
 
 DATA = Path(__file__).parent.parent / "data"
 

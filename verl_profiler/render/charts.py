@@ -31,34 +31,6 @@ from verl_profiler.reading.cache_folder import home
 from verl_profiler.render.colors import GRID, INK, MUTED
 from verl_profiler.render.visible import shown, visible
 
-__all__ = [
-    "FORMATS",
-    "SPEC",
-    "WIDTH",
-    "Line",
-    "Series",
-    "Spec",
-    "bundle",
-    "chart",
-    "check_installed",
-    "colored",
-    "fewer",
-    "layer",
-    "name_bars",
-    "names",
-    "panel",
-    "pile",
-    "quantity",
-    "ramp",
-    "render",
-    "spec_text",
-    "step_bars",
-    "step_lines",
-    "steps_axis",
-    "tint",
-    "whole",
-]
-
 Spec = dict[str, Any]
 Row = Mapping[str, Any]
 Rows = list[dict[str, Any]]

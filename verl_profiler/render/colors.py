@@ -9,22 +9,6 @@ from __future__ import annotations
 
 import zlib
 
-__all__ = [
-    "ACCENT",
-    "ACCOUNT_COLORS",
-    "CALL_PART_COLORS",
-    "CATEGORY_COLORS",
-    "ENGINE_COLORS",
-    "GRID",
-    "INK",
-    "MUTED",
-    "PART_COLORS",
-    "PHASE_COLORS",
-    "category_color",
-    "color",
-    "is_known",
-]
-
 # Text, secondary text, grid lines, and what a figure points at.
 INK = "#1F2328"
 MUTED = "#59636E"

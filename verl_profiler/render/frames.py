@@ -8,8 +8,6 @@ from typing import Any
 
 from verl_profiler.events.json_values import is_list, is_tuple
 
-__all__ = ["frame", "short_text"]
-
 _TEXT = 240
 
 

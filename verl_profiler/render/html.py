@@ -18,8 +18,6 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-__all__ = ["digest", "packed", "part", "script", "script_json", "template", "trusted"]
-
 _PAGE = Path(__file__).with_name("page")
 _LEVEL = 6
 

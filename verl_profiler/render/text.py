@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from verl_profiler.render.visible import visible
 
-__all__ = ["align", "clipped", "short", "without", "wrapped"]
-
 
 def align(rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,), indent: str = "  ") -> str:
     """Lay cells out in columns, numbers to the right.

@@ -16,8 +16,6 @@ from typing import Any, TypeGuard
 
 from verl_profiler.events.json_values import is_mapping
 
-__all__ = ["escaped", "shown", "visible", "visible_lines"]
-
 # All but the newline: C0, DEL and C1; Cf; default ignorable; Zl and Zp; surrogates; noncharacters.
 _HIDDEN = (
     "\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"

@@ -14,13 +14,6 @@ from verl_profiler.reading.reader import Run
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import short_text
 
-__all__ = [
-    "about_run",
-    "launch_facts",
-    "processes",
-    "recorded_events",
-]
-
 _ROWS = 4_000
 
 

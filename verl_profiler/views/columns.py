@@ -8,18 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "COMMON",
-    "column_texts",
-    "format_of",
-    "heading",
-    "listed",
-    "page_view",
-    "section",
-    "sections",
-    "shown_columns",
-]
-
 # The section of the columns that several tables have, the first.
 COMMON = "several tables"
 # A column, its title where its name does not make one, and its sentence.

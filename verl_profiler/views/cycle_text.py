@@ -7,8 +7,6 @@ from verl_profiler.analysis.explain.critical_cycle import EDGES, cycle_bound
 from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.text_tables import Rows, bar_table, table_text
 
-__all__ = ["as_decoding", "cycle_replays_text", "cycle_text"]
-
 _BOUNDS = {
     "trainer": "the trainer bounds the steps",
     "rollout": "the rollout bounds the steps",

@@ -12,8 +12,6 @@ from verl_profiler.analysis.selection import grouped
 from verl_profiler.render.text import align, short
 from verl_profiler.units import counted, seconds, share
 
-__all__ = ["diff_parts", "diff_text", "metric_rows", "verification_text"]
-
 _HEADINGS = ("metric", "A", "B", "change", "", "95 % interval", "p")
 _NOTE = (
     "Each interval is for one metric alone; p is adjusted for multiple comparisons and significant "

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.explain.fixes import FILES
-from verl_profiler.analysis.explain.rules import ONLY_IN_REPORT, RULES
+from verl_profiler.analysis.explain.rules import ONLY_IN_REPORT
 from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, named
 from verl_profiler.render.text import clipped, without, wrapped
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share
-
-__all__ = ["RULES", "brief_findings", "finding_list", "finding_texts", "short_findings"]
 
 _WIDTH = 92
 # A culprit with more characters is not repeated below the message that names it.

@@ -11,8 +11,6 @@ from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
 from verl_profiler.views.text_tables import Rows, bar_table
 
-__all__ = ["bound_text", "ledger_lines", "ledger_text", "pool_text"]
-
 # Accounts below this share are left out of the line.
 _SMALL = 0.01
 _NAMED = 3

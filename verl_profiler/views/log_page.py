@@ -18,8 +18,6 @@ from verl_profiler.views.mean_step import step_bar
 from verl_profiler.views.timing_figures import PICTURES
 from verl_profiler.views.view import charts_of
 
-__all__ = ["log_document"]
-
 _METRICS = "metric_summary"
 
 

@@ -15,8 +15,6 @@ from verl_profiler.units import counted, seconds
 from verl_profiler.views.findings import finding_list, short_findings
 from verl_profiler.views.text_tables import table_text
 
-__all__ = ["beyond", "headline", "log_changes", "log_overview", "run_facts", "summary_block"]
-
 _RULE = "=" * 70
 _PERF = ("perf/time_per_step", "perf/throughput", "tokens_per_s")
 _SHOWN_PLACES = ("step", "outside", "overlapping")

@@ -12,8 +12,6 @@ from verl_profiler.render.colors import ACCOUNT_COLORS, category_color
 from verl_profiler.render.frames import short_text
 from verl_profiler.views.text_tables import Rows
 
-__all__ = ["mean_step", "step_bar"]
-
 
 def mean_step(explained: Mapping[str, Rows], left_out: LeftOut) -> list[dict[str, Any]]:
     """Divide the mean time from the start of a step to the start of the next, without the warm-up.

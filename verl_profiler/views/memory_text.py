@@ -8,9 +8,6 @@ from typing import Any
 from verl_profiler.units import share, size
 from verl_profiler.views.text_tables import Rows, table_text, warnings
 
-__all__ = ["memory_text"]
-
-
 _TABLES = {
     "release_effects": (
         "release and resume: memory moved (medians), and the largest change on the host",

@@ -15,9 +15,6 @@ from verl_profiler.views.ledger_text import ledger_lines
 from verl_profiler.views.summary_text import of_which
 from verl_profiler.views.text_tables import Rows
 
-__all__ = ["LINES", "TABLES", "device_line", "head_text", "overview_text", "totals_text"]
-
-
 # What an overview is made of.
 TABLES = (
     "bubble_ledger",

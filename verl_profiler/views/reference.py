@@ -9,8 +9,6 @@ from verl_profiler.views.columns import column_texts, listed, sections
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import View
 
-__all__ = ["PROSE", "entry"]
-
 # How to read each view, and what to conclude from it.
 PROSE = Path(__file__).with_name("plots.md")
 

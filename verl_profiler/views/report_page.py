@@ -15,8 +15,6 @@ from verl_profiler.render.colors import (
 from verl_profiler.render.html import digest, packed, part, script, script_json, template, trusted
 from verl_profiler.views.findings import finding_texts
 
-__all__ = ["page"]
-
 
 def page(
     document: Mapping[str, Any],

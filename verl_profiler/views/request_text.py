@@ -12,9 +12,6 @@ from verl_profiler.units import seconds
 from verl_profiler.views.text_tables import Rows, bar_table, facts, fitting_table
 from verl_profiler.views.timeline_lanes import depth
 
-__all__ = ["request_lines", "request_table"]
-
-
 _PARTS = (*REQUEST_PARTS, "other")
 _STAGES = ("queue", "prefill", "decode")
 _EVENTS = (

@@ -19,8 +19,6 @@ from verl_profiler.units import seconds, share
 from verl_profiler.views.about_run import launch_facts
 from verl_profiler.views.findings import finding_texts
 
-__all__ = ["list_page", "list_text", "run_row", "runs_in"]
-
 _FIGURES = (
     "steps",
     "step_mean_s",

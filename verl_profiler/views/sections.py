@@ -49,9 +49,6 @@ from verl_profiler.views.timelines import timelines
 from verl_profiler.views.tq_text import finding_lines
 from verl_profiler.views.view import Choice
 
-__all__ = ["document"]
-
-
 _RUN = "About this run"
 # Tables of analyses that no view draws, by topic, each with its caption.
 _TABLES: dict[str, dict[str, str]] = {

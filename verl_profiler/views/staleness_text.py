@@ -8,8 +8,6 @@ from verl_profiler.analysis.selection import grouped
 from verl_profiler.analysis.staleness_causes import CAUSES
 from verl_profiler.views.text_tables import Rows, table_text
 
-__all__ = ["by_group", "causes_text", "staleness_text"]
-
 
 def by_group(rows: Rows, part: str) -> list[dict[str, Any]]:
     """Return the rows of one part over all steps: means over samples, sums of samples and tokens."""

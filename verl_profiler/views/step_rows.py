@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["step_rows"]
-
 # By table, its columns and their names in the list.
 _COLUMNS = {
     "request_times": {"p50_s": "p50_s", "p95_s": "p95_s", "max_s": "max_s"},

@@ -13,9 +13,6 @@ from verl_profiler.views.columns import heading
 from verl_profiler.views.step_rows import step_rows
 from verl_profiler.views.text_tables import Rows, cell, table_text, warnings
 
-__all__ = ["PART_NAMES", "lag_weight", "of_which", "step_tables", "summary"]
-
-
 # Of more steps, the longest have a line.
 _LINES = 60
 _QUANTILES = ("p50_s", "p95_s", "max_s")

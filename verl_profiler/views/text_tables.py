@@ -11,8 +11,6 @@ from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds, share, size
 from verl_profiler.views.columns import format_of, heading
 
-__all__ = ["Row", "Rows", "bar_table", "cell", "facts", "fitting_table", "table_text", "warnings"]
-
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 _BAR = 30

@@ -15,8 +15,6 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.colors import color
 from verl_profiler.render.frames import short_text
 
-__all__ = ["UNIT_US", "Names", "add_lanes", "depth"]
-
 UNIT_US = 10
 # Lanes of a role.
 _PROCESSES, _ENGINES = 16, 64

@@ -18,8 +18,6 @@ from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.timeline_lanes import UNIT_US, Names, add_lanes
 
-__all__ = ["Bounds", "timelines"]
-
 _SPANS = 75_000
 _FAILED = 20
 _DRAWN = (

@@ -29,8 +29,6 @@ from verl_profiler.render.text import without
 from verl_profiler.units import seconds, share
 from verl_profiler.views.view import NothingToDraw, at_steps, column, known
 
-__all__ = ["PICTURES"]
-
 _OUTSIDE = "{}, outside"
 # Of timers inside gen, by the last or the middle part of their names.
 _DASHED = [5, 3]

@@ -14,9 +14,6 @@ from verl_profiler.render.visible import visible
 from verl_profiler.units import rate, seconds, share, size
 from verl_profiler.views.text_tables import Rows, cell, table_text, warnings
 
-__all__ = ["PHRASES", "finding_lines", "tq_report"]
-
-
 _WIDTH = 80
 _CONCURRENT = 1.005
 _ROWS = 30

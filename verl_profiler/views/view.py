@@ -12,21 +12,6 @@ from verl_profiler.render.charts import Spec, render
 from verl_profiler.render.frames import short_text
 from verl_profiler.render.text import short
 
-__all__ = [
-    "MARK",
-    "Choice",
-    "DataTables",
-    "NothingToDraw",
-    "View",
-    "at_steps",
-    "charts_of",
-    "column",
-    "known",
-    "of_run",
-    "request_names",
-    "view",
-]
-
 # In every drawn plot, so that it may be replaced.
 MARK = "verl-profiler plot"
 

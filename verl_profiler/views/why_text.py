@@ -15,8 +15,6 @@ from verl_profiler.views.ledger_text import ledger_text
 from verl_profiler.views.staleness_text import causes_text, staleness_text
 from verl_profiler.views.text_tables import bar_table, table_text
 
-__all__ = ["why"]
-
 # Categories with less than this share of the steps are combined into one line.
 _SMALL = 0.002
 # Segments of the path below this share of the step are left out.
