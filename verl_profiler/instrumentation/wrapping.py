@@ -104,6 +104,7 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
             return result
 
     else:
+        replaced = probe.result
 
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
@@ -114,19 +115,10 @@ def wrap(probe: Probe, function: Callable[..., Any]) -> Callable[..., Any]:
                 leave(probe, call, None, error)
                 raise
             leave(probe, call, result, None, blocking=True)
-            return result
+            # The hook handles its own failures.
+            return result if replaced is None else replaced(result)
 
-    return traced if probe.result is None else _replacing(probe.result, traced)
-
-
-def _replacing(replace: Callable[[Any], Any], traced: Callable[..., Any]) -> Callable[..., Any]:
-    """Hand out what a hook returns for the result; the hook handles its own failures."""
-
-    @functools.wraps(traced)
-    def replacing(*args: Any, **kwargs: Any) -> Any:
-        return replace(traced(*args, **kwargs))
-
-    return replacing
+    return traced
 
 
 def _hooks(probe: Probe) -> tuple[Callable[..., Any], Callable[..., None]]:
