@@ -85,7 +85,9 @@ def test_wandb_gets_an_artifact_a_table_and_summary_values(folder):
     (table,) = folder.glob("wandb/offline-run-*/files/media/table/profile/*.json")
     content = json.loads(table.read_text())
     assert ["finding", "message", "recoverable_s", "share", "who", "try"] == content["columns"]
-    assert ["validation", "polling", "transfer", "work"] == [row[0] for row in content["data"]]
+    assert ["validation", "polling", "transfer", "tail", "work"] == [
+        row[0] for row in content["data"]
+    ]
 
 
 @pytest.mark.parametrize("variable", [True, False])
@@ -105,7 +107,7 @@ def test_tensorboard_gets_text_and_scalars_beside_the_training(
     (mean,) = events.Scalars("profile/step_mean_s")
     assert (0, pytest.approx(MEAN_S)) == (mean.step, mean.value)
     (found,) = events.Scalars("profile/finding_count")
-    assert 4 == found.value
+    assert 5 == found.value
     (text,) = events.Tensors("profile/findings")
     shown = text.tensor_proto.string_val[0].decode()
     # A block of code, which Markdown leaves as it is.

@@ -11,10 +11,15 @@ from verl_profiler.reading.reader import load
 
 # On each push: kind, severity, one of each mechanism; the others each night.
 QUICK = [
-    *(("long_prompts", 1), ("routing_55", 0), ("small_cache", 1), ("change_point", 0), ("tail", 1)),
-    *(("busy_host", 0), ("slow_receiver", 0), ("tool_limit", 2), ("flowing_tool_since", 1)),
-    *(("host_tools", 0), ("late_worker", 1), ("halted_replica", 0)),
-    ("blocking_tool", 1),
+    *(
+        ("long_prompts", 1),
+        ("routing_55", 0),
+        ("small_cache", 1),
+        ("tail", 1),
+        ("blocking_tool", 1),
+    ),
+    *(("slow_receiver", 0), ("tool_limit", 2), ("host_tools", 0), ("late_worker", 1)),
+    ("halted_replica", 0),
 ]
 
 

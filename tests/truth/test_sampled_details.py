@@ -237,7 +237,9 @@ def test_a_request_without_details_says_so(runs, folder, capsys):
         assert "engine" in printed
 
 
-@pytest.mark.parametrize("name", ["rehearsal_run", "separate_async_run"])
+@pytest.mark.parametrize(
+    "name", ["rehearsal_run", pytest.param("separate_async_run", marks=pytest.mark.nightly)]
+)
 def test_requests_of_recorded_runs_are_exact_too(name, tmp_path):
     """Runs of the real trainer, synchronous and asynchronous: their events have shapes of their own."""
     shutil.unpack_archive(DATA / f"{name}.tar.gz", tmp_path)
