@@ -50,6 +50,18 @@ def test_lengths_that_vary_as_usual_come_after_what_is_out_of_the_ordinary():
     assert found["tail"] > found["adv"]
 
 
+def test_turns_alone_make_a_tail_where_tokens_were_not_recorded():
+    training = Training(Plan(loops=(0.05, 16), steps=4))
+    training.events = [
+        (*event, {name: each for name, each in extra.items() if "tokens" not in name})
+        for *event, extra in training.events
+    ]
+    (row,) = (row for row in findings_of(training) if row["finding"] == "tail")
+
+    assert "turns, others" in row["cause"]
+    assert "tokens" not in row["cause"]
+
+
 @pytest.mark.parametrize(
     ("faults", "named"),
     [

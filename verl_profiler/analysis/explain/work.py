@@ -363,7 +363,8 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
         if known is not None and known.who is not None:
             continue
         named = text if who == "longer" else None
-        text += f" with {row['times']:.1f} times the tokens"
+        # Tokens may not have been recorded.
+        text += f" with {row['times']:.1f} times the tokens" if row["times"] else ""
         if (row["turns"] or 0) >= _LONG * (row["other_turns"] or 0) > 0:
             text += f" in {row['turns']:g} turns, others {row['other_turns']:g} (medians)"
         if row["at_limit"]:
