@@ -185,14 +185,6 @@ WHERE NOT r.validate AND r.{SYNCHRONOUS}
 """
 
 
-# The part of what the last requests start late that is of each worker.
-_LATE = """
-SELECT run, name, sum(begin_us - gen_begin_us) / nullif(sum(sum(begin_us - gen_begin_us)) OVER (PARTITION BY run), 0)
-    AS part
-FROM last_requests WHERE begin_us > gen_begin_us AND {own} GROUP BY run, name
-"""
-
-
 def late_workers(earlier: Earlier) -> Iterator[Named]:
     """Find the worker of a synchronous run whose requests start much later than those of all others."""
     cuts = f"""
@@ -202,17 +194,18 @@ def late_workers(earlier: Earlier) -> Iterator[Named]:
             SELECT a.run, a.who, median(b.own_us) AS others_us FROM means AS a JOIN means AS b
                 ON b.run = a.run AND b.who <> a.who
             GROUP BY a.run, a.who, a.own_us HAVING a.own_us >= {LATER} * others_us
+        ), mostly AS (
+            -- Half of what the last requests start late is of its own.
+            SELECT run, name AS who FROM last_requests
+            WHERE begin_us > gen_begin_us AND {in_steps(earlier.steps)} GROUP BY run, name
+            QUALIFY sum(begin_us - gen_begin_us)
+                >= {_MOSTLY} * sum(sum(begin_us - gen_begin_us)) OVER (PARTITION BY run)
         )
         SELECT run, step, name, request_id, who, greatest(late_us - others_us, 0) AS cut_us
-        FROM begun JOIN late USING (run) WHERE name = who
+        FROM begun JOIN late USING (run) SEMI JOIN mostly USING (run, who) WHERE name = who
     """
-    found = earlier(cuts, "other")
-    late = nested(
-        earlier.tables.rows(_LATE.format(own=in_steps(earlier.steps))), "part", "run", "name"
-    )
-    for (run, who), places in found.items():
-        if late.get(run, {}).get(who, 0.0) >= _MOSTLY:
-            yield lost_to(run, "late_start", "worker", who, places, fixable=False)
+    for (run, who), places in earlier(cuts, "other").items():
+        yield lost_to(run, "late_start", "worker", who, places, fixable=False)
 
 
 def _later_because(tables: Tables, run: str, worker: str | None, steps: Steps) -> tuple[str, str]:

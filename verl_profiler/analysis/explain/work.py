@@ -330,6 +330,7 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
         FROM long JOIN others USING (run, step, who)
     """
     found: dict[str, Tail] = {}
+    # The longer ones are among the long ones, and come after them.
     for (run, who), places in earlier(cuts, "decoding").items():
         (row,) = tables.rows(
             f"""
@@ -359,9 +360,6 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
         if of_one or 2 * len(places) <= row["steps"] or row["many_long"] > _TAIL * row["many"]:
             continue
         text = f"{row['long']:,} of {row['many']:,} requests"
-        known = found.get(run)
-        if known is not None and known.who is not None:
-            continue
         named = text if who == "longer" else None
         # Tokens may not have been recorded.
         text += f" with {row['times']:.1f} times the tokens" if row["times"] else ""

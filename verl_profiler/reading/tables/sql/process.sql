@@ -15,6 +15,7 @@ WITH stalls AS (
             ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true) AS apart FROM stalls)
 ), long AS (
     SELECT s.*, p.host FROM stalls AS s LEFT JOIN processes AS p ON p.run = s.run AND p.name = s.name
+    -- No shorter one overlaps 80 % of half a second.
     WHERE s.duration_us >= 400000
 ), of_hosts AS (
     -- Of a stall of half a second or more, 80 % overlap stalls of three other processes of the host, in two roles:
