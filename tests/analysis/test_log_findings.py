@@ -360,9 +360,9 @@ def test_what_an_asynchronous_trainer_measured_is_told_in_the_sentences_of_its_l
         "train: samples dropped as too old, by now 80",
     ] == answer["notes"]
     (figures,) = answer["headline"]
-    lengths = [values["timing_s/step"] for _, values in rows if "timing_s/step" in values]
-    assert (8, pytest.approx(sum(lengths) / 8), max(lengths)) == (
-        figures["steps"], figures["step_mean_s"], figures["step_most_s"],
+    _, *lengths = (values["timing_s/step"] for _, values in rows if "timing_s/step" in values)
+    assert (8, [1], pytest.approx(sum(lengths) / 7), max(lengths)) == (
+        figures["steps"], figures["left_out"], figures["step_mean_s"], figures["step_most_s"],
     )  # fmt: skip
     messages = " ".join(row["message"] for row in answer["findings"])
     assert "6 min 30 s, mean 60.0 s; 4,096 response tokens, mean 1,000; 12.5 s in its" in messages
@@ -380,8 +380,8 @@ def test_slime_s_lines_are_read(tmp_path, capsys):
 
     assert 0 == main(["summary", str(log)])
     out = capsys.readouterr().out
-    assert "train_wait  3 min 31 s   69 %" in out
-    assert "slime (lines of slime): 6 steps, mean 5 min 6 s" in out
+    assert re.search(r"\ntrain_wait +3 min 31 s +69 %", out)
+    assert "slime (lines of slime): 6 steps, 30 min 38 s; mean 5 min 6 s" in out
     # No setting of this package records slime.
     assert "profiler=multiturn" not in out
 
@@ -586,18 +586,28 @@ def test_commands_that_need_a_run_name_those_that_take_a_log(tmp_path, capsys):
         assert "summary, why, report, diff, timing, tq and memory take logs" in error
 
 
-def test_gains_leave_out_the_first_step_of_a_launch_and_the_text_names_it(tmp_path, capsys):
-    """The table counts it, the gains do not; steps that the user chose all count."""
+def test_means_and_gains_leave_out_the_first_step_of_a_launch_and_the_text_names_it(
+    tmp_path, capsys
+):
+    """As of a recorded run; steps that the user chose all count."""
     path = console(tmp_path / "train.log", steps(6, gen=lambda step: 4e3 if step == 1 else GEN))
     assert 0 == main(["summary", str(path)])
-    assert "What to change first (gains per step, without step 1, not additive)" in (
-        capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert "What to change first (gains per step, without step 1, not additive)" in out
+    assert re.search(r"; mean 13 min \d+ s, .*; means without step 1 \(73 min \d+ s\)", out)
+    assert re.search(r"\ngen +6 min 40 s +4\d %", out)
     assert 0 == main(["summary", str(path), "--steps", "2:6"])
-    assert "What to change first (gains per step, not additive)" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "What to change first (gains per step, not additive)" in out
+    assert "means without" not in out
+    assert 0 == main(["summary", str(path), "--json"])
+    (headline,) = json.loads(capsys.readouterr().out)["headline"]
+    assert (6, [1]) == (headline["steps"], headline["left_out"])
     assert 0 == main(["report", str(path)])
     page = (tmp_path / "train-report.html").read_text()
-    assert "gains are means over 5 steps, without step 1; the bar is of all" in page
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    (bar,) = data["mean_step"]
+    assert GEN == pytest.approx(next(part[1] for part in bar["parts"] if part[0] == "gen"))
     (run,) = logged_runs([path], [])
     chosen = replace(run, lines=run.lines[1:])
     assert [(row["steps"], row["recoverable_s"]) for row in log_findings(run)] == [

@@ -163,7 +163,7 @@ def test_few_steps_have_no_test(capsys, runs):
     assert 0 == run(*sides)
     printed = capsys.readouterr().out
     assert "too few steps to distinguish a change from noise" in printed
-    assert re.search(r"\d+ metrics not testable; --all shows them", printed)
+    assert re.search(r"Metrics not shown: .*\d+ not testable; --all shows them", printed)
     assert "without a significant change" not in printed
     for change in ("step.p50 > +5%", "gen.max > +1%", "gen.p95 > +1%", "step < -90%"):
         with pytest.raises(ReadingError, match="too few to tell") as raised:

@@ -328,6 +328,18 @@ def test_runs_with_little_in_them_draw_too(browser, tmp_path, events):
     assert quiet(browser, out)
 
 
+def test_without_requests_nothing_offers_to_find_one(browser, tmp_path):
+    """The trainer's phases are drawn; a search of no requests would look like a fault of the page."""
+    write_lines(tmp_path / "run", trainer_0=[ended("gen", 10, 2.0), ended("step", 10, 3.0)])
+    out = write_report(tmp_path / "run")
+    browser.open(out)
+
+    assert "No requests were recorded; the other processes are drawn." in text(browser, "#requests")
+    assert not browser.evaluate("Boolean(document.querySelector('#search, #request-table'))")
+    assert any("gen" in line for lines, _ in tips(browser) for line in lines)
+    assert quiet(browser, out)
+
+
 # Notes every text of a chart with where it begins and ends, and how wide the chart is.
 WRITTEN = """(() => {
     window.written = [];
@@ -366,6 +378,17 @@ def test_the_charts_of_a_log_have_whole_texts_on_a_phone(browser, tmp_path):
         browser.open(out, width=390)
         texts, cut = cut_texts(browser)
         assert (texts > 50, cut) == (True, []), log.name
+
+
+def test_the_end_of_an_axis_is_whole(browser, tmp_path):
+    """Half of the label of the last tick lies beyond the axis, in a chart as wide as its box."""
+    run = SMALL.parent.parent.parent / "examples" / "tutorial" / "before.tar.gz"
+    out = tmp_path / "report.html"
+    assert 0 == main(["report", str(run), "--out", str(out)])
+    opened(browser, out, width=1280)
+    texts, cut = cut_texts(browser)
+
+    assert (texts > 200, cut) == (True, [])
 
 
 @pytest.mark.parametrize("width", [390, 700, 1280])

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import html
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from verl_profiler.analysis.registry import explanations
 from verl_profiler.analysis.selection import warm_ups
 from verl_profiler.analysis.steps import step_times
 from verl_profiler.render.charts import WIDTH, chart, name_bars, render, spec_text
+from verl_profiler.render.colors import PHASE_COLORS
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.summary_text import step_tables
 from verl_profiler.views.view import Choice, NothingToDraw
@@ -131,13 +133,32 @@ def test_a_long_name_has_several_lines():
 def test_a_long_name_breaks_between_its_words():
     """The function that is the culprit stays whole, and a name that fits has one line."""
     who = "worker_1: _verl_function_tools__tmp_recipe_after_tools_py:calculate (tools.py:23)"
-    short = "actor_0 (batchmeta tensordict converter): no probed call"
+    short = "actor_0 (batchmeta tensordict converter): unknown cause"
     bars = name_bars([who, short], [("", [1.0, 1.0], "#000000")], "time")
     svg = html.unescape(render(chart("t", "a", bars), "svg").decode())
 
     assert ">worker_1: _verl_function_tools__tmp_recipe_after_tools_py:<" in svg
     assert ">calculate (tools.py:23)<" in svg
     assert f">{short}<" in svg
+
+
+def test_names_of_three_lines_have_room_for_them():
+    """Each line of the names lies below the one before, also between two bars."""
+    who = "worker_0: transformers.tokenization_utils_tokenizers:TokenizersBackend._encode_plus "
+    who += "(tokenization_utils_tokenizers.py:959)"
+    names = [f"{who[:7]}{number}{who[8:]}" for number in range(4)]
+    bars = name_bars(names, [("", [1.0] * 4, "#000000")], "time")
+    svg = render(chart("t", "a", bars), "svg").decode()
+    *_, axis = re.findall(r"role-axis-label.*?</g>", svg, re.DOTALL)
+    labels = re.findall(r"<text[^>]*translate\([-\d.]+,([\d.]+)\)[^>]*>(.*?)</text>", axis)
+    lines = [
+        float(top) + float(dy or 0)
+        for top, content in labels
+        for dy in [0, *re.findall(r'<tspan[^>]* dy="([\d.]+)"', content)]
+    ]
+
+    assert 4 == len(labels)
+    assert 10 <= min(after - before for before, after in pairwise(sorted({*lines})))
 
 
 def test_no_rows_are_no_chart():
@@ -276,9 +297,11 @@ def test_a_stall_that_is_small_beside_another_of_its_kind_has_no_bar():
     rows.append(rows[2] | {"name": "actor_0", "role": "buffer"})
     spec = VIEWS["loop_suspects"].spec({"loop_suspects": rows}, Choice())
 
-    assert ["worker_0: no probed call", "worker_1: no probed call", "actor_0: no probed call"] == [
-        row["at"] for row in data_in(spec, "text")
-    ]
+    assert [
+        "worker_0: unknown cause",
+        "worker_1: unknown cause",
+        "actor_0: unknown cause",
+    ] == [row["at"] for row in data_in(spec, "text")]
     assert "3 of 33 process and call pairs" in words(spec)
 
 
@@ -292,7 +315,7 @@ def test_bars_of_two_event_loops_of_a_process_name_the_loops():
     ]
     spec = VIEWS["loop_suspects"].spec({"loop_suspects": rows}, Choice())
 
-    assert {"worker_0 (main): no probed call", "worker_0 (tools): no probed call"} == {
+    assert {"worker_0 (main): unknown cause", "worker_0 (tools): unknown cause"} == {
         row["at"] for row in data_in(spec, "text")
     }
 
@@ -374,6 +397,85 @@ def test_of_many_readings_of_memory_the_highest_and_the_lowest_are_drawn():
     assert 49 == max(drawn["actor_0"])
     assert sum(map(len, drawn.values())) <= 1_200 + 120
     assert "61.0 GiB of 80.0 GiB at its fullest, 9.0 GiB at its emptiest" in title_of(spec)
+
+
+def memory_rows(used_gib, total_gib=80):
+    return [
+        {"run": "r", "name": f"actor_{number}", "role": "actor", "readings": 1}
+        | {"begin_s": float(at), "used_bytes": used_gib << 30, "total_bytes": total_gib << 30}
+        | {"rss_bytes": 1 << 30}
+        for number in range(6)
+        for at in range(3)
+    ]
+
+
+@pytest.mark.parametrize(("used_gib", "drawn"), [(61, True), (2, False)])
+def test_a_capacity_that_would_press_the_lines_to_the_bottom_is_not_drawn(used_gib, drawn):
+    """Of 2 GiB on a device of 80 GiB nothing could be seen; the title has both."""
+    data = {"memory_over_time": memory_rows(used_gib), "phase_spans": []}
+    spec = VIEWS["memory_over_time"].spec(data, Choice(run="r"))
+
+    assert drawn == bool(data_in(spec, "capacity"))
+    assert f"{used_gib}.0 GiB of 80.0 GiB" in title_of(spec)
+
+
+def test_no_line_of_memory_has_the_color_of_a_phase_and_phases_are_named_once():
+    """The phases are shaded behind the lines."""
+    spans = [
+        {"run": "r", "step": 1, "phase": phase, "begin_s": 0.5 * at, "end_s": 0.5 * at + 0.5}
+        for at, phase in enumerate(["gen", "update_actor", "update_weights", "values"])
+    ]
+    data = {"memory_over_time": memory_rows(61), "phase_spans": spans}
+    spec = VIEWS["memory_over_time"].spec(data, Choice(run="r"))
+    lines = {
+        code
+        for name, each in every_channel(spec)
+        if name == "color" and each.get("field") == "process"
+        for code in each["scale"]["range"]
+    }
+    named = [each for _, each in every_channel(spec) if each.get("field") == "phase"]
+
+    assert 6 == len(lines)
+    assert not lines & {*PHASE_COLORS.values()}
+    assert [False, True] == [bool(each["legend"]) for each in named]
+
+
+def test_what_takes_long_in_the_step_that_means_leave_out_has_its_name():
+    """In a first step of 33 s the next batch takes 21 s, and later a moment: it is not `1 more`."""
+    lengths = {"gen": 6.0, "update_actor": 5.5, "prepare_step": 0.01}
+    rows = [
+        {"run": "r", "step": step, "category": category, "duration_s": length_s}
+        for step in range(1, 6)
+        for category, length_s in lengths.items()
+    ]
+    rows[2]["duration_s"] = 21.0
+    rows.append({"run": "r", "step": 1, "category": "loading", "duration_s": 4.0})
+    spec = VIEWS["critical_path"].spec({"critical_path": rows}, Choice(run="r"))
+    first = {row["part"]: row["value"] for row in data_in(spec, "low") if row["step"] == 1}
+
+    assert {**lengths, "prepare_step": 21.0, "loading": 4.0} == first
+    assert "52 % of the critical path is gen" in title_of(spec)
+
+
+@pytest.mark.parametrize(
+    ("means", "title"),
+    [
+        ([9.0, 1.0], "Turn 0 takes longest, 9.00 s on average; it takes 90 % of all turn time"),
+        ([1.0, 1.1], "All turns take about as long, 1.10 s on average; turn 1 takes 52 % of"),
+    ],
+)
+def test_a_turn_is_named_once(means, title):
+    rows = [
+        {"run": "r", "turn": turn, "turns": 10, "unfinished": 0, "mean_s": mean_s}
+        | {"total_s": 10 * mean_s, "share": mean_s / sum(means), "p50_s": mean_s, "max_s": mean_s}
+        | {
+            f"{part}_s": mean_s
+            for part in ("engine", "tool", "tool_parsing", "token_merge", "other")
+        }
+        for turn, mean_s in enumerate(means)
+    ]
+
+    assert title in title_of(VIEWS["turn_times"].spec({"turn_times": rows}, Choice(run="r")))
 
 
 def test_of_sampled_devices_the_memory_is_theirs():

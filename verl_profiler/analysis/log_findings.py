@@ -130,10 +130,11 @@ def log_phases(run: LoggedRun) -> Rows:
 
     Returns:
         One row per phase inside the step or beside it, longest first: phase, place (`step`, `outside` or
-        `overlapping`), mean_s (over all steps, also those without it), steps (that have it), longest_s,
-        longest_step and share (of a step and what is outside of it; None of what overlaps it).
+        `overlapping`), mean_s (over all steps but those `left_out`, also those without it), steps (that
+        have it), longest_s, longest_step and share (of a step and what is outside of it; None of what
+        overlaps it).
     """
-    phases = logged_phases(run)
+    phases = logged_phases(_steady(run))
     lines = len({row["step"] for row in phases})
     rows: Rows = []
     for name, place in dict.fromkeys((row["phase"], row["place"]) for row in phases):
@@ -183,12 +184,12 @@ def log_facts(run: LoggedRun) -> list[str]:
 
 def log_headline(run: LoggedRun) -> dict[str, Any]:
     """Return the headline figures, as of a recorded run; the length is `timing_s/step`."""
-    rows = logged_steps(run)
+    rows = logged_steps(_steady(run))
     lengths = [row["step_s"] if row["step_s"] is not None else row["accounted_s"] for row in rows]
     return {
         "run": run.label,
-        "steps": len(rows),
-        "left_out": [],
+        "steps": len(run.lines),
+        "left_out": left_out(run),
         "step_mean_s": fmean(lengths),
         "step_least_s": min(lengths),
         "step_most_s": max(lengths),
@@ -197,9 +198,15 @@ def log_headline(run: LoggedRun) -> dict[str, Any]:
 
 
 def left_out(run: LoggedRun) -> list[int]:
-    """Return the steps that findings leave out: the first of a launch, if two others remain."""
+    """Return the steps that means and findings leave out: the first of a launch, if two others remain."""
     first = run.lines[0].step
     return [first] if len(run.lines) > 2 and first in run.begins else []
+
+
+def _steady(run: LoggedRun) -> LoggedRun:
+    lines = run.lines[len(left_out(run)) :]
+    begins = [each for each in run.begins if each >= lines[0].step] or [lines[0].step]
+    return replace(run, lines=lines, begins=begins)
 
 
 def log_findings(run: LoggedRun) -> Rows:
@@ -210,9 +217,7 @@ def log_findings(run: LoggedRun) -> Rows:
         of the log that are not `left_out`. A log has no requests, ranks or hosts, so no culprit but a
         phase is named.
     """
-    lines = list(run.lines[len(left_out(run)) :])
-    begins = [each for each in run.begins if each >= lines[0].step] or [lines[0].step]
-    kept = LoggedRun(run.label, lines, begins, run.source)
+    kept = _steady(run)
     account = Account(
         run.label,
         [

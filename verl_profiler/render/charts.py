@@ -17,6 +17,7 @@ import copy
 import importlib
 import json
 import math
+import re
 import statistics
 import struct
 import textwrap
@@ -63,10 +64,8 @@ _LETTER = 6.5
 _ROW, _THIN_ROW, _MANY_ROWS = 21, 10, 30
 # Letters in a line of a name, and the pixels of a further line.
 _LINE, _LINE_HEIGHT = 60, 13
-_LINES = (
-    f"split(replace(datum.label, regexp('(?!.{{0,{_LINE}}}$)(.{{30,{_LINE - 1}}}[ .:/_]|.{{{_LINE}}})', 'g'), "
-    "'$1\\n'), '\\n')"
-)
+_BREAKS = f"(?!.{{0,{_LINE}}}$)(.{{30,{_LINE - 1}}}[ .:/_]|.{{{_LINE}}})"
+_LINES = f"split(replace(datum.label, regexp('{_BREAKS}', 'g'), '$1\\n'), '\\n')"
 
 # The label of a time on an axis.
 _SECONDS = (
@@ -187,7 +186,7 @@ def panel(*layers: Spec | list[Spec], title: str = "", height: float = 0) -> Spe
 def _names_height(channel: Spec) -> int:
     listed = channel["scale"]["domain"]
     count = max(len(listed), 2)
-    lines = -(-max(map(len, listed), default=0) // _LINE)
+    lines = max((1 + len(re.findall(_BREAKS, name)) for name in listed), default=1)
     return count * ((_ROW if count <= _MANY_ROWS else _THIN_ROW) + _LINE_HEIGHT * max(lines - 1, 0))
 
 

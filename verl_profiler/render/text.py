@@ -53,13 +53,15 @@ def short(text: object, width: int) -> str:
 
 
 def clipped(text: str, width: int = 120) -> str:
-    """Return a text as one line, where possible without the parts between commas that do not fit."""
+    """Return a text as one line, where possible without the parts between commas, or the words, that do not fit."""
     text = visible(text)
     if len(text) <= width:
         return text
     kept = text[: width - 2]
-    end = max(kept.rfind(", "), kept.rfind("; "))
-    return (kept[: end + 1] if end > width // 2 else kept.rstrip(" ,;")) + " …"
+    end = max(kept.rfind(", "), kept.rfind("; ")) + 1
+    if end <= width // 2:
+        end = kept.rfind(" ")
+    return (kept[:end] if end > width // 2 else kept).rstrip(" ") + " …"
 
 
 def wrapped(text: str, indent: int = 0, width: int = 120) -> list[str]:

@@ -97,7 +97,7 @@ def launch_facts(launch: Mapping[str, Any]) -> dict[str, str]:
     named = [f"{name} {versions[name]}" for name in _VERSIONS if versions.get(name)]
     return {
         "launched": str(launch.get("launched") or "")[:16].replace("T", " "),
-        "devices": f"{nodes} × {each} {device}s" if nodes and each else "",
+        "devices": f"{nodes} × {each} {device}{'s' * (each != 1)}" if nodes and each else "",
         "model": str(training.get("model") or "").rstrip("/").rpartition("/")[2],
         "batch": f"batch {batch}" + (f" × {samples}" if samples else "") if batch else "",
         "versions": ", ".join(named),

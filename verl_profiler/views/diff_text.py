@@ -90,9 +90,9 @@ def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
         if shown:
             blocks.append(f"{title}\n{align([_HEADINGS, *shown])}")
         if len(shown) < len(rows):
-            hidden.append(f"{counted(len(rows) - len(shown), 'metric')} {kind}")
+            hidden.append(f"{len(rows) - len(shown):,} {kind}")
     note, *names = parts["notes"]
-    more = [f"{' and '.join(hidden)}; --all shows them."] if hidden else []
+    more = [f"Metrics not shown: {', '.join(hidden)}; --all shows them."] if hidden else []
     blocks += [note, *more, *names, *map(_verdict, document["conditions"])]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -159,7 +159,7 @@ _NOT_TESTABLE = "Not testable (a maximum, or too few steps: a doubling could be 
 _TITLES = (_HEADLINE, _WORK, _DEVICES, _SIGNIFICANT, _NOT_SIGNIFICANT, _NOT_TESTABLE)
 # Tables of which only so many rows are shown without --all, and what their rows are.
 _BOUNDED = {
-    _SIGNIFICANT: (10, "more with a significant change"),
+    _SIGNIFICANT: (10, "with a significant change"),
     _NOT_SIGNIFICANT: (0, "without a significant change"),
     _NOT_TESTABLE: (0, "not testable"),
 }

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from verl_profiler.analysis.console_timers import metric_summary
-from verl_profiler.analysis.log_findings import left_out, log_facts, log_phases
+from verl_profiler.analysis.log_findings import log_facts, log_phases
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.colors import color
 from verl_profiler.render.frames import frame, short_text
-from verl_profiler.render.text import without
 from verl_profiler.views.columns import page_view, section
 from verl_profiler.views.log_text import beyond, headline
 from verl_profiler.views.mean_step import step_bar
@@ -37,17 +36,9 @@ def log_document(
     """
     views = {name: _picture(runs, name) for name in PICTURES} | {_METRICS: _metrics(runs)}
     facts = [short_text("; ".join(known)) for run in runs if (known := log_facts(run))]
-    gains = [
-        short_text(
-            f"{run.label}: gains are means over {len(run.lines) - 1} steps{without(steps)}; the bar "
-            "is of all."
-        )
-        for run in runs
-        if (steps := left_out(run))
-    ]
     missing = [text for view in views.values() for text in view["missing"]]
     sections = [
-        section(name, name.replace("_", " "), None, [name])
+        section(name, name.replace("_", " ").capitalize(), None, [name])
         for name, view in views.items()
         if view["charts"] or view["table"]["rows"]
     ]
@@ -58,7 +49,7 @@ def log_document(
         "about": {
             "runs": [run.label for run in runs],
             "line": [],
-            "notes": [*ends, *facts, *gains, beyond(runs)],
+            "notes": [*ends, *facts, beyond(runs)],
             "launches": [],
         },
         "steps": empty,

@@ -11,9 +11,9 @@ from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.text import without
 from verl_profiler.render.visible import visible
-from verl_profiler.units import counted, seconds
+from verl_profiler.units import counted
 from verl_profiler.views.findings import finding_list, short_findings
-from verl_profiler.views.text_tables import table_text
+from verl_profiler.views.headline import phase_lines, steps_text
 
 _RULE = "=" * 70
 _PERF = ("perf/time_per_step", "perf/throughput", "tokens_per_s")
@@ -28,7 +28,6 @@ _PLACES = {
     "overlapping": "(inside another timer, or concurrent with it)",
 }
 _FIRST = 3
-_SMALL = 0.02
 
 
 def log_overview(run: LoggedRun, findings: Rows, *, verbose: bool = False) -> str:
@@ -39,15 +38,19 @@ def log_overview(run: LoggedRun, findings: Rows, *, verbose: bool = False) -> st
         findings: The rows of `log_findings`.
         verbose: All phases and findings, not only the first.
     """
-    phases = log_phases(run)
-    shown = [row for row in phases if verbose or (row["share"] or 0) >= _SMALL]
     outside = {"step": "", "outside": " (outside the step)", "overlapping": " (beside the step)"}
-    table = [{**row, "phase": row["phase"] + outside[row["place"]]} for row in shown]
-    columns = ("phase", "mean_s", "share", "steps", "longest_s", "longest_step")
-    lines = table_text(headline(run), table, columns, most=len(table))
+    phases = [
+        row
+        | {"phase": row["phase"] + outside[row["place"]]}
+        | {"max_s": row["longest_s"], "max_step": row["longest_step"]}
+        for row in log_phases(run)
+        if verbose or row["place"] != "overlapping"
+    ]
+    lines = phase_lines(phases, several=len(run.lines) > 1, whole=verbose)
     facts = log_facts(run)
     known = [visible(f"  {'; '.join(facts)}")] if facts else []
-    return "\n".join([lines, *known, "", *log_changes(run, findings, verbose=verbose)]).rstrip()
+    changes = log_changes(run, findings, verbose=verbose)
+    return "\n".join([headline(run), *map(visible, lines), *known, "", *changes]).rstrip()
 
 
 def log_changes(run: LoggedRun, findings: Rows, *, verbose: bool = False) -> list[str]:
@@ -72,21 +75,17 @@ def beyond(runs: Iterable[LoggedRun]) -> str:
 
 def headline(run: LoggedRun) -> str:
     """Return the number of steps, their length, and what they cost, in a sentence."""
-    steps = logged_steps(run)
-    whole = {row["step"]: (row["step_s"] or row["accounted_s"]) + row["outside_s"] for row in steps}
-    longest = max(whole, key=lambda step: whole[step])
+    rows = logged_steps(run)
+    lengths = {row["step"]: row["step_s"] or row["accounted_s"] for row in rows}
+    without_steps = left_out(run)
+    kept = [row for row in rows if row["step"] not in without_steps]
+    apart_s = fmean(lengths[row["step"]] + row["outside_s"] for row in kept)
     name = f"{run.label} (lines of slime)" if run.of_slime else run.label
-    text = f"{name}: {counted(len(steps), 'step')}, mean {seconds(fmean(whole.values()))}"
-    outside_s = fmean(row["outside_s"] for row in steps)
-    if outside_s >= _SMALL * fmean(whole.values()):
-        text += f" with {seconds(outside_s)} outside the step"
-    if len(steps) > 1:
-        text += f", {seconds(min(whole.values()))} to {seconds(whole[longest])} (step {longest})"
-    gpus = {row["gpus"] for row in steps if row["gpus"] is not None}
+    text = steps_text(name, lengths, without_steps, apart_s)
+    gpus = {row["gpus"] for row in rows if row["gpus"] is not None}
     if len(gpus) == 1:
         (number,) = gpus
-        hours = number * fmean(whole.values()) / 3600
-        text += f"; {counted(number, 'GPU')}, {hours:.3g} GPU-hours per step"
+        text += f"; {counted(number, 'GPU')}, {number * apart_s / 3600:.3g} GPU-hours per step"
     return visible(text)
 
 

@@ -7,10 +7,11 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.selection import NOTHING, LeftOut, grouped, steady, summed
-from verl_profiler.render.text import align, clipped, wrapped
+from verl_profiler.render.text import clipped, wrapped
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, quantile_texts, seconds, share
 from verl_profiler.views.findings import short_findings
+from verl_profiler.views.headline import phase_lines, steps_text
 from verl_profiler.views.ledger_text import ledger_lines
 from verl_profiler.views.summary_text import of_which
 from verl_profiler.views.text_tables import Rows
@@ -39,12 +40,8 @@ _PHASES = 3
 _TOOLS = 3
 _FACTS = 4
 _INDENT = 12
-# Phases below this share of the steps are combined into one line.
-_SMALL = 0.02
 # Phases below this share of the devices' idle time are left out of their line.
 _LITTLE_IDLE = 0.05
-# The time from step to step is shown where it is longer than the steps by this share.
-_BETWEEN = 0.03
 _BOLD, _RESET = "\x1b[1m", "\x1b[0m"
 # What is left out last comes first.
 _RANKS = ("head", "finding 1", "quality", "phases", "workers", "engine", "devices", "note",
@@ -236,54 +233,19 @@ def _without_requests(found: Mapping[str, Rows]) -> dict[str, list[str]]:
 
 def _headline(run: str, found: Mapping[str, Rows], left_out: LeftOut, findings: Rows) -> str:
     finished = [row for row in found["step_times"] if row["finished"]]
-    lengths = [row["duration_s"] for row in finished]
-    if not lengths:
+    if not finished:
         seen = max((row["seen_s"] or 0 for row in found["step_times"]), default=0)
         requests = sum(row["requests"] or 0 for row in found["step_times"])
         text = f"{run}: no finished steps; {seconds(seen)} were recorded"
         return f"{text}, with {counted(requests, 'request')}" if requests else text
-    text = f"{run}: {len(lengths):,} step{'s' * (len(lengths) > 1)}, {seconds(sum(lengths))}"
-    if len(lengths) > 1:
-        kept = steady(finished, left_out)
-        lengths = [row["duration_s"] for row in kept]
-        longest = max(kept, key=lambda row: row["duration_s"])
-        text += (
-            f"; mean {seconds(sum(lengths) / len(lengths))}, {seconds(min(lengths))} to "
-            f"{seconds(longest['duration_s'])} (step {longest['step']})"
-        )
-        # That of which findings are shares, so with what follows the last step.
-        apart_s = next((row["step_s"] for row in findings if row["run"] == run), 0.0)
-        if apart_s > (1 + _BETWEEN) * sum(lengths) / len(lengths):
-            text += f"; {seconds(apart_s)} from step to step"
-        warm_up = [row for row in finished if row["step"] in left_out.get(run, ())]
-        text += "".join(
-            f"; means without step {row['step']} ({seconds(row['duration_s'])})" for row in warm_up
-        )
-    return text
+    # That of which findings are shares, so with what follows the last step.
+    apart_s = next((row["step_s"] for row in findings if row["run"] == run), 0.0)
+    lengths = {row["step"]: row["duration_s"] for row in finished}
+    return steps_text(run, lengths, left_out.get(run, ()), apart_s)
 
 
 def _phases(rows: Rows, count: int | None) -> list[str]:
-    """Return the lines of a table of the largest phases, at most `count`, and the sum of the others."""
-    if not rows:
-        return []
-    large = [row for row in rows if (row["share"] or 0) >= _SMALL][:count]
-    small = [row for row in rows if row not in large]
-    several = rows[0]["steps"] > 1
-    lines = [["phase", "mean" if several else "time", "share", *(["longest"] if several else [])]]
-    lines += [
-        [
-            row["phase"],
-            seconds(row["mean_s"]),
-            share(row["share"]),
-            *([f"{seconds(row['max_s'])} (step {row['max_step']})"] if several else []),
-        ]
-        for row in large
-    ]
-    if small:
-        total = sum(row["mean_s"] for row in small)
-        names = ", ".join(row["phase"] for row in small[:4]) + (", …" if len(small) > 4 else "")
-        lines.append([names, seconds(total), share(sum(row["share"] or 0 for row in small))])
-    return align(lines, left=(0, 3), indent="").split("\n")
+    return phase_lines(rows, several=bool(rows) and rows[0]["steps"] > 1, count=count)
 
 
 def _requests(found: Mapping[str, Rows]) -> str:

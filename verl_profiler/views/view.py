@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.charts import Spec, render
+from verl_profiler.render.charts import Series, Spec, render
 from verl_profiler.render.frames import short_text
 from verl_profiler.render.text import short
 
@@ -172,6 +172,16 @@ def charts_of(runs: Iterable[_Run], draw: Callable[[_Run], Spec]) -> tuple[list[
 def column(rows: Rows, name: str) -> list[float]:
     """Return a column's numbers; None becomes 0, which draws nothing."""
     return [row[name] or 0 for row in rows]
+
+
+def components(rows: Rows, parts: Iterable[str], colors: Mapping[str, str]) -> list[Series]:
+    """Return what a bar per row is stacked of: its components, a column of seconds each."""
+    return [(part, column(rows, f"{part}_s"), colors[part]) for part in parts]
+
+
+def unfinished_text(count: int) -> str:
+    """Return how many unfinished ones a chart leaves out, to be appended; empty for none."""
+    return f"; {count:,} unfinished ones left out" if count else ""
 
 
 def at_steps(rows: Rows, name: str, steps: Sequence[int]) -> list[float | None]:

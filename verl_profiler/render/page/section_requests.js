@@ -53,14 +53,22 @@ export function requestsSection(choose) {
     if (key === 'Enter') openFirst();
   });
   const all = number(timelines.of);
+  const found = [
+    element('label', {for: 'search'}, 'Find a request ', search),
+    element('span', {id: 'found', role: 'status'}),
+  ];
+  const listed = [heading('Requests'), element('div', {id: 'request-table'})];
+  const some = requests.length > 0;
   return [
     about(
-      'One bar per request, in the row of the worker that ran it. ' +
-        (requests.length < timelines.of
-          ? `${number(requests.length)} of ${all} requests are drawn and listed: the slowest, ` +
-            'failed ones, and every n-th of the others. ' +
-            'All other numbers cover all requests.'
-          : `All ${all} requests are drawn and listed.`),
+      !some
+        ? 'No requests were recorded; the other processes are drawn.'
+        : 'One bar per request, in the row of the worker that ran it. ' +
+            (requests.length < timelines.of
+              ? `${number(requests.length)} of ${all} requests are drawn and listed: the slowest, ` +
+                'failed ones, and every n-th of the others. ' +
+                'All other numbers cover all requests.'
+              : `All ${all} requests are drawn and listed.`),
     ),
     element(
       'div',
@@ -70,8 +78,7 @@ export function requestsSection(choose) {
       button('Zoom in', '+', () => timeline?.zoom(0.5)),
       button('Zoom out', '−', () => timeline?.zoom(2)),
       button('Reset the zoom', 'Reset', () => timeline?.reset()),
-      element('label', {for: 'search'}, 'Find a request ', search),
-      element('span', {id: 'found', role: 'status'}),
+      some ? found : null,
       element(
         'span',
         {class: 'hint', id: 'timeline-keys'},
@@ -82,8 +89,7 @@ export function requestsSection(choose) {
     element('div', {id: 'timeline'}),
     element('div', {id: 'timeline-legend'}),
     element('p', {class: 'picked', id: 'picked'}),
-    heading('Requests'),
-    element('div', {id: 'request-table'}),
+    some ? listed : null,
     element('div', {id: 'request-panel', 'aria-live': 'off'}),
   ];
 }

@@ -144,7 +144,8 @@ function fitted(spec, wide, width) {
   const made = colored({...spec, title: undefined}, isDark());
   made.config.background = 'transparent';
   made.config.font = getComputedStyle(document.body).fontFamily;
-  made.config.padding = {left: 0, top: 0, right: 2, bottom: 5};
+  // A label at the end of an axis is half of it beyond the end.
+  made.config.padding = {left: 0, top: 0, right: 14, bottom: 5};
   for (const part of ['axis', 'legend']) made.config[part].labelFontSize = 12;
   if (width < 500) made.config.axis.labelLimit = width * 0.45;
   if (!made.vconcat) {

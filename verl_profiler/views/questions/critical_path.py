@@ -26,8 +26,8 @@ from verl_profiler.units import counted, seconds, share
 from verl_profiler.views.cycle_text import as_decoding
 from verl_profiler.views.view import Choice, DataTables, NothingToDraw, column, view
 
-# Categories with less than this part of the steps are drawn together.
-_SMALL = 0.005
+# Categories with less than this part of the steps, and of each of them, are drawn together.
+_SMALL, _SMALL_IN_STEP = 0.005, 0.05
 # Changes that save or cost less than this part of a step are named below the chart.
 _LITTLE = 0.001
 _SMALL_COLOR = "#E4E7EB"
@@ -48,11 +48,17 @@ def _path(data: DataTables, choice: Choice) -> Spec:
     sums = summed(kept, "duration_s", "category")
     total = sum(sums.values())
     mean_s = total / len({(row["run"], row["step"]) for row in kept})
-    order = sorted(sums, key=lambda category: category == UNEXPLAINED)
-    shown = [category for category in order if sums[category] >= _SMALL * total]
-    small = [category for category in order if category not in shown]
-    first, second = (*order[:2], order[0])[:2]
+    means = sorted(sums, key=lambda category: category == UNEXPLAINED)
+    first, second = (*means[:2], means[0])[:2]
     lengths = {(row["step"], row["category"]): row["duration_s"] for row in rows}
+    whole = summed(rows, "duration_s", "step")
+    # What takes long in the step that means leave out has its name, too.
+    large = {
+        each for (step, each), length in lengths.items() if length >= _SMALL_IN_STEP * whole[step]
+    }
+    order = dict.fromkeys([*means, *summed(rows, "duration_s", "category")])
+    shown = [each for each in order if each in large or sums.get(each, 0.0) >= _SMALL * total]
+    small = [each for each in order if each not in shown]
 
     def spent(categories: Sequence[str]) -> list[float]:
         return [

@@ -18,7 +18,7 @@ from verl_profiler.render.charts import (
     panel,
     quantity,
 )
-from verl_profiler.render.colors import ACCENT, ENGINE_COLORS, INK, MUTED, PHASE_COLORS, color
+from verl_profiler.render.colors import ACCENT, INK, MUTED, color
 from verl_profiler.units import counted, seconds, size
 from verl_profiler.views.summary_text import lag_weight
 from verl_profiler.views.view import Choice, DataTables, column, known, view
@@ -30,14 +30,11 @@ _POINTS = 1_200
 _BANDS = 400
 _PALE = 0.3
 _GIB = 1 << 30
-_COLORS = (
-    PHASE_COLORS["gen"],
-    PHASE_COLORS["update_actor"],
-    PHASE_COLORS["update_weights"],
-    PHASE_COLORS["values"],
-    ENGINE_COLORS["queue"],
-    MUTED,
-)
+# None is the color of a phase; dashes show lines that lie over each other.
+_COLORS = (INK, "#8B0000", "#003CA0", "#00563B", "#5A4A00", MUTED)
+_DASHES = ([1, 0], [12, 3], [8, 4], [6, 6], [4, 6], [2, 6])
+# A device's capacity is drawn if it is at most so many times as high as the lines.
+_ROOM = 4
 _HELD = {"used_bytes": "used on the device", "rss_bytes": "resident in host memory"}
 
 
@@ -59,11 +56,15 @@ def _memory(data: DataTables, choice: Choice) -> Spec:
     keys = [key for key in _HELD if known(rows, key)]
     # Sampled devices have what a few moments of processes would show with straight lines in between.
     lines = {"used_bytes": sampled or rows, "rss_bytes": rows}
-    panels = [
-        panel(_bands(phases, x), _lines(lines[key], key, x, _POINTS // len(keys)), height=190)
-        | {"resolve": {"scale": {"color": "independent"}}}
-        for key in keys
-    ]
+    panels: list[Spec] = []
+    for key in keys:
+        last = key == keys[-1]
+        axis = x if last else {**x, "title": None}
+        drawn = _lines(lines[key], key, axis, _POINTS // len(keys))
+        own = panel(_bands(phases, axis, legend=last), drawn, height=190)
+        panels.append(
+            own | {"resolve": {"scale": {"color": "independent", "strokeDash": "independent"}}}
+        )
     notes = [
         "A device's memory is the total of all processes on it.",
         "Of many readings the highest and the lowest are drawn; peaks between readings are missed.",
@@ -81,12 +82,14 @@ def _memory(data: DataTables, choice: Choice) -> Spec:
     return chart(_title(sampled or rows), about, *panels, notes=notes)
 
 
-def _bands(spans: Rows, x: Spec) -> list[Spec]:
+def _bands(spans: Rows, x: Spec, *, legend: bool) -> list[Spec]:
     """Shade the trainer's phases over the height of a panel."""
     if not spans or len(spans) > _BANDS:
         return []
-    shaded = colored("phase", {row["phase"]: color(row["phase"]) for row in spans})
-    shaded["legend"] |= {"symbolType": "square", "symbolOpacity": _PALE}
+    colors = {row["phase"]: color(row["phase"]) for row in spans}
+    shaded = colored("phase", colors, legend=legend)
+    if legend:
+        shaded["legend"] |= {"symbolType": "square", "symbolOpacity": _PALE}
     mark = {"type": "rect", "opacity": _PALE, "clip": True}
     x, x2 = {**x, "field": "begin_s"}, {"field": "end_s"}
     return [layer(spans, mark, tip=("step", "phase"), x=x, x2=x2, color=shaded)]
@@ -130,10 +133,13 @@ def _lines(rows: Rows, key: str, x: Spec, most: int) -> Spec:
     code = colored("process", dict(zip(shown, _COLORS, strict=False)))
     title = f"fullest of {len(order)}" if len(order) > len(shown) else None
     code["legend"] |= {"orient": "top", "symbolType": "stroke", "title": title}
+    dashes = code | {"scale": {"domain": shown, "range": [*_DASHES[: len(shown)]]}}
     mark: Spec = {"type": "line", "point": len(points) < 60 * len(shown)}
-    drawn = [layer(points, mark, tip=("at_s", "process", "size"), x=x, y=y, color=code)]
+    tip = ("at_s", "process", "size")
+    drawn = [layer(points, mark, tip=tip, x=x, y=y, color=code, strokeDash=dashes)]
     totals = known(rows, "total_bytes") if key == "used_bytes" else []
-    if totals:
+    # Else it would press the lines to the bottom; the title has it.
+    if totals and max(totals) <= _ROOM * max(peaks.values(), default=0):
         mark = {"type": "rule", "strokeDash": [4, 3], "color": INK}
         drawn.append(layer([{"capacity": max(totals) / _GIB}], mark, y={**y, "field": "capacity"}))
     return {"layer": drawn}
@@ -196,7 +202,7 @@ def _suspects(data: DataTables, choice: Choice) -> Spec:
         [
             each["name"]
             + (f" ({each['loop']})" if len(loops[each["name"], each["during"]]) > 1 else "")
-            + f": {each['during'] or 'no probed call'}"
+            + f": {each['during'] or 'unknown cause'}"
             + (f" ({each['code']})" if each["code"] else "")
             for each in shown
         ],

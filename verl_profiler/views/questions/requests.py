@@ -32,7 +32,16 @@ from verl_profiler.render.colors import ACCENT, CALL_PART_COLORS, INK, PART_COLO
 from verl_profiler.render.text import short
 from verl_profiler.units import counted, quantile_texts, seconds, share
 from verl_profiler.views.summary_text import PART_NAMES
-from verl_profiler.views.view import Choice, DataTables, column, known, request_names, view
+from verl_profiler.views.view import (
+    Choice,
+    DataTables,
+    column,
+    components,
+    known,
+    request_names,
+    unfinished_text,
+    view,
+)
 
 # Shares at which steps are compared.
 _SHARES = 100
@@ -67,9 +76,10 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
     if far is not middle:
         rest = 100 - far["percentile"]
         title += f", the slowest {rest:g} % more than {seconds(far['duration_s'])}"
-    about = f"{choice.text()}: {requests:,} requests, mean {seconds(overall[0]['mean_s'])}"
-    if unfinished:
-        about += f"; {unfinished:,} unfinished ones left out"
+    about = (
+        f"{choice.text()}: {requests:,} requests, mean {seconds(overall[0]['mean_s'])}"
+        f"{unfinished_text(unfinished)}"
+    )
     marked = ", ".join(f"P{row['percentile']:g} {seconds(row['duration_s'])}" for row in sure)
     notes = [f"Marked: {marked}."]
     several = len(steps) > 1
@@ -138,22 +148,18 @@ def _slowest(data: DataTables, choice: Choice) -> Spec:
     counts = next(row for row in data["request_percentiles"] if row["step"] is None)
     worst = rows[0]
     divided = all(row["queue_s"] is not None for row in rows if row["engine_s"])
-    parts = [
-        part
-        for name in (*REQUEST_PARTS, "other")
-        for part in (
-            ("queue", "prefill", "decode", "outside") if name == "engine" and divided else (name,)
-        )
-        if any(row[f"{part}_s"] for row in rows)
-    ]
-    largest = max((*REQUEST_PARTS, "other"), key=lambda part: worst[f"{part}_s"] or 0)
+    whole = [*REQUEST_PARTS, "other"]
+    of_engine = ("queue", "prefill", "decode", "outside") if divided else ("engine",)
+    parts = [each for part in whole for each in (of_engine if part == "engine" else (part,))]
+    largest = max(whole, key=lambda part: worst[f"{part}_s"] or 0)
     title = (
         f"The slowest request took {seconds(worst['duration_s'])}, "
         f"{share((worst[f'{largest}_s'] or 0) / (worst['duration_s'] or 1))} of it in {PART_NAMES[f'{largest}_s']}"
     )
-    about = f"{choice.text()}: the {len(rows)} slowest of {counts['requests']:,} finished requests"
-    if counts["unfinished"]:
-        about += f"; {counts['unfinished']:,} never finished and are not shown"
+    about = (
+        f"{choice.text()}: the {len(rows)} slowest of {counts['requests']:,} finished requests"
+        f"{unfinished_text(counts['unfinished'])}"
+    )
     notes: list[str] = []
     if any(row["overlap_s"] for row in rows):
         notes.append(
@@ -166,7 +172,7 @@ def _slowest(data: DataTables, choice: Choice) -> Spec:
         )
     bars = name_bars(
         request_names(rows),
-        [(part, column(rows, f"{part}_s"), PART_COLORS[part]) for part in parts],
+        components(rows, parts, PART_COLORS),
         "time",
         texts=list(map(_bar_text, rows)),
         form="s",
@@ -178,6 +184,9 @@ def _bar_text(row: Mapping[str, Any]) -> str:
     turns = "" if row["turns"] is None else f", {counted(row['turns'], 'turn')}"
     mark = "" if row["status"] is None else f", {short(row['status'], 12)}"
     return f"{seconds(row['duration_s'])}{turns}{mark}"
+
+
+_TURN_PARTS = ("engine", "tool", "tool_parsing", "token_merge", "other")
 
 
 def _with_turns(
@@ -199,18 +208,13 @@ def _turn_times(data: DataTables, choice: Choice) -> Spec:
     total = sum(row["turns"] for row in rows)
     unfinished = sum(row["unfinished"] for row in rows)
     title = _turn_title(rows)
-    about = f"{choice.text()}: {total:,} turns, counted from 0"
-    if unfinished:
-        about += f"; {unfinished:,} unfinished ones left out"
-    parts = [
-        part
-        for part in ("engine", "tool", "tool_parsing", "token_merge", "other")
-        if any(row[f"{part}_s"] for row in rows)
-    ]
+    about = f"{choice.text()}: {total:,} turns, counted from 0{unfinished_text(unfinished)}"
+    parts = components(rows, _TURN_PARTS, PART_COLORS)
+    if not any(map(any, (values for _, values, _ in parts))):
+        parts = [("", column(rows, "mean_s"), PART_COLORS["engine"])]
     bars = name_bars(
         [f"turn {row['turn']} ({row['turns']:,})" for row in rows],
-        [(part, column(rows, f"{part}_s"), PART_COLORS[part]) for part in parts]
-        or [("", column(rows, "mean_s"), PART_COLORS["engine"])],
+        parts,
         "mean duration of a turn",
         form="s",
         texts=[
@@ -226,10 +230,13 @@ def _turn_title(rows: Rows) -> str:
     longest = max(usual, key=lambda row: row["mean_s"])
     shortest = min(usual, key=lambda row: row["mean_s"])
     most = max(rows, key=lambda row: row["total_s"])
-    first = f"Turn {longest['turn']} takes longest, {seconds(longest['mean_s'])} on average"
-    if longest["mean_s"] < 1.2 * shortest["mean_s"]:
-        first = f"All turns take about as long, {seconds(longest['mean_s'])} on average"
-    return f"{first}; turn {most['turn']} takes {share(most['share'])} of all turn time"
+    alike = longest["mean_s"] < 1.2 * shortest["mean_s"]
+    first = "All turns take about as long" if alike else f"Turn {longest['turn']} takes longest"
+    who = "it" if most is longest and not alike else f"turn {most['turn']}"
+    return (
+        f"{first}, {seconds(longest['mean_s'])} on average; {who} takes {share(most['share'])} of "
+        "all turn time"
+    )
 
 
 def _either(tables: Tables, steps: Steps = None, *, validate: bool = False) -> Rows:
@@ -295,7 +302,6 @@ def _engine_time(data: DataTables, choice: Choice) -> Spec:
     elif worst["mostly"] is not None:
         part = worst["mostly"]
         title += f", {share(worst[f'{part}_s'] / worst['engine_s'])} of it {CALL_PARTS[part]}"
-    parts = [part for part in CALL_PARTS if any(row[f"{part}_s"] for row in rows)]
     texts = [
         ", ".join(
             [
@@ -308,9 +314,7 @@ def _engine_time(data: DataTables, choice: Choice) -> Spec:
         )
         for row in rows
     ]
-    series: list[Series] = [
-        (part, column(rows, f"{part}_s"), CALL_PART_COLORS[part]) for part in parts
-    ]
+    series = components(rows, CALL_PARTS, CALL_PART_COLORS)
     bars = name_bars(request_names(rows), series, "time of generate calls", texts=texts, form="s")
     return chart(
         title,

@@ -104,7 +104,11 @@ def _components(data: DataTables, steps: Sequence[int]) -> list[Spec]:
         for part in sorted(sums, key=lambda part: (-sums[part], part))
     ]
     bars = step_bars(steps, series, "share of the requests' time", form="%")
-    return [panel(bars, title="components of the requests, added up over each step", height=180)]
+    return [
+        panel(
+            bars, title="components of the requests that were dispatched in each step", height=180
+        )
+    ]
 
 
 def _duration_title(rows: Rows, choice: Choice) -> str:
