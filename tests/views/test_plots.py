@@ -286,6 +286,25 @@ def test_nobody_is_called_slow_who_was_the_slowest_in_one_of_many_steps():
     )
 
 
+def test_who_was_last_in_the_only_step_of_a_phase_is_named_with_it():
+    """Of three steps one wakes engines: no other worker was the slowest in `each of 1 steps`."""
+    own = {"run": "r", "role": "engine", "phase": "memory_release", "step": 1}
+    rows = [
+        {**own, "name": f"engine_{number}", "duration_s": 3.0 - number, "waited_s": float(number)}
+        | {"slowest": not number}
+        for number in range(2)
+    ]
+    rows += [
+        {**row, "step": step, "phase": "other", "waited_s": 0.0} for row in rows for step in (2, 3)
+    ]
+    balance = [{**own, "processes": 2, "waited_s": 1.0, "slowest": "engine_0"}]
+    data = {"worker_phases": rows, "worker_balance": balance}
+
+    assert title_of(VIEWS["worker_phases"].spec(data, Choice(run="r"))) == (
+        "engine_0 was the slowest at memory_release of step 1: the other waited 1.00 s for it"
+    )
+
+
 def test_a_stall_that_is_small_beside_another_of_its_kind_has_no_bar():
     """Twenty bars that nobody can see hide the one that matters; they are counted."""
     rows = [

@@ -71,6 +71,7 @@ def phase_lines(
     ]
     if small:
         total = sum(row["mean_s"] for row in small)
-        names = ", ".join(row["phase"] for row in small[:4]) + (", …" if len(small) > 4 else "")
+        names = ", ".join(row["phase"].partition(" (")[0] for row in small[:4])
+        names += ", …" * (len(small) > 4)
         lines.append([names, seconds(total), share(sum(row["share"] or 0 for row in small))])
     return align(lines, left=(0, 3), indent="").split("\n")

@@ -12,7 +12,8 @@ from verl_profiler.analysis.console_timers import (
     logged_steps,
     per_token_times,
 )
-from verl_profiler.analysis.selection import Rows, grouped, summed, warm_up
+from verl_profiler.analysis.log_findings import left_out
+from verl_profiler.analysis.selection import Rows, grouped, summed
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.charts import (
     Line,
@@ -90,7 +91,7 @@ def step_timing_breakdown(run: LoggedRun, steps: Rows) -> Spec:
     pale = [_OUTSIDE.format(name) for name in outside]
     bars = step_bars(numbers, series, "time", pale=pale, form="s")
     return chart(
-        _breakdown_title(places, steps),
+        _breakdown_title(places, steps, left_out(run)),
         _about(run, steps),
         panel(bars, _step_times(totals, steps, bars[0]), height=380),
         notes=[*notes, *["Lines: the time of the step (timing_s/step)."] * bool(totals)],
@@ -140,7 +141,8 @@ def per_token_timing(run: LoggedRun, steps: Rows) -> Spec:
 @_picture
 def throughput(run: LoggedRun, steps: Rows) -> Spec:
     """Draw tokens per second, and below them the time per step."""
-    each, job = known(steps, "tokens_per_s_per_gpu"), known(steps, "tokens_per_s")
+    kept = _kept(run, steps)
+    each, job = known(kept, "tokens_per_s_per_gpu"), known(kept, "tokens_per_s")
     title = f"{_count(statistics.median(each))} tokens/s per GPU" if each else "Time per step"
     if job:
         title += f", {_count(statistics.median(job))} tokens/s of the job (medians)"
@@ -160,8 +162,7 @@ def throughput(run: LoggedRun, steps: Rows) -> Spec:
     ]
     panels: list[Spec] = []
     for key, words, code, axis, form in shown:
-        if known(steps, key):
-            values = known(steps, key)
+        if values := known(kept, key):
             mean = statistics.fmean(values)
             middles = f"mean {words(mean)}, median {words(statistics.median(values))}"
             line: Line = (middles, steps, key, code)
@@ -176,7 +177,8 @@ def throughput(run: LoggedRun, steps: Rows) -> Spec:
             panels.append(panel(drawn, rule, height=200))
     if not panels:
         raise NothingToDraw("the log has neither perf/throughput nor a time per step")
-    return chart(title, _about(run, steps) + more, *panels, notes="Broken lines: the mean.")
+    notes = f"Broken lines: the mean{without(left_out(run))}."
+    return chart(title, _about(run, steps) + more, *panels, notes=notes)
 
 
 @_picture
@@ -193,7 +195,7 @@ def component_comparison(run: LoggedRun, steps: Rows) -> Spec:
     } or timers
     most = max(chosen, key=lambda name: sum(column(chosen[name], "duration_s")))
     return _times(
-        f"{most} takes {seconds(statistics.fmean(column(chosen[most], 'duration_s')))} on average",
+        f"{most} takes {seconds(_mean_s(run, chosen[most]))} on average",
         chosen,
         run,
         steps,
@@ -210,8 +212,7 @@ def generation_timing(run: LoggedRun, steps: Rows) -> Spec:
     timers = grouped(sorted(rows, key=_generation_order), "timer")
     title = "Inside generation"
     if "gen" in timers:
-        mean = statistics.fmean(column(timers["gen"], "duration_s"))
-        title = f"gen takes {seconds(mean)} on average"
+        title = f"gen takes {seconds(_mean_s(run, timers['gen']))} on average"
     inside = any(row["inside"] for row in rows)
     notes = [_CHILDREN if inside else "This log has no timers inside gen."]
     if "old_log_prob" in timers:
@@ -230,10 +231,10 @@ def _times(
     """Draw a line per timer, with its mean in the legend."""
     lines: list[Line] = []
     for name, own in timers.items():
-        mean = seconds(statistics.fmean(column(own, "duration_s")))
+        mean = seconds(_mean_s(run, own))
         lines.append((f"{name}: {mean}", own, "duration_s", _timer_color(name), style(name)))
     drawn = step_lines(_numbers(steps), lines, "time", form="s")
-    notes = ["Below the chart: the mean of each timer.", *notes]
+    notes = [f"Below the chart: the mean of each timer{without(left_out(run))}.", *notes]
     return chart(title, _about(run, steps), panel(drawn, height=340), notes=notes)
 
 
@@ -241,9 +242,16 @@ def _numbers(steps: Rows) -> list[int]:
     return [row["step"] for row in steps]
 
 
-def _breakdown_title(places: Mapping[str, Rows], steps: Rows) -> str:
-    # The means of a run leave the same step out.
-    left_out = warm_up(_numbers(steps))
+def _kept(run: LoggedRun, rows: Rows) -> Rows:
+    """Return the rows of the steps that means cover, or all where there are no others."""
+    return [row for row in rows if row["step"] not in left_out(run)] or rows
+
+
+def _mean_s(run: LoggedRun, rows: Rows) -> float:
+    return statistics.fmean(column(_kept(run, rows), "duration_s"))
+
+
+def _breakdown_title(places: Mapping[str, Rows], steps: Rows, left_out: Sequence[int]) -> str:
     kept, inside, outside = (
         [row for row in rows if row["step"] not in left_out]
         for rows in (steps, places.get("step", ()), places.get("outside", ()))

@@ -65,8 +65,9 @@ def _worker_title(balance: Rows, steps: int) -> str:
     others = max(row["processes"] for row in same) - 1
     waited = sum(row["waited_s"] for row in same) / len(same)
     who = "the other" if others == 1 else f"the {others} others together"
-    if steps == 1:
-        return f"{most} was the slowest at {phase}: {who} waited {seconds(waited)} for it"
+    if len(same) == 1:
+        step = f" of step {same[0]['step']}" if steps > 1 else ""
+        return f"{most} was the slowest at {phase}{step}: {who} waited {seconds(waited)} for it"
     slowest = f"{most} was the slowest at {phase} in {names.count(most)} of {len(same)} steps"
     if names.count(most) == 1:
         slowest = f"Another worker was the slowest at {phase} in each of {len(same)} steps"
