@@ -21,6 +21,7 @@ from unittest import mock
 
 from verl_profiler.analysis import registry
 from verl_profiler.cli import main
+from verl_profiler.reading import reader
 
 _BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 # A command of this package, and what a shell does with its output or after it.
@@ -35,8 +36,31 @@ def replayed(page: Path, folder: Path) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / folder.name
         shutil.copytree(folder, place)
-        with _explained_once():
+        with _read_once(), _explained_once():
             return _BLOCK.sub(lambda block: _session(block[0], place), page.read_text())
+
+
+@contextlib.contextmanager
+def _read_once():
+    """Read each archive once, for all commands that name it alone; others of them read it anew each time."""
+    load, made = reader.load, {}
+
+    def loaded(paths, *, steps=None, **more):
+        listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        key = *map(str, listed), steps
+        if len(listed) != 1 or not str(listed[0]).endswith(".tar.gz"):
+            return load(paths, steps=steps, **more)
+        if key not in made:
+            made[key] = load(paths, steps=steps, **more)
+            made[key].close = lambda: None
+        return made[key]
+
+    try:
+        with mock.patch.object(reader, "load", loaded):
+            yield
+    finally:
+        for run in made.values():
+            type(run).close(run)
 
 
 @contextlib.contextmanager

@@ -68,13 +68,13 @@ def drag(browser, x, y, by):
 def tips(browser, across=3):
     """Return the lines of each tip of the timeline and where it is: the pointer moves over all of it.
 
-    What is narrower than `across` pixels may be missed.
+    What is narrower than `across` pixels may be missed; the lowest rows, of few requests, have 11 pixels.
     """
     found = browser.evaluate(
         f"""(() => {{
             const [box, tip] = [{CANVAS}.getBoundingClientRect(), document.getElementById('tip')];
             const found = new Map();
-            for (let y = 6; y < box.height; y += 5) for (let x = 100; x < box.width; x += {across}) {{
+            for (let y = 6; y < box.height; y += 10) for (let x = 100; x < box.width; x += {across}) {{
                 const [clientX, clientY] = [box.left + x, box.top + y];
                 {CANVAS}.dispatchEvent(new PointerEvent('pointermove', {{clientX, clientY}}));
                 const lines = [...tip.children].map((each) => each.textContent);
