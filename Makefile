@@ -108,13 +108,15 @@ $(PAGE_CHECKS)/installed: $(wildcard tests/js/*) $(VENV)/installed-dev
 	touch $@
 
 # Plain pip: it finds the CPU builds of torch that uv does not.  Its warnings of conflicts are about
-# what the -no-deps lists leave out on purpose.  The lock names each package: two processes share it.
+# what the -no-deps lists leave out on purpose.  The lock names each other package, with a hash, which
+# pip requires of all lines then: two processes share the parts of both.
 $(LOCKED): pyproject.toml $(wildcard verl_profiler/rehearsal/*.txt)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	if test -f $(LOCK) && head -n 1 $(LOCK) | grep -qF "$$($(VENV)/bin/python -c $(MACHINE))"; then \
-		split -n r/2 $(LOCK) $(VENV)/lock- && \
-		printf '%s\n' $(VENV)/lock-a[ab] | xargs -P 2 -n 1 \
-			$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-deps --require-hashes -r; fi
+		grep -h '^torch==' verl_profiler/rehearsal/requirements-*.txt | sort -u > $(VENV)/lock-torch && \
+		split -n r/4 $(LOCK) $(VENV)/lock- && \
+		printf '%s\n' $(VENV)/lock-torch $(VENV)/lock-a[a-d] | xargs -P 2 -n 1 \
+			$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-deps -r; fi
 	touch $@
 
 $(INSTALLED): $(LOCKED)

@@ -229,10 +229,14 @@ def test_a_script_s_python_is_caught_by_whatever_path_it_is_called(tmp_path):
     assert not ran.exists()
 
 
+# Not imported: that takes seconds.
+with_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl")
+
+
+@with_verl
 @pytest.mark.parametrize("engine", ["cpu", "standin", "vllm"])
 def test_each_model_of_a_rehearsal_is_the_generated_one(engine):
     """The critic's as well, which verl's default algorithm trains."""
-    pytest.importorskip("verl")
     name, folder, _ = _declared("verl.trainer.main_ppo")
     overrides = [f"+rehearsal={engine}", "actor_rollout_ref.model.path=/toy"]
     config = dict(leaves(_compose(name, str(folder), overrides)))
@@ -263,9 +267,9 @@ def test_data_that_is_here_is_rehearsed(tmp_path, capsys):
     assert "data.max_prompt_length=2048" in printed
 
 
+@with_verl
 def test_a_command_keeps_verls_defaults_of_what_is_rehearsed(capsys):
     """Algorithm and agent loop of a rehearsal without a command are an example."""
-    pytest.importorskip("verl")
     assert 0 == main(["rehearse", "--print-command", "--", "python", "-m", "verl.trainer.main_ppo"])
     words = shlex.split(capsys.readouterr().out.replace("\\\n", " "))
     name, folder, _ = _declared("verl.trainer.main_ppo")
