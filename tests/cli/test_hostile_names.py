@@ -43,7 +43,7 @@ WORDS = [
     ("summary RUN --json", 0),
     ("summary NOWHERE", 2),
     ("report RUN --out OUT/report.html", 0),
-    ("requests RUN --request 31d0b664 --width 60", 0),
+    ("requests RUN --request 31d0b664", 0),
     ("plot tool_latencies RUN --csv", 0),
     ("plot tool_latencies RUN AGAIN --out OUT", 0),
     ("stuck RUN", 0),
@@ -97,7 +97,7 @@ def test_no_name_reaches_the_terminal_as_it_is(words, expected, places, capfdbin
 SHOWN = {
     "summary RUN",
     "summary RUN --json",
-    "requests RUN --request 31d0b664 --width 60",
+    "requests RUN --request 31d0b664",
     "plot tool_latencies RUN --csv",
     "summary --follow RUN",
     "tq TQ",

@@ -15,6 +15,11 @@ from verl_profiler.views.request_text import request_lines, request_table
 run = command(requests)
 
 
+def on_terminal(monkeypatch, columns):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+
 def listed(capsys, *arguments):
     run(*arguments, "--json")
     return json.loads(capsys.readouterr().out)
@@ -44,11 +49,12 @@ def test_the_selection_narrows_the_table(capsys):
     assert {True} == {row["validate"] for row in validation}
 
 
-def test_one_request_is_shown_by_the_beginning_of_its_id(capsys):
+def test_one_request_is_shown_by_the_beginning_of_its_id(capsys, monkeypatch):
     """Every turn and call of it, each with its begin and duration, and the engine's side."""
     request = listed(capsys, REHEARSED, "--slowest", 1)["requests"][0]
 
-    assert 0 == run(REHEARSED, "--request", request["request_id"][:10], "--width", 120)
+    on_terminal(monkeypatch, 120)
+    assert 0 == run(REHEARSED, "--request", request["request_id"][:10])
     printed = capsys.readouterr().out
 
     lines = printed.splitlines()
@@ -104,11 +110,12 @@ def test_an_unfinished_request_has_no_end():
 
 
 @pytest.mark.parametrize("width", [60, 140])
-def test_the_list_fits_the_terminal(width, capsys):
+def test_the_list_fits_the_terminal(width, capsys, monkeypatch):
     """Columns that do not fit are named, those that identify a request stay; a pipe gets all."""
     assert 0 == run(SMALL, "--slowest", 5)
     whole = capsys.readouterr().out
-    assert 0 == run(SMALL, "--slowest", 5, "--width", width)
+    on_terminal(monkeypatch, width)
+    assert 0 == run(SMALL, "--slowest", 5)
     printed = capsys.readouterr().out
 
     head = next(line for line in printed.splitlines() if line.startswith("  request "))

@@ -46,13 +46,13 @@ def test_every_part_of_a_step_is_there(capsys):
 
     text = capsys.readouterr().out
     parts = (
-        "phases|components|requests|tail|slowest requests|engine|tools|workers|ranks|weight sync|"
+        "components|requests|tail|slowest requests|engine|tools|workers|ranks|weight sync|"
         "TransferQueue|event-loop stalls|memory peak|profiler"
     )
     titles = {line.partition(", ")[0] for line in text.splitlines()}
     assert set() == {*parts.split("|")} - titles
     assert re.search(r"\n  worker_0 +1 +1\.50 s +1\.50 s\n", text)
-    assert re.search(r"\n  gen +4\.00 s +63 %\n", text)
+    assert re.search(r"\nphase +time +share\ngen +4\.00 s +63 %\n", text)
     assert "step 1" not in text
     run_verbose(SMALL)
     assert "weight sync" not in capsys.readouterr().out

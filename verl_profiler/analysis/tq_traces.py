@@ -38,7 +38,7 @@ def tq_calls(tables: Tables, steps: Steps = None, *, function: str | None = None
     )
 
 
-def tq_call_stages(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
+def tq_call_stages(tables: Tables, steps: Steps = None) -> Rows:
     """List the stages of traced calls.
 
     Returns:
@@ -47,13 +47,13 @@ def tq_call_stages(tables: Tables, steps: Steps = None, *, function: str | None 
     return tables.rows(
         f"""
         SELECT run, step, name, func, call, stage, begin_us, end_us FROM tq_stages
-        WHERE begin_us IS NOT NULL AND {in_steps(steps)} AND {of_function(function)}
+        WHERE begin_us IS NOT NULL AND {in_steps(steps)}
         ORDER BY run, begin_us, end_us, name, func, call
         """
     )
 
 
-def tq_transfers(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
+def tq_transfers(tables: Tables, steps: Steps = None) -> Rows:
     """List gets and puts, with the request that they belong to where one is known.
 
     Returns:
@@ -71,7 +71,6 @@ def tq_transfers(tables: Tables, steps: Steps = None, *, function: str | None = 
         LEFT JOIN requests AS r ON r.run = t.run AND r.step = t.step AND r.name = t.name
             AND r.request_id = t.request_id
         WHERE t.event IN ('tq_get', 'tq_put') AND {in_steps(steps, "t.step")}
-            AND {of_function(function, "t.func")}
         ORDER BY t.run, t.begin_us, t.end_us, t.name, t.event, t.call
         """
         )

@@ -89,9 +89,6 @@ ARGUMENTS = (
         help="otlp: send to this OTLP/HTTP endpoint, such as http://127.0.0.1:4318, instead of a file",
     ),
     Argument(
-        "--function", metavar="NAME", help="prometheus, jsonl: one traced function (default: all)"
-    ),
-    Argument(
         "--utc-offset",
         metavar="HH:MM",
         type=utc_offset,
@@ -117,7 +114,6 @@ _HONORED: dict[str, tuple[str, ...]] = {
     "everything": ("perfetto",),
     "merge": ("perfetto",),
     "endpoint": ("otlp",),
-    "function": (*_TRANSFERS,),
     "project": ("trackers",),
     "experiment": ("trackers",),
     "tracker": ("trackers",),
@@ -177,16 +173,16 @@ def _transfers(args: argparse.Namespace) -> int:
         if opened.is_empty:
             print_error(*nothing(args.runs))
             return 1
-        check(opened.tables, args)
+        check(opened.tables, args.steps)
         if args.format == "prometheus":
             from verl_profiler.exports.prometheus import exposition, metrics
 
-            found = metrics(opened.tables, args.steps, function=args.function, counts=opened.counts)
+            found = metrics(opened.tables, args.steps, counts=opened.counts)
             return _write_lines(iter([exposition(list(found))]), target, "metrics")
         if args.format == "jsonl":
             from verl_profiler.exports.jsonl import json_lines
 
-            lines = json_lines(opened.tables, args.steps, function=args.function)
+            lines = json_lines(opened.tables, args.steps)
             return _write_lines(lines, target, "calls")
         from verl_profiler.exports.otlp import otlp_lines, send, transfer_queue_spans
 

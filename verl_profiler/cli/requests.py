@@ -4,7 +4,8 @@
     verl-profiler requests logs/my-run --worker 2
     verl-profiler requests logs/my-run --request 1a4bf2c0
 
---request takes a full id or a prefix.
+--request takes a full id or a prefix. In a terminal, columns that do not fit
+are left out; a pipe gets all.
 """
 
 from __future__ import annotations
@@ -32,9 +33,6 @@ ARGUMENTS = (
         help="list validation requests instead of training requests",
     ),
     Argument("--request", metavar="ID", help="show this request's turns and calls"),
-    Argument(
-        "--width", type=int, help="columns to use (default: the terminal's; no limit in a pipe)"
-    ),
     Argument("--json", action="store_true", help="print as JSON"),
 )
 
@@ -78,7 +76,7 @@ def _list(opened: Run, args: argparse.Namespace) -> int:
         content = {"format": 1, "runs": opened.labels, **counts, "requests": rows}
         print_json(content)
     elif rows:
-        width = _width(args)
+        width = _width()
         print(request_table(shown(rows), counts, several=len(opened.labels) > 1, width=width))
     if not rows:
         kind = "validation" if args.validate else "training"
@@ -130,7 +128,7 @@ def _one(opened: Run, args: argparse.Namespace) -> int:
         content = {"format": 1, "request": request, "timeline": timeline}
         print_json(content)
     else:
-        print(request_lines(*shown((request, timeline)), width=_width(args)))
+        print(request_lines(*shown((request, timeline)), width=_width()))
         if opened.rows(
             "SELECT 1 FROM requests WHERE run = ? AND step IS NOT DISTINCT FROM ? AND request_id = ? "
             "AND validate = ? AND NOT detailed",
@@ -140,8 +138,7 @@ def _one(opened: Run, args: argparse.Namespace) -> int:
     return 0
 
 
-def _width(args: argparse.Namespace) -> int | None:
+def _width() -> int | None:
     import shutil
 
-    is_terminal = sys.stdout.isatty()
-    return args.width or (shutil.get_terminal_size((110, 24)).columns if is_terminal else None)
+    return shutil.get_terminal_size((110, 24)).columns if sys.stdout.isatty() else None

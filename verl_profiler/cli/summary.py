@@ -9,9 +9,9 @@
 
 Of a console log or a file of metrics (verl's file logger, W&B, MLflow), the
 timers are summarized. -v shows everything: all phases, findings with their
-causes, warnings, and a line for each step. --step N adds the tables of
-that step. --follow refreshes the summary of a running training until it
-ends, and waits for a run that does not exist yet. NO_COLOR disables colors.
+causes, warnings, and a line for each step; of one step (--step N) its tables.
+--follow refreshes the summary of a running training until it ends, and waits
+for a run that does not exist yet. NO_COLOR disables colors.
 """
 
 from __future__ import annotations
@@ -119,9 +119,7 @@ def write_summary(
     from verl_profiler.views.summary_text import step_tables, summary
 
     check_steps(opened, steps)
-    one_step = steps is not None and steps[0] == steps[1]
-    whole = as_json or verbose or one_step
-    tables = summarized(opened.tables, steps, None if whole else TABLES)
+    tables = summarized(opened.tables, steps, None if as_json or verbose else TABLES)
     with doing("explanations"):
         why = explained(opened.tables, steps)
     tables |= {name: why[name] for name in EXPLANATIONS}
@@ -160,11 +158,11 @@ def write_summary(
             about["findings"] = finding_list(found, warm_up)
             about["totals"] = totals_text(rows, about["runs"], warm_up)
             stream.write(summary(tables, about, problems))
+            if steps is not None and steps[0] == steps[1]:
+                stream.write(f"\n{step_tables(tables, about)}")
         else:
             text = overview_text(rows, about, found, problems, warm_up, color=color)
             (control if color else stream.write)(text)
-        if one_step:
-            stream.write(f"\n{step_tables(tables, about)}")
     return 0 if tables["step_times"] else 1
 
 

@@ -36,7 +36,7 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.render.visible import shown
 
 if TYPE_CHECKING:
-    from verl_profiler.analysis.selection import Rows
+    from verl_profiler.analysis.selection import Rows, Steps
     from verl_profiler.reading.tables.tables import Tables
 
 _TIMES = ("duration_us", "get_us", "compute_us", "put_us")
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         if opened.is_empty:
             print_error(*nothing(args.runs))
             return 1
-        check(opened.tables, args)
+        check(opened.tables, args.steps, args.function)
         found = _gathered(opened.tables, args)
         if args.json:
             _print_json(opened, found)
@@ -141,7 +141,7 @@ def nothing(paths: list[Path]) -> tuple[str, str]:
     )
 
 
-def check(tables: Tables, args: argparse.Namespace) -> None:
+def check(tables: Tables, steps: Steps, function: str | None = None) -> None:
     """Reject an unknown function or step, and list the known ones.
 
     Raises:
@@ -149,15 +149,15 @@ def check(tables: Tables, args: argparse.Namespace) -> None:
     """
     both = tables.rows("SELECT func, step FROM tq_calls UNION SELECT func, step FROM transfers")
     functions = sorted({row["func"] for row in both if row["func"]})
-    if args.function is not None and args.function not in functions:
+    if function is not None and function not in functions:
         raise ReadingError(
-            f"no function {args.function!r} was traced{did_you_mean(args.function, functions)} "
+            f"no function {function!r} was traced{did_you_mean(function, functions)} "
             f"Traced functions: {', '.join(functions) or 'none'}",
             "no-such-function",
         )
-    steps = sorted({row["step"] for row in both if row["step"] is not None})
-    if args.steps is not None:
-        refuse_steps(args.steps, steps, steps, "this run")
+    known = sorted({row["step"] for row in both if row["step"] is not None})
+    if steps is not None:
+        refuse_steps(steps, known, known, "this run")
 
 
 def _gathered(tables: Tables, args: argparse.Namespace) -> dict[str, Rows]:

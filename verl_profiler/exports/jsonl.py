@@ -34,9 +34,7 @@ _OF_TRANSFERS = (
 )
 
 
-def json_lines(
-    tables: Tables, steps: Steps = None, *, function: str | None = None
-) -> Iterator[str]:
+def json_lines(tables: Tables, steps: Steps = None) -> Iterator[str]:
     """Give a line for every call and transfer, of what is known of it.
 
     `@timestamp` is when it ended, as everywhere in this package.
@@ -44,11 +42,10 @@ def json_lines(
     Args:
         tables: The tables.
         steps: First and last step; None for all.
-        function: One function; None for all.
     """
     for kind, rows, own in (
-        ("call", tq_calls(tables, steps, function=function), _OF_CALLS),
-        ("transfer", tq_transfers(tables, steps, function=function), _OF_TRANSFERS),
+        ("call", tq_calls(tables, steps), _OF_CALLS),
+        ("transfer", tq_transfers(tables, steps), _OF_TRANSFERS),
     ):
         for row in rows:
             document: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 
 from verl_profiler.analysis.selection import Rows, in_steps
-from verl_profiler.analysis.tq import of_function, tq_functions
+from verl_profiler.analysis.tq import tq_functions
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.visible import visible
 
@@ -39,8 +39,6 @@ _TRANSFERS = """
 def metrics(
     tables: Tables,
     steps: tuple[int, int] | None = None,
-    *,
-    function: str | None = None,
     counts: dict[str, dict[str, int]] | None = None,
 ) -> Iterator[Metric]:
     """Give the metrics of all runs in the tables.
@@ -48,11 +46,10 @@ def metrics(
     Args:
         tables: The tables.
         steps: First and last step; None for all.
-        function: One function; None for all.
         counts: By run, how many log lines are `missing` or `unreadable`.
     """
-    functions = tq_functions(tables, steps, function=function)
-    condition = f"{in_steps(steps)} AND {of_function(function)}"
+    functions = tq_functions(tables, steps)
+    condition = in_steps(steps)
     yield _counter(
         "verl_tq_calls",
         "Calls of functions that use TransferQueue, by status.",

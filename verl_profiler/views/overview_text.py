@@ -85,7 +85,7 @@ def overview_text(
         own = _of_run(found, run)
         heads += map(bold, wrapped(_headline(run, own, left_out, findings), _INDENT))
         if len(runs) == 1:
-            heads += _phases(own["phase_totals"], _PHASES)
+            heads += _phases(own["phase_totals"], count=_PHASES)
             facts = _facts(own, left_out)
         elif own["phase_totals"]:
             phases = own["phase_totals"][:_PHASES]
@@ -143,7 +143,7 @@ def totals_text(found: Mapping[str, Rows], runs: Sequence[str], left_out: LeftOu
     blocks: list[str] = []
     for run in runs:
         own = _of_run(found, run)
-        phases = _phases(own["phase_totals"], None)
+        phases = _phases(own["phase_totals"], whole=True)
         lines = [*phases, *map(visible, _lines(_facts(own, left_out)))]
         blocks.append("\n".join([visible(run), *lines] if len(runs) > 1 else lines))
     return "\n\n".join(block for block in blocks if block)
@@ -244,8 +244,8 @@ def _headline(run: str, found: Mapping[str, Rows], left_out: LeftOut, findings: 
     return steps_text(run, lengths, left_out.get(run, ()), apart_s)
 
 
-def _phases(rows: Rows, count: int | None) -> list[str]:
-    return phase_lines(rows, several=bool(rows) and rows[0]["steps"] > 1, count=count)
+def _phases(rows: Rows, **bounds: Any) -> list[str]:
+    return phase_lines(rows, several=bool(rows) and rows[0]["steps"] > 1, **bounds)
 
 
 def _requests(found: Mapping[str, Rows]) -> str:

@@ -132,5 +132,5 @@ def _events(timeline: Rows, width: int | None) -> str:
 
 def _left_out(columns: Sequence[str], width: int | None) -> str:
     """Name the columns that a table left out; empty without any."""
-    named = f"Left out to fit {width} columns: {', '.join(columns)} (--width, --json)."
+    named = f"Left out to fit {width} columns: {', '.join(columns)} (--json has them)."
     return "\n" + "\n".join(textwrap.wrap(named, width or 10_000)) if columns else ""

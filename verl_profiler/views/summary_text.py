@@ -62,7 +62,6 @@ def _step_lines(steps: Rows, *, several: bool) -> str:
 # Rows of a table.
 _MOST = 10
 _TABLES = {
-    "step_phases": ("phases", ("phase", "duration_s", "share")),
     "request_parts": ("components", ("part", "total_s", "share")),
     "request_times": (
         "requests",
