@@ -84,6 +84,8 @@ def test_an_uploaded_run_is_read_with_the_same_answers(run, s3, capsys, monkeypa
     uploaded(run, f"{s3}/deep/other")
     assert 2 == main(["summary", f"{s3}/deep"])
     assert f"`verl-profiler runs {s3}/deep`:\n    {s3}/deep/my-run" in capsys.readouterr().err
+    assert 2 == main(["diff", url, f"{s3}/deep"])
+    assert f"`verl-profiler runs {s3}/deep`:\n    {s3}/deep/my-run" in capsys.readouterr().err
     listed = printed(capsys, "runs", f"{s3}/deep", "--json", "--sort", "run")[1]["runs"]
     assert ["my-run", "other"] == [row["run"] for row in listed]
     assert "other" == printed(capsys, "runs", f"{s3}/deep/other", "--json")[1]["runs"][0]["run"]
@@ -102,14 +104,14 @@ def test_only_a_part_is_downloaded_and_only_what_has_changed(run, s3, monkeypatc
     earlier = uploaded(run, url)
     filesystem, _ = connect(url)
     taken = []
-    original = filesystem.get_file
+    original = filesystem.cat_ranges
 
-    def get_file(path, *rest, **more):
-        taken.append(path)
-        return original(path, *rest, **more)
+    def cat_ranges(paths, *rest, **more):
+        taken.extend(paths)
+        return original(paths, *rest, **more)
 
     # Clients are kept by fsspec, one per protocol and settings.
-    monkeypatch.setattr(filesystem, "get_file", get_file)
+    monkeypatch.setattr(filesystem, "cat_ranges", cat_ranges)
 
     with load(f"{url}/step_2") as opened:
         assert opened.rows("SELECT DISTINCT step FROM event_fields") == [{"step": 2}]

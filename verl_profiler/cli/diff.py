@@ -28,7 +28,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_profiler.cli.logs import are_logs
-from verl_profiler.cli.options import NO_CACHE, Argument, check_steps, did_you_mean, step_range
+from verl_profiler.cli.options import (
+    NO_CACHE,
+    Argument,
+    check_steps,
+    did_you_mean,
+    run_argument,
+    step_range,
+)
 from verl_profiler.cli.output import bounded, print_json
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.remote import is_url
@@ -48,12 +55,12 @@ class Side:
 
     Args:
         shown: The argument as given.
-        path: The run.
+        path: The run; a URL until the command runs.
         steps: First and last step; None for all after the warm-up.
     """
 
     shown: str
-    path: Path
+    path: Any
     steps: Steps = None
 
 
@@ -61,8 +68,8 @@ def side(text: str) -> Side:
     """Parse `RUN` or `RUN@N:M`; an existing path is a path, even if its name contains `@`."""
     match = _SIDE.fullmatch(text)
     if match is None or Path(text).exists():
-        return Side(text, _place(text))
-    return Side(text, _place(match["path"]), step_range(match["steps"]))
+        return Side(text, run_argument(text))
+    return Side(text, run_argument(match["path"]), step_range(match["steps"]))
 
 
 def sides(text: str) -> tuple[Side, ...]:
@@ -72,15 +79,6 @@ def sides(text: str) -> tuple[Side, ...]:
     if len(set(parts)) < len(parts):
         raise ReadingError(f"{text} names a run twice.\nName each launch once", "option-not-heeded")
     return tuple(map(side, parts))
-
-
-def _place(text: str) -> Path:
-    """Return the path of a run, which is downloaded where it is a URL."""
-    if not is_url(text):
-        return Path(text)
-    from verl_profiler.reading.remote import fetched
-
-    return fetched(text)
 
 
 ARGUMENTS = (

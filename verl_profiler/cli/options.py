@@ -7,8 +7,9 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.json_values import is_list
@@ -154,6 +155,13 @@ def local(args: argparse.Namespace) -> dict[str, str]:
     urls: dict[str, str] = {}
 
     def downloaded(value: Any) -> Any:
+        if is_list(value):
+            return [*map(downloaded, value)]
+        if isinstance(value, tuple):
+            return tuple(map(downloaded, cast("Iterable[Any]", value)))
+        # A side of `diff`.
+        if isinstance(getattr(value, "path", None), RemoteRun):
+            return replace(value, path=downloaded(value.path))
         if not isinstance(value, RemoteRun):
             return value
         from verl_profiler.events.redaction import public
@@ -164,7 +172,7 @@ def local(args: argparse.Namespace) -> dict[str, str]:
         return path
 
     for name, value in vars(args).items():
-        setattr(args, name, [*map(downloaded, value)] if is_list(value) else downloaded(value))
+        setattr(args, name, downloaded(value))
     return urls
 
 
