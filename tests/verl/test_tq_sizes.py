@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_profiler.transfer_queue.sizes import Size, size_of
+from verl_profiler.probes.batch_sizes import Size, size_of, tensors_of
 
 
 @pytest.fixture
@@ -33,7 +33,10 @@ def test_one_field(tensordict):
         (tensordict.NonTensorData("shared", batch_size=[3]), Size(0, 6)),
         (tensordict.TensorDict({"x": torch.zeros(3, 2)}, batch_size=[3]), Size(24, 0)),
     ):
-        assert size == size_of(tensordict.TensorDict({"field": value}, batch_size=[3])), value
+        data = tensordict.TensorDict({"field": value}, batch_size=[3])
+        assert size == size_of(data), value
+        # Events have the bytes of tensors, and how many fields are none: the same ones.
+        assert (size.tensors, int(size.others > 0)) == tensors_of(data), value
     # verl hands out views of larger batches.
     data = tensordict.TensorDict({"x": torch.zeros(100, 10)}, batch_size=[100])
     assert 400 == size_of(data[:10]).total

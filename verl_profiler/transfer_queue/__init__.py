@@ -3,7 +3,6 @@
 switches    which parts are on, from the settings and the environment
 trace_ids   which data a call works on
 calls       one running function or client operation: its lines, events and sums
-sizes       how many bytes a batch holds
 probes      what is traced, in which module
 """
 

@@ -17,11 +17,11 @@ from collections import defaultdict
 from contextvars import ContextVar, Token
 from typing import Any
 
+from verl_profiler.probes.batch_sizes import size_of
 from verl_profiler.recording import context, recorder
 from verl_profiler.recording.call import outcome_of
 from verl_profiler.recording.clock import now
 from verl_profiler.transfer_queue import lines
-from verl_profiler.transfer_queue.sizes import size_of
 from verl_profiler.transfer_queue.switches import Switches
 from verl_profiler.transfer_queue.trace_ids import Origin, set_run
 

@@ -15,11 +15,11 @@ import msgspec
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.instrumentation.probe import EndTrace, Probe
 from verl_profiler.instrumentation.wrapping import wrap
+from verl_profiler.probes.batch_sizes import size_of
 from verl_profiler.probes.transfer_queue import end_get
 from verl_profiler.recording.call import Call
 from verl_profiler.transfer_queue import calls
 from verl_profiler.transfer_queue.calls import ClientCall, FunctionCall
-from verl_profiler.transfer_queue.sizes import size_of
 from verl_profiler.transfer_queue.trace_ids import Origin, find_meta, of_batch, origin_of
 
 

@@ -7,7 +7,7 @@ rows a few evenly spaced ones are looked at, so the cost does not grow with the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from typing import Any, NamedTuple, TypeGuard
 
 from verl_profiler.events.json_values import is_mapping
@@ -39,21 +39,27 @@ class Size(NamedTuple):
 
 def size_of(data: Any) -> Size:
     """Return the bytes of a TensorDict, nested ones included."""
-    tensors = others = 0
+    found = list(_leaves(data))
+    return Size(
+        sum(exact for _, exact in found if exact is not None),
+        sum(_content_bytes(value, 0) for value, exact in found if exact is None),
+    )
+
+
+def tensors_of(data: Any) -> tuple[int, int]:
+    """Return the bytes of its tensors alone, and how many fields are no tensors."""
+    found = [exact for _, exact in _leaves(data)]
+    return sum(exact or 0 for exact in found), found.count(None)
+
+
+def _leaves(data: Any) -> Iterator[tuple[Any, int | None]]:
+    """Yield the fields of a TensorDict and of those in it, with the exact bytes of tensors."""
     for value in _fields(data):
-        if _is_non_tensor(value):
-            others += _content_bytes(value, 0)
-            continue
-        exact = _tensor_bytes(value)
-        if exact is not None:
-            tensors += exact
-        elif _is_tensordict(value):
-            inner = size_of(value)
-            tensors += inner.tensors
-            others += inner.others
+        exact = None if _is_non_tensor(value) else _tensor_bytes(value)
+        if exact is None and _is_tensordict(value):
+            yield from _leaves(value)
         else:
-            others += _content_bytes(value, 0)
-    return Size(tensors, others)
+            yield value, exact
 
 
 def _is_tensordict(value: Any) -> bool:
