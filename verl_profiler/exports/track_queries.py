@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from verl_profiler.events.vocabulary import EVENTS
-from verl_profiler.reading.tables.derivations import NESTING_US, UNKNOWN_PAUSE
+from verl_profiler.reading.tables.derivations import DEPTH, NESTING_US, UNKNOWN_PAUSE
 
 # All processes that left a header or an event, in the order in which they are shown.
 PROCESSES = """
@@ -29,13 +28,6 @@ LANES = {
     "event-loop stalls": "family = 'event_loop'",
     "events": "true",
 }
-
-# Parents before children where begin and end are the same.
-_DEPTHS: dict[str, int] = {}
-for _name, _event in EVENTS.items():
-    _DEPTHS[_name] = 0 if _event.parent is None else _DEPTHS.get(_event.parent, 0) + 1
-# It may contain any timer of the trainer.
-_DEPTHS["step"] = -1
 
 SPANS = f"""
 CREATE OR REPLACE TEMP TABLE spans AS
@@ -113,8 +105,7 @@ FROM (
 ORDERED = f"""
 WITH united AS (
     SELECT *, left(CASE WHEN event = 'request' THEN request_id END, 8) AS request,
-        CASE event {" ".join(f"WHEN '{name}' THEN {depth}" for name, depth in _DEPTHS.items())}
-            ELSE 9 END AS depth,
+        {DEPTH} AS depth,
         CASE lane WHEN 1 THEN hash(request_id, step, validate) WHEN 0 THEN 0 WHEN 3 THEN 0
             ELSE id END AS unit
     FROM spans

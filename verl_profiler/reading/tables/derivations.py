@@ -45,6 +45,7 @@ _ANYWHERE = (
     *("tq_put", "tq_get", "tq_meta", "tq_clear"),
     *("load", "offload", "memory_release", "memory_resume"),
 )
+_INNERMOST = 1000
 _FOLDER = importlib.resources.files("verl_profiler.reading.tables") / "sql"
 _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 _STATEMENT = re.compile(r"^CREATE (TABLE|VIEW) (\w+) AS\n(.*?);$", re.MULTILINE | re.DOTALL)
@@ -96,12 +97,17 @@ def from_rest(name: str, of: str = "rest") -> str:
     return f"coalesce({', '.join(read[FIELDS[name]].format(of, key) for key in keys)})"
 
 
-def depth_of(event: str) -> int:
-    """Return how many events contain this one; what may be inside any other comes last."""
-    known = EVENTS.get(event)
-    if known is None or event in _ANYWHERE:
-        return 1000
-    return 0 if known.parent is None else 1 + depth_of(known.parent)
+def _depth(event: str) -> int:
+    parent = EVENTS[event].parent
+    if event in _ANYWHERE:
+        return _INNERMOST
+    # A step may contain any timer of the trainer.
+    return -(event == "step") if parent is None else 1 + max(_depth(parent), 0)
+
+
+_WHEN = " ".join(f"WHEN '{name}' THEN {_depth(name)}" for name in EVENTS)
+# SQL of how many events contain an event; what may be inside any other comes last.
+DEPTH = f"CASE event {_WHEN} ELSE {_INNERMOST} END"
 
 
 @cache
@@ -142,5 +148,5 @@ def _read(file: str) -> str:
         synchronous=SYNCHRONOUS,
         unknown_pause=UNKNOWN_PAUSE,
         caused_wait=caused_wait("ends", "run, step"),
-        depths=", ".join(f"('{name}', {depth_of(name)})" for name in EVENTS),
+        depth=DEPTH,
     )

@@ -4,13 +4,13 @@
 -- Of what may contain a span, the shortest does; of equally long ones, the deepest of the vocabulary.
 -- A span begins and ends within what contains it; its duration is as recorded.
 CREATE TABLE phases AS
-WITH depths(event, depth) AS (VALUES $depths), spans AS MATERIALIZED (
+WITH spans AS MATERIALIZED (
     SELECT row_number() OVER (ORDER BY run, step, name, duration_us DESC, depth, begin_us, event)
         AS number, *
     FROM (
         SELECT run, step, name, rank, event, validate, begin_us, end_us, duration_us,
-            coalesce(depth, 1000) AS depth
-        FROM event_fields LEFT JOIN depths USING (event)
+            $depth AS depth
+        FROM event_fields
         WHERE family = 'trainer' AND duration_us IS NOT NULL
     )
 ), intervals AS MATERIALIZED (
