@@ -186,11 +186,21 @@ class CacheFolder:
         self._used.add(f"{name}.json")
         self.made.add(f"{name}.json")
 
+    def check_room(self) -> None:
+        """Try to write a page of bytes.
+
+        Raises:
+            OSError: There is no room for it, or nothing can be written.
+        """
+        with self.new() as draft, draft.open("wb") as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+
     def can_write(self) -> bool:
-        """Try to write a page of bytes."""
+        """Whether `check_room` succeeds."""
         try:
-            with self.new() as draft:
-                draft.write_bytes(b"\0" * 4096)
+            self.check_room()
         except OSError:
             return False
         return True

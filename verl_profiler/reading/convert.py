@@ -30,23 +30,23 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import duckdb
+import msgspec
 
 from verl_profiler.errors import ReadingError
 from verl_profiler.events.files import expanded, open_regular, reason_of
-from verl_profiler.events.json_values import is_list, is_object, mapping_or_empty
 from verl_profiler.reading.cache_folder import CacheFolder, Kept, unwritable
 from verl_profiler.reading.discovery import EventFile, Source, may_hold
 from verl_profiler.reading.event_sql import AS_PARQUET, PART_COLUMNS, event_query, list_files
 from verl_profiler.reading.legacy_names import vocabulary
 from verl_profiler.reading.processes import Process
 from verl_profiler.reading.progress import doing
-from verl_profiler.reading.salvage import folded, repair
+from verl_profiler.reading.salvage import LineFault, repair, sentences
 from verl_profiler.reading.scans import quoted, scan
 from verl_profiler.reading.tables.schemas import FIELDS
 from verl_profiler.units import some
 
 # Parts that another conversion made are made again; the number counts changes of `salvage`.
-_CONVERSION = json.dumps([9, event_query([]), vocabulary()])
+_CONVERSION = json.dumps([10, event_query([]), vocabulary()])
 CONVERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 # Bytes of event files that become one part.
 PART_BYTES = 128 << 20
@@ -109,6 +109,7 @@ def convert(
     if empty:
         result.problems.append(f"{some(empty, 5)} {'are' if empty[1:] else 'is'} empty")
     chosen = groups_within(source, processes, steps) if groups is None else groups
+    faults: list[LineFault] = []
     for number, group in enumerate(chosen, 1):
         prints = [_fingerprint(file, processes[file.name], original) for file in group]
         made_from = json.dumps([CONVERSION, prints]).encode()
@@ -120,11 +121,12 @@ def convert(
             with doing("event files", number, len(chosen)):
                 kept, part = _built(build, name, result, scratch)
         result.problems += part.problems
+        faults += part.faults
         for process, count in part.counts.items():
             result.counts[process] = result.counts.get(process, 0) + count
         if kept.path is not None:
             result.parts.append(kept)
-    result.problems = folded(result.problems)
+    result.problems += sentences(faults)
     if result.cache is not None and steps is None and groups is None:
         result.cache.retire("part")
     return result
@@ -151,7 +153,7 @@ def _built(
         with folder.new() as draft:
             part = build(draft, scratch.path)
             if part.complete or folder is scratch:
-                note = {"counts": part.counts, "problems": part.problems}
+                note = {each: getattr(part, each) for each in _Note.__struct_fields__}
                 if not part.empty:
                     return folder.publish(draft, name, note), part
                 folder.keep(name, note)
@@ -229,18 +231,21 @@ def _fingerprint(file: EventFile, process: Process, original: bool) -> list[Any]
     ]
 
 
+class _Note(msgspec.Struct):
+    """What is kept with a part."""
+
+    counts: dict[str, int]
+    problems: list[str]
+    faults: list[LineFault]
+
+
 def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:
     """Return what a part from the cache holds; None if it is not a part of events."""
-    note = mapping_or_empty(kept.note)
-    counts, problems = note.get("counts"), note.get("problems")
-    if not (
-        is_object(counts)
-        and all(type(count) is int for count in counts.values())
-        and is_list(problems)
-        and all(isinstance(problem, str) for problem in problems)
-    ):
+    try:
+        note = msgspec.convert(kept.note, _Note)
+    except msgspec.ValidationError:
         return None
-    if kept.path is None and counts:
+    if kept.path is None and note.counts:
         return None
     if kept.path is not None:
         rows = f"FROM {scan('read_parquet', [kept.path])}"
@@ -250,11 +255,11 @@ def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:
         except duckdb.Error:
             return None
         known = {**dict.fromkeys(FIELDS), **columns}
-        if counted != [(sum(counts.values()),)] or any(
+        if counted != [(sum(note.counts.values()),)] or any(
             known.get(name, "") not in (None, kind) for name, kind in PART_COLUMNS.items()
         ):
             return None
-    return Part(counts, problems, empty=kept.path is None)
+    return Part(note.counts, note.problems, note.faults, empty=kept.path is None)
 
 
 @dataclass
@@ -263,13 +268,15 @@ class Part:
 
     Args:
         counts: Events by process name.
-        problems: Sentences about files and lines.
+        problems: Sentences about files.
+        faults: What is wrong with lines.
         complete: Every file could be read, whatever was in it.
         empty: There are no events, and nothing was written.
     """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
     problems: list[str] = field(default_factory=list[str])
+    faults: list[LineFault] = field(default_factory=list[LineFault])
     complete: bool = True
     empty: bool = False
 
@@ -302,7 +309,6 @@ def build_part(
         ReadingError: The events do not fit into memory.
     """
     result = Part()
-    problems = result.problems
     group = _unpacked(group, scratch, result)
     paths = {number: _plain_path(file, scratch) for number, file in enumerate(group)}
     repaired: set[int] = set()
@@ -316,7 +322,7 @@ def build_part(
                 process = processes[file.name]
                 running = process.header is not None and process.of("ended") is None
                 growing = running and _changed(file)
-                problems.extend(
+                result.faults.extend(
                     repair(file.path, copy, file.shown, growing=growing, first_us=process.first_us)
                 )
                 empty = not copy.stat().st_size
@@ -357,7 +363,7 @@ def build_part(
             # Where the disk is full, no file is wrong.
             if str(target.absolute()) in str(error):
                 raise OSError(reason_of(error)) from error
-            _check_room(target)
+            CacheFolder(target.parent).check_room()
             unread = set(paths) - repaired
             broken = {number for number in unread if not _readable(connection, paths[number])}
             for number in () if unread else [*paths]:
@@ -478,14 +484,6 @@ def _ends_with_newline(path: Path) -> bool:
             return file.read(1) == b"\n"
     except OSError:
         return False
-
-
-def _check_room(path: Path) -> None:
-    """Raise an OSError if the disk has no room, whatever is in the file."""
-    with path.open("ab") as file:
-        file.write(b"\0" * 4096)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _readable(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_profiler.events import files
 from verl_profiler.events.json_values import is_object
@@ -25,62 +25,55 @@ LINE_LIMIT_BYTES = 1 << 20
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 _DURATION_LIMIT_S = 1e9
-# Files with the same fault that take a line each.
+# Files with the same fault that are named.
 _SHOWN = 4
-_SENTENCE = re.compile(
-    r"(?P<place>.+?:\d+): (?P<kind>.*?)(?:; (?P<more>\d+) more lines? of this file likewise)?",
-    re.DOTALL,
-)
 # What both duckdb and this module take as a time, and nothing else.
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 
 
-class Complaints:
-    """Collects what is wrong with one file, and reports each kind once, with its first line."""
+class LineFault(NamedTuple):
+    """A fault of lines of one file.
+
+    Args:
+        kind: What is wrong, and what became of the lines.
+        place: The first of them.
+        detail: What is known of that one besides.
+        more: How many others have it.
+    """
+
+    kind: str
+    place: str
+    detail: str = ""
+    more: int = 0
+
+
+class _Faults(dict[str, LineFault]):
+    """What is wrong with one file, by kind."""
 
     def __init__(self, shown: str) -> None:
+        super().__init__()
         self._shown = shown
-        self._first: dict[str, tuple[int, str]] = {}
-        self._counts: dict[str, int] = {}
 
     def add(self, number: int, kind: str, detail: str = "") -> None:
         """Note that line `number` has the fault `kind`."""
-        self._first.setdefault(kind, (number, detail))
-        self._counts[kind] = self._counts.get(kind, 0) + 1
-
-    def sentences(self) -> list[str]:
-        """Return one sentence per kind of fault."""
-        result: list[str] = []
-        for kind, (number, detail) in self._first.items():
-            more = self._counts[kind] - 1
-            tail = f"; {more} more line{'s' * (more > 1)} of this file likewise" if more else ""
-            result.append(f"{self._shown}:{number}: {kind}{detail}{tail}")
-        return result
+        known = self.get(kind)
+        self[kind] = (
+            LineFault(kind, f"{self._shown}:{number}", detail)
+            if known is None
+            else known._replace(more=known.more + 1)
+        )
 
 
-def folded(sentences: Iterable[str]) -> list[str]:
-    """Make one sentence of those of many files that have the same fault.
-
-    Args:
-        sentences: Those of `repair`, and others, which are left as they are.
-    """
-    listed = list(sentences)
-    groups: dict[str, list[re.Match[str]]] = {}
-    matches = [_SENTENCE.fullmatch(sentence) for sentence in listed]
-    for match in matches:
-        if match is not None:
-            groups.setdefault(match["kind"], []).append(match)
-    result: list[str] = []
-    for sentence, match in zip(listed, matches, strict=True):
-        group = [] if match is None else groups[match["kind"]]
-        if match is None or len(group) <= _SHOWN:
-            result.append(sentence)
-        elif match is group[0]:
-            more = sum(int(each["more"] or 0) for each in group)
-            tail = f"; {counted(more, 'more line')} of these files likewise" if more else ""
-            places = some([each["place"] for each in group], _SHOWN)
-            result.append(f"{places}: {match['kind']}{tail}")
-    return result
+def sentences(faults: Iterable[LineFault]) -> Iterator[str]:
+    """Yield one for each kind of fault, with the first line of some files that have it."""
+    by_kind: dict[str, list[LineFault]] = {}
+    for fault in faults:
+        by_kind.setdefault(fault.kind, []).append(fault)
+    for kind, own in by_kind.items():
+        more = sum(each.more for each in own)
+        files = "these files" if own[1:] else "this file"
+        tail = f"; {counted(more, 'more line')} of {files} likewise" if more else ""
+        yield f"{some([each.place for each in own], _SHOWN)}: {kind}{own[0].detail}{tail}"
 
 
 def is_timed(event: str) -> bool:
@@ -91,7 +84,7 @@ def is_timed(event: str) -> bool:
 
 def repair(
     path: Path, copy: Path, shown: str, *, growing: bool = False, first_us: int | None = None
-) -> list[str]:
+) -> Collection[LineFault]:
     """Write the lines of `path` that can be read to `copy`; return what is wrong with the rest.
 
     Args:
@@ -101,7 +94,7 @@ def repair(
         growing: The process still writes, so that an unfinished last line is no fault.
         first_us: A time before all that the process did, by its own clock; None when not known.
     """
-    complaints = Complaints(shown)
+    faults = _Faults(shown)
     with (
         files.open_regular(path) as stored,
         files.expanded(stored) as file,
@@ -109,18 +102,18 @@ def repair(
     ):
         for number, (line, cut) in enumerate(files.limited_lines(file, LINE_LIMIT_BYTES), 1):
             if cut:
-                complaints.add(number, f"longer than {LINE_LIMIT_BYTES >> 20} MiB, dropped")
+                faults.add(number, f"longer than {LINE_LIMIT_BYTES >> 20} MiB, dropped")
                 continue
-            content = _checked(line, number, complaints, first_us, growing=growing)
+            content = _checked(line, number, faults, first_us, growing=growing)
             if content is not None:
                 out.write(content + b"\n")
-    return complaints.sentences()
+    return faults.values()
 
 
 def _checked(
     line: bytes,
     number: int,
-    complaints: Complaints,
+    faults: _Faults,
     first_us: int | None,
     *,
     growing: bool,
@@ -136,28 +129,24 @@ def _checked(
     except ValueError as error:
         if not whole:
             if not growing:
-                complaints.add(number, "unfinished line, dropped (was the process killed?)")
+                faults.add(number, "unfinished line, dropped (was the process killed?)")
         elif not line.strip(b"\0"):
-            complaints.add(
-                number, "zero bytes instead of a line (disk full or power loss?), dropped"
-            )
+            faults.add(number, "zero bytes instead of a line (disk full or power loss?), dropped")
         elif "deeply" in str(error):
-            complaints.add(number, "nested too deeply, dropped")
+            faults.add(number, "nested too deeply, dropped")
         else:
-            complaints.add(number, "not JSON, dropped", f" ({str(error).partition(': ')[2]})")
+            faults.add(number, "not JSON, dropped", f" ({str(error).partition(': ')[2]})")
         return None
     fault = _fault(content, first_us)
     if fault is not None:
-        complaints.add(number, f"{fault}, dropped")
+        faults.add(number, f"{fault}, dropped")
         return None
     if line.decode("utf-8", "replace").encode() != line:
-        complaints.add(number, "not UTF-8; invalid bytes are replaced")
-    for complaint in _minor_faults(content):
-        complaints.add(number, complaint)
+        faults.add(number, "not UTF-8; invalid bytes are replaced")
+    for kind in _minor_faults(content):
+        faults.add(number, kind)
     if lost:
-        complaints.add(
-            number, "NaN or Infinity is not JSON, or a number is too large; read as null"
-        )
+        faults.add(number, "NaN or Infinity is not JSON, or a number is too large; read as null")
     content["timestamp"] = _normalized(content["timestamp"])
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
 
