@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import socket
 import sys
 import threading
@@ -169,6 +168,9 @@ def _differs(fields: dict[str, Any], last: dict[str, Any]) -> bool:
 
 
 def _address(directory: str) -> str:
+    # Of the processes of a run few have devices, and it takes a tenth of the plugin's import.
+    import hashlib
+
     digest = hashlib.sha256(directory.encode()).hexdigest()[:24]
     return f"\0verl-profiler-devices-{digest}"
 
