@@ -92,10 +92,12 @@ def test_it_draws_every_section_without_errors_or_requests(browser, small, secti
     cells = browser.evaluate("[...document.querySelectorAll('td')].map((td) => td.textContent)")
     odd = re.compile(r"undefined|NaN|\[object|\d,\d{3},\d{3},\d{3}")
     assert not [cell for cell in cells if odd.search(cell)]
+    browser.evaluate("document.querySelectorAll('button.more').forEach((more) => more.click())")
     empty = browser.evaluate(
-        "[...document.querySelectorAll('details.numbers table')].flatMap((table) => "
+        "[...document.querySelectorAll('.topic table')].flatMap((table) => "
         "[...table.tHead.rows[0].cells].filter((head) => [...table.tBodies[0].rows]"
-        ".every((row) => row.cells[head.cellIndex].innerText === '-')))"
+        ".every((row) => ['-', 'false'].includes(row.cells[head.cellIndex].textContent))))"
+        ".map((head) => head.textContent)"
     )
     assert [] == empty
     found = browser.evaluate(SHOWN)

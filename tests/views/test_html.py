@@ -47,6 +47,18 @@ def of(path, steps=None):
         return document(run, steps)
 
 
+def test_what_a_run_has_not_by_design_is_no_note():
+    """A synchronous run has no stale samples, and an asynchronous one no critical path: nothing is lacking."""
+    notes = {
+        name: " ".join(note for each in of(path)["sections"] for note in each["notes"])
+        for name, path in (("small", SMALL), ("fully_async", cached("fully_async_run")))
+    }
+
+    assert "asynchronous training" not in notes["small"]
+    assert "synchronous training" not in notes["fully_async"]
+    assert "no generate call with its engine's part was recorded" in notes["fully_async"]
+
+
 def event(name, begin_s, length_s, **more):
     return ended(name, begin_s + length_s, length_s, **more)
 

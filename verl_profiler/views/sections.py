@@ -173,9 +173,13 @@ def document(
     choice = Choice(steps=steps)
     views: dict[str, dict[str, Any]] = {}
     known = found | whys
+    asynchronous = {row["run"] for row in tables.rows("SELECT run FROM asynchronous")}
+    kinds = {"asynchronous" if each in asynchronous else "synchronous" for each in run.labels}
     for name, view in VIEWS.items():
         rows = view.analysis(tables, choice, known)
         charts, missing = view.charts(rows, run.labels, choice)
+        # That a synchronous run has no stale samples is nothing to be told.
+        missing = missing if not view.only_of or view.only_of in kinds else []
         shown = table(rows[name], _VIEW_ROWS)
         views[name] = page_view(view.table or name, view.question, shown, charts, missing)
     for name, caption in (each for own in _TABLES.values() for each in own.items()):

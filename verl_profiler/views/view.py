@@ -74,6 +74,7 @@ class View:
         empty: Why there may be no rows, and what to do about it.
         table: Whose columns its table has, where that is no table of its name.
         example: Options of the example command.
+        only_of: `synchronous` or `asynchronous`, where it has no rows of other runs by design.
     """
 
     name: str
@@ -83,6 +84,7 @@ class View:
     empty: str
     table: str = ""
     example: str = ""
+    only_of: str = ""
 
     @property
     def takes(self) -> frozenset[str]:
@@ -145,9 +147,10 @@ def view(
     empty: str,
     table: str = "",
     example: str = "",
+    only_of: str = "",
 ) -> Callable[[Callable[[DataTables, Choice], Spec]], View]:
     """Make a `View` of the function that draws its chart; for the arguments see there."""
-    return lambda chart: View(name, question, analyses, chart, empty, table, example)
+    return lambda chart: View(name, question, analyses, chart, empty, table, example, only_of)
 
 
 def of_run(data: DataTables, label: str) -> dict[str, Rows]:

@@ -154,6 +154,6 @@ export function columnsOf(columns, rows) {
   const plain = (key) =>
     rows.some((row) => typeof row[key] === 'string' || Array.isArray(row[key])) ? 'text' : 'n';
   return columns
-    .filter(([key]) => rows.some((row) => !missing(row[key])))
+    .filter(([key]) => rows.some((row) => !missing(row[key]) && row[key] !== false))
     .map(([key, label, format, title]) => [key, label, format || plain(key), title]);
 }

@@ -39,6 +39,7 @@ _NO_STEP = "no step of synchronous training finished there. Asynchronous trainin
     "What did each second of a step wait for?",
     critical_path,
     empty=_NO_STEP,
+    only_of="synchronous",
 )
 def _path(data: DataTables, choice: Choice) -> Spec:
     rows = data["critical_path"]

@@ -76,6 +76,7 @@ def _bars(rows: Rows, steps: list[int]) -> list[Spec]:
     "How stale are the samples that an asynchronous run trains on?",
     staleness,
     empty="no asynchronous training with recorded weight versions.",
+    only_of="asynchronous",
 )
 def _staleness(data: DataTables, choice: Choice) -> Spec:
     rows = data["staleness"]
