@@ -119,7 +119,9 @@ def write_summary(
     from verl_profiler.views.summary_text import step_tables, summary
 
     check_steps(opened, steps)
-    tables = summarized(opened.tables, steps, None if as_json or verbose else TABLES)
+    # The text has the engine's times where there are no requests.
+    of_text = [name for name in TABLES if name != "engine_times"]
+    tables = summarized(opened.tables, steps, None if as_json or verbose else of_text)
     with doing("explanations"):
         why = explained(opened.tables, steps)
     tables |= {name: why[name] for name in EXPLANATIONS}
@@ -167,12 +169,13 @@ def write_summary(
 
 
 def _totals(opened: Run, steps: Steps, tables: dict[str, Any], warm_up: LeftOut) -> dict[str, Any]:
+    from verl_profiler.analysis.engine import engine_times
     from verl_profiler.analysis.overview import own_spans, phase_totals, request_totals
     from verl_profiler.analysis.tools import tool_latencies
     from verl_profiler.analysis.workers import worker_balance
 
     requests = request_totals(opened.tables, steps)
-    return {
+    totals = {
         "phase_totals": phase_totals(tables["step_phases"], left_out=warm_up),
         "request_totals": requests,
         "tool_latencies": tool_latencies(opened.tables, steps),
@@ -180,6 +183,9 @@ def _totals(opened: Run, steps: Steps, tables: dict[str, Any], warm_up: LeftOut)
         # Shown where there are no requests.
         "worker_balance": [] if requests else worker_balance(opened.tables, steps),
     }
+    if "engine_times" not in tables:
+        totals["engine_times"] = [] if requests else engine_times(opened.tables, steps)
+    return totals
 
 
 def _follow(args: argparse.Namespace) -> int:
