@@ -104,13 +104,13 @@ def uneven_us(tables: Tables, steps: Sequence[int]) -> dict[tuple[str, int], flo
         ), own AS (
             SELECT k.*, rank_us - coalesce(wait_us, 0) AS own_us
             FROM ranks AS k LEFT JOIN waited AS w USING (run, step, begin_us, name)
-        ), events AS (
+        ), kinds AS (
             SELECT run, step, phase, begin_us, max(rank_us) AS most_us,
                 max(own_us) - avg(own_us) AS uneven_us
             FROM own GROUP BY run, step, phase, begin_us, event
         )
         SELECT run, step, max_by(uneven_us, most_us) AS uneven_us
-        FROM events GROUP BY run, step, phase, begin_us ORDER BY run, step, begin_us
+        FROM kinds GROUP BY run, step, phase, begin_us ORDER BY run, step, begin_us
         """
     )
     return summed(rows, "uneven_us", "run", "step")
