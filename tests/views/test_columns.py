@@ -28,7 +28,7 @@ RUNS = ("small_run", "rehearsal_run.tar.gz", "tq/run.tar.gz", "colocate_async_ru
 ONE_QUERY = {
     *("engine_load", "engine_load_over_time"),
     *("phase_efficiency", "device_use", "device_times"),
-    *("range_times", "top_kernels", "gpu_idle"),
+    *("captures", "range_times", "top_kernels", "gpu_idle"),
 }
 # No recorded run has such a row.
 NOT_RECORDED = {("tq_findings", "failed")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["gpu_idle", "range_times", "top_kernels"]
+__all__ = ["captures", "gpu_idle", "range_times", "top_kernels"]
 
 # The range that starts and ends a capture.
 _CAPTURE = "(event = 'capture' AND coalesce(domain, '') = 'verl_profiler')"
@@ -40,6 +40,21 @@ _LAUNCHED = """
             AND r.place = b.place AND r.begin_ns > b.launch_ns
     )
 """
+
+
+def captures(tables: Tables, steps: Steps = None) -> Rows:
+    """List the captured processes, and what their files hold.
+
+    Returns:
+        Table `captures`: one row per capture, by step and process.
+    """
+    return tables.rows(
+        f"""
+        SELECT run, step, name, host, task, tool, file, size_bytes, problem,
+            (end_ns - begin_ns) / 1e9 AS duration_s
+        FROM captures WHERE {in_steps(steps)} ORDER BY run, step, name, number
+        """
+    )
 
 
 def range_times(tables: Tables, steps: Steps = None) -> Rows:

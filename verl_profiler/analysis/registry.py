@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +15,7 @@ from verl_profiler.reading.tables.tables import Tables
 if TYPE_CHECKING:
     from verl_profiler.analysis.explain.what_if import Cycle
 
-__all__ = ["EXPLANATIONS", "explained", "explanations", "summarized"]
+__all__ = ["EXPLANATIONS", "explained", "explanations", "reported", "summarized"]
 
 _T = TypeVar("_T")
 
@@ -60,12 +60,26 @@ def summarized(
         steps: First and last step; None for all.
         names: Of these analyses only; None for all.
     """
+    return _rows_of(_SUMMARIZED, tables, steps, names)
+
+
+def reported(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
+    """Return the rows of the analyses that the report shows besides, by name."""
+    return _rows_of(_REPORTED, tables, steps)
+
+
+def _rows_of(
+    listed: Mapping[str, Sequence[str]],
+    tables: Tables,
+    steps: Steps,
+    names: Collection[str] | None = None,
+) -> dict[str, Rows]:
     made_from = _made_from(tables, steps)
     return {
         analysis: _kept(
             tables, analysis, made_from, partial(_rows, module, analysis, tables, steps)
         )
-        for module, analyses in _SUMMARIZED.items()
+        for module, analyses in listed.items()
         for analysis in analyses
         if names is None or analysis in names
     }
@@ -103,4 +117,20 @@ _SUMMARIZED = {
     "event_loop": ("loop_lags",),
     "memory": ("memory_peaks",),
     "profiler": ("profiler_cost",),
+}
+# Those of the report besides.
+_REPORTED = {
+    "memory": ("memory_timeline", "sleep_times", "release_effects"),
+    "steps": ("validation_times",),
+    "time_tree": ("time_tree",),
+    "captures": ("captures", "range_times", "top_kernels", "gpu_idle"),
+    "device_use": ("device_times",),
+    "routing": ("routes",),
+    "engine_state": ("engine_load",),
+    "rollout": ("rollout_tail",),
+    "tools": ("reward_times",),
+    "overview": ("own_spans",),
+    "engine": ("token_rates", "request_token_rates"),
+    "tq": ("tq_functions",),
+    "transfers": ("weight_transfers",),
 }

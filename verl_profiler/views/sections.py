@@ -11,35 +11,15 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from verl_profiler.analysis.captures import gpu_idle, range_times, top_kernels
-from verl_profiler.analysis.device_use import device_times
-from verl_profiler.analysis.engine import request_token_rates, token_rates
-from verl_profiler.analysis.engine_state import engine_load
-from verl_profiler.analysis.memory import (
-    memory_findings,
-    memory_timeline,
-    release_effects,
-    sleep_times,
-)
-from verl_profiler.analysis.overview import own_spans
-from verl_profiler.analysis.registry import explanations, summarized
-from verl_profiler.analysis.rollout import rollout_tail
-from verl_profiler.analysis.routing import routes
-from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps, left_out, spread
-from verl_profiler.analysis.steps import validation_times
-from verl_profiler.analysis.time_tree import time_tree, whole_time_tree
-from verl_profiler.analysis.tools import reward_times
-from verl_profiler.analysis.tq import tq_functions
+from verl_profiler.analysis.memory import memory_findings
+from verl_profiler.analysis.registry import explanations, reported, summarized
+from verl_profiler.analysis.selection import Rows, Steps, grouped, left_out, spread
+from verl_profiler.analysis.time_tree import whole_time_tree
 from verl_profiler.analysis.tq_findings import tq_findings
-from verl_profiler.analysis.transfers import weight_transfers
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.reading.reader import Run
-from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import frame, short_text
-from verl_profiler.views.about_run import (
-    about_run,
-    processes,
-)
+from verl_profiler.views.about_run import about_run, processes
 from verl_profiler.views.columns import page_view, section, shown_columns
 from verl_profiler.views.mean_step import mean_step
 from verl_profiler.views.overview_text import head_text
@@ -146,9 +126,8 @@ def document(
     """
     tables = run.tables
     whys = explanations(tables, steps)
-    found = summarized(tables, steps)
+    found = summarized(tables, steps) | reported(tables, steps)
     listed = found["step_times"]
-    found |= {each.__name__: each(tables, steps) for each in _MORE}
     found["processes"] = processes(tables)
     found |= {name: whys[name] for name in ("critical_path", *_EXPLAINED)}
     several = len(run.labels) > 1
@@ -283,23 +262,3 @@ def _sections(
         sections,
         key=lambda each: first.index(each["name"]) if each["topic"] is None else len(first),
     )
-
-
-def captures(tables: Tables, steps: Steps) -> Rows:
-    """Return the captured processes, and what their files hold."""
-    return tables.rows(
-        f"""
-        SELECT run, step, name, host, task, tool, file, size_bytes, problem,
-            (end_ns - begin_ns) / 1e9 AS duration_s
-        FROM captures WHERE {in_steps(steps)} ORDER BY run, step, name, number
-        """
-    )
-
-
-# Analyses beside those of the summary.
-_MORE = (
-    *(memory_timeline, sleep_times, release_effects, validation_times, time_tree),
-    *(captures, range_times, top_kernels, gpu_idle, device_times, routes, engine_load),
-    *(rollout_tail, reward_times, own_spans, token_rates, request_token_rates),
-    *(tq_functions, weight_transfers),
-)
