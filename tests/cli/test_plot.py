@@ -88,7 +88,9 @@ def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
     ("arguments", "slug", "said"),
     [
         (["slowest_request"], "no-such-plot", "did you mean slowest_requests?"),
-        (["zzz"], "no-such-plot", "`verl-profiler plot --list` lists all of them"),
+        (["zzz"], "no-such-plot", "verl-profiler plot --list shows all of them"),
+        (["rollout_tail"], "no-such-plot", "verl-profiler report logs/my-run shows it"),
+        (["throughput"], "no-such-plot", "verl-profiler timing train.log draws it"),
         ([], "no-such-plot", "plot --list"),
         (["slowest_requests", SMALL, "--steps", "7:9"], "no-such-step", "it has 0 to 2"),
         (

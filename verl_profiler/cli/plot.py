@@ -126,12 +126,7 @@ def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, Vi
     if args.name == _ALL:
         return {name: view for name, view in views.items() if given <= view.takes}
     if args.name not in views:
-        other = did_you_mean(args.name, views)
-        raise ReadingError(
-            f"there is no plot {args.name!r}{other}\n`verl-profiler plot --list` lists all of them; the "
-            "report has as tables what findings name besides",
-            "no-such-plot",
-        )
+        raise ReadingError(_no_plot(args.name, views), "no-such-plot")
     for option in given - views[args.name].takes:
         others = [name for name, each in views.items() if option in each.takes]
         raise ReadingError(
@@ -139,6 +134,21 @@ def _chosen(views: Mapping[str, View], args: argparse.Namespace) -> dict[str, Vi
             "option-not-heeded",
         )
     return {args.name: views[args.name]}
+
+
+def _no_plot(name: str, views: Mapping[str, View]) -> str:
+    """Return that a name is none of a plot, and what has what it names."""
+    from verl_profiler.views.sections import TABLES
+    from verl_profiler.views.timing_figures import PICTURES
+
+    if name in PICTURES:
+        return f"{name} is a figure of a console log.\nverl-profiler timing train.log draws it"
+    if any(name in tables for tables in TABLES.values()):
+        return f"{name} is a table, not a plot.\nverl-profiler report logs/my-run shows it"
+    return (
+        f"there is no plot {name!r}{did_you_mean(name, views)}\n"
+        "verl-profiler plot --list shows all of them"
+    )
 
 
 def _choice(label: str, args: argparse.Namespace) -> Choice:

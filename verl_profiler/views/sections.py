@@ -31,7 +31,7 @@ from verl_profiler.views.view import Choice
 
 _RUN = "About this run"
 # Tables of analyses that no view draws, by topic, each with its caption.
-_TABLES: dict[str, dict[str, str]] = {
+TABLES: dict[str, dict[str, str]] = {
     "Steps": {
         "straggler_requests": "Straggler requests",
         "validation_times": "Validations: not included in any other number",
@@ -161,7 +161,7 @@ def document(
         missing = missing if not view.only_of or view.only_of in kinds else []
         shown = table(rows[name], _VIEW_ROWS)
         views[name] = page_view(view.table or name, view.question, shown, charts, missing)
-    for name, caption in (each for own in _TABLES.values() for each in own.items()):
+    for name, caption in (each for own in TABLES.values() for each in own.items()):
         shown = table(found[name], _ROWS, None if name in _FEW else detailed)
         views[name] = page_view(name, caption, shown)
     # A tree of which rows are missing does not add up.
@@ -245,7 +245,7 @@ def _sections(
     sections = [section(name, title, None) for name, title in _TIMELINE.items()]
     for topic in (*TOPICS, _RUN):
         own = {view.name: view.question for view in TOPICS.get(topic, ())}
-        titles = {**_MADE.get(topic, {}), **own, **_TABLES[topic]}
+        titles = {**_MADE.get(topic, {}), **own, **TABLES[topic]}
         sections += [
             section(name, title, None if name in first else topic, [name] if name in shown else ())
             for name, title in titles.items()
