@@ -15,6 +15,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+import yaml
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 from verl.trainer import main_ppo
@@ -64,6 +65,8 @@ def main():
     """Run all cases; write what became of each."""
     results = []
     Plugins.instance()
+    # OmegaConf takes the slow parser.
+    yaml.SafeLoader = yaml.CSafeLoader
     # As in forked.py.
     gc.freeze()
     for words in json.loads(Path(sys.argv[1]).read_text()):

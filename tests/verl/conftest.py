@@ -23,6 +23,15 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="verl is not installed"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _libyaml():
+    """Parse by libyaml, as OmegaConf does not: each composition reads verl's 30 files anew."""
+    yaml = pytest.importorskip("yaml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "SafeLoader", yaml.CSafeLoader)
+        yield
+
+
 @pytest.fixture(scope="session")
 def verl_environment():
     """Return the environment of a child that imports verl here."""
