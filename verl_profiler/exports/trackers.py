@@ -60,7 +60,7 @@ def _wandb(profile: Profile) -> str:
     The training's run has ended, and its id is not known here, except where WANDB_RUN_ID set it: that
     run is continued.
     """
-    import wandb
+    wandb: Any = importlib.import_module("wandb")
 
     known = os.environ.get("WANDB_RUN_ID")
     name = f"{profile.experiment}-profile"
