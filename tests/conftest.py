@@ -1,6 +1,7 @@
 """Every test leaves nothing behind: no probe, no writer thread, no variable, no recording."""
 
 import functools
+import gc
 import os
 import re
 import signal
@@ -71,6 +72,12 @@ def pytest_collection_modifyitems(items):
         return not long, -tests[item.path], str(item.path)
 
     items.sort(key=place)
+
+
+def pytest_collection_finish():
+    """Spare each later collection of garbage what is there from now on: all modules and all tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
