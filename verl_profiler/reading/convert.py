@@ -37,7 +37,7 @@ from verl_profiler.events.files import expanded, open_regular, reason_of
 from verl_profiler.reading.cache_folder import CacheFolder, Kept, unwritable
 from verl_profiler.reading.discovery import EventFile, Source, may_hold
 from verl_profiler.reading.event_sql import AS_PARQUET, PART_COLUMNS, event_query, list_files
-from verl_profiler.reading.legacy_names import vocabulary
+from verl_profiler.reading.legacy_names import FIELD_ALIASES, vocabulary
 from verl_profiler.reading.processes import Process
 from verl_profiler.reading.progress import doing
 from verl_profiler.reading.salvage import LineFault, repair, sentences
@@ -46,7 +46,7 @@ from verl_profiler.reading.tables.schemas import FIELDS
 from verl_profiler.units import some
 
 # Parts that another conversion made are made again; the number counts changes of `salvage`.
-_CONVERSION = json.dumps([10, event_query([]), vocabulary()])
+_CONVERSION = json.dumps([11, event_query([]), vocabulary()])
 CONVERSION = hashlib.sha256(_CONVERSION.encode()).hexdigest()[:16]
 # Bytes of event files that become one part.
 PART_BYTES = 128 << 20
@@ -237,6 +237,7 @@ class _Note(msgspec.Struct):
     counts: dict[str, int]
     problems: list[str]
     faults: list[LineFault]
+    left: list[str]
 
 
 def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:
@@ -259,7 +260,7 @@ def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:
             known.get(name, "") not in (None, kind) for name, kind in PART_COLUMNS.items()
         ):
             return None
-    return Part(note.counts, note.problems, note.faults, empty=kept.path is None)
+    return Part(note.counts, note.problems, note.faults, note.left, empty=kept.path is None)
 
 
 @dataclass
@@ -270,6 +271,7 @@ class Part:
         counts: Events by process name.
         problems: Sentences about files.
         faults: What is wrong with lines.
+        left: Which of `FIELDS` events have in `rest` only.
         complete: Every file could be read, whatever was in it.
         empty: There are no events, and nothing was written.
     """
@@ -277,6 +279,7 @@ class Part:
     counts: dict[str, int] = field(default_factory=dict[str, int])
     problems: list[str] = field(default_factory=list[str])
     faults: list[LineFault] = field(default_factory=list[LineFault])
+    left: list[str] = field(default_factory=list[str])
     complete: bool = True
     empty: bool = False
 
@@ -347,9 +350,9 @@ def build_part(
                 "SELECT file_id, count(*), count(*) FILTER (flawed), count(rest) "
                 f"FROM {scan('read_parquet', [target])} GROUP BY file_id"
             ).fetchall()
-            others = set[str]()
-            if sum(row[3] for row in counts) > _MANY * sum(row[1] for row in counts):
-                others = _other_fields(connection, target, fields)
+            left = sum(row[3] for row in counts)
+            others = _other_fields(connection, target, fields) if left else set[str]()
+            result.left = sorted(others)
         except duckdb.OutOfMemoryException as error:
             raise ReadingError(
                 f"the events do not fit into the memory limit: {reason_of(error)}\n"
@@ -371,7 +374,7 @@ def build_part(
                 paths.pop(number)
             repair_files(sorted(broken or unread))
             continue
-        if others:
+        if others and left > _MANY * sum(row[1] for row in counts):
             fields |= others
             continue
         flawed = {number for number, _, faults, _ in counts if faults} - repaired
@@ -440,12 +443,17 @@ def _likely_fields(group: Sequence[EventFile], processes: Mapping[str, Process])
 
 
 def _other_fields(connection: duckdb.DuckDBPyConnection, part: Path, fields: set[str]) -> set[str]:
-    """Return the `FIELDS` that events of a part have in `rest` only."""
+    """Return the `FIELDS` that events of a part have in `rest` only, under any of their names."""
     rows = connection.execute(
         f"SELECT DISTINCT unnest(json_keys(rest)) FROM {scan('read_parquet', [part])} "
         "WHERE rest IS NOT NULL"
     ).fetchall()
-    return set(FIELDS).difference(fields).intersection(key for (key,) in rows)
+    there = {key for (key,) in rows}
+    return {
+        name
+        for name in set(FIELDS).difference(fields)
+        if not there.isdisjoint((name, *FIELD_ALIASES.get(name, ())))
+    }
 
 
 def _listing(

@@ -20,6 +20,7 @@ import duckdb
 
 import verl_profiler
 from verl_profiler.errors import ReadingError
+from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.events.vocabulary import step_of_folder
 from verl_profiler.reading.cache_folder import CacheFolder, Kept, unwritable
 from verl_profiler.reading.event_sql import AS_PARQUET, PART_COLUMNS
@@ -166,6 +167,7 @@ class EventPart:
         without_step: Some of its events may have no step.
         span_us: A time before all of its events, and one after; None when that is not known.
         columns: Which of `PART_COLUMNS` it has; what the others would hold is in `rest`.
+        absent: Which of `FIELDS` are in neither.
     """
 
     run: str
@@ -175,6 +177,7 @@ class EventPart:
     without_step: bool
     span_us: tuple[int, int] | None
     columns: frozenset[str]
+    absent: frozenset[str]
 
     def may_hold(self, steps: tuple[int, int] | None, without_step: bool = True) -> bool:
         """Whether there may be events of these steps, or of none."""
@@ -209,6 +212,7 @@ def event_parts(
         ReadingError: One of them is not a table of events.
     """
     identities = {each.path: each.identity for each in kept if each.path is not None}
+    notes = {each.path: each.note for each in kept}
     if not identities:
         return []
     rows = connection.execute(
@@ -246,7 +250,11 @@ def event_parts(
             span = end[0] - (duration[1] or 0), end[1]
         steps = (step[0], step[1]) if step[0] is not None and step[2] else None
         having = frozenset(columns[file].intersection(PART_COLUMNS))
-        parts.append(EventPart(run, path, f"{run}:{identity}", steps, step[3] != 0, span, having))
+        left = mapping_or_empty(notes[path]).get("left", FIELDS)
+        absent = frozenset(FIELDS).difference(having, left)
+        parts.append(
+            EventPart(run, path, f"{run}:{identity}", steps, step[3] != 0, span, having, absent)
+        )
     return parts
 
 
@@ -291,8 +299,8 @@ def parts_query(parts: Sequence[EventPart]) -> str:
 def _column(name: str, parts: Sequence[EventPart]) -> str:
     """Return the SQL of a column that not all parts need to have."""
     column = f'"{name}"'
-    having = sum(name in part.columns for part in parts)
-    if having == len(parts):
-        return column
+    having = any(name in part.columns for part in parts)
+    if all(name in {*part.columns, *part.absent} for part in parts):
+        return column if having else f"NULL::{FIELDS[name]} AS {column}"
     left = from_rest(name)
     return f"coalesce({column}, {left}) AS {column}" if having else f"{left} AS {column}"
