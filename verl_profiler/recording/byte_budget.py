@@ -10,7 +10,6 @@ to a new file beside the compressed one.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import os
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_profiler.events.vocabulary import EVENTS, step_of_folder
+from verl_profiler.events.whole_files import replacing
 from verl_profiler.recording.complaints import Complaints, announce
 from verl_profiler.recording.details import Details
 from verl_profiler.recording.encoding import Target
@@ -97,25 +97,24 @@ class ClosedSteps:
         size = path.stat().st_size
         if size < _LEAST_BYTES or packed.exists():
             return
-        draft = path.with_name(f".{path.name}.packing")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        target = os.open(draft, flags, 0o666)
         try:
-            with os.fdopen(target, "wb") as out, path.open("rb") as lines:
+            with path.open("rb") as lines, replacing(packed) as out:
                 with gzip.GzipFile("", "wb", _LEVEL, out, mtime=0) as compressed:
                     while chunk := lines.read(_CHUNK_BYTES):
                         compressed.write(chunk)
                 out.flush()
                 os.fsync(out.fileno())
-                whole = lines.tell() == size == path.stat().st_size
                 packed_bytes = out.tell()
-            if whole:
-                draft.replace(packed)
-                path.unlink()
-                self.saved_bytes += size - packed_bytes
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink()
+                if not lines.tell() == size == path.stat().st_size:
+                    raise _GrownError
+        except _GrownError:
+            return
+        path.unlink()
+        self.saved_bytes += size - packed_bytes
+
+
+class _GrownError(Exception):
+    """Somebody else writes the file."""
 
 
 class ByteBudget:
