@@ -422,6 +422,33 @@ def test_a_chart_is_drawn_when_it_comes_into_view(browser, small, width):
     assert not browser.messages
 
 
+def test_in_the_dark_the_larger_of_two_shades_stands_out(browser, tmp_path):
+    """Samples of step 1 are current, those of steps 2 and 3 one version behind; on paper those are darker."""
+    out = tmp_path / "report.html"
+    run = DATA / "sglang_separate_async_run.tar.gz"
+    assert 0 == main(["report", str(run), "--out", str(out)])
+    browser.open(out, fragment="view=staleness")
+    chart = "document.querySelector('#staleness .vega')"
+    pixels = f"""[0.22, 0.55, 0.88].map((part) => {{
+        const canvas = {chart}.querySelector('canvas');
+        const at = [Math.round(canvas.width * part), Math.round(canvas.height * 0.4), 1, 1];
+        return [...canvas.getContext('2d').getImageData(...at).data].reduce((a, b) => a + b);
+    }})"""
+    brightness = {}
+    for theme in ("false", "true"):
+        if browser.evaluate(
+            f"String(document.documentElement.dataset.theme === 'dark') !== '{theme}'"
+        ):
+            browser.evaluate("document.getElementById('theme').click()")
+        browser.wait(f"{chart}.dataset.drawn?.endsWith('{theme}')")
+        brightness[theme] = browser.evaluate(pixels)
+
+    first, second, third = brightness["false"]
+    assert first > second == third
+    first, second, third = brightness["true"]
+    assert first < second == third
+
+
 def test_a_click_in_a_chart_shows_its_step(browser, small):
     opened(browser, small)
     chart = "document.querySelector('#step_durations .vega')"

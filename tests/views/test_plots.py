@@ -286,6 +286,25 @@ def test_nobody_is_called_slow_who_was_the_slowest_in_one_of_many_steps():
     )
 
 
+def test_a_role_that_does_next_to_nothing_in_a_step_has_no_panel():
+    """Engines that release memory for 8 µs, beside workers of 25 s and ranks of 6 s."""
+    rows = [
+        {"run": "r", "step": 3, "role": role, "name": f"{role}_{number}", "phase": phase}
+        | {"duration_s": length_s - waited_s * number, "waited_s": waited_s * number}
+        | {"slowest": not number}
+        for role, phase, length_s, waited_s in (
+            ("agent_loop", "rollout", 25.0, 5.7),
+            ("actor", "update_actor", 6.0, 0.016),
+            ("engine", "memory_release", 8e-6, 1e-6),
+        )
+        for number in range(2)
+    ]
+    data = {"worker_phases": rows, "worker_balance": []}
+    spec = VIEWS["worker_phases"].spec(data, Choice(run="r", steps=(3, 3)))
+
+    assert ["agent_loop", "actor"] == [panel["title"] for panel in panels_of(spec)]
+
+
 def test_who_was_last_in_the_only_step_of_a_phase_is_named_with_it():
     """Of three steps one wakes engines: no other worker was the slowest in `each of 1 steps`."""
     own = {"run": "r", "role": "engine", "phase": "memory_release", "step": 1}

@@ -313,6 +313,9 @@ function mixed(code, share) {
   return `#${parts.map((part) => part.toString(16).padStart(2, '0')).join('')}${code.slice(7)}`;
 }
 
+/** The first shade of a few; any two blues may be colors of parts. */
+const LIGHTEST = '#D6E6F2';
+
 /**
  * Whether colors are shades of blue, from light to dark.
  * @param {any} range
@@ -320,7 +323,7 @@ function mixed(code, share) {
 function isRamp(range) {
   return (
     Array.isArray(range) &&
-    range.length > 2 &&
+    (range.length > 2 || range[0] === LIGHTEST) &&
     range.every((code, at) => {
       const [red, green, blue] = partsOf(String(code));
       return red <= green && green <= blue && (!at || lightness(code) < lightness(range[at - 1]));

@@ -22,6 +22,8 @@ from verl_profiler.views.view import Choice, DataTables, NothingToDraw, view
 # Phases with less waiting than this part of the most are named, not drawn.
 _LITTLE = 0.05
 _PANELS = 3
+# Phases of a role, and roles, with less of the time than this part are not drawn in one step.
+_NOTHING = 0.001
 _WAITED = "waited"
 # Of a heat map.
 _ROWS = 64
@@ -77,6 +79,9 @@ def _worker_title(balance: Rows, steps: int) -> str:
 def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Spec:
     shared = {row["role"] for row in rows if row["waited_s"] > 0}
     rows = [row for row in rows if row["role"] in shared] or rows
+    lengths = summed(rows, "duration_s", "role")
+    least_s = _NOTHING * max(lengths.values())
+    rows = [row for row in rows if lengths[row["role"]] >= least_s]
     roles = grouped(rows, "role")
     panels: list[Spec] = []
     for role in sorted(roles, key=lambda role: (role != "agent_loop", role)):
@@ -90,7 +95,7 @@ def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Spec:
         series: list[Series] = [
             (phase, [times.get((name, phase), 0) for name in processes], color(phase))
             for phase in phases
-            if sum(times.get((name, phase), 0) for name in processes) > 0.001 * total
+            if sum(times.get((name, phase), 0) for name in processes) > _NOTHING * total
         ]
         series.append((_WAITED, waits, GRID))
         texts = [
