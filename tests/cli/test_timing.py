@@ -188,7 +188,7 @@ def test_a_pipe_is_a_log_for_every_command_that_takes_logs(
         text = printed(name, "LOG")
         assert 0 == main([name, str(demo)])
         assert text.split()[1:] == capsys.readouterr().out.split()[1:]
-    assert "+0 s (+0 %), not significant" in printed("diff", "LOG", str(demo))
+    assert ": 0 s (0 %), not significant" in printed("diff", "LOG", str(demo))
     assert "Wrote stdin-report.html" in printed("report", "LOG")
 
 

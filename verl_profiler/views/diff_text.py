@@ -452,7 +452,7 @@ def _signed(value: float | None) -> str:
         return "-"
     # Rounding of times is no change.
     value = 0.0 if abs(value) < _ROUNDING else value
-    return f"{'+' if value >= 0 else '-'}{share(abs(value))}"
+    return f"{_sign(value)}{share(abs(value))}"
 
 
 def _moved(row: Mapping[str, Any], value: float | None = None) -> str:
@@ -462,7 +462,11 @@ def _moved(row: Mapping[str, Any], value: float | None = None) -> str:
         difference = 0.0
     if abs(difference) < _NONE * max(abs(row["a"]), abs(row["b"]), _NONE):
         difference = 0.0
-    return f"{'+' if difference >= 0 else '-'}{_amount(abs(difference), row['unit'])}"
+    return f"{_sign(difference)}{_amount(abs(difference), row['unit'])}"
+
+
+def _sign(value: float) -> str:
+    return "+" if value > 0 else "-" if value < 0 else ""
 
 
 def _in_brackets(value: float | None) -> str:
