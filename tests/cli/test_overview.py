@@ -11,6 +11,7 @@ from commands import Terminal
 from event_files import ended, phases, write_lines
 
 from verl_profiler.cli import main
+from verl_profiler.render.text import clipped
 from verl_profiler.views.overview_text import TABLES, device_line, overview_text
 from verl_profiler.views.summary_text import of_which
 
@@ -147,6 +148,19 @@ def test_ones_own_spans_are_shown(long_run, capsys):
     shown = printed(capsys, "summary", long_run)
     assert "your spans  lookup 400 × p50 130 ms max 160 ms" in shown
     assert "prompt_build" not in shown, "it was not recorded"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("one, two and three and more", "one, two and …"),
+        ("one to three, four and more", "one to three, …"),
+        ("a_path_without_spaces_in_it", "a_path_without_spa …"),
+    ],
+)
+def test_what_is_cut_ends_between_parts_or_words(text, line):
+    """A note ended with `than the one that dispatc …`; what has neither is cut where it has to."""
+    assert line == clipped(text, len("a_path_without_spa …"))
 
 
 def test_one_step_has_20_lines_too_and_with_v_its_tables(long_run, capsys):

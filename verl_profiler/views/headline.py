@@ -58,7 +58,7 @@ def phase_lines(
     if not rows:
         return []
     large = [row for row in rows if whole or (row["share"] or 0) >= _SMALL][:count]
-    small = [row for row in rows if row not in large]
+    small = [row for row in rows if row not in large and row["mean_s"]]
     lines = [["phase", "mean" if several else "time", "share", *(["longest"] if several else [])]]
     lines += [
         [

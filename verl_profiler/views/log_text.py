@@ -9,7 +9,7 @@ from verl_profiler.analysis.console_timers import logged_phases, logged_steps, m
 from verl_profiler.analysis.log_findings import left_out, log_facts, log_phases
 from verl_profiler.analysis.selection import Rows
 from verl_profiler.reading.formats.console_steps import LoggedRun
-from verl_profiler.render.text import without
+from verl_profiler.render.text import without, wrapped
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted
 from verl_profiler.views.findings import finding_list, short_findings
@@ -50,7 +50,9 @@ def log_overview(run: LoggedRun, findings: Rows, *, verbose: bool = False) -> st
     facts = log_facts(run)
     known = [visible(f"  {'; '.join(facts)}")] if facts else []
     changes = log_changes(run, findings, verbose=verbose)
-    return "\n".join([headline(run), *map(visible, lines), *known, "", *changes]).rstrip()
+    return "\n".join(
+        [*wrapped(headline(run), 12), *map(visible, lines), *known, "", *changes]
+    ).rstrip()
 
 
 def log_changes(run: LoggedRun, findings: Rows, *, verbose: bool = False) -> list[str]:
