@@ -1,8 +1,7 @@
 """Readings of devices integrated over phases, against sums by hand."""
 
-from pathlib import Path
-
 import pytest
+from cached_runs import cached
 from picked import picked
 from truth.device_readings import process, reading, sampler
 
@@ -127,8 +126,7 @@ def test_devices_are_those_of_the_run_with_their_users(span):
 @pytest.fixture(scope="module")
 def on_an_h100():
     """A recorded run: two steps, the second captured with torch (tests/data/README.md)."""
-    archive = Path(__file__).parents[1] / "data" / "h100.tar.gz"
-    with load(archive, cache=False) as run:
+    with load(cached("h100")) as run:
         yield run
 
 

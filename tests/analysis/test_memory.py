@@ -1,8 +1,7 @@
 """Memory at checkpoints, by phase, and around releases."""
 
-from pathlib import Path
-
 import pytest
+from cached_runs import cached
 from picked import picked
 
 from verl_profiler.analysis.memory import (
@@ -192,8 +191,7 @@ def test_sleep_and_wake_are_those_of_the_slowest_process(step, move, tables):
 
 def test_a_sampled_device_has_the_memory_of_each_phase():
     """A recorded run on an H100; MiB of nvidia-smi, every 0.2 s, the highest in each phase."""
-    archive = Path(__file__).parents[1] / "data" / "h100_sglang.tar.gz"
-    with load(archive) as run:
+    with load(cached("h100_sglang")) as run:
         rows = memory_timeline(run.tables, (1, 1))
     used = {row["phase"]: row["used_bytes"] / 2**20 for row in rows if row["role"] == "device"}
 

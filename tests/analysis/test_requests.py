@@ -237,10 +237,12 @@ def test_ids_that_repeat_are_told_apart(tables, conversation):
     assert 0.0 == rows[0]["begin_s"]
 
 
-@pytest.mark.parametrize("severity", [0, 1])
-def test_a_wide_distribution_of_lengths_has_a_tail(severity):
-    """Lognormal response lengths; the truth is the same simulation with lengths that are nearly alike."""
-    wide, narrow = pair("lognormal", severity, 0)
+def test_a_wide_distribution_of_lengths_has_a_tail():
+    """Lognormal response lengths; the truth is the same simulation with lengths that are nearly alike.
+
+    `truth/test_planted` has the narrower distribution, behind another fault, and each night both.
+    """
+    wide, narrow = pair("lognormal", 1, 0)
     row = findings_of(wide)[0]
 
     assert "tail" == row["finding"]

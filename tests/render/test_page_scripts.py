@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from cached_runs import SMALL
 
 from verl_profiler.reading.reader import load
 from verl_profiler.render import html
@@ -33,8 +34,8 @@ def declared():
 def documents():
     """The documents of a run of requests and of one of traced TransferQueue calls."""
     made = []
-    for path in (DATA / "small_run", DATA / "tq" / "run.tar.gz"):
-        with load(path, cache=False) as run:
+    for path in (SMALL, DATA / "tq" / "run.tar.gz"):
+        with load(path) as run:
             made.append(document(run))
     return made
 

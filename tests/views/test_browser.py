@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from cached_runs import REHEARSED, cached
 from event_files import ended, write_lines
 from views.opened_report import CANVAS, SMALL, drag, opened, place, set_value, text, tips, view
 
@@ -11,8 +12,6 @@ from verl_profiler.cli.report import write_report
 from verl_profiler.reading.reader import load
 from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
-
-DATA = SMALL.parent
 
 pytestmark = pytest.mark.browser
 
@@ -280,7 +279,7 @@ def test_no_name_makes_the_page_wider_than_a_phone(browser, tmp_path):
 
 def test_an_asynchronous_and_a_synchronous_run_fit_a_phone(browser, tmp_path):
     """Their difference has wide tables, and their steps have long names."""
-    runs = [DATA / f"{name}_run.tar.gz" for name in ("fully_async", "rehearsal")]
+    runs = [cached("fully_async_run"), REHEARSED]
     out = tmp_path / "both.html"
     assert 0 == main(["report", *map(str, runs), "-o", str(out)])
     browser.open(out, width=390)
@@ -425,7 +424,7 @@ def test_a_chart_is_drawn_when_it_comes_into_view(browser, small, width):
 def test_in_the_dark_the_larger_of_two_shades_stands_out(browser, tmp_path):
     """Samples of step 1 are current, those of steps 2 and 3 one version behind; on paper those are darker."""
     out = tmp_path / "report.html"
-    run = DATA / "sglang_separate_async_run.tar.gz"
+    run = cached("sglang_separate_async_run")
     assert 0 == main(["report", str(run), "--out", str(out)])
     browser.open(out, fragment="view=staleness")
     chart = "document.querySelector('#staleness .vega')"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from analyses import ANALYSES
+from cached_runs import REHEARSED, SMALL, cached
 from event_files import line, write_run
 
 from verl_profiler.analysis.overview import phase_totals
@@ -23,7 +24,7 @@ from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.reference import PROSE
 
 DATA = Path(__file__).parent.parent / "data"
-RUNS = ("small_run", "rehearsal_run.tar.gz", "tq/run.tar.gz", "colocate_async_run.tar.gz")
+RUNS = SMALL, REHEARSED, DATA / "tq/run.tar.gz", cached("colocate_async_run")
 # One query each; no recorded run has rows there.
 ONE_QUERY = {
     *("engine_load", "engine_load_over_time"),
@@ -49,8 +50,8 @@ def found(tmp_path_factory):
     columns = {name: set() for name in FUNCTIONS}
     of_users = tmp_path_factory.mktemp("runs") / "spans"
     write_run(of_users, [line(event="lookup")])
-    for run in (*(DATA / each for each in RUNS), of_users):
-        with load(run, cache=False) as read:
+    for run in (*RUNS, of_users):
+        with load(run) as read:
             for name, more in returned(read.tables).items():
                 columns[name] |= more
     empty = Tables.of({})

@@ -14,6 +14,7 @@ from verl_profiler.reading.tables.tables import Tables
 
 pytest.importorskip("vl_convert")
 
+from cached_runs import REHEARSED, SMALL, cached
 from chart_reading import data_in, every_channel, panels_of, title_of, words
 
 from verl_profiler.analysis.registry import explanations
@@ -33,15 +34,13 @@ DATA = Path(__file__).parent.parent / "data"
 def runs():
     """A generated run, one of the rehearsal, an asynchronous one, and TransferQueue tracing."""
     places = {
-        "small": DATA / "small_run",
-        "rehearsed": DATA / "rehearsal_run.tar.gz",
+        "small": SMALL,
+        "rehearsed": REHEARSED,
         "traced": DATA / "tq" / "run.tar.gz",
-        "asynchronous": DATA / "colocate_async_run.tar.gz",
+        "asynchronous": cached("colocate_async_run"),
     }
     with contextlib.ExitStack() as stack:
-        yield {
-            name: stack.enter_context(load(place, cache=False)) for name, place in places.items()
-        }
+        yield {name: stack.enter_context(load(place)) for name, place in places.items()}
 
 
 def data_of(run, name, **chosen):
@@ -519,7 +518,7 @@ def test_a_turn_is_named_once(means, title):
 def test_of_sampled_devices_the_memory_is_theirs():
     """On an H100 (tests/data/README.md); between a process's few readings there would be a straight line."""
     view = VIEWS["memory_over_time"]
-    with load(DATA / "h100_sglang.tar.gz") as run:
+    with load(cached("h100_sglang")) as run:
         data = {each.__name__: each(run.tables) for each in view.analyses}
     spec = view.spec(data, Choice(run="h100_sglang"))
     used, resident = ({row["process"] for row in data_in(each, "size")} for each in panels_of(spec))
@@ -553,7 +552,7 @@ def test_the_plot_and_the_summary_name_the_same_loop():
 
 def test_the_plot_and_why_give_the_same_shares_of_the_critical_path():
     """Both without the first step, whose polling and length differ."""
-    with load(DATA / "critic_run.tar.gz", cache=False) as run:
+    with load(cached("critic_run")) as run:
         data, choice = data_of(run, "critical_path")
         left_out = warm_ups(data["critical_path"])
         text = why(explanations(run.tables, None), [], left_out)
@@ -568,7 +567,7 @@ def test_the_plot_and_why_give_the_same_shares_of_the_critical_path():
 
 def test_the_plot_and_why_have_the_same_stragglers():
     """Without the first step, in which others are late; with it where it is chosen."""
-    with load(DATA / "critic_run.tar.gz", cache=False) as run:
+    with load(cached("critic_run")) as run:
         data, choice = data_of(run, "stragglers")
         listed = explanations(run.tables, None)
         whole, _ = data_of(run, "stragglers", steps=(1, 9))

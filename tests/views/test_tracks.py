@@ -3,16 +3,15 @@
 import json
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
+from cached_runs import REHEARSED
 from views.perfetto_reading import read_trace
 
 from verl_profiler.exports.perfetto import PerfettoTrace
 from verl_profiler.exports.tracks import origin_ns, write_run
 from verl_profiler.reading.reader import load
 
-DATA = Path(__file__).parent.parent / "data"
 NOT_DRAWN = ("memory", "profiler_cost", "request_start", "engine_state")
 
 
@@ -26,7 +25,7 @@ def write(tables, path):
 
 @pytest.fixture(scope="module")
 def run():
-    with load(DATA / "rehearsal_run.tar.gz", cache=False) as opened:
+    with load(REHEARSED) as opened:
         yield opened
 
 
