@@ -104,14 +104,14 @@ def test_only_a_part_is_downloaded_and_only_what_has_changed(run, s3, monkeypatc
     earlier = uploaded(run, url)
     filesystem, _ = connect(url)
     taken = []
-    original = filesystem.cat_ranges
+    original = filesystem.get_file
 
-    def cat_ranges(paths, *rest, **more):
-        taken.extend(paths)
-        return original(paths, *rest, **more)
+    def get_file(path, *rest, **more):
+        taken.append(path)
+        return original(path, *rest, **more)
 
     # Clients are kept by fsspec, one per protocol and settings.
-    monkeypatch.setattr(filesystem, "cat_ranges", cat_ranges)
+    monkeypatch.setattr(filesystem, "get_file", get_file)
 
     with load(f"{url}/step_2") as opened:
         assert opened.rows("SELECT DISTINCT step FROM event_fields") == [{"step": 2}]

@@ -29,6 +29,8 @@ _PACKAGES = {
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"})
 # SFTP's client keeps no listings, and takes the option for one of SSH's.
 _NEED_LISTINGS_CACHE = frozenset({"sftp", "ssh"})
+# They have one connection, which only one thread may use: paramiko waits forever otherwise.
+_OF_ONE_THREAD = frozenset({"sftp", "ssh", "ftp", "smb"})
 # Nothing but this process would have what is written there.
 _OF_ONE_PROCESS = frozenset({"memory"})
 
@@ -91,6 +93,13 @@ def connect(url: str) -> tuple[Any, str]:
     except Exception as error:  # noqa: BLE001  any client's: some connect at once
         raise RemoteError(f"{public(url)} cannot be used: {problem_of(error)}") from None
     return filesystem, str(path).rstrip("/")
+
+
+def takes_threads(filesystem: Any) -> bool:
+    """Return whether several threads may use a file system."""
+    protocol = filesystem.protocol
+    names = {protocol} if isinstance(protocol, str) else set(protocol)
+    return names.isdisjoint(_OF_ONE_THREAD)
 
 
 def listing(filesystem: Any, path: str) -> dict[str, Any]:

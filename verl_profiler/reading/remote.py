@@ -15,10 +15,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -30,6 +29,7 @@ from verl_profiler.events.remote import (
     connect,
     listing,
     name_of,
+    takes_threads,
 )
 from verl_profiler.events.shipping import SHIPPING_FILE, UPLOAD_FILE
 from verl_profiler.events.vocabulary import RUN_FILE, step_of_folder
@@ -45,8 +45,8 @@ _LISTING, _UPDATING = ".listing", ".updating"
 _EXACT = ("ETag", "etag", "md5")
 _TIMES = ("LastModified", "last_modified", "mtime", "modified", "modify")
 _SETTLED_S = 60.0
-# Parts of files that are downloaded together.
-_AT_ONCE, _PIECE_BYTES = 16, 4 << 20
+_AT_ONCE = 8
+_TRIES = 2
 
 
 def fetched(url: str) -> Path:
@@ -167,9 +167,15 @@ def _update(
                 for name, version in wanted.items()
                 if not version or known.get(name) != version or not (place / name).is_file()
             ]
-            known = {name: version for name, version in known.items() if name not in changed}
-            for name in _downloaded(filesystem, {name: files[name] for name in changed}, place):
-                known[name] = wanted[name]
+
+            def download(name: str) -> bool:
+                return _download(filesystem, files[name][0], place / name)
+
+            with ThreadPoolExecutor(_AT_ONCE if takes_threads(filesystem) else 1) as pool:
+                for name, is_there in zip(changed, pool.map(download, changed), strict=True):
+                    known.pop(name, None)
+                    if is_there:
+                        known[name] = wanted[name]
             if remove:
                 for name in [name for name in known if name not in wanted]:
                     (place / name).unlink(missing_ok=True)
@@ -179,50 +185,27 @@ def _update(
         raise _unwritable(place, error) from error
 
 
-def _downloaded(
-    filesystem: Any, files: Mapping[str, tuple[str, Mapping[str, Any]]], place: Path
-) -> Iterator[str]:
-    """Download files whole; yield the names of those that were not removed meanwhile."""
-    for name, pieces in groupby(_pieces(filesystem, files), key=itemgetter(0)):
-        target = place / name
+def _download(filesystem: Any, path: str, target: Path) -> bool:
+    """Download a file whole; return False for one that was removed meanwhile."""
+    for number in range(_TRIES):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with replacing(target) as file:
-                for _, data in pieces:
-                    if isinstance(data, Exception):
-                        raise data
-                    file.write(data)
+                filesystem.get_file(path, file.name)
         except FileNotFoundError:
-            continue
+            return False
         except Exception as error:
+            if number + 1 < _TRIES:
+                continue
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise ReadingError(
-                f"{public(files[name][0])} cannot be downloaded: {problem_of(error)}",
+                f"{public(path)} cannot be downloaded: {problem_of(error)}",
                 "remote-run",
             ) from error
-        yield name
-
-
-def _pieces(
-    filesystem: Any, files: Mapping[str, tuple[str, Mapping[str, Any]]]
-) -> Iterator[tuple[str, bytes | Exception]]:
-    """Yield the parts of files, each with the file's name, or why one cannot be had at the second try either."""
-    wanted = [
-        (name, path, *part)
-        for name, (path, about) in files.items()
-        for size in [about.get("size") or 0]
-        # Of what is empty, no part can be requested.
-        for part in (
-            [(at, min(at + _PIECE_BYTES, size)) for at in range(0, size, _PIECE_BYTES)]
-            or [(None, None)]
-        )
-    ]
-    for first in range(0, len(wanted), _AT_ONCE):
-        names, *ranges = map(list, zip(*wanted[first : first + _AT_ONCE], strict=True))
-        for name, data, *part in zip(names, filesystem.cat_ranges(*ranges), *ranges, strict=True):
-            failed = isinstance(data, Exception) and not isinstance(data, FileNotFoundError)
-            yield name, filesystem.cat_ranges(*([each] for each in part))[0] if failed else data
+        else:
+            break
+    return True
 
 
 def _version(about: Mapping[str, Any], now_s: float) -> str:
