@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from verl_profiler.analysis.compare.step_metrics import logged_metrics
+from verl_profiler.analysis.explain.finding import in_few
 from verl_profiler.analysis.log_findings import log_findings
 from verl_profiler.cli import main
 from verl_profiler.reading.formats.console_steps import logged_runs
@@ -102,6 +103,13 @@ def test_few_steps_show_a_change_that_is_clear(tmp_path):
     assert ("changed", "gen") == (first["finding"], next(iter(first["accounts"])))
     assert first["recoverable_s"] == pytest.approx(GEN * 3 / 5)
     assert "since step 4" in first["culprit_text"]
+
+
+def test_of_many_steps_the_first_are_named():
+    """Validation in every second of 42 steps was followed by a list of 20 numbers."""
+    by_step = {step: 9.0 * (step % 2 == 0 and step != 22) for step in range(1, 43)}
+
+    assert "mostly in steps 2, 4, 6, 8, 10, 12 and 14 others" == in_few(by_step)["where"]
 
 
 @pytest.mark.parametrize("seed", range(4))

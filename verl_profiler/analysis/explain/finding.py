@@ -12,7 +12,7 @@ from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Plac
 from verl_profiler.analysis.explain.fixes import Facts, fixes_of
 from verl_profiler.analysis.explain.rules import BETWEEN, CATEGORIES, LATE_START, RULES, Rule
 from verl_profiler.analysis.selection import Rows, grouped
-from verl_profiler.units import seconds, share
+from verl_profiler.units import seconds, share, some
 
 __all__ = [
     "LEAST",
@@ -32,6 +32,8 @@ NOBODY = Culprit("", None, "")
 _LARGE = 0.1
 # More than this part of the time, in steps with more than this many times the median of all.
 _MOSTLY, _FEW = 0.5, 3
+# So many of these steps are named.
+_STEPS = 6
 # Each category of the account with this share of the time is accounted for by a finding.
 LEAST = 0.03
 # What a step is for, by what it is listed under: a finding of its own only where a rule triggers.
@@ -175,7 +177,7 @@ def in_few(by_step: Mapping[int, float]) -> dict[str, Any]:
     passed = few[1] - few[0]
     even = all(b - a == passed for a, b in pairwise(few)) and passed > 1
     every = f"every {passed} steps, " if even else ""
-    return {"where": f"mostly {every}in steps {', '.join(map(str, few))}"}
+    return {"where": f"mostly {every}in steps {some(map(str, few), _STEPS)}"}
 
 
 def in_order(listed: Iterable[Finding]) -> list[Finding]:
