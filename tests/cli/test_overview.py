@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import textwrap
 from statistics import median
 
 import pytest
@@ -11,7 +12,7 @@ from commands import Terminal
 from event_files import ended, phases, write_lines
 
 from verl_profiler.cli import main
-from verl_profiler.render.text import clipped
+from verl_profiler.render.text import clipped, unbroken, wrapped
 from verl_profiler.views.overview_text import TABLES, device_line, overview_text
 from verl_profiler.views.summary_text import of_which
 
@@ -161,6 +162,16 @@ def test_ones_own_spans_are_shown(long_run, capsys):
 def test_what_is_cut_ends_between_parts_or_words(text, line):
     """A note ended with `than the one that dispatc …`; what has neither is cut where it has to."""
     assert line == clipped(text, len("a_path_without_spa …"))
+
+
+def test_no_line_ends_between_a_number_and_its_unit():
+    """The first screen ended with `means without step 1 (12.7`, and ` s)` stood alone below it."""
+    text = "a run takes 9 min 7 s; without step 1 (12.7 s), 40 % of 1.5 GiB"
+    for width in range(12, 80):
+        lines = textwrap.wrap(unbroken(text), width)
+        assert not [line for line in lines if re.match(r"(s|min|%|GiB)\b", line)], width
+    assert "step 1 (12.7\xa0s), 40\xa0%" in unbroken(text)
+    assert [text] == wrapped(text, width=80)
 
 
 def test_one_step_has_20_lines_too_and_with_v_its_tables(long_run, capsys):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 
 from verl_profiler.render.visible import visible
+
+# Between a number and its unit.
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|µs|ms|s|min|h|[KMGT]?i?B)(?!\w))")
 
 
 def align(rows: Iterable[Sequence[str]], *, left: Iterable[int] = (0,), indent: str = "  ") -> str:
@@ -64,11 +68,15 @@ def clipped(text: str, width: int = 120) -> str:
     return (kept[:end] if end > width // 2 else kept).rstrip(" ") + " …"
 
 
+def unbroken(text: str) -> str:
+    """Return a text in which no line can end between a number and its unit."""
+    return _UNIT.sub("\xa0", text)
+
+
 def wrapped(text: str, indent: int = 0, width: int = 120) -> list[str]:
     """Return a text as at most two lines, the second indented; what was cut off is marked."""
-    # A percentage stays in one line.
     lines = textwrap.wrap(
-        visible(text).replace(" %", "\xa0%"), width, subsequent_indent=" " * indent, max_lines=2,
+        unbroken(visible(text)), width, subsequent_indent=" " * indent, max_lines=2,
         placeholder=" …", break_on_hyphens=False,
     )  # fmt: skip
     return [line.replace("\xa0", " ") for line in lines]

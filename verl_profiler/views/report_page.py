@@ -13,6 +13,7 @@ from verl_profiler.render.colors import (
     color,
 )
 from verl_profiler.render.html import digest, packed, part, script, script_json, template, trusted
+from verl_profiler.render.text import unbroken
 from verl_profiler.views.findings import finding_texts
 
 
@@ -43,7 +44,7 @@ def page(
     large = len(text) > plain_characters
     return template("report.html").render(
         title=", ".join(document["about"]["runs"]),
-        sentences=document["sentences"],
+        sentences=[*map(unbroken, document["sentences"])],
         findings=finding_texts(document["findings"]),
         sections={each["name"] for each in document["sections"]},
         difference=difference,
