@@ -113,7 +113,7 @@ $(PAGE_CHECKS)/installed: $(wildcard tests/js/*) $(VENV)/installed-dev
 $(LOCKED): pyproject.toml $(wildcard verl_profiler/rehearsal/*.txt)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	if test -f $(LOCK) && head -n 1 $(LOCK) | grep -qF "$$($(VENV)/bin/python -c $(MACHINE))"; then \
-		grep -h '^torch==' verl_profiler/rehearsal/requirements-*.txt | sort -u > $(VENV)/lock-torch && \
+		grep -h '^torch==' verl_profiler/rehearsal/requirements-standin.txt > $(VENV)/lock-torch && \
 		split -n r/4 $(LOCK) $(VENV)/lock- && \
 		printf '%s\n' $(VENV)/lock-torch $(VENV)/lock-a[a-d] | xargs -P 2 -n 1 \
 			$(VENV)/bin/pip install $(PIP_FLAGS) -q $(LAZILY) --no-deps -r; fi
