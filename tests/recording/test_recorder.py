@@ -13,7 +13,7 @@ import pytest
 from reading_back import headers_of, lines_of
 from recording.children import run_child
 
-from verl_profiler.recording import context, recorder
+from verl_profiler.recording import recorder
 from verl_profiler.recording.identity import Identity
 from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
@@ -48,15 +48,6 @@ def test_steps_that_are_not_wanted_are_not_recorded(tmp_path):
     recorder.stop()
 
     assert [2] == [line["step"] for line in lines_of(tmp_path)]
-
-
-def test_without_a_step_the_process_says_which_one(recording, worker_config):
-    """Code outside a request belongs to the step that its process is in."""
-    context.process.step = 7
-    recorder.record("tq_put", 0, 1)
-    recorder.stop()
-
-    assert [7] == [line["step"] for line in lines_of(worker_config.directory)]
 
 
 def test_what_json_does_not_know_costs_no_event(recording, worker_config):

@@ -4,6 +4,7 @@ The stand-in's run is that of examples/own_recipe, so its tool and its reward fu
 of their own.  Its trainer is verl's V0 trainer, the others' V1.
 """
 
+import re
 from collections import Counter, defaultdict
 from datetime import datetime
 
@@ -58,14 +59,18 @@ def run(rehearsed):
     return Recorded(*rehearsed)
 
 
-def test_the_last_line_says_where_the_results_are(run):
-    """And the summary stands before it, and the engine's name at the begin; the console is kept."""
+def test_the_command_tells_the_engine_each_step_and_where_the_results_are(run):
+    """A person can follow the run, and finds its files; the console is kept."""
     names = {"sglang": "the real SGLang", "vllm": "the real vLLM", "standin": "stand-in"}
-    assert names[run.engine] in run.output.splitlines()[0]
+    first, *told, last = run.output.splitlines()
+    assert names[run.engine] in first
+    for step in (1, 2):
+        line = re.compile(rf" *\d+ s  step {step} of 2: .* turns per request")
+        assert [each for each in told if line.match(each)]
+    assert "validation before training" in run.output
+    assert f"Results: {run.directory}" == last
     assert "step:2 - " in run.console
-    assert run.output.splitlines()[-1].startswith("Results:")
     assert (run.directory / "report.html").stat().st_size > 50_000
-    assert "step 1" in run.output
     assert ("stand-in" in run.output) == (run.engine == "standin")
 
 
