@@ -26,10 +26,10 @@ def _each(name, *values, **more):
     return tuple({name: value, **more} for value in values)
 
 
-def _flowing(severities, right, **more):
+def _flowing(severities, right, beside=()):
     """Return the kind of a fault in an asynchronous run, whose trainer would hardly wait without it."""
     flows = {"ahead": 32, "per_call": 0.0002}
-    return Kind(tuple({**flows, **each, **more} for each in severities), right, 20)
+    return Kind(tuple({**flows, **each} for each in severities), right, 20, beside)
 
 
 _TAILED = r"long|tail|tokens|response"
@@ -62,6 +62,7 @@ KINDS = {
     "tail": Kind(_each("long_tail", (2, 4.0), (6, 6.0), (12, 10.0)), _TAILED),
     "lognormal": Kind(_each("lognormal", (0.8, 4000), (1.2, 8000)), _TAILED),
     "slow_rank": Kind(_each("slow_rank", 1.4, 2.0, 4.0, collective=False), r"actor_5"),
+    "slow_passes": Kind(_each("slow_rank", 1.4, 2.0, 4.0, own_passes=True), r"actor_5"),
     "slow_host": Kind(_each("late_host", 3.0, 10.0, 40.0), r"host node-2"),
     "uneven_tokens": Kind(_each("uneven", 0.4, 1.0, 2.0), r"tokens of the ranks|tokens .*rank"),
     "speed_grows": Kind(_each("speed_grows", 0.04, 0.1), r"each step|grow|slower", 12),
@@ -156,6 +157,26 @@ KINDS = {
     "flowing_speed": _flowing(_each("speed_grows", 0.1, 0.2), "grow|slower|step to step"),
     "flowing_rank": _flowing(_each("slow_rank", 1.4, 2.0, collective=False), "actor_5"),
     "flowing_tokens": _flowing(_each("uneven", 1.0, 2.0), r"tokens of the ranks|tokens .*rank"),
+    "flowing_adv": _flowing(_each("adv", 12.0, 40.0), r"\badv\b"),
+    "flowing_dump": _flowing(_each("dump", 3.0, 38.0), "dump"),
+    "flowing_gap": _flowing(_each("third_gap", 8.0, 30.0), "between steps"),
+    "flowing_gets": _flowing(_each("transfer", 2.0, 8.0), "[Tt]ransfer"),
+    "flowing_puts": _flowing(_each("put", 15.0, 30.0), "tq_put"),
+    "flowing_handover": _flowing(_each("handover", 1.0, 4.0), "handover"),
+    "flowing_ref": _flowing(_each("ref_ranks", 4, 2), r"\bref\b"),
+    "flowing_late_ranks": _flowing(
+        _each("late_rank", 2.0, 8.0, collective=False), "ranks wait for the slowest"
+    ),
+    "flowing_build": _flowing(_each("build", 4.0), "prompt_build"),
+    "flowing_cache": _flowing(
+        _each("capacity", *((10**9, 10**9, c, 10**9) for c in (10000, 6000))), "engine_2"
+    ),
+    "flowing_cold": _flowing(_each("cache_lost", 2, prefill_token=2e-3), "cached"),
+    "flowing_tail": _flowing(_each("long_tail", (6, 6.0), (12, 10.0)), "requests with .* times"),
+    "flowing_loops": _flowing(_each("loops", (0.05, 8), (0.05, 16)), r"in \d+ turns"),
+    "flowing_blocks": _flowing(
+        _each("search", 3.0, blocking=True), "my_tools:search", beside=("search",)
+    ),
     "clean": Kind(
         (
             *({}, {"steps": 12}, {"spread": 0.4}, {"workers": 16, "samples": 2}),
@@ -176,8 +197,8 @@ def pair(kind, severity, seed):
     planted = replace(Plan(steps=KINDS[kind].steps, seed=seed), **KINDS[kind].severities[severity])
     # What only makes room for the fault stays.
     kept = {"shuffle", "steps", "per_call", "reward_workers", "workers", "samples", "spread"}
-    kept |= {"timed", "collective", "seed", "ahead", *KINDS[kind].beside}
-    kept |= {"prefill_token"} if kind == "cache_lost" else set()
+    kept |= {"timed", "collective", "own_passes", "seed", "ahead", *KINDS[kind].beside}
+    kept |= {"prefill_token"} if "cache_lost" in KINDS[kind].severities[severity] else set()
     sound = replace(planted, **{k: v for k, v in vars(_WITHOUT).items() if k not in kept})
     return Training(planted), _simulated(sound)
 

@@ -105,6 +105,8 @@ class Plan:
     uneven: float = 0.0
     slow_rank: float = 1.0
     collective: bool = True
+    # A rank is slow in the update only, and the others wait for it in the optimizer step, not in each layer.
+    own_passes: bool = False
     sync: float = 1.5
     sync_grows: float = 0.0
     slow_receiver: float = 0.0
@@ -727,7 +729,8 @@ class Training:
             growth += plan.update_grows * (step - 1)
         own = [each * token * growth * of.uniform(0.995, 1.005) for each in tokens]
         slow = min(5, ranks - 1)
-        own[slow] *= plan.slow_rank
+        if phase == "update_actor" or not plan.own_passes:
+            own[slow] *= plan.slow_rank
         own[self._random("late", phase, step).randrange(ranks)] += plan.late_rank
         stall, stalled = plan.stall
         if phase == "update_actor" and step == stall:
@@ -749,12 +752,13 @@ class Training:
                 self._event(name, step, "load", at + fetch, at + fetch + load, model=True)
             about = {"tokens": tokens[rank], "sequences": 4}
             forward = phase != "update_actor"
+            passed = end - took + own[rank] if plan.own_passes else end
             self._event(
-                name, step, "forward_backward", end - took, end - 0.06, forward_only=forward
+                name, step, "forward_backward", end - took, passed - 0.06, forward_only=forward
             )
             self._event(name, step, batch, end - took, end, **about)
             if not forward:
-                self._event(name, step, "optimizer_step", end - 0.05, end - 0.001)
+                self._event(name, step, "optimizer_step", passed - 0.05, end - 0.001)
                 self._event(name, step, "train_mini_batch", end - took, end)
             if load:
                 self._event(name, step, "offload", end, end + 0.6 * load, model=True)

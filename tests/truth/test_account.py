@@ -269,8 +269,8 @@ def test_the_time_of_an_asynchronous_trainer_has_findings_and_a_last_line():
     rows = {row["finding"]: row for row in explained(tables_of(events))["findings"]}
     advantages_s = 0.9 * 3 / 9
 
-    assert rows["driver"]["recoverable_s"] == pytest.approx(advantages_s)
-    assert "no rank is active" in rows["driver"]["message"]
+    assert rows["adv"]["recoverable_s"] == pytest.approx(advantages_s)
+    assert "no rank is active" in rows["adv"]["message"]
     assert {"training", "weight_sync"} >= rows["pool_work"]["accounts"].keys() >= {"training"}
     assert rows["pool_work"]["accounts"]["training"] == pytest.approx(0.9 * 6 / 9)
 

@@ -103,6 +103,26 @@ def test_half_the_requests_wait_less_for_what_they_share(tmp_path, limit):
     assert 0.75 <= answers["half_the_requests"] / (whole.step_s - half.step_s) <= 1.25
 
 
+def test_each_timer_of_an_asynchronous_trainer_has_an_account_of_its_own():
+    """Three phases whose ranks get 2 s long and begin 1 s late; nothing follows the last of the seven steps."""
+    plan = Plan(steps=8, ahead=32, per_call=0.0002, adv=3.0, dump=4.0, between=2.0)
+    found = {}
+    for row in findings_of(Training(replace(plan, transfer=2.0, handover=1.0))):
+        found |= row["accounts"]
+
+    assert {
+        "adv": 3.0,
+        "dump_rollout_generations": 4.0,
+        "between_steps": 2.0 * 6 / 7,
+    } == pytest.approx(
+        {name: found[name] for name in ("adv", "dump_rollout_generations", "between_steps")},
+        rel=0.02,
+    )
+    assert found["rank_transfer"] == pytest.approx(3 * 2.0, rel=0.02)
+    # Of the simulation are also 0.2 s in each phase.
+    assert found["handover"] == pytest.approx(3 * (1.0 + 0.2), rel=0.05)
+
+
 def test_a_slow_rank_costs_no_more_than_until_the_trainer_waits_for_samples():
     plan = Plan(steps=20, seed=70, ahead=32, per_call=0.0002, slow_tool=40.0, collective=False)
     slow = Training(replace(plan, slow_rank=2.0))

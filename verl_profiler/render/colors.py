@@ -88,6 +88,8 @@ ACCOUNT_COLORS: dict[str, str] = {
     "training": "#D55E00",
     "driver": "#240048",
     "offload": "#B4FCFC",
+    "rank_transfer": "#90B880",
+    "handover": "#601030",
     "generating": "#0072B2",
     "few_requests": "#003CA0",
     "generating_unconsumed": "#56B4E9",

@@ -39,10 +39,11 @@ _GENERATING = (
     "generating_aborted",
     "generating_dropped",
 )
-_TRAINER = ("training", "driver", "offload")
+_TRAINER = ("training", "driver", "offload", "rank_transfer", "handover")
 _TRY = {
-    "driver": "The devices are idle meanwhile: vectorize what the trainer computes, or move it to the ranks.",
     "offload": RULES["offload"].advice,
+    "rank_transfer": RULES["transfer"].advice,
+    "handover": RULES["handover"].advice,
     "waiting_for_samples": "A faster rollout, or more samples in flight, which makes them staler.",
     "dispatch": RULES["late_start"].advice,
     "unattributed": RULES["unexplained"].advice,
@@ -65,6 +66,13 @@ GROUP BY run HAVING avg((running >= capacity - 1)::INTEGER) >= 0.8
 _LIMITED = (
     "; here the rollouter runs no more than {most:,} samples at once: raise "
     "async_training.concurrent_samples_per_replica"
+)
+# Runs whose engines' own times were not recorded, and what that means for the wait for the rollout.
+_UNTIMED = "SELECT run FROM engine_calls GROUP BY run HAVING count(queue_us) = 0"
+_NOT_TIMED = replace(
+    RULES["waits_for_rollout"],
+    cause="Whether generate calls queue, prefill or decode was not recorded (profiler.events.engine_timing).",
+    fixes=(*RULES["waits_for_rollout"].fixes, *RULES["engine_bound"].fixes),
 )
 _SYNCED = "SELECT DISTINCT run FROM event_counts WHERE event = 'weight_sync'"
 # Those whose findings are known: older runs lack what became of their samples.
@@ -105,16 +113,18 @@ def asynchronous_findings(
     if named_of is None:
         named_of = culprits(tables, [], steps)
     at_once = {row["run"]: _LIMITED.format(**row) for row in tables.rows(_AT_ONCE)}
+    untimed = {row["run"] for row in tables.rows(_UNTIMED)}
     causes = by_run(row for row in staleness_causes(tables, steps) if row["run"] in synced)
     for run, pools in _pools_of(ledger, steps).items():
         if run in recorded:
             named = [
-                *_of_engines(tables, pools),
                 *_of_culprits(pools, named_of.get(run, {})),
+                *_of_engines(tables, pools, named_of.get(run, {})),
                 *(each for each in _split_off(pools) if _confirmed(each, pools, known)),
                 *_of_staleness(pools, stale.get(run, []), causes.get(run, [])),
                 *_of_devices(
                     pools,
+                    RULES | {"waits_for_rollout": _NOT_TIMED} if run in untimed else RULES,
                     _LEND if fits("hybrid_switch", Facts(tables, run)) else "",
                     at_once.get(run, ""),
                 ),
@@ -158,17 +168,20 @@ def with_the_rest(
         cycle = (known or {}).get(run)
         if cycle is not None:
             before = {each.name for each, _ in own}
-            every = [each if each.name in before else _replayed(each, cycle) for each in every]
+            every = [
+                each if each.name in before else _replayed(each, cycle, pools.trainer)
+                for each in every
+            ]
         found += in_order(every)
     return found
 
 
-def _replayed(finding: Finding, cycle: Cycle) -> Finding:
+def _replayed(finding: Finding, cycle: Cycle, trainer: _Pool) -> Finding:
     """Return a finding of what the trainer does besides training with the gain of a replay without it."""
-    (account,) = [*finding.accounts] if len(finding.accounts) == 1 else [""]
+    account = trainer.account_of(next(iter(finding.accounts))) if len(finding.accounts) == 1 else ""
     if not account or account in ("waiting_for_samples", *_GENERATING) or finding.rule.dominates:
         return finding
-    state = TRAINING if account in _TRAINER else account if account in ACCOUNTS else "overhead"
+    state = TRAINING if account in _TRAINER else account
     spent_s = finding.recoverable_s
     return replace(finding, recoverable_s=cycle.trained_s(spent_s, state), ranked_s=spent_s)
 
@@ -193,15 +206,23 @@ class _Pool(Account):
                 "duration_s": row["device_s"] / row["devices"],
                 "phase": None,
                 "name": row["pool"],
-                "event": "",
+                "event": row.get("timer_of", row["account"]),
             }
             for row in rows
         ]
         super().__init__(run, segments)
 
+    def account_of(self, category: str) -> str:
+        """Return the account of a timer that `by_timer` has set apart, or of an account itself."""
+        rows = self.segments.get(category)
+        return rows[0]["event"] if rows else category
+
+    def _on_trainer(self, category: str) -> bool:
+        return self.account_of(category) == "driver"
+
     def rule_of(self, category: str) -> tuple[str, Rule]:
         if category not in ACCOUNTS:
-            # A timer that `overhead_by_timer` has set apart.
+            # A timer that `by_timer` has set apart.
             return super().rule_of(category)
         about = f"{category.replace('_', ' ')}: {ACCOUNTS[category]}"
         sentence = f"The trainer's devices spend {{lost_s}} per step ({{lost_share}}) on {about}."
@@ -229,7 +250,9 @@ class _Pools:
         return min(self.idle, self.ahead) > max(self.idle, self.ahead) / 2
 
 
-def _of_devices(pools: _Pools, lends: str, at_once: str) -> Iterator[Finding]:
+def _of_devices(
+    pools: _Pools, rules: Mapping[str, Rule], lends: str, at_once: str
+) -> Iterator[Finding]:
     """Yield who waits for whom, and what devices do in vain."""
     trainer, rollout = pools.trainer, pools.rollout
     found: list[tuple[str, _Pool, str, float]] = []
@@ -238,7 +261,8 @@ def _of_devices(pools: _Pools, lends: str, at_once: str) -> Iterator[Finding]:
     elif pools.idle > pools.ahead:
         found.append(("waits_for_rollout", trainer, "waiting_for_samples", pools.idle))
     elif rollout:
-        found.append(("waits_for_trainer", rollout, "staleness_limit", trainer.spent(*_TRAINER)))
+        worked = [each for each in trainer.means if trainer.account_of(each) in _TRAINER]
+        found.append(("waits_for_trainer", rollout, "staleness_limit", trainer.spent(*worked)))
     found.append(("sync_bound", trainer, "weight_sync", trainer.spent("weight_sync")))
     served = rollout or trainer
     for name, account in (
@@ -247,7 +271,7 @@ def _of_devices(pools: _Pools, lends: str, at_once: str) -> Iterator[Finding]:
     ):
         found.append((name, served, account, min(pools.waited, served.spent(account))))
     for name, pool, account, gain in found:
-        rule, lost_s = RULES[name], pool.spent(account)
+        rule, lost_s = rules[name], pool.spent(account)
         if lost_s >= rule.least * pool.step_s and gain >= rule.least * trainer.step_s:
             culprit = replace(in_account(pool, account, pool.member), fixable=rollout is not None)
             yield finding_of(
@@ -270,18 +294,28 @@ def _of_culprits(
 ) -> Iterator[Finding]:
     """Yield what single requests, places and tools cost, by the same rules as of a synchronous run."""
     for name, rule in RULES.items():
-        if name in named and not rule.pooled:
+        # What engines lose has sentences of its own, `_of_engines`.
+        elsewhere = rule.pooled or (name in _LOST_IN_ENGINES and name not in _OF_CYCLE)
+        if name in named and not elsewhere:
             own = rule
             if name in _OF_CYCLE:
                 known = {"categories": (), "change": None, "unseen": False}
                 own = replace(rule, sentence=_OF_CYCLE[name], **known)
+            if name == "prompt_build":
+                # The prompts are what blocks the loops then.
+                own = replace(own, without=())
             made = of_rule(pools.trainer, name, own, None, named[name])
             if made is not None:
                 yield made
 
 
-def _of_engines(tables: Tables, pools: _Pools) -> Iterator[Finding]:
-    """Yield what the generating devices lose inside the engines, if the trainer waits for them."""
+def _of_engines(
+    tables: Tables, pools: _Pools, named: Mapping[str, tuple[Culprit, float | None]]
+) -> Iterator[Finding]:
+    """Yield what the generating devices lose inside the engines, if the trainer waits for them.
+
+    They cost what a replay without them measures, or at most all of that wait.
+    """
     pool = pools.rollout or pools.trainer
     generating = pool.by_step(_GENERATING)
     rows = lost_by_engine(tables, (pool.steps[0], pool.steps[-1]), last_only=False)
@@ -295,7 +329,12 @@ def _of_engines(tables: Tables, pools: _Pools) -> Iterator[Finding]:
             for step in pool.steps
         }
         whole = sum(by_step.values()) / len(pool.steps)
-        enough = pools.waited >= rule.least * pools.trainer.step_s and pools.waited > 0
+        _, measured_s = named.get(name, (None, None))
+        if name == "engine_queue" and measured_s is not None:
+            # It has the replica that queues longest.
+            continue
+        gain = pools.waited if measured_s is None else measured_s / len(pool.steps)
+        enough = gain >= rule.least * pools.trainer.step_s and gain > 0
         if whole >= rule.least * pool.step_s and enough and any(by_engine.values()):
             most = next(iter(by_engine))
             engine = most if by_engine[most] > sum(by_engine.values()) / 2 else ""
@@ -303,9 +342,7 @@ def _of_engines(tables: Tables, pools: _Pools) -> Iterator[Finding]:
             kind = "replica" if engine else ""
             culprit = lost_to(pool.run, name, kind, engine, places).culprit
             own_s = pool.of(rule.categories)
-            yield finding_of(
-                pool, name, rule, pools.waited, own_s, culprit, by_step, lost_s=whole, who=""
-            )
+            yield finding_of(pool, name, rule, gain, own_s, culprit, by_step, lost_s=whole, who="")
 
 
 _LEND = "; let the trainer's replicas generate while it waits"
@@ -381,10 +418,13 @@ def _confirmed(split: Finding, pools: _Pools, known: Mapping[str, Cycle] | None)
 
 # The findings, and their sentences in an asynchronous run, where no request delays its own step.
 _OF_CYCLE = {
+    "tail": "Steps are {lost_s} longer because few requests are much longer than the others ({who}).",
     "tool_time": "Steps are {lost_s} longer because requests wait for tools ({who}).",
     "engine_queue": "Steps are {lost_s} longer because generate calls wait in the engines' queues.",
     "late_start": "Steps are {lost_s} longer because requests start late after their dispatch ({who}).",
+    "prompt_build": "Steps are {lost_s} longer because requests wait for prompt_build: tokenizing the first prompt.",
     "event_loop": "Steps are {lost_s} longer because requests wait for their worker's event loop ({who}).",
+    "transfer": "Steps are {lost_s} longer because requests wait for TransferQueue calls (most: {who}).",
     "weight_sync": "The weight sync waits {lost_s} per step for {who}.",
     "polling": "Steps are {lost_s} longer because the trainer notices finished samples late.",
 }

@@ -31,7 +31,7 @@ from verl_profiler.analysis.explain.request_parts import request_parts
 from verl_profiler.analysis.explain.rules import BETWEEN, LATE_START
 from verl_profiler.analysis.explain.step_rows import TOGETHER
 from verl_profiler.analysis.explain.what_if import Cycle, cycles
-from verl_profiler.analysis.selection import Rows, Steps, by_run, grouped, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, by_run, grouped, in_steps, summed
 from verl_profiler.analysis.workers import rank_balance
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds, size
@@ -64,6 +64,7 @@ def culprits(
     gathered += over_time(earlier, segments)
     named: Found = {}
     of_run = by_run(segments)
+    timed = by_run(tables.rows(_TIMED.format(steps=in_steps(steps)))) if earlier.cycles else {}
     for run in dict.fromkeys((*of_run, *(each.run for each in gathered))):
         own, found = of_run.get(run, []), named.setdefault(run, {})
         for name, (categories, label) in _BY_CATEGORY.items():
@@ -87,9 +88,10 @@ def culprits(
                 in_phases = name in _OF_TRAINER and lost_s is not None
                 saved_s = earlier.of_training(run, lost_s or 0.0) if in_phases else lost_s
                 found[name] = culprit, saved_s
-        forward = _forward_only(own)
+        forward = _forward_only(own or timed.get(run, []))
         if forward is not None:
-            found["forward_only"] = forward
+            culprit, lost_s = forward
+            found["forward_only"] = culprit, earlier.of_training(run, lost_s)
         if "checkpoint" in found:
             culprit, _ = found["checkpoint"]
             found["checkpoint"] = replace(culprit, because=_last_to_save(tables, run, steps)), None
@@ -152,7 +154,8 @@ _FIXABLE = {"late_start": "dispatch"}
 def _ranks(earlier: work.Earlier) -> Iterator[Named]:
     """Find the rank, or the host, that the others wait for in the trainer's phases, or who receives weights last.
 
-    It ends last; or starts last, if its collectives keep the others until it comes.
+    It ends last; or starts last, if its collectives keep the others until it comes; or its passes take longest,
+    if the others wait for it in the optimizer step.
     """
     steps = earlier.steps
     rows = earlier.tables.rows(
@@ -174,6 +177,9 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
             SELECT run, step, phase, at_us, host, name, kind, 'start', min(begin_us),
                 arg_min(end_us - begin_us, begin_us)
             FROM spans WHERE event IN ({TOGETHER}) GROUP BY ALL
+            UNION ALL
+            SELECT run, step, phase, at_us, host, name, kind, 'passes', sum(end_us - begin_us), NULL
+            FROM spans WHERE event = 'forward_backward' GROUP BY ALL
         ), members AS (
             SELECT * EXCLUDE (host, name), name AS who FROM ranks
             UNION ALL BY NAME
@@ -198,7 +204,7 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
     )
     for run, of_run in by_run(rows).items():
         for name, synced in (("slow_ranks", False), ("weight_sync", True)):
-            best: list[tuple[Culprit, float]] = []
+            best: list[tuple[Culprit, float, float]] = []
             # The smallest place that explains the waiting: a host only if it explains more than a rank.
             for kind in ("rank", "replica", "host"):
                 own = [
@@ -206,6 +212,10 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
                     for row in of_run
                     if row["kind"] == kind and (row["phase"] in _SYNCS) == synced
                 ]
+                # Phases in which ranks hardly wait for each other tell nothing of who is slow.
+                waited_s = summed(own, "late_s", "phase")
+                least_s = _LITTLE * sum(waited_s.values())
+                own = [row for row in own if waited_s[row["phase"]] >= least_s]
                 if not own:
                     continue
                 # Some never led.
@@ -217,12 +227,16 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
                 culprit = concentration(kind, places, many, unit="phase", clear=clear)
                 lost = sum(row["late_s"] for row in own if row["who"] == culprit.who)
                 if not best or lost > _MORE_THAN_A_RANK * best[0][1]:
-                    best = [(culprit, lost)]
-            for culprit, lost in best:
+                    best = [(culprit, lost, sum(row["late_s"] for row in own))]
+            for culprit, lost, every in best:
                 # What makes all ranks faster does not help where one is slower than the others.
                 nobody = culprit.who is None
-                less = lost if synced else earlier.of_training(run, lost)
-                yield Named(run, name, replace(culprit, fixable=nobody), None if nobody else less)
+                lost_s: float | None = lost if synced else earlier.of_training(run, lost)
+                if nobody:
+                    # A synchronous run is replayed with even ranks.
+                    flows = run in earlier.cycles and not synced
+                    lost_s = earlier.of_training(run, every) if flows else None
+                yield Named(run, name, replace(culprit, fixable=nobody), lost_s)
 
 
 def _last_to_save(tables: Tables, run: str, steps: Steps) -> str:
@@ -250,6 +264,7 @@ _SYNCS = ("update_weights", "param_sync", "sync_rollout_weights")
 # The last of a group is clearly late if it is later than the others' ends are apart, so many times.
 _CLEAR = 5
 _MORE_THAN_A_RANK = 1.25
+_LITTLE = 0.1
 
 
 # Host memory that grows in each of so many steps, by so much on average.
@@ -328,6 +343,12 @@ def _most_idle(rows: Rows) -> Culprit:
     means = _mean_idle(rows)
     places = places_of((step, phase, lost) for (step, phase), lost in means.items())
     return identity("phase", places, verb="most idle")
+
+
+_TIMED = """
+SELECT run, step, phase AS category, duration_us / 1e6 AS duration_s FROM phases
+WHERE parent = 'step' AND NOT validate AND {steps}
+"""
 
 
 def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:

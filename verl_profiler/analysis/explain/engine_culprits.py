@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from verl_profiler.analysis.explain.concentration import Named, concentration, lost_in, places_of
+from verl_profiler.analysis.explain.concentration import (
+    Named,
+    concentration,
+    lost_in,
+    lost_to,
+    places_of,
+)
 from verl_profiler.analysis.explain.rollout_culprits import shares_of
 from verl_profiler.analysis.explain.step_rows import KV_FULL
-from verl_profiler.analysis.explain.work import Earlier
+from verl_profiler.analysis.explain.work import Earlier, in_work
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
-from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = ["engines", "lost_by_engine"]
@@ -25,9 +30,12 @@ def engines(earlier: Earlier) -> Iterator[Named]:
     shares = shares_of(tables, "engine_name", "engine_calls", steps)
     sooner = earlier(
         "SELECT run, step, name, request_id, 'cold' AS who, sum(cold_us) AS cut_us FROM engine_call_times "
-        f"WHERE cold_us > 0 AND NOT validate AND {SYNCHRONOUS} AND {in_steps(steps)} GROUP BY ALL",
+        f"WHERE cold_us > 0 AND NOT validate AND {in_work(steps)} GROUP BY ALL",
         "prefill",
     )
+    for (run, _), places in sooner.items():
+        if run in earlier.cycles:
+            yield lost_to(run, "cold_prefix_cache", "phase", "prefill", places)
     for run, own in by_run(lost_by_engine(tables, steps)).items():
         by_calls = shares.get(run, {})
         for finding, about in _ABOUT.items():

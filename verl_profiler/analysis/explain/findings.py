@@ -36,7 +36,7 @@ from verl_profiler.analysis.explain.finding import (
     without_superfluous,
 )
 from verl_profiler.analysis.explain.fixes import Facts
-from verl_profiler.analysis.explain.ledger import bubble_ledger, overhead_by_timer
+from verl_profiler.analysis.explain.ledger import bubble_ledger, by_timer
 from verl_profiler.analysis.explain.rules import LATE_START, RULES
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import Cycle, cycles, synchronous_what_if
@@ -102,7 +102,7 @@ def explained(
     }
     asynchronous = {row["run"] for row in tables.rows(ASYNCHRONOUS)}
     ledger = [row for row in found["bubble_ledger"] if row["run"] in asynchronous]
-    ledger = overhead_by_timer(tables, ledger)
+    ledger = by_timer(tables, ledger)
     listed = [
         *ranked(account, replays, found["stragglers"], named, starts=_starts(tables)),
         *with_the_rest(

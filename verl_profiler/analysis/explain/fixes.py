@@ -59,7 +59,7 @@ _ALL = (*_V1, "legacy")
 # Trainers of verl.experimental have settings of their own.
 _EXPERIMENTAL = """
 SELECT run FROM processes WHERE role = 'rollouter'
-UNION SELECT run FROM dispatched
+UNION SELECT run FROM event_fields WHERE event = 'dispatch' AND uid IS NOT NULL
 """
 _ROLLOUT = "actor_rollout_ref.rollout"
 

@@ -24,7 +24,7 @@ __all__ = [
     "USEFUL",
     "account_totals",
     "bubble_ledger",
-    "overhead_by_timer",
+    "by_timer",
     "quoted",
     "standalone_replicas",
     "step_windows",
@@ -37,6 +37,8 @@ ACCOUNTS = {
     "training": "log-probabilities, values, updates in the trainer",
     "driver": "timers of the trainer in which no rank is active: advantages, rewards",
     "offload": "loading and offloading parameters, gradients or optimizer state",
+    "rank_transfer": "TransferQueue calls of the rank that ends last in a timer of the trainer",
+    "handover": "timers of the trainer while the rank that ends last in them is idle",
     "generating": "generate calls of samples that were consumed",
     "few_requests": "the same while a replica runs fewer than a quarter of the calls that it runs at "
     "most in the step, in synchronous training",
@@ -290,24 +292,28 @@ def _rows(
     ]
 
 
-def overhead_by_timer(tables: Tables, ledger: Rows) -> Rows:
-    """Return rows of `bubble_ledger`; the trainer's overhead is divided by its timers, each an account of its own.
+def by_timer(tables: Tables, ledger: Rows) -> Rows:
+    """Return rows of `bubble_ledger`; the trainer's overhead and what its driver does are divided by its timers.
 
-    Of a step without any, and of the rollout's devices, it stays one row.
+    Each timer is an account of its own, with the one that it is of as `timer_of`; so is what lies between steps.  Of a
+    step without any, and of the rollout's devices, an account stays one row.
     """
-    timers: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
-    for row in tables.rows(_OVERHEAD):
-        timers[row["run"], row["step"]][row["phase"]] = row["spent_us"]
+    timers: dict[tuple[str, int, str], dict[str, int]] = defaultdict(dict)
+    for row in tables.rows(_BY_TIMER):
+        timers[row["run"], row["step"], row["account"]][row["phase"]] = row["spent_us"]
     found: Rows = []
     for row in ledger:
-        divided = row["account"] == "overhead" and row["pool"] != "rollout"
-        own = timers.get((row["run"], row["step"]), {}) if divided else {}
-        whole_us = sum(own.values())
+        account = row["account"]
+        own = timers.get((row["run"], row["step"], account), {}) if row["pool"] != "rollout" else {}
+        timed_us = whole_us = sum(own.values())
+        if account == "unattributed":
+            whole_us = max(whole_us, round(row["device_s"] / row["devices"] * 1e6))
         parts = {phase: us / whole_us for phase, us in own.items()} if whole_us else {}
-        found += [
-            {**row, "account": phase} | {key: part * row[key] for key in ("device_s", "share")}
-            for phase, part in parts.items()
-        ] or [row]
+        if timed_us < whole_us or not parts:
+            parts[account] = 1 - sum(parts.values())
+        for phase, part in parts.items():
+            more = {} if phase == account else {"account": phase, "timer_of": account}
+            found.append({**row, **more, **{key: part * row[key] for key in ("device_s", "share")}})
     return found
 
 
@@ -329,19 +335,13 @@ SELECT p.run, p.phase, p.begin_us, p.end_us FROM phases AS p JOIN (
 ) AS t USING (run, name)
 ORDER BY p.begin_us, p.end_us DESC
 """
-# Its timers of overhead; of those inside each other the outer one.
-_OVERHEAD = f"""
-SELECT run, step, phase, sum(duration_us) AS spent_us FROM phases
-WHERE phase IN ({", ".join(f"'{name}'" for name in _OVERHEADS)})
-    AND parent IS DISTINCT FROM 'testing' AND (run, name) IN (SELECT (run, name) FROM phases WHERE phase = 'step')
-GROUP BY ALL
-"""
-# Timers with no active rank while ranks are active in others, unless only ranks can do what they are for; and what
-# the last rank of a timer loads.
+# Timers with no active rank while ranks are active in others, unless only ranks can do what they are for; what
+# the last rank of a timer loads, how long it waits for the TransferQueue, and when it is idle.
 _ALONE = """
 WITH timers AS (
     SELECT run, step, phase, begin_us, end_us FROM phases
-    WHERE parent = 'step' AND phase NOT IN ('gen', 'sample_wait') AND NOT validate
+    WHERE coalesce(parent, 'step') = 'step' AND phase NOT IN ('step', 'gen', 'sample_wait') AND NOT validate
+        AND (run, name) IN (SELECT (run, name) FROM phases WHERE phase = 'step')
 ), inside AS MATERIALIZED (
     SELECT t.*, r.name, r.event, r.begin_us AS from_us, r.end_us AS until_us
     FROM timers AS t JOIN rank_spans AS r ON r.run = t.run AND r.step = t.step
@@ -350,14 +350,44 @@ WITH timers AS (
 ), last AS (
     SELECT run, begin_us, arg_max(name, (until_us, from_us, name)) AS name FROM inside
     GROUP BY run, begin_us
+), worked AS (
+    SELECT run, step, phase, begin_us, end_us, min(from_us) AS from_us, max(until_us) AS until_us
+    FROM inside SEMI JOIN last USING (run, begin_us, name) GROUP BY ALL
 )
-SELECT run, begin_us, end_us, 'driver' AS account
+SELECT run, step, phase, begin_us, end_us, 'driver' AS account
 FROM timers ANTI JOIN inside USING (run, begin_us) SEMI JOIN inside USING (run)
 WHERE phase NOT IN ('old_log_prob', 'ref', 'values', 'update_actor', 'update_critic')
 UNION ALL
-SELECT i.run, from_us, until_us, 'offload' FROM inside AS i JOIN last USING (run, begin_us, name)
+SELECT i.run, step, phase, from_us, until_us, 'offload' FROM inside AS i JOIN last USING (run, begin_us, name)
 WHERE i.event IN ('load', 'offload')
+UNION ALL
+SELECT t.run, t.step, phase, c.begin_us, c.end_us, 'rank_transfer'
+FROM timers AS t JOIN last AS l USING (run, begin_us) JOIN transfers AS c ON c.run = t.run AND c.name = l.name
+    AND within(c.begin_us, c.end_us, t.begin_us, t.end_us)
+UNION ALL
+SELECT run, step, phase, begin_us, from_us, 'handover' FROM worked WHERE from_us > begin_us
+UNION ALL
+SELECT run, step, phase, until_us, end_us, 'handover' FROM worked WHERE until_us < end_us
 ORDER BY run, begin_us
+"""
+# The timers of overhead, of those inside each other the outer one, and of the driver; and what lies between steps.
+_BY_TIMER = f"""
+WITH trainers AS (SELECT DISTINCT run, name FROM phases WHERE phase = 'step'), timers AS (
+    SELECT p.* FROM phases AS p SEMI JOIN trainers USING (run, name)
+)
+SELECT run, step, phase, 'overhead' AS account, sum(duration_us) AS spent_us FROM timers
+WHERE phase IN ({", ".join(f"'{name}'" for name in _OVERHEADS)}) AND parent IS DISTINCT FROM 'testing'
+GROUP BY ALL
+UNION ALL
+SELECT run, step, phase, account, sum(end_us - begin_us) FROM ({_ALONE})
+WHERE account = 'driver' AND phase NOT IN ({", ".join(f"'{name}'" for name in _TIMERS)}) GROUP BY ALL
+UNION ALL
+SELECT run, step, 'between_steps', 'unattributed', next_us - end_us - coalesce(timed_us, 0)
+FROM (SELECT *, lead(begin_us) OVER (PARTITION BY run ORDER BY step) AS next_us FROM steps)
+    LEFT JOIN (SELECT run, step, sum(duration_us) AS timed_us FROM timers
+        WHERE parent IS NULL AND phase <> 'step' GROUP BY ALL) USING (run, step)
+WHERE finished AND next_us > end_us + coalesce(timed_us, 0)
+ORDER BY ALL
 """
 _SYNCS = """
 SELECT run, begin_us, end_us FROM event_fields

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from statistics import fmean, median
 
-from verl_profiler.analysis.explain.changes import without_build, without_queue
+from verl_profiler.analysis.explain.changes import without_build
 from verl_profiler.analysis.explain.concentration import (
     Culprit,
     Named,
@@ -18,7 +18,6 @@ from verl_profiler.analysis.explain.concentration import (
     identity,
     lost_in,
     lost_to,
-    places_of,
 )
 from verl_profiler.analysis.explain.model import (
     Call,
@@ -32,31 +31,31 @@ from verl_profiler.analysis.explain.model import (
 )
 from verl_profiler.analysis.explain.rules import LATE_START
 from verl_profiler.analysis.explain.work import LATER, LITTLE, Earlier, in_work
-from verl_profiler.analysis.selection import Rows, by_run
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 
 __all__ = ["request_parts"]
 
-_QUEUE, _LOOP, _POLLING, _TOOLS = "engine_queue", "event_loop", "polling", "tool_time"
+_POLLING, _TOOLS, _BUILD = "polling", "tool_time", "prompt_build"
 
 
 def request_parts(earlier: Earlier) -> Iterator[Named]:
-    """Find tools, queues, event loops and late starts that steps of asynchronous runs wait for."""
-    blocked = by_run(_blocked(earlier)) if earlier.cycles else {}
+    """Find tools, prompts and late starts that steps of asynchronous runs wait for."""
+    built = {row["run"] for row in earlier.tables.rows(_built(earlier))} if earlier.cycles else ()
     for run, cycle in earlier.cycles.items():
         if cycle.refused is not None:
             continue
-        model, loops = cycle.model, blocked.get(run, [])
+        model = cycle.model
         whole_us = sum(each.duration_us for each in model.requests)
         waiting_us = sum(map(_waiting_us, model.requests))
-        for name, without in _WITHOUT.items():
-            if name == _LOOP and not loops:
+        for name, changed in _WITHOUT.items():
+            if name == LATE_START and run in built:
                 continue
+            without = _at_once if name == _BUILD and run in built else changed
             less_us = waiting_us - sum(_waiting_us(without(each)) for each in model.requests)
             if less_us >= LITTLE * whole_us:
                 places = earlier.places(run, name, cycle.saved_s(without))
                 if places:
-                    culprit = _culprit(name, model, loops)
+                    culprit = _culprit(name, model)
                     evidence = lost_to(run, name, "", culprit.who or name, places).culprit.evidence
                     yield Named(run, name, replace(culprit, evidence=evidence), lost_in(places))
         if any(isinstance(each, Take) and each.lag_us for each in model.operations):
@@ -75,25 +74,18 @@ def _without_tools(stage: Stage) -> Stage:
     return stage.changed(lambda _tool, _us: 0.0) if isinstance(stage, Tools) else stage
 
 
-def _without_loop(stage: Stage) -> Stage:
-    """Remove the time in which a request waits for its worker's event loop, or the loop works for it."""
-    if isinstance(stage, Call):
-        return stage._replace(after_us=0.0)
-    if isinstance(stage, Tools):
-        stalled_us = stage.stalled_us
-        return stage.changed(lambda _, us: max(us - stalled_us, 0.0))._replace(stalled_us=0.0)
-    return stage._replace(length_us=0.0) if stage.own else stage
+def _dispatched(request: Request) -> Request:
+    return request._replace(begin_us=0.0)
 
 
 def _at_once(request: Request) -> Request:
-    return without_build(request._replace(begin_us=0.0))
+    return without_build(_dispatched(request))
 
 
 _WITHOUT: Mapping[str, Callable[[Request], Request]] = {
     _TOOLS: _changed(_without_tools),
-    _QUEUE: _changed(lambda stage: without_queue(stage) if isinstance(stage, Call) else stage),
-    LATE_START: _at_once,
-    _LOOP: _changed(_without_loop),
+    LATE_START: _dispatched,
+    _BUILD: without_build,
 }
 
 
@@ -113,15 +105,11 @@ def _without_lags(model: Model) -> Model:
     return replace(model, operations=tuple(operations))
 
 
-def _culprit(name: str, model: Model, loops: Rows) -> Culprit:
-    """Return the tool, the blocking call or the worker with most of a part's time, if one has it."""
+def _culprit(name: str, model: Model) -> Culprit:
+    """Return the tool or the worker with most of a part's time, if one has it."""
     if name == _TOOLS:
         lengths = tool_lengths([model])
         return identity("tool", [Place(0, {tool: sum(us) for tool, us in lengths.items()})])
-    if name == _LOOP:
-        call = identity("call", places_of((r["step"], r["during"], r["lost_s"]) for r in loops))
-        code = max((row["code"] or "" for row in loops if row["during"] == call.who), default="")
-        return replace(call, text=f"{call.text}{code and f' ({code})'}", code=code)
     if name == LATE_START:
         begins: dict[str, list[float]] = {}
         for each in model.requests:
@@ -137,15 +125,21 @@ def _culprit(name: str, model: Model, loops: Rows) -> Culprit:
 _NO_ONE = {LATE_START: "no single worker"}
 
 
-def _blocked(earlier: Earlier) -> Rows:
-    """Return what blocked the event loops of workers in asynchronous runs."""
-    return earlier.tables.rows(
-        f"""
-        SELECT run, step, coalesce(function, during, 'unknown') AS during,
-            max(concat(file, ':', line)) FILTER (line IS NOT NULL) AS code,
-            sum(duration_us) / 1e6 AS lost_s
-        FROM lags WHERE (run, name) IN (SELECT (run, name) FROM requests)
-            AND NOT {SYNCHRONOUS} AND {in_work(earlier.steps)}
-        GROUP BY ALL ORDER BY ALL
-        """
-    )
+def _built(earlier: Earlier) -> str:
+    """Return the SQL of the runs whose requests are mostly late because their worker builds prompts of others."""
+    return f"""
+        WITH starts AS (
+            SELECT r.run, r.name, r.request_id, at_us, begin_us FROM requests AS r JOIN dispatched USING (run, uid)
+            WHERE NOT validate AND NOT {SYNCHRONOUS} AND {in_work(earlier.steps)} AND begin_us > at_us
+        ), builds AS (
+            SELECT run, name, request_id, begin_us, end_us FROM event_fields
+            WHERE event = 'prompt_build' AND duration_us IS NOT NULL
+        ), covered AS (
+            SELECT s.run, sum(least(s.begin_us, b.end_us) - greatest(s.at_us, b.begin_us)) AS us
+            FROM starts AS s JOIN builds AS b ON b.run = s.run AND b.name = s.name
+                AND b.begin_us < s.begin_us AND b.end_us > s.at_us AND b.request_id <> s.request_id
+            GROUP BY s.run
+        )
+        SELECT run FROM starts JOIN covered USING (run)
+        GROUP BY run HAVING 2 * any_value(us) > sum(begin_us - at_us)
+    """

@@ -134,6 +134,10 @@ def requests(earlier: Earlier) -> Iterator[Named]:
         if tail.who is not None and best.who is None:
             best = replace(best, who=tail.who, text=tail.who)
         yield Named(run, "tail", replace(best, because=tail.sentence), tail.sooner_s)
+    for run, tail in longer.items():
+        if run in earlier.cycles:
+            culprit = Culprit("request", tail.who, tail.who or "", because=tail.sentence)
+            yield Named(run, "tail", culprit, tail.sooner_s)
 
 
 def shares_of(tables: Tables, column: str, table: str, steps: Steps) -> dict[str, dict[str, float]]:
@@ -350,6 +354,11 @@ def replicas(earlier: Earlier) -> Iterator[Named]:
         GROUP BY ALL ORDER BY run, step, who
         """
     )
+    waited = earlier(
+        "SELECT run, step, name, request_id, 'queue' AS who, sum(queue_us) AS cut_us FROM engine_calls "
+        f"WHERE queue_us > 0 AND NOT validate AND NOT {SYNCHRONOUS} AND {in_work(earlier.steps)} GROUP BY ALL",
+        "queue",
+    )
     for run, own in by_run(rows).items():
         calls = _most(own, "calls", "most calls")
         counted = sum(row["calls"] for row in own if row["who"] == calls.who)
@@ -374,7 +383,8 @@ def replicas(earlier: Earlier) -> Iterator[Named]:
             )
             queue = replace(queue, because=because, fixable=False)
         yield Named(run, "uneven_replicas", calls)
-        yield Named(run, "engine_queue", queue)
+        later = waited.get((run, "queue"))
+        yield Named(run, "engine_queue", queue, None if later is None else lost_in(later))
 
 
 def _most(rows: Rows, column: str, verb: str) -> Culprit:
@@ -568,8 +578,8 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterat
         yield lost_to(run, "slow_host", "host", host, places, text=text)
 
 
-# How long each request waited for its event loop while others blocked it: stalls from the step's dispatch to its end,
-# but not while an engine, a tool or a reward worked for it, unless that ended with the stall.
+# How long each request waited for its event loop while others blocked it: stalls from the step's dispatch (of an
+# asynchronous run, from its begin) to its end, but not while an engine, a tool or a reward worked for it, unless that ended with the stall.
 _WAITED = """
 WITH stalls AS (
     SELECT run, name, begin_us, end_us, sum(duration_us) OVER (
@@ -578,8 +588,8 @@ WITH stalls AS (
 ), chosen AS (
     SELECT run, step, name, request_id, least(g.begin_us, r.begin_us) AS begin_us, r.end_us
     FROM (SELECT * FROM requests WHERE finished AND NOT validate AND {own}) AS r
-        JOIN (SELECT run, step, begin_us FROM gens WHERE in_step) AS g USING (run, step)
-    WHERE (run, name) IN (SELECT (run, name) FROM stalls)
+        LEFT JOIN (SELECT run, step, begin_us FROM gens WHERE in_step AND {synchronous}) AS g USING (run, step)
+    WHERE (g.step IS NOT NULL OR NOT {synchronous}) AND (run, name) IN (SELECT (run, name) FROM stalls)
 ), waits AS (
     SELECT run, step, name, request_id, begin_us, end_us FROM event_fields
     WHERE event IN ('tool_call', 'reward') AND NOT validate AND duration_us IS NOT NULL AND {own}
@@ -625,13 +635,17 @@ def stalls(earlier: Earlier) -> Iterator[Named]:
         FROM lags AS g JOIN last_requests AS l ON l.run = g.run AND l.step = g.step
             AND l.name = g.name AND g.end_us > l.gen_begin_us AND g.begin_us < l.end_us
             LEFT JOIN processes AS p ON p.run = g.run AND p.name = g.name
-        WHERE {in_steps(steps, "g.step")} GROUP BY ALL ORDER BY ALL
+        WHERE {in_steps(steps, "g.step")} GROUP BY ALL
+        UNION ALL
+        SELECT run, step, name, coalesce(function, during, 'unknown'), NULL,
+            max(concat(file, ':', line)) FILTER (line IS NOT NULL), sum(duration_us) / 1e6
+        FROM lags WHERE NOT of_host AND (run, name) IN (SELECT (run, name) FROM requests)
+            AND NOT {SYNCHRONOUS} AND {in_work(steps)} GROUP BY ALL ORDER BY ALL
         """
     )
     workers = shares_of(tables, "name", "requests", steps)
-    own_steps = f"{SYNCHRONOUS} AND {in_steps(steps)}"
-    waited = _WAITED.format(own=own_steps, noticed=STALL_NOTICED_US)
-    sooner = earlier(waited, "other") if rows else {}
+    waited = _WAITED.format(own=in_work(steps), synchronous=SYNCHRONOUS, noticed=STALL_NOTICED_US)
+    sooner = earlier(waited, "loop") if rows else {}
     for run, own in by_run(rows).items():
         blocked, stalled, hosts = (
             places_of((r["step"], r[who], r["lost_s"]) for r in own if r[who] is not None)
@@ -647,24 +661,29 @@ def stalls(earlier: Earlier) -> Iterator[Named]:
         else:
             named = worker
         # At most what the last requests' loops are blocked: what blocks may itself take less time.
-        named = replace(named, most_s=sum(row["lost_s"] for row in own))
+        if run not in earlier.cycles:
+            named = replace(named, most_s=sum(row["lost_s"] for row in own))
         yield Named(run, "event_loop", named, lost_in(sooner.get((run, "event loop"), ())))
         if hosts:
             yield Named(run, "host_stall", identity("host", hosts, verb="stalled"))
 
 
-# Time of a kind of work that requests do, and how much of it, by call.
+# A kind of work that requests do: its time, how much work it is, and its amount per unit of that; by call.
 _WORK_OF_REQUESTS = """
 SELECT run, step, name, request_id, 'tools' AS of, concat('calls of ', coalesce(tool, 'tool')) AS who,
-    duration_us AS us, 1 AS units FROM tool_calls WHERE duration_us IS NOT NULL AND NOT validate
+    duration_us AS us, duration_us / 1e6 AS amount, 1 AS units
+FROM tool_calls WHERE duration_us IS NOT NULL AND NOT validate
 UNION ALL
-SELECT run, step, name, request_id, 'decoding', 'decoding', decode_us, decoded_tokens
+SELECT run, step, name, request_id, 'decoding', 'decoding', decode_us, decode_us / 1e6, decoded_tokens
 FROM engine_call_times WHERE decode_us > 0 AND decoded_tokens > 0 AND NOT validate
+UNION ALL
+SELECT run, step, name, request_id, 'tokens', 'tokens per request', engine_us, generated_tokens, 1
+FROM requests WHERE engine_us > 0 AND generated_tokens > 0 AND NOT validate
 """
 
 
 def changing_work(earlier: Earlier) -> Iterator[Named]:
-    """Find the kind of work of requests that takes longer from step to step, or since a step.
+    """Find the kind of work of requests that takes longer, or is more, from step to step, or since a step.
 
     Of asynchronous runs: a step of theirs waits for requests of several steps.
     """
@@ -672,10 +691,10 @@ def changing_work(earlier: Earlier) -> Iterator[Named]:
         return
     series: dict[tuple[str, str, str], dict[int, float]] = {}
     for row in earlier.tables.rows(
-        f"SELECT run, of, who, step, sum(us) / sum(units) / 1e6 AS unit_s FROM ({_WORK_OF_REQUESTS}) "
+        f"SELECT run, of, who, step, sum(amount) / sum(units) AS unit FROM ({_WORK_OF_REQUESTS}) "
         f"WHERE NOT {SYNCHRONOUS} AND {in_work(earlier.steps)} GROUP BY ALL ORDER BY ALL"
     ):
-        series.setdefault((row["run"], row["of"], row["who"]), {})[row["step"]] = row["unit_s"]
+        series.setdefault((row["run"], row["of"], row["who"]), {})[row["step"]] = row["unit"]
     for (run, of, who), own in series.items():
         shape = shape_of(own, min(own))
         if shape is None:
@@ -688,12 +707,15 @@ def changing_work(earlier: Earlier) -> Iterator[Named]:
         parts = [1 - shape.kept[step] for step in own]
         parameters = {"run": run, "who": who, "steps": [*own], "parts": parts}
         places = earlier(cuts, of, parameters).get((run, who), [])
-        unit = " per token" if of == "decoding" else ""
-        text = f"{who}: {seconds(shape.first)} to {seconds(shape.last)}{unit}"
-        finding = "grows" if shape.since is None else "changed"
-        text += f", since step {shape.since}" if shape.since is not None else ""
+        since = f", of those dispatched since step {shape.since}" if shape.since is not None else ""
+        if of == "tokens":
+            finding, text = "more_tokens", f"{shape.first:,.0f} to {shape.last:,.0f} {who}"
+        else:
+            finding = "changed" if since else "grows"
+            unit = " per token" if of == "decoding" else ""
+            text = f"{who}: {seconds(shape.first)} to {seconds(shape.last)}{unit}"
         if places:
-            yield lost_to(run, finding, "work", who, places, text=text)
+            yield lost_to(run, finding, "work", who, places, text=text + since)
 
 
 # Calls of one worker are slow if they take so many times what those of the others take.
@@ -701,7 +723,11 @@ _SLOWER_PUT = 3
 
 
 def transfers(earlier: Earlier) -> Iterator[Named]:
-    """Find the worker whose TransferQueue calls take many times as long as those of the others."""
+    """Find the worker whose TransferQueue calls take many times as long as those of the others.
+
+    Of an asynchronous run also what the calls of all requests cost.
+    """
+    tables = earlier.tables
     calls = (
         "SELECT run, step, name, request_id, event, duration_us FROM transfers WHERE NOT validate "
         f"AND request_id IS NOT NULL AND duration_us IS NOT NULL AND {in_work(earlier.steps)}"
@@ -721,6 +747,18 @@ def transfers(earlier: Earlier) -> Iterator[Named]:
     """
     for (run, who), places in earlier(cuts, "other").items():
         yield lost_to(run, "slow_transfers", "worker", who, places)
+    # Of a synchronous run, those of the last request are a category of the critical path.
+    every = (
+        "SELECT run, step, name, request_id, 'transfers' AS who, sum(duration_us) AS cut_us "
+        f"FROM ({calls}) WHERE NOT {SYNCHRONOUS} GROUP BY ALL"
+    )
+    for (run, _), places in earlier(every, "other").items():
+        events = tables.rows(
+            f"SELECT step, event, sum(duration_us) / 1e6 AS s FROM ({calls}) WHERE run = ? GROUP BY ALL ORDER BY ALL",
+            [run],
+        )
+        called = identity("operation", places_of((r["step"], r["event"], r["s"]) for r in events))
+        yield Named(run, "transfer", called, lost_in(places))
 
 
 _WAITING = "waiting for a reward worker"

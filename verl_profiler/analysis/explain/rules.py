@@ -99,13 +99,22 @@ _CAUSES = (
     *("slow_calls", "slow_prefill", "slow_transfers", "few_at_once", "reward"),
     *("event_loop", "host_stall"),
 )
-_OF_ROLLOUT = (*_CAUSES, "grows", "changed", "tool_time", "engine_queue", "late_start", "polling")
+_OF_ROLLOUT = (
+    *_CAUSES,
+    "tail",
+    "grows",
+    "changed",
+    "tool_time",
+    "engine_queue",
+    "late_start",
+    "polling",
+)
 
 RULES: dict[str, Rule] = {
     "polling": Rule(
         "The trainer noticed rollout completion {lost_s} late.",
-        "Poll more often: in verl 0.9, whose replay buffer polls every 2 s by default, "
-        "subclass ReplayBuffer and pass poll_interval=0.2 (verl 0.8 polls each second, and has no setting). "
+        "Subclass ReplayBuffer and pass poll_interval=0.2: in verl 0.9 it polls every 2 s by default "
+        "(verl 0.8 polls each second, and has no setting). "
         "verl passes its group filter and refills only to its own sampler: pass them on if you use them.",
         ("critical_path", "rollout_tail"),
         change="no_polling",
@@ -411,7 +420,7 @@ RULES: dict[str, Rule] = {
         "Fewer or smaller fields; more storage units.",
         ("transfer_totals", "critical_path"),
         categories=("transfer",),
-        without=("slow_host",),
+        without=("slow_host", "slow_transfers"),
     ),
     "weight_sync": Rule(
         "The weight sync takes {lost_s} per step, {lost_share} of it.",

@@ -109,8 +109,8 @@ class Earlier:
 
         Args:
             cuts: SQL of rows of run, step, name, request_id, who and cut_us; one per request and who.
-            of: What the parts are of: `tools`, `decoding`, `tokens` (their decoding), `prefill`, `other` or
-                `all`.
+            of: What the parts are of: `tools`, `decoding`, `tokens` (their decoding), `prefill`, `queue`, `loop`
+                (what is outside the engines), `other` or `all`.
             parameters: Of `cuts`.
 
         Returns:
@@ -193,9 +193,16 @@ def _time_us(stage: Stage, of: str) -> float:
     if of == "all":
         return measured_us(stage)
     if not isinstance(stage, Call):
-        return stage.length_us if of == ("tools" if isinstance(stage, Tools) else "other") else 0.0
+        kind = "tools" if isinstance(stage, Tools) else "other"
+        return stage.length_us if of in (kind, "loop") else 0.0
     decode_us = stage.seen_us - stage.before_us - stage.fixed_us - stage.after_us
-    times = {"prefill": stage.fixed_us, "decoding": decode_us, "tokens": decode_us}
+    times = {
+        "prefill": stage.fixed_us,
+        "decoding": decode_us,
+        "tokens": decode_us,
+        "queue": stage.queue_us,
+        "loop": stage.before_us - stage.queue_us + stage.after_us,
+    }
     return max(times.get(of, 0.0), 0.0)
 
 
@@ -206,6 +213,12 @@ def _shorter(stage: Stage, of: str, part: float) -> Stage:
     if isinstance(stage, Tools):
         calls = tuple((part * begin, part * us, tool) for begin, us, tool in stage.calls)
         return stage._replace(calls=calls)
+    if of == "queue":
+        less_us = (1 - part) * stage.queue_us
+        return stage._replace(before_us=stage.before_us - less_us, queue_us=part * stage.queue_us)
+    if of == "loop":
+        before_us = part * stage.before_us + (1 - part) * stage.queue_us
+        return stage._replace(before_us=before_us, after_us=part * stage.after_us)
     if of != "prefill":
         tokens = round(part * (stage.tokens or 0)) if of == "tokens" else stage.tokens
         stage = stage._replace(work=part * stage.work, tokens=tokens)
@@ -279,12 +292,14 @@ def prompts(earlier: Earlier) -> Iterator[Named]:
 # those that most requests have at most; long ones are at most this part of all, or lengths are of several kinds.
 _LONG, _TAIL = 2, 1 / 3
 _MOST_REQUESTS = 0.8
-# Standard deviations of a normal distribution: from its tenth percentile to its median, and what few are beyond.
-_TENTH, _BEYOND = 1.2816, 2
+# Fewer requests of a step have no spread to be beyond.
+_SEVERAL = 8
+# Standard deviations of a normal distribution: from its tenth percentile to its median, and of what a tail is beyond.
+_TENTH, _BEYOND = 1.2816, 1.5
 
 
 class Tail(NamedTuple):
-    """Requests that run when the others have ended: a sentence, and how much earlier the others end, in all steps.
+    """Requests with many more tokens or turns than the others: a sentence, and what the steps lose to them, in all.
 
     `who` are those that are longer than lengths are that vary as those below the median do; None without any.
     """
@@ -295,54 +310,63 @@ class Tail(NamedTuple):
 
 
 def tails(earlier: Earlier) -> dict[str, Tail]:
-    """Find requests with many more tokens or turns than the others, that run when the others have ended.
+    """Find requests with many more tokens or turns than the others, that steps wait for.
 
-    Those that are counted run for at least half as long then as the last of their step.
+    Of a synchronous run they run when the others have ended: those that are counted run for at least half as long
+    then as the last of their step.  Of an asynchronous run only those are found that are longer than lengths
+    are that vary as those below the median do.
 
     Returns:
-        By synchronous run.
+        By run.
     """
     tables, steps = earlier.tables, earlier.steps
-    ended = f"SELECT * FROM ({_ENDED}) WHERE {SYNCHRONOUS} AND {in_steps(steps)}"
+    ended = f"SELECT * FROM ({_ENDED}) WHERE {in_work(steps)}"
     cuts = f"""
         WITH lengths AS (
             SELECT *, ln(nullif(generated_tokens, 0) / nullif(median(generated_tokens) OVER every, 0)) AS more,
-                turns > {_LONG} * quantile_cont(turns, {_MOST_REQUESTS}) OVER every AS many_turns,
-                sqrt(2 * ln(count(*) OVER every)) AS deviations
+                -- Requests of more turns have more tokens.
+                generated_tokens / greatest(turns, 1) AS turn_tokens,
+                ln(nullif(turn_tokens, 0) / nullif(median(turn_tokens) OVER every, 0)) AS more_in_turn,
+                turns / ({_LONG} * quantile_cont(turns, {_MOST_REQUESTS}) OVER every) AS more_turns,
+                count(*) OVER every AS many, sqrt(2 * ln(many)) AS deviations
             FROM ({ended}) WINDOW every AS (PARTITION BY run, step)
         ), spreads AS (
-            SELECT run, quantile_cont(-more, 0.9) / {_TENTH} AS spread FROM lengths GROUP BY run
+            SELECT run, greatest(quantile_cont(-more, 0.9), quantile_cont(-more_in_turn, 0.9)) / {_TENTH} AS spread
+            FROM lengths GROUP BY run
         ), limits AS (
             -- Of so many lognormal lengths the longest is rarely so many deviations longer.
-            SELECT run, 'long' AS who, ln({_LONG}) AS most FROM spreads
+            SELECT DISTINCT run, 'long' AS who, NULL AS most FROM lengths WHERE {SYNCHRONOUS}
             UNION ALL
-            SELECT run, 'longer', greatest(ln({_LONG}), {_BEYOND} * any_value(spread)) FROM lengths JOIN spreads USING (run)
-            GROUP BY run HAVING 2 * count(DISTINCT step) FILTER (many_turns OR more > greatest(ln({_LONG}),
-                deviations * spread)) > count(DISTINCT step)
+            SELECT run, 'longer', {_BEYOND} * any_value(spread) FROM lengths JOIN spreads USING (run)
+            GROUP BY run HAVING 2 * count(DISTINCT step) FILTER (many >= {_SEVERAL} AND (more_turns > 1
+                OR (more > ln({_LONG}) AND more_in_turn > deviations * spread))) > count(DISTINCT step)
         ), long AS (
-            SELECT l.*, who FROM lengths AS l JOIN limits USING (run) WHERE more > most OR many_turns
+            SELECT l.*, who FROM lengths AS l JOIN limits USING (run)
+            WHERE (more > ln({_LONG}) AND coalesce(more_in_turn > most, true)) OR more_turns > 1
         ), others AS (
             SELECT e.run, e.step, who, max(end_us) AS others_us
             FROM ({ended}) AS e JOIN limits USING (run) ANTI JOIN long USING (run, step, name, request_id, who)
             GROUP BY ALL
         )
-        SELECT run, step, name, request_id, who, greatest(end_us - others_us, 0) AS cut_us
+        -- Of an asynchronous run, what they take longer than the median: they delay no others of their step.
+        SELECT run, step, name, request_id, who, CASE WHEN {SYNCHRONOUS} THEN greatest(end_us - others_us, 0)
+            ELSE engine_us * coalesce(1 - exp(-more), 1 - 1 / ({_LONG} * more_turns)) END AS cut_us
         FROM long JOIN others USING (run, step, who)
     """
     found: dict[str, Tail] = {}
     # The longer ones are among the long ones, and come after them.
-    for (run, who), places in earlier(cuts, "decoding").items():
+    for (run, who), places in earlier(cuts, "tokens").items():
         (row,) = tables.rows(
             f"""
             WITH long AS (SELECT * FROM ({cuts}) WHERE who = $who), every AS (
                 SELECT r.*, c.who IS NOT NULL AS longer, at_limit,
                     coalesce(cut_us > 0 AND 2 * cut_us >= max(cut_us) OVER (PARTITION BY step), false)
                         AS is_long
-                FROM ({_ENDED}) AS r LEFT JOIN long AS c USING (run, step, name, request_id)
+                FROM ({ended}) AS r LEFT JOIN long AS c USING (run, step, name, request_id)
                 LEFT JOIN (SELECT run, step, name, request_id, bool_or(finish_reason = 'length') AS at_limit
                     FROM engine_calls WHERE NOT validate GROUP BY ALL) AS t
                     USING (run, step, name, request_id)
-                WHERE run = $run AND {in_steps(steps)}
+                WHERE run = $run
             )
             SELECT count(*) FILTER (is_long) AS long, count(*) AS many,
                 count(*) FILTER (longer) AS many_long, count(DISTINCT step) AS steps,
@@ -355,9 +379,11 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
             """,
             {"run": run, "who": who},
         )
+        flows = run in earlier.cycles
         of_one = row["workers"] == 1 and 2 * row["many_long"] > row["theirs"]
         # Where most requests of one worker are long, that is where to look.
-        if of_one or 2 * len(places) <= row["steps"] or row["many_long"] > _TAIL * row["many"]:
+        rare = not flows and 2 * len(places) <= row["steps"]
+        if of_one or rare or row["many_long"] > _TAIL * row["many"]:
             continue
         text = f"{row['long']:,} of {row['many']:,} requests"
         named = text if who == "longer" else None
@@ -367,7 +393,8 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
             text += f" in {row['turns']:g} turns, others {row['other_turns']:g} (medians)"
         if row["at_limit"]:
             text += f", {row['at_limit']:,} of them at the limit"
-        found[run] = Tail(f"The last to finish are {text}.", lost_in(places), named)
+        which = "longest" if flows else "last to finish"
+        found[run] = Tail(f"The {which} are {text}.", lost_in(places), named)
     return found
 
 

@@ -116,10 +116,20 @@ FROM (
 QUALIFY row_number() OVER (PARTITION BY run, step
     ORDER BY in_step DESC, duration_us DESC, name) = 1;
 
--- When prompts that have an id were dispatched first.
+-- When prompts that have an id were dispatched first: each by itself, or with others of its step by the trainer.
 CREATE VIEW dispatched AS
-SELECT run, uid, min(begin_us) AS at_us FROM event_fields
-WHERE event = 'dispatch' AND uid IS NOT NULL GROUP BY run, uid;
+WITH dispatches AS (
+    SELECT run, step, uid, begin_us AS at_us FROM event_fields WHERE event = 'dispatch'
+), begun AS (
+    SELECT run, step, uid, min(begin_us) AS begin_us FROM requests
+    WHERE uid IS NOT NULL AND NOT validate GROUP BY run, step, uid
+)
+SELECT run, uid, min(at_us) AS at_us FROM dispatches WHERE uid IS NOT NULL GROUP BY run, uid
+UNION ALL
+-- Clocks of hosts differ: a request may seem to begin before.
+SELECT run, b.uid, coalesce(max(at_us) FILTER (at_us <= begin_us), min(at_us))
+FROM begun AS b JOIN dispatches AS d USING (run, step)
+WHERE run NOT IN (SELECT run FROM dispatches WHERE uid IS NOT NULL) GROUP BY run, b.uid;
 
 -- A trainer that consumes what earlier steps dispatched, as its replay buffer noted; a synchronous one may
 -- leave a few behind that it sampled beyond its need.  A rollouter is asynchronous in any case.  Older runs lack the notes: there most requests end
