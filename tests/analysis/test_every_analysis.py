@@ -8,7 +8,7 @@ from analyses import ANALYSES
 from verl_profiler.reading.tables.tables import Tables
 
 NOT_IN_A_REHEARSAL = (
-    *("own_spans", "memory_peaks"),
+    *("own_spans", "memory_peaks", "captures"),
     *("memory_timeline", "memory_over_time", "phase_spans"),
     *("range_times", "top_kernels", "gpu_idle", "routes"),
     *(

@@ -17,10 +17,10 @@ from verl_profiler.views.overview_text import TABLES, device_line, overview_text
 from verl_profiler.views.summary_text import of_which
 
 STEPS = 100
-NAMES = ("rehearsal_run", "vllm_colocate_async_run")
+NAMES = ("rehearsal_run", "colocate_async_run")
 RUNS = [SMALL, *map(cached, NAMES)]
 # Its devices generate and train nearly all of the time, with three steps to judge by.
-AT_WORK = "vllm_colocate_async_run"
+AT_WORK = "colocate_async_run"
 
 
 def lookup_s(step):

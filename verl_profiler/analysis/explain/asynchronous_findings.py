@@ -67,13 +67,8 @@ _LIMITED = (
     "; here the rollouter runs no more than {most:,} samples at once: raise "
     "async_training.concurrent_samples_per_replica"
 )
-# Runs whose engines' own times were not recorded, and what that means for the wait for the rollout.
+# Runs whose engines' own times were not recorded.
 _UNTIMED = "SELECT run FROM engine_calls GROUP BY run HAVING count(queue_us) = 0"
-_NOT_TIMED = replace(
-    RULES["waits_for_rollout"],
-    cause="Whether generate calls queue, prefill or decode was not recorded (profiler.events.engine_timing).",
-    fixes=(*RULES["waits_for_rollout"].fixes, *RULES["engine_bound"].fixes),
-)
 _SYNCED = "SELECT DISTINCT run FROM event_counts WHERE event = 'weight_sync'"
 # Those whose findings are known: older runs lack what became of their samples.
 ASYNCHRONOUS = """
@@ -124,13 +119,28 @@ def asynchronous_findings(
                 *_of_staleness(pools, stale.get(run, []), causes.get(run, [])),
                 *_of_devices(
                     pools,
-                    RULES | {"waits_for_rollout": _NOT_TIMED} if run in untimed else RULES,
+                    _waits(run in untimed, (known or {}).get(run)),
                     _LEND if fits("hybrid_switch", Facts(tables, run)) else "",
                     at_once.get(run, ""),
                 ),
             ]
             listed += in_order(without_superfluous({each.name: each for each in named}))
     return listed
+
+
+def _waits(untimed: bool, cycle: Cycle | None) -> Rule:
+    """Return the rule of the wait for the rollout, with what is unknown of the rollout."""
+    rule, unknown = RULES["waits_for_rollout"], list[str]()
+    if untimed:
+        unknown.append(
+            "Whether generate calls queue, prefill or decode was not recorded (profiler.events.engine_timing)."
+        )
+        rule = replace(rule, fixes=(*rule.fixes, *RULES["engine_bound"].fixes))
+    if cycle is not None and cycle.refused is not None:
+        unknown.append(
+            f"What requests, tools and replicas cost could not be measured: {cycle.refused}."
+        )
+    return replace(rule, cause=" ".join(unknown))
 
 
 def _pools_of(ledger: Rows, steps: Steps) -> dict[str, _Pools]:
@@ -250,9 +260,7 @@ class _Pools:
         return min(self.idle, self.ahead) > max(self.idle, self.ahead) / 2
 
 
-def _of_devices(
-    pools: _Pools, rules: Mapping[str, Rule], lends: str, at_once: str
-) -> Iterator[Finding]:
+def _of_devices(pools: _Pools, waits: Rule, lends: str, at_once: str) -> Iterator[Finding]:
     """Yield who waits for whom, and what devices do in vain."""
     trainer, rollout = pools.trainer, pools.rollout
     found: list[tuple[str, _Pool, str, float]] = []
@@ -271,7 +279,8 @@ def _of_devices(
     ):
         found.append((name, served, account, min(pools.waited, served.spent(account))))
     for name, pool, account, gain in found:
-        rule, lost_s = rules[name], pool.spent(account)
+        rule = waits if name == "waits_for_rollout" else RULES[name]
+        lost_s = pool.spent(account)
         if lost_s >= rule.least * pool.step_s and gain >= rule.least * trainer.step_s:
             culprit = replace(in_account(pool, account, pool.member), fixable=rollout is not None)
             yield finding_of(
