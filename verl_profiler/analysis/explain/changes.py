@@ -248,11 +248,12 @@ def _one_turn_fewer(model: Model) -> Model:
     )
 
 
-def without_queue(call: Call) -> Call:
-    """Remove the time in the engine's queue."""
+def without_queue(call: Call, part: float = 0.0) -> Call:
+    """Remove the time in the engine's queue but a part of it."""
     if not call.queue_us:
         return call
-    return call._replace(before_us=call.before_us - call.queue_us, queue_us=0.0)
+    left_us = part * call.queue_us
+    return call._replace(before_us=call.before_us - call.queue_us + left_us, queue_us=left_us)
 
 
 def _no_queue(model: Model, models: Sequence[Model]) -> Changed | None:

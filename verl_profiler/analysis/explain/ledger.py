@@ -298,22 +298,25 @@ def by_timer(tables: Tables, ledger: Rows) -> Rows:
     Each timer is an account of its own, with the one that it is of as `timer_of`; so is what lies between steps.  Of a
     step without any, and of the rollout's devices, an account stays one row.
     """
-    timers: dict[tuple[str, int, str], dict[str, int]] = defaultdict(dict)
-    for row in tables.rows(_BY_TIMER):
+    timers: dict[tuple[str, int, str], dict[str, float]] = defaultdict(dict)
+    for row in tables.rows(_BY_TIMER) if ledger else ():
         timers[row["run"], row["step"], row["account"]][row["phase"]] = row["spent_us"]
     found: Rows = []
     for row in ledger:
         account = row["account"]
-        own = timers.get((row["run"], row["step"], account), {}) if row["pool"] != "rollout" else {}
-        timed_us = whole_us = sum(own.values())
-        if account == "unattributed":
-            whole_us = max(whole_us, round(row["device_s"] / row["devices"] * 1e6))
-        parts = {phase: us / whole_us for phase, us in own.items()} if whole_us else {}
-        if timed_us < whole_us or not parts:
-            parts[account] = 1 - sum(parts.values())
-        for phase, part in parts.items():
-            more = {} if phase == account else {"account": phase, "timer_of": account}
-            found.append({**row, **more, **{key: part * row[key] for key in ("device_s", "share")}})
+        divided = row["pool"] != "rollout"
+        spent_us = dict(timers.get((row["run"], row["step"], account), {})) if divided else {}
+        if account == "unattributed" or not spent_us:
+            # What no timer has.
+            whole_us = row["device_s"] / row["devices"] * 1e6
+            spent_us[account] = max(whole_us - sum(spent_us.values()), 0.0)
+        for name, us in spent_us.items():
+            part = us / sum(spent_us.values())
+            more = {} if name == account else {"account": name, "timer_of": account}
+            if part:
+                found.append(
+                    {**row, **more, **{key: part * row[key] for key in ("device_s", "share")}}
+                )
     return found
 
 
@@ -335,13 +338,14 @@ SELECT p.run, p.phase, p.begin_us, p.end_us FROM phases AS p JOIN (
 ) AS t USING (run, name)
 ORDER BY p.begin_us, p.end_us DESC
 """
+_OF_TRAINER = "(run, name) IN (SELECT (run, name) FROM phases WHERE phase = 'step')"
 # Timers with no active rank while ranks are active in others, unless only ranks can do what they are for; what
 # the last rank of a timer loads, how long it waits for the TransferQueue, and when it is idle.
-_ALONE = """
+_ALONE = f"""
 WITH timers AS (
     SELECT run, step, phase, begin_us, end_us FROM phases
     WHERE coalesce(parent, 'step') = 'step' AND phase NOT IN ('step', 'gen', 'sample_wait') AND NOT validate
-        AND (run, name) IN (SELECT (run, name) FROM phases WHERE phase = 'step')
+        AND {_OF_TRAINER}
 ), inside AS MATERIALIZED (
     SELECT t.*, r.name, r.event, r.begin_us AS from_us, r.end_us AS until_us
     FROM timers AS t JOIN rank_spans AS r ON r.run = t.run AND r.step = t.step
@@ -372,11 +376,8 @@ ORDER BY run, begin_us
 """
 # The timers of overhead, of those inside each other the outer one, and of the driver; and what lies between steps.
 _BY_TIMER = f"""
-WITH trainers AS (SELECT DISTINCT run, name FROM phases WHERE phase = 'step'), timers AS (
-    SELECT p.* FROM phases AS p SEMI JOIN trainers USING (run, name)
-)
-SELECT run, step, phase, 'overhead' AS account, sum(duration_us) AS spent_us FROM timers
-WHERE phase IN ({", ".join(f"'{name}'" for name in _OVERHEADS)}) AND parent IS DISTINCT FROM 'testing'
+SELECT run, step, phase, 'overhead' AS account, sum(duration_us) AS spent_us FROM phases
+WHERE {_OF_TRAINER} AND phase IN ({", ".join(f"'{name}'" for name in _OVERHEADS)}) AND parent IS DISTINCT FROM 'testing'
 GROUP BY ALL
 UNION ALL
 SELECT run, step, phase, account, sum(end_us - begin_us) FROM ({_ALONE})
@@ -384,8 +385,8 @@ WHERE account = 'driver' AND phase NOT IN ({", ".join(f"'{name}'" for name in _T
 UNION ALL
 SELECT run, step, 'between_steps', 'unattributed', next_us - end_us - coalesce(timed_us, 0)
 FROM (SELECT *, lead(begin_us) OVER (PARTITION BY run ORDER BY step) AS next_us FROM steps)
-    LEFT JOIN (SELECT run, step, sum(duration_us) AS timed_us FROM timers
-        WHERE parent IS NULL AND phase <> 'step' GROUP BY ALL) USING (run, step)
+    LEFT JOIN (SELECT run, step, sum(duration_us) AS timed_us FROM phases
+        WHERE {_OF_TRAINER} AND parent IS NULL AND phase <> 'step' GROUP BY ALL) USING (run, step)
 WHERE finished AND next_us > end_us + coalesce(timed_us, 0)
 ORDER BY ALL
 """

@@ -40,7 +40,7 @@ _POLLING, _TOOLS, _BUILD = "polling", "tool_time", "prompt_build"
 
 def request_parts(earlier: Earlier) -> Iterator[Named]:
     """Find tools, prompts and late starts that steps of asynchronous runs wait for."""
-    built = {row["run"] for row in earlier.tables.rows(_built(earlier))} if earlier.cycles else ()
+    built = _built(earlier) if earlier.cycles else set[str]()
     for run, cycle in earlier.cycles.items():
         if cycle.refused is not None:
             continue
@@ -125,9 +125,10 @@ def _culprit(name: str, model: Model) -> Culprit:
 _NO_ONE = {LATE_START: "no single worker"}
 
 
-def _built(earlier: Earlier) -> str:
-    """Return the SQL of the runs whose requests are mostly late because their worker builds prompts of others."""
-    return f"""
+def _built(earlier: Earlier) -> set[str]:
+    """Return the runs whose requests are mostly late because their worker builds prompts of others."""
+    rows = earlier.tables.rows(
+        f"""
         WITH starts AS (
             SELECT r.run, r.name, r.request_id, at_us, begin_us FROM requests AS r JOIN dispatched USING (run, uid)
             WHERE NOT validate AND NOT {SYNCHRONOUS} AND {in_work(earlier.steps)} AND begin_us > at_us
@@ -142,4 +143,6 @@ def _built(earlier: Earlier) -> str:
         )
         SELECT run FROM starts JOIN covered USING (run)
         GROUP BY run HAVING 2 * any_value(us) > sum(begin_us - at_us)
-    """
+        """
+    )
+    return {row["run"] for row in rows}

@@ -13,6 +13,7 @@ from statistics import linear_regression, median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from verl_profiler.analysis.explain.calls import CROWDED, CROWDED_CALLS
+from verl_profiler.analysis.explain.changes import without_queue
 from verl_profiler.analysis.explain.concentration import (
     Named,
     Place,
@@ -214,8 +215,7 @@ def _shorter(stage: Stage, of: str, part: float) -> Stage:
         calls = tuple((part * begin, part * us, tool) for begin, us, tool in stage.calls)
         return stage._replace(calls=calls)
     if of == "queue":
-        less_us = (1 - part) * stage.queue_us
-        return stage._replace(before_us=stage.before_us - less_us, queue_us=part * stage.queue_us)
+        return without_queue(stage, part)
     if of == "loop":
         before_us = part * stage.before_us + (1 - part) * stage.queue_us
         return stage._replace(before_us=before_us, after_us=part * stage.after_us)
