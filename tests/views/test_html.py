@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reading_back import lines_with_files
 
+from verl_profiler.analysis.timelines import Bounds
 from verl_profiler.cli import main, report
 from verl_profiler.errors import ReadingError
 from verl_profiler.launch.settings import Settings
@@ -27,7 +28,7 @@ from verl_profiler.reading.reader import load
 from verl_profiler.render.html import script_json
 from verl_profiler.views.report_page import page
 from verl_profiler.views.sections import document
-from verl_profiler.views.timelines import Bounds, timelines
+from verl_profiler.views.timelines import timelines
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

@@ -10,7 +10,7 @@ from verl_profiler.reading.tables.schemas import REQUEST_PARTS
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds
 from verl_profiler.views.text_tables import Rows, bar_table, facts, fitting_table
-from verl_profiler.views.timeline_lanes import depth
+from verl_profiler.views.timelines import depth
 
 _PARTS = (*REQUEST_PARTS, "other")
 _STAGES = ("queue", "prefill", "decode")
