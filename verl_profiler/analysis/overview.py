@@ -12,15 +12,17 @@ from verl_profiler.analysis.selection import (
     LeftOut,
     Rows,
     Steps,
+    by_run,
     grouped,
     in_steps,
     steady,
+    summed,
 )
 from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["headline", "own_spans", "phase_totals", "request_totals"]
+__all__ = ["headline", "mean_step", "own_spans", "phase_totals", "request_totals"]
 
 
 def headline(
@@ -156,3 +158,45 @@ def own_spans(tables: Tables, steps: Steps = None) -> Rows:
         ) ORDER BY run, total_us DESC, event
         """
     )
+
+
+def mean_step(explained: Mapping[str, Rows], left_out: LeftOut) -> Rows:
+    """Divide the mean time from the start of a step to the start of the next, without the warm-up.
+
+    Args:
+        explained: The rows of `steady_path`, `between_path` and `bubble_ledger`, by name.
+        left_out: The steps that means leave out.
+
+    Returns:
+        Per run and part: run, part, mean_s, and account.  Parts are the causes on the critical path; of an
+        asynchronous run the accounts of the trainer's devices.
+    """
+    found: Rows = []
+    paths, gaps = by_run(explained["steady_path"]), by_run(explained["between_path"])
+    for run, rows in paths.items():
+        between = gaps.get(run, [])
+        steps = {row["step"] for row in rows}
+        # A gap is of the steps whose successor was recorded.
+        followed = {row["step"] for row in between} | {step for step in steps if step + 1 in steps}
+        means: dict[str, float] = {}
+        for own, count in ((rows, len(steps)), (between, len(followed))):
+            for row in own:
+                name = row["category"]
+                means[name] = means.get(name, 0.0) + row["duration_s"] / count
+        found += [
+            {"run": run, "part": name, "mean_s": mean_s, "account": False}
+            for name, mean_s in means.items()
+        ]
+    of_trainer = (
+        {**row, "each_s": row["device_s"] / row["devices"]}
+        for row in explained["bubble_ledger"]
+        if row["run"] not in paths and row["pool"] != "rollout"
+    )
+    for run, rows in by_run(of_trainer).items():
+        kept = steady(rows, left_out)
+        steps = len({row["step"] for row in kept})
+        found += [
+            {"run": run, "part": name, "mean_s": each_s / steps, "account": True}
+            for name, each_s in summed(kept, "each_s", "account").items()
+        ]
+    return found

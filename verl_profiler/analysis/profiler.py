@@ -1,11 +1,14 @@
-"""What the profiler itself cost."""
+"""What the profiler recorded, and what it cost."""
 
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["profiler_cost"]
+__all__ = ["processes", "profiler_cost", "recorded_events"]
+
+# Processes that are listed.
+_ROWS = 4_000
 
 _SUMS = ", ".join(
     f"sum({name}) AS {name}" for name in ("wrapper_s", "wrapper_cpu_s", "writer_s", "writer_cpu_s")
@@ -34,4 +37,21 @@ def profiler_cost(tables: Tables, steps: Steps = None) -> Rows:
         FROM each AS e JOIN steps AS s USING (run, step)
         GROUP BY e.run, e.step ORDER BY e.run, e.step
         """
+    )
+
+
+def recorded_events(tables: Tables, steps: Steps = None) -> dict[str, int]:
+    """Return how many events of these steps there are of each name."""
+    rows = tables.rows(
+        "SELECT event, try_cast(sum(events) AS BIGINT) AS events FROM event_counts "
+        f"WHERE {in_steps(steps)} GROUP BY event"
+    )
+    return {row["event"]: row["events"] for row in rows}
+
+
+def processes(tables: Tables) -> Rows:
+    """Return what each process wrote, and how it ended."""
+    return tables.rows(
+        "SELECT run, name, role, host, pid::VARCHAR AS pid, recorded_events, size_bytes, dropped, "
+        f"write_errors, end_reason FROM processes ORDER BY run, role, rank, name LIMIT {_ROWS}"
     )

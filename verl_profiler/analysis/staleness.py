@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["staleness"]
+__all__ = ["staleness", "staleness_of"]
 
 # Prompts that are named.
 _PROMPTS = 10
@@ -118,3 +118,28 @@ FROM counted AS c LEFT JOIN logged AS l USING (run, step)
 ORDER BY run, array_position(['all', 'versions', 'length', 'prompt_length', 'attempts', 'prompt'], part),
     if(part = 'prompt', -c.behind, 0), step, place, what
 """
+
+
+def staleness_of(rows: Rows, part: str) -> Rows:
+    """Return the rows of `staleness` of one part, over all steps: means over samples, sums of samples and tokens."""
+    found: Rows = []
+    for what, own in grouped((row for row in rows if row["part"] == part), "what").items():
+        sums = {
+            name: sum(row[name] for row in own)
+            for name in ("samples", "tokens", "off_policy_tokens", "unknown_tokens")
+        }
+        known = sums["tokens"] - sums["unknown_tokens"]
+        means = {
+            name: sum((row[name] or 0) * row["samples"] for row in own) / max(sums["samples"], 1)
+            for name in ("waited", "spanned", "behind")
+        }
+        found.append(
+            {
+                "what": what,
+                **sums,
+                **means,
+                "max_behind": max(row["max_behind"] for row in own),
+                "off_policy_share": sums["off_policy_tokens"] / known if known else None,
+            }
+        )
+    return found

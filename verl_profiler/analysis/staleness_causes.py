@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["CAUSES", "staleness_causes"]
+__all__ = ["CAUSES", "mean_causes", "staleness_causes"]
 
 # What a sample is in from its dispatch to its consumption, in that order.
 CAUSES = {
@@ -176,3 +176,24 @@ FROM counted JOIN totals USING (run, step, part, what)
 GROUP BY run, step, part, what, cause
 ORDER BY run, part, min(place), step, what, array_position({list(CAUSES)}, cause)
 """
+
+
+def mean_causes(rows: Rows) -> Rows:
+    """Return the causes in `staleness_causes` over all samples: cause, age_s, behind, share and stale_samples."""
+    whole = [row for row in rows if row["part"] == "all"]
+    samples = sum({row["step"]: row["samples"] for row in whole}.values())
+    found = grouped(whole, "cause")
+    means = {
+        cause: {
+            name: sum(row[name] * row["samples"] for row in found[cause]) / samples
+            for name in ("behind", "age_s")
+        }
+        for cause in CAUSES
+        if cause in found
+    }
+    behind = sum(each["behind"] for each in means.values()) or 1.0
+    return [
+        {"cause": cause, **each, "share": each["behind"] / behind}
+        | {"stale_samples": sum(row["stale_samples"] for row in found[cause])}
+        for cause, each in means.items()
+    ]

@@ -146,10 +146,9 @@ def comparison(
     Raises:
         ReadingError: They cannot be compared, or a condition cannot be tested.
     """
-    from verl_profiler.analysis.compare.comparison import ALPHA, step_of
+    from verl_profiler.analysis.compare.comparison import ALPHA, metric_rows, step_of
     from verl_profiler.analysis.compare.conditions import condition
     from verl_profiler.analysis.compare.differences import Comparison, configuration
-    from verl_profiler.views.diff_text import metric_rows
     from verl_profiler.views.ledger_text import bound_text
 
     conditions = [condition(text) for text in fail_if]

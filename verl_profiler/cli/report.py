@@ -107,7 +107,7 @@ def write(
 
     if are_logs(runs):
         return _write_of_logs(runs, out, steps, force=force, cache=cache)
-    from verl_profiler.views.run_list import runs_in
+    from verl_profiler.cli.runs import runs_in
 
     if len(runs) == 1 and steps is None and runs[0].is_dir() and len(runs_in(runs[0])) > 1:
         # A folder of several runs, not a run or the folder of one.

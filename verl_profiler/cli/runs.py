@@ -30,6 +30,16 @@ _ORDERS = {
     "useful": ("useful_share", True),
 }
 
+_FIGURES = (
+    "steps",
+    "step_mean_s",
+    "useful_share",
+    "finding",
+    "gain",
+    "recoverable_s",
+    "problem",
+)
+
 ARGUMENTS = (
     Argument(
         "folders",
@@ -82,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def listed(folder: Path, *, cache: bool, whole: bool = False) -> dict[Path, dict[str, Any]]:
-    """Return the rows of a folder's runs by path (`run_list.run_row`).
+    """Return the rows of a folder's runs by path (`run_row`).
 
     Args:
         folder: Of the runs.
@@ -93,7 +103,6 @@ def listed(folder: Path, *, cache: bool, whole: bool = False) -> dict[Path, dict
         ReadingError: It cannot be read, or holds no runs.
     """
     from verl_profiler.reading.progress import doing
-    from verl_profiler.views.run_list import run_row, runs_in
 
     paths = runs_in(folder)
     if not paths:
@@ -107,3 +116,65 @@ def listed(folder: Path, *, cache: bool, whole: bool = False) -> dict[Path, dict
         with doing(f"run {name}"):
             rows[path] = run_row(path, name, cache=cache)
     return rows
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the run directories and archives in a folder, at most one folder deep, or the run that it is.
+
+    Raises:
+        ReadingError: It cannot be listed.
+    """
+    from verl_profiler.reading.discovery import is_run_directory, runs_below
+
+    try:
+        return [folder] if is_run_directory(folder) else runs_below(folder)
+    except OSError as error:
+        raise ReadingError(
+            f"{folder} cannot be read: {error.strerror}.\nName a folder of runs, such as logs",
+            "unreadable",
+        ) from error
+
+
+def run_row(path: Path, name: str, *, cache: bool) -> dict[str, Any]:
+    """Return a run as a row.
+
+    Args:
+        path: Of the run.
+        name: What `run` shows.
+        cache: As in `load`.
+
+    Returns:
+        run, launched, devices, model, batch, versions (texts, empty where not recorded); steps,
+        step_mean_s and useful_share, as `headline`; finding, gain (in a word) and recoverable_s of the
+        first finding; problem: why there are none of these.  What is not known is None.
+    """
+    from verl_profiler.analysis.overview import headline
+    from verl_profiler.analysis.registry import explained
+    from verl_profiler.analysis.selection import left_out
+    from verl_profiler.analysis.steps import step_times
+    from verl_profiler.reading.reader import load
+    from verl_profiler.views.about_run import launch_facts
+    from verl_profiler.views.findings import finding_texts
+
+    row: dict[str, Any] = {"run": name, **launch_facts({}), **dict.fromkeys(_FIGURES)}
+    try:
+        with load(path, cache=cache) as opened:
+            for launch in opened.launches.values():
+                row |= launch_facts(launch)
+            why = explained(opened.tables)
+            totals = headline(
+                step_times(opened.tables), why["bubble_ledger"], left_out(opened.tables)
+            )
+    except ReadingError as error:
+        return row | {"problem": str(error).partition("\n")[0]}
+    if not totals:
+        return row | {"steps": 0, "problem": "no step has finished"}
+    row |= {name: totals[0][name] for name in ("steps", "step_mean_s", "useful_share")}
+    first = next(iter(why["findings"]), None)
+    if first is not None:
+        row |= {
+            "finding": first["message"],
+            "gain": finding_texts([first])[0]["brief"],
+            "recoverable_s": first["recoverable_s"],
+        }
+    return row

@@ -110,10 +110,10 @@ def write_summary(
 ) -> int:
     """Write the summary of an opened run; return 0, or 1 if there is nothing to report."""
     from verl_profiler.analysis.overview import headline
+    from verl_profiler.analysis.profiler import recorded_events
     from verl_profiler.analysis.registry import EXPLANATIONS, explained, summarized
     from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.reading.progress import doing
-    from verl_profiler.views.about_run import recorded_events
     from verl_profiler.views.findings import finding_list
     from verl_profiler.views.overview_text import TABLES, head_text, overview_text, totals_text
     from verl_profiler.views.summary_text import step_tables, summary

@@ -7,31 +7,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.events.json_values import is_list, is_object, mapping_or_empty
 from verl_profiler.events.redaction import recorded_command, recorded_values
 from verl_profiler.reading.reader import Run
-from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.frames import short_text
-
-_ROWS = 4_000
-
-
-def recorded_events(tables: Tables, steps: Steps = None) -> dict[str, int]:
-    """Return how many events of these steps there are of each name."""
-    rows = tables.rows(
-        "SELECT event, try_cast(sum(events) AS BIGINT) AS events FROM event_counts "
-        f"WHERE {in_steps(steps)} GROUP BY event"
-    )
-    return {row["event"]: row["events"] for row in rows}
-
-
-def processes(tables: Tables) -> Rows:
-    """Return what each process wrote, and how it ended."""
-    return tables.rows(
-        "SELECT run, name, role, host, pid::VARCHAR AS pid, recorded_events, size_bytes, dropped, "
-        f"write_errors, end_reason FROM processes ORDER BY run, role, rank, name LIMIT {_ROWS}"
-    )
 
 
 def about_run(run: Run, defaults: Mapping[str, Any]) -> dict[str, Any]:

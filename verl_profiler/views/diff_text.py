@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.compare.asynchronous_metrics import DEVICE, STALENESS
-from verl_profiler.analysis.compare.comparison import ALPHA, HEADLINES, Change
+from verl_profiler.analysis.compare.comparison import ALPHA, HEADLINES, WORKLOAD
 from verl_profiler.analysis.selection import grouped
 from verl_profiler.render.text import align, short
 from verl_profiler.units import counted, seconds, share
@@ -27,51 +27,15 @@ _LAUNCHES = (
 )
 # The time between steps is reported where its change is this share of the time from step to step.
 _BETWEEN = 0.03
-# The work of a step: if it differs, step times are not comparable.
-_WORKLOAD = (
-    "requests.mean",
-    "turns_per_request.mean",
-    "prompt_tokens.mean",
-    "generated_tokens.mean",
-    "tool_tokens.mean",
-    "total_tokens.mean",
-    "tool_call.count",
-)
 # Changes below this share are written as none.
 _ROUNDING = 5e-4
-# A change of work by this share is reported, significant or not.
-_WORK_SHARE = 0.1
 # With so many steps, and fewer than one in so many of them independent, p-values are too small.
 _MANY_STEPS = 20
 _AUTOCORRELATED = 4
 _LISTED = 12
-# Of a change, in each row.
-_FIGURES = (
-    *("a", "b", "difference", "share", "low", "high", "p", "adjusted_p", "significant"),
-    *("testable", "detectable", "drift"),
-)
 _WIDEST = 60
 # What is smaller than this share of both values is a rounding error.
 _NONE = 1e-9
-
-
-def metric_rows(changes: Sequence[Change]) -> dict[str, Any]:
-    """Return `metrics`, a row each, headline metrics first, and `workload`, the names of those that differ in work."""
-    ordered = sorted(changes, key=_order)
-    return {
-        "workload": [each.metric.name for each in ordered if _work_differs(each)],
-        "metrics": [
-            {
-                "metric": each.metric.name,
-                "unit": each.metric.unit,
-                "headline": each.metric.name in HEADLINES,
-                **{name: getattr(each, name) for name in _FIGURES},
-                "effective_steps": list(each.effective),
-                "estimated": each.metric.estimated,
-            }
-            for each in ordered
-        ],
-    }
 
 
 def diff_text(document: Mapping[str, Any], *, everything: bool = False) -> str:
@@ -177,7 +141,7 @@ def _group(row: Mapping[str, Any]) -> str:
     name = row["metric"]
     if row["headline"]:
         return _HEADLINE
-    if name in _WORKLOAD:
+    if name in WORKLOAD:
         return _WORK
     if name.startswith(DEVICE) or name.removesuffix(".mean") in STALENESS:
         return _DEVICES
@@ -390,22 +354,6 @@ def _within(condition: str) -> str:
     name, sign, limit = re.split(r"\s*([<>])\s*", condition, maxsplit=1)
     relation = "within" if limit[0] in "+-" else "at most" if sign == ">" else "at least"
     return f"{name} {relation} {re.sub(r'(?<=[0-9])(?=[%ms])', ' ', limit)}"
-
-
-def _work_differs(each: Change) -> bool:
-    if each.metric.name not in _WORKLOAD:
-        return False
-    large = each.share is None or abs(each.share) >= _WORK_SHARE
-    return each.significant or (bool(each.difference) and large)
-
-
-def _order(each: Change) -> tuple[Any, ...]:
-    name = each.metric.name
-    first = (*HEADLINES, "step.p50")
-    place = first.index(name) if name in first else len(first)
-    lengths = each.metric.unit == "s"
-    size = -abs(each.difference) if lengths else -abs(each.share or 0)
-    return (place, not lengths, size, name)
 
 
 def _steps(run: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from verl_profiler.analysis.memory import memory_findings
+from verl_profiler.analysis.profiler import processes
 from verl_profiler.analysis.registry import explanations, reported, summarized
 from verl_profiler.analysis.selection import Rows, Steps, grouped, left_out, spread
 from verl_profiler.analysis.time_tree import whole_time_tree
@@ -19,9 +20,9 @@ from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.reading.reader import Run
 from verl_profiler.render.frames import frame, short_text
-from verl_profiler.views.about_run import about_run, processes
+from verl_profiler.views.about_run import about_run
 from verl_profiler.views.columns import page_view, section, shown_columns
-from verl_profiler.views.mean_step import mean_step
+from verl_profiler.views.mean_step import step_bars
 from verl_profiler.views.overview_text import head_text
 from verl_profiler.views.questions import TOPICS, VIEWS
 from verl_profiler.views.step_rows import step_rows
@@ -179,7 +180,7 @@ def document(
         "computing": list(COMPUTING_ROLES),
         "detailed": sorted(detailed),
         "findings": whys["findings"],
-        "mean_step": mean_step(whys, left_out(tables, steps)),
+        "mean_step": step_bars(whys, left_out(tables, steps)),
         "notes": notes,
         "problems": [short_text(problem, 2_000) for problem in run.problems],
         "sections": _sections(views, notes, whys["findings"]),

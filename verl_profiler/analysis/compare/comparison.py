@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +28,13 @@ from verl_profiler.reading.quantiles import least_values
 __all__ = [
     "ALPHA",
     "HEADLINES",
+    "WORKLOAD",
     "Change",
     "Metric",
     "adjusted",
     "change",
     "key",
+    "metric_rows",
     "step_of",
 ]
 
@@ -46,6 +49,23 @@ HEADLINES = (
     "samples_per_s.mean",
     "generated_tokens_per_s.mean",
     "step_to_step.mean",
+)
+# The work of a step: if it differs, step times are not comparable.
+WORKLOAD = (
+    "requests.mean",
+    "turns_per_request.mean",
+    "prompt_tokens.mean",
+    "generated_tokens.mean",
+    "tool_tokens.mean",
+    "total_tokens.mean",
+    "tool_call.count",
+)
+# A change of work by this share is reported, significant or not.
+_WORK_SHARE = 0.1
+# Of a change, in each row.
+_FIGURES = (
+    *("a", "b", "difference", "share", "low", "high", "p", "adjusted_p", "significant"),
+    *("testable", "detectable", "drift"),
 )
 # Pairing steps removes the variation that both runs share but halves the degrees of freedom.  It is used
 # only with at least this many pairs and this correlation.
@@ -230,3 +250,38 @@ def _statistic(name: str) -> Statistic:
         return np.quantile(values, share, axis=-1)
 
     return quantile
+
+
+def metric_rows(changes: Sequence[Change]) -> dict[str, Any]:
+    """Return `metrics`, a row each, headline metrics first, and `workload`, the names of those that differ in work."""
+    ordered = sorted(changes, key=_order)
+    return {
+        "workload": [each.metric.name for each in ordered if _work_differs(each)],
+        "metrics": [
+            {
+                "metric": each.metric.name,
+                "unit": each.metric.unit,
+                "headline": each.metric.name in HEADLINES,
+                **{name: getattr(each, name) for name in _FIGURES},
+                "effective_steps": list(each.effective),
+                "estimated": each.metric.estimated,
+            }
+            for each in ordered
+        ],
+    }
+
+
+def _work_differs(each: Change) -> bool:
+    if each.metric.name not in WORKLOAD:
+        return False
+    large = each.share is None or abs(each.share) >= _WORK_SHARE
+    return each.significant or (bool(each.difference) and large)
+
+
+def _order(each: Change) -> tuple[Any, ...]:
+    name = each.metric.name
+    first = (*HEADLINES, "step.p50")
+    place = first.index(name) if name in first else len(first)
+    lengths = each.metric.unit == "s"
+    size = -abs(each.difference) if lengths else -abs(each.share or 0)
+    return (place, not lengths, size, name)

@@ -10,13 +10,12 @@ from verl_profiler.analysis.explain.ledger import (
     bubble_ledger,
 )
 from verl_profiler.analysis.selection import Rows, grouped, named, steady, summed, warm_ups
-from verl_profiler.analysis.staleness import staleness
+from verl_profiler.analysis.staleness import staleness, staleness_of
 from verl_profiler.render.charts import Series, Spec, chart, panel, step_bars, tint
 from verl_profiler.render.colors import ACCOUNT_COLORS
 from verl_profiler.render.text import without
 from verl_profiler.units import counted, share
 from verl_profiler.views.ledger_text import pool_text
-from verl_profiler.views.staleness_text import by_group
 from verl_profiler.views.view import Choice, DataTables, at_steps, view
 
 _NAMES = {account: account.replace("_", " ") for account in ACCOUNTS}
@@ -80,7 +79,7 @@ def _bars(rows: Rows, steps: list[int]) -> list[Spec]:
 )
 def _staleness(data: DataTables, choice: Choice) -> Spec:
     rows = data["staleness"]
-    (whole,) = by_group(rows, "all")
+    (whole,) = staleness_of(rows, "all")
     off = whole["off_policy_share"]
     title = f"Samples are {whole['behind']:.2f} weight versions behind when they are consumed"
     if off is not None:
