@@ -1,7 +1,6 @@
 """The summary: the conclusion first, problems last, and nothing made up in between."""
 
 import argparse
-import re
 from pathlib import Path
 
 import pytest
@@ -40,28 +39,6 @@ def test_the_conclusion_comes_first_and_the_problems_last(capsys):
     assert "No data-quality warnings." == lines[-1]
 
 
-def test_every_part_of_a_step_is_there(capsys):
-    """Phases, requests, tail, engine, tools, workers, transfers, memory, cost."""
-    run_verbose(SMALL, "--step", "2")
-
-    text = capsys.readouterr().out
-    parts = (
-        "components|requests|tail|slowest requests|engine|tools|workers|ranks|weight sync|"
-        "TransferQueue|event-loop stalls|memory peak|profiler"
-    )
-    titles = {line.partition(", ")[0] for line in text.splitlines()}
-    assert set() == {*parts.split("|")} - titles
-    assert re.search(r"\n  worker_0 +1 +1\.50 s +1\.50 s\n", text)
-    assert re.search(r"\nphase +time +share\ngen +4\.00 s +63 %\n", text)
-    assert "step 1" not in text
-    run_verbose(SMALL)
-    assert "weight sync" not in capsys.readouterr().out
-
-
-CALL = event(0, "engine_call", turn=0, engine_request_id="e")
-SERVED = event(0, "engine_request", engine_request_id="e")
-
-
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
@@ -70,34 +47,22 @@ SERVED = event(0, "engine_request", engine_request_id="e")
             (
                 "     1         1  1.50 s  too few  1.50 s  1.50 s\n",
                 "without a duration: the step has no end, or its trainer was not recorded",
-                "not recorded: phases (no trainer events), requests: mean turns, ",
-                "tool tokens, engine, tools, profiler\n",
             ),
-        ),
-        # A line of the profiler's own without its fields is survived, and is not 0.
-        (
-            {"worker_0": [event(0), event(0, "profiler_cost", events="many")]},
-            ("profiler: its time, profiler: share, profiler: wrapper, ",),
-        ),
-        (
-            {"worker_0": [CALL, event(0)], "engine_0": [SERVED]},
-            ("engine: queue, engine: prefill, engine: decode",),
         ),
         (
             {"trainer_0": [event(0, "init", step=0)]},
             ("no finished steps; 1.50 s were recorded",),
         ),
     ],
-    ids=["one event", "accounts that cannot be read", "no engine times", "no step"],
+    ids=["one event", "no step"],
 )
 def test_what_was_not_recorded_is_said_and_never_zero(files, expected, tmp_path, capsys):
     """Each part by itself."""
     folder = write_lines(tmp_path, **files)
-    run_verbose(folder, *(() if "trainer_0" in files else ("--step", "1")))
+    run_verbose(folder)
 
     text = capsys.readouterr().out
     assert [] == [sentence for sentence in expected if sentence not in text]
-    assert "engine 0 %" not in text or "engine_0" in files
 
 
 def test_of_a_long_run_the_longest_steps_have_a_line(tmp_path, capsys):

@@ -9,9 +9,8 @@
 
 Of a console log or a file of metrics (verl's file logger, W&B, MLflow), the
 timers are summarized. -v shows everything: all phases, findings with their
-causes, warnings, and a line for each step; of one step (--step N) its tables.
---follow refreshes the summary of a running training until it ends, and waits
-for a run that does not exist yet. NO_COLOR disables colors.
+causes, warnings, and a line for each step. --follow refreshes the summary of a
+running training until it ends, and waits for a run that does not exist yet. NO_COLOR disables colors.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ def write_summary(
     from verl_profiler.reading.progress import doing
     from verl_profiler.views.findings import finding_list
     from verl_profiler.views.overview_text import TABLES, head_text, overview_text, totals_text
-    from verl_profiler.views.summary_text import step_tables, summary
+    from verl_profiler.views.summary_text import summary
 
     check_steps(opened, steps)
     # The text has the engine's times where there are no requests.
@@ -160,8 +159,6 @@ def write_summary(
             about["findings"] = finding_list(found, warm_up)
             about["totals"] = totals_text(rows, about["runs"], warm_up)
             stream.write(summary(tables, about, problems))
-            if steps is not None and steps[0] == steps[1]:
-                stream.write(f"\n{step_tables(tables, about)}")
         else:
             text = overview_text(rows, about, found, problems, warm_up, color=color)
             (control if color else stream.write)(text)
