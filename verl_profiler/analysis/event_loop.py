@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from collections.abc import Mapping
+from typing import Any
+
+from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["loop_lags", "loop_suspects"]
+__all__ = ["STALL_KINDS", "loop_lags", "loop_suspects", "stall_weight", "stalls_over_steps"]
+
+# The kind to look at first comes first.
+STALL_KINDS = ("requests may wait", "no request waits there", "by design")
 
 _SUMS = """count(*) AS lags, sum(duration_us) / 1e6 AS total_s, max(duration_us) / 1e6 AS max_s,
             arg_max(begin_us, (duration_us, -begin_us)) AS worst_begin_us"""
@@ -74,3 +80,29 @@ def loop_suspects(tables: Tables, steps: Steps = None) -> Rows:
         ORDER BY c.run, c.step, by_design, max_s DESC, c.name, c.loop, c.during
         """
     )
+
+
+def stalls_over_steps(suspects: Rows) -> Rows:
+    """Sum the rows of `loop_suspects` over all steps.
+
+    Returns:
+        One row per process, loop and blocking call, with its `kind`, of which the first comes first.
+    """
+    found: Rows = []
+    for own in grouped(suspects, "name", "loop", "during").values():
+        first = own[0]
+        kind = STALL_KINDS[not stall_weight(first)[0]]
+        found.append(
+            first
+            | {name: sum(row[name] for row in own) for name in ("total_s", "lags")}
+            | {"max_s": max(row["max_s"] for row in own)}
+            | {"kind": STALL_KINDS[2] if first["by_design"] else kind}
+        )
+    order = STALL_KINDS.index
+    return sorted(found, key=lambda row: (order(row["kind"]), -row["total_s"], row["name"]))
+
+
+def stall_weight(row: Mapping[str, Any]) -> tuple[bool, float]:
+    """Return what sorts stalls: one where requests wait matters most, then a long one."""
+    waits = row["role"] in ("agent_loop", "engine", "reward", "trainer")
+    return waits and (row["step"] or 0) > 0, row["max_s"]

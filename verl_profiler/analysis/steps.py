@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from verl_profiler.analysis.requests import summed_requests
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
@@ -15,6 +17,7 @@ __all__ = [
     "step_durations",
     "step_gaps",
     "step_phases",
+    "step_rows",
     "step_times",
     "validation_times",
 ]
@@ -251,3 +254,30 @@ def validation_times(tables: Tables, steps: Steps = None) -> Rows:
         ORDER BY run, step
         """
     )
+
+
+# What the list of steps has of other tables: their columns, and the names of these in the list.
+_LISTED = {
+    "request_times": {"p50_s": "p50_s", "p95_s": "p95_s", "max_s": "max_s"},
+    "step_tail": {"after_p80_s": "after_p80_s", "poll_s": "poll_s"},
+    "step_phases": {"phase": "longest_phase", "share": "longest_share"},
+    "engine_times": {"engine_tokens_per_s": "engine_tokens_per_s"},
+}
+
+
+def step_rows(found: Mapping[str, Rows]) -> Rows:
+    """Return the rows of `step_times`, each with its requests, tail, longest phase and rate."""
+    rows = {
+        (row["run"], row["step"]): {
+            **row,
+            **{name: None for columns in _LISTED.values() for name in columns.values()},
+        }
+        for row in found["step_times"]
+    }
+    for table, columns in _LISTED.items():
+        # The first of a step's rows is its largest.
+        for row in reversed(found[table]):
+            step = rows.get((row["run"], row["step"]))
+            if step is not None and not row.get("validate"):
+                step |= {name: row[column] for column, name in columns.items()}
+    return list(rows.values())

@@ -148,12 +148,12 @@ def run_row(path: Path, name: str, *, cache: bool) -> dict[str, Any]:
         step_mean_s and useful_share, as `headline`; finding, gain (in a word) and recoverable_s of the
         first finding; problem: why there are none of these.  What is not known is None.
     """
+    from verl_profiler.analysis.launches import launch_facts
     from verl_profiler.analysis.overview import headline
     from verl_profiler.analysis.registry import explained
     from verl_profiler.analysis.selection import left_out
     from verl_profiler.analysis.steps import step_times
     from verl_profiler.reading.reader import load
-    from verl_profiler.views.about_run import launch_facts
     from verl_profiler.views.findings import finding_texts
 
     row: dict[str, Any] = {"run": name, **launch_facts({}), **dict.fromkeys(_FIGURES)}

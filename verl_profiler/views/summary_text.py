@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.steps import step_rows
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds
-from verl_profiler.views.step_rows import step_rows
 from verl_profiler.views.text_tables import Rows, table_text, warnings
 
 # Of more steps, the longest have a line.
@@ -76,9 +76,3 @@ def of_which(request: Mapping[str, Any]) -> str:
     spent = {part: request.get(key) or 0.0 for key, part in PART_NAMES.items()}
     most = max(spent, key=lambda part: spent[part])
     return f", {seconds(spent[most])} of it in {most}" if spent[most] else ""
-
-
-def lag_weight(row: Mapping[str, Any]) -> tuple[bool, float]:
-    """Return what sorts rows of lags: a stall where requests wait matters most, then a long one."""
-    waits = row["role"] in ("agent_loop", "engine", "reward", "trainer")
-    return waits and (row["step"] or 0) > 0, row["max_s"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.selection import Rows
 from verl_profiler.events.json_values import is_list, is_tuple
 from verl_profiler.render.text import align
 from verl_profiler.render.visible import visible
@@ -12,7 +13,7 @@ from verl_profiler.units import seconds, share, size
 from verl_profiler.views.columns import format_of, heading
 
 Row = Mapping[str, Any]
-Rows = Sequence[Row]
+
 _BAR = 30
 _WARNINGS = 40
 _FORMATS = {"s": seconds, "q": seconds, "share": share, "bytes": size}

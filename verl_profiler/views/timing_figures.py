@@ -12,8 +12,8 @@ from verl_profiler.analysis.console_timers import (
     logged_steps,
     per_token_times,
 )
-from verl_profiler.analysis.log_findings import left_out
-from verl_profiler.analysis.selection import Rows, grouped, summed
+from verl_profiler.analysis.log_findings import left_out, log_headline, log_phases
+from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.charts import (
     Line,
@@ -91,7 +91,7 @@ def step_timing_breakdown(run: LoggedRun, steps: Rows) -> Spec:
     pale = [_OUTSIDE.format(name) for name in outside]
     bars = step_bars(numbers, series, "time", pale=pale, form="s")
     return chart(
-        _breakdown_title(places, steps, left_out(run)),
+        _breakdown_title(run),
         _about(run, steps),
         panel(bars, _step_times(totals, steps, bars[0]), height=380),
         notes=[*notes, *["Lines: the time of the step (timing_s/step)."] * bool(totals)],
@@ -251,22 +251,22 @@ def _mean_s(run: LoggedRun, rows: Rows) -> float:
     return statistics.fmean(column(_kept(run, rows), "duration_s"))
 
 
-def _breakdown_title(places: Mapping[str, Rows], steps: Rows, left_out: Sequence[int]) -> str:
-    kept, inside, outside = (
-        [row for row in rows if row["step"] not in left_out]
-        for rows in (steps, places.get("step", ()), places.get("outside", ()))
+def _breakdown_title(run: LoggedRun) -> str:
+    mean_s = log_headline(run)["step_mean_s"]
+    inside, outside = (
+        [row for row in log_phases(run) if row["place"] == place] for place in ("step", "outside")
     )
-    times, totals = known(kept, "step_s"), summed(inside, "duration_s", "phase")
-    if not times or not totals:
+    if not inside or not mean_s:
         return "Timers of each step"
-    most = next(iter(totals))
     title = (
-        f"A step takes {seconds(statistics.fmean(times))} (mean{without(left_out)}); "
-        f"{share(totals[most] / sum(times))} of the time is {most}"
+        f"A step takes {seconds(mean_s)} (mean{without(left_out(run))}); "
+        f"{share(inside[0]['mean_s'] / mean_s)} of the time is {inside[0]['phase']}"
     )
-    for name, spent_s in [*summed(outside, "duration_s", "phase").items()][:1]:
-        if spent_s >= _COMPARED_SHARE * sum(times):
-            title += f"; {name}, outside the step, takes {seconds(spent_s / len(kept))} on average"
+    if outside and outside[0]["mean_s"] >= _COMPARED_SHARE * mean_s:
+        title += (
+            f"; {outside[0]['phase']}, outside the step, takes {seconds(outside[0]['mean_s'])} "
+            "on average"
+        )
     return title
 
 

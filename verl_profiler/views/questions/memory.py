@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from verl_profiler.analysis.event_loop import loop_suspects
+from verl_profiler.analysis.event_loop import (
+    STALL_KINDS,
+    loop_suspects,
+    stall_weight,
+    stalls_over_steps,
+)
 from verl_profiler.analysis.memory import memory_over_time, phase_spans
 from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.render.charts import (
@@ -20,7 +22,6 @@ from verl_profiler.render.charts import (
 )
 from verl_profiler.render.colors import ACCENT, INK, MUTED, color
 from verl_profiler.units import counted, seconds, size
-from verl_profiler.views.summary_text import lag_weight
 from verl_profiler.views.view import Choice, DataTables, column, known, view
 
 # Processes drawn, the fullest first, and points of their lines in all.
@@ -148,8 +149,7 @@ def _lines(rows: Rows, key: str, x: Spec, most: int) -> Spec:
 _BARS = 20
 # Bars below this share of the longest of their kind are counted, not drawn.
 _LITTLE = 0.02
-# By kind of stall, the one to look at first.
-_KINDS = {"requests may wait": ACCENT, "no request waits there": MUTED, "by design": "#B9C2CC"}
+_KINDS = dict(zip(STALL_KINDS, (ACCENT, MUTED, "#B9C2CC"), strict=True))
 
 
 @view(
@@ -165,7 +165,7 @@ def _suspects(data: DataTables, choice: Choice) -> Spec:
         rows = [row for row in rows if row["step"]]
     suspects = [row for row in rows if not row["by_design"]]
     if suspects:
-        worst = max(suspects, key=lag_weight)
+        worst = max(suspects, key=stall_weight)
         title = f"The event loop of {worst['name']} stalled for {seconds(worst['max_s'])} (step {worst['step']})"
         if worst["during"]:
             title += f", in {worst['during']}"
@@ -173,17 +173,7 @@ def _suspects(data: DataTables, choice: Choice) -> Spec:
             title += f", with {worst['requests']} of its requests in progress"
     else:
         title = "No event loop stalled except by design"
-    # One bar per process, loop and call, over all steps.
-    groups: dict[Any, dict[str, Any]] = {
-        key: own[0]
-        | {name: sum(column(own, name)) for name in ("total_s", "lags")}
-        | {"kind": _kind(own[0]), "max_s": max(column(own, "max_s"))}
-        for key, own in grouped(rows, "name", "loop", "during").items()
-    }
-    held = sorted(
-        groups.values(),
-        key=lambda each: ([*_KINDS].index(each["kind"]), -each["total_s"], each["name"]),
-    )
+    held = stalls_over_steps(rows)
     most = {kind: max(column(own, "total_s")) for kind, own in grouped(held, "kind").items()}
     shown = [each for each in held if each["total_s"] >= _LITTLE * most[each["kind"]]][:_BARS]
     about = f"{choice.text()} and validation: {counted(sum(row['lags'] for row in rows), 'stall')}"
@@ -217,9 +207,3 @@ def _suspects(data: DataTables, choice: Choice) -> Spec:
         ],
     )
     return chart(title, about, bars, notes=notes)
-
-
-def _kind(row: Mapping[str, Any]) -> str:
-    if row["by_design"]:
-        return "by design"
-    return "requests may wait" if lag_weight(row)[0] else "no request waits there"
