@@ -96,8 +96,10 @@ def request_parts(tables: Tables, steps: Steps = None) -> Rows:
     )
 
 
-def turns_per_request(tables: Tables, steps: Steps = None) -> Rows:
+def turns_per_request(tables: Tables, steps: Steps = None, *, validate: bool | None = None) -> Rows:
     """Count requests by how many turns they took.
+
+    `validate` is None for training and validation.
 
     Returns:
         Table `turns_per_request`: one row per run, step, validate and turns.
@@ -107,7 +109,7 @@ def turns_per_request(tables: Tables, steps: Steps = None) -> Rows:
         SELECT run, step, validate, turns, count(*) AS requests,
             count(*) / sum(count(*)) OVER (PARTITION BY run, step, validate) AS share,
             avg(duration_us) / 1e6 AS mean_s
-        FROM requests WHERE turns IS NOT NULL AND {in_steps(steps)}
+        FROM requests WHERE turns IS NOT NULL AND {rows_of(steps, validate=validate)}
         GROUP BY run, step, validate, turns ORDER BY run, step, validate, turns
         """
     )
@@ -233,7 +235,7 @@ def request_breakdown(
     validate: bool | None = False,
     request_id: str | None = None,
     count: int | None = 20,
-    each_run: bool = False,
+    each_run: bool = True,
 ) -> Rows:
     """Divide the time of the slowest requests, over all selected steps and workers, into components.
 

@@ -66,6 +66,7 @@ def _list(opened: Run, args: argparse.Namespace) -> int:
         worker=args.worker,
         validate=args.validate,
         count=args.slowest,
+        each_run=False,
     )
     selection = rows_of(args.steps, worker=args.worker, validate=args.validate)
     counts: Any = opened.tables.row(

@@ -75,6 +75,8 @@ class View:
         table: Whose columns its table has, where that is no table of its name.
         example: Options of the example command.
         only_of: `synchronous` or `asynchronous`, where it has no rows of other runs by design.
+        default_steps: What it shows where no steps are chosen; None for all.
+        kept: A column; of its own table it shows the rows that have it.
     """
 
     name: str
@@ -85,6 +87,8 @@ class View:
     table: str = ""
     example: str = ""
     only_of: str = ""
+    default_steps: Callable[[Tables], Steps] | None = None
+    kept: str = ""
 
     @property
     def takes(self) -> frozenset[str]:
@@ -102,6 +106,9 @@ class View:
             known: Rows of analyses of the same steps that were not narrowed.
         """
         found: dict[str, Rows] = {}
+        steps = choice.steps
+        if steps is None and self.default_steps is not None:
+            steps = self.default_steps(tables)
         for analysis in self.analyses:
             usual = analysis.__kwdefaults__ or {}
             narrowed = {key: getattr(choice, key) for key in _NARROWING if key in usual}
@@ -109,8 +116,9 @@ class View:
             found[name if found else self.name] = (
                 known[name]
                 if known and name in known and narrowed.items() <= usual.items()
-                else analysis(tables, choice.steps, **narrowed)
+                else analysis(tables, steps, **narrowed)
             )
+        found[self.name] = [row for row in found[self.name] if not self.kept or row[self.kept]]
         return found
 
     def spec(self, data: DataTables, choice: Choice) -> Spec:
@@ -141,16 +149,10 @@ class View:
 
 
 def view(
-    name: str,
-    question: str,
-    *analyses: Callable[..., Rows],
-    empty: str,
-    table: str = "",
-    example: str = "",
-    only_of: str = "",
+    name: str, question: str, *analyses: Callable[..., Rows], **more: Any
 ) -> Callable[[Callable[[DataTables, Choice], Spec]], View]:
     """Make a `View` of the function that draws its chart; for the arguments see there."""
-    return lambda chart: View(name, question, analyses, chart, empty, table, example, only_of)
+    return lambda chart: View(name, question, analyses, chart, **more)
 
 
 def of_run(data: DataTables, label: str) -> dict[str, Rows]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verl_profiler.analysis.explain import stragglers as waits
 from verl_profiler.analysis.explain.critical_path import critical_path
 from verl_profiler.analysis.explain.rules import UNEXPLAINED
+from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
 from verl_profiler.analysis.selection import (
     Rows,
-    Steps,
     after_warm_up,
     grouped,
     named,
@@ -18,7 +17,6 @@ from verl_profiler.analysis.selection import (
     summed,
     warm_ups,
 )
-from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import Series, Spec, chart, layer, name_bars, panel, step_bars
 from verl_profiler.render.colors import ACCENT, INK, MUTED, category_color
 from verl_profiler.render.text import without
@@ -165,21 +163,12 @@ _DUE_TO = {
 }
 
 
-def stragglers(tables: Tables, steps: Steps = None) -> Rows:
-    """Return the stragglers of the steps that `why` has: without the warm-up."""
-    return waits.stragglers(tables, after_warm_up(tables, steps))
-
-
-def straggler_requests(tables: Tables, steps: Steps = None) -> Rows:
-    """Return the requests of these stragglers."""
-    return waits.straggler_requests(tables, after_warm_up(tables, steps))
-
-
 @view(
     "stragglers",
     "Which requests, tools, workers and ranks do the others wait for, and why?",
     stragglers,
     straggler_requests,
+    default_steps=after_warm_up,
     empty="no waiting was recorded there.",
 )
 def _stragglers(data: DataTables, choice: Choice) -> Spec:

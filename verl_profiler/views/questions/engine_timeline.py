@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis import engine_state
 from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
+from verl_profiler.analysis.engine_state import engine_load_over_time
 from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED
-from verl_profiler.analysis.selection import Rows, Steps, grouped
-from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
 from verl_profiler.render.colors import CALL_PART_COLORS, ENGINE_COLORS, PART_COLORS
 from verl_profiler.units import counted, seconds
@@ -22,21 +21,12 @@ _CALLS = 1_000
 _READINGS = 400
 
 
-def _longest(tables: Tables, steps: Steps = None) -> Rows:
-    """Return the lanes of these steps, or of the longest one."""
-    return engine_lanes(tables, steps or longest_step(tables))
-
-
-def engine_load_over_time(tables: Tables, steps: Steps = None) -> Rows:
-    """Return the readings of these steps, or of the longest one."""
-    return engine_state.engine_load_over_time(tables, steps or longest_step(tables))
-
-
 @view(
     "engine_lanes",
     "What did each engine serve over time, and how full were its batch, queue and KV cache?",
-    _longest,
+    engine_lanes,
     engine_load_over_time,
+    default_steps=longest_step,
     empty="no generate call with its engine's part was recorded there.",
     example="--steps 5",
 )

@@ -13,10 +13,9 @@ from verl_profiler.analysis.requests import (
     turn_times,
     turns_per_request,
 )
-from verl_profiler.analysis.selection import Rows, Steps, grouped, summed
+from verl_profiler.analysis.selection import Rows, grouped, summed
 from verl_profiler.analysis.tools import tool_latencies
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS
-from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import (
     Series,
     Spec,
@@ -127,18 +126,12 @@ def _band(curves: Sequence[Rows]) -> list[dict[str, float]]:
     return band
 
 
-def _finished(
-    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
-) -> Rows:
-    rows = request_breakdown(tables, steps, worker=worker, validate=validate, each_run=True)
-    return [row for row in rows if row["finished"]]
-
-
 @view(
     "slowest_requests",
     "Which requests were the slowest, and how did they spend their time?",
-    _finished,
+    request_breakdown,
     request_percentiles,
+    kept="finished",
     empty=_NO_REQUESTS,
     table="request_breakdown",
     example="--steps 5",
@@ -189,17 +182,11 @@ def _bar_text(row: Mapping[str, Any]) -> str:
 _TURN_PARTS = ("engine", "tool", "tool_parsing", "token_merge", "other")
 
 
-def _with_turns(
-    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
-) -> Rows:
-    rows = turn_times(tables, steps, worker=worker, validate=validate)
-    return [row for row in rows if row["turns"]]
-
-
 @view(
     "turn_times",
     "Do late turns take longer than early ones, and in which component?",
-    _with_turns,
+    turn_times,
+    kept="turns",
     empty="no turn was recorded there. Single-turn agent loops of older versions have none.",
     example="--validate",
 )
@@ -239,14 +226,10 @@ def _turn_title(rows: Rows) -> str:
     )
 
 
-def _either(tables: Tables, steps: Steps = None, *, validate: bool = False) -> Rows:
-    return [row for row in turns_per_request(tables, steps) if row["validate"] == validate]
-
-
 @view(
     "turns_per_request",
     "How many turns do requests take, and does that change over the run?",
-    _either,
+    turns_per_request,
     empty="no request with a number of turns was recorded there.",
 )
 def _turns(data: DataTables, choice: Choice) -> Spec:
