@@ -96,10 +96,8 @@ def request_parts(tables: Tables, steps: Steps = None) -> Rows:
     )
 
 
-def turns_per_request(tables: Tables, steps: Steps = None, *, validate: bool | None = None) -> Rows:
+def turns_per_request(tables: Tables, steps: Steps = None) -> Rows:
     """Count requests by how many turns they took.
-
-    `validate` is None for training and validation.
 
     Returns:
         Table `turns_per_request`: one row per run, step, validate and turns.
@@ -109,7 +107,7 @@ def turns_per_request(tables: Tables, steps: Steps = None, *, validate: bool | N
         SELECT run, step, validate, turns, count(*) AS requests,
             count(*) / sum(count(*)) OVER (PARTITION BY run, step, validate) AS share,
             avg(duration_us) / 1e6 AS mean_s
-        FROM requests WHERE turns IS NOT NULL AND {rows_of(steps, validate=validate)}
+        FROM requests WHERE turns IS NOT NULL AND {in_steps(steps)}
         GROUP BY run, step, validate, turns ORDER BY run, step, validate, turns
         """
     )

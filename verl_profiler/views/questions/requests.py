@@ -13,9 +13,10 @@ from verl_profiler.analysis.requests import (
     turn_times,
     turns_per_request,
 )
-from verl_profiler.analysis.selection import Rows, grouped, summed
+from verl_profiler.analysis.selection import Rows, Steps, grouped, summed
 from verl_profiler.analysis.tools import tool_latencies
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS
+from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.charts import (
     Series,
     Spec,
@@ -226,10 +227,14 @@ def _turn_title(rows: Rows) -> str:
     )
 
 
+def _either(tables: Tables, steps: Steps = None, *, validate: bool = False) -> Rows:
+    return [row for row in turns_per_request(tables, steps) if row["validate"] == validate]
+
+
 @view(
     "turns_per_request",
     "How many turns do requests take, and does that change over the run?",
-    turns_per_request,
+    _either,
     empty="no request with a number of turns was recorded there.",
 )
 def _turns(data: DataTables, choice: Choice) -> Spec:
