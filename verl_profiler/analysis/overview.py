@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verl_profiler.analysis.explain.ledger import USEFUL, account_totals
+from verl_profiler.analysis.explain.rules import UNEXPLAINED
 from verl_profiler.analysis.requests import summed_requests
 from verl_profiler.analysis.selection import (
     NOTHING,
@@ -22,7 +23,7 @@ from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["headline", "mean_step", "own_spans", "phase_totals", "request_totals"]
+__all__ = ["headline", "mean_step", "own_spans", "path_means", "phase_totals", "request_totals"]
 
 
 def headline(
@@ -199,4 +200,29 @@ def mean_step(explained: Mapping[str, Rows], left_out: LeftOut) -> Rows:
             {"run": run, "part": name, "mean_s": each_s / steps, "account": True}
             for name, each_s in summed(kept, "each_s", "account").items()
         ]
+    return found
+
+
+def path_means(path: Rows) -> Rows:
+    """Return the mean of each category of a critical path over its steps, what is unattributed last.
+
+    Returns:
+        One row per category, the largest first: category, mean_s, share, and longest_s and longest_what of the
+        longest segment.
+    """
+    steps = len({(row["run"], row["step"]) for row in path})
+    categories, sums = grouped(path, "category"), summed(path, "duration_s", "category")
+    whole_s = sum(sums.values())
+    found: Rows = []
+    for category in sorted(sums, key=lambda name: name == UNEXPLAINED):
+        longest = max(categories[category], key=lambda row: row["longest_s"])
+        found.append(
+            {
+                "category": category,
+                "mean_s": sums[category] / steps,
+                "share": sums[category] / whole_s if whole_s else 0.0,
+                "longest_s": longest["longest_s"],
+                "longest_what": longest["longest_what"],
+            }
+        )
     return found

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, rows_of
+from verl_profiler.analysis.selection import (
+    Rows,
+    Steps,
+    estimated,
+    grouped,
+    in_steps,
+    rows_of,
+)
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
+    "duration_band",
     "request_breakdown",
     "request_duration_cdf",
     "request_parts",
@@ -363,3 +371,23 @@ def turn_times(
         ) ORDER BY run, turn
         """
     )
+
+
+def duration_band(curve: Rows) -> Rows:
+    """Return the fastest and the slowest step's duration at each share of the requests.
+
+    Args:
+        curve: Of `request_duration_cdf`.
+
+    Returns:
+        One row per percent: share, low and high.
+    """
+    steps = grouped((row for row in curve if row["step"] is not None), "step").values()
+    band: Rows = []
+    for percent in range(1, 101):
+        share = percent / 100
+        reached = [
+            next(row["duration_s"] for row in own if row["share"] >= share - 1e-9) for own in steps
+        ]
+        band.append({"share": share, "low": min(reached), "high": max(reached)})
+    return band

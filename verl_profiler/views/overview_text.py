@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from verl_profiler.analysis.selection import NOTHING, LeftOut, grouped, steady, summed
 from verl_profiler.render.text import clipped, wrapped
@@ -48,11 +49,8 @@ _RANKS = ("head", "finding 1", "quality", "phases", "workers", "engine", "device
           "requests", "finding 2", "tools", "slowest", "your spans", "finding 3", "profiler")  # fmt: skip
 
 
-class _Item(NamedTuple):
-    """Lines of an overview that are shown together or not at all."""
-
-    rank: str
-    lines: list[str]
+# Lines that are shown together or not at all, by their rank.
+_Items = dict[str, list[str]]
 
 
 def overview_text(
@@ -80,7 +78,7 @@ def overview_text(
 
     runs = about["runs"]
     heads: list[str] = []
-    facts: list[_Item] = []
+    facts: _Items = {}
     for run in runs[:_RUNS]:
         own = _of_run(found, run)
         heads += map(bold, wrapped(_headline(run, own, left_out, findings), _INDENT))
@@ -95,26 +93,23 @@ def overview_text(
             heads.append(clipped(f"  {', '.join(largest)}"))
     if len(runs) > _RUNS:
         heads.append(f"and {len(runs) - _RUNS} more runs: summary -v")
-    facts += [_Item("note", [f"Note: {note}"]) for note in about["notes"][:1]]
-    facts.append(_Item("quality", [_quality(problems)]))
-    changes = [
-        _Item(f"finding {number}", lines)
-        for number, lines in enumerate(short_findings([{**row} for row in findings]), 1)
-    ]
+    facts |= {"note": [f"Note: {note}" for note in about["notes"][:1]]}
+    facts |= {"quality": [_quality(problems)]}
+    changes = {f"finding {n}": lines for n, lines in enumerate(short_findings(findings), 1)}
     # Two empty lines divide the blocks, and the findings have a title.
-    kept = _fitting([_Item("head", heads), *changes, *facts], LINES - 3)
-    listed = [item for item in changes if item in kept]
+    kept = _fitting({"head": heads, **changes, **facts}, LINES - 3)
+    listed = [lines for rank, lines in changes.items() if rank in kept]
     title = (
-        _changes_title(found, about)
-        if not findings
-        else "What to change first (gains per step, not additive)"
+        "What to change first (gains per step, not additive)"
+        if findings
+        else _changes_title(found, about)
     )
     if len(findings) > len(listed):
         title += f"; {len(listed)} of {len(findings)}, -v has all"
     blocks = [
         heads,
-        [*([bold(title)] if title else []), *_lines(listed)],
-        [clipped(line) for line in _lines(item for item in facts if item in kept)],
+        [*([bold(title)] if title else []), *chain.from_iterable(listed)],
+        [clipped(line) for rank, lines in facts.items() if rank in kept for line in lines],
     ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
@@ -144,30 +139,26 @@ def totals_text(found: Mapping[str, Rows], runs: Sequence[str], left_out: LeftOu
     for run in runs:
         own = _of_run(found, run)
         phases = _phases(own["phase_totals"], whole=True)
-        lines = [*phases, *map(visible, _lines(_facts(own, left_out)))]
+        lines = [*phases, *map(visible, chain.from_iterable(_facts(own, left_out).values()))]
         blocks.append("\n".join([visible(run), *lines] if len(runs) > 1 else lines))
     return "\n\n".join(block for block in blocks if block)
 
 
-def _fitting(items: Sequence[_Item], room: int) -> list[_Item]:
-    """Return what there is room for, in the order of `_RANKS`; the first two always."""
-    kept: list[_Item] = []
-    for item in sorted(items, key=lambda item: _RANKS.index(item.rank)):
-        if len(item.lines) <= room or _RANKS.index(item.rank) < 3:
-            kept.append(item)
-            room -= len(item.lines)
+def _fitting(items: _Items, room: int) -> set[str]:
+    """Return the ranks of what there is room for, by `_RANKS`; the first three always."""
+    kept: set[str] = set()
+    for rank in sorted(items, key=_RANKS.index):
+        if len(items[rank]) <= room or rank in _RANKS[:3]:
+            kept.add(rank)
+            room -= len(items[rank])
     return kept
-
-
-def _lines(items: Iterable[_Item]) -> list[str]:
-    return [line for item in items for line in item.lines]
 
 
 def _of_run(found: Mapping[str, Rows], run: str) -> dict[str, Rows]:
     return {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
 
 
-def _facts(found: Mapping[str, Rows], left_out: LeftOut) -> list[_Item]:
+def _facts(found: Mapping[str, Rows], left_out: LeftOut) -> _Items:
     """Return what is known of a run besides its phases, a line each."""
     devices = device_line(steady(found["device_use"], left_out))
     texts = {
@@ -179,11 +170,13 @@ def _facts(found: Mapping[str, Rows], left_out: LeftOut) -> list[_Item]:
         "your spans": [_calls(found["own_spans"], "event")],
         "profiler": [_cost(found["profiler_cost"])],
     }
-    return [
-        _Item(label, [f"{'' if place else label:<{_INDENT}}{text}"])
+    return {
+        label: [
+            f"{'' if place else label:<{_INDENT}}{text}"
+            for place, text in enumerate(filter(None, own))
+        ]
         for label, own in texts.items()
-        for place, text in enumerate(filter(None, own))
-    ]
+    }
 
 
 def device_line(rows: Rows) -> str:

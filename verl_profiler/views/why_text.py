@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from verl_profiler.analysis.explain.rules import UNEXPLAINED
-from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, grouped, named, summed
+from verl_profiler.analysis.overview import path_means
+from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, named, summed
 from verl_profiler.render.text import without
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds
@@ -20,7 +21,7 @@ _SMALL = 0.002
 # Segments of the path below this share of the step are left out.
 _STRETCH = 0.005
 _NAMES = 5
-_STRAGGLERS = 14
+_STRAGGLERS, _ALL = 14, 40
 # What causes less of the waiting for its kind is left out.
 _LITTLE = 0.01
 # The brief form fits on one screen: lines of each block without its titles.
@@ -48,36 +49,33 @@ def why(
         own = {name: [row for row in rows if row["run"] == run] for name, rows in found.items()}
         if len(runs) > 1:
             blocks.append(visible(f"run {run}"))
-        blocks += (_full if verbose else _brief)(own, left_out)
+        blocks += _blocks(own, left_out, verbose=verbose)
     top = finding_list(ranked, left_out) if verbose else brief_findings(ranked, left_out)
     more = "" if verbose else "-v has findings in full, all replays, device time and requests"
     return "\n\n".join(block for block in [top, *blocks, more] if block) + "\n"
 
 
-def _full(own: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
+def _blocks(own: Mapping[str, Rows], left_out: LeftOut, *, verbose: bool) -> list[str]:
+    """Return what is known of a run; without `verbose`, the first lines of what its steps wait for."""
+    most: Mapping[str, int] = {} if verbose else _BRIEF
     blocks: list[str] = []
     if own["steady_path"]:
-        blocks += [_path(own, left_out), _chain(own["critical_segments"])]
-    blocks.append(ledger_text(own["bubble_ledger"], left_out))
-    blocks.append(cycle_text(own["critical_cycle"]))
-    blocks.append(cycle_replays_text(own["what_if"]))
-    blocks += [staleness_text(own["staleness"]), causes_text(own["staleness_causes"])]
-    return [*blocks, _stragglers(own["stragglers"]), _requests(own["straggler_requests"])]
+        blocks.append(_path(own, left_out, most.get("path")))
+        blocks += [_chain(own["critical_segments"])] * verbose
+    if verbose or not own["steady_path"]:
+        blocks.append(_first(ledger_text(own["bubble_ledger"], left_out), most.get("ledger")))
+        blocks.append(_first(cycle_text(own["critical_cycle"]), most.get("cycle")))
+    blocks.append(cycle_replays_text(own["what_if"], most.get("what_if", _ALL), brief=not verbose))
+    if verbose:
+        blocks += [staleness_text(own["staleness"]), causes_text(own["staleness_causes"])]
+    blocks.append(_stragglers(own["stragglers"], most.get("stragglers", _STRAGGLERS)))
+    return [*blocks, *([_requests(own["straggler_requests"])] * verbose)]
 
 
-def _brief(own: Mapping[str, Rows], left_out: LeftOut) -> list[str]:
-    blocks: list[str] = []
-    if own["steady_path"]:
-        blocks.append(_path(own, left_out, _BRIEF["path"]))
-    else:
-        blocks.append(_first(ledger_text(own["bubble_ledger"], left_out), _BRIEF["ledger"]))
-        blocks.append(_first(cycle_text(own["critical_cycle"]), _BRIEF["cycle"]))
-    blocks.append(cycle_replays_text(own["what_if"], _BRIEF["what_if"], brief=True))
-    return [*blocks, _stragglers(own["stragglers"], _BRIEF["stragglers"])]
-
-
-def _first(block: str, count: int) -> str:
-    """Return a block's title and so many lines; what is left out is counted."""
+def _first(block: str, count: int | None) -> str:
+    """Return a block's title and so many lines, or all; what is left out is counted."""
+    if count is None:
+        return block
     title, *lines = block.split("\n")
     more = [f"  and {len(lines) - count} more lines"] if len(lines) > count + 1 else lines[count:]
     return "\n".join([title, *lines[:count], *more])
@@ -89,28 +87,29 @@ def _path(own: Mapping[str, Rows], left_out: LeftOut, count: int | None = None) 
     What lies between steps follows in one line.
     """
     rows = own["steady_path"]
+    means = path_means(rows)
     steps = {row["step"] for row in rows}
-    total = sum(row["duration_s"] for row in rows)
-    categories, sums = grouped(rows, "category"), summed(rows, "duration_s", "category")
-    order = sorted(sums, key=lambda category: category == UNEXPLAINED)
-    large = [each for each in order if sums[each] >= _SMALL * total and each != UNEXPLAINED]
-    shown = [*large[:count], *(each for each in order if each == UNEXPLAINED)]
-    parts: list[tuple[str, float, str]] = []
-    for category in shown:
-        longest = max(categories[category], key=lambda row: row["longest_s"])
-        most = f"longest {seconds(longest['longest_s'])} in {longest['longest_what']}"
-        parts.append((category, sums[category] / len(steps), most))
-    small = [category for category in order if category not in shown]
+    whole_s = sum(row["mean_s"] for row in means)
+    known = [row for row in means if row["category"] != UNEXPLAINED and row["share"] >= _SMALL]
+    shown = known[:count] + [row for row in means if row["category"] == UNEXPLAINED]
+    parts = [
+        (
+            row["category"],
+            row["mean_s"],
+            f"longest {seconds(row['longest_s'])} in {row['longest_what']}",
+        )
+        for row in shown
+    ]
+    small = [row for row in means if row not in shown]
     if small:
-        rest = sum(sums[category] for category in small)
-        names = ", ".join(small[:_NAMES]) + ", …" * (len(small) > _NAMES)
-        parts.append((f"{len(small)} more", rest / len(steps), names))
+        names = ", ".join(row["category"] for row in small[:_NAMES]) + ", …" * (len(small) > _NAMES)
+        parts.append((f"{len(small)} more", sum(row["mean_s"] for row in small), names))
     which = f"step {min(steps)}" if len(steps) == 1 else f"{len(steps)} steps, mean"
     title = (
-        f"critical path of {which}{without(named(left_out, rows))}: {seconds(total / len(steps))}, "
+        f"critical path of {which}{without(named(left_out, rows))}: {seconds(whole_s)}, "
         "every second attributed to one cause"
     )
-    return bar_table(title, parts, total / len(steps)) + _between(own["between_path"])
+    return bar_table(title, parts, whole_s) + _between(own["between_path"])
 
 
 def _between(rows: Rows) -> str:
@@ -137,7 +136,7 @@ def _chain(rows: Rows) -> str:
     return table_text(title, long, columns, "critical_segments", len(long))
 
 
-def _stragglers(rows: Rows, count: int = _STRAGGLERS) -> str:
+def _stragglers(rows: Rows, count: int) -> str:
     kept = [row for row in rows if row["share"] is not None and row["share"] >= _LITTLE]
     columns = ("kind", "who", "per_step_s", "share", "last", "of_steps")
     return table_text("stragglers (requests: by reason)", kept, columns, "stragglers", count)

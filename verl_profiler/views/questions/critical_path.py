@@ -8,6 +8,7 @@ from verl_profiler.analysis.explain.critical_path import critical_path
 from verl_profiler.analysis.explain.rules import UNEXPLAINED
 from verl_profiler.analysis.explain.stragglers import straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import UNCHANGED, what_if
+from verl_profiler.analysis.overview import path_means
 from verl_profiler.analysis.selection import (
     Rows,
     after_warm_up,
@@ -43,11 +44,7 @@ def _path(data: DataTables, choice: Choice) -> Spec:
     rows = data["critical_path"]
     steps = sorted({row["step"] for row in rows})
     left_out = warm_ups(rows, choice.steps)
-    kept = steady(rows, left_out)
-    sums = summed(kept, "duration_s", "category")
-    total = sum(sums.values())
-    mean_s = total / len({(row["run"], row["step"]) for row in kept})
-    means = sorted(sums, key=lambda category: category == UNEXPLAINED)
+    means = path_means(steady(rows, left_out))
     first, second = (*means[:2], means[0])[:2]
     lengths = {(row["step"], row["category"]): row["duration_s"] for row in rows}
     whole = summed(rows, "duration_s", "step")
@@ -55,8 +52,9 @@ def _path(data: DataTables, choice: Choice) -> Spec:
     large = {
         each for (step, each), length in lengths.items() if length >= _SMALL_IN_STEP * whole[step]
     }
-    order = dict.fromkeys([*means, *summed(rows, "duration_s", "category")])
-    shown = [each for each in order if each in large or sums.get(each, 0.0) >= _SMALL * total]
+    shares = {row["category"]: row["share"] for row in means}
+    order = dict.fromkeys([*shares, *summed(rows, "duration_s", "category")])
+    shown = [each for each in order if each in large or shares.get(each, 0.0) >= _SMALL]
     small = [each for each in order if each not in shown]
 
     def spent(categories: Sequence[str]) -> list[float]:
@@ -70,11 +68,11 @@ def _path(data: DataTables, choice: Choice) -> Spec:
     if small:
         series.append((f"{len(small)} more", spent(small), _SMALL_COLOR))
     return chart(
-        f"{share(sums[first] / total)} of the critical path is {first}, "
-        f"{share(sums[second] / total)} {second}; "
-        f"{share(sums.get(UNEXPLAINED, 0.0) / total)} is unattributed",
-        f"{choice.text()}: {counted(len(steps), 'step')}; a step takes {seconds(mean_s)} on average"
-        f"{without(named(left_out, rows))}",
+        f"{share(first['share'])} of the critical path is {first['category']}, "
+        f"{share(second['share'])} {second['category']}; "
+        f"{share(shares.get(UNEXPLAINED, 0.0))} is unattributed",
+        f"{choice.text()}: {counted(len(steps), 'step')}; a step takes "
+        f"{seconds(sum(row['mean_s'] for row in means))} on average{without(named(left_out, rows))}",
         panel(step_bars(steps, series, "time", form="s"), height=300),
         notes="Every second of a step is attributed to one category: what the step waited for.",
     )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED, request_engine_time
 from verl_profiler.analysis.requests import (
+    duration_band,
     request_breakdown,
     request_duration_cdf,
     request_percentiles,
     turn_times,
     turns_per_request,
 )
-from verl_profiler.analysis.selection import Rows, Steps, grouped, summed
+from verl_profiler.analysis.selection import Rows, Steps, summed
 from verl_profiler.analysis.tools import tool_latencies
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS
 from verl_profiler.reading.tables.tables import Tables
@@ -43,8 +44,6 @@ from verl_profiler.views.view import (
     view,
 )
 
-# Shares at which steps are compared.
-_SHARES = 100
 # Tools drawn.
 _TOOLS = 20
 _NO_REQUESTS = (
@@ -107,24 +106,11 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
         ),
     ]
     if several:
-        apart = grouped((row for row in curve if row["step"] is not None), "step")
-        band = _band([*apart.values()])
+        band = duration_band(curve)
         low, high = {**x, "field": "low"}, {"field": "high"}
         area = {"type": "area", "orient": "horizontal", "opacity": 0.5}
         drawn.insert(0, layer(band, area, x=low, x2=high, y=y, color=tint(0.25)))
     return chart(title, about, panel(drawn, height=300), notes=notes)
-
-
-def _band(curves: Sequence[Rows]) -> list[dict[str, float]]:
-    """Return the fastest and the slowest step's duration at each share."""
-    band: list[dict[str, float]] = []
-    for place in range(1, _SHARES + 1):
-        at = place / _SHARES
-        reached = [
-            next(r["duration_s"] for r in rows if r["share"] >= at - 1e-9) for rows in curves
-        ]
-        band.append({"share": at, "low": min(reached), "high": max(reached)})
-    return band
 
 
 @view(
