@@ -54,6 +54,8 @@ _REPEATED = ("name", "role", "host")
 _IDENTITY = ("request_id", "turn", "validate", "sample", "session", "status", "error")
 _KEYS = ("timestamp", "event", "duration_sec", "workid", "step")
 _NUMBERS = ("duration_sec", "step", "turn")
+# Whole numbers beyond may have been rounded to DOUBLE; `rest` keeps them.
+_EXACT_LIMIT = 9e15
 _WITHOUT_KEYS = json.dumps(dict.fromkeys((*_KEYS, "extra")))
 
 # A cast to TIMESTAMP silently drops the offset from UTC; one to TIMESTAMPTZ takes twice as
@@ -69,13 +71,14 @@ WITH bounded AS (
     SELECT filename, CASE WHEN strlen(json) < {limit} THEN json ELSE '{{}}' END AS json FROM {scan}
 ), parsed AS (
     SELECT filename, json AS line, json_transform(json, '{structure}') AS t,
-        json_keys(json, ['$', '$.extra']) AS keys,
-        CASE WHEN contains(json, 'true')
-            THEN regexp_matches(replace(json, '"validate":true', ''), '": *true')
-            ELSE false END AS unusual
+        json_keys(json, ['$', '$.extra']) AS keys
     FROM bounded
 ), counted AS (
-    SELECT filename, line, t, t.extra AS x, unusual,
+    SELECT filename, line, t, t.extra AS x,
+        -- `true` is read as 1.
+        CASE WHEN (t.duration_sec = 1 OR t.step = 1 OR t.extra.turn = 1) AND contains(line, 'true')
+            THEN regexp_matches(replace(line, '"validate":true', ''), '": *true')
+            ELSE false END AS unusual,
         len(keys[1]) <> {line_known} + (keys[2] IS NOT NULL)::UTINYINT AS more_keys,
         coalesce(len(keys[2]) <> {extra_known}, false) AS more_fields,
         t.extra IS NOT NULL AND {extra_known} = 0 AS empty_extra,
@@ -91,7 +94,7 @@ WITH bounded AS (
         -- Begins, too, are on the driver's clock.
         CASE WHEN t.duration_sec BETWEEN 0 AND 1e9
             THEN try_cast(round(t.duration_sec * 1e6 * (1 + drift)) AS BIGINT) END AS duration_us,
-        coalesce(moment_us - round(t.duration_sec * 1e6) < first_us, false) AS early,
+        coalesce(moment_us - round(t.duration_sec * 1e6) < first_us, false) AS early, {largest} AS largest,
         {turn} AS turn, {line_step} AS line_step
     FROM timed JOIN part_files AS files ON path = filename
 )
@@ -107,17 +110,17 @@ SELECT c.file_id,
         OR CASE WHEN more_keys OR more_fields
             THEN contains(line, 'NaN') OR contains(line, 'Infinity') END
         OR CASE WHEN no_numbers THEN {not_a_number} END
-        OR {out_of_range},
+        OR largest > {number_limit},
         false) AS flawed,
     c.name, c.role, c.rank, c.host, c.pid,
     coalesce(line_step, c.step) AS step,
     coalesce(v.event, t.event) AS event,
     CASE
         -- A call of unknown length is in no sum.
-        WHEN v.timed AND duration_us IS NULL THEN 'user'
+        WHEN v.timed AND duration_us IS NULL THEN 'user'::part_family
         WHEN c.role = 'trainer' AND duration_us IS NOT NULL AND coalesce(v.phase, true)
-            THEN 'trainer'
-        ELSE coalesce(v.family, 'user')
+            THEN 'trainer'::part_family
+        ELSE coalesce(v.family, 'user'::part_family)
     END AS family,
     end_us, duration_us, x.request_id AS request_id,
     turn + coalesce(v.turn_shift, 0) AS turn,
@@ -132,7 +135,7 @@ SELECT c.file_id,
                 THEN len(list_distinct(list_concat(json_keys(line), [{keys}]))) > {key_count} END
             THEN json_merge_patch(json_merge_patch(line, '{without_keys}'),
                 coalesce(line->'$.extra', '{{}}'))
-        WHEN c.original OR more_fields OR x.validate = 'false' OR {fractions}
+        WHEN c.original OR more_fields OR x.validate = 'false' OR largest > {exact_limit} OR {fractions}
             THEN nullif(line->'$.extra', '{{}}')
     END AS rest
 FROM checked AS c
@@ -202,13 +205,15 @@ def event_query(paths: Sequence[Path], fields: Collection[str] = tuple(FIELDS)) 
             (
                 "false",
                 *(
-                    f'x."{name}" <> floor(x."{name}") OR abs(x."{name}") > 9e15'
+                    f'x."{name}" <> floor(x."{name}")'
                     for name, kind in chosen.items()
                     if kind == "BIGINT"
                 ),
             )
         ),
-        out_of_range=_out_of_range(chosen),
+        largest=_largest(chosen),
+        number_limit=NUMBER_LIMIT,
+        exact_limit=_EXACT_LIMIT,
         keys=", ".join(f"'{key}'" for key in (*_KEYS, "extra")),
         key_count=len(_KEYS) + 1,
         turn=_whole("x.turn"),
@@ -248,18 +253,18 @@ def _whole(value: str) -> str:
     return f"CASE WHEN {value} = floor({value}) AND {within} THEN try_cast({value} AS INTEGER) END"
 
 
-def _out_of_range(fields: Mapping[str, str]) -> str:
-    """Return SQL that is true where a number is too large, infinite or NaN, which is the largest."""
+def _largest(fields: Mapping[str, str]) -> str:
+    """Return the SQL of the largest number of a line; of all, NaN is the largest."""
     sizes = [f'abs(x."{name}")' for name, kind in fields.items() if kind != "VARCHAR"]
-    return f"greatest({', '.join(('0', *sizes))}) > {NUMBER_LIMIT}"
+    return f"greatest({', '.join(('0', *sizes))})"
 
 
 def _field(name: str, kind: str) -> str:
-    """Return the SQL of a field's column; only where keys are left over, other names are tried."""
-    value = f'x."{name}"'
-    if kind != "VARCHAR":
-        limits = f"BETWEEN -{NUMBER_LIMIT} AND {NUMBER_LIMIT}"
-        value = f"CASE WHEN {value} {limits} THEN try_cast({value} AS {kind}) END"
+    """Return the SQL of a field's column; only where keys are left over, other names are tried.
+
+    Numbers that are out of range are flaws, which the second reading has no more.
+    """
+    value = f'try_cast(x."{name}" AS BIGINT)' if kind == "BIGINT" else f'x."{name}"'
     aliases = [
         f"try_cast(line->>'$.extra.{alias}' AS {kind})" for alias in FIELD_ALIASES.get(name, ())
     ]
@@ -302,5 +307,8 @@ def _make_vocabulary(connection: duckdb.DuckDBPyConnection, *, original: bool) -
     )
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE vocabulary AS SELECT * FROM "
-        f"(VALUES {rows}) AS v(recorded, event, family, turn_shift, phase, timed)"
+        f"(VALUES {rows}) AS v(recorded, event, family, turn_shift, phase, timed);"
+        "CREATE OR REPLACE TEMP TYPE part_family AS ENUM "
+        "(SELECT family FROM vocabulary UNION VALUES ('user'), ('trainer'));"
+        "ALTER TABLE vocabulary ALTER family TYPE part_family"
     )
