@@ -353,32 +353,38 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
             ELSE engine_us * coalesce(1 - exp(-more), 1 - 1 / ({_LONG} * more_turns)) END AS cut_us
         FROM long JOIN others USING (run, step, who)
     """
+    sooner = earlier(cuts, "tokens")
+    if not sooner:
+        return {}
+    rows = tables.rows(
+        f"""
+        WITH long AS MATERIALIZED ({cuts}), whos AS (
+            SELECT run, who, array_agg(DISTINCT name) AS names FROM long GROUP BY run, who
+        ), every AS (
+            SELECT r.*, w.who, names, c.who IS NOT NULL AS longer, at_limit,
+                coalesce(cut_us > 0 AND 2 * cut_us >= max(cut_us) OVER (PARTITION BY run, who, step), false)
+                    AS is_long
+            FROM ({ended}) AS r JOIN whos AS w USING (run)
+            LEFT JOIN long AS c USING (run, step, name, request_id, who)
+            LEFT JOIN (SELECT run, step, name, request_id, bool_or(finish_reason = 'length') AS at_limit
+                FROM engine_calls WHERE NOT validate GROUP BY ALL) AS t
+                USING (run, step, name, request_id)
+        )
+        SELECT run, who, count(*) FILTER (is_long) AS long, count(*) AS many,
+            count(*) FILTER (longer) AS many_long, count(DISTINCT step) AS steps,
+            count(DISTINCT name) FILTER (longer) AS workers,
+            count(*) FILTER (list_contains(names, name)) AS theirs,
+            median(generated_tokens) FILTER (is_long) / median(generated_tokens) FILTER (NOT is_long) AS times,
+            median(turns) FILTER (is_long) AS turns,
+            median(turns) FILTER (NOT is_long) AS other_turns,
+            count(*) FILTER (is_long AND at_limit) AS at_limit FROM every GROUP BY run, who
+        """
+    )
+    of_tails = {(row["run"], row["who"]): row for row in rows}
     found: dict[str, Tail] = {}
     # The longer ones are among the long ones, and come after them.
-    for (run, who), places in earlier(cuts, "tokens").items():
-        (row,) = tables.rows(
-            f"""
-            WITH long AS (SELECT * FROM ({cuts}) WHERE who = $who), every AS (
-                SELECT r.*, c.who IS NOT NULL AS longer, at_limit,
-                    coalesce(cut_us > 0 AND 2 * cut_us >= max(cut_us) OVER (PARTITION BY step), false)
-                        AS is_long
-                FROM ({ended}) AS r LEFT JOIN long AS c USING (run, step, name, request_id)
-                LEFT JOIN (SELECT run, step, name, request_id, bool_or(finish_reason = 'length') AS at_limit
-                    FROM engine_calls WHERE NOT validate GROUP BY ALL) AS t
-                    USING (run, step, name, request_id)
-                WHERE run = $run
-            )
-            SELECT count(*) FILTER (is_long) AS long, count(*) AS many,
-                count(*) FILTER (longer) AS many_long, count(DISTINCT step) AS steps,
-                count(DISTINCT name) FILTER (longer) AS workers,
-                count(*) FILTER (name IN (SELECT name FROM long)) AS theirs,
-                median(generated_tokens) FILTER (is_long) / median(generated_tokens) FILTER (NOT is_long) AS times,
-                median(turns) FILTER (is_long) AS turns,
-                median(turns) FILTER (NOT is_long) AS other_turns,
-                count(*) FILTER (is_long AND at_limit) AS at_limit FROM every
-            """,
-            {"run": run, "who": who},
-        )
+    for (run, who), places in sooner.items():
+        row = of_tails[run, who]
         flows = run in earlier.cycles
         of_one = row["workers"] == 1 and 2 * row["many_long"] > row["theirs"]
         # Where most requests of one worker are long, that is where to look.
