@@ -329,6 +329,13 @@ def _by_step(steps: Iterable[int], evidence: Rows) -> dict[int, float]:
     return sums if len(evidence) < EVIDENCE else {}
 
 
+def needs_replay(account: Account, rule: Rule, known: tuple[Culprit, float | None] | None) -> bool:
+    """Whether the replay of a rule's change decides anything: not where the loss is measured, or there is none."""
+    _, lost_s = known or (NOBODY, None)
+    category_s = sum(account.of(rule.categories).values())
+    return lost_s is None and not rule.pooled and (category_s > 0 or not rule.categories)
+
+
 def of_rule(
     account: Account,
     name: str,

@@ -31,6 +31,7 @@ from verl_profiler.analysis.explain.finding import (
     Account,
     Finding,
     in_order,
+    needs_replay,
     of_rule,
     with_rest,
     without_superfluous,
@@ -71,8 +72,6 @@ def explained(
         out; between_path: the same of the time between steps;
         and findings, see `ranked` and `Finding.row`.
     """
-    if replays is None:
-        replays = synchronous_what_if(tables, steps, {rule.change for rule in RULES.values()})
     if known is None:
         known = cycles(tables, steps)
     segments = critical_segments(tables, steps)
@@ -85,6 +84,8 @@ def explained(
     between = between_segments(tables, steady)
     account = lasting + between
     named = culprits(tables, account, steady, known)
+    if replays is None:
+        replays = synchronous_what_if(tables, steps, _needed(account, named))
     found = {
         "critical_segments": segments,
         "critical_path": path_categories(segments),
@@ -114,6 +115,17 @@ def explained(
     }
     found["findings"] = [each.row(facts[each.run]) for each in listed]
     return found
+
+
+def _needed(account: Rows, named: Found) -> set[str]:
+    """Return the changes whose replays decide whether a rule triggers, and what is recoverable."""
+    return {
+        rule.change
+        for run, segments in by_run(account).items()
+        for name, rule in RULES.items()
+        if rule.change is not None
+        and needs_replay(Account(run, segments), rule, named.get(run, {}).get(name))
+    }
 
 
 # The first finished step of each run whose start-up was recorded: workers and agent loops start in it.

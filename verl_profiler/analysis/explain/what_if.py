@@ -8,7 +8,7 @@ both cancel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from statistics import fmean, median
@@ -114,11 +114,11 @@ def what_if(tables: Tables, steps: Steps = None, known: Mapping[str, Cycle] | No
     return [*synchronous_what_if(tables, steps), *asynchronous_what_if(tables, steps, known)]
 
 
-def synchronous_what_if(
-    tables: Tables, steps: Steps, only: Container[str | None] | None = None
-) -> Rows:
+def synchronous_what_if(tables: Tables, steps: Steps, only: Collection[str] | None = None) -> Rows:
     """Return the rows of `what_if` of synchronous runs, without the token-model error if of some changes `only`."""
     rows: Rows = []
+    if only is not None and not only:
+        return rows
     for own in _rebuilt(tables, steps):
         every = changes_of(own)
         changes = {name: each for name, each in every.items() if only is None or name in only}
