@@ -20,7 +20,7 @@ from chart_reading import data_in, every_channel, panels_of, title_of, words
 from verl_profiler.analysis.registry import explanations
 from verl_profiler.analysis.selection import warm_ups
 from verl_profiler.analysis.steps import step_times
-from verl_profiler.render.charts import WIDTH, chart, name_bars, render, spec_text
+from verl_profiler.render.charts import SPEC, WIDTH, chart, name_bars, render
 from verl_profiler.render.colors import PHASE_COLORS
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import Choice, NothingToDraw
@@ -78,7 +78,7 @@ def test_every_chart_becomes_a_picture(runs):
             ):
                 assert set(each["scale"]["domain"]) <= set(svg.splitlines()), name
         assert len(data_in(spec)) <= 2_000, name
-        assert len(spec_text(spec)) < 500_000, name
+        assert len(render(spec, SPEC)) < 500_000, name
     assert empty == {"memory_over_time"}
 
 

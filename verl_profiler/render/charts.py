@@ -590,11 +590,6 @@ def whole(spec: Spec) -> Spec:
     return {**head, "vconcat": [body, below], "resolve": _APART}
 
 
-def spec_text(spec: Spec) -> str:
-    """Write a specification as JSON, for any editor of Vega-Lite."""
-    return json.dumps(whole(spec), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
 def render(spec: Spec, form: str, *, description: str = "") -> bytes:
     """Draw a specification; the same one gives the same bytes, but for PDF.
 
@@ -604,7 +599,9 @@ def render(spec: Spec, form: str, *, description: str = "") -> bytes:
         description: PNG and SVG files carry it near their beginning.
     """
     if form == SPEC:
-        return spec_text(spec).encode()
+        # For any editor of Vega-Lite.
+        text = json.dumps(whole(spec), indent=1, ensure_ascii=False, allow_nan=False)
+        return f"{text}\n".encode()
     import vl_convert
 
     drawn: Any = vl_convert

@@ -12,6 +12,7 @@ from typing import Any
 COMMON = "several tables"
 # A column, its title where its name does not make one, and its sentence.
 _OWN = re.compile(r"^- `([\w*]+)`(?: \((.+?)\))?: (.+)$", re.MULTILINE)
+_CAPTION = re.compile(r"^In the report: (.+)$", re.MULTILINE)
 _SHARED = re.compile(r"^As in several tables: (.+)\.$", re.MULTILINE)
 
 _WORDS = {
@@ -25,6 +26,7 @@ _WORDS = {
 }
 
 
+@functools.cache
 def sections(path: Path) -> dict[str, str]:
     """Return the texts below the second headings of a Markdown file, by heading."""
     parts = re.split(r"^## (.+)\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -49,6 +51,13 @@ def column_texts() -> dict[str, dict[str, str]]:
         table: {name: text for name, (_, text) in columns.items()}
         for table, columns in _columns().items()
     }
+
+
+def caption(table: str) -> str:
+    """Return the caption of a table that no view draws."""
+    text = sections(Path(__file__).with_name("columns.md")).get(table, "")
+    found = _CAPTION.search(text)
+    return found[1] if found else table.capitalize()
 
 
 def heading(column: str, table: str = "") -> str:

@@ -8,6 +8,7 @@ place in `steps`; -1 stands for all steps together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +23,7 @@ from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.reading.reader import Run
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.about_run import about_run
-from verl_profiler.views.columns import page_view, section, shown_columns
+from verl_profiler.views.columns import caption, page_view, section, shown_columns
 from verl_profiler.views.mean_step import step_bars
 from verl_profiler.views.overview_text import head_text
 from verl_profiler.views.questions import TOPICS, VIEWS
@@ -31,52 +32,23 @@ from verl_profiler.views.tq_text import finding_lines
 from verl_profiler.views.view import Choice
 
 _RUN = "About this run"
-# Tables of analyses that no view draws, by topic, each with its caption.
-TABLES: dict[str, dict[str, str]] = {
-    "Steps": {
-        "straggler_requests": "Straggler requests",
-        "validation_times": "Validations: not included in any other number",
-    },
-    "Devices and training": {
-        "critical_cycle": "The dependencies that bound the steps of an asynchronous run",
-        "staleness_causes": "What samples of an asynchronous run were in while they went stale",
-        "rank_balance": "Ranks: all wait for the slowest",
-        "device_use": "Idle time, utilization and power of each device, by phase",
-        "phase_efficiency": "Time per 1,000 tokens, sequence length and MFU, by phase",
-        "device_times": "Calls of workers: time on the host and on the device",
-        "captures": "Captures",
-        "range_times": "Ranges of captures",
-        "top_kernels": "Kernels with the most time",
-        "gpu_idle": "Idle time of the devices in captures",
-    },
-    "Rollout": {
-        "request_times": "Requests of each step",
-        "request_parts": "Request time by component",
-        "rollout_tail": "Tail of each rollout: its last requests, idle slots and waiting workers",
-        "reward_times": "Scoring and post-processing",
-        "own_spans": "Spans of your own code",
-        "engine_times": "Engine calls",
-        "token_rates": "Tokens, and tokens per second",
-        "request_token_rates": "Tokens of finished requests",
-        "rollout_balance": "Agent-loop workers: who was done last",
-        "replica_balance": "Replicas",
-        "routes": "Replicas that the load balancer chose",
-        "engine_load": "Load of the engines: batch, queue and KV cache",
-    },
-    "Data transfer": {
-        "transfer_totals": "TransferQueue calls",
-        "tq_functions": "Functions that TransferQueue feeds: get, compute and put",
-        "weight_sync": "Weight syncs",
-        "weight_transfers": "Weights sent, received and loaded by each rank",
-    },
-    "Memory and event loops": {
-        "release_effects": "Release and resume, all steps",
-        "sleep_times": "Time in sleep and wake, in the slowest process",
-        "memory_timeline": "Memory by phase",
-        "memory_peaks": "Peak device memory",
-        "loop_lags": "Event-loop stalls by loop",
-    },
-    _RUN: {"processes": "Processes", "profiler_cost": "Profiler cost"},
+# Tables of analyses that no view draws, by topic; `columns.md` has their captions.
+TABLES: dict[str, tuple[str, ...]] = {
+    "Steps": ("straggler_requests", "validation_times"),
+    "Devices and training": (
+        *("critical_cycle", "staleness_causes", "rank_balance", "device_use", "phase_efficiency"),
+        *("device_times", "captures", "range_times", "top_kernels", "gpu_idle"),
+    ),
+    "Rollout": (
+        *("request_times", "request_parts", "rollout_tail", "reward_times", "own_spans"),
+        *("engine_times", "token_rates", "request_token_rates", "rollout_balance"),
+        *("replica_balance", "routes", "engine_load"),
+    ),
+    "Data transfer": ("transfer_totals", "tq_functions", "weight_sync", "weight_transfers"),
+    "Memory and event loops": (
+        *("release_effects", "sleep_times", "memory_timeline", "memory_peaks", "loop_lags"),
+    ),
+    _RUN: ("processes", "profiler_cost"),
 }
 # Sections that scripts of the page make, by topic; the timeline is shown above all of them.
 _MADE = {
@@ -162,9 +134,9 @@ def document(
         missing = missing if not view.only_of or view.only_of in kinds else []
         shown = table(rows[name], _VIEW_ROWS)
         views[name] = page_view(view.table or name, view.question, shown, charts, missing)
-    for name, caption in (each for own in TABLES.values() for each in own.items()):
+    for name in chain.from_iterable(TABLES.values()):
         shown = table(found[name], _ROWS, None if name in _FEW else detailed)
-        views[name] = page_view(name, caption, shown)
+        views[name] = page_view(name, caption(name), shown)
     # A tree of which rows are missing does not add up.
     tree = _placed(found["time_tree"], places, detailed, len(found["time_tree"]))
     tree += [{"s": WHOLE, **row} for row in whole_time_tree(found["time_tree"])]
@@ -246,7 +218,11 @@ def _sections(
     sections = [section(name, title, None) for name, title in _TIMELINE.items()]
     for topic in (*TOPICS, _RUN):
         own = {view.name: view.question for view in TOPICS.get(topic, ())}
-        titles = {**_MADE.get(topic, {}), **own, **TABLES[topic]}
+        titles = {
+            **_MADE.get(topic, {}),
+            **own,
+            **{name: caption(name) for name in TABLES[topic]},
+        }
         sections += [
             section(name, title, None if name in first else topic, [name] if name in shown else ())
             for name, title in titles.items()
