@@ -6,10 +6,9 @@ import pytest
 from picked import picked
 
 from verl_profiler.analysis.tq import tq_functions, tq_over_time, tq_steps, tq_throughput, tq_wall
-from verl_profiler.analysis.tq_findings import tq_findings
+from verl_profiler.analysis.tq_findings import PHRASES, tq_findings
 from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.views.tq_text import PHRASES
 
 MIB = 1 << 20
 

@@ -164,7 +164,7 @@ def test_no_rows_are_no_chart():
     choice = Choice(run="empty", steps=(3, 4), validate=True)
     for view in VIEWS.values():
         with pytest.raises(NothingToDraw, match="empty, steps 3 to 4, validation: no "):
-            view.picture(view.analysis(Tables.of({}), choice), choice, "svg")
+            view.spec(view.analysis(Tables.of({}), choice), choice)
 
 
 def test_what_is_left_out_of_a_plot_is_named_on_it(runs):

@@ -6,7 +6,9 @@ busy while one small kernel runs, or NCCL waits for another rank.  Idle time is 
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from typing import Any
+
+from verl_profiler.analysis.selection import Rows, Steps, in_steps, summed
 from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
@@ -127,3 +129,27 @@ def device_times(tables: Tables, steps: Steps = None) -> Rows:
         ORDER BY run, step, name, event
         """
     )
+
+
+def idle_time(rows: Rows) -> dict[str, Any]:
+    """Return the idle time after start-up of all devices together; empty without readings.
+
+    Args:
+        rows: Of `device_use`.
+
+    Returns:
+        devices, each_s (the time with readings of each), share (of it that is idle), and phases: of the idle time
+        the share of each phase, the largest first.
+    """
+    kept = [row for row in rows if row["step"] > 0 and row["idle_s"] is not None]
+    idle_s, covered_s = (sum(row[name] for row in kept) for name in ("idle_s", "covered_s"))
+    if not covered_s:
+        return {}
+    devices = len({(row["host"], row["device"]) for row in kept})
+    sums = summed(kept, "idle_s", "phase") if idle_s else {}
+    return {
+        "devices": devices,
+        "each_s": covered_s / devices,
+        "share": idle_s / covered_s,
+        "phases": {phase: spent_s / idle_s for phase, spent_s in sums.items()},
+    }

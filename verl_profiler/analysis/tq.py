@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.schemas import TQ_STAGES
@@ -13,6 +15,7 @@ __all__ = [
     "SPEED",
     "of_function",
     "tq_functions",
+    "tq_load",
     "tq_over_time",
     "tq_steps",
     "tq_throughput",
@@ -301,3 +304,12 @@ def tq_over_time(
         FROM summed AS s JOIN extents USING (run) ORDER BY s.run, part
         """
     )
+
+
+def tq_load(functions: Rows) -> dict[str, Any]:
+    """Return calls, traced, total_s, tq_s (get and put) and share (of them) of rows of `tq_functions`."""
+    total_s = sum(row["total_s"] or 0 for row in functions)
+    tq_s = sum((row["overhead_share"] or 0) * (row["total_s"] or 0) for row in functions)
+    calls, traced = (sum(row[key] for row in functions) for key in ("calls", "traced"))
+    share = tq_s / total_s if total_s else None
+    return {"calls": calls, "traced": traced, "total_s": total_s, "tq_s": tq_s, "share": share}

@@ -7,10 +7,12 @@ compared.
 
 from __future__ import annotations
 
-from verl_profiler.analysis.selection import Rows, Steps, in_steps
+from typing import Any
+
+from verl_profiler.analysis.selection import Rows, Steps, in_steps, summed
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["rank_balance", "rollout_balance", "worker_balance", "worker_phases"]
+__all__ = ["most_waited", "rank_balance", "rollout_balance", "worker_balance", "worker_phases"]
 
 
 def _rollouts(steps: Steps) -> str:
@@ -163,3 +165,30 @@ def worker_phases(tables: Tables, steps: Steps = None) -> Rows:
         ORDER BY run, step, role, name, duration_us DESC, phase
         """
     )
+
+
+def most_waited(balance: Rows) -> dict[str, Any]:
+    """Return the phase of a role whose processes wait most for the slowest one.
+
+    Args:
+        balance: Of `worker_balance`, of roles with several processes.
+
+    Returns:
+        role, phase, processes (at most), steps (how many have it) and step (the first), waited_s (of all others
+        together, per step), name of the process that was the slowest most often, and times, how often.
+    """
+    waits = summed(balance, "waited_s", "role", "phase")
+    role, phase = max(waits, key=lambda key: (waits[key], key))
+    own = [row for row in balance if (row["role"], row["phase"]) == (role, phase)]
+    names = [row["slowest"] for row in own]
+    name = max(sorted(set(names)), key=names.count)
+    return {
+        "role": role,
+        "phase": phase,
+        "processes": max(row["processes"] for row in own),
+        "steps": len(own),
+        "step": own[0]["step"],
+        "waited_s": waits[role, phase] / len(own),
+        "name": name,
+        "times": names.count(name),
+    }

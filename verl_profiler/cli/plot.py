@@ -158,7 +158,7 @@ def _choice(label: str, args: argparse.Namespace) -> Choice:
 
 
 def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> int:
-    from verl_profiler.render.charts import SPEC, check_installed
+    from verl_profiler.render.charts import SPEC, check_installed, render
     from verl_profiler.views.view import MARK, NothingToDraw, of_run
 
     form, mark = _form(args), MARK.encode()
@@ -181,7 +181,8 @@ def _draw(opened: Run, chosen: Mapping[str, View], args: argparse.Namespace) -> 
         for label in opened.labels:
             path = paths[stems[name, label]]
             try:
-                picture = plot.picture(of_run(data, label), _choice(label, args), form)
+                spec = plot.spec(of_run(data, label), _choice(label, args))
+                picture = render(spec, form, description=MARK)
             except NothingToDraw as reason:
                 empty[name] += 1
                 if len(chosen) == 1:

@@ -30,6 +30,7 @@ from verl_profiler.events.json_values import is_mapping
 from verl_profiler.events.whole_files import replace_file
 from verl_profiler.reading.cache_folder import home
 from verl_profiler.render.colors import GRID, INK, MUTED
+from verl_profiler.render.frames import rounded
 from verl_profiler.render.visible import shown, visible
 
 Spec = dict[str, Any]
@@ -37,8 +38,9 @@ Row = Mapping[str, Any]
 Rows = list[dict[str, Any]]
 # A name, a value per place (None draws nothing), and a color.
 Series = tuple[str, Sequence[float | None], str]
-# A name, rows with a step, the column to draw, a color and, if not solid, dashes and gaps in pixels.
-Line = tuple[str, Sequence[Row], str, str] | tuple[str, Sequence[Row], str, str, list[int]]
+# A name, rows with a step, the column to draw, a color, and dashes and gaps in pixels.
+Line = tuple[str, Sequence[Row], str, str, Sequence[int]]
+SOLID = (1, 0)
 
 FORMATS = ("png", "svg", "pdf")
 # The format of a specification, as the names of its files end.
@@ -76,31 +78,21 @@ _SECONDS = (
 # Each panel has colors and a legend of its own.
 _APART = {"scale": {"color": "independent", "shape": "independent", "strokeDash": "independent"}}
 
+_TEXTS: Spec = {
+    "labelColor": INK,
+    "labelFontSize": 11,
+    "labelLimit": 0,
+    "titleColor": INK,
+    "titleFontSize": 11,
+    "titleFontWeight": "normal",
+}
 _THEME: Spec = {
     "background": "white",
     "font": "Liberation Sans, Arial, Helvetica, sans-serif",
     "padding": 10,
     "view": {"stroke": None},
-    "axis": {
-        "domainColor": MUTED,
-        "gridColor": GRID,
-        "labelColor": INK,
-        "labelFontSize": 11,
-        "labelLimit": 0,
-        "tickColor": MUTED,
-        "titleColor": INK,
-        "titleFontSize": 11,
-        "titleFontWeight": "normal",
-    },
-    "legend": {
-        "labelColor": INK,
-        "labelFontSize": 11,
-        "labelLimit": 0,
-        "orient": "bottom",
-        "titleColor": INK,
-        "titleFontSize": 11,
-        "titleFontWeight": "normal",
-    },
+    "axis": {**_TEXTS, "domainColor": MUTED, "gridColor": GRID, "tickColor": MUTED},
+    "legend": {**_TEXTS, "orient": "bottom"},
     "title": {
         "anchor": "start",
         "color": INK,
@@ -213,21 +205,15 @@ def layer(
     if tip:
         encoding["tooltip"] = [
             {"field": name}
-            | ({"type": "quantitative", "format": ",.4~g"} if _is_number(rows, name) else {})
+            | (
+                {"type": "quantitative", "format": ",.4~g"}
+                if any(isinstance(row.get(name), float | int) for row in rows)
+                else {}
+            )
             for name in tip
         ]
-    kept = [{name: _value(row.get(name)) for name in fields} for row in rows]
+    kept = [{name: rounded(row.get(name)) for name in fields} for row in rows]
     return {"data": {"values": kept}, "mark": mark, "encoding": encoding}
-
-
-def _is_number(rows: Sequence[Row], name: str) -> bool:
-    return any(isinstance(row.get(name), float | int) for row in rows)
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
 
 
 def quantity(
@@ -249,10 +235,10 @@ def quantity(
     """
     scale: Spec = {"zero": ends[0] == 0}
     if ends[0]:
-        scale["domainMin"] = _value(ends[0])
+        scale["domainMin"] = rounded(ends[0])
     if ends[1] is not None:
         # Sums of floats differ in their last digits.
-        scale["domainMax"] = _value(ends[1])
+        scale["domainMax"] = rounded(ends[1])
     if form == "s":
         axis["labelExpr"] = _SECONDS
     elif form:
@@ -511,9 +497,9 @@ def step_lines(
     }
     rows: Rows = []
     colors: dict[str, str] = {}
-    dashes: dict[str, list[int]] = {}
+    dashes: dict[str, Sequence[int]] = {}
     marked = False
-    for name, own, key, code, *dash in series:
+    for name, own, key, code, dash in series:
         among: dict[float, list[float]] = {}
         for row in own:
             if row[key] is not None and row["step"] in place:
@@ -521,7 +507,7 @@ def step_lines(
         if not among:
             continue
         values = {at: statistics.fmean(found) for at, found in among.items()}
-        colors[name], dashes[name] = code, dash[0] if dash else [1, 0]
+        colors[name], dashes[name] = code, dash
         points = _gapped(values)
         marked = marked or len(values) <= _MARKED or len(points) > len(values)
         rows += [{"step": step, "line": name, "value": value} for step, value in points]
@@ -529,9 +515,9 @@ def step_lines(
     color["legend"]["symbolType"] = "stroke"
     mark: Spec = {"type": "line", "point": {"size": 22, "filled": True} if marked else False}
     more: Spec = {"color": color}
-    if any(each != [1, 0] for each in dashes.values()):
+    if {*dashes.values()} - {SOLID}:
         more["strokeDash"] = color | {
-            "scale": {"domain": list(dashes), "range": list(dashes.values())}
+            "scale": {"domain": list(dashes), "range": [*map(list, dashes.values())]}
         }
     return [
         layer(

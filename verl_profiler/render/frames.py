@@ -27,11 +27,16 @@ def short_text(text: str, limit: int = _TEXT) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
-def _value(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Return a value; a float with 6 significant digits, or None if it is not finite."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def _value(value: Any) -> Any:
     if isinstance(value, str):
         return short_text(value)
     if is_list(value) or is_tuple(value):
         return [_value(each) for each in value]
-    return value
+    return rounded(value)

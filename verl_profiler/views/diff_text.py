@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from verl_profiler.analysis.compare.asynchronous_metrics import DEVICE, STALENESS
@@ -361,11 +361,8 @@ def _steps(run: Mapping[str, Any]) -> str:
     text = f"{counted(len(steps), 'step')}, {steps[0]} to {steps[-1]}"
     if run["launches"] > 1:
         text = f"{run['launches']} launches with {len(steps)} steps"
-    return text + (f"; step {_names(left_out)} left out as warm-up" if left_out else "")
-
-
-def _names(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps))
+    names = ", ".join(map(str, left_out))
+    return text + (f"; step {names} left out as warm-up" if left_out else "")
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

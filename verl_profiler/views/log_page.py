@@ -89,11 +89,9 @@ def _metrics(runs: Sequence[LoggedRun]) -> dict[str, Any]:
 
 def _mean_step(run: LoggedRun) -> dict[str, Any]:
     abouts = {"step": "a timer of the step", "outside": "outside the step"}
-    phases = [row for row in log_phases(run) if row["place"] in abouts]
-    return step_bar(
-        run.label,
-        [
-            (row["phase"], row["mean_s"], abouts[row["place"]], color(row["phase"]))
-            for row in phases
-        ],
-    )
+    parts = [
+        (row["phase"], row["mean_s"], abouts[row["place"]], color(row["phase"]))
+        for row in log_phases(run)
+        if row["place"] in abouts
+    ]
+    return step_bar(run.label, parts)

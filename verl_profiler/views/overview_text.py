@@ -7,6 +7,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
+from verl_profiler.analysis.device_use import idle_time
 from verl_profiler.analysis.selection import NOTHING, LeftOut, grouped, steady, summed
 from verl_profiler.render.text import clipped, wrapped
 from verl_profiler.render.visible import visible
@@ -181,21 +182,18 @@ def _facts(found: Mapping[str, Rows], left_out: LeftOut) -> _Items:
 
 def device_line(rows: Rows) -> str:
     """Return a run's sampled utilization after start-up in a line; empty without samples."""
-    rows = [row for row in rows if row["step"] > 0 and row["idle_s"] is not None]
-    idle, covered = (sum(row[name] for row in rows) for name in ("idle_s", "covered_s"))
-    if not covered:
+    found = idle_time(rows)
+    if not found:
         return ""
-    devices = len({(row["host"], row["device"]) for row in rows})
     # Phases that have not ended are not among them.
     text = (
-        f"{counted(devices, 'device')} sampled over {seconds(covered / devices)} of finished phases: "
-        f"idle {share(idle / covered)} of the time"
+        f"{counted(found['devices'], 'device')} sampled over {seconds(found['each_s'])} of finished phases: "
+        f"idle {share(found['share'])} of the time"
     )
-    ranked = [*summed(rows, "idle_s", "phase").items()][:_PHASES]
     named = [
-        f"{phase} {share(spent / idle)}"
-        for phase, spent in ranked
-        if spent >= _LITTLE_IDLE * idle > 0
+        f"{phase} {share(part)}"
+        for phase, part in [*found["phases"].items()][:_PHASES]
+        if part >= _LITTLE_IDLE
     ]
     return f"{text} ({', '.join(named)} of that)" if named else text
 

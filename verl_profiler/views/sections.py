@@ -18,7 +18,7 @@ from verl_profiler.analysis.registry import explanations, reported, summarized
 from verl_profiler.analysis.selection import Rows, Steps, grouped, left_out, spread
 from verl_profiler.analysis.steps import step_rows
 from verl_profiler.analysis.time_tree import whole_time_tree
-from verl_profiler.analysis.tq_findings import tq_findings
+from verl_profiler.analysis.tq_findings import finding_lines, tq_findings
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.reading.reader import Run
 from verl_profiler.render.frames import frame, short_text
@@ -28,7 +28,6 @@ from verl_profiler.views.mean_step import step_bars
 from verl_profiler.views.overview_text import head_text
 from verl_profiler.views.questions import TOPICS, VIEWS
 from verl_profiler.views.timelines import timelines
-from verl_profiler.views.tq_text import finding_lines
 from verl_profiler.views.view import Choice
 
 _RUN = "About this run"

@@ -33,10 +33,6 @@ def summary(tables: Mapping[str, Rows], about: Mapping[str, Any], problems: Sequ
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _length(row: Mapping[str, Any]) -> float:
-    return row["duration_s"] or row["seen_s"]
-
-
 def _step_lines(steps: Rows, *, several: bool) -> str:
     columns = [
         *(["run"] if several else []),
@@ -47,7 +43,8 @@ def _step_lines(steps: Rows, *, several: bool) -> str:
     note = ""
     if len(steps) > _LINES:
         title += f"; the {_LINES} longest of {len(steps)}, --steps FIRST:LAST has a line for each"
-        longest = {id(row) for row in sorted(steps, key=_length)[-_LINES:]}
+        lengths = {id(row): row["duration_s"] or row["seen_s"] for row in steps}
+        longest = sorted(lengths, key=lambda step: lengths[step])[-_LINES:]
         steps = [row for row in steps if id(row) in longest]
     if any(not row["finished"] for row in steps):
         columns.append("seen_s")
@@ -55,7 +52,7 @@ def _step_lines(steps: Rows, *, several: bool) -> str:
     return table_text(title, steps, columns, "step_times", _LINES) + note
 
 
-PART_NAMES = {
+_PART_NAMES = {
     "engine_s": "engine calls",
     "tool_s": "tools",
     "prompt_build_s": "building the prompt",
@@ -73,6 +70,6 @@ def of_which(request: Mapping[str, Any]) -> str:
     Returns:
         Text to append; empty if no part is known.
     """
-    spent = {part: request.get(key) or 0.0 for key, part in PART_NAMES.items()}
+    spent = {part: request.get(key) or 0.0 for key, part in _PART_NAMES.items()}
     most = max(spent, key=lambda part: spent[part])
     return f", {seconds(spent[most])} of it in {most}" if spent[most] else ""

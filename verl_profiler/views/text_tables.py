@@ -43,7 +43,11 @@ def fitting_table(
     kept = [name for name in columns if any(cell(row, name) != "-" for row in rows)]
     left_out: list[str] = []
     while kept:
-        left = [at for at, name in enumerate(kept) if any(_is_text(row[name]) for row in rows)]
+        left = [
+            at
+            for at, name in enumerate(kept)
+            if any(isinstance(row[name], str | list | tuple) for row in rows)
+        ]
         lines = [[heading(name, table) for name in kept]]
         text = align([*lines, *([cell(row, name) for name in kept] for row in rows)], left=left)
         if width is None or max(map(len, text.split("\n"))) <= width:
@@ -104,7 +108,3 @@ def warnings(problems: Sequence[str]) -> str:
     if len(lines) > _WARNINGS:
         lines[_WARNINGS:] = [f"  - and {len(lines) - _WARNINGS} more; --json lists all"]
     return "\n".join(["Data-quality warnings", *lines])
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) or is_list(value) or is_tuple(value)

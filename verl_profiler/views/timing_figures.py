@@ -16,6 +16,7 @@ from verl_profiler.analysis.log_findings import left_out, log_headline, log_phas
 from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.render.charts import (
+    SOLID,
     Line,
     Series,
     Spec,
@@ -32,8 +33,8 @@ from verl_profiler.views.view import NothingToDraw, at_steps, column, known
 
 _OUTSIDE = "{}, outside"
 # Of timers inside gen, by the last or the middle part of their names.
-_DASHED = [5, 3]
-_STYLES = {"max": _DASHED, "slowest": [8, 2, 2, 2, 2, 2], "mean": [6, 2, 1, 2], "min": [1, 2]}
+_DASHED = (5, 3)
+_STYLES = {"max": _DASHED, "slowest": (8, 2, 2, 2, 2, 2), "mean": (6, 2, 1, 2), "min": (1, 2)}
 # The timers that people compare first, and the share of the step from which others join them.
 _COMPARED = ("gen", "update_actor", "update_critic", "update_critic_actor")
 _COMPARED_SHARE = 0.05
@@ -90,23 +91,17 @@ def step_timing_breakdown(run: LoggedRun, steps: Rows) -> Spec:
             series.append((shown.format(name), values, color(name)))
     pale = [_OUTSIDE.format(name) for name in outside]
     bars = step_bars(numbers, series, "time", pale=pale, form="s")
+    # How long each step took, on the axis of the bars.
+    (line,) = step_lines(numbers, [("", totals, "step_s", INK, SOLID)], "")
+    line["mark"] = {"type": "line", "strokeDash": [4, 2], "color": INK}
+    line["encoding"]["y"] = bars[0]["encoding"]["y"] | {"field": "value"}
+    del line["encoding"]["color"]
     return chart(
         _breakdown_title(run),
         _about(run, steps),
-        panel(bars, _step_times(totals, steps, bars[0]), height=380),
+        panel(bars, line, height=380),
         notes=[*notes, *["Lines: the time of the step (timing_s/step)."] * bool(totals)],
     )
-
-
-def _step_times(rows: Rows, steps: Rows, bars: Spec) -> list[Spec]:
-    """Draw how long each step took on the axis of the bars, as a broken line."""
-    if not rows:
-        return []
-    (line,) = step_lines(_numbers(steps), [("", rows, "step_s", INK)], "")
-    del line["encoding"]["color"]
-    line["mark"] = {"type": "line", "strokeDash": [4, 2], "color": INK}
-    line["encoding"]["y"] = bars["encoding"]["y"] | {"field": "value"}
-    return [line]
 
 
 @_picture
@@ -126,7 +121,7 @@ def per_token_timing(run: LoggedRun, steps: Rows) -> Spec:
             own,
             "ms_per_token",
             color(name),
-            [1, 0] if name in responses else _DASHED,
+            SOLID if name in responses else _DASHED,
         )
         for name, own in timers.items()
     ]
@@ -165,7 +160,7 @@ def throughput(run: LoggedRun, steps: Rows) -> Spec:
         if values := known(kept, key):
             mean = statistics.fmean(values)
             middles = f"mean {words(mean)}, median {words(statistics.median(values))}"
-            line: Line = (middles, steps, key, code)
+            line: Line = (middles, steps, key, code, SOLID)
             drawn = step_lines(_numbers(steps), [line], axis, form=form)
             rule = layer(
                 [{"mean": mean}],
@@ -226,7 +221,7 @@ def _times(
     run: LoggedRun,
     steps: Rows,
     notes: Sequence[str],
-    style: Callable[[str], list[int]] = lambda _: [1, 0],
+    style: Callable[[str], Sequence[int]] = lambda _: SOLID,
 ) -> Spec:
     """Draw a line per timer, with its mean in the legend."""
     lines: list[Line] = []
@@ -291,9 +286,9 @@ def _generation_order(row: Mapping[str, Any]) -> tuple[int, str]:
     return known_order.get(row["timer"], 5), row["timer"]
 
 
-def _generation_style(name: str) -> list[int]:
+def _generation_style(name: str) -> Sequence[int]:
     if name in ("gen", "old_log_prob"):
-        return [1, 0]
+        return SOLID
     return next((_STYLES[part] for part in name.split("/") if part in _STYLES), _DASHED)
 
 

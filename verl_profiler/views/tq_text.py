@@ -9,10 +9,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.tq import tq_load
+from verl_profiler.analysis.tq_findings import PHRASES, finding_lines
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 from verl_profiler.render.visible import visible
-from verl_profiler.units import rate, seconds, share, size
-from verl_profiler.views.text_tables import Rows, cell, table_text, warnings
+from verl_profiler.units import counted, rate, seconds, share, size
+from verl_profiler.views.text_tables import Rows, table_text, warnings
 
 _WIDTH = 80
 _CONCURRENT = 1.005
@@ -46,43 +48,6 @@ _TABLES = {
     "tq_over_time": ("over time", ("begin_s", "calls", "transfers", *_LOAD)),
     "tq_paths": ("same data, by trace id", ("trace_ids", "calls", "p50_s", "max_s", "waiting_share", "path")),
 }  # fmt: skip
-# Findings, each with the guide's advice.
-PHRASES = {
-    "overhead": (
-        "{func}: get and put take {overhead_share} of its time ({tq_s} of {total_s}; get "
-        "{get_share}, put {put_share}), more than {threshold}; {of_all_share} of the time of all "
-        "traced functions"
-    ),
-    "overhead.advice": (
-        "check the storage backend's settings; use larger batches, so that there are fewer "
-        "transfers; consider compressing the data"
-    ),
-    "alone": "with concurrent compute: only {alone_share} of the busy wall-clock time",
-    "unstable": (
-        "{func}: {stage} times vary: p50 {p50_s}, p95 {p95_s}, max {max_s} over {calls} calls "
-        "(standard deviation {variation} of the mean)"
-    ),
-    "worst": "longest in step {worst_step}: {worst_s} on average",
-    "unstable.advice": (
-        "the cause is not measured: check below when it happened, and what else used network and "
-        "storage at that time"
-    ),
-    "low_throughput": (
-        "{event}: {mib_per_s} MiB/s over {calls} calls and {size_bytes}; below {threshold} MiB/s "
-        "is poor ({poor_share} of the calls are)"
-    ),
-    "low_throughput.advice": (
-        "what limits the rate is not measured: check network bandwidth, the storage's IOPS, and "
-        "how the data is serialized"
-    ),
-    "small_transfers": (
-        "{event}: {mib_per_s} MiB/s, with {mean_bytes} per call and p50 {p50_s}: calls this small "
-        "do not measure the bandwidth"
-    ),
-    "small_transfers.advice": "move more data per call: larger batches, fewer transfers",
-    "failed": "{func}: {failed} of {calls} calls ended with an error",
-    "failed.advice": "check the exceptions in the log; times of failed calls are included",
-}
 
 
 def tq_report(
@@ -143,15 +108,16 @@ def _load(tables: Mapping[str, Rows]) -> str:
     functions = [row for row in tables["tq_functions"] if not row["waits"]]
     if not functions:
         return "no traced functions, so get, compute and put are unknown: set TQ_TRACE_ENABLED=1."
-    calls, traced = (sum(row[key] for row in functions) for key in ("calls", "traced"))
-    total = sum(row["total_s"] or 0 for row in functions)
-    spent = sum((row["overhead_share"] or 0) * (row["total_s"] or 0) for row in functions)
+    load = tq_load(functions)
     names = ", ".join(row["func"] for row in functions[:4]) + ", …" * (len(functions) > 4)
-    text = f"{calls:,} call{'s' * (calls != 1)} of {names}"
-    if traced != calls:
-        text += f" (estimated from {traced:,} traced ones)"
-    if total:
-        text += f"; {seconds(total)} in total, {share(spent / total)} of it get and put ({seconds(spent)})"
+    text = f"{counted(load['calls'], 'call')} of {names}"
+    if load["traced"] != load["calls"]:
+        text += f" (estimated from {load['traced']:,} traced ones)"
+    if load["share"] is not None:
+        text += (
+            f"; {seconds(load['total_s'])} in total, {share(load['share'])} of it get and put "
+            f"({seconds(load['tq_s'])})"
+        )
     return f"{text}."
 
 
@@ -176,12 +142,11 @@ def _guide_report(tables: Mapping[str, Rows]) -> str:
             name = f"平均{stage.upper()}耗时:"
             lines.append(f"  {name}{' ' * gap}{mean:.6f}s ({part * 100:.2f}%)")
         lines += [f"  TQ总开销:           {row['overhead_share'] * 100:.2f}%", ""]
-    counted = [row for row in functions if not row["waits"]]
-    total = sum(row["total_s"] for row in counted)
-    spent = sum(row["overhead_share"] * row["total_s"] for row in counted)
+    load = tq_load([row for row in functions if not row["waits"]])
     lines += ["=" * _WIDTH, "全局汇总", "=" * _WIDTH]
-    lines += [f"  总执行时间:         {total:.6f}s", f"  总TQ时间:           {spent:.6f}s"]
-    lines += [f"  全局TQ开销占比:     {spent / (total or 1) * 100:.2f}%", "=" * _WIDTH]
+    lines += [f"  总执行时间:         {load['total_s']:.6f}s"]
+    lines += [f"  总TQ时间:           {load['tq_s']:.6f}s"]
+    lines += [f"  全局TQ开销占比:     {(load['share'] or 0) * 100:.2f}%", "=" * _WIDTH]
     return "\n".join(lines)
 
 
@@ -199,29 +164,6 @@ def _findings(tables: Mapping[str, Rows]) -> str:
             lines += [visible(f"  ! {first}"), *(f"      {text}" for text in evidence)]
         lines.append(f"      try: {PHRASES[f'{kind}.advice']}")
     return "\n".join(lines)
-
-
-def finding_lines(row: Mapping[str, Any]) -> list[str]:
-    """Return a finding as a sentence, and further sentences with its evidence."""
-    shown = {name: _shown(name, row) for name in row}
-    lines = [PHRASES[row["finding"]].format_map(shown)]
-    if row.get("alone_share") is not None and row["alone_share"] < 0.8 * row["value"]:
-        lines.append(PHRASES["alone"].format_map(shown))
-    if row.get("worst_step") is not None:
-        lines.append(PHRASES["worst"].format_map(shown))
-    return lines
-
-
-def _shown(name: str, row: Mapping[str, Any]) -> str:
-    """Format a value of a finding by its name."""
-    value = row[name]
-    if name == "stage":
-        return str(value).upper()
-    if value is not None and (name == "variation" or (name == "threshold" and value < 1)):
-        return share(value)
-    if name.endswith("mib_per_s") and value is not None:
-        return rate(value)
-    return cell(row, name)
 
 
 def _named(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from verl_profiler.analysis.selection import Rows, Steps
 from verl_profiler.reading.tables.tables import Tables
-from verl_profiler.render.charts import Series, Spec, render
+from verl_profiler.render.charts import Series, Spec
 from verl_profiler.render.frames import short_text
 from verl_profiler.render.text import short
 
@@ -138,14 +138,6 @@ class View:
         return charts_of(
             labels, lambda label: self.spec(of_run(data, label), replace(choice, run=label))
         )
-
-    def picture(self, data: DataTables, choice: Choice, form: str) -> bytes:
-        """Draw the rows of one run; for the format see `render`.
-
-        Raises:
-            NothingToDraw: The first table has no rows.
-        """
-        return render(self.spec(data, choice), form, description=MARK)
 
 
 def view(

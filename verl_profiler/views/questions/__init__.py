@@ -1,11 +1,12 @@
 """Every question that has a view, by topic and in reading order.
 
+from verl_profiler.render.charts import render
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import Choice
 
 view = VIEWS["request_duration_cdf"]
 choice = Choice(run="my-run", steps=(3, 10))
-picture = view.picture(view.analysis(run.tables, choice), choice, "png")
+picture = render(view.spec(view.analysis(run.tables, choice), choice), "png")
 """
 
 from __future__ import annotations

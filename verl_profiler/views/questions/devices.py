@@ -47,11 +47,7 @@ def _ledger(data: DataTables, choice: Choice) -> Spec:
         title,
         f"{choice.text()}: {counted(len(steps), 'step')}{without(named(left_out, rows))}; {', '.join(pool_text(own[0]) for own in pools.values())}",
         *[
-            panel(
-                _bars(own, steps),
-                title=POOLS[pool] if len(pools) > 1 else "",
-                height=200,
-            )
+            panel(_bars(own, steps), title=POOLS[pool] * (len(pools) > 1), height=200)
             for pool, own in pools.items()
         ],
         notes=(
@@ -62,10 +58,11 @@ def _ledger(data: DataTables, choice: Choice) -> Spec:
 
 def _bars(rows: Rows, steps: list[int]) -> list[Spec]:
     accounts, sums = grouped(rows, "account"), account_totals(rows)
+    least = _SMALL * sum(sums.values())
     series: list[Series] = [
         (_NAMES[account], at_steps(accounts[account], "share", steps), ACCOUNT_COLORS[account])
-        for account in sums
-        if sums[account] >= _SMALL * sum(sums.values())
+        for account, spent in sums.items()
+        if spent >= least
     ]
     return step_bars(steps, series, "share of device time", form="%")
 

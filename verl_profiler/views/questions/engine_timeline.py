@@ -77,11 +77,9 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
         last = name == shown[-1]
         own = [row for row in kept if row["name"] == name]
         within = [
-            {**row, "at_s": max(row["at_s"], first_s)}
+            row
             for row in readings
-            if row["name"] == name
-            and row["at_s"] + (row["held_s"] or 0) > first_s
-            and row["at_s"] < last_s
+            if row["name"] == name and first_s - (row["held_s"] or 0) < row["at_s"] < last_s
         ]
         height = min(max(_LEAST, 7 * many[name]), max(_LEAST, _HEIGHT // len(shown)), _MOST)
         axis = {**x, "title": None} if within or not last else x
@@ -142,7 +140,7 @@ def _load(readings: Rows, x: Spec, *, legend: bool) -> Spec:
     rank = {"field": "dp_rank", "type": "nominal"}
     kv = layer(
         rows,
-        {"type": "area", "interpolate": "step-after", "opacity": 0.3},
+        {"type": "area", "interpolate": "step-after", "opacity": 0.3, "clip": True},
         x=x,
         y=shares | {"stack": None},
         detail=rank,
@@ -157,7 +155,7 @@ def _load(readings: Rows, x: Spec, *, legend: bool) -> Spec:
     y = quantity("requests", "requests", tickCount=3, tickMinStep=1, format="d")
     lines = layer(
         drawn,
-        {"type": "line", "interpolate": "step-after"},
+        {"type": "line", "interpolate": "step-after", "clip": True},
         tip=("at_s", "what", "requests"),
         x=x,
         y=y,

@@ -32,7 +32,7 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import ACCENT, CALL_PART_COLORS, INK, PART_COLORS
 from verl_profiler.render.text import short
 from verl_profiler.units import counted, quantile_texts, seconds, share
-from verl_profiler.views.summary_text import PART_NAMES
+from verl_profiler.views.summary_text import of_which
 from verl_profiler.views.view import (
     Choice,
     DataTables,
@@ -131,11 +131,7 @@ def _slowest(data: DataTables, choice: Choice) -> Spec:
     whole = [*REQUEST_PARTS, "other"]
     of_engine = ("queue", "prefill", "decode", "outside") if divided else ("engine",)
     parts = [each for part in whole for each in (of_engine if part == "engine" else (part,))]
-    largest = max(whole, key=lambda part: worst[f"{part}_s"] or 0)
-    title = (
-        f"The slowest request took {seconds(worst['duration_s'])}, "
-        f"{share((worst[f'{largest}_s'] or 0) / (worst['duration_s'] or 1))} of it in {PART_NAMES[f'{largest}_s']}"
-    )
+    title = f"The slowest request took {seconds(worst['duration_s'])}{of_which(worst)}"
     about = (
         f"{choice.text()}: the {len(rows)} slowest of {counts['requests']:,} finished requests"
         f"{unfinished_text(counts['unfinished'])}"

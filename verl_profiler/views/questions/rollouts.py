@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_profiler.analysis.selection import Rows, grouped, summed
-from verl_profiler.analysis.workers import worker_balance, worker_phases
+from verl_profiler.analysis.workers import most_waited, worker_balance, worker_phases
 from verl_profiler.render.charts import (
     Series,
     Spec,
@@ -57,23 +57,19 @@ def _worker_title(balance: Rows, steps: int) -> str:
     shared = [row for row in balance if row["processes"] > 1]
     if not shared:
         return "One process per role: none waits for another"
-    waits = summed(shared, "waited_s", "role", "phase")
-    if not any(waits.values()):
+    worst = most_waited(shared)
+    if not worst["waited_s"]:
         return "All processes of a role were done at the same time: none waited for another"
-    role, phase = max(waits, key=lambda key: (waits[key], key))
-    same = [row for row in shared if (row["role"], row["phase"]) == (role, phase)]
-    names = [row["slowest"] for row in same]
-    most = max(sorted(set(names)), key=names.count)
-    others = max(row["processes"] for row in same) - 1
-    waited = sum(row["waited_s"] for row in same) / len(same)
+    name, phase, waited = worst["name"], worst["phase"], seconds(worst["waited_s"])
+    others = worst["processes"] - 1
     who = "the other" if others == 1 else f"the {others} others together"
-    if len(same) == 1:
-        step = f" of step {same[0]['step']}" if steps > 1 else ""
-        return f"{most} was the slowest at {phase}{step}: {who} waited {seconds(waited)} for it"
-    slowest = f"{most} was the slowest at {phase} in {names.count(most)} of {len(same)} steps"
-    if names.count(most) == 1:
-        slowest = f"Another worker was the slowest at {phase} in each of {len(same)} steps"
-    return f"{slowest}; {who} waited {seconds(waited)} per step for the slowest"
+    if worst["steps"] == 1:
+        step = f" of step {worst['step']}" if steps > 1 else ""
+        return f"{name} was the slowest at {phase}{step}: {who} waited {waited} for it"
+    slowest = f"{name} was the slowest at {phase} in {worst['times']} of {worst['steps']} steps"
+    if worst["times"] == 1:
+        slowest = f"Another worker was the slowest at {phase} in each of {worst['steps']} steps"
+    return f"{slowest}; {who} waited {waited} per step for the slowest"
 
 
 def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Spec:
