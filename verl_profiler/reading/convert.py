@@ -153,7 +153,7 @@ def _built(
         with folder.new() as draft:
             part = build(draft, scratch.path)
             if part.complete or folder is scratch:
-                note = {each: getattr(part, each) for each in _Note.__struct_fields__}
+                note = msgspec.to_builtins(part)
                 if not part.empty:
                     return folder.publish(draft, name, note), part
                 folder.keep(name, note)
@@ -231,22 +231,13 @@ def _fingerprint(file: EventFile, process: Process, original: bool) -> list[Any]
     ]
 
 
-class _Note(msgspec.Struct):
-    """What is kept with a part."""
-
-    counts: dict[str, int]
-    problems: list[str]
-    faults: list[LineFault]
-    left: list[str]
-
-
 def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:
     """Return what a part from the cache holds; None if it is not a part of events."""
     try:
-        note = msgspec.convert(kept.note, _Note)
+        part = msgspec.convert(kept.note, Part)
     except msgspec.ValidationError:
         return None
-    if kept.path is None and note.counts:
+    if kept.path is None and part.counts:
         return None
     if kept.path is not None:
         rows = f"FROM {scan('read_parquet', [kept.path])}"
@@ -256,16 +247,15 @@ def _checked(connection: duckdb.DuckDBPyConnection, kept: Kept) -> Part | None:
         except duckdb.Error:
             return None
         known = {**dict.fromkeys(FIELDS), **columns}
-        if counted != [(sum(note.counts.values()),)] or any(
+        if counted != [(sum(part.counts.values()),)] or any(
             known.get(name, "") not in (None, kind) for name, kind in PART_COLUMNS.items()
         ):
             return None
-    return Part(note.counts, note.problems, note.faults, note.left, empty=kept.path is None)
+    return part
 
 
-@dataclass
-class Part:
-    """What a part holds, and what is wrong with its files.
+class Part(msgspec.Struct):
+    """What a part holds, and what is wrong with its files; it is kept as the part's note.
 
     Args:
         counts: Events by process name.
@@ -276,10 +266,10 @@ class Part:
         empty: There are no events, and nothing was written.
     """
 
-    counts: dict[str, int] = field(default_factory=dict[str, int])
-    problems: list[str] = field(default_factory=list[str])
-    faults: list[LineFault] = field(default_factory=list[LineFault])
-    left: list[str] = field(default_factory=list[str])
+    counts: dict[str, int] = {}
+    problems: list[str] = []
+    faults: list[LineFault] = []
+    left: list[str] = []
     complete: bool = True
     empty: bool = False
 
