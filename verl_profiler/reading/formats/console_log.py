@@ -21,6 +21,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Generator, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -55,6 +56,7 @@ _PREFIX = re.compile(
     r"\((?:(?P<process>[\w.:<>-]+(?:\([^()\n]{0,80}\))?) |(?<=^\())pid=(?P<pid>\d{1,10})"
     r"(?:, ip=(?P<ip>[\w.:-]+))?\)[ \t]?"
 )
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
 _REPEATED = re.compile(
     r"\[repeated (?P<times>\d{1,9})x across (?:the )?cluster\]"
     r"(?:\s*\(Ray deduplicates logs by default\.[^)]*\))?"
@@ -151,6 +153,18 @@ def clean(text: str) -> str:
     if "\0" in text:
         text = text.replace("\0", "")
     return _ANSI.sub("", text) if _MAYBE_ANSI.search(text) else text
+
+
+def stamps_us(text: str) -> list[int]:
+    """Return the times that loggers put into a text, in microseconds since 1970, as if they were UTC."""
+    found: list[int] = []
+    for stamp in _STAMP.finditer(text):
+        # No such day or hour.
+        with contextlib.suppress(ValueError):
+            moment = datetime.fromisoformat(stamp[1]).replace(tzinfo=timezone.utc)
+            fraction = (stamp[2] or "")[:6].ljust(6, "0")
+            found.append(round(moment.timestamp()) * 1_000_000 + int(fraction))
+    return found
 
 
 @contextlib.contextmanager

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.reading.formats.console_log import console_lines
+from verl_profiler.reading.formats.console_log import console_lines, stamps_us
 from verl_profiler.reading.tables.tables import Tables
 
 # verl writes GB for 2**30 bytes (verl 0.9.1 utils/profiler/performance.py).
@@ -69,7 +68,7 @@ def readings(path: Path, problems: list[str]) -> list[dict[str, Any]]:
             time, at = _place(line.text[max(match.start() - _BEFORE, 0) : match.start()])
             if not at:
                 continue
-            moment_us = max(moment_us + 1, _microseconds(time))
+            moment_us = max([moment_us + 1, *stamps_us(time)])
             repeated += line.repeated - 1
             name = line.process or "console"
             waiting.append(
@@ -100,20 +99,10 @@ def readings(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _place(before: str) -> tuple[str | None, str]:
+def _place(before: str) -> tuple[str, str]:
     """Return the time that a logger put before a reading, and what verl calls its place."""
-    time = None
+    time = ""
     for match in _TIME.finditer(before):
         time, before = match[1], match.string[match.end() :]
     at = before.rpartition(",")[2]
-    return (time if at == before else None), at.strip()
-
-
-def _microseconds(text: str | None) -> int:
-    if text is None:
-        return 0
-    try:
-        moment = datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=timezone.utc)
-    except ValueError:
-        return 0
-    return round(moment.timestamp() * 1e6)
+    return (time if at == before else ""), at.strip()

@@ -18,7 +18,6 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +27,7 @@ from verl_profiler.reading.formats.console_log import (
     console_lines,
     file_lines,
     lines_of,
+    stamps_us,
 )
 from verl_profiler.reading.formats.metric_files import BOARD, metric_rows
 from verl_profiler.reading.problems import Problems
@@ -66,7 +66,6 @@ _SLIME = re.compile(r"(?<![\w/])perf (?P<step>\d{1,9}): (?P<values>\{'perf/[^{}]
 _BAR = re.compile(
     r"Training Progress: [^|\r\n]{1,9}\|[^|\r\n]*\| (\d{1,9})/(\d{1,9}) \[([\d:]{4,12})<"
 )
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
 # The block that W&B prints at the end; without a console logger it has the only step.
 _SUMMARY = "wandb: Run summary"
 _SUMMARIZED = re.compile(r"wandb: +(?P<name>\S+) (?P<value>[-+]?[\d.]+(?:e[-+]?\d+)?)$")
@@ -289,7 +288,7 @@ class _Text:
         self.wraps = 0
         self.width = len(line.text)
         self.quoted = (line.before or line.text).lstrip().startswith(">")
-        self.printed_s = _time_of_day(line.before)
+        self.printed_s = next((us / 1e6 for us in stamps_us(line.before)), None)
 
     def continued(self, line: ConsoleLine) -> bool:
         """Take a line as the rest of this one, if that is what it must be."""
@@ -376,19 +375,6 @@ def _fits(metrics: Sequence[str]) -> bool:
 def _strict(metric: str) -> bool:
     match = _METRIC.fullmatch(metric)
     return match is not None and not re.search(r"[\s:]", match["name"])
-
-
-def _time_of_day(text: str) -> float | None:
-    """Return the first time in a text, in seconds as if it were UTC; None without one."""
-    stamp = _STAMP.search(text)
-    if stamp is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(stamp[1]).replace(tzinfo=timezone.utc)
-    except ValueError:
-        # No such day or hour.
-        return None
-    return moment.timestamp() + float(f"0.{stamp[2] or 0}")
 
 
 def bars_in(text: str) -> list[tuple[int, ...]]:

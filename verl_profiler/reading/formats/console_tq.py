@@ -16,12 +16,16 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from verl_profiler.reading.formats.console_log import STDIN, ConsoleLine, file_lines, lines_of
+from verl_profiler.reading.formats.console_log import (
+    STDIN,
+    ConsoleLine,
+    file_lines,
+    lines_of,
+    stamps_us,
+)
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 
 MIB = 1 << 20
@@ -37,7 +41,6 @@ _MARK = re.compile(
     r"\[TQ-(?:TRACE|DETAIL|LOG)\]|Task \S+ \(pid=[0-9]{1,9}\) is (?:getting|writing)"
     r"|step:[0-9]{1,9} - "
 )
-_WALL = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[,.](\d{1,6}))?")
 # Where the next line begins, when the line end between two is lost.
 _NEXT_LINE = re.compile(r"(?:[A-Z]{1,20}:)?\d{4}-\d\d-\d\d[ T]\d\d:")
 _KIND = re.compile(r"\[TQ-(TRACE|DETAIL|LOG)\]")
@@ -157,26 +160,9 @@ def _marked(line: ConsoleLine, utc_offset_s: int) -> Iterator[tuple[str, int | N
         if next_line:
             begin = match.start() + next_line.start()
             text = text[: next_line.start()]
-        wall_us = None
-        for wall in _WALL.finditer(head):
-            wall_us = _wall_us(wall, utc_offset_s)
+        stamps = stamps_us(head)
+        wall_us = stamps[-1] - utc_offset_s * 1_000_000 if stamps else None
         yield text.strip(), wall_us, line.whole or not last
-
-
-def _wall_us(match: re.Match[str], utc_offset_s: int) -> int | None:
-    seconds = _wall_s(match[1])
-    if seconds is None:
-        return None
-    return (seconds - utc_offset_s) * 1_000_000 + int((match[2] or "").ljust(6, "0"))
-
-
-@lru_cache(1024)
-def _wall_s(text: str) -> int | None:
-    try:
-        moment = datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
-    except ValueError:
-        return None
-    return round(moment.timestamp())
 
 
 def _record(
