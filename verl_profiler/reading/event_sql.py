@@ -1,7 +1,8 @@
 """The SQL that reads lines of event files into the columns of a Parquet part.
 
 Each line is parsed once, into text; values are cast one by one, and `flawed` marks rows in which
-that failed, so that a wrong type costs a second parse and not the file.  Whether a line holds
+that may have failed, so that a wrong type costs a second parse and not the file: what is wrong, and with which
+line, only `salvage` decides.  Whether a line holds
 more than the known fields is found by counting its keys; if it does, `rest` keeps all of its `extra`.
 """
 
@@ -77,18 +78,20 @@ WITH bounded AS (
     SELECT filename, line, t, t.extra AS x,
         -- `true` is read as 1.
         CASE WHEN (t.duration_sec = 1 OR t.step = 1 OR t.extra.turn = 1) AND contains(line, 'true')
-            THEN regexp_matches(replace(line, '"validate":true', ''), '": *true')
-            ELSE false END AS unusual,
+            THEN regexp_matches(line, '"(duration_sec|step|turn)" *: *true')
+            ELSE false END AS is_truth,
         len(keys[1]) <> {line_known} + (keys[2] IS NOT NULL)::UTINYINT AS more_keys,
         coalesce(len(keys[2]) <> {extra_known}, false) AS more_fields,
         t.extra IS NOT NULL AND {extra_known} = 0 AS empty_extra,
-        CASE WHEN len(keys[2]) <> {extra_known} THEN
-            len(list_intersect(keys[2], {numbers})) > {numbers_known} END AS no_numbers
+        -- A known key without a value: that is null, or of another type.
+        CASE WHEN more_keys OR more_fields THEN len(list_intersect(keys[1], {line_keys})) > {line_known}
+            OR coalesce(len(list_intersect(keys[2], {extra_keys})) > {extra_known}, false)
+            ELSE false END AS unread
     FROM parsed
 ), timed AS (
-    SELECT *, {moment} AS moment_us, unusual OR more_keys OR more_fields AS odd FROM counted
+    SELECT *, {moment} AS moment_us FROM counted
 ), checked AS (
-    SELECT line, t, x, odd, more_keys, more_fields, empty_extra, no_numbers, files.* EXCLUDE (path),
+    SELECT line, t, x, is_truth, more_keys, more_fields, empty_extra, unread, files.* EXCLUDE (path),
         CASE WHEN moment_us BETWEEN 0 AND 9214646400000000 THEN moment_us + shift_us
             + round(drift * (moment_us - drift_from_us))::BIGINT END AS end_us,
         -- Begins, too, are on the driver's clock.
@@ -106,10 +109,9 @@ SELECT c.file_id,
         OR (x.turn IS NOT NULL AND turn IS NULL)
         OR coalesce(x.validate, 'true') NOT IN ('true', 'false')
         OR CASE WHEN empty_extra THEN json_type(line, '$.extra') <> 'OBJECT' END
-        OR CASE WHEN odd THEN {mistyped} END
+        OR is_truth OR unread
         OR CASE WHEN more_keys OR more_fields
             THEN contains(line, 'NaN') OR contains(line, 'Infinity') END
-        OR CASE WHEN no_numbers THEN {not_a_number} END
         OR largest > {number_limit},
         false) AS flawed,
     c.name, c.role, c.rank, c.host, c.pid,
@@ -176,7 +178,6 @@ def event_query(paths: Sequence[Path], fields: Collection[str] = tuple(FIELDS)) 
     """
     chosen = {name: kind for name, kind in FIELDS.items() if name in fields}
     line_known, extra_known = _known("t", _KEYS), _known("t.extra", (*_IDENTITY, *chosen))
-    numbers = [name for name, kind in chosen.items() if kind != "VARCHAR"]
     return _SELECT.format(
         structure=json.dumps(_structure(chosen)),
         limit=LINE_LIMIT_BYTES,
@@ -188,18 +189,8 @@ def event_query(paths: Sequence[Path], fields: Collection[str] = tuple(FIELDS)) 
         moment=_MOMENT,
         line_known=line_known,
         extra_known=extra_known,
-        numbers=f"{numbers}::VARCHAR[]",
-        numbers_known=_known("t.extra", numbers) if numbers else "0",
-        # A field that is null in the line is no fault.
-        not_a_number=" OR ".join(
-            (
-                "false",
-                *(
-                    f"(x.\"{name}\" IS NULL AND json_type(line, '$.extra.{name}') <> 'NULL')"
-                    for name in numbers
-                ),
-            )
-        ),
+        line_keys=[*_KEYS],
+        extra_keys=[*_IDENTITY, *chosen],
         fields="".join(f'{_field(name, kind)} AS "{name}", ' for name, kind in chosen.items()),
         fractions=" OR ".join(
             (
@@ -218,15 +209,6 @@ def event_query(paths: Sequence[Path], fields: Collection[str] = tuple(FIELDS)) 
         key_count=len(_KEYS) + 1,
         turn=_whole("x.turn"),
         line_step=_whole("t.step"),
-        mistyped=" OR ".join(
-            f"(json_type(line, '{path}') <> 'NULL' AND ({value} IS NULL "
-            f"OR json_type(line, '{path}') = 'BOOLEAN'))"
-            for path, value in (
-                ("$.duration_sec", "t.duration_sec"),
-                ("$.step", "t.step"),
-                ("$.extra.turn", "x.turn"),
-            )
-        ),
         sample_alias=FIELD_ALIASES["sample"][0],
         without_keys=_WITHOUT_KEYS,
     )
