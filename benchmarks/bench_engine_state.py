@@ -23,7 +23,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
+
+from measuring import recording
 
 _PER_SECOND = 2
 # How SGLang runs on a CPU with a tiny model.
@@ -42,7 +45,21 @@ SGLANG_ON_CPU: dict[str, Any] = {
 }
 
 
-def _model(folder: Path, heads: int = 4) -> None:
+def start_for_sglang() -> None:
+    """Start this program anew with the environment that SGLang needs on a CPU, unless it has it."""
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        return
+    from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION
+
+    path = (
+        f"{FOR_SGLANG}{os.pathsep}{FOR_TORCHVISION}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    )
+    variables = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **variables})
+
+
+def make_model(folder: Path, heads: int = 4) -> None:
+    """Write a model with random weights."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -59,17 +76,12 @@ def _model(folder: Path, heads: int = 4) -> None:
     Qwen2ForCausalLM(config).save_pretrained(folder)
 
 
-def _cpu_s(pid: int) -> float:
-    """Return the CPU time of a process, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _scheduler_pid() -> int:
+def _scheduler() -> Any:
+    """Return the scheduler's process."""
     import psutil
 
     found = [
-        each.pid
+        each
         for each in psutil.Process().children(recursive=True)
         if "scheduler" in " ".join([each.name(), *each.cmdline()])
     ]
@@ -81,34 +93,21 @@ def _scheduler_pid() -> int:
 def _bytes_per_reading(loads: list[Any]) -> float:
     """Return the length of a line, from the recorder's own file."""
     from verl_profiler.probes import engine_state
-    from verl_profiler.recording import recorder
-    from verl_profiler.recording.clock import take_anchor
-    from verl_profiler.recording.identity import Identity
-    from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
-    with tempfile.TemporaryDirectory() as folder:
-        config = WorkerConfig(folder, folder, EventSettings(engine_state=True), take_anchor())
-        recorder.start(config, lambda: Identity("engine", 0), dict)
+    with recording("engine", {"engine_state": True}) as lines:
         reader = engine_state._Reader(_bytes_per_reading, None)
         for load in loads:
             reader.recorded.clear()
             reader._record(load)
-        recorder.stop()
-        lines = [
-            line
-            for path in Path(folder).rglob("*.jsonl")
-            for line in path.read_bytes().splitlines(keepends=True)
-            if b"engine_state" in line
-        ]
-    return sum(map(len, lines)) / len(lines)
+    return fmean(len(line) for line in lines if b"engine_state" in line)
 
 
 async def _measure(engine: Any, requests: int, tokens: int, readings: int) -> None:
     manager = engine.tokenizer_manager
-    pid = _scheduler_pid()
+    scheduler = _scheduler()
 
     def clocks() -> tuple[float, ...]:
-        return _cpu_s(pid), time.process_time(), time.monotonic()
+        return sum(scheduler.cpu_times()[:2]), time.process_time(), time.monotonic()
 
     async def decode(number: int) -> None:
         await engine.async_generate(
@@ -143,7 +142,7 @@ async def _measure(engine: Any, requests: int, tokens: int, readings: int) -> No
     print(f"  {cost_here * _PER_SECOND:.3%} of the server's, at most {size * _PER_SECOND:.0f} B/s")
 
 
-def _threads_s(pid: int) -> float:
+def threads_s(pid: int) -> float:
     """Return the CPU time of a process and those below it, in seconds, to the nanosecond."""
     import psutil
 
@@ -161,9 +160,7 @@ def _measure_messages(count: int) -> None:
 
     from verl_profiler.probes import sglang_iterations
     from verl_profiler.recording import recorder
-    from verl_profiler.recording.clock import now, take_anchor
-    from verl_profiler.recording.identity import Identity
-    from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
+    from verl_profiler.recording.clock import now
 
     # The fields of SGLang's `ForwardPassMetrics` (sglang 0.5.12 and 0.5.23).
     scheduled = {
@@ -187,27 +184,16 @@ def _measure_messages(count: int) -> None:
             "queued_requests": queued,
         }
     )
-    with tempfile.TemporaryDirectory() as folder:
-        settings = EventSettings(engine_iterations=True)
-        recorder.start(
-            WorkerConfig(folder, folder, settings, take_anchor()),
-            lambda: Identity("engine", 0),
-            dict,
-        )
+    decoder = msgspec.msgpack.Decoder(sglang_iterations._Pass)
+    with recording("engine", {"engine_iterations": True}) as lines:
         sums, at_ns = sglang_iterations.Sums(), now()
         begin = time.process_time()
         for _ in range(count):
             at_ns += 10_000_000
-            sums.add(at_ns, sglang_iterations._decoder.decode(message))
+            sums.add(at_ns, decoder.decode(message))
         recorder.stop()
         spent = time.process_time() - begin
-        lines = [
-            line
-            for path in Path(folder).rglob("*.jsonl")
-            for line in path.read_bytes().splitlines(keepends=True)
-            if b"engine_iterations" in line
-        ]
-    size = sum(map(len, lines)) / len(lines)
+    size = fmean(len(line) for line in lines if b"engine_iterations" in line)
     print(f"{spent / count * 1e6:.1f} us of CPU per message, with writing of the rows")
     print(f"{size:.0f} B per row, at most 10 rows/s per rank: {10 * size:.0f} B/s")
 
@@ -235,8 +221,6 @@ class _Timer:
 
 
 async def _measure_vllm(model: str, requests: int, tokens: int, rounds: int) -> None:
-    from statistics import median
-
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.sampling_params import RequestOutputKind
@@ -244,10 +228,6 @@ async def _measure_vllm(model: str, requests: int, tokens: int, rounds: int) -> 
 
     from verl_profiler.instrumentation import placing
     from verl_profiler.probes import engine_state, select
-    from verl_profiler.recording import recorder
-    from verl_profiler.recording.clock import take_anchor
-    from verl_profiler.recording.identity import Identity
-    from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
 
     parameters = SamplingParams(
         max_tokens=tokens,
@@ -264,10 +244,7 @@ async def _measure_vllm(model: str, requests: int, tokens: int, rounds: int) -> 
 
     async def measured(*, enabled: bool) -> tuple[float, float, float, float, float]:
         """Return length of an iteration, CPU of core and server per iteration, and reading's times."""
-        with tempfile.TemporaryDirectory() as folder:
-            settings = EventSettings(engine_state=enabled)
-            config = WorkerConfig(folder, folder, settings, take_anchor())
-            recorder.start(config, lambda: Identity("engine", 0), dict)
+        with recording("engine", {"engine_state": enabled}):
             placing.install(select(["engine"]))
             own = _Timer(engine_state._Readings, "record")
             engine = async_llm.AsyncLLM.from_engine_args(
@@ -286,16 +263,15 @@ async def _measure_vllm(model: str, requests: int, tokens: int, rounds: int) -> 
                 await decode(engine, "first", 0)
                 own.spent_ns = own.calls = 0
                 both = _Timer(engine.logger_manager, "record") if enabled else own
-                whole, here = _threads_s(os.getpid()), time.process_time()
+                whole, here = threads_s(os.getpid()), time.process_time()
                 begin = time.monotonic()
                 await asyncio.gather(*(decode(engine, f"r{n}", n) for n in range(requests)))
                 length = time.monotonic() - begin
                 here = time.process_time() - here
-                whole = _threads_s(os.getpid()) - whole
+                whole = threads_s(os.getpid()) - whole
             finally:
                 engine.shutdown()
                 placing.uninstall()
-                recorder.stop()
         return length / tokens, (whole - here) / tokens, here / tokens, own.mean_s, both.mean_s
 
     found: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
@@ -332,13 +308,13 @@ def main() -> None:
     if chosen.engine == "vllm":
         with tempfile.TemporaryDirectory() as folder:
             # vLLM's attention on a CPU takes heads of 32.
-            _model(Path(folder), 2)
+            make_model(Path(folder), 2)
             asyncio.run(_measure_vllm(folder, chosen.requests, chosen.tokens, chosen.rounds))
         return
     import sglang
 
     with tempfile.TemporaryDirectory() as folder:
-        _model(Path(folder))
+        make_model(Path(folder))
         engine = sglang.Engine(model_path=folder, max_total_tokens=200_000, **SGLANG_ON_CPU)
         try:
             loop = asyncio.get_event_loop()
@@ -353,11 +329,6 @@ if __name__ == "__main__":
     if "vllm" in sys.argv:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    elif "messages" not in sys.argv and os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
-        from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION
-
-        first = f"{FOR_SGLANG}{os.pathsep}{FOR_TORCHVISION}"
-        path = f"{first}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        variables = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **variables})
+    elif "messages" not in sys.argv:
+        start_for_sglang()
     main()

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import multiprocessing
 import os
-import random
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench_engine_state import SGLANG_ON_CPU, _model, _threads_s
+from bench_engine_state import SGLANG_ON_CPU, make_model, start_for_sglang, threads_s
+from measuring import alternating, ratio
 
 
 def _serve(pipe: Any, model: str, requests: int, tokens: int, enable_metrics: bool) -> None:
-    """Serve a batch of requests for each message, and answer with its CPU time and the times that came."""
+    """Serve a batch of requests for each True, and answer with its CPU time and the times that came."""
     import sglang
 
     engine = sglang.Engine(
@@ -47,38 +47,30 @@ def _serve(pipe: Any, model: str, requests: int, tokens: int, enable_metrics: bo
         return [answer["meta_info"] for answer in await asyncio.gather(*calls)]
 
     loop = asyncio.get_event_loop()
-    while (number := pipe.recv()) is not None:
-        before = _threads_s(os.getpid())
+    # Both engines serve the same batches.
+    for number in itertools.count():
+        if not pipe.recv():
+            break
+        before = threads_s(os.getpid())
         answers = loop.run_until_complete(batch(number))
-        spent = _threads_s(os.getpid()) - before
+        spent = threads_s(os.getpid()) - before
         pipe.send((spent, sum("queue_time" in each for each in answers)))
     engine.shutdown()
 
 
-def _interval(ratios: list[float], share: float = 0.95) -> tuple[float, float]:
-    """Return the bootstrap interval of the ratios' median."""
-    source = random.Random(0)
-    drawn = sorted(median(source.choices(ratios, k=len(ratios))) for _ in range(10_000))
-    return drawn[int((1 - share) / 2 * 10_000)], drawn[int((1 + share) / 2 * 10_000)]
+def _measure(ask: Callable[[bool], tuple[float, int]], chosen: argparse.Namespace) -> None:
+    def spent_s(enabled: bool) -> float:
+        spent, timed = ask(enabled)
+        assert timed == (chosen.requests if enabled and not chosen.control else 0)
+        return spent
 
-
-def _measure(ask: Callable[[bool, int], tuple[float, int]], chosen: argparse.Namespace) -> None:
-    pairs: list[tuple[float, float]] = []
-    source = random.Random(1)
-    for number in range(chosen.pairs + 1):
-        spent: dict[bool, float] = {}
-        for enabled in source.sample((False, True), 2):
-            spent[enabled], timed = ask(enabled, number)
-            assert timed == (chosen.requests if enabled and not chosen.control else 0)
-        if number:
-            pairs.append((spent[False], spent[True]))
-    ratios = [on / off for off, on in pairs]
+    # The first pair starts threads and fills caches.
+    pairs = alternating(spent_s, chosen.pairs + 1)[1:]
     off, on = (median(column) / chosen.requests * 1e3 for column in zip(*pairs, strict=True))
-    low, high = _interval(ratios)
-    print(f"{chosen.pairs} pairs of {chosen.requests} requests of {chosen.tokens} tokens")
+    print(f"requests of {chosen.tokens} tokens, {chosen.requests} at once")
     print(f"CPU per request: {off:.1f} ms without, {on:.1f} ms with")
-    print(f"with / without: {median(ratios):.4f}, 95 % interval {low:.4f} to {high:.4f}")
-    print("each pair:", *(f"{each:.3f}" for each in sorted(ratios)))
+    print(ratio(pairs))
+    print("each pair:", *(f"{each:.3f}" for each in sorted(on / off for off, on in pairs)))
 
 
 def main() -> None:
@@ -91,7 +83,7 @@ def main() -> None:
     chosen = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        _model(Path(folder))
+        make_model(Path(folder))
         pipes: dict[bool, Any] = {}
         servers = []
         for enabled in (False, True):
@@ -101,25 +93,19 @@ def main() -> None:
             servers.append(spawn.Process(target=_serve, args=arguments))
             servers[-1].start()
 
-        def ask(enabled: bool, number: int) -> tuple[float, int]:
-            pipes[enabled].send(number)
+        def ask(enabled: bool) -> tuple[float, int]:
+            pipes[enabled].send(True)
             return pipes[enabled].recv()
 
         try:
             _measure(ask, chosen)
         finally:
             for pipe in pipes.values():
-                pipe.send(None)
+                pipe.send(False)
             for server in servers:
                 server.join()
 
 
 if __name__ == "__main__":
-    if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
-        from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION
-
-        first = f"{FOR_SGLANG}{os.pathsep}{FOR_TORCHVISION}"
-        path = f"{first}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        variables = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **variables})
+    start_for_sglang()
     main()

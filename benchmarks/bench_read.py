@@ -21,6 +21,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from generate_events import generate, shape_for
+from generate_shards import multiply
+
 BARS = {1_000_000: (5, None), 10_000_000: (30, 2.0), 100_000_000: (120, 3.0)}
 
 
@@ -64,9 +67,14 @@ def measure(way: str, folder: Path) -> tuple[float, float, float]:
 
 
 def compare(events: int, folder: Path, *, parquet: bool) -> bool:
-    command = [sys.executable, str(Path(__file__).with_name("generate_events.py")), str(folder)]
-    command += ["--events", str(events)] + (["--parquet"] if parquet else [])
-    print(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+    if parquet:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            base = Path(scratch) / folder.name
+            generate(base, shape_for(1_000_000))
+            total = multiply(base, folder, events)
+    else:
+        total = generate(folder, shape_for(events))["total"]
+    print(f"{total:,} events")
     written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"  {written / 1e9:.2f} GB in files")
     ways = ("first", "again") if parquet else ("first", "again", "loop")

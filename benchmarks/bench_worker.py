@@ -17,41 +17,21 @@ import tempfile
 import threading
 from pathlib import Path
 
+import psutil
 from bench_run import own_account, run
 
 WORKER = "ray::AgentLoopWorker"
 
 
-def _children():
-    """Return the parent of every process."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            parents[int(stat.parent.name)] = int(fields[1])
-    return parents
-
-
-def _pin(process, cores):
-    with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{process}/task").iterdir():
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(int(thread.name), cores)
-
-
 def keep_apart(ended, cores):
     """Give the last core to the worker, and the others to all other descendants of this process."""
     while not ended.wait(2):
-        parents = _children()
-        for process in parents:
-            above = process
-            while above in parents and above != os.getpid():
-                above = parents[above]
-            if above != os.getpid() or process == above:
-                continue
-            with contextlib.suppress(OSError):
-                name = Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace")
-                _pin(process, cores[-1:] if name.startswith(WORKER) else cores[:-1])
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                is_worker = " ".join(process.cmdline()).startswith(WORKER)
+                for thread in process.threads():
+                    with contextlib.suppress(OSError):
+                        os.sched_setaffinity(thread.id, cores[-1:] if is_worker else cores[:-1])
 
 
 def main():

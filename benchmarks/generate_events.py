@@ -2,11 +2,10 @@
 
     python benchmarks/generate_events.py /tmp/run --events 1e6
     python benchmarks/generate_events.py /tmp/run --steps 2 --workers 2 --requests 8
-    python benchmarks/generate_events.py /tmp/run --events 1e8 --parquet
 
 All roles, long-tailed tools, a worker that is slower than the others, one stall of an event loop,
 validation, and the profiler's own accounts.  `truth.json` beside the events says what an analysis
-has to find.  With `--parquet` the events of one million are multiplied in duckdb, as Parquet.
+has to find.
 """
 
 from __future__ import annotations
@@ -16,15 +15,12 @@ import json
 import math
 import random
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from generate_shards import multiply
-
-__all__ = ["Shape", "generate"]
+__all__ = ["Shape", "generate", "shape_for"]
 
 BEGIN_US = 1_795_228_400_000_000
 TOOLS = ("calc", "search", "sandbox")
@@ -507,46 +503,17 @@ def main() -> int:
     )
     parser.add_argument("out", type=Path, help="the run directory to make")
     parser.add_argument("--events", type=float, help="about how many lines; decides the rest")
-    parser.add_argument("--parquet", action="store_true", help="write Parquet, for 1e8 events")
-    for name, default in (
-        ("steps", 2),
-        ("workers", 2),
-        ("requests", 8),
-        ("turns", 4),
-        ("engines", 1),
-        ("ranks", 2),
-        ("seed", 0),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    names = ("steps", "workers", "requests", "turns", "engines", "ranks", "seed")
+    for name in names:
+        parser.add_argument(f"--{name}", type=int, default=getattr(Shape, name))
     arguments = parser.parse_args()
     if arguments.out.exists():
         print(f"{arguments.out} exists; remove it or name another", file=sys.stderr)
         return 2
-    if arguments.parquet:
-        with tempfile.TemporaryDirectory(prefix="verl_profiler-") as scratch:
-            base = Path(scratch) / arguments.out.name
-            generate(base, shape_for(1_000_000))
-            total = multiply(base, arguments.out, int(arguments.events or 1e7))
-    else:
-        shape = (
-            shape_for(int(arguments.events))
-            if arguments.events
-            else Shape(
-                **{
-                    name: getattr(arguments, name)
-                    for name in (
-                        "steps",
-                        "workers",
-                        "requests",
-                        "turns",
-                        "engines",
-                        "ranks",
-                        "seed",
-                    )
-                }
-            )
-        )
-        total = generate(arguments.out, shape)["total"]
+    shape = Shape(**{name: getattr(arguments, name) for name in names})
+    if arguments.events:
+        shape = shape_for(int(arguments.events))
+    total = generate(arguments.out, shape)["total"]
     print(f"Wrote {total} events to {arguments.out}")
     return 0
 

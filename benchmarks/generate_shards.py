@@ -24,6 +24,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from generate_events import Shape, generate
+
 __all__ = ["multiply"]
 
 _GAP_US = 1_000_000
@@ -119,8 +121,6 @@ def _begins(copies: int, span_us: int, first_us: int) -> list[tuple[int, float]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Generate what the command line asks for; return 3 if it is not complete yet."""
-    from generate_events import Shape, generate
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -25,6 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import measuring
+
 torch: Any = None
 OUT = Path()
 ROWS: list[tuple[str, str, str]] = []
@@ -75,29 +77,14 @@ def near(one: float, other: float, share: float) -> bool:
 
 @contextlib.contextmanager
 def recording(role: str = "test", **settings: Any):
-    """Record in this process; the list that is yielded has the events after the block."""
-    from verl_profiler.recording import device_sampler, recorder
-    from verl_profiler.recording.identity import Identity
+    """Record in this process, with the devices; the list that is yielded has the events after the block."""
+    from verl_profiler.recording import device_sampler
 
     events: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        recorder.start(config(folder, **settings), lambda: Identity(role, 0))
+    with measuring.recording(role, **settings) as lines:
         device_sampler.begin()
-        try:
-            yield events
-        finally:
-            recorder.stop()
-            for file in Path(folder).glob("step_*/*.jsonl"):
-                lines = map(json.loads, file.read_text().splitlines())
-                events.extend({**line, **line.get("extra", {})} for line in lines)
-
-
-def config(folder: str, **settings: Any) -> Any:
-    """Return the settings of a process that records into this folder."""
-    from verl_profiler.recording.clock import take_anchor
-    from verl_profiler.recording.worker_config import EventSettings, WorkerConfig
-
-    return WorkerConfig(folder, folder, EventSettings(), take_anchor(), **settings)
+        yield events
+    events.extend({**line, **line.get("extra", {})} for line in map(json.loads, lines))
 
 
 def smi(fields: str) -> list[str]:
@@ -385,7 +372,7 @@ def check_election() -> None:
     """One process of a host samples, another takes over, and none makes a context."""
     with tempfile.TemporaryDirectory() as folder:
         settings, before = (
-            config(folder, device_interval_s=0.2).encode(),
+            measuring.config(folder, device_interval_s=0.2).encode(),
             int(smi("memory.used")[0]),
         )
         processes = [child(SAMPLES, CONFIG=settings, PLACE=str(rank)) for rank in range(3)]

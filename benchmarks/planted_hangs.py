@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "faults"))
 
 from rehearsal_faults import with_faults
@@ -246,12 +248,9 @@ def explained(run: Path) -> dict[str, Any]:
 
 def child_of(parent: int, title: str) -> int:
     """Return the process id of a child whose title begins so."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            status = (folder / "stat").read_text().rpartition(")")[2].split()
-            line = (folder / "cmdline").read_text()
-            if int(status[1]) == parent and line.startswith(title):
-                return int(folder.name)
+    for child in psutil.Process(parent).children():
+        if " ".join(child.cmdline()).startswith(title):
+            return child.pid
     raise RuntimeError(f"process {parent} has no child {title}")
 
 
