@@ -249,6 +249,8 @@ def test_a_terminal_gets_colors_and_a_pipe_none(monkeypatch, capsys):
         # A tool call of 981 ms is the longest call, and not what the request consists of.
         ({"tool_s": 0.981, "reward_s": 10.3}, ", 10.3 s of it in its reward"),
         ({"tool_s": 9.0, "engine_s": 0.9}, ", 9.00 s of it in tools"),
+        # A chart's title was "took 4 min 3 s, 4 min 3 s of it in engine calls".
+        ({"duration_s": 243.0, "engine_s": 242.9}, ", all of it in engine calls"),
     ],
 )
 def test_the_slowest_request_is_described_by_its_largest_part(spent, text):

@@ -286,6 +286,10 @@ def test_an_asynchronous_and_a_synchronous_run_fit_a_phone(browser, tmp_path):
 
     assert browser.evaluate("document.querySelector('#difference table').offsetWidth") > 390
     assert browser.evaluate("document.documentElement.scrollWidth") == 390
+    heights = (
+        "[...document.querySelectorAll('#request-table tbody tr')].map((row) => row.offsetHeight)"
+    )
+    assert max(browser.evaluate(heights)) < 36
 
 
 @pytest.mark.parametrize("width", [360, 1600])

@@ -316,13 +316,16 @@ def ramp(field: str, title: str, top: float) -> Spec:
     }
 
 
-def tint(place: float) -> str:
-    """Return a color of the sequence: 0 is the lightest, 1 the darkest."""
-    at = min(max(place, 0.0), 1.0) * (len(_RAMP) - 1)
-    first = min(int(at), len(_RAMP) - 2)
-    ends = [[int(code[i : i + 2], 16) for i in (1, 3, 5)] for code in _RAMP[first : first + 2]]
-    parts = (round(low + (high - low) * (at - first)) for low, high in zip(*ends, strict=True))
-    return "#" + "".join(f"{part:02X}" for part in parts)
+def tints(count: int) -> list[str]:
+    """Return so many colors of the sequence, from light to dark; a single one is the middle."""
+    made: list[str] = []
+    for place in range(count):
+        at = (place / (count - 1) if count > 1 else 0.5) * (len(_RAMP) - 1)
+        first = min(int(at), len(_RAMP) - 2)
+        ends = [[int(code[i : i + 2], 16) for i in (1, 3, 5)] for code in _RAMP[first : first + 2]]
+        parts = (round(low + (high - low) * (at - first)) for low, high in zip(*ends, strict=True))
+        made.append("#" + "".join(f"{part:02X}" for part in parts))
+    return made
 
 
 def pile(places: Sequence[Any], series: Iterable[Series]) -> Rows:

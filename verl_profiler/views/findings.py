@@ -72,7 +72,7 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
         "brief": brief,
         "gain": gain,
         "who": who,
-        "beside": f"{'' if named else who}{of}".strip(),
+        "beside": "; ".join(filter(None, ("" if named else who, of.strip()))),
         "why": row["cause"],
         "try": row["advice"],
         "paste": row["overrides"],

@@ -72,4 +72,6 @@ def of_which(request: Mapping[str, Any]) -> str:
     """
     spent = {part: request.get(key) or 0.0 for key, part in _PART_NAMES.items()}
     most = max(spent, key=lambda part: spent[part])
-    return f", {seconds(spent[most])} of it in {most}" if spent[most] else ""
+    amount = seconds(spent[most])
+    amount = "all" if amount == seconds(request.get("duration_s")) else amount
+    return f", {amount} of it in {most}" if spent[most] else ""

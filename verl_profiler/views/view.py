@@ -106,9 +106,8 @@ class View:
             known: Rows of analyses of the same steps that were not narrowed.
         """
         found: dict[str, Rows] = {}
-        steps = choice.steps
-        if steps is None and self.default_steps is not None:
-            steps = self.default_steps(tables)
+        default = self.default_steps
+        steps = choice.steps or (default(tables) if default is not None else None)
         for analysis in self.analyses:
             usual = analysis.__kwdefaults__ or {}
             narrowed = {key: getattr(choice, key) for key in _NARROWING if key in usual}

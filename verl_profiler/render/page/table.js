@@ -134,10 +134,11 @@ function sorted(rows, key, descending) {
 function cellOf([key, , format], row, first) {
   const isText = format === 'text';
   const shown = FORMATS[format](row[key], row);
+  const long = shown.length > 24;
   const made = element(first ? 'th' : 'td', {
     scope: first ? 'row' : null,
-    class: isText ? 'text' : null,
-    title: isText && shown.length > 24 ? shown : null,
+    class: isText ? `text${long ? '' : ' short'}` : null,
+    title: isText && long ? shown : null,
   });
   made.append(isText ? element('bdi', {}, shown) : shown);
   return made;

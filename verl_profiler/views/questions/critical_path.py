@@ -74,7 +74,8 @@ def _path(data: DataTables, choice: Choice) -> Spec:
         f"{choice.text()}: {counted(len(steps), 'step')}; a step takes "
         f"{seconds(sum(row['mean_s'] for row in means))} on average{without(named(left_out, rows))}",
         panel(step_bars(steps, series, "time", form="s"), height=300),
-        notes="Every second of a step is attributed to one category: what the step waited for.",
+        notes="Every second of a step is attributed to one category: what the step waited for. Pale: phases of "
+        "the trainer, in a tint of their colors.",
     )
 
 

@@ -11,7 +11,7 @@ from verl_profiler.analysis.explain.ledger import (
 )
 from verl_profiler.analysis.selection import Rows, grouped, named, steady, summed, warm_ups
 from verl_profiler.analysis.staleness import staleness, staleness_of
-from verl_profiler.render.charts import Series, Spec, chart, panel, step_bars, tint
+from verl_profiler.render.charts import Series, Spec, chart, panel, step_bars, tints
 from verl_profiler.render.colors import ACCOUNT_COLORS
 from verl_profiler.render.text import without
 from verl_profiler.units import counted, share
@@ -99,9 +99,9 @@ def _distribution(rows: Rows, steps: list[int]) -> Spec:
             (
                 f"{versions} behind",
                 [tokens.get((step, versions), 0) / max(totals.get(step, 0), 1) for step in steps],
-                tint(place / max(len(behind) - 1, 1)),
+                code,
             )
-            for place, versions in enumerate(behind)
+            for versions, code in zip(behind, tints(len(behind)), strict=True)
         ],
         "share of tokens",
         form="%",

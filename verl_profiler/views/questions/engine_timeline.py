@@ -38,9 +38,8 @@ def _draw(data: DataTables, choice: Choice) -> Spec:
     parts = [part for part in LANE_PARTS if any(row[f"{part}_s"] for row in lanes)]
     sums = {part: sum(column(lanes, f"{part}_s")) for part in parts}
     total = sum(sums.values())
-    worst = max(
-        sums.keys() - {"decode", "prefill", "undivided"}, key=sums.__getitem__, default=None
-    )
+    causes = sums.keys() - {"decode", "prefill", "undivided"}
+    worst = max(causes, key=sums.__getitem__, default=None)
     title = f"Engines served up to {counted(max(many.values()), 'call')} at once"
     if worst is not None:
         title += f"; {seconds(sums[worst])} of their {seconds(total)} {CALL_PARTS[worst]}"

@@ -27,7 +27,7 @@ from verl_profiler.render.charts import (
     panel,
     quantity,
     step_bars,
-    tint,
+    tints,
 )
 from verl_profiler.render.colors import ACCENT, CALL_PART_COLORS, INK, PART_COLORS
 from verl_profiler.render.text import short
@@ -109,7 +109,7 @@ def _cdf(data: DataTables, choice: Choice) -> Spec:
         band = duration_band(curve)
         low, high = {**x, "field": "low"}, {"field": "high"}
         area = {"type": "area", "orient": "horizontal", "opacity": 0.5}
-        drawn.insert(0, layer(band, area, x=low, x2=high, y=y, color=tint(0.25)))
+        drawn.insert(0, layer(band, area, x=low, x2=high, y=y, color=tints(5)[1]))
     return chart(title, about, panel(drawn, height=300), notes=notes)
 
 
@@ -128,8 +128,8 @@ def _slowest(data: DataTables, choice: Choice) -> Spec:
     counts = next(row for row in data["request_percentiles"] if row["step"] is None)
     worst = rows[0]
     divided = all(row["queue_s"] is not None for row in rows if row["engine_s"])
-    whole = [*REQUEST_PARTS, "other"]
     of_engine = ("queue", "prefill", "decode", "outside") if divided else ("engine",)
+    whole = [*REQUEST_PARTS, "other"]
     parts = [each for part in whole for each in (of_engine if part == "engine" else (part,))]
     title = f"The slowest request took {seconds(worst['duration_s'])}{of_which(worst)}"
     about = (
@@ -245,9 +245,9 @@ def _turns(data: DataTables, choice: Choice) -> Spec:
                 sum(r["requests"] for r in rows if r["step"] == step and r["turns"] in members)
                 for step in steps
             ],
-            tint(place / max(len(groups) - 1, 1)),
+            code,
         )
-        for place, members in enumerate(groups)
+        for members, code in zip(groups, tints(len(groups)), strict=True)
     ]
     return chart(
         title,
