@@ -1,7 +1,7 @@
 """What profiling costs a run: rehearsals of identical work with and without the profiler, alternating.
 
     python benchmarks/bench_run.py [--pairs 5] [--steps 24] [--warmup 4] [--lengthened 1] [--json FILE]
-    python benchmarks/bench_run.py --block 4 [--pairs 2] [--steps 44]
+    python benchmarks/bench_run.py --block 3 [--pairs 4] [--steps 46]
 
 Each pair is two runs of the real main_ppo with the stand-in engine, one of them profiled, in an order that
 alternates.  Their work is the same: responses and the times of engine and tools follow from the prompts
@@ -9,10 +9,9 @@ alternates.  Their work is the same: responses and the times of engine and tools
 `--lengthened 5`, which makes what the model generates 5 times as long (verl's example for GSM8K allows 1,024
 in up to 5 turns): a step has more work for as many events.  Compared is the CPU time of all processes of a
 run per step, which does not depend on what else runs as much as wall time does.
-With `--block`, both runs of a pair are profiled, and record every second block of so many steps, one the blocks
-that the other leaves out (`profiler.events.steps`).  What one run takes more than the other in all steps, which
-is more than recording costs, is in neither of two neighboring blocks together.  Wrappers and threads are there
-in all steps: what they take without recording is not in this ratio.
+With `--block`, every run is profiled, has the same prompts in each step, and records every second block of so many
+steps (`profiler.events.steps`): what one run takes more than another, and what one step has more to do, is not in the
+ratio.  Wrappers and threads are there in all steps: what they take without recording is not in it either.
 
 Printed: per pair the ratio profiled / bare and what the profiler's own account has of the same steps, then
 the mean ratio with its 95 % interval.
@@ -28,7 +27,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from itertools import pairwise
 from pathlib import Path
 
 from scipy import stats
@@ -37,6 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "fault
 
 from rehearsal_faults import with_faults
 
+# Prompts of a step of the rehearsal (configs/rehearsal/cpu.yaml).
+PROMPTS = 8
 SPENT = ("wrapper_s", "wrapper_cpu_s", "writer_s", "writer_cpu_s")
 
 
@@ -108,52 +108,52 @@ def own_account(folder, after, process="*"):
     return found
 
 
-def recorded_steps(steps, warmup, block, *, first):
-    """Return every second block of steps after the first ones, beginning with this one (0 or 1)."""
-    return [
-        step for step in range(warmup + 1, steps + 1) if (step - warmup - 1) // block % 2 == first
-    ]
+def recorded_blocks(steps, warmup, block):
+    """Return the blocks of steps after the first ones in pairs: with, without recording, then without, with."""
+    begins = range(warmup + 1, steps + 2 - 2 * block, 2 * block)
+    pairs = [(range(at, at + block), range(at + block, at + 2 * block)) for at in begins]
+    return [pair if place % 2 == 0 else pair[::-1] for place, pair in enumerate(pairs)]
 
 
-def crossed(one, other, warmup, block):
-    """Return by how much the logarithm of CPU time is larger in steps that are recorded, in each block.
+def ratios_of_blocks(rows, blocks):
+    """Return the logarithm of the ratio of CPU time with and without recording, of each pair of blocks.
 
-    Args:
-        one: Rows of a run with the first block recorded, and every second one after it.
-        other: Of a run with the others recorded, and the same work in each step.
-        warmup: First steps, which are left out.
-        block: Steps of a block; its first is left out, because what was recorded before it is written in it.
-
-    Returns:
-        A value for each block: of the ratio of the two runs, signed so that recording adds.  What one run
-        takes more than the other in all steps has opposite signs in neighboring blocks.
+    The first step of a block is left out, because what was recorded before it is written in it.
     """
-    used = [[sum(each["cpu_s"].values()) for each in rows[warmup - 1 :]] for rows in (one, other)]
-    spent = [[after - before for before, after in pairwise(each)] for each in used]
-    logs = [math.log(a / b) for a, b in zip(*spent, strict=True)]
-    blocks = [logs[at + 1 : at + block] for at in range(0, len(logs) - block + 1, block)]
-    return [statistics.mean(each) * (-1) ** place for place, each in enumerate(blocks)]
+    used = {row["step"]: sum(row["cpu_s"].values()) for row in rows}
+
+    def spent(block):
+        return used[block[-1]] - used[block[0]]
+
+    return [math.log(spent(recorded) / spent(bare)) for recorded, bare in blocks]
 
 
-def crossover(args, folder, overrides):
-    """Record every second block of steps of two runs, in turn; print the ratio of recorded to other steps."""
-    effects = []
-    for pair in range(args.pairs):
-        found = []
-        for first in (0, 1) if pair % 2 == 0 else (1, 0):
-            listed = recorded_steps(args.steps, args.warmup, args.block, first=first)
-            given = [f"profiler.events.steps={listed}".replace(" ", ""), *overrides]
-            where = folder / f"{pair}-{first}"
-            found.append((first, run(args.steps, "multiturn", where, given)))
-        (_, one), (_, other) = sorted(found, key=lambda each: each[0])
-        own = crossed(one, other, args.warmup, args.block)
-        # Two neighboring blocks together are free of what one run takes more than the other.
-        effects += [(a + b) / 2 for a, b in zip(own[::2], own[1::2], strict=False)]
+def in_blocks(args, folder, overrides):
+    """Record every second block of steps, of the same work; print the ratio of recorded to other steps."""
+    blocks = recorded_blocks(args.steps, args.warmup, args.block)
+    listed = sorted(step for recorded, _ in blocks for step in recorded)
+    given = [
+        f"profiler.events.steps={listed}".replace(" ", ""),
+        # Each epoch is one step.
+        f"data.train_max_samples={PROMPTS}",
+        f"trainer.total_epochs={args.steps}",
+        *overrides,
+    ]
+    effects, shares = [], []
+    for number in range(args.pairs):
+        where = folder / str(number)
+        rows = run(args.steps, "multiturn", where, given)
+        effects += ratios_of_blocks(rows, blocks)
+        used = {row["step"]: sum(row["cpu_s"].values()) for row in rows}
+        whole = sum(used[step] - used[step - 1] for step in listed)
+        account = own_account(where, args.warmup).values()
+        shares.append(sum(each["wrapper_cpu_s"] + each["writer_cpu_s"] for each in account) / whole)
         mean = statistics.mean(effects)
         half = stats.t.ppf(0.975, len(effects) - 1) * stats.sem(effects)
         print(
-            f"after {pair + 1} pairs of runs: recorded / not recorded {math.exp(mean):.4f}, 95 % interval "
-            f"{math.exp(mean - half):.4f} to {math.exp(mean + half):.4f}, {len(effects)} pairs of blocks",
+            f"after {number + 1} runs: recorded / not recorded {math.exp(mean):.4f}, 95 % interval "
+            f"{math.exp(mean - half):.4f} to {math.exp(mean + half):.4f}, {len(effects)} pairs of blocks; own "
+            f"account {statistics.mean(shares):.2%} of {whole / len(listed):.2f} CPU-s per step",
             flush=True,
         )
 
@@ -176,7 +176,7 @@ def main():
     folder = Path(tempfile.mkdtemp(prefix="bench_run_"))
     overrides = [*lengthened(args.lengthened), *args.overrides]
     if args.block:
-        crossover(args, folder, overrides)
+        in_blocks(args, folder, overrides)
         return
     pairs = []
     for pair in range(args.pairs):

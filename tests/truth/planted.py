@@ -173,6 +173,10 @@ KINDS = {
     ),
     "flowing_cold": _flowing(_each("cache_lost", 2, prefill_token=2e-3), "cached"),
     "flowing_tail": _flowing(_each("long_tail", (6, 6.0), (12, 10.0)), "requests with .* times"),
+    "flowing_hard": _flowing(
+        _each("hard_prompts", (1, 5.0), (1, 8.0), spread=0.7), "requests with .* times"
+    ),
+    "flowing_context": _flowing(_each("prefill_token", 5e-2), "[Pp]refill"),
     "flowing_loops": _flowing(_each("loops", (0.05, 8), (0.05, 16)), r"in \d+ turns"),
     "flowing_blocks": _flowing(
         _each("search", 3.0, blocking=True), "my_tools:search", beside=("search",)

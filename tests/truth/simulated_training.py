@@ -48,6 +48,8 @@ class Plan:
     many_turns: tuple[int, int] | None = None
     spread: float = 0.25
     long_prompts: tuple[tuple[int, float], ...] = ()
+    # So many prompts of each step, drawn by chance, have so many times the tokens.
+    hard_prompts: tuple[int, float] = (0, 1.0)
     long_tail: tuple[int, float] = (0, 1.0)
     lognormal: tuple[float, int] | None = None
     build: float = 0.004
@@ -358,6 +360,12 @@ class Training:
         if self._random("loops", step, prompt, sample).random() < plan.loops[0]:
             turns = plan.loops[1]
         factor = group * dict(plan.long_prompts).get(prompt, 1.0)
+        hard, longer = plan.hard_prompts
+        factor *= (
+            longer
+            if prompt in self._random("hard", step).sample(range(plan.prompts), hard)
+            else 1.0
+        )
         factor *= 1 + plan.token_grows * (step - 1)
         since, change = plan.longer_since
         factor *= change if since and step >= since else 1.0

@@ -132,6 +132,19 @@ def test_a_slow_rank_costs_no_more_than_until_the_trainer_waits_for_samples():
     assert 0.8 <= row["recoverable_s"] / (slow.step_s - Training(plan).step_s) <= 1.25
 
 
+def test_steps_that_alternate_are_replayed_where_an_odd_number_of_them_was_recorded():
+    plan = Plan(steps=8, ahead=16, per_call=0.0002, reward=60.0, reward_workers=256)
+    slow = Training(plan)
+    row = findings_of(slow)[0]
+
+    assert row["finding"] == "reward"
+    assert (
+        0.8
+        <= row["recoverable_s"] / (slow.step_s - Training(replace(plan, reward=0.0)).step_s)
+        <= 1.25
+    )
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_severity_of_a_planted_fault_is_named_first(kind):

@@ -128,7 +128,7 @@ def finding_list(rows: Rows, left_out: LeftOut = NOTHING) -> str:
 
 
 def short_findings(rows: Rows, most: int = 3) -> list[list[str]]:
-    """Return the first findings as lines: the message, the gain with the culprit, and the fix."""
+    """Return the first findings as lines: the message, the gain with the culprit, of the first why, and the fix."""
     found: list[list[str]] = []
     for number, (row, text) in enumerate(zip(rows, finding_texts(rows[:most]), strict=False), 1):
         lines = wrapped(f"{number}. {text['message']}", 3, 100)
@@ -137,6 +137,8 @@ def short_findings(rows: Rows, most: int = 3) -> list[list[str]]:
             culprit = row["where"]
         parts = [text["gain"], *([culprit] if culprit else [])]
         lines.append(clipped(f"   gain: {'; '.join(parts)}"))
+        if text["why"] and number == 1:
+            lines += wrapped(f"   why: {text['why']}", 8)
         names = " and ".join(name for name, _ in text["files"])
         # What can be pasted is never cut off.
         fix = " ".join(text["paste"]) + f"  ({names}: summary -v)" * bool(names)

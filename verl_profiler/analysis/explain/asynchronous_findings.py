@@ -432,6 +432,7 @@ _OF_CYCLE = {
     "engine_queue": "Steps are {lost_s} longer because generate calls wait in the engines' queues.",
     "late_start": "Steps are {lost_s} longer because requests start late after their dispatch ({who}).",
     "prompt_build": "Steps are {lost_s} longer because requests wait for prompt_build: tokenizing the first prompt.",
+    "prefill": "Steps are {lost_s} longer because of the prefill of generate calls (most: {who}).",
     "event_loop": "Steps are {lost_s} longer because requests wait for their worker's event loop ({who}).",
     "transfer": "Steps are {lost_s} longer because requests wait for TransferQueue calls (most: {who}).",
     "weight_sync": "The weight sync waits {lost_s} per step for {who}.",

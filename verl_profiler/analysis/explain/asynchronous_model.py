@@ -58,16 +58,26 @@ class RefusedError(ValueError):
     """The run has something that the replay does not model; the text is the reason."""
 
 
-def models(tables: Tables, steps: Steps = None) -> dict[str, Model | RefusedError]:
-    """Rebuild the cycle of each asynchronous run, or return why that is impossible."""
+def models(
+    tables: Tables, steps: Steps = None, only: Sequence[str] | None = None, without: int = 0
+) -> dict[str, Model | RefusedError]:
+    """Rebuild the cycle of each asynchronous run, or return why that is impossible.
+
+    Args:
+        tables: Of the runs.
+        steps: First and last step; None for all.
+        only: The runs; None for all.
+        without: How many of the first steps are left out.
+    """
     asynchronous = [row["run"] for row in tables.rows("SELECT run FROM asynchronous ORDER BY run")]
+    chosen = [run for run in asynchronous if only is None or run in only]
     found: dict[str, Model | RefusedError] = {}
-    if not asynchronous:
+    if not chosen:
         return found
     windows = step_windows(tables, after_warm_up(tables, steps) or steps)
-    for run in asynchronous:
+    for run in chosen:
         try:
-            found[run] = _Rebuilding(tables, run, windows.get(run, [])).model()
+            found[run] = _Rebuilding(tables, run, windows.get(run, [])[without:]).model()
         except RefusedError as reason:
             found[run] = reason
     return found

@@ -1,4 +1,4 @@
-"""What the parts of requests that no device works on cost the steps of asynchronous runs.
+"""What the parts of requests other than decoding cost the steps of asynchronous runs.
 
 In a synchronous run they are categories of the critical path.  No request delays its own step in an asynchronous
 one: the cycle is replayed without each part.
@@ -35,23 +35,23 @@ from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 
 __all__ = ["request_parts"]
 
-_POLLING, _TOOLS, _BUILD = "polling", "tool_time", "prompt_build"
+_POLLING, _TOOLS, _BUILD, _PREFILL = "polling", "tool_time", "prompt_build", "prefill"
 
 
 def request_parts(earlier: Earlier) -> Iterator[Named]:
-    """Find tools, prompts and late starts that steps of asynchronous runs wait for."""
+    """Find tools, prompts, prefill and late starts that steps of asynchronous runs wait for."""
     built = _built(earlier) if earlier.cycles else set[str]()
     for run, cycle in earlier.cycles.items():
         if cycle.refused is not None:
             continue
         model = cycle.model
         whole_us = sum(each.duration_us for each in model.requests)
-        waiting_us = sum(map(_waiting_us, model.requests))
+        other_us = sum(map(_other_us, model.requests))
         for name, changed in _WITHOUT.items():
             if name == LATE_START and run in built:
                 continue
             without = _at_once if name == _BUILD and run in built else changed
-            less_us = waiting_us - sum(_waiting_us(without(each)) for each in model.requests)
+            less_us = other_us - sum(_other_us(without(each)) for each in model.requests)
             if less_us >= LITTLE * whole_us:
                 places = earlier.places(run, name, cycle.saved_s(without))
                 if places:
@@ -74,6 +74,10 @@ def _without_tools(stage: Stage) -> Stage:
     return stage.changed(lambda _tool, _us: 0.0) if isinstance(stage, Tools) else stage
 
 
+def _without_prefill(stage: Stage) -> Stage:
+    return stage._replace(fixed_us=0.0) if isinstance(stage, Call) else stage
+
+
 def _dispatched(request: Request) -> Request:
     return request._replace(begin_us=0.0)
 
@@ -86,13 +90,16 @@ _WITHOUT: Mapping[str, Callable[[Request], Request]] = {
     _TOOLS: _changed(_without_tools),
     LATE_START: _dispatched,
     _BUILD: without_build,
+    _PREFILL: _changed(_without_prefill),
 }
 
 
-def _waiting_us(request: Request) -> float:
-    """Return how long a request takes from its dispatch, without its calls in the engine."""
+def _other_us(request: Request) -> float:
+    """Return how long a request takes from its dispatch, without decoding."""
     lengths = (
-        each.before_us + each.after_us if isinstance(each, Call) else measured_us(each)
+        each.before_us + each.fixed_us + each.after_us
+        if isinstance(each, Call)
+        else measured_us(each)
         for each in request.stages
     )
     return request.begin_us + sum(lengths)
@@ -110,6 +117,13 @@ def _culprit(name: str, model: Model) -> Culprit:
     if name == _TOOLS:
         lengths = tool_lengths([model])
         return identity("tool", [Place(0, {tool: sum(us) for tool, us in lengths.items()})])
+    if name == _PREFILL:
+        fixed_us: dict[str, float] = {}
+        for each in (stage for request in model.requests for stage in request.stages):
+            if isinstance(each, Call):
+                turn = f"call {each.turn} of a request"
+                fixed_us[turn] = fixed_us.get(turn, 0.0) + each.fixed_us
+        return identity("phase", [Place(0, fixed_us)])
     if name == LATE_START:
         begins: dict[str, list[float]] = {}
         for each in model.requests:

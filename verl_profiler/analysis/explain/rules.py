@@ -105,6 +105,8 @@ _OF_ROLLOUT = (
     "grows",
     "changed",
     "tool_time",
+    "prefill",
+    "prompt_build",
     "engine_queue",
     "late_start",
     "polling",

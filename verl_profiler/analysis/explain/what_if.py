@@ -272,17 +272,22 @@ def _averages(models: Sequence[Model], changes: Mapping[str, Change], replays: R
 
 def cycles(tables: Tables, steps: Steps = None) -> dict[str, Cycle]:
     """Rebuild the cycle of each asynchronous run, and replay it as it was."""
-    return {run: Cycle(model) for run, model in models(tables, steps).items()}
+    found = {run: Cycle(model) for run, model in models(tables, steps).items()}
+    off = [run for run, cycle in found.items() if cycle.off]
+    # Steps may alternate: an odd number of them is no cycle.
+    fewer = {run: Cycle(model) for run, model in models(tables, steps, off, 1).items()}
+    return found | {run: cycle for run, cycle in fewer.items() if cycle.refused is None}
 
 
 class Cycle:
     """The cycle of an asynchronous run, replayed as it was.
 
-    There are no answers where it has `refused`: why, such as that it cannot be rebuilt.
+    There are no answers where it has `refused`: why, such as that it cannot be rebuilt, or that the replay is `off`.
     """
 
     def __init__(self, model: Model | RefusedError) -> None:
         self.refused: str | None = None
+        self.off = False
         if isinstance(model, RefusedError):
             self.refused = str(model)
             return
@@ -296,6 +301,7 @@ class Cycle:
             return
         error = fmean(self.unchanged.us) / model.mean_us - 1
         if abs(error) > LARGEST_ERROR:
+            self.off = True
             self.refused = (
                 f"the replay without a change takes {abs(error):.0%} "
                 f"{'longer' if error > 0 else 'shorter'} than the steps; "

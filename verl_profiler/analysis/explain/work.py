@@ -328,21 +328,32 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
                 generated_tokens / greatest(turns, 1) AS turn_tokens,
                 ln(nullif(turn_tokens, 0) / nullif(median(turn_tokens) OVER every, 0)) AS more_in_turn,
                 turns / ({_LONG} * quantile_cont(turns, {_MOST_REQUESTS}) OVER every) AS more_turns,
-                count(*) OVER every AS many, sqrt(2 * ln(many)) AS deviations
+                count(*) OVER every AS many, sqrt(2 * ln(many)) AS deviations,
+                coalesce(sample::VARCHAR, request_id) AS prompt,
+                sqrt(2 * ln(many / count(*) OVER (PARTITION BY run, step, prompt))) AS prompt_deviations
             FROM ({ended}) WINDOW every AS (PARTITION BY run, step)
+        ), alike AS (
+            -- The requests of a prompt have similar lengths: their mean varies less.
+            SELECT *, avg(more_in_turn) OVER (PARTITION BY run, step, prompt) AS more_in_prompt FROM lengths
         ), spreads AS (
-            SELECT run, greatest(quantile_cont(-more, 0.9), quantile_cont(-more_in_turn, 0.9)) / {_TENTH} AS spread
-            FROM lengths GROUP BY run
-        ), limits AS (
+            SELECT run, greatest(quantile_cont(-more, 0.9), quantile_cont(-more_in_turn, 0.9)) / {_TENTH} AS spread,
+                quantile_cont(-more_in_prompt, 0.9) / {_TENTH} AS prompt_spread
+            FROM alike GROUP BY run
+        ), judged AS (
             -- Of so many lognormal lengths the longest is rarely so many deviations longer.
-            SELECT DISTINCT run, 'long' AS who, NULL AS most FROM lengths WHERE {SYNCHRONOUS}
+            SELECT *, more > ln({_LONG})
+                    AND more_in_prompt > greatest(ln({_LONG}), prompt_deviations * prompt_spread) AS of_prompt,
+                many >= {_SEVERAL} AND (more_turns > 1 OR of_prompt
+                    OR (more > ln({_LONG}) AND more_in_turn > deviations * spread)) AS beyond
+            FROM alike JOIN spreads USING (run)
+        ), limits AS (
+            SELECT DISTINCT run, 'long' AS who, NULL AS most FROM judged WHERE {SYNCHRONOUS}
             UNION ALL
-            SELECT run, 'longer', {_BEYOND} * any_value(spread) FROM lengths JOIN spreads USING (run)
-            GROUP BY run HAVING 2 * count(DISTINCT step) FILTER (many >= {_SEVERAL} AND (more_turns > 1
-                OR (more > ln({_LONG}) AND more_in_turn > deviations * spread))) > count(DISTINCT step)
+            SELECT run, 'longer', {_BEYOND} * any_value(spread) FROM judged
+            GROUP BY run HAVING 2 * count(DISTINCT step) FILTER (beyond) > count(DISTINCT step)
         ), long AS (
-            SELECT l.*, who FROM lengths AS l JOIN limits USING (run)
-            WHERE (more > ln({_LONG}) AND coalesce(more_in_turn > most, true)) OR more_turns > 1
+            SELECT l.*, who FROM judged AS l JOIN limits USING (run)
+            WHERE (more > ln({_LONG}) AND coalesce(more_in_turn > most, true)) OR more_turns > 1 OR of_prompt
         ), others AS (
             SELECT e.run, e.step, who, max(end_us) AS others_us
             FROM ({ended}) AS e JOIN limits USING (run) ANTI JOIN long USING (run, step, name, request_id, who)
