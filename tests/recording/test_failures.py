@@ -75,6 +75,27 @@ Worker exit type: SYSTEM_ERROR Worker exit detail: Worker exits unexpectedly. Wo
 Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, Timeout(ms)=1800000) ran for 1800081 milliseconds before timing out. secret => OpType=ALLREDUCE | ran for 1800081 milliseconds
 [Errno 24] Too many open files: '/data/secret' => Too many open files | ulimit -n
 CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling secret => CUBLAS_STATUS_ALLOC
+CUDA error: device-side assert triggered\nsecret => device-side assert triggered
+CUDA error: uncorrectable ECC error encountered\nsecret => uncorrectable ECC error encountered
+NCCL WARN Cuda failure 'out of memory' secret => Cuda failure 'out of memory'
+The server socket has failed to listen on any local network address. port: 18071, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use => port: 18071 | another process uses the port
+The server socket has failed to listen on any local network address. The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use). secret => [::]:29500 | another process uses the port
+The client socket has failed to connect to any network address of (10.0.0.1, 29500). secret => any network address | process group
+[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:10895 secret => Connection closed by peer [127.0.0.1]:10895 | another rank ended
+[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:589] Read error [192.168.70.92]:25266: Connection reset by peer => Connection reset by peer | another rank ended
+The node with node id: 75b2 and address: 10.4.4.107 and node name: secret has been marked dead because the detector has missed too many heartbeats from it. => missed too many heartbeats | node died
+(raylet) [worker_pool.cc:589] Some workers of the worker process(88) have not registered within the timeout. The process is still alive, secret => have not registered within the timeout | start
+Failed to connect to GCS within 60 seconds. GCS may have been killed. secret => Failed to connect to GCS | head
+Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False) secret => watchdog_timeout=300 | SGLang
+Received sigquit from a child process. It usually means the child failed. secret => Received sigquit from a child process | its own traceback
+DataLoader worker (pid 11011) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. => killed by signal: Bus error | shared memory
+DataLoader worker (pid(s) 3002, 3003) exited unexpectedly secret => exited unexpectedly
+out of resource: shared memory, Required: 147456, Hardware limit: 101376. secret => Required: 147456, Hardware limit: 101376 | Triton
+/x/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi secret => _ZN3c104cuda9SetDeviceEi | built for another version
+No CUDA GPUs are available secret => No CUDA GPUs are available
+Error in memory profiling. Initial free memory 70.1 GiB, current free memory 75.2 GiB. secret => memory profiling | others
+We couldn't connect to 'https://huggingface.co' to load the files, secret => huggingface.co
+Last State: Terminated, Reason: OOMKilled secret => OOMKilled | container
 """
 
 

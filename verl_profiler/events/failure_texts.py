@@ -32,7 +32,18 @@ _REASONS = tuple(
         (r"Failed to put object [\w. ]{1,120}? because it is full", "Ray's object store"),
         (r"object store is full", "of Ray"),
         (r"because its node has died", "of an actor of Ray"),
-        (r"health check failed due to missing too many heartbeats", "the node died"),
+        (
+            r"(?:health check failed due to missing|the detector has missed) too many heartbeats",
+            "the node died",
+        ),
+        (
+            r"Some workers [\w ()]{0,60}have not registered within the timeout",
+            "Ray's worker processes hang or crash at their start",
+        ),
+        (
+            r"Failed to connect to GCS(?: within [0-9]+ seconds)?",
+            "Ray's head node is gone or cannot be reached",
+        ),
         # Device memory: torch on each kind of device, the engines, torch_memory_saver.
         (r"\b[A-Z]{2,5} out of memory\. Tried to allocate [0-9.]+ [KMGT]iB", ""),
         (
@@ -52,6 +63,10 @@ _REASONS = tuple(
                 r"desired GPU memory utilization \([0-9.]+, [0-9.]+ [KMGT]iB\)"
             ),
             "others use the device, or lower rollout.gpu_memory_utilization",
+        ),
+        (
+            r"Error in memory profiling\. Initial free memory [0-9.]+ [KMGT]iB, current free memory [0-9.]+ [KMGT]iB",
+            "vLLM: others release memory of the device while it starts",
         ),
         (
             r"Not enough memory\. Please try to increase --mem-fraction-static",
@@ -84,11 +99,29 @@ _REASONS = tuple(
             r"watchdog got stuck for [0-9]+ seconds without making progress",
             "heartbeat of NCCL: a collective or a CUDA call hangs",
         ),
-        (r"(?:Cuda|HIP) failure [0-9]+ '[a-z ]{1,80}'", "in NCCL"),
+        (r"(?:Cuda|HIP) failure (?:[0-9]+ )?'[a-z ]{1,80}'", "in NCCL"),
         (r"NCCL error in: [\w./+-]{1,200}:[0-9]+, [a-z ]{1,80}", ""),
         (
             r"Timed out waiting [0-9]+ms for (?:recv|send) operation to complete",
             "gloo: another rank did not answer",
+        ),
+        (
+            (
+                r"gloo/transport/tcp/\w+\.cc:[0-9]+\] (?:Connection closed by peer \[[0-9a-f.:]{2,45}\]:[0-9]+"
+                r"|\w+ error \[[0-9a-f.:]{2,45}\]:[0-9]+: Connection reset by peer)"
+            ),
+            "another rank ended: its own failure is elsewhere in the console",
+        ),
+        (
+            (
+                r"server socket has failed to listen on any local network address\. ?(?:port: [0-9]+"
+                r"|The server socket has failed to bind to \S{1,60}:[0-9]+)"
+            ),
+            "another process uses the port",
+        ),
+        (
+            r"client socket has failed to connect to any network address",
+            "the first rank of a process group is not there",
         ),
         (
             r"wait timeout after [0-9]+ms, keys: [\w/:.-]{1,150}",
@@ -98,10 +131,22 @@ _REASONS = tuple(
             r"Timed out after [0-9]+ seconds waiting for clients\. [0-9]+/[0-9]+ clients joined",
             "ranks did not arrive at the start of a process group (TCPStore)",
         ),
-        # vLLM.
+        # Engines.
         (
             r"EngineCore encountered an issue|Engine core initialization failed",
             "vLLM's engine core died; its own traceback is before this in the console",
+        ),
+        (
+            r"(?:Scheduler|Detokenizer\w*|Tokenizer\w*) watchdog timeout \(self\.watchdog_timeout=[0-9.]+(?:, self\.soft=\w+)?\)",
+            "SGLang: a forward pass or a collective hangs",
+        ),
+        (
+            r"Received sigquit from a child process",
+            "SGLang's scheduler died; its own traceback is before this in the console",
+        ),
+        (
+            r"out of resource: shared memory, Required: [0-9]+, Hardware limit: [0-9]+",
+            "a Triton kernel is too large for this device",
         ),
         # Hydra, which prints no exception, and the scheduler of jobs.
         (r"Could not override '[\w.@/-]{1,200}'", "Hydra: the config has no such key"),
@@ -114,13 +159,31 @@ _REASONS = tuple(
         ),
         (r"[Dd]etected [0-9]+ oom[-_]kill events?", "Slurm: the memory of the job ran out"),
         (r"^(?:\S{1,200}: line [0-9]{1,6}: +[0-9]{1,9} )?Killed\b", "by SIGKILL"),
-        # The operating system, CUDA.
+        (r"\bOOMKilled\b", "the memory of the container ran out"),
+        # The operating system, CUDA, data.
+        (
+            r"DataLoader worker \(pid [0-9]+\) is killed by signal: Bus error",
+            "shared memory ran out: a larger /dev/shm, or a smaller data.dataloader_num_workers",
+        ),
+        (
+            r"DataLoader worker \(pid(?:\(s\))? [0-9, ]+\) (?:is killed by signal: \w{1,20}|exited unexpectedly)",
+            "",
+        ),
+        (
+            r"undefined symbol: _Z\w{1,200}",
+            "a compiled package was built for another version of torch",
+        ),
+        (
+            r"We couldn't connect to 'https://[\w.-]{1,100}' to load",
+            "no network, and no copy in the cache",
+        ),
+        (r"No CUDA GPUs are available", ""),
         (r"Segmentation fault(?: \(core dumped\))?", ""),
         (r"No space left on device", ""),
         (r"Disk quota exceeded", ""),
         (r"Too many open files", "see ulimit -n"),
         (r"Cannot allocate memory", "of the host"),
-        (r"CUDA error: (?:[a-z ]{1,80}|CUBLAS_STATUS_[A-Z_]{1,40})", ""),
+        (r"CUDA error: (?:(?:[a-z -]|ECC|NVLink|MMU){1,80}|CUBLAS_STATUS_[A-Z_]{1,40})", ""),
     )
 )
 

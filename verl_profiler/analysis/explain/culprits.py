@@ -62,9 +62,9 @@ def culprits(
     earlier = work.Earlier(tables, steps, cycles(tables, steps) if known is None else known)
     gathered = [each for gather in _GATHERED for each in gather(earlier)]
     gathered += over_time(earlier, segments)
+    gathered += _forward_only(earlier, segments)
     named: Found = {}
     of_run = by_run(segments)
-    timed = by_run(tables.rows(_TIMED.format(steps=in_steps(steps)))) if earlier.cycles else {}
     for run in dict.fromkeys((*of_run, *(each.run for each in gathered))):
         own, found = of_run.get(run, []), named.setdefault(run, {})
         for name, (categories, label) in _BY_CATEGORY.items():
@@ -88,10 +88,6 @@ def culprits(
                 in_phases = name in _OF_TRAINER and lost_s is not None
                 saved_s = earlier.of_training(run, lost_s or 0.0) if in_phases else lost_s
                 found[name] = culprit, saved_s
-        forward = _forward_only(own or timed.get(run, []))
-        if forward is not None:
-            culprit, lost_s = forward
-            found["forward_only"] = culprit, earlier.of_training(run, lost_s)
         if "checkpoint" in found:
             culprit, _ = found["checkpoint"]
             found["checkpoint"] = replace(culprit, because=_last_to_save(tables, run, steps)), None
@@ -146,7 +142,7 @@ _KINDS = {
     "checkpoint": "phase",
 }
 # Findings of the trainer's phases whose gain is that of a replay; of slow ranks it is the upper bound.
-_OF_TRAINER = ("uneven_tokens", "gpu_idle")
+_OF_TRAINER = ("uneven_tokens", "gpu_idle", "forward_only")
 # The only culprit that the fixes of a finding are for.
 _FIXABLE = {"late_start": "dispatch"}
 
@@ -351,20 +347,26 @@ WHERE parent = 'step' AND NOT validate AND {steps}
 """
 
 
-def _forward_only(segments: Rows) -> tuple[Culprit, float] | None:
+def _forward_only(earlier: work.Earlier, segments: Rows) -> Iterator[Named]:
     """Compare the phases without a backward pass with the update that has one."""
-    spent: dict[str, dict[int, float]] = {}
-    for row in segments:
-        by_step = spent.setdefault(row["category"], {})
-        by_step[row["step"]] = by_step.get(row["step"], 0.0) + row["duration_s"]
-    lost = forward_losses(spent)
-    if not lost:
-        return None
-    phases = dict.fromkeys([*sorted(lost), *(FORWARD[each] for each in sorted(lost))])
-    means = {each: sum(spent[each].values()) / len(spent[each]) for each in phases}
-    text = ", ".join(f"{each} {seconds(mean)}" for each, mean in means.items())
-    places = places_of((step, phase, s) for phase, own in lost.items() for step, s in own.items())
-    return replace(identity("phase", places), text=text, where=""), lost_in(places)
+    timed = _TIMED.format(steps=in_steps(earlier.steps))
+    # An asynchronous run has no critical path.
+    phases = earlier.tables.rows(timed) if earlier.cycles else Rows()
+    for run, own in {**by_run(phases), **by_run(segments)}.items():
+        spent: dict[str, dict[int, float]] = {}
+        for row in own:
+            by_step = spent.setdefault(row["category"], {})
+            by_step[row["step"]] = by_step.get(row["step"], 0.0) + row["duration_s"]
+        lost = forward_losses(spent)
+        if lost:
+            compared = dict.fromkeys([*sorted(lost), *(FORWARD[each] for each in sorted(lost))])
+            means = {each: fmean(spent[each].values()) for each in compared}
+            text = ", ".join(f"{each} {seconds(mean)}" for each, mean in means.items())
+            places = places_of(
+                (step, phase, s) for phase, each in lost.items() for step, s in each.items()
+            )
+            culprit = replace(identity("phase", places), text=text, where="")
+            yield Named(run, "forward_only", culprit, lost_in(places))
 
 
 def _replicas_by_load(earlier: work.Earlier) -> Iterator[Named]:
