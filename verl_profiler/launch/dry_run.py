@@ -191,7 +191,8 @@ def _compose(name: str, folder: str, overrides: list[str]) -> Any:
             refuse_unknown(made)
             if mistyped[1].startswith("profiler."):
                 parse_settings(made["profiler"])
-        raise ConfigError(f"Hydra cannot compose this command:\n{error}", "config-value") from None
+        text = str(error).expandtabs(4)
+        raise ConfigError(f"Hydra cannot compose this command:\n{text}", "config-value") from None
 
 
 def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
