@@ -323,7 +323,7 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
     ended = f"SELECT * FROM ({_ENDED}) WHERE {in_work(steps)}"
     cuts = f"""
         WITH lengths AS (
-            SELECT *, ln(nullif(generated_tokens, 0) / nullif(median(generated_tokens) OVER every, 0)) AS more,
+            SELECT *, {SYNCHRONOUS} AS synchronous, ln(nullif(generated_tokens, 0) / nullif(median(generated_tokens) OVER every, 0)) AS more,
                 -- Requests of more turns have more tokens.
                 generated_tokens / greatest(turns, 1) AS turn_tokens,
                 ln(nullif(turn_tokens, 0) / nullif(median(turn_tokens) OVER every, 0)) AS more_in_turn,
@@ -341,13 +341,13 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
             FROM alike GROUP BY run
         ), judged AS (
             -- Of so many lognormal lengths the longest is rarely so many deviations longer.
-            SELECT *, more > ln({_LONG})
+            SELECT *, NOT synchronous AND more > ln({_LONG})
                     AND more_in_prompt > greatest(ln({_LONG}), prompt_deviations * prompt_spread) AS of_prompt,
                 many >= {_SEVERAL} AND (more_turns > 1 OR of_prompt
                     OR (more > ln({_LONG}) AND more_in_turn > deviations * spread)) AS beyond
             FROM alike JOIN spreads USING (run)
         ), limits AS (
-            SELECT DISTINCT run, 'long' AS who, NULL AS most FROM judged WHERE {SYNCHRONOUS}
+            SELECT DISTINCT run, 'long' AS who, NULL AS most FROM judged WHERE synchronous
             UNION ALL
             SELECT run, 'longer', {_BEYOND} * any_value(spread) FROM judged
             GROUP BY run HAVING 2 * count(DISTINCT step) FILTER (beyond) > count(DISTINCT step)
@@ -360,7 +360,7 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
             GROUP BY ALL
         )
         -- Of an asynchronous run, what they take longer than the median: they delay no others of their step.
-        SELECT run, step, name, request_id, who, CASE WHEN {SYNCHRONOUS} THEN greatest(end_us - others_us, 0)
+        SELECT run, step, name, request_id, who, CASE WHEN synchronous THEN greatest(end_us - others_us, 0)
             ELSE engine_us * coalesce(1 - exp(-more), 1 - 1 / ({_LONG} * more_turns)) END AS cut_us
         FROM long JOIN others USING (run, step, who)
     """
