@@ -1,7 +1,7 @@
 """Run several commands at once on one run, cold and while it grows, and compare all that they print.
 
     python benchmarks/stress_cache.py                          50 rounds of each kind
-    python benchmarks/stress_cache.py --rounds 2 --processes 1
+    python benchmarks/stress_cache.py --rounds 2 --kind cold --kind growing
 
 A round starts the commands at the same moment, in processes of their own.
 
@@ -26,19 +26,21 @@ import multiprocessing
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from generate_events import Shape, generate
+
+# A command's process is a copy of this one, which reads no run itself and so has no threads.
+FORKED = multiprocessing.get_context("fork")
 KINDS = ("cold", "growing", "readonly", "removed", "warm")
-AT_HOME = ("readonly",)
-GROWING = ("growing", *AT_HOME)
+GROWING = ("growing", "readonly")
 NOBODY = 65534
 COMMANDS = (
     ("summary", "--json"),
@@ -48,41 +50,28 @@ COMMANDS = (
     ("tq", "--json"),
     ("memory", "--json"),
 )
+Command = tuple[str, ...]
 Answer = tuple[int, str, str]
 # When a report was written.
 _DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC(?=\.</p></footer>)")
 
 
-def answer_of(command: tuple[str, ...], run: Path, out: Path, *options: str) -> Answer:
+def answer_of(command: Command, run: Path, out: Path, *options: str) -> Answer:
     """Run a command in this process; return its exit status, what it wrote, and its errors."""
     from verl_profiler.cli import main
 
     printed, errors = io.StringIO(), io.StringIO()
-    words = _words(command, run, out, options)
+    more = ["--force", "-o", str(out)] if command[0] == "report" else []
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         try:
-            status = main(words)
+            status = main([command[0], str(run), *command[1:], *more, *options])
         except BaseException:  # noqa: BLE001  an interrupt is an answer too
-            import traceback
-
             traceback.print_exc()
             status = -1
     return status, _written(command, printed.getvalue(), out), errors.getvalue()
 
 
-def answer_of_process(command: tuple[str, ...], run: Path, out: Path, *options: str) -> Answer:
-    """Run a command as a user does."""
-    words = [sys.executable, "-m", "verl_profiler", *_words(command, run, out, options)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.returncode, _written(command, done.stdout, out), done.stderr
-
-
-def _words(command: tuple[str, ...], run: Path, out: Path, options: tuple[str, ...]) -> list[str]:
-    more = ["--force", "-o", str(out)] if command[0] == "report" else []
-    return [command[0], str(run), *command[1:], *more, *options]
-
-
-def _written(command: tuple[str, ...], printed: str, out: Path) -> str:
+def _written(command: Command, printed: str, out: Path) -> str:
     if command[0] == "report":
         return _DATE.sub("", out.read_text()) if out.exists() else printed
     # A sum depends on the order of its numbers, in the last digits.
@@ -92,27 +81,57 @@ def _written(command: tuple[str, ...], printed: str, out: Path) -> str:
     return printed
 
 
-def _work(
-    orders: Connection, barrier: Any, kind: str, run: Path, commands: tuple[tuple[str, ...], ...]
+class Process:
+    """A process that runs one command; when all of a round are ready, they begin.
+
+    Args:
+        command: What it runs.
+        run: The run that is read.
+        out: Where a report is written.
+        kind: Of the round, which decides who reads and where caches are.
+        barrier: Of the round; None for a command that runs alone and keeps nothing.
+    """
+
+    def __init__(
+        self, command: Command, run: Path, out: Path, kind: str = "", barrier: Any = None
+    ) -> None:
+        self.command = command
+        self._answer, answer = FORKED.Pipe(duplex=False)
+        arguments = (answer, command, run, out, kind, barrier)
+        self._process = FORKED.Process(target=_run, args=arguments, daemon=True)
+        self._process.start()
+        answer.close()
+
+    def has_ended(self) -> bool:
+        """Whether its answer is there."""
+        return self._answer.poll()
+
+    def answer(self) -> Answer:
+        """Wait for its end."""
+        answer = self._answer.recv()
+        self._process.join()
+        return answer
+
+
+def _run(
+    answer: Connection, command: Command, run: Path, out: Path, kind: str, barrier: Any
 ) -> None:
-    """Answer orders until there are none."""
-    if kind in AT_HOME:
+    options = () if barrier else ("--no-cache",)
+    if kind == "readonly":
+        # The interpreter and its modules may be where only this user reads.
+        answer_of(command, run, run.with_name("report.html"), "--no-cache")
         from verl_profiler.reading import cache_folder
 
         # Seconds for which nothing is removed that was used.
         cache_folder._HOME_UNUSED_S = 0.0
-    if kind == "readonly":
-        # The interpreter and its modules may be where only this user reads.
-        for command in commands:
-            answer_of(command, run, run.with_name("report.html"), "--no-cache")
+        home = run.with_name(kind) / "caches"
+        os.environ |= {"VERL_PROFILER_CACHE_HOME": str(home), "VERL_PROFILER_CACHE_GB": "0"}
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-    while order := orders.recv():
-        command, run, out, as_process = order
+    if barrier:
         barrier.wait()
-        ask = answer_of_process if as_process else answer_of
-        orders.send(ask(command, run, out))
+    answer.send(answer_of(command, run, out, *options))
 
 
 @dataclass
@@ -159,9 +178,7 @@ class Growth:
         beside.rename(self.run / step.name)
 
 
-def expected_answers(
-    growth: Growth, commands: tuple[tuple[str, ...], ...], out: Path
-) -> list[dict[tuple[str, ...], str]]:
+def expected_answers(growth: Growth, commands: tuple[Command, ...]) -> list[dict[Command, str]]:
     """Return what each command prints in each state when it is alone and nothing is kept."""
     growth.begin()
     answers = []
@@ -170,7 +187,8 @@ def expected_answers(
             growth.grow(state)
         found = {}
         for command in commands:
-            status, printed, errors = answer_of(command, growth.run, out, "--no-cache")
+            out = growth.run.with_name("report.html")
+            status, printed, errors = Process(command, growth.run, out).answer()
             if status == -1:
                 raise RuntimeError(f"{command} fails when it is alone: {errors}")
             found[command] = printed
@@ -179,36 +197,28 @@ def expected_answers(
 
 
 def stress(
-    folder: Path,
-    rounds: int,
-    at_once: int,
-    processes: int,
-    kinds: tuple[str, ...],
-    commands: tuple[tuple[str, ...], ...],
+    folder: Path, rounds: int, at_once: int, kinds: tuple[str, ...], commands: tuple[Command, ...]
 ) -> list[str]:
     """Run all rounds; return one line for each wrong answer."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    from generate_events import Shape, generate
-
     generate(folder / "run-whole", Shape(steps=4, workers=2, requests=6, turns=3))
     growth = Growth.of(folder / "run-whole", folder / "run")
-    expected = expected_answers(growth, commands, folder / "report.html")
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(at_once + 1)
+    expected = expected_answers(growth, commands)
     failures: list[str] = []
     for kind in kinds:
         begin = time.perf_counter()
         before = len(failures)
-        with _workers(context, barrier, kind, at_once, growth.run, commands) as workers:
-            for number in range(rounds):
-                as_process = number < processes and kind != "readonly"
-                failures += _round(growth, expected, workers, barrier, kind, number, as_process)
+        # For what another user writes.
+        (folder / kind).mkdir()
+        os.chmod(folder / kind, 0o777)
+        for number in range(rounds):
+            failures += _round(growth, expected, at_once, kind, number)
         wrong = len(failures) - before
-        if kind in AT_HOME:
-            kept = sorted((folder / kind).glob("caches/runs/*/*/*.parquet"))
+        if kind == "readonly":
+            # What was kept there, others of the round may have removed.
+            used = (folder / kind / "caches" / "runs").is_dir()
             beside = (growth.run / ".cache").exists()
             failures += [f"{kind}: the run has a cache beside it"] * beside
-            failures += [f"{kind}: nothing was kept at home"] * (not kept)
+            failures += [f"{kind}: the home of all caches was not used"] * (not used)
         length_s = time.perf_counter() - begin
         print(
             f"  {kind:<10}{rounds * at_once:>6} commands{wrong:>6} wrong{length_s:>8.0f} s",
@@ -219,46 +229,10 @@ def stress(
     return failures
 
 
-@contextlib.contextmanager
-def _workers(
-    context: Any,
-    barrier: Any,
-    kind: str,
-    at_once: int,
-    run: Path,
-    commands: tuple[tuple[str, ...], ...],
-) -> Iterator[list[tuple[Connection, Any]]]:
-    """Start processes that answer orders, with the caches that a kind of round is about."""
-    environment = {}
-    if kind in AT_HOME:
-        place = run.with_name(kind)
-        place.mkdir()
-        os.chmod(place, 0o777)
-        environment = {
-            "VERL_PROFILER_CACHE_HOME": str(place / "caches"),
-            "VERL_PROFILER_CACHE_GB": "0",
-        }
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    workers = []
-    try:
-        for _ in range(at_once):
-            mine, its = context.Pipe()
-            process = context.Process(
-                target=_work, args=(its, barrier, kind, run, commands), daemon=True
-            )
-            process.start()
-            workers.append((mine, process))
-        yield workers
-    finally:
-        for orders, process in workers:
-            with contextlib.suppress(OSError):
-                orders.send(None)
-            process.join(10)
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+def fill_cache(growth: Growth, command: Command, kind: str) -> None:
+    """Run one command alone, so that the run has a cache."""
+    out = growth.run.with_name(kind) / "report.html"
+    Process(command, growth.run, out, kind, FORKED.Barrier(1)).answer()
 
 
 def _difference(printed: str, expected: str) -> str:
@@ -269,13 +243,7 @@ def _difference(printed: str, expected: str) -> str:
 
 
 def _round(
-    growth: Growth,
-    expected: list[dict[tuple[str, ...], str]],
-    workers: list[tuple[Connection, Any]],
-    barrier: Any,
-    kind: str,
-    number: int,
-    as_process: bool,
+    growth: Growth, expected: list[dict[Command, str]], at_once: int, kind: str, number: int
 ) -> list[str]:
     commands = list(expected[0])
     state = number % growth.states
@@ -283,35 +251,37 @@ def _round(
         growth.begin()
     elif kind not in GROWING:
         growth.grow(state)
-    cache = growth.run / ".cache"
+    barrier = FORKED.Barrier(at_once + 1)
+    cache, folder = growth.run / ".cache", growth.run.with_name(kind)
     if kind == "cold":
         shutil.rmtree(cache, ignore_errors=True)
     if kind == "warm":
-        answer_of(commands[0], growth.run, growth.run.with_name("report.html"))
+        fill_cache(growth, commands[0], kind)
     # Some commands twice.
-    asked = [commands[(number + place * place) % len(commands)] for place in range(len(workers))]
-    for place, (orders, _) in enumerate(workers):
-        out = growth.run.parent / (kind if kind in AT_HOME else "") / f"report-{place}.html"
-        orders.send((asked[place], growth.run, out, as_process))
+    chosen = [commands[(number + place * place) % len(commands)] for place in range(at_once)]
+    processes = [
+        Process(command, growth.run, folder / f"report-{place}.html", kind, barrier)
+        for place, command in enumerate(chosen)
+    ]
     barrier.wait()
     possible = [state]
     if kind in GROWING and state:
         possible = [state - 1, state]
         time.sleep(0.03 * (number % 10))
         growth.grow(state)
-    waiting = {orders for orders, _ in workers}
-    while kind == "removed" and waiting:
+    while kind == "removed" and not all(process.has_ended() for process in processes):
         shutil.rmtree(cache, ignore_errors=True)
         time.sleep(0.01)
-        waiting = {orders for orders in waiting if not orders.poll()}
     wrong = []
-    for command, (orders, _) in zip(asked, workers, strict=True):
-        status, printed, errors = orders.recv()
-        right = any(printed == expected[each][command] for each in possible)
+    for process in processes:
+        status, printed, errors = process.answer()
+        right = any(printed == expected[each][process.command] for each in possible)
         if right and not errors:
             continue
-        last = errors.strip().splitlines()[-1:] or [_difference(printed, expected[state][command])]
-        wrong.append(f"{kind}, round {number}, {' '.join(command)}: exit {status}, {last[0][:300]}")
+        other = _difference(printed, expected[state][process.command])
+        last = errors.strip().splitlines()[-1:] or [other]
+        words = " ".join(process.command)
+        wrong.append(f"{kind}, round {number}, {words}: exit {status}, {last[0][:300]}")
     return wrong
 
 
@@ -321,13 +291,6 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=50, help="of each kind")
     parser.add_argument("--at-once", type=int, default=4, help="commands at the same moment")
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=5,
-        help="rounds of each kind that start commands as a shell does; the others use one process "
-        "for several commands, one after the other",
-    )
     parser.add_argument(
         "--command",
         choices=[command[0] for command in COMMANDS],
@@ -343,7 +306,6 @@ def main() -> int:
             Path(folder),
             arguments.rounds,
             arguments.at_once,
-            arguments.processes,
             tuple(kinds),
             tuple(c for c in COMMANDS if c[0] in (arguments.command or c)),
         )

@@ -46,7 +46,7 @@ def append(run, lines=1):
 def test_commands_at_once_print_what_each_prints_alone():
     """Four commands at the same moment, on a run without a cache and on one that grows."""
     command = [sys.executable, str(ROOT / "benchmarks" / "stress_cache.py")]
-    options = ["--rounds", "2", "--processes", "1", "--kind", "cold", "--kind", "growing"]
+    options = ["--rounds", "2", "--kind", "cold", "--kind", "growing"]
 
     done = subprocess.run(
         [*command, *options, "--command", "summary", "--command", "requests"],
