@@ -109,7 +109,7 @@ def test_an_unfinished_request_has_no_end():
     assert "unfinished; last event 90.0 s after its start" in lines
 
 
-@pytest.mark.parametrize("width", [60, 140])
+@pytest.mark.parametrize("width", [60, 80, 140])
 def test_the_list_fits_the_terminal(width, capsys, monkeypatch):
     """Columns that do not fit are named, those that identify a request stay; a pipe gets all."""
     assert 0 == run(SMALL, "--slowest", 5)
@@ -122,6 +122,8 @@ def test_the_list_fits_the_terminal(width, capsys, monkeypatch):
     assert max(map(len, printed.splitlines())) <= width
     assert head.split()[:3] == ["request", "name", "step"]
     assert "duration" in head.split()
+    # A list of components without a component was the list of a terminal with 80 columns.
+    assert "engine" in head.split()
     names = next(line for line in whole.splitlines() if line.startswith("  request ")).split()
     missing = [name for name in names if name not in head.split()]
     assert missing or width >= len(whole.splitlines()[2])

@@ -11,6 +11,7 @@ from verl_profiler.analysis.explain.rules import ONLY_IN_REPORT, RULES
 from verl_profiler.analysis.registry import explanations
 from verl_profiler.cli import why
 from verl_profiler.reading.reader import load
+from verl_profiler.views.findings import finding_list
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.why_text import why as view
 
@@ -18,6 +19,16 @@ SCREEN = 45
 
 
 run = command(why)
+
+
+def test_no_line_of_a_finding_ends_between_a_number_and_its_unit():
+    """A list in full had `tq_put 27` in one line and `%` in the next."""
+    with load(REHEARSED) as read:
+        row = explanations(read.tables)["findings"][0]
+    for length in range(60, 100):
+        text = f"{'a' * length} takes 271 % of 1,217 s"
+        listed = finding_list([{**row, "message": text, "cause": text}])
+        assert 2 == listed.count("271 %") == listed.count("1,217 s")
 
 
 def test_one_step_of_a_real_run(capsys, tmp_path):

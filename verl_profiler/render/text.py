@@ -73,10 +73,10 @@ def unbroken(text: str) -> str:
     return _UNIT.sub("\xa0", text)
 
 
-def wrapped(text: str, indent: int = 0, width: int = 120) -> list[str]:
-    """Return a text as at most two lines, the second indented; what was cut off is marked."""
+def wrapped(text: str, indent: int = 0, width: int = 120, most: int | None = 2) -> list[str]:
+    """Return a text as at most so many lines, all but the first indented; what was cut off is marked."""
     lines = textwrap.wrap(
-        unbroken(visible(text)), width, subsequent_indent=" " * indent, max_lines=2,
+        unbroken(visible(text)), width, subsequent_indent=" " * indent, max_lines=most,
         placeholder=" …", break_on_hyphens=False,
     )  # fmt: skip
     return [line.replace("\xa0", " ") for line in lines]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -104,7 +103,7 @@ def finding_list(rows: Rows, left_out: LeftOut = NOTHING) -> str:
     """
     lines: list[str] = []
     for number, text in enumerate(finding_texts(rows), 1):
-        lines += textwrap.wrap(f"{number}. {text['message']}", _WIDTH, subsequent_indent="   ")
+        lines += wrapped(f"{number}. {text['message']}", 3, _WIDTH, most=None)
         parts = {
             "gain": text["gain"],
             "culprit": text["who"],
@@ -114,9 +113,7 @@ def finding_list(rows: Rows, left_out: LeftOut = NOTHING) -> str:
         }
         for label, each in parts.items():
             if each:
-                lines += textwrap.wrap(
-                    each, _WIDTH, initial_indent=f"   {label}: ", subsequent_indent="        "
-                )
+                lines += wrapped(f"   {label}: {each}", 8, _WIDTH, most=None)
         # Never wrapped, so that they can be pasted.
         lines += [f"   paste: {each}" for each in text["paste"]]
         for name, _ in text["files"]:

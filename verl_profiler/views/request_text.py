@@ -36,16 +36,9 @@ def request_table(
     stages = [f"{stage}_s" for stage in _STAGES]
     columns = ["request_id", "name", "step", "duration_s", *(["run"] if several else [])]
     columns += ["seen_s"] if counts["unfinished"] else []
-    columns += [
-        "status",
-        "error",
-        "turns",
-        "tool_calls",
-        "generated_tokens",
-        "reward",
-        *parts,
-        *stages,
-    ]
+    # The last ones do not fit into a narrow terminal.
+    columns += ["status", "error", *parts[:2], "turns", "tool_calls", "generated_tokens", "reward"]
+    columns += [*parts[2:], *stages]
     about = f"The {len(rows)} slowest of {counts['finished'] + counts['unfinished']:,} requests"
     if counts["unfinished"]:
         about += f"; {counts['unfinished']:,} unfinished, listed last"
