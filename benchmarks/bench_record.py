@@ -23,9 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from verl_profiler import span
 from verl_profiler.instrumentation import wrapping
