@@ -86,6 +86,10 @@ def test_it_is_sorted_and_filtered(folder, capsys, monkeypatch):
     assert max(map(len, lines)) <= 100
     assert re.search(r"verl/second .*2 +20\.6 s +66 %$", lines[4])
     assert lines[5].startswith("    ≤ 2.12 s: Validation takes")
+    monkeypatch.setenv("COLUMNS", "64")
+    lines = printed(capsys, folder).splitlines()
+    assert max(map(len, lines)) <= 64
+    assert re.search(r"verl/second +2 +20\.6 s +66 %$", lines[4])
 
 
 def test_its_page_links_to_a_report_of_each_run(folder, tmp_path, capsys):

@@ -21,6 +21,10 @@ def list_text(rows: Rows, width: int) -> list[str]:
     columns = align([line[:-1] for line in lines], left=(0, 1, 2, 3), indent="").split("\n")
     if len(columns[0]) + _LEAST <= width:
         return align(lines, left=(0, 1, 2, 3, 7), indent="").split("\n")
+    if max(map(len, columns)) > width:
+        # Without model and devices.
+        short = ((*line[:2], *line[4:-1]) for line in lines)
+        columns = align(short, left=(0, 1), indent="").split("\n")
     return [
         part
         for pair in zip(columns, lines, strict=True)
