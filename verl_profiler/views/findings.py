@@ -57,12 +57,12 @@ def _texts(row: Mapping[str, Any], of: str) -> dict[str, Any]:
         gain += f", from replays of {row['replayed']} of {row['steps']} steps"
     if row["mostly_step"] is not None:
         gain += f", mostly {'after' if row['between'] else 'in'} step {row['mostly_step']}"
-    who = row["culprit_text"]
+    # The message is of the account itself.
+    who = "" if row["culprit_kind"] == "account" else row["culprit_text"]
     # A setting's name is a phrase, and so are requests.
     phrase = row["culprit_kind"] in (None, "setting", "request")
     if who and row["culprit"] is not None and not phrase:
-        kind = "device-time account" if row["culprit_kind"] == "account" else row["culprit_kind"]
-        who = f"{kind} {who}"
+        who = f"{row['culprit_kind']} {who}"
     if row["where"] and row["where"] not in who:
         who = f"{who}, {row['where']}" if who else row["where"]
     named = row["culprit_text"] and row["culprit_text"] in row["message"]

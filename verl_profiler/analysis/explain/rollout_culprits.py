@@ -795,13 +795,14 @@ def rewards(earlier: Earlier) -> Iterator[Named]:
         r["run"] for r in tables.rows("SELECT DISTINCT run FROM requests WHERE NOT detailed")
     }
     for run, own in by_run(rows).items():
-        places: list[Place] = []
+        parts: list[tuple[int, str, float]] = []
         for row in own:
             if row["reward_s"]:
                 scored = row["reward_s"] if row["scored_s"] is None else row["scored_s"]
                 scored = min(max(scored, 0.0), row["reward_s"])
-                lost = {"the reward function": scored, _WAITING: row["reward_s"] - scored}
-                places.append(Place(row["step"], lost))
+                parts.append((row["step"], "the reward function", scored))
+                parts.append((row["step"], _WAITING, row["reward_s"] - scored))
+        places = places_of(parts)
         if places:
             culprit = identity("part", places)
             culprit = replace(culprit, fixable=culprit.who == _WAITING)

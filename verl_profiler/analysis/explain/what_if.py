@@ -33,6 +33,7 @@ from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_step
 from verl_profiler.reading.losses import too_large
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.units import share
 
 __all__ = [
     "LARGEST_ERROR",
@@ -303,9 +304,9 @@ class Cycle:
         if abs(error) > LARGEST_ERROR:
             self.off = True
             self.refused = (
-                f"the replay without a change takes {abs(error):.0%} "
+                f"the replay without a change is {share(abs(error))} "
                 f"{'longer' if error > 0 else 'shorter'} than the steps; "
-                f"answers need at most {LARGEST_ERROR:.0%}"
+                f"answers need at most {share(LARGEST_ERROR)}"
             )
 
     def saved_s(self, change: Callable[[Request], Request]) -> dict[int, float]:
