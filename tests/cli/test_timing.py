@@ -98,6 +98,8 @@ def test_the_summary_has_the_original_s_form(demo, capsys):
         assert float(low) <= float(mean) <= float(high)
         assert float(low) <= float(median) <= float(high)
     assert "perf/throughput: (tokens/s per GPU)\n" in out
+    # The mean of a timer here and the one in its picture are of different steps.
+    assert "These are of all steps; means in the figures are without step 1.\n" in out
     assert "timing_s/testing: (outside the step)\n" in out
 
 

@@ -107,6 +107,8 @@ def summary_block(run: LoggedRun) -> str:
             f"  {f'{name}:':<8}{row[name.lower()]:.4f}"
             for name in ("Mean", "Std", "Min", "Max", "Median")
         ]
+    for step in left_out(run):
+        lines += ["", f"These are of all steps; means in the figures are without step {step}."]
     return "\n".join(lines)
 
 
