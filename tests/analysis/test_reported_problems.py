@@ -103,6 +103,40 @@ def test_the_rank_that_saves_for_longest_is_in_the_finding_of_checkpoints():
     )
 
 
+def test_a_host_that_comes_late_is_named_and_not_one_whose_passes_wait_for_it():
+    """Of two hosts, whose ranks end together: the passes of those that wait are longer by as much."""
+    lengths = {"old_log_prob": 2 * SECOND, "update_actor": 2 * SECOND}
+    steps = (healthy(number) for number in range(1, 7))
+    events, _ = events_of(
+        *(
+            replace(
+                step,
+                phases=tuple(
+                    replace(phase, ranks_us=(lengths.get(phase.name, phase.ranks_us[0]),) * 4)
+                    for phase in step.phases
+                ),
+            )
+            for step in steps
+        )
+    )
+    passes = [
+        event_row(
+            row["name"],
+            "forward_backward",
+            row["begin_us"] + 10_000 + number + SECOND * (row["name"] in ("actor_2", "actor_3")),
+            row["end_us"] - 10_000,
+            step=row["step"],
+        )
+        for number, row in enumerate(events)
+        if row["role"] == "actor" and row["duration_us"] == 2 * SECOND
+    ]
+    hosts = {f"actor_{rank}": f"host-{rank // 2}" for rank in range(4)}
+    rows = explained(tables_of(events + passes, hosts=hosts))["findings"]
+
+    assert ("slow_ranks", "host-1") == (rows[0]["finding"], rows[0]["culprit"])
+    assert 2.0 == round(rows[0]["recoverable_s"], 2)
+
+
 def test_a_queue_behind_prefill_of_what_was_cached_before_has_its_own_remedy():
     def cold(_place, request):
         turns = (

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from truth.device_readings import process, reading, sampler
+from truth.rows import event_row
 from truth.synthetic import EPOCH, Request, Step, events_of
 
 from verl_profiler.analysis.registry import explained
@@ -17,10 +18,11 @@ DEVICES = 4
 BUSY = {"update_actor": 0.02, "old_log_prob": 0.02, "gen": 0.7}
 
 
-def found_in(idle_of, *, hosts=("one",)):
+def found_in(idle_of, *, hosts=("one",), offloads=0.0):
     """Return the findings of a run whose devices are idle as planned.
 
-    `idle_of` gives the idle share by host, device and phase.  A reading every 0.1 s has the mean of the
+    `idle_of` gives the idle share by host, device and phase; ranks offload during the last share `offloads` of the
+    update.  A reading every 0.1 s has the mean of the
     phases of its interval, which is what a driver reports.
     """
     events, _ = events_of(
@@ -32,6 +34,17 @@ def found_in(idle_of, *, hosts=("one",)):
         if event["name"] == "trainer_0" and event["event"] in BUSY
     ]
     last = max(event["end_us"] for event in events)
+    events += [
+        event_row(
+            event["name"],
+            "offload",
+            round(event["end_us"] - offloads * event["duration_us"]),
+            event["end_us"],
+            step=event["step"],
+        )
+        for event in events
+        if event["event"] == "update_actor" and event["role"] == "actor" and offloads
+    ]
     idle_us = {}
     processes = [
         {"run": "made", "name": event, "role": event.rpartition("_")[0], "rank": 0, "host": "one"}
@@ -81,6 +94,13 @@ def test_a_phase_with_idle_devices_is_found_with_its_seconds():
     assert idle_s > 0.4
     assert "use_dynamic_bsz" in row["advice"]
     assert "device_use" in row["shows"]
+
+
+def test_devices_that_are_idle_while_ranks_offload_are_part_of_that_finding():
+    found, _ = as_planned({**BUSY, "update_actor": 0.6}, offloads=0.55)
+
+    assert "gpu_idle" not in found
+    assert "offload" == next(iter(found))
 
 
 def test_a_device_that_is_idle_longer_than_the_others_is_named():

@@ -174,7 +174,9 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
                 arg_min(end_us - begin_us, begin_us)
             FROM spans WHERE event IN ({TOGETHER}) GROUP BY ALL
             UNION ALL
-            SELECT run, step, phase, at_us, host, name, kind, 'passes', sum(end_us - begin_us), NULL
+            -- As if without waiting: in collectives, one that comes early has longer passes by as much.
+            SELECT run, step, phase, at_us, host, name, kind, 'passes',
+                min(begin_us) + sum(end_us - begin_us), NULL
             FROM spans WHERE event = 'forward_backward' GROUP BY ALL
         ), members AS (
             SELECT * EXCLUDE (host, name), name AS who FROM ranks

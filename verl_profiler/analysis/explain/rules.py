@@ -336,7 +336,7 @@ RULES: dict[str, Rule] = {
         "memory allows (param_offload, optimizer_offload); an nsys capture shows the gaps.",
         ("device_use", "phase_efficiency", "worker_phases"),
         least=0.05,
-        without=("slow_ranks", "handover", "transfer"),
+        without=("slow_ranks", "handover", "transfer", "offload"),
     ),
     "way_to_engine": Rule(
         "The last request to finish spends {lost_s} per step between its worker and the engine "
